@@ -1,0 +1,45 @@
+# Two commands: `make chat` talks to the bundled model, `make test` checks everything.
+# Both make a virtual environment in .venv first, and do not touch anything outside it.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.PHONY: chat test bench clean
+.DEFAULT_GOAL := chat
+
+chat: $(VENV)/.installed
+	@$(BIN)/edge chat $(ARGS)
+
+test: $(VENV)/.installed-dev
+	@echo "==> Style (ruff)"
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check --quiet .
+	@echo "==> Types (mypy)"
+	@$(BIN)/mypy
+	@echo "==> Tests (pytest)"
+	@$(BIN)/python -m pytest $(ARGS)
+
+bench: $(VENV)/.installed
+	@$(BIN)/python benchmarks/bench_engine.py $(ARGS)
+
+clean:
+	rm -rf $(VENV) build *.egg-info
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 10) and \
+		"edge needs Python 3.10 or newer, %s is %d.%d; say make PYTHON=/path/to/newer" % (sys.executable, v[0], v[1]))'
+	@echo "==> Making a virtual environment in $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
+	@echo "==> Installing edge. The first time this builds llama.cpp for this machine: about 4 minutes on two cores."
+	@echo "    pip keeps the result, so the next time takes seconds."
+	@$(PIP) install --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@echo "==> Installing what the tests need"
+	@$(PIP) install --editable ".[dev]"
+	@touch $@

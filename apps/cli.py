@@ -1,0 +1,92 @@
+"""The `edge` command: finds the subcommand, runs it, and turns errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from typing import NoReturn
+
+COMMANDS = ("chat", "bench", "model")
+
+# Exit codes, as documented in docs/cli.md. Classes are named, not imported: importing them would make --help slow.
+EXIT_CODES = {
+    "SamplingError": 2,
+    "ShapeError": 2,
+    "UnknownTypeError": 2,
+    "UsageError": 2,
+    "ModelFileError": 3,
+    "TemplateError": 3,
+    "ChatFileError": 3,
+    "OSError": 3,
+    "NotEnoughMemory": 4,
+    "ContextFull": 4,
+    "EngineError": 5,
+    "Interrupted": 130,
+    "HubError": 6,
+}
+EXIT_BUG, EXIT_INTERRUPTED, EXIT_CLOSED_PIPE = 1, 130, 141
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with one line for a mistake instead of the whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def build_parser() -> Parser:
+    """The parser of all commands. Their modules are light at import: engines load when a command runs."""
+    parser = Parser(prog="edge", description="Run one model on the devices you have.")
+    parser.add_argument("--version", action="version", version=f"edge {_version()}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name in COMMANDS:
+        module = importlib.import_module(f"apps.{name}")
+        command = commands.add_parser(name, help=module.HELP, description=module.HELP)
+        module.add_arguments(command)
+        command.set_defaults(run=module.run, parser=command)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command line; the exit code."""
+    args = build_parser().parse_args(argv)
+    try:
+        code: int = args.run(args)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has gone. Give the interpreter's last flush somewhere harmless to write.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_CLOSED_PIPE
+    except Exception as error:
+        if os.environ.get("EDGE_DEBUG"):
+            raise
+        code = next((EXIT_CODES[c.__name__] for c in type(error).__mro__ if c.__name__ in EXIT_CODES), EXIT_BUG)
+        print(f"edge {args.command}: {_one_line(error, code)}", file=sys.stderr)
+        return code
+
+
+def _one_line(error: Exception, code: int) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    if code == EXIT_BUG:
+        return f"unexpected {type(error).__name__}: {text} (EDGE_DEBUG=1 shows where; please report it)"
+    return text
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("edge-runtime")
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        return "unknown"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""Markdown that arrives in pieces, on a terminal: finished blocks are printed for good, the last one is redrawn."""
+
+from __future__ import annotations
+
+import io
+import time
+from types import TracebackType
+
+from markdown_it import MarkdownIt
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.markdown import Markdown
+from rich.segment import Segment
+from rich.text import Text
+
+REDRAW_EVERY_S = 0.05
+
+
+class MarkdownStream:
+    """A context manager; `push` text as it comes. Leaving it prints what is still open, also after Ctrl-C."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._parser = MarkdownIt().enable("table")
+        self._open = ""  # text of blocks that may still change
+        self._printed_any = False
+        self._drawn_at = 0.0
+        self._live = Live(console=console, auto_refresh=False, transient=True, vertical_overflow="crop")
+
+    def push(self, text: str) -> None:
+        """Show more text."""
+        self._open += text
+        now = time.monotonic()
+        if now - self._drawn_at < REDRAW_EVERY_S:
+            return
+        self._drawn_at = now
+        boundary = finished_length(self._parser, self._open)
+        if boundary:
+            self._print(self._open[:boundary])
+            self._open = self._open[boundary:]
+        self._live.update(_Rendered(self._open, gap=self._printed_any, cut=True), refresh=True)
+
+    def _print(self, text: str) -> None:
+        for block in split_blocks(self._parser, text):
+            self._console.print(_Rendered(block, gap=self._printed_any))
+            self._printed_any = True
+
+    def __enter__(self) -> MarkdownStream:
+        self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._live.update(Text(""))
+        self._live.stop()
+        if self._open.strip():
+            self._print(self._open)
+
+
+def finished_length(parser: MarkdownIt, text: str) -> int:
+    """Characters of `text` that belong to blocks which no further text can change: all but the last block."""
+    whole_lines = text[: text.rfind("\n") + 1]  # a "#" at the end may become a heading, or "#1"
+    return sum(len(block) for block in split_blocks(parser, whole_lines)[:-1])
+
+
+def split_blocks(parser: MarkdownIt, text: str) -> list[str]:
+    """`text`, cut before each block but the first."""
+    lines = io.StringIO(text, newline="").readlines()  # str.splitlines would also cut where Markdown does not
+    starts = [token.map[0] for token in parser.parse(text) if token.level == 0 and token.map]
+    cuts = [0, *starts[1:], len(lines)]
+    return ["".join(lines[a:b]) for a, b in zip(cuts, cuts[1:], strict=False)]
+
+
+class _Rendered:
+    """Rendered Markdown without blank lines around it, or its last lines: a long block would hide its own end."""
+
+    def __init__(self, text: str, *, gap: bool, cut: bool = False) -> None:
+        self._text, self._gap, self._cut = text, gap, cut
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = console.render_lines(Markdown(self._text), options.update(height=None), pad=False)
+        while lines and _is_blank(lines[0]):
+            del lines[0]
+        while lines and _is_blank(lines[-1]):
+            del lines[-1]
+        if self._gap:
+            lines.insert(0, [])
+        for line in lines[-max(1, console.height - 2) :] if self._cut else lines:
+            yield from line
+            yield Segment.line()
+
+
+def _is_blank(line: list[Segment]) -> bool:
+    # A coloured background is something to see: code has a border of it.
+    return not any(s.text.strip() or (s.style is not None and s.style.bgcolor is not None) for s in line)

@@ -1,0 +1,218 @@
+"""The interactive chat: a prompt with history, streamed Markdown, and commands that begin with a slash."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion
+from prompt_toolkit.document import Document
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from rich.console import Console
+from rich.markup import escape
+
+from apps.chat import answer
+from apps.format import count_text
+from apps.markdown import MarkdownStream
+from edge.chat import Chat
+from edge.errors import EdgeError, Interrupted
+from edge.generate import Response
+from edge.interrupt import interrupt_stops
+from edge.sampler import SamplingParams
+
+KEYS = "Enter sends, Alt+Enter or Ctrl-J starts a new line, Ctrl-C stops an answer, Ctrl-D leaves"
+
+
+def talk(chat: Chat, sampling: SamplingParams, *, max_tokens: int | None, stop: Sequence[str], load_s: float) -> int:
+    """Run the conversation until the person leaves; the exit code."""
+    return _Talk(chat, sampling, max_tokens, stop, load_s).run()
+
+
+class _Talk:
+    def __init__(
+        self, chat: Chat, sampling: SamplingParams, max_tokens: int | None, stop: Sequence[str], load_s: float
+    ) -> None:
+        self._chat, self._sampling, self._max_tokens, self._stop = chat, sampling, max_tokens, stop
+        self._load_s = load_s
+        self._last: Response | None = None
+        self._console = Console(highlight=False)
+        self._commands: dict[str, tuple[str, Callable[[str], None]]] = {
+            "/help": ("what you can type", self._help),
+            "/clear": ("forget the conversation", self._clear),
+            "/system": ("TEXT: set the system message; without TEXT: show it", self._system),
+            "/save": ("FILE: save the conversation", self._save),
+            "/load": ("FILE: continue a saved one", self._load),
+            "/stats": ("figures of the last answer", self._stats),
+            "/exit": ("leave", self._exit),
+        }
+        self._leaving = False
+
+    def run(self) -> int:
+        engine = self._chat.engine
+        name = engine.file.metadata.get("general.name") or engine.path.name
+        self._console.print(
+            f"[bold]{escape(str(name))}[/]  {engine.file.architecture}, {count_text(engine.shape.n_params)} parameters,"
+            f" context {engine.context}, {engine.threads} threads"
+        )
+        self._console.print(f"[dim]{KEYS}, /help lists commands.[/]\n")
+        session: PromptSession[str] = PromptSession(
+            history=_history(), completer=_Commands(self._commands), key_bindings=_keys(), multiline=True
+        )
+        while not self._leaving:
+            try:
+                line = session.prompt([("bold fg:ansicyan", "> ")], prompt_continuation="  ").strip()
+            except KeyboardInterrupt:
+                continue  # Ctrl-C at the prompt empties the line
+            except EOFError:
+                break
+            if not line:
+                continue
+            try:
+                if line.startswith("/"):
+                    self._run_command(line)
+                else:
+                    self._answer(line)
+            except KeyboardInterrupt:
+                self._console.print()  # pressed once more than was needed to stop the answer
+            except (EdgeError, OSError) as error:
+                self._console.print(f"[red]{escape(str(error))}[/]\n")
+        return 0
+
+    def _answer(self, text: str) -> None:
+        stopped = False
+        self._last = None
+        responses = answer(self._chat, text, self._sampling, max_tokens=self._max_tokens, stop=self._stop)
+        with interrupt_stops(self._chat.engine.stop):
+            try:
+                first = next(responses)
+                with MarkdownStream(self._console) as shown:
+                    for response in itertools.chain((first,), responses):
+                        self._last = response
+                        shown.push(response.text)
+            except (KeyboardInterrupt, Interrupted):
+                stopped = True
+            finally:
+                responses.close()  # what was said so far joins the conversation
+        self._console.print(f"[dim]{self._stats_line(stopped)}[/]\n")
+
+    def _stats_line(self, stopped: bool) -> str:
+        parts = ["stopped"] if stopped else []
+        if self._last is not None:
+            u, t = self._last.usage, self._last.timing
+            parts += [
+                f"{u.completion_tokens} tokens",
+                f"TTFT {t.ttft_s:.2f} s",
+                f"TPOT {t.tpot_s * 1e3:.1f} ms",
+                f"{t.decode_tokens_per_s:.1f} tokens/s",
+            ]
+        if self._chat.dropped:
+            parts.append(f"{self._chat.dropped} oldest messages forgotten")
+        context = self._chat.engine.context
+        parts.append(f"context {self._chat.context_used}/{context} ({100 * self._chat.context_used // context} %)")
+        return "  ".join(parts)
+
+    # Commands.
+
+    def _run_command(self, line: str) -> None:
+        word, _, rest = line.partition(" ")
+        if word not in self._commands:
+            self._console.print(f"[red]{escape(word)} is not a command; /help lists them[/]\n")
+            return
+        self._commands[word][1](rest.strip())
+        self._console.print()
+
+    def _help(self, _: str) -> None:
+        for name, (what, _run) in self._commands.items():
+            self._console.print(f"  [bold]{name:8}[/] {escape(what)}")
+        self._console.print(f"  [dim]{KEYS}[/]")
+
+    def _clear(self, _: str) -> None:
+        self._chat.clear()
+        self._last = None
+        self._console.print("[dim]conversation forgotten[/]")
+
+    def _system(self, text: str) -> None:
+        if text:
+            self._chat.system = text
+        self._console.print(f"[dim]system: {escape(self._chat.system or '(none)')}[/]")
+
+    def _save(self, path: str) -> None:
+        if not path:
+            self._console.print("[red]/save needs a file name[/]")
+            return
+        target = Path(path).expanduser()
+        self._chat.save(target)
+        self._console.print(f"[dim]saved {len(self._chat.messages)} messages to {escape(str(target))}[/]")
+
+    def _load(self, path: str) -> None:
+        if not path:
+            self._console.print("[red]/load needs a file name[/]")
+            return
+        self._chat.load(Path(path).expanduser())
+        self._console.print(f"[dim]{len(self._chat.messages)} messages loaded[/]")
+
+    def _stats(self, _: str) -> None:
+        rows = [("load", f"{self._load_s:.2f} s")]
+        if self._last is not None:
+            u, t = self._last.usage, self._last.timing
+            rows += [
+                ("prompt", f"{u.prompt_tokens} tokens, {u.cached_tokens} of them already held"),
+                ("prefill", f"{t.prefill_tokens_per_s:.1f} tokens/s"),
+                ("TTFT", f"{t.ttft_s:.3f} s"),
+                ("answer", f"{u.completion_tokens} tokens"),
+                ("TPOT", f"{t.tpot_s * 1e3:.2f} ms"),
+                ("decode", f"{t.decode_tokens_per_s:.1f} tokens/s"),
+            ]
+        rows.append(("context", f"{self._chat.context_used} of {self._chat.engine.context} tokens"))
+        rows.append(("seed", str(self._sampling.seed)))
+        for name, value in rows:
+            self._console.print(f"  [bold]{name:8}[/] {value}")
+
+    def _exit(self, _: str) -> None:
+        self._leaving = True
+
+
+class _Commands(Completer):
+    """Completes a slash at the beginning of a line to the commands."""
+
+    def __init__(self, commands: dict[str, tuple[str, Callable[[str], None]]]) -> None:
+        self._commands = commands
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
+        word = document.text_before_cursor
+        if not word.startswith("/") or " " in word:
+            return
+        for name, (what, _) in self._commands.items():
+            if name.startswith(word):
+                yield Completion(name, start_position=-len(word), display_meta=what)
+
+
+def _keys() -> KeyBindings:
+    keys = KeyBindings()
+
+    @keys.add("enter")
+    def _send(event: KeyPressEvent) -> None:
+        event.current_buffer.validate_and_handle()
+
+    @keys.add("escape", "enter")
+    @keys.add("c-j")
+    def _new_line(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    return keys
+
+
+def _history() -> History:
+    """What was typed before, in a file only its owner may read; in memory where that file cannot be made."""
+    folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "edge"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file = folder / "chat_history"
+        file.touch(mode=0o600)
+        return FileHistory(file)
+    except OSError:
+        return InMemoryHistory()

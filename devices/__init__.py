@@ -1,0 +1,1 @@
+"""What the machines are: cores, memory, and how they are reached."""

@@ -1,0 +1,1 @@
+"""Runs models on this machine: the engine, generation, conversations."""

@@ -1,0 +1,113 @@
+"""How fast an engine is: prefill and decode, warm, repeated, beside what the machine's memory allows."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from devices.probe import memory_bandwidth_gbps, peak_rss
+from edge.engine import Engine
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Tokens per second over the repeats."""
+
+    mean: float
+    deviation: float  # standard deviation; 0 for one repeat
+
+
+@dataclass(frozen=True)
+class BenchResult:
+    """One run of the benchmark."""
+
+    prompt_tokens: int
+    gen_tokens: int
+    repeats: int
+    threads: int
+    prefill: Rate
+    decode: Rate
+    decode_ms_median: float  # over every token of every repeat
+    decode_bytes: int  # weights one token reads
+    bandwidth_gbps: float  # decode_bytes over decode_ms_median: what decoding got out of the memory
+    memory_bandwidth_gbps: float  # what reading alone gets, with as many threads
+    peak_rss_bytes: int
+
+
+def measure(
+    engine: Engine,
+    *,
+    prompt_tokens: int = 512,
+    gen_tokens: int = 128,
+    repeats: int = 5,
+    on_step: Callable[[int, int], None] = lambda done, total: None,
+) -> BenchResult:
+    """Run prefill and decode `repeats` times after one warm-up. Tokens are random: speed does not depend on them.
+
+    on_step(done, total) is called after the warm-up and each repeat. ValueError where they do not fit the context.
+    """
+    if prompt_tokens + gen_tokens > engine.context:
+        raise ValueError(
+            f"{prompt_tokens} prompt and {gen_tokens} generated tokens do not fit in a context of {engine.context}"
+        )
+    tokens = np.random.default_rng(0).integers(0, engine.model.n_vocab, prompt_tokens + gen_tokens, np.int32)
+    prefill_s: list[float] = []
+    decode_s: list[list[float]] = []
+    for repeat in range(repeats + 1):
+        prefill, steps = _once(engine, tokens, prompt_tokens)
+        if repeat:  # the first is the warm-up
+            prefill_s.append(prefill)
+            decode_s.append(steps)
+        on_step(repeat + 1, repeats + 1)
+    median_s = statistics.median(s for steps in decode_s for s in steps)
+    bytes_read = decode_bytes(engine)
+    return BenchResult(
+        prompt_tokens=prompt_tokens,
+        gen_tokens=gen_tokens,
+        repeats=repeats,
+        threads=engine.threads,
+        prefill=_rate([prompt_tokens / s for s in prefill_s]),
+        decode=_rate([gen_tokens / sum(steps) for steps in decode_s]),
+        decode_ms_median=median_s * 1e3,
+        decode_bytes=bytes_read,
+        bandwidth_gbps=bytes_read / median_s / 1e9,
+        memory_bandwidth_gbps=memory_bandwidth_gbps(engine.threads),
+        peak_rss_bytes=peak_rss(),
+    )
+
+
+def _once(engine: Engine, tokens: np.ndarray[tuple[int], np.dtype[np.int32]], n: int) -> tuple[float, list[float]]:
+    """Seconds of one prefill of the first `n` tokens, and of each decode step of the rest."""
+    engine.kv_clear()
+    began = time.perf_counter()
+    for start in range(0, n, engine.batch):
+        engine.decode(tokens[start : min(n, start + engine.batch)], start)
+    prefill = time.perf_counter() - began
+    steps = []
+    for position in range(n, len(tokens)):
+        began = time.perf_counter()
+        engine.decode(tokens[position : position + 1], position)
+        steps.append(time.perf_counter() - began)
+    return prefill, steps
+
+
+def decode_bytes(engine: Engine) -> int:
+    """Bytes of weights one token reads: all but the token table (one row of it), and of experts those it uses."""
+    shape = engine.shape
+    total = 0
+    for name, tensor in engine.file.tensors.items():
+        if name == "token_embd.weight" and not shape.head_is_tied:
+            total += tensor.n_bytes // tensor.shape[1]
+        elif "_exps." in name:
+            total += tensor.n_bytes * shape.n_experts_used // shape.n_experts
+        else:
+            total += tensor.n_bytes
+    return total
+
+
+def _rate(values: list[float]) -> Rate:
+    return Rate(statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0)

@@ -1,0 +1,142 @@
+"""A conversation: messages, the template that turns them into a prompt, and the session that remembers them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from edge.engine import Engine
+from edge.errors import ChatFileError
+from edge.files import write_whole
+from edge.generate import Response, generate
+from edge.sampler import SamplingParams
+from edge.session import PrefillProgress, Session
+from edge.template import ChatTemplate, Message
+
+ROLES = ("system", "user", "assistant")
+_FORMAT = "edge-chat-1"
+
+
+class Chat:
+    """Messages so far, and asking for the next answer. Only what the model has not seen yet is computed."""
+
+    def __init__(self, engine: Engine, *, system: str | None = None, template: str | None = None) -> None:
+        """template: Jinja source to use instead of the model's own. TemplateError where it is not valid."""
+        self.engine = engine
+        self._session = Session(engine)
+        self.dropped = 0  # messages forgotten by the last `ask` because the context was full
+        bos, eos = (self._special(name) for name in ("bos", "eos"))
+        if template is not None:
+            self._template = ChatTemplate(template, bos=bos, eos=eos)
+        else:
+            self._template = ChatTemplate.for_model(engine.file.metadata, bos, eos)
+        self._bos = bos
+        self.messages: list[dict[str, str]] = []
+        self.system = system
+
+    @property
+    def system(self) -> str | None:
+        """What the model is told before the conversation."""
+        first = self.messages[0] if self.messages else {}
+        return first["content"] if first.get("role") == "system" else None
+
+    @system.setter
+    def system(self, text: str | None) -> None:
+        rest = self.messages[1:] if self.system is not None else self.messages
+        self.messages = ([{"role": "system", "content": text}] if text else []) + rest
+
+    @property
+    def context_used(self) -> int:
+        """Tokens of the context in use."""
+        return len(self._session.tokens)
+
+    def clear(self) -> None:
+        """Forget the conversation, keep the system message."""
+        self.messages = self.messages[:1] if self.system is not None else []
+
+    def ask(
+        self,
+        text: str,
+        sampling: SamplingParams,
+        *,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        on_prefill: PrefillProgress | None = None,
+    ) -> Iterator[Response]:
+        """Add a user message and generate the answer, which joins the messages as far as it was generated.
+
+        Where the context is full the oldest exchanges are forgotten; `dropped` says how many messages. Where not even
+        this message fits, ContextFull, and the conversation is as before.
+        """
+        self.messages.append({"role": "user", "content": text})
+        pieces: list[str] = []
+        try:
+            prompt = self._fitting_prompt()
+            for response in generate(
+                self._session,
+                prompt,
+                sampling,
+                max_tokens=max_tokens,
+                stop=(*self._template.stops, *stop),
+                on_prefill=on_prefill,
+            ):
+                pieces.append(response.text)
+                yield response
+        finally:
+            answer = "".join(pieces)
+            if answer:
+                self.messages.append({"role": "assistant", "content": answer})
+            else:
+                self.messages.pop()  # a question without an answer would confuse the next one
+
+    def prompt_tokens(self) -> list[int]:
+        """Token ids of the whole conversation, ready for the model to answer."""
+        return self._tokens(self.messages)
+
+    def _tokens(self, messages: Sequence[Message]) -> list[int]:
+        text = self._template.render(messages)
+        starts_with_bos = bool(self._bos) and text.startswith(self._bos)
+        return self.engine.model.tokenize(text, add_special=not starts_with_bos, parse_special=True)
+
+    def _fitting_prompt(self) -> list[int]:
+        """The prompt, without the oldest exchanges where they would leave no room for an answer."""
+        room = self.engine.context - min(256, self.engine.context // 4)
+        first = 0 if self.system is None else 1
+        for dropped in range(0, len(self.messages) - first, 2):
+            kept = self.messages[:first] + self.messages[first + dropped :]
+            prompt = self._tokens(kept)
+            if len(prompt) <= room:
+                self.messages, self.dropped = kept, dropped
+                return prompt
+        self.dropped = 0
+        return prompt  # the last message alone; it may still fit, with less room for the answer
+
+    def _special(self, name: str) -> str:
+        token = self.engine.model.special_token(name)
+        return "" if token is None else self.engine.model.piece(token, special=True).decode(errors="replace")
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the messages as JSON; OSError where that is not possible."""
+        text = json.dumps({"format": _FORMAT, "messages": self.messages}, ensure_ascii=False, indent=1)
+        write_whole(Path(path), (text + "\n").encode())
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Replace the messages by saved ones. ChatFileError where the file is not a saved chat."""
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise ChatFileError(f"{path}: not a saved chat: {error}") from error
+        self.messages = _checked_messages(data, path)
+
+
+def _checked_messages(data: Any, path: str | os.PathLike[str]) -> list[dict[str, str]]:
+    messages = data.get("messages") if isinstance(data, dict) and data.get("format") == _FORMAT else None
+    if not isinstance(messages, list):
+        raise ChatFileError(f"{path}: not a saved chat: it needs format {_FORMAT!r} and a list of messages")
+    for i, m in enumerate(messages):
+        if not (isinstance(m, dict) and m.get("role") in ROLES and isinstance(m.get("content"), str)):
+            raise ChatFileError(f"{path}: message {i} needs a role of {', '.join(ROLES)} and a text as content")
+    return [{"role": m["role"], "content": m["content"]} for m in messages]

@@ -1,0 +1,199 @@
+"""One model on this machine: a checked, loaded GGUF with its KV cache, decoding batches of rows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from devices.probe import default_threads
+from edge import llama, memory
+from edge.errors import ContextFull, EngineError
+from edge.hooks import Hook, NodeHooks
+from partition.check import check_loadable
+from partition.model import ModelShape
+from quant.errors import UnknownTypeError
+from quant.gguf_file import GgufFile
+from quant.types import KV_TYPES, TensorType, type_by_name
+
+DEFAULT_CONTEXT = 4096  # tokens; models trained for more would reserve gigabytes of KV cache nobody asked for
+DEFAULT_BATCH = 512  # tokens of a prompt in one pass over the weights
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How to load and run a model. None means: decide from the model and the machine."""
+
+    context: int | None = None  # tokens; None: what the model was trained for, at most DEFAULT_CONTEXT
+    batch: int = DEFAULT_BATCH  # rows one decode may have
+    sequences: int = 1  # independent sequences sharing the KV cache
+    threads: int | None = None  # None: one per physical core this process may use
+    gpu_layers: int | None = None  # None: all where the build has a GPU, else 0
+    repack: bool | None = None  # lay weights out for this CPU; None: where they fit in memory
+    flash_attention: str = "auto"  # auto, on, off
+    kv_type: str = "f16"  # type of stored keys and values; quantized values need flash attention
+
+
+class Engine:
+    """A model ready to decode. `close()` frees it; it is also a context manager."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        options: EngineOptions = EngineOptions(),
+        hooks: Sequence[Hook] = (),
+        progress: Callable[[float], None] | None = None,
+    ) -> None:
+        """Check, account, load. ModelFileError, NotEnoughMemory or EngineError say what is wrong.
+
+        progress is called with the fraction of the weights loaded.
+        """
+        self.path = Path(path)
+        self.file = GgufFile.open(path)
+        check_loadable(self.file)
+        self.shape = ModelShape.from_gguf(self.file)
+        self.options = options
+        self.context, self.threads, kv = resolve(options, self.shape)
+        self.batch = min(options.batch, self.context)
+        gpu_layers = _gpu_layers(options.gpu_layers)
+        self.memory = memory.check(
+            self.path,
+            self.shape,
+            context=self.context,
+            batch=self.batch,
+            kv=kv,
+            sequences=options.sequences,
+            flash_attention=options.flash_attention,
+        )
+        repack = self.memory.fits if options.repack is None else options.repack
+        self._model = llama.Model(path, gpu_layers=gpu_layers, repack=repack, progress=progress)
+        self._hooks = NodeHooks(hooks) if hooks else None
+        try:
+            if not self._model.has_decoder or self._model.n_vocab == 0:
+                raise EngineError(f"{self.path.name} is not a text generation model")
+            self._context = llama.Context(
+                self._model,
+                n_ctx=self.context,
+                n_batch=self.batch,
+                n_sequences=options.sequences,
+                threads=self.threads,
+                type_k=kv.id,
+                type_v=kv.id,
+                flash_attention=options.flash_attention,
+                on_node=self._hooks.callback if self._hooks else None,
+            )
+        except BaseException:
+            self._model.close()
+            raise
+        self.rows = llama.Batch(self.batch)
+
+    # The vocabulary.
+
+    @property
+    def model(self) -> llama.Model:
+        """The loaded model: its vocabulary and sizes."""
+        return self._model
+
+    # Decoding.
+
+    def decode(
+        self, tokens: Sequence[int] | NDArray[np.int32], start: int, *, sequence: int = 0, outputs: str = "last"
+    ) -> NDArray[np.float32]:
+        """Compute tokens at positions start, start + 1, ... of a sequence, and keep their keys and values.
+
+        outputs: "last" gives logits [n_vocab] of the last token, "all" [n, n_vocab], "none" an empty array. They are
+        views or copies that hold until the next decode.
+        """
+        n = len(tokens)
+        rows = self.rows
+        if not 0 < n <= rows.capacity:
+            raise EngineError(f"a decode takes 1 to {rows.capacity} tokens, {n} were given")
+        if start + n > self.context:
+            raise ContextFull(f"{start + n} tokens do not fit in the context of {self.context}; use a larger --context")
+        rows.tokens[:n] = tokens
+        rows.positions[:n] = range(start, start + n)
+        rows.sequences[:n] = sequence
+        rows.outputs[:n] = outputs == "all"
+        if outputs == "last":
+            rows.outputs[n - 1] = 1
+        self.decode_rows(rows, n)
+        if outputs == "all":
+            return np.stack([self._context.logits(i) for i in range(n)])
+        return self._context.logits(-1) if outputs == "last" else np.empty(0, np.float32)
+
+    def decode_rows(self, rows: llama.Batch, n: int) -> None:
+        """Compute the first `n` rows of a batch as filled in by the caller: any positions and sequences."""
+        if self._hooks is None:
+            self._context.decode(rows, n)
+            return
+        self._hooks.begin(n, int(np.count_nonzero(rows.outputs[:n])))
+        completed = False
+        try:
+            self._context.decode(rows, n)
+            completed = True
+        finally:
+            self._hooks.end(completed)
+
+    def logits(self, row: int) -> NDArray[np.float32]:
+        """Logits [n_vocab] of batch row `row` of the last decode; a view that holds until the next one."""
+        return self._context.logits(row)
+
+    def stop(self) -> None:
+        """End a decode that runs in another thread; it raises Interrupted there."""
+        self._context.stop()
+
+    # The KV cache.
+
+    def kv_remove(self, sequence: int, start: int, end: int = -1) -> bool:
+        """Forget positions [start, end) of a sequence. False where this cache keeps no history and must be cleared."""
+        return self._context.kv_remove(sequence, start, end)
+
+    def kv_copy(self, source: int, target: int, start: int = 0, end: int = -1) -> None:
+        """Let sequence `target` share positions [start, end) of `source`, at no cost in memory."""
+        self._context.kv_copy(source, target, start, end)
+
+    def kv_shift(self, sequence: int, start: int, end: int, delta: int) -> None:
+        """Add `delta` to positions [start, end) of a sequence."""
+        self._context.kv_shift(sequence, start, end, delta)
+
+    def kv_clear(self) -> None:
+        """Forget everything."""
+        self._context.kv_clear()
+
+    def kv_last(self, sequence: int) -> int:
+        """The last position held for a sequence; -1 if none."""
+        return self._context.kv_last(sequence)
+
+    def close(self) -> None:
+        """Free the context and the model."""
+        self._context.close()
+        self._model.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def resolve(options: EngineOptions, shape: ModelShape) -> tuple[int, int, TensorType]:
+    """(context in tokens, threads, KV type) that `options` mean for a model of this shape."""
+    context = options.context or min(shape.context_length or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+    if options.kv_type not in KV_TYPES:
+        raise UnknownTypeError(f"{options.kv_type!r} cannot store a KV cache; use one of {', '.join(KV_TYPES)}")
+    return context, options.threads or default_threads(), type_by_name(options.kv_type)
+
+
+def _gpu_layers(asked: int | None) -> int:
+    if asked is None:
+        return -1 if llama.has_gpu() else 0
+    if asked and not llama.has_gpu():
+        raise EngineError(
+            f"{asked} layers were to run on a GPU, but this build of llama.cpp finds none; leave --gpu-layers out,"
+            " or install llama-cpp-python built for the GPU"
+        )
+    return asked

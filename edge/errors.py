@@ -1,0 +1,37 @@
+"""What can go wrong while a model runs. Every message says what was needed, what was there, and what to do."""
+
+
+class EdgeError(Exception):
+    """Base of what this package raises for things a person can act on."""
+
+
+class EngineError(EdgeError):
+    """llama.cpp refused: a load, a context or a batch failed; the message carries llama.cpp's own last word."""
+
+
+class NotEnoughMemory(EdgeError):
+    """The model does not fit at this context length; the message says need and have, part by part."""
+
+
+class ContextFull(EdgeError):
+    """The conversation is longer than the context it was given."""
+
+
+class TemplateError(EdgeError):
+    """A chat template is not valid, or failed on these messages."""
+
+
+class SamplingError(EdgeError):
+    """A sampling option, grammar or JSON schema that cannot be used."""
+
+
+class HubError(EdgeError):
+    """A model could not be fetched: no such repository or file, no network, or no room."""
+
+
+class Interrupted(EdgeError):
+    """The computation was stopped on request before it was complete."""
+
+
+class ChatFileError(EdgeError):
+    """A file that should hold a saved conversation does not."""

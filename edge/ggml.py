@@ -1,0 +1,160 @@
+"""ggml, under llama.cpp: the layout of its tensors, the nodes of a graph, quantization. One of two files with ctypes.
+
+Importing this module reads one tensor both through ggml's accessors and through our copy of its struct, and raises
+EngineError if the two disagree: the layout belongs to one exact version of llama-cpp-python.
+"""
+
+from __future__ import annotations
+
+import ctypes as C
+import os
+import sys
+from typing import Any
+
+import llama_cpp as L
+import numpy as np
+from llama_cpp._ggml import libggml
+from numpy.typing import NDArray
+
+from edge.errors import EngineError
+
+PINNED_VERSION = "0.3.36"
+EXIT_NATIVE_ABORT = 70  # EX_SOFTWARE: ggml found an invariant broken and the process cannot go on
+
+
+class _Tensor(C.Structure):
+    """struct ggml_tensor as PINNED_VERSION has it."""
+
+    _fields_ = (
+        ("type", C.c_int),
+        ("buffer", C.c_void_p),
+        ("ne", C.c_int64 * 4),
+        ("nb", C.c_size_t * 4),
+        ("op", C.c_int),
+        ("op_params", C.c_int32 * 16),
+        ("flags", C.c_int32),
+        ("src", C.c_void_p * 10),
+        ("view_src", C.c_void_p),
+        ("view_offs", C.c_size_t),
+        ("data", C.c_void_p),
+        ("name", C.c_char * 64),
+    )
+
+
+def _ggml(name: str, result: Any, *arguments: Any) -> Any:
+    function = getattr(libggml, name)
+    function.restype, function.argtypes = result, list(arguments)
+    return function
+
+
+_get_name = _ggml("ggml_get_name", C.c_char_p, C.c_void_p)
+_get_data = _ggml("ggml_get_data", C.c_void_p, C.c_void_p)
+_nbytes = _ggml("ggml_nbytes", C.c_size_t, C.c_void_p)
+_tensor_get = _ggml("ggml_backend_tensor_get", None, C.c_void_p, C.c_void_p, C.c_size_t, C.c_size_t)
+_tensor_set = _ggml("ggml_backend_tensor_set", None, C.c_void_p, C.c_void_p, C.c_size_t, C.c_size_t)
+_row_size = _ggml("ggml_row_size", C.c_size_t, C.c_int, C.c_int64)
+_quantize_chunk = _ggml(
+    "ggml_quantize_chunk", C.c_size_t, C.c_int, C.c_void_p, C.c_void_p, C.c_int64, C.c_int64, C.c_int64, C.c_void_p
+)
+
+
+class _InitParams(C.Structure):
+    _fields_ = (("mem_size", C.c_size_t), ("mem_buffer", C.c_void_p), ("no_alloc", C.c_bool))
+
+
+def check_layout(version: str = L.__version__) -> None:
+    """Raise EngineError unless `_Tensor` is how this build of ggml lays a tensor out."""
+    memory = _ggml("ggml_init", C.c_void_p, _InitParams)(_InitParams(1 << 20, None, False))
+    new = _ggml("ggml_new_tensor_2d", C.c_void_p, C.c_void_p, C.c_int, C.c_int64, C.c_int64)
+    a, b = new(memory, 0, 32, 3), new(memory, 0, 32, 5)
+    _ggml("ggml_set_name", C.c_void_p, C.c_void_p, C.c_char_p)(a, b"layout.weight")
+    product = _ggml("ggml_mul_mat", C.c_void_p, C.c_void_p, C.c_void_p, C.c_void_p)(memory, a, b)
+    view = _ggml("ggml_view_1d", C.c_void_p, C.c_void_p, C.c_void_p, C.c_int64, C.c_size_t)(memory, a, 16, 64)
+    t, p, v = _Tensor.from_address(a), _Tensor.from_address(product), _Tensor.from_address(view)
+    same = (
+        t.name == _get_name(a) == b"layout.weight"
+        and t.data == _get_data(a)
+        and tuple(t.ne) == (32, 3, 1, 1)
+        and t.nb[1] * t.ne[1] == _nbytes(a)
+        and tuple(p.ne) == (3, 5, 1, 1)
+        and tuple(p.src[:3]) == (a, b, None)
+        and v.view_src == a
+        and v.view_offs == 64
+    )
+    _ggml("ggml_free", None, C.c_void_p)(memory)
+    if not same:
+        raise EngineError(
+            f"llama-cpp-python {version} lays tensors out differently from {PINNED_VERSION}, which this runtime was"
+            f" checked with; install llama-cpp-python=={PINNED_VERSION}"
+        )
+
+
+check_layout()
+
+
+class Node:
+    """A node of the graph being computed, seen from a node callback. Valid only during the callback."""
+
+    __slots__ = ("address",)
+
+    def __init__(self, address: int) -> None:
+        self.address = address
+
+    @property
+    def name(self) -> str:
+        return bytes(_get_name(self.address)).decode(errors="replace")
+
+    @property
+    def weight(self) -> str:
+        """The name of the node's first source, which for a matrix product is its weight; "" if it has none."""
+        source = _Tensor.from_address(self.address).src[0]
+        return bytes(_get_name(source)).decode(errors="replace") if source else ""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(rows, columns) as numpy counts them: for a hidden state, (tokens, embedding length)."""
+        ne = _Tensor.from_address(self.address).ne
+        return ne[1] * ne[2] * ne[3], ne[0]
+
+    def read(self, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
+        """The node's float32 values [rows, columns], copied out of whatever memory holds them."""
+        if out is None:
+            out = np.empty(self.shape, np.float32)
+        _tensor_get(self.address, out.ctypes.data, 0, out.nbytes)
+        return out
+
+    def write(self, values: NDArray[np.float32]) -> None:
+        """Replace the node's values; the rest of the graph sees these."""
+        values = np.ascontiguousarray(values, np.float32)
+        if values.nbytes != _nbytes(self.address):
+            raise EngineError(f"node {self.name} holds {_nbytes(self.address)} bytes, {values.nbytes} were given")
+        _tensor_set(self.address, values.ctypes.data, 0, values.nbytes)
+
+
+def quantize_rows(values: NDArray[np.float32], type_id: int) -> NDArray[np.uint8]:
+    """`values` [rows, columns] in ggml type `type_id`, as [rows, bytes per row]. Columns must divide by its block."""
+    rows, columns = values.shape
+    values = np.ascontiguousarray(values, np.float32)
+    out = np.empty((rows, _row_size(type_id, columns)), np.uint8)
+    written = _quantize_chunk(type_id, values.ctypes.data, out.ctypes.data, 0, rows, columns, None)
+    if written != out.nbytes:
+        raise EngineError(f"ggml wrote {written} bytes of type {type_id} where {out.nbytes} were expected")
+    return out
+
+
+_AbortHandler = C.CFUNCTYPE(None, C.c_char_p)
+
+
+@_AbortHandler  # type: ignore[untyped-decorator]
+def _on_abort(message: bytes | None) -> None:
+    # ggml calls abort() after this returns. Say it in one line and leave with a documented code instead.
+    what = (message or b"unknown").decode(errors="replace").strip().replace("\n", " ")
+    sys.stderr.write(f"edge: llama.cpp stopped the process: {what}\n")
+    sys.stderr.flush()
+    os._exit(EXIT_NATIVE_ABORT)
+
+
+def on_abort_exit() -> None:
+    """Leave with one line and EXIT_NATIVE_ABORT where ggml would dump core."""
+    os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # it would attach a debugger to us and print pages
+    _ggml("ggml_set_abort_callback", C.c_void_p, _AbortHandler)(_on_abort)

@@ -1,0 +1,373 @@
+"""llama.cpp as Python objects: models, contexts, batches, samplers. With `edge.ggml` the only file with ctypes.
+
+Everything above works with numpy arrays and plain numbers. Handles are closed by `close()`; objects that native code
+calls back into (log, progress and node callbacks) are kept referenced for as long as it may call them.
+"""
+
+from __future__ import annotations
+
+import collections
+import ctypes as C
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import llama_cpp as L
+import numpy as np
+from numpy.typing import NDArray
+
+from edge import ggml
+from edge.errors import EngineError, Interrupted, SamplingError
+from edge.native_stderr import native_stderr
+
+FLASH_ATTENTION = {
+    "auto": L.LLAMA_FLASH_ATTN_TYPE_AUTO,
+    "on": L.LLAMA_FLASH_ATTN_TYPE_ENABLED,
+    "off": L.LLAMA_FLASH_ATTN_TYPE_DISABLED,
+}
+
+NodeCallback = Callable[[int, bool, Any], bool]
+"""(node address, ask, unused). ask: is the node's value wanted? Else: it is computed; False ends the graph here."""
+
+
+# --- the library as a whole ------------------------------------------------------------------------------------------
+
+_LOG_WARN, _LOG_ERROR = 3, 4
+_complaints: collections.deque[tuple[int, str]] = collections.deque(maxlen=8)  # (level, line)
+_captured: list[str] | None = None  # where log lines go while somebody listens
+
+
+@L.llama_log_callback  # type: ignore[untyped-decorator]
+def _on_log(level: int, text: bytes, _: Any) -> None:
+    line = text.decode(errors="replace").rstrip("\n")
+    if level in (_LOG_WARN, _LOG_ERROR):
+        _complaints.append((level, line))
+    if _captured is not None:
+        _captured.append(line)
+
+
+@functools.cache
+def initialise() -> None:
+    """Start the backend once: quiet log, and a clear line instead of a core dump if ggml has to stop the process."""
+    ggml.on_abort_exit()
+    L.llama_log_set(_on_log, None)
+    L.llama_backend_init()
+
+
+@contextmanager
+def captured_log() -> Iterator[list[str]]:
+    """All lines llama.cpp logs inside the block."""
+    global _captured
+    lines = _captured = []
+    try:
+        yield lines
+    finally:
+        _captured = None
+
+
+def _why() -> str:
+    """What llama.cpp complained of: the first error since the last `clear`, else its last warning."""
+    errors = [line for level, line in _complaints if level == _LOG_ERROR]
+    line = errors[0] if errors else _complaints[-1][1] if _complaints else "it gives no reason"
+    return line.split(": ", 1)[-1]  # without the function's name
+
+
+def has_gpu() -> bool:
+    """Whether this build of llama.cpp can run layers on a GPU that is there."""
+    initialise()
+    return bool(L.llama_supports_gpu_offload())
+
+
+def system_info() -> str:
+    """The instruction sets and backends in use, as llama.cpp prints them."""
+    initialise()
+    return bytes(L.llama_print_system_info()).decode()
+
+
+quantize_rows = ggml.quantize_rows
+
+# --- models ----------------------------------------------------------------------------------------------------------
+
+
+class Model:
+    """A loaded GGUF. The file must have been checked before: ggml aborts the process on what it does not expect."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        gpu_layers: int = 0,  # -1: all
+        repack: bool = True,  # keep a second copy of some weights, laid out for this CPU: faster, not mapped
+        allocate: bool = True,  # False: metadata only, to ask what it would need
+        progress: Callable[[float], None] | None = None,  # called with the fraction loaded
+    ) -> None:
+        initialise()
+        params = L.llama_model_default_params()
+        params.n_gpu_layers = gpu_layers
+        params.load_mode = L.LLAMA_LOAD_MODE_MMAP if allocate else L.LLAMA_LOAD_MODE_NONE
+        params.use_extra_bufts = repack
+        params.no_alloc = not allocate
+
+        @L.llama_progress_callback  # type: ignore[untyped-decorator]
+        def on_progress(fraction: float, _: Any) -> bool:
+            if progress is not None:
+                progress(fraction)
+            return True
+
+        params.progress_callback = on_progress
+        _complaints.clear()
+        self._handle = L.llama_model_load_from_file(os.fsencode(path), params)
+        if not self._handle:
+            raise EngineError(f"{os.fspath(path)}: llama.cpp cannot load it: {_why()}")
+        self._vocab = L.llama_model_get_vocab(self._handle)
+        self.n_layers: int = L.llama_model_n_layer(self._handle)
+        self.n_embd: int = L.llama_model_n_embd(self._handle)
+        self.n_vocab: int = L.llama_vocab_n_tokens(self._vocab)
+        self.n_ctx_train: int = L.llama_model_n_ctx_train(self._handle)
+        self.n_params: int = L.llama_model_n_params(self._handle)
+        self.n_bytes: int = L.llama_model_size(self._handle)
+        self.has_decoder: bool = L.llama_model_has_decoder(self._handle)
+
+    def close(self) -> None:
+        if self._handle:
+            L.llama_model_free(self._handle)
+            self._handle = None
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Token ids of `text`. add_special: put in what the vocabulary wants around a text (BOS)."""
+        raw = text.encode("utf-8", errors="surrogatepass" if sys.platform == "win32" else "replace")
+        size = len(raw) + 16
+        while True:
+            tokens = (C.c_int32 * size)()
+            n = L.llama_tokenize(self._vocab, raw, len(raw), tokens, size, add_special, parse_special)
+            if n >= 0:
+                return list(tokens[:n])
+            if n == -(2**31) or -n <= size:
+                raise EngineError("llama.cpp cannot tokenize this text: it is too long, or the model has no vocabulary")
+            size = -n
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        """The bytes of a token; control tokens are empty unless `special`. May be part of a UTF-8 character."""
+        size = 64
+        while True:
+            buffer = C.create_string_buffer(size)
+            n = L.llama_token_to_piece(self._vocab, token, buffer, size, 0, special)
+            if n >= 0:
+                return buffer.raw[:n]
+            size = -n
+
+    def is_end(self, token: int) -> bool:
+        """Whether the token ends a generation (end of text, of turn, of message)."""
+        return bool(L.llama_vocab_is_eog(self._vocab, token))
+
+    def special_token(self, name: str) -> int | None:
+        """Id of "bos", "eos" or "eot"; None where the vocabulary has none."""
+        token = getattr(L, f"llama_vocab_{name}")(self._vocab)
+        return None if token < 0 else int(token)
+
+
+# --- contexts --------------------------------------------------------------------------------------------------------
+
+
+class Batch:
+    """Room for up to `capacity` rows of a decode: what they are, where they stand, whose they are, which give logits.
+
+    The arrays are filled in place: tokens int32 [n] or embeddings float32 [n, n_embd], positions int32 [n],
+    sequences int32 [n], outputs int8 [n].
+    """
+
+    def __init__(self, capacity: int, n_embd: int = 0) -> None:
+        self.capacity = capacity
+        self.tokens = np.zeros(capacity, np.int32)
+        self.embeddings = np.zeros((capacity, n_embd), np.float32)
+        self.positions = np.zeros(capacity, np.int32)
+        self.sequences = np.zeros(capacity, np.int32)
+        self.outputs = np.zeros(capacity, np.int8)
+        self._one_sequence = np.ones(capacity, np.int32)
+        self._sequence_pointers = self.sequences.ctypes.data + 4 * np.arange(capacity, dtype=np.uintp)
+
+        def pointer(array: NDArray[Any], kind: Any) -> Any:
+            return array.ctypes.data_as(C.POINTER(kind))
+
+        self.native = L.llama_batch(
+            n_tokens=0,
+            token=None if n_embd else pointer(self.tokens, C.c_int32),
+            embd=pointer(self.embeddings, C.c_float) if n_embd else None,
+            pos=pointer(self.positions, C.c_int32),
+            n_seq_id=pointer(self._one_sequence, C.c_int32),
+            seq_id=pointer(self._sequence_pointers, C.POINTER(C.c_int32)),
+            logits=pointer(self.outputs, C.c_int8),
+        )
+
+
+# libc's strlen as llama.cpp's abort callback: an empty string means go on, any other means stop. A Python function
+# here would be called once a graph node and need the interpreter's lock each time.
+_strlen = C.cast(C.CDLL(None).strlen, L.ggml_abort_callback)
+
+
+class Context:
+    """A KV cache and compute buffers over a model, and decoding into them."""
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        n_ctx: int,  # tokens
+        n_batch: int,  # rows one decode may have
+        n_sequences: int = 1,
+        threads: int = 1,
+        threads_batch: int | None = None,  # for more than one row; None: as `threads`
+        type_k: int = 1,  # ggml type ids; 1 is F16
+        type_v: int = 1,
+        flash_attention: str = "auto",
+        on_node: NodeCallback | None = None,
+    ) -> None:
+        params = L.llama_context_default_params()
+        params.n_ctx = n_ctx
+        params.n_batch = params.n_ubatch = n_batch  # one decode is one graph: hooks count its nodes
+        params.n_seq_max = n_sequences
+        params.kv_unified = True  # likewise: separate caches would split a batch of several sequences
+        params.n_threads, params.n_threads_batch = threads, threads_batch or threads
+        params.type_k, params.type_v = type_k, type_v
+        params.flash_attn_type = FLASH_ATTENTION[flash_attention]
+        params.n_outputs_max = n_batch
+        self._stop = C.create_string_buffer(2)
+        params.abort_callback, params.abort_callback_data = _strlen, C.addressof(self._stop)
+        self._on_node = L.ggml_backend_sched_eval_callback(on_node) if on_node else None
+        if self._on_node:
+            params.cb_eval = self._on_node
+        _complaints.clear()
+        self.model = model
+        self._handle = L.llama_init_from_model(model._handle, params)
+        if not self._handle:
+            raise EngineError(f"llama.cpp cannot make a context of {n_ctx} tokens: {_why()}")
+        self._memory = L.llama_get_memory(self._handle)
+        self.n_ctx: int = L.llama_n_ctx(self._handle)
+
+    def close(self) -> None:
+        if self._handle:
+            L.llama_free(self._handle)
+            self._handle = None
+
+    def decode(self, batch: Batch, n: int) -> None:
+        """Compute the first `n` rows. EngineError if llama.cpp refuses, Interrupted after `stop()`."""
+        self._stop.raw = b"\0\0"
+        batch.native.n_tokens = n
+        code = L.llama_decode(self._handle, batch.native)
+        if code == 0:
+            return
+        if code == 2:
+            raise Interrupted("stopped on request")
+        if code == 1:
+            raise EngineError(f"no room in the KV cache of {self.n_ctx} tokens for {n} more")
+        raise EngineError(f"llama_decode failed with code {code}: {_why()}")
+
+    def stop(self) -> None:
+        """Make a decode that is running in another thread end at its next graph node (CPU only)."""
+        self._stop.raw = b"x\0"
+
+    def logits(self, row: int) -> NDArray[np.float32]:
+        """Logits of batch row `row` (-1: the last that gave any), a view [n_vocab] valid until the next decode."""
+        values = L.llama_get_logits_ith(self._handle, row)
+        if not values:
+            raise EngineError(f"row {row} of the last batch gave no logits")
+        return np.ctypeslib.as_array(values, shape=(self.model.n_vocab,))
+
+    def kv_remove(self, sequence: int, start: int, end: int) -> bool:
+        """Forget positions [start, end) of a sequence (-1: to the end). False if this cache can only be cleared."""
+        return bool(L.llama_memory_seq_rm(self._memory, sequence, start, end))
+
+    def kv_copy(self, source: int, target: int, start: int, end: int) -> None:
+        """Let `target` share positions [start, end) of `source`."""
+        L.llama_memory_seq_cp(self._memory, source, target, start, end)
+
+    def kv_shift(self, sequence: int, start: int, end: int, delta: int) -> None:
+        """Add `delta` to positions [start, end) of a sequence. EngineError if this cache cannot."""
+        if not L.llama_memory_can_shift(self._memory):
+            raise EngineError("this model's KV cache cannot shift positions")
+        L.llama_memory_seq_add(self._memory, sequence, start, end, delta)
+
+    def kv_clear(self) -> None:
+        L.llama_memory_clear(self._memory, True)
+
+    def kv_last(self, sequence: int) -> int:
+        """The last position held for a sequence; -1 if none."""
+        return int(L.llama_memory_seq_pos_max(self._memory, sequence))
+
+
+# --- sampling --------------------------------------------------------------------------------------------------------
+
+_Candidate = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+
+
+class Candidates:
+    """The tokens a sampler chooses from: one row (id, logit, p) each, reset from the logits for every choice."""
+
+    def __init__(self, n_vocab: int) -> None:
+        self._ids = np.arange(n_vocab, dtype=np.int32)
+        self._rows = np.empty(n_vocab, _Candidate)
+        self._array = L.llama_token_data_array()
+
+    def reset(self, logits: NDArray[np.float32]) -> None:
+        """All tokens, with these logits [n_vocab]."""
+        self._rows["id"], self._rows["logit"], self._rows["p"] = self._ids, logits, 0.0
+        self._point_at(len(self._ids))
+
+    def reset_to(self, token: int) -> None:
+        """One token alone, to ask a grammar whether it would take it."""
+        self._rows[0] = (token, 0.0, 0.0)
+        self._point_at(1)
+
+    def _point_at(self, n: int) -> None:
+        a = self._array
+        a.data = self._rows.ctypes.data_as(L.llama_token_data_p)
+        a.size, a.selected, a.sorted = n, -1, False
+
+    def apply(self, sampler: Sampler) -> None:
+        L.llama_sampler_apply(sampler.handle, C.byref(self._array))
+
+    @property
+    def selected(self) -> int:
+        """The chosen token's id."""
+        return int(self._array.data[self._array.selected].id)
+
+    @property
+    def first_allowed(self) -> bool:
+        """Whether the first candidate still has a finite logit."""
+        return bool(np.isfinite(self._array.data[0].logit))
+
+
+class Sampler:
+    """A handle to one of llama.cpp's samplers, or a chain of them. It remembers the tokens it accepted."""
+
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
+
+    @classmethod
+    def chain(cls, parts: Sequence[tuple[str, tuple[float, ...]]]) -> Sampler:
+        """llama.cpp's samplers one after the other, each as (name, arguments): ("top_k", (40,))."""
+        chain = L.llama_sampler_chain_init(L.llama_sampler_chain_default_params())
+        for name, arguments in parts:
+            L.llama_sampler_chain_add(chain, getattr(L, f"llama_sampler_init_{name}")(*arguments))
+        return cls(chain)
+
+    @classmethod
+    def grammar(cls, model: Model, gbnf: str) -> Sampler:
+        """A sampler that allows only what the GBNF grammar's rule `root` derives. SamplingError if there is none."""
+        with native_stderr() as complaints:
+            handle = L.llama_sampler_init_grammar(model._vocab, gbnf.encode(), b"root")
+        if not handle:
+            reason = next((line for line in complaints if line.startswith("parse: ")), "parse: it does not parse")
+            raise SamplingError(f"not a valid GBNF grammar with a rule 'root': {reason.removeprefix('parse: ')}")
+        return cls(handle)
+
+    def accept(self, token: int) -> None:
+        L.llama_sampler_accept(self.handle, token)
+
+    def close(self) -> None:
+        if self.handle:
+            L.llama_sampler_free(self.handle)
+            self.handle = None

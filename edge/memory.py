@@ -1,0 +1,131 @@
+"""What a model will need in memory, part by part, before it is loaded."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+from devices.probe import available_memory, own_rss
+from edge import llama
+from edge.errors import EngineError, NotEnoughMemory
+from partition.model import ModelShape
+from quant.types import TensorType
+
+MIB = 1 << 20
+_COMPUTE = re.compile(r"compute buffer size\s*=\s*([\d.]+) MiB")
+_OUTPUT = re.compile(r"output buffer size\s*=\s*([\d.]+) MiB")
+_CACHE = re.compile(r"(?:llama_kv_cache|llama_memory_recurrent)\w*: size\s*=\s*([\d.]+) MiB")
+
+# Compute and output buffers of any model people run at batch 512 stay well below this; only closer calls are measured.
+_AMPLE_BUFFERS_BYTES = 2 << 30
+
+
+@dataclass(frozen=True)
+class MemoryNeed:
+    """Bytes by part, and what is there for them."""
+
+    parts: dict[str, int]  # "weights", "KV cache", "compute buffers", "output buffer", "runtime"
+    available: int  # bytes a new allocation could have now
+
+    @property
+    def total(self) -> int:
+        """Bytes in all."""
+        return sum(self.parts.values())
+
+    @property
+    def allocated(self) -> int:
+        """Bytes that must be in memory; mapped weights may be read from the file again, slowly."""
+        return self.total - self.parts["weights"] - self.parts["runtime"]
+
+    @property
+    def fits(self) -> bool:
+        """Whether everything that is not there already has room."""
+        return self.total - self.parts["runtime"] <= self.available
+
+
+def need(
+    path: str | os.PathLike[str],
+    *,
+    context: int,
+    batch: int = 512,
+    kv: TensorType,
+    sequences: int = 1,
+    flash_attention: str = "auto",
+) -> MemoryNeed:
+    """Ask llama.cpp itself, by a dry run that reads only the metadata: exact for every architecture it knows.
+
+    EngineError where llama.cpp refuses the file or the options. The file must have been checked before.
+    """
+    with llama.captured_log() as lines:
+        model = llama.Model(path, allocate=False)
+        try:
+            llama.Context(
+                model,
+                n_ctx=context,
+                n_batch=min(batch, context),
+                n_sequences=sequences,
+                type_k=kv.id,
+                type_v=kv.id,
+                flash_attention=flash_attention,
+            ).close()
+            weights = model.n_bytes
+        finally:
+            model.close()
+
+    def total(pattern: re.Pattern[str]) -> int:
+        return round(sum(float(found[1]) for line in lines if (found := pattern.search(line))) * MIB)
+
+    parts = {
+        "weights": weights,
+        "KV cache": total(_CACHE),
+        "compute buffers": total(_COMPUTE),
+        "output buffer": total(_OUTPUT),
+        "runtime": own_rss(),
+    }
+    return MemoryNeed(parts, available_memory())
+
+
+def check(
+    path: str | os.PathLike[str],
+    shape: ModelShape,
+    *,
+    context: int,
+    batch: int,
+    kv: TensorType,
+    sequences: int,
+    flash_attention: str,
+) -> MemoryNeed:
+    """The need of a model about to be loaded. NotEnoughMemory, with need and have, where what must be allocated has
+    no room.
+
+    Where an upper bound fits, that is returned, because the dry run takes as long as loading the vocabulary.
+    """
+    try:
+        kv_bytes = shape.kv_bytes(context, kv, kv)
+    except ValueError as error:  # blocks of the type do not divide a head's values
+        raise EngineError(f"the KV cache of {shape.name} cannot be {kv.name}: {error}; use f16") from error
+    bound = MemoryNeed(
+        {
+            "weights": shape.weight_bytes,
+            "KV cache": kv_bytes,
+            "compute buffers": _AMPLE_BUFFERS_BYTES,
+            "output buffer": 0,
+            "runtime": own_rss(),
+        },
+        available_memory(),
+    )
+    if bound.fits:
+        return bound
+    exact = need(path, context=context, batch=batch, kv=kv, sequences=sequences, flash_attention=flash_attention)
+    if exact.allocated > exact.available:
+        per_token = max(1, exact.parts["KV cache"] // context)
+        most = context - (exact.allocated - exact.available + per_token - 1) // per_token
+        advice = f"use --context {most // 256 * 256}" if most >= 256 else "free memory or use a smaller model"
+        beside = {name: n for name, n in exact.parts.items() if name not in ("weights", "runtime")}
+        parts = ", ".join(f"{name} {n / MIB:,.0f}" for name, n in beside.items())
+        raise NotEnoughMemory(
+            f"a context of {context} tokens needs {exact.allocated / MIB:,.0f} MiB beside the weights ({parts}),"
+            f" {exact.available / MIB:,.0f} MiB are available; {advice}, or a smaller --kv-type"
+        )
+    return exact

@@ -1,0 +1,1 @@
+"""Tensor types, model file formats, and how numbers are stored."""

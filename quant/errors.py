@@ -1,0 +1,13 @@
+"""What can be wrong with a model file or a type name."""
+
+
+class QuantError(Exception):
+    """Base of what this package raises for bad input; the message says what was found and what is needed."""
+
+
+class ModelFileError(QuantError):
+    """A file is not a usable model: not a GGUF, truncated, or with metadata that contradict its tensors."""
+
+
+class UnknownTypeError(QuantError):
+    """A tensor type nobody has heard of; the message lists the known ones."""

@@ -1,0 +1,195 @@
+"""Reads numbers, strings and key-value pairs at the head of a GGUF file, never past its end.
+
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Everything is little-endian. A string is a u64 length
+and that many bytes; an array is a u32 item type, a u64 count and the items. Every length and count is checked against
+the bytes that are left before anything is read or allocated, so a damaged number costs neither memory nor time.
+"""
+
+import mmap
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, overload
+
+from quant.errors import ModelFileError
+
+U32 = struct.Struct("<I")
+U64 = struct.Struct("<Q")
+
+_STRING, _ARRAY = 8, 9
+# Value type id: name and struct code of the numbers.
+_NUMBERS = {
+    0: ("u8", "B"),
+    1: ("i8", "b"),
+    2: ("u16", "H"),
+    3: ("i16", "h"),
+    4: ("u32", "I"),
+    5: ("i32", "i"),
+    6: ("f32", "f"),
+    7: ("bool", "?"),
+    10: ("u64", "Q"),
+    11: ("i64", "q"),
+    12: ("f64", "d"),
+}
+_MAX_KEY_BYTES = 65535  # the format's own limit
+
+
+class GgufArray(Sequence[Any]):
+    """An array of metadata, decoded when first looked into; its length and `item_type` ("str", "f32") cost nothing."""
+
+    def __init__(self, data: mmap.mmap, item_type: str, code: str, count: int, start: int) -> None:
+        self.item_type = item_type
+        self._data = data
+        self._code = code  # struct code, "" for strings
+        self._count = count
+        self._start = start
+        self._items: tuple[Any, ...] | None = None
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Any, ...]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        return self._decoded()[index]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._decoded())
+
+    def __repr__(self) -> str:
+        return f"<GgufArray of {self._count} {self.item_type}>"
+
+    def _decoded(self) -> tuple[Any, ...]:
+        if self._items is None:
+            self._items = self._numbers() if self._code else self._strings()
+        return self._items
+
+    def _numbers(self) -> tuple[Any, ...]:
+        return struct.unpack_from(f"<{self._count}{self._code}", self._data, self._start)
+
+    def _strings(self) -> tuple[str, ...]:
+        """Tokens may be pieces of a UTF-8 sequence; what does not decode becomes U+FFFD."""
+        return tuple(item.decode("utf-8", "replace") for item in self.raw_strings())
+
+    def raw_strings(self) -> list[bytes]:
+        """The items of an array of strings as they are stored."""
+        items, position, data, length_at = [], self._start, self._data, U64.unpack_from
+        for _ in range(self._count):
+            begin = position + U64.size
+            position = begin + length_at(data, position)[0]
+            items.append(data[begin:position])
+        return items
+
+
+Value = int | float | bool | str | GgufArray
+
+
+class Pair(NamedTuple):
+    """One key-value pair and where its value lies."""
+
+    key: str
+    value: Value
+    type: str  # "u32", "str", "arr[str]"
+    start: int  # of the value's type id, in bytes from the start of the file
+    end: int  # one past the value
+
+
+class HeaderReader:
+    """A position in a mapped file that moves forward only; every step past the end is a ModelFileError."""
+
+    def __init__(self, data: mmap.mmap, file_name: str) -> None:
+        self.data = data
+        self.file_name = file_name
+        self.position = 0
+
+    def error(self, problem: str) -> ModelFileError:
+        """The error to raise about this file."""
+        return ModelFileError(f"{self.file_name}: {problem}")
+
+    @property
+    def left(self) -> int:
+        """Bytes between here and the end of the file."""
+        return len(self.data) - self.position
+
+    def skip(self, n_bytes: int, what: str) -> int:
+        """Step over `n_bytes`; returns where they start."""
+        if n_bytes > self.left:
+            raise self.error(
+                f"the file ends inside {what}: it needs {n_bytes} bytes and {self.left} are left; "
+                "the file is incomplete or damaged, download it again"
+            )
+        start = self.position
+        self.position += n_bytes
+        return start
+
+    def u32(self, what: str) -> int:
+        number: int = U32.unpack_from(self.data, self.skip(4, what))[0]
+        return number
+
+    def u64(self, what: str) -> int:
+        number: int = U64.unpack_from(self.data, self.skip(8, what))[0]
+        return number
+
+    def name(self, what: str, max_bytes: int = _MAX_KEY_BYTES) -> str:
+        """A key or a tensor's name: printable UTF-8, because C code compares and prints it."""
+        length = self.u64(f"the length of {what}")
+        if not 0 < length <= max_bytes:
+            raise self.error(f"{what} is {length} bytes long, allowed are 1 to {max_bytes}; the file is damaged")
+        start = self.skip(length, what)
+        try:
+            text = self.data[start : start + length].decode("utf-8")
+        except UnicodeDecodeError:
+            raise self.error(f"{what} is not valid UTF-8; the file is damaged") from None
+        if not text.isprintable():
+            raise self.error(f"{what} has unprintable characters: {text[:80]!r}; the file is damaged")
+        return text
+
+    def pair(self, what: str) -> Pair:
+        """The next key-value pair; arrays are stepped over, not decoded."""
+        key = self.name(f"the key of {what}")
+        where = f"the value of {key[:80]!r}"
+        start = self.position
+        type_id = self.u32(where)
+        if type_id == _ARRAY:
+            value: Value = self._array(where)
+            type_name = f"arr[{value.item_type}]"  # type: ignore[union-attr]
+        elif type_id == _STRING:
+            length = self.u64(where)
+            begin = self.skip(length, where)
+            value, type_name = self.data[begin : begin + length].decode("utf-8", "replace"), "str"
+        elif type_id in _NUMBERS:
+            type_name, code = _NUMBERS[type_id]
+            (value,) = struct.unpack_from("<" + code, self.data, self.skip(struct.calcsize("<" + code), where))
+        else:
+            raise self.error(f"{where} has the unknown type {type_id}; known are 0 to 12; the file is damaged")
+        return Pair(key, value, type_name, start, self.position)
+
+    def _array(self, where: str) -> GgufArray:
+        type_id, count = self.u32(where), self.u64(where)
+        if type_id == _STRING:
+            start = self._skip_strings(count, where)
+            return GgufArray(self.data, "str", "", count, start)
+        if type_id == _ARRAY:
+            raise self.error(f"{where} is an array of arrays, which llama.cpp does not read")
+        if type_id not in _NUMBERS:
+            raise self.error(f"{where} is an array of the unknown type {type_id}; known are 0 to 12")
+        item_type, code = _NUMBERS[type_id]
+        start = self.skip(count * struct.calcsize("<" + code), where)
+        return GgufArray(self.data, item_type, code, count, start)
+
+    def _skip_strings(self, count: int, where: str) -> int:
+        """Step over `count` strings, the one loop here that a vocabulary of 128,000 tokens makes long."""
+        if count * U64.size > self.left:
+            self.skip(count * U64.size, where)  # raises: even empty strings would not fit
+        start = position = self.position
+        data, last, length_at = self.data, len(self.data) - U64.size, U64.unpack_from
+        for _ in range(count):
+            if position > last:
+                break
+            position += U64.size + length_at(data, position)[0]
+        else:
+            if position <= len(data):
+                self.position = position
+                return start
+        raise self.error(f"the file ends inside {where}; the file is incomplete or damaged, download it again")

@@ -1,0 +1,96 @@
+"""The tensor types of ggml: names, ids, and how many bytes they take.
+
+A type stores values in blocks: `block` values along a row share `block_bytes` bytes (values and their scales). The
+numbers are llama.cpp's own; the tests compare every row with the library and with the `gguf` package.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from quant.errors import UnknownTypeError
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """One way to store numbers."""
+
+    id: int  # in a GGUF file
+    name: str  # lower case, as people write it: "q4_0"
+    block: int  # values in a block
+    block_bytes: int  # bytes of a block
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Bits for one value, scales included."""
+        return 8 * self.block_bytes / self.block
+
+    def n_bytes(self, n_values: int) -> int:
+        """Bytes of `n_values` values; ValueError where they do not fill whole blocks."""
+        blocks, rest = divmod(n_values, self.block)
+        if rest:
+            raise ValueError(f"{self.name} stores whole blocks of {self.block} values, got {n_values} values")
+        return blocks * self.block_bytes
+
+
+_TABLE = (
+    # id, name, values in a block, bytes of a block
+    (0, "f32", 1, 4),
+    (1, "f16", 1, 2),
+    (2, "q4_0", 32, 18),
+    (3, "q4_1", 32, 20),
+    (6, "q5_0", 32, 22),
+    (7, "q5_1", 32, 24),
+    (8, "q8_0", 32, 34),
+    (9, "q8_1", 32, 36),
+    (10, "q2_k", 256, 84),
+    (11, "q3_k", 256, 110),
+    (12, "q4_k", 256, 144),
+    (13, "q5_k", 256, 176),
+    (14, "q6_k", 256, 210),
+    (15, "q8_k", 256, 292),
+    (16, "iq2_xxs", 256, 66),
+    (17, "iq2_xs", 256, 74),
+    (18, "iq3_xxs", 256, 98),
+    (19, "iq1_s", 256, 50),
+    (20, "iq4_nl", 32, 18),
+    (21, "iq3_s", 256, 110),
+    (22, "iq2_s", 256, 82),
+    (23, "iq4_xs", 256, 136),
+    (24, "i8", 1, 1),
+    (25, "i16", 1, 2),
+    (26, "i32", 1, 4),
+    (27, "i64", 1, 8),
+    (28, "f64", 1, 8),
+    (29, "iq1_m", 256, 56),
+    (30, "bf16", 1, 2),
+    (34, "tq1_0", 256, 54),
+    (35, "tq2_0", 256, 66),
+    (39, "mxfp4", 32, 17),
+    (40, "nvfp4", 64, 36),
+    (41, "q1_0", 128, 18),
+    (42, "q2_0", 64, 18),
+)
+
+TYPES: Mapping[str, TensorType] = MappingProxyType({row[1]: TensorType(*row) for row in _TABLE})
+_BY_ID: Mapping[int, TensorType] = MappingProxyType({t.id: t for t in TYPES.values()})
+
+# What llama.cpp accepts for the KV cache (`--cache-type-k`, `--cache-type-v`), widest first.
+KV_TYPES: tuple[str, ...] = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+
+
+def type_by_name(name: str) -> TensorType:
+    """The type called `name`, in any case; UnknownTypeError with the known names otherwise."""
+    found = TYPES.get(name.lower())
+    if found is None:
+        raise UnknownTypeError(f"unknown tensor type {name!r}; known: {', '.join(TYPES)}")
+    return found
+
+
+def type_by_id(type_id: int) -> TensorType:
+    """The type with this id in GGUF files; UnknownTypeError with the known ones otherwise."""
+    found = _BY_ID.get(type_id)
+    if found is None:
+        known = ", ".join(f"{t.id} {t.name}" for t in TYPES.values())
+        raise UnknownTypeError(f"unknown tensor type id {type_id}; known: {known}")
+    return found

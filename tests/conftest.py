@@ -1,0 +1,53 @@
+"""Models the tests run: the bundled one, and small random ones of each architecture, written once a session."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from edge import shapes, synth
+from edge.demo import MODEL_PATH
+from edge.engine import Engine, EngineOptions
+
+SMALL = {"layers": 2, "embd": 128, "ff": 96, "heads": 4, "vocab": 512, "context": 512}
+FIGURES: dict[str, dict[str, int]] = {
+    "llama": {"kv": 2},
+    "qwen2": {"kv": 2},
+    "qwen3": {"kv": 2, "head_size": 32},
+    "gemma": {"kv": 1, "head_size": 32},
+    "gemma2": {"kv": 2, "head_size": 32},
+    "gemma3": {"kv": 1, "head_size": 32},
+    "qwen3moe": {"kv": 2, "head_size": 32, "experts": 4, "experts_used": 2, "expert_ff": 32},
+}
+# Tests share two cores with whatever else runs; llama.cpp's threads spin while they wait for each other.
+OPTIONS = EngineOptions(threads=1, context=256, batch=32)
+
+Synthetic = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def synthetic(tmp_path_factory: pytest.TempPathFactory) -> Synthetic:
+    """`synthetic(arch, type)`: the path of a small random model."""
+    folder = tmp_path_factory.mktemp("models")
+
+    def model(arch: str, type_name: str = "f16") -> Path:
+        path = folder / f"{arch}-{type_name}.gguf"
+        if not path.exists():
+            synth.synthesize(path, shapes.shape(arch, **SMALL, **FIGURES[arch]), type_name)
+        return path
+
+    return model
+
+
+@pytest.fixture
+def demo() -> Iterator[Engine]:
+    """The bundled model, loaded."""
+    with Engine(MODEL_PATH, OPTIONS) as engine:
+        yield engine
+
+
+@pytest.fixture
+def llama(synthetic: Synthetic) -> Iterator[Engine]:
+    """A small random Llama, loaded; with quantized weights llama.cpp's sums do not depend on the batch size."""
+    with Engine(synthetic("llama", "q8_0"), OPTIONS) as engine:
+        yield engine

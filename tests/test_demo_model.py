@@ -1,0 +1,40 @@
+"""The bundled model answers held-out questions of its grammar, through the same engine people chat with."""
+
+from collections import Counter
+
+from edge.chat import Chat
+from edge.demo import MODEL_PATH
+from edge.demo.grammar import CATEGORIES, held_out
+from edge.engine import Engine, EngineOptions
+from edge.sampler import SamplingParams
+from partition.model import ModelShape
+from quant.gguf_file import GgufFile
+
+QUESTIONS = 700  # a hundred of each category
+AT_LEAST = 0.95
+GREEDY = SamplingParams(temperature=0)
+
+
+def test_held_out_questions_are_answered_right() -> None:
+    asked = held_out(QUESTIONS, seed=2026)
+    wrong: Counter[str] = Counter()
+    with Engine(MODEL_PATH, EngineOptions(threads=1)) as engine:
+        chat = Chat(engine)
+        for i, (messages, expected) in enumerate(asked):
+            chat.messages = [dict(m) for m in messages[:-1]]
+            answer = "".join(r.text for r in chat.ask(messages[-1]["content"], GREEDY, max_tokens=100))
+            wrong[CATEGORIES[i % len(CATEGORIES)]] += answer != expected
+    right = 1 - wrong.total() / QUESTIONS
+    assert right >= AT_LEAST, f"{right:.1%} right; wrong by category: {dict(wrong)}"
+
+
+def test_it_is_small_and_cuts_well() -> None:
+    file = GgufFile.open(MODEL_PATH)
+    shape = ModelShape.from_gguf(file)
+    assert file.size_bytes <= 12_000_000
+    assert 5_000_000 <= shape.n_params <= 10_000_000
+    assert shape.architecture == "llama"
+    assert shape.n_heads[0] >= 8
+    assert shape.n_heads_kv[0] >= 4
+    assert all(n % 32 == 0 for n in (shape.n_embd, shape.head_k, shape.n_ff[0], shape.n_vocab))
+    assert "q8_0" in shape.bytes_by_type

@@ -1,0 +1,170 @@
+"""The engine: what it computes does not depend on how it is asked, and its KV cache does what it is told."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge import ggml, shapes, synth
+from edge.engine import DEFAULT_CONTEXT, Engine, EngineOptions
+from edge.errors import ContextFull, EngineError
+from quant.errors import UnknownTypeError
+from tests.conftest import OPTIONS, Synthetic
+
+TOKENS = [5, 300, 17, 401, 88, 260, 33, 499]
+
+
+def final_logits(engine: Engine, tokens: list[int], chunk: int, sequence: int = 0) -> np.ndarray:
+    for start in range(0, len(tokens), chunk):
+        logits = engine.decode(tokens[start : start + chunk], start, sequence=sequence)
+    return logits.copy()
+
+
+def test_logits_do_not_depend_on_how_a_prompt_is_chunked(llama: Engine) -> None:
+    whole = final_logits(llama, TOKENS, 8)
+    for chunk in (1, 3, 7):
+        llama.kv_clear()
+        np.testing.assert_array_equal(final_logits(llama, TOKENS, chunk), whole)
+
+
+def test_all_outputs_are_those_of_each_prefix(llama: Engine) -> None:
+    every = llama.decode(TOKENS, 0, outputs="all").copy()
+    assert every.shape == (len(TOKENS), 512)
+    for i in range(len(TOKENS)):
+        llama.kv_clear()
+        np.testing.assert_array_equal(llama.decode(TOKENS[: i + 1], 0), every[i])
+
+
+def test_no_outputs_still_fills_the_cache(llama: Engine) -> None:
+    expected = final_logits(llama, TOKENS, 8)
+    llama.kv_clear()
+    assert llama.decode(TOKENS[:-1], 0, outputs="none").size == 0
+    np.testing.assert_array_equal(llama.decode(TOKENS[-1:], 7), expected)
+
+
+def test_removed_positions_are_forgotten(llama: Engine) -> None:
+    expected = final_logits(llama, TOKENS, 8)
+    llama.kv_clear()
+    llama.decode([*TOKENS[:4], 9, 9, 9, 9], 0)
+    assert llama.kv_last(0) == 7
+    assert llama.kv_remove(0, 4)
+    assert llama.kv_last(0) == 3
+    np.testing.assert_array_equal(llama.decode(TOKENS[4:], 4), expected)
+
+
+def test_a_copied_sequence_continues_on_its_own(synthetic: Synthetic) -> None:
+    with Engine(synthetic("llama"), replace(OPTIONS, sequences=2)) as engine:
+        expected = final_logits(engine, TOKENS, 8)
+        engine.kv_clear()
+        engine.decode(TOKENS[:4], 0, sequence=0)
+        engine.kv_copy(0, 1)
+        engine.decode([9, 9], 4, sequence=0)
+        np.testing.assert_array_equal(engine.decode(TOKENS[4:], 4, sequence=1), expected)
+        assert engine.kv_last(0) == 5
+
+
+def test_one_batch_holds_rows_of_several_sequences(synthetic: Synthetic) -> None:
+    with Engine(synthetic("llama"), replace(OPTIONS, sequences=2)) as engine:
+        a = engine.decode(TOKENS[:3], 0).copy()
+        engine.kv_clear()
+        b = engine.decode(TOKENS[3:6], 0).copy()
+        engine.kv_clear()
+        rows = engine.rows
+        rows.tokens[:6] = TOKENS[:6]
+        rows.positions[:6] = [0, 1, 2, 0, 1, 2]
+        rows.sequences[:6] = [0, 0, 0, 1, 1, 1]
+        rows.outputs[:6] = [0, 0, 1, 0, 0, 1]
+        engine.decode_rows(rows, 6)
+        # Keys of the other sequence are masked but summed over, so the order of float additions differs.
+        np.testing.assert_allclose(engine.logits(2), a, atol=1e-4 * a.std())
+        np.testing.assert_allclose(engine.logits(5), b, atol=1e-4 * b.std())
+
+
+def test_shifted_positions_make_room(llama: Engine) -> None:
+    llama.decode(TOKENS, 0)
+    llama.kv_remove(0, 0, 4)
+    llama.kv_shift(0, 4, -1, -4)
+    assert llama.kv_last(0) == 3
+    llama.decode([7], 4)
+    assert llama.kv_last(0) == 4
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        replace(OPTIONS, kv_type="q8_0"),
+        replace(OPTIONS, kv_type="q4_0"),
+        replace(OPTIONS, kv_type="bf16"),
+        replace(OPTIONS, flash_attention="off"),
+    ],
+    ids=lambda o: f"{o.kv_type} {o.flash_attention}",
+)
+def test_options_that_round_change_the_logits_a_little(
+    llama: Engine, synthetic: Synthetic, options: EngineOptions
+) -> None:
+    expected = final_logits(llama, TOKENS, 8)
+    with Engine(synthetic("llama", "q8_0"), options) as engine:
+        got = final_logits(engine, TOKENS, 8)
+    error = np.abs(got - expected).max() / expected.std()
+    assert 0 < error < (1.5 if options.kv_type == "q4_0" else 0.1)
+
+
+def test_repacked_weights_compute_the_same_and_are_used_by_default(synthetic: Synthetic) -> None:
+    path = synthetic("llama", "q4_0")
+    logits = {}
+    for repack in (True, False, None):
+        with Engine(path, replace(OPTIONS, repack=repack)) as engine:
+            logits[repack] = final_logits(engine, TOKENS, 8)
+    np.testing.assert_array_equal(logits[None], logits[True])
+    np.testing.assert_allclose(logits[False], logits[True], atol=0.02 * logits[True].std())
+
+
+def test_context_defaults_to_the_trained_one_within_bounds(synthetic: Synthetic) -> None:
+    with Engine(synthetic("llama"), replace(OPTIONS, context=None)) as engine:
+        assert engine.context == 512 < DEFAULT_CONTEXT
+
+
+def test_too_many_tokens_are_refused_with_both_numbers(llama: Engine) -> None:
+    with pytest.raises(EngineError, match=r"1 to 32 tokens, 33 were given"):
+        llama.decode([1] * 33, 0)
+    with pytest.raises(ContextFull, match=r"260 tokens .* context of 256"):
+        llama.decode([1] * 8, 252)
+    llama.decode(TOKENS, 0)  # still fine
+
+
+def test_a_kv_type_nobody_can_store_is_refused(synthetic: Synthetic) -> None:
+    with pytest.raises(UnknownTypeError, match=r"'q2_k' .* f16"):
+        Engine(synthetic("llama"), replace(OPTIONS, kv_type="q2_k"))
+
+
+def test_quantized_values_without_flash_attention_are_an_error_not_an_abort(synthetic: Synthetic) -> None:
+    with pytest.raises(EngineError, match="quantized V cache requires flash_attn"):
+        Engine(synthetic("llama"), replace(OPTIONS, kv_type="q8_0", flash_attention="off"))
+
+
+def test_a_head_too_small_for_the_kv_type_is_an_error_with_llama_cpps_reason(tmp_path: Path) -> None:
+    path = tmp_path / "narrow.gguf"
+    synth.synthesize(path, shapes.shape("llama", layers=1, embd=64, ff=64, heads=4, vocab=300), "f16")
+    with pytest.raises(EngineError, match="block size 32 does not divide n_embd_head_k=16"):
+        Engine(path, replace(OPTIONS, kv_type="q8_0"))
+
+
+def test_load_progress_ends_at_the_whole(synthetic: Synthetic) -> None:
+    seen: list[float] = []
+    Engine(synthetic("llama"), OPTIONS, progress=seen.append).close()
+    assert seen == sorted(seen)
+    assert seen[-1] == 1.0
+
+
+def test_a_foreign_tensor_layout_is_refused_with_both_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = [field for field in ggml._Tensor._fields_ if field[0] != "buffer"]
+    moved = type("Moved", (ggml.C.Structure,), {"_fields_": fields})
+    monkeypatch.setattr(ggml, "_Tensor", moved)
+    with pytest.raises(EngineError, match=r"9\.9\.9 .* 0\.3\.36"):
+        ggml.check_layout("9.9.9")
+
+
+def test_the_pinned_version_is_the_one_in_pyproject() -> None:
+    pyproject = (Path(__file__).parent.parent / "pyproject.toml").read_text()
+    assert f'"llama-cpp-python=={ggml.PINNED_VERSION}"' in pyproject

@@ -1,0 +1,65 @@
+"""The house rules: who may import whom, where ctypes lives, what is loaded only when needed."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("apps", "edge", "partition", "transport", "quant", "devices")
+MAY_IMPORT = {
+    "apps": {"edge", "partition", "transport", "quant", "devices"},
+    "edge": {"partition", "transport", "quant", "devices"},
+    "partition": {"devices", "quant"},
+    "transport": set(),
+    "quant": set(),
+    "devices": set(),
+}
+FILES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+
+
+def imported(path: Path) -> set[str]:
+    """The top-level names of everything a file imports, anywhere in it."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names.add((node.module or "").split(".")[0])
+    return names
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_follow_the_direction_of_the_design(path: Path) -> None:
+    package = path.relative_to(ROOT).parts[0]
+    assert imported(path) & set(PACKAGES) <= MAY_IMPORT[package] | {package}
+
+
+def test_ctypes_and_llama_cpp_live_in_two_files() -> None:
+    users = {str(path.relative_to(ROOT)) for path in FILES if "ctypes" in imported(path)}
+    assert users == {"edge/ggml.py", "edge/llama.py"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_no_file_is_longer_than_400_lines(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 400
+
+
+def test_no_pickle_eval_or_shell() -> None:
+    for path in FILES:
+        tree = ast.parse(path.read_text())
+        assert not imported(path) & {"pickle", "marshal", "shelve"}, path
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call):
+                assert not (isinstance(node.func, ast.Name) and node.func.id in ("eval", "exec")), path
+                assert not any(k.arg == "shell" for k in node.keywords), path
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_importing_a_package_loads_nothing_heavy(package: str) -> None:
+    code = f"import sys, {package}; print(sorted(sys.modules.keys() & {{'numpy', 'llama_cpp', 'rich', 'torch'}}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.strip() == "[]"

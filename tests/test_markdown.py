@@ -1,0 +1,111 @@
+"""Markdown that arrives in pieces looks as if it had come at once."""
+
+import io
+from unittest.mock import patch
+
+from hypothesis import given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+from rich.console import Console
+from rich.markdown import Markdown
+
+from apps.markdown import MarkdownStream, finished_length
+
+PARSER = MarkdownIt().enable("table")
+BLOCKS = (
+    "A paragraph with **bold** words and `code`,\non two lines.",
+    "# A heading",
+    "Another heading\n---",
+    "- one\n- two\n\n  still two\n- three",
+    "1. first\n2. second",
+    "```python\nfor i in range(3):\n\n    print(i)\n```",
+    "    indented code",
+    "> quoted\nand more of it",
+    "| a | b |\n| - | - |\n| 1 | 2 |",
+    "* * *",
+    "form\x0cfeed, line\u2028separator",
+)
+documents = st.lists(st.sampled_from(BLOCKS), max_size=6).map("\n\n".join)
+# Anything that could begin or continue a block, except definitions of links, which reach back over all blocks.
+noise = st.text(st.sampled_from("ab1.)-*#>`|=+ \t\n\r\x0c\u2028<:\\"), max_size=60)
+
+
+@st.composite
+def pieces(draw: st.DrawFn) -> list[str]:
+    """A document, cut anywhere."""
+    text = draw(documents)
+    cuts = sorted(draw(st.lists(st.integers(0, len(text)), max_size=12)))
+    return [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+
+
+def shown(*texts: str) -> str:
+    """What is on the screen after pushing `texts`."""
+    out = io.StringIO()
+    with patch("apps.markdown.REDRAW_EVERY_S", 0), MarkdownStream(Console(file=out, width=60)) as stream:
+        for text in texts:
+            stream.push(text)
+    return out.getvalue()
+
+
+def rendered(text: str) -> str:
+    """What rich makes of the whole."""
+    out = io.StringIO()
+    Console(file=out, width=60).print(Markdown(text))
+    return out.getvalue()
+
+
+def lines(screen: str) -> list[str]:
+    """The lines with something in them: rich puts an empty one around some kinds of blocks."""
+    return [line.rstrip() for line in screen.split("\n") if line.strip()]
+
+
+@given(pieces())
+def test_pieces_look_like_the_whole(parts: list[str]) -> None:
+    assert lines(shown(*parts)) == lines(rendered("".join(parts)))
+
+
+@given(noise, noise)
+def test_no_further_text_changes_finished_blocks(text: str, more: str) -> None:
+    n = finished_length(PARSER, text)
+    finished, rest = text[:n], text[n:]
+    assert PARSER.render(finished) + PARSER.render(rest + more) == PARSER.render(text + more)
+
+
+@given(documents)
+def test_all_but_the_last_block_is_finished(text: str) -> None:
+    rest = text[finished_length(PARSER, text + "\n") :]
+    assert len([token for token in PARSER.parse(rest) if token.level == 0 and token.nesting >= 0]) <= 1
+
+
+def test_one_empty_line_between_blocks() -> None:
+    screen = shown("Before.\n\n", "- item\n\n", "# Heading\n\n", "| a |\n| - |\n| 1 |\n\n", "After.")
+    seen = [line.strip() for line in screen.split("\n")]
+    assert seen == ["Before.", "", "• item", "", "Heading", "", "a", "─", "1", "", "After.", ""]
+
+
+def test_what_is_open_is_shown_before_it_is_finished() -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=60, height=20, force_terminal=True)
+    with patch("apps.markdown.REDRAW_EVERY_S", 0), MarkdownStream(console) as stream:
+        stream.push("Hello")
+        assert "Hello" in out.getvalue()
+
+
+def test_an_exception_leaves_what_was_said_on_the_screen() -> None:
+    out = io.StringIO()
+    try:
+        with MarkdownStream(Console(file=out)) as stream:
+            stream.push("So far")
+            raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        pass
+    assert out.getvalue().rstrip() == "So far"
+
+
+def test_a_block_longer_than_the_terminal_shows_its_end() -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=60, height=10, force_terminal=True, color_system=None)
+    with patch("apps.markdown.REDRAW_EVERY_S", 0), MarkdownStream(console) as stream:
+        stream.push("```\n" + "".join(f"line {i}\n" for i in range(50)))
+        assert "line 49" in out.getvalue()
+        assert "line 10" not in out.getvalue()

@@ -1,0 +1,74 @@
+"""Memory accounting: as much as llama.cpp really takes, known before it takes it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edge import llama, memory
+from edge.engine import Engine
+from edge.errors import NotEnoughMemory
+from partition.model import ModelShape
+from quant.gguf_file import GgufFile
+from quant.types import TYPES
+from tests.conftest import OPTIONS, Synthetic
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+@pytest.mark.parametrize("context", [256, 4096])
+def test_the_kv_cache_is_what_the_formula_says(synthetic: Synthetic, context: int, kv_type: str) -> None:
+    path = synthetic("llama")
+    kv = TYPES[kv_type]
+    need = memory.need(path, context=context, kv=kv)
+    shape = ModelShape.from_gguf(GgufFile.open(path))
+    assert need.parts["KV cache"] == pytest.approx(shape.kv_bytes(context, kv, kv), abs=0.01 * MIB)
+    assert need.parts["weights"] == shape.weight_bytes
+    assert need.total == sum(need.parts.values())
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "qwen3moe"])
+def test_the_dry_run_says_what_the_real_run_takes(synthetic: Synthetic, arch: str) -> None:
+    path = synthetic(arch)
+    need = memory.need(path, context=512, batch=32, kv=TYPES["f16"])
+    with llama.captured_log() as lines:
+        Engine(path, replace(OPTIONS, context=512)).close()
+    real = sum(float(found[1]) for line in lines if (found := memory._COMPUTE.search(line))) * MIB
+    assert real > 0
+    assert need.parts["compute buffers"] == pytest.approx(real, abs=0.02 * MIB)
+
+
+def test_a_larger_context_and_batch_need_more(synthetic: Synthetic) -> None:
+    path = synthetic("llama")
+    small = memory.need(path, context=256, batch=32, kv=TYPES["f16"])
+    assert memory.need(path, context=512, batch=32, kv=TYPES["f16"]).parts["KV cache"] > small.parts["KV cache"]
+    assert memory.need(path, context=256, batch=256, kv=TYPES["f16"]).allocated > small.allocated
+
+
+def test_a_context_longer_than_memory_is_refused_with_need_have_and_a_way_out(
+    synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "available_memory", lambda: 40 * MIB)
+    path = synthetic("llama")
+    with pytest.raises(
+        NotEnoughMemory, match=r"needs [\d,]+ MiB .* 40 MiB are available; use --context (\d+)"
+    ) as caught:
+        Engine(path, replace(OPTIONS, context=100_000))
+    suggested = int(str(caught.value).split("--context ")[1].split(",")[0])
+    with Engine(path, replace(OPTIONS, context=suggested)) as engine:
+        assert engine.memory.allocated <= 40 * MIB
+
+
+def test_weights_that_do_not_fit_stay_mapped(synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch) -> None:
+    path: Path = synthetic("llama", "q4_0")
+
+    def repacked() -> bool:
+        with llama.captured_log() as lines, Engine(path, OPTIONS) as engine:
+            assert engine.memory.fits == any("CPU_REPACK model buffer" in line for line in lines)
+            return engine.memory.fits
+
+    assert repacked()
+    need = memory.need(path, context=OPTIONS.context or 0, batch=OPTIONS.batch, kv=TYPES["f16"])
+    monkeypatch.setattr(memory, "available_memory", lambda: need.allocated + need.parts["weights"] // 2)
+    assert not repacked()
