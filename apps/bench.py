@@ -28,10 +28,11 @@ def run(args: argparse.Namespace) -> int:
     from apps.progress import progress
     from edge.bench import measure
     from edge.engine import Engine
+    from edge.interrupt import interrupt_stops
 
     args.context = args.context or args.prompt_tokens + args.gen_tokens
     with Engine(model_path(args.model), engine_options(args)) as engine:
-        with progress("Measuring", unit="runs") as bar:
+        with interrupt_stops(engine), progress("Measuring", unit="runs") as bar:
             try:
                 result = measure(
                     engine,

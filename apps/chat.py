@@ -76,7 +76,7 @@ def _answer_once(args: argparse.Namespace, chat: Chat, prompt: str, sampling: Sa
     from edge.interrupt import interrupt_stops
 
     responses: list[Response] = []
-    with interrupt_stops(chat.engine.stop):
+    with interrupt_stops(chat.engine):
         for response in answer(chat, prompt, sampling, max_tokens=args.max_tokens, stop=args.stop):
             responses.append(response)
             if not args.json:

@@ -66,7 +66,8 @@ def main(argv: list[str] | None = None) -> int:
         if os.environ.get("EDGE_DEBUG"):
             raise
         code = next((EXIT_CODES[c.__name__] for c in type(error).__mro__ if c.__name__ in EXIT_CODES), EXIT_BUG)
-        print(f"edge {args.command}: {_one_line(error, code)}", file=sys.stderr)
+        if code != EXIT_INTERRUPTED:
+            print(f"edge {args.command}: {_one_line(error, code)}", file=sys.stderr)
         return code
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import time
 from types import TracebackType
 
@@ -67,7 +68,7 @@ def split_blocks(parser: MarkdownIt, text: str) -> list[str]:
     lines = io.StringIO(text, newline="").readlines()  # str.splitlines would also cut where Markdown does not
     starts = [token.map[0] for token in parser.parse(text) if token.level == 0 and token.map]
     cuts = [0, *starts[1:], len(lines)]
-    return ["".join(lines[a:b]) for a, b in zip(cuts, cuts[1:], strict=False)]
+    return ["".join(lines[a:b]) for a, b in itertools.pairwise(cuts)]
 
 
 class _Rendered:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apps.format import bytes_text, count_text
-from apps.options import KV_TYPES, UsageError, model_path, natural, positive_int
+from apps.options import KV_TYPES, UsageError, context_size, model_path, natural, positive_int
 from apps.progress import progress
 from apps.table import print_table
 
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
 def _add_info(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", metavar="MODEL", help="GGUF file or REPO:FILE (default: the bundled model)")
     parser.add_argument(
-        "--context", type=positive_int, metavar="N", help="tokens to keep room for (default: the model's, at most 4096)"
+        "--context", type=context_size, metavar="N", help="tokens to keep room for (default: the model's, at most 4096)"
     )
     parser.add_argument("--kv-type", choices=KV_TYPES, default="f16", help="type of the KV cache (default: f16)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

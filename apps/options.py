@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from edge.engine import EngineOptions
 
-# Named here and not asked of quant.types, so that --help stays quick; a test holds the two together.
+# Named here and not asked of quant.types and edge.engine, so that --help stays quick; a test holds them together.
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
-MAX_THREADS = 512  # GGML_MAX_N_THREADS
+MAX_CONTEXT = 1 << 24
+MAX_THREADS = 512
 
 
 class UsageError(Exception):
@@ -32,6 +33,11 @@ def natural(text: str) -> int:
 def seed(text: str) -> int:
     """A seed: an integer of 32 bits, like those `--json` reports."""
     return _integer(text, 0, 2**32 - 1)
+
+
+def context_size(text: str) -> int:
+    """Tokens of context, from 1 to what an engine takes."""
+    return _integer(text, 1, MAX_CONTEXT)
 
 
 def thread_count(text: str) -> int:
@@ -64,7 +70,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     """How to load and run the model."""
     group = parser.add_argument_group("engine")
     group.add_argument(
-        "--context", type=positive_int, metavar="N", help="tokens of context (default: the model's, at most 4096)"
+        "--context", type=context_size, metavar="N", help="tokens of context (default: the model's, at most 4096)"
     )
     group.add_argument("--threads", type=thread_count, metavar="N", help="default: one per physical core")
     group.add_argument(

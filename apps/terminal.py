@@ -86,7 +86,7 @@ class _Talk:
         stopped = False
         self._last = None
         responses = answer(self._chat, text, self._sampling, max_tokens=self._max_tokens, stop=self._stop)
-        with interrupt_stops(self._chat.engine.stop):
+        with interrupt_stops(self._chat.engine):
             try:
                 first = next(responses)
                 with MarkdownStream(self._console) as shown:

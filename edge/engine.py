@@ -21,6 +21,9 @@ from quant.gguf_file import GgufFile
 from quant.types import KV_TYPES, TensorType, type_by_name
 
 DEFAULT_CONTEXT = 4096  # tokens; models trained for more would reserve gigabytes of KV cache nobody asked for
+MAX_CONTEXT = 1 << 24  # tokens; more than any model is trained for. llama.cpp keeps 50 bytes for each even in a dry run
+MAX_SEQUENCES = 256  # of llama.cpp
+MAX_THREADS = 512  # ggml has room for no more
 DEFAULT_BATCH = 512  # tokens of a prompt in one pass over the weights
 
 
@@ -36,6 +39,19 @@ class EngineOptions:
     repack: bool | None = None  # lay weights out for this CPU; None: where they fit in memory
     flash_attention: str = "auto"  # auto, on, off
     kv_type: str = "f16"  # type of stored keys and values; quantized values need flash attention
+
+    def __post_init__(self) -> None:
+        """EngineError names the option that is out of its range."""
+        for name, value, most in (
+            ("context", self.context, MAX_CONTEXT),
+            ("batch", self.batch, MAX_CONTEXT),
+            ("sequences", self.sequences, MAX_SEQUENCES),
+            ("threads", self.threads, MAX_THREADS),
+        ):
+            if value is not None and not 1 <= value <= most:
+                raise EngineError(f"{name} must be from 1 to {most}, it is {value}")
+        if self.flash_attention not in llama.FLASH_ATTENTION:
+            raise EngineError(f"flash_attention must be auto, on or off, it is {self.flash_attention!r}")
 
 
 class Engine:
@@ -143,8 +159,12 @@ class Engine:
         return self._context.logits(row)
 
     def stop(self) -> None:
-        """End a decode that runs in another thread; it raises Interrupted there."""
+        """Make a decode that runs in another thread, and later ones, raise Interrupted."""
         self._context.stop()
+
+    def resume(self) -> None:
+        """Decode again after `stop`."""
+        self._context.resume()
 
     # The KV cache.
 

@@ -1,40 +1,80 @@
-"""Ctrl-C during native code: stop a decode at its next graph node instead of at its end."""
+"""Ctrl-C around native code: a decode stops at its next graph node, a load ends soon, and none is lost.
+
+Python runs signal handlers only between bytecodes, and one decode of a long prompt on a slow device is a minute of
+native code. And KeyboardInterrupt raised in a Python function that native code called is printed and dropped.
+"""
 
 from __future__ import annotations
 
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
+
+
+class Stoppable(Protocol):
+    """Something whose computation can be stopped from another thread."""
+
+    def stop(self) -> None:
+        """Make what runs, and all that follows, raise Interrupted."""
+
+    def resume(self) -> None:
+        """Compute again."""
 
 
 @contextmanager
-def interrupt_stops(stop: Callable[[], None]) -> Iterator[None]:
-    """Inside, SIGINT calls `stop` at once, from another thread; KeyboardInterrupt follows when native code returns.
+def interrupt_stops(engine: Stoppable) -> Iterator[None]:
+    """Inside, Ctrl-C stops the engine, which raises Interrupted; a second one is an ordinary KeyboardInterrupt.
 
-    Python runs its own handlers only between bytecodes, and one decode of a long prompt on a slow device is a minute
-    of native code. The interpreter writes the signal's number to a socket right away, and a thread reads that.
+    The interpreter writes a signal's number to a socket at once, whatever runs; a thread reads it there.
     Does nothing outside the main thread, where Python has no signals.
     """
-    if threading.current_thread() is not threading.main_thread():
+    if not _has_signals():
         yield
         return
+    engine.resume()
     reader, writer = socket.socketpair()
     writer.setblocking(False)
 
     def watch() -> None:
         while number := reader.recv(1):
             if number[0] == signal.SIGINT:
-                stop()
+                engine.stop()
 
     watcher = threading.Thread(target=watch, name="interrupt", daemon=True)
     watcher.start()
-    previous = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    handler = signal.signal(signal.SIGINT, lambda *_: signal.signal(signal.SIGINT, handler))
+    wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     try:
         yield
     finally:
-        signal.set_wakeup_fd(previous)
+        signal.set_wakeup_fd(wakeup)
+        signal.signal(signal.SIGINT, handler)
         writer.close()  # ends the watcher's recv
         watcher.join()
         reader.close()
+        engine.resume()
+
+
+@contextmanager
+def interrupts_noted() -> Iterator[list[int]]:
+    """Inside, Ctrl-C only joins the list; KeyboardInterrupt follows at the end. For native code with callbacks."""
+    noted: list[int] = []
+    if not _has_signals():
+        yield noted
+        return
+    handler = signal.signal(signal.SIGINT, lambda number, _: noted.append(number))
+    try:
+        yield noted
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if noted:
+        raise KeyboardInterrupt
+
+
+def _has_signals() -> bool:
+    """Whether this is the main thread, and nobody else handles SIGINT."""
+    main = threading.current_thread() is threading.main_thread()
+    return main and signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from edge import ggml
 from edge.errors import EngineError, Interrupted, SamplingError
+from edge.interrupt import interrupts_noted
 from edge.native_stderr import native_stderr
 
 FLASH_ATTENTION = {
@@ -115,11 +116,12 @@ class Model:
         def on_progress(fraction: float, _: Any) -> bool:
             if progress is not None:
                 progress(fraction)
-            return True
+            return not interrupts
 
         params.progress_callback = on_progress
         _complaints.clear()
-        self._handle = L.llama_model_load_from_file(os.fsencode(path), params)
+        with interrupts_noted() as interrupts:
+            self._handle = L.llama_model_load_from_file(os.fsencode(path), params)
         if not self._handle:
             raise EngineError(f"{os.fspath(path)}: llama.cpp cannot load it: {_why()}")
         self._vocab = L.llama_model_get_vocab(self._handle)
@@ -208,6 +210,9 @@ class Batch:
 _strlen = C.cast(C.CDLL(None).strlen, L.ggml_abort_callback)
 
 
+_STOPPED = 2  # llama_decode's code for an abort callback that said so
+
+
 class Context:
     """A KV cache and compute buffers over a model, and decoding into them."""
 
@@ -241,7 +246,8 @@ class Context:
             params.cb_eval = self._on_node
         _complaints.clear()
         self.model = model
-        self._handle = L.llama_init_from_model(model._handle, params)
+        with interrupts_noted():
+            self._handle = L.llama_init_from_model(model._handle, params)
         if not self._handle:
             raise EngineError(f"llama.cpp cannot make a context of {n_ctx} tokens: {_why()}")
         self._memory = L.llama_get_memory(self._handle)
@@ -254,20 +260,23 @@ class Context:
 
     def decode(self, batch: Batch, n: int) -> None:
         """Compute the first `n` rows. EngineError if llama.cpp refuses, Interrupted after `stop()`."""
-        self._stop.raw = b"\0\0"
         batch.native.n_tokens = n
-        code = L.llama_decode(self._handle, batch.native)
+        code = _STOPPED if self._stop.value else L.llama_decode(self._handle, batch.native)
         if code == 0:
             return
-        if code == 2:
+        if code == _STOPPED:
             raise Interrupted("stopped on request")
         if code == 1:
             raise EngineError(f"no room in the KV cache of {self.n_ctx} tokens for {n} more")
         raise EngineError(f"llama_decode failed with code {code}: {_why()}")
 
     def stop(self) -> None:
-        """Make a decode that is running in another thread end at its next graph node (CPU only)."""
-        self._stop.raw = b"x\0"
+        """Make a decode that runs in another thread end at its next graph node (CPU only), and later ones fail."""
+        self._stop.value = b"x"
+
+    def resume(self) -> None:
+        """Allow decoding again."""
+        self._stop.value = b""
 
     def logits(self, row: int) -> NDArray[np.float32]:
         """Logits of batch row `row` (-1: the last that gave any), a view [n_vocab] valid until the next decode."""

@@ -45,6 +45,8 @@ class SamplingParams:
             raise SamplingError(f"repeat_penalty must be above 0, it is {self.repeat_penalty}")
         if self.grammar is not None and self.json_schema is not None:
             raise SamplingError("give a grammar or a JSON schema, not both")
+        if self.grammar is not None and not self.grammar.strip():
+            raise SamplingError("the grammar is empty")  # llama.cpp would take it for none
 
 
 class TokenSampler:
@@ -98,11 +100,12 @@ def schema_to_gbnf(schema: str) -> str:
     try:
         if not isinstance(json.loads(schema), dict):
             raise SamplingError("a JSON schema must be a JSON object")
-        return str(json_schema_to_gbnf(schema))
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise SamplingError(f"the JSON schema is not valid JSON: {error}") from error
+    try:
+        return str(json_schema_to_gbnf(schema))
     except Exception as error:  # the converter asserts, indexes and raises as it finds things
-        raise SamplingError(f"this JSON schema cannot be turned into a grammar: {error!r}") from error
+        raise SamplingError(f"this JSON schema cannot be turned into a grammar: {error}") from error
 
 
 def _parts(model: llama.Model, p: SamplingParams) -> list[tuple[str, tuple[float, ...]]]:

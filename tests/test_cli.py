@@ -1,5 +1,6 @@
 """The `edge` command itself: help, version, unknown commands, and errors nobody expected."""
 
+import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -9,6 +10,7 @@ import pytest
 import apps.chat
 import apps.cli
 import apps.options
+import edge.engine
 import edge.shapes  # noqa: F401 - defines an error of its own
 from edge.errors import EdgeError
 from quant.errors import QuantError
@@ -61,8 +63,10 @@ def test_no_command() -> None:
     assert_one_line_error(run_edge(), 2, "COMMAND")
 
 
-def test_kv_types_are_those_of_llama_cpp() -> None:
+def test_limits_named_for_a_quick_help_are_those_of_the_engine() -> None:
     assert apps.options.KV_TYPES == KV_TYPES
+    assert apps.options.MAX_CONTEXT == edge.engine.MAX_CONTEXT
+    assert apps.options.MAX_THREADS == edge.engine.MAX_THREADS
 
 
 FAILING = """
@@ -90,3 +94,17 @@ def test_every_error_of_the_project_has_an_exit_code() -> None:
 
     for kind in [c for base in (EdgeError, QuantError) for c in below(base)[1:]]:
         assert any(c.__name__ in apps.cli.EXIT_CODES for c in kind.__mro__), kind
+
+
+@pytest.mark.parametrize("command", apps.cli.COMMANDS)
+def test_every_option_is_documented(command: str) -> None:
+    options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", run_edge(command, "--help").stdout)) - {"--help"}
+    text = (ROOT / "docs" / "cli.md").read_text()
+    assert not {option for option in options if f"`{option}" not in text and f" {option}" not in text}
+
+
+def test_every_exit_code_is_documented() -> None:
+    text = (ROOT / "docs" / "cli.md").read_text()
+    own = (apps.cli.EXIT_BUG, apps.cli.EXIT_INTERRUPTED, apps.cli.EXIT_CLOSED_PIPE)
+    for code in {*apps.cli.EXIT_CODES.values(), *own}:
+        assert f"\n| {code} |" in text

@@ -1,5 +1,7 @@
 """The engine: what it computes does not depend on how it is asked, and its KV cache does what it is told."""
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from edge.errors import ContextFull, EngineError
 from quant.errors import UnknownTypeError
 from tests.conftest import OPTIONS, Synthetic
 
+ROOT = Path(__file__).parent.parent
 TOKENS = [5, 300, 17, 401, 88, 260, 33, 499]
 
 
@@ -166,5 +169,16 @@ def test_a_foreign_tensor_layout_is_refused_with_both_versions(monkeypatch: pyte
 
 
 def test_the_pinned_version_is_the_one_in_pyproject() -> None:
-    pyproject = (Path(__file__).parent.parent / "pyproject.toml").read_text()
+    pyproject = (ROOT / "pyproject.toml").read_text()
     assert f'"llama-cpp-python=={ggml.PINNED_VERSION}"' in pyproject
+
+
+def test_when_ggml_aborts_there_is_one_line_and_a_documented_code() -> None:
+    code = (
+        "import ctypes as C; from edge import ggml, llama; llama.initialise();"
+        "ggml._ggml('ggml_abort', None, C.c_char_p, C.c_int, C.c_char_p)(b'ggml.c', 7, b'the invariant')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert done.returncode == ggml.EXIT_NATIVE_ABORT
+    assert done.stdout == ""
+    assert done.stderr.splitlines() == ["edge: llama.cpp stopped the process: ggml.c:7: the invariant"]

@@ -225,7 +225,7 @@ def test_ctrl_c_at_the_prompt_empties_the_line(open_chat: Open, tmp_path: Path) 
     chat.type("never mind" + CTRL_C)
     chat.ready()
     ask(chat, "one")
-    assert [m["content"] for m in saved(chat, tmp_path / "chat")][0] == "one"
+    assert saved(chat, tmp_path / "chat")[0]["content"] == "one"
 
 
 def test_ctrl_d_leaves(open_chat: Open) -> None:
