@@ -31,9 +31,11 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 10) and \
 		"edge needs Python 3.10 or newer, %s is %d.%d; say make PYTHON=/path/to/newer" % (sys.executable, v[0], v[1]))'
 	@echo "==> Making a virtual environment in $(VENV)"
-	@$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "on Debian: apt-get install python3-venv" >&2; exit 1; }
 
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
+	@command -v c++ >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || \
+		{ echo "llama.cpp is built here and needs a C++ compiler; on Debian: apt-get install g++ make" >&2; exit 1; }
 	@echo "==> Installing edge. The first time this builds llama.cpp for this machine: about 4 minutes on two cores."
 	@echo "    pip keeps the result, so the next time takes seconds."
 	@$(PIP) install --editable .

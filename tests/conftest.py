@@ -4,10 +4,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from edge import shapes, synth
 from edge.demo import MODEL_PATH
 from edge.engine import Engine, EngineOptions
+
+# A busy machine is no failure; a test that hangs is ended by its own deadlines.
+settings.register_profile("edge", deadline=None)
+settings.load_profile("edge")
 
 SMALL = {"layers": 2, "embd": 128, "ff": 96, "heads": 4, "vocab": 512, "context": 512}
 FIGURES: dict[str, dict[str, int]] = {

@@ -78,8 +78,8 @@ def test_all_but_the_last_block_is_finished(text: str) -> None:
 
 
 def test_one_empty_line_between_blocks() -> None:
-    screen = shown("Before.\n\n", "- item\n\n", "# Heading\n\n", "| a |\n| - |\n| 1 |\n\n", "After.")
-    seen = [line.strip() for line in screen.split("\n")]
+    screen = shown("Before.\n\n", "- item\n\n", "## Heading\n\n", "| a |\n| - |\n| 1 |\n\n", "After.")
+    seen = [line.strip().replace("━━━", "─") for line in screen.split("\n")]  # rich's rulers differ with its version
     assert seen == ["Before.", "", "• item", "", "Heading", "", "a", "─", "1", "", "After.", ""]
 
 
