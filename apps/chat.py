@@ -55,6 +55,8 @@ def run(args: argparse.Namespace) -> int:
     prompt = args.prompt
     if prompt is None and not sys.stdin.isatty():
         prompt = "-"  # echo question | edge chat
+    if prompt is None and not sys.stdout.isatty():
+        raise UsageError("standard output is not a terminal; give a prompt with -p TEXT")
     if prompt is None and args.json:
         raise UsageError("--json needs -p TEXT (or a prompt on standard input)")
     if prompt == "-":

@@ -39,7 +39,7 @@ class Parser(argparse.ArgumentParser):
 def build_parser() -> Parser:
     """The parser of all commands. Their modules are light at import: engines load when a command runs."""
     parser = Parser(prog="edge", description="Run one model on the devices you have.")
-    parser.add_argument("--version", action="version", version=f"edge {_version()}")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in COMMANDS:
         module = importlib.import_module(f"apps.{name}")
@@ -51,8 +51,10 @@ def build_parser() -> Parser:
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command line; the exit code."""
-    args = build_parser().parse_args(argv)
+    command = "edge"
     try:
+        args = build_parser().parse_args(argv)
+        command = args.parser.prog
         code: int = args.run(args)
         sys.stdout.flush()
         return code
@@ -67,7 +69,7 @@ def main(argv: list[str] | None = None) -> int:
             raise
         code = next((EXIT_CODES[c.__name__] for c in type(error).__mro__ if c.__name__ in EXIT_CODES), EXIT_BUG)
         if code != EXIT_INTERRUPTED:
-            print(f"edge {args.command}: {_one_line(error, code)}", file=sys.stderr)
+            print(f"{command}: {_one_line(error, code)}", file=sys.stderr)
         return code
 
 
@@ -80,13 +82,18 @@ def _one_line(error: Exception, code: int) -> str:
     return text
 
 
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
+class _Version(argparse.Action):
+    """Looks the version up only when asked: that takes as long as the rest of --help."""
 
-    try:
-        return version("edge-runtime")
-    except PackageNotFoundError:  # run from a checkout that is not installed
-        return "unknown"
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            found = version("edge-runtime")
+        except PackageNotFoundError:  # run from a checkout that is not installed
+            found = "unknown"
+        print(f"edge {found}")
+        parser.exit()
 
 
 if __name__ == "__main__":

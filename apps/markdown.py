@@ -15,6 +15,10 @@ from rich.segment import Segment
 from rich.text import Text
 
 REDRAW_EVERY_S = 0.05
+DRAWING_SHARE = 0.1  # of the time, at most: a long code block takes longer to draw than a token to compute
+
+# What looks like HTML is shown as it is: a model that writes <think> or vector<int> means the characters.
+_PARSER = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
 
 
 class MarkdownStream:
@@ -22,27 +26,27 @@ class MarkdownStream:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._parser = MarkdownIt().enable("table")
         self._open = ""  # text of blocks that may still change
         self._printed_any = False
-        self._drawn_at = 0.0
+        self._draw_at = 0.0
         self._live = Live(console=console, auto_refresh=False, transient=True, vertical_overflow="crop")
 
     def push(self, text: str) -> None:
         """Show more text."""
         self._open += text
-        now = time.monotonic()
-        if now - self._drawn_at < REDRAW_EVERY_S:
+        began = time.monotonic()
+        if began < self._draw_at:
             return
-        self._drawn_at = now
-        boundary = finished_length(self._parser, self._open)
+        boundary = finished_length(self._open)
         if boundary:
             self._print(self._open[:boundary])
             self._open = self._open[boundary:]
         self._live.update(_Rendered(self._open, gap=self._printed_any, cut=True), refresh=True)
+        now = time.monotonic()
+        self._draw_at = now + max(REDRAW_EVERY_S, (now - began) / DRAWING_SHARE)
 
     def _print(self, text: str) -> None:
-        for block in split_blocks(self._parser, text):
+        for block in split_blocks(text):
             self._console.print(_Rendered(block, gap=self._printed_any))
             self._printed_any = True
 
@@ -57,18 +61,26 @@ class MarkdownStream:
             self._print(self._open)
 
 
-def finished_length(parser: MarkdownIt, text: str) -> int:
+def finished_length(text: str) -> int:
     """Characters of `text` that belong to blocks which no further text can change: all but the last block."""
     whole_lines = text[: text.rfind("\n") + 1]  # a "#" at the end may become a heading, or "#1"
-    return sum(len(block) for block in split_blocks(parser, whole_lines)[:-1])
+    return sum(len(block) for block in split_blocks(whole_lines)[:-1])
 
 
-def split_blocks(parser: MarkdownIt, text: str) -> list[str]:
+def split_blocks(text: str) -> list[str]:
     """`text`, cut before each block but the first."""
     lines = io.StringIO(text, newline="").readlines()  # str.splitlines would also cut where Markdown does not
-    starts = [token.map[0] for token in parser.parse(text) if token.level == 0 and token.map]
+    starts = [token.map[0] for token in _PARSER.parse(text) if token.level == 0 and token.map]
     cuts = [0, *starts[1:], len(lines)]
     return ["".join(lines[a:b]) for a, b in itertools.pairwise(cuts)]
+
+
+class _Markdown(Markdown):
+    """rich's Markdown, parsed our way."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__("")
+        self.markup, self.parsed = text, _PARSER.parse(text)
 
 
 class _Rendered:
@@ -78,7 +90,7 @@ class _Rendered:
         self._text, self._gap, self._cut = text, gap, cut
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        lines = console.render_lines(Markdown(self._text), options.update(height=None), pad=False)
+        lines = console.render_lines(_Markdown(self._text), options.update(height=None), pad=False)
         while lines and _is_blank(lines[0]):
             del lines[0]
         while lines and _is_blank(lines[-1]):

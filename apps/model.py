@@ -81,17 +81,16 @@ def _add_pull(parser: argparse.ArgumentParser) -> None:
 
 def _info(args: argparse.Namespace) -> int:
     from edge import memory
-    from edge.engine import DEFAULT_CONTEXT
+    from edge.engine import EngineOptions, resolve
     from partition.check import check_loadable
     from partition.model import ModelShape
     from quant.gguf_file import GgufFile
-    from quant.types import type_by_name
 
     file = GgufFile.open(model_path(args.model))
     check_loadable(file)
     shape = ModelShape.from_gguf(file)
-    context = args.context or min(DEFAULT_CONTEXT, shape.context_length)
-    need = memory.need(file.path, context=context, kv=type_by_name(args.kv_type))
+    context, _, kv = resolve(EngineOptions(context=args.context, kv_type=args.kv_type), shape)
+    need = memory.need(file.path, context=context, kv=kv)
     if args.json:
         print(json.dumps(_info_json(file, shape, need, context, args.kv_type)))
         return 0

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 MAX_CONTEXT = 1 << 24
 MAX_THREADS = 512
+MAX_SEED = 2**32 - 2
 
 
 class UsageError(Exception):
@@ -32,7 +33,7 @@ def natural(text: str) -> int:
 
 def seed(text: str) -> int:
     """A seed: an integer of 32 bits, like those `--json` reports."""
-    return _integer(text, 0, 2**32 - 1)
+    return _integer(text, 0, MAX_SEED)
 
 
 def context_size(text: str) -> int:

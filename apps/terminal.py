@@ -43,7 +43,7 @@ class _Talk:
         self._commands: dict[str, tuple[str, Callable[[str], None]]] = {
             "/help": ("what you can type", self._help),
             "/clear": ("forget the conversation", self._clear),
-            "/system": ("TEXT: set the system message; without TEXT: show it", self._system),
+            "/system": ("TEXT: set the system message; -: remove it; nothing: show it", self._system),
             "/save": ("FILE: save the conversation", self._save),
             "/load": ("FILE: continue a saved one", self._load),
             "/stats": ("figures of the last answer", self._stats),
@@ -137,7 +137,7 @@ class _Talk:
 
     def _system(self, text: str) -> None:
         if text:
-            self._chat.system = text
+            self._chat.system = None if text == "-" else text
         self._console.print(f"[dim]system: {escape(self._chat.system or '(none)')}[/]")
 
     def _save(self, path: str) -> None:

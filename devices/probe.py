@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,15 +14,13 @@ import psutil
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_GROUPS = Path("/proc/self/cgroup")
-# Files of a control group: its limit, its use, and the line of memory.stat that counts cache it gives back when asked.
-_VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-_VERSION_2 = ("memory.max", "memory.current", "inactive_file")
 
 
 def default_threads() -> int:
-    """Threads to compute with: the physical cores this process may run on. Hyperthreads only contend for them."""
+    """Threads to compute with: the physical cores this process may use. Hyperthreads only contend for them."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(usable, psutil.cpu_count(logical=False) or usable))
+    quota = math.ceil(min((share for group in _own_groups("cpu") if (share := _cpu_share(*group))), default=usable))
+    return max(1, min(usable, quota, psutil.cpu_count(logical=False) or usable))
 
 
 def available_memory() -> int:
@@ -31,28 +31,33 @@ def available_memory() -> int:
 
 
 def _cgroup_room() -> int | None:
-    """Bytes left under the tightest limit of this process's control group and those around it; None without one."""
+    """Bytes left under the tightest memory limit of this process's control groups; None without one."""
+    rooms = (_room(*group) for group in _own_groups("memory"))
+    return min((room for room in rooms if room is not None), default=None)
+
+
+def _own_groups(controller: str) -> Iterator[tuple[Path, int]]:
+    """(folder, version) of the control groups this process is in, for one controller, from its own to the outermost."""
     try:
         lines = _OWN_GROUPS.read_text().splitlines()
-    except OSError:
-        return None
-    rooms: list[int] = []
+    except OSError:  # not Linux
+        return
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            mount, files = _CGROUPS, _VERSION_2
-        elif "memory" in controllers.split(","):
-            mount, files = _CGROUPS / "memory", _VERSION_1
-        else:
+        if controllers and controller not in controllers.split(","):
             continue
+        mount, version = (_CGROUPS / controller, 1) if controllers else (_CGROUPS, 2)
         own = mount / path.lstrip("/")
-        groups = [group for group in (own, *own.parents) if group.is_relative_to(mount)]
-        rooms += [room for group in groups if (room := _room(group, files)) is not None]
-    return min(rooms, default=None)
+        yield from ((group, version) for group in (own, *own.parents) if group.is_relative_to(mount))
 
 
-def _room(group: Path, files: tuple[str, str, str]) -> int | None:
-    limit_file, use_file, cache_line = files
+def _room(group: Path, version: int) -> int | None:
+    """Bytes a memory group has left, counting the cache it gives back when asked; None where it has no limit."""
+    limit_file, use_file, cache_line = (
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        if version == 1
+        else ("memory.max", "memory.current", "inactive_file")
+    )
     try:
         limit = int((group / limit_file).read_text())  # "max" where there is none
         used = int((group / use_file).read_text())
@@ -60,6 +65,18 @@ def _room(group: Path, files: tuple[str, str, str]) -> int | None:
     except (OSError, ValueError):
         return None
     return max(0, limit - used + int(stat.get(cache_line, 0)))
+
+
+def _cpu_share(group: Path, version: int) -> float | None:
+    """Cores a CPU group may keep busy; None where it has no quota."""
+    try:
+        if version == 1:
+            quota, period = (int((group / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
+        else:
+            quota, period = map(int, (group / "cpu.max").read_text().split())  # "max" where there is none
+    except (OSError, ValueError):
+        return None
+    return quota / period if quota > 0 else None
 
 
 def own_rss() -> int:
@@ -71,10 +88,14 @@ def peak_rss() -> int:
     """The most bytes of memory this process ever held."""
     if sys.platform == "win32":
         return int(psutil.Process().memory_info().peak_wset)
-    import resource
+    try:  # Linux; its getrusage remembers what the process was before it became this program
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        import resource
 
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
 
 
 def memory_bandwidth_gbps(threads: int, megabytes: int = 256, repeats: int = 5) -> float:

@@ -65,6 +65,7 @@ def measure(
         on_step(repeat + 1, repeats + 1)
     median_s = statistics.median(s for steps in decode_s for s in steps)
     bytes_read = decode_bytes(engine)
+    peak = peak_rss()  # before the bandwidth is measured, which takes memory of its own
     return BenchResult(
         prompt_tokens=prompt_tokens,
         gen_tokens=gen_tokens,
@@ -76,7 +77,7 @@ def measure(
         decode_bytes=bytes_read,
         bandwidth_gbps=bytes_read / median_s / 1e9,
         memory_bandwidth_gbps=memory_bandwidth_gbps(engine.threads),
-        peak_rss_bytes=peak_rss(),
+        peak_rss_bytes=peak,
     )
 
 

@@ -72,9 +72,10 @@ class Chat:
         this message fits, ContextFull, and the conversation is as before.
         """
         self.messages.append({"role": "user", "content": text})
+        self.dropped = 0
         pieces: list[str] = []
         try:
-            prompt = self._fitting_prompt()
+            kept, prompt = self._fitting()
             for response in generate(
                 self._session,
                 prompt,
@@ -83,6 +84,9 @@ class Chat:
                 stop=(*self._template.stops, *stop),
                 on_prefill=on_prefill,
             ):
+                if not pieces:  # only now is it sure that there is an answer
+                    self.dropped = len(self.messages) - len(kept)
+                    self.messages = kept
                 pieces.append(response.text)
                 yield response
         finally:
@@ -101,18 +105,21 @@ class Chat:
         starts_with_bos = bool(self._bos) and text.startswith(self._bos)
         return self.engine.model.tokenize(text, add_special=not starts_with_bos, parse_special=True)
 
-    def _fitting_prompt(self) -> list[int]:
-        """The prompt, without the oldest exchanges where they would leave no room for an answer."""
+    def _fitting(self) -> tuple[list[dict[str, str]], list[int]]:
+        """The messages to keep and their prompt: without the oldest exchanges where they leave no room for an answer.
+
+        Where some must go, half the room is cleared: every forgetting means computing the rest of the prompt again.
+        """
         room = self.engine.context - min(256, self.engine.context // 4)
         first = 0 if self.system is None else 1
-        for dropped in range(0, len(self.messages) - first, 2):
-            kept = self.messages[:first] + self.messages[first + dropped :]
+        for oldest in range(first, len(self.messages), 2):
+            kept = self.messages[:first] + self.messages[oldest:]
             prompt = self._tokens(kept)
             if len(prompt) <= room:
-                self.messages, self.dropped = kept, dropped
-                return prompt
-        self.dropped = 0
-        return prompt  # the last message alone; it may still fit, with less room for the answer
+                break
+            if oldest == first:
+                room //= 2
+        return kept, prompt  # the last message alone may still fit, with less room for its answer
 
     def _special(self, name: str) -> str:
         token = self.engine.model.special_token(name)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,8 @@ from partition.model import ModelShape
 from quant.errors import UnknownTypeError
 from quant.gguf_file import GgufFile
 from quant.types import KV_TYPES, TensorType, type_by_name
+
+Outputs = Literal["last", "all", "none"]
 
 DEFAULT_CONTEXT = 4096  # tokens; models trained for more would reserve gigabytes of KV cache nobody asked for
 MAX_CONTEXT = 1 << 24  # tokens; more than any model is trained for. llama.cpp keeps 50 bytes for each even in a dry run
@@ -34,6 +37,7 @@ class EngineOptions:
     context: int | None = None  # tokens; None: what the model was trained for, at most DEFAULT_CONTEXT
     batch: int = DEFAULT_BATCH  # rows one decode may have
     sequences: int = 1  # independent sequences sharing the KV cache
+    outputs: int | None = None  # rows of one decode that may give logits; None: one a sequence
     threads: int | None = None  # None: one per physical core this process may use
     gpu_layers: int | None = None  # None: all where the build has a GPU, else 0
     repack: bool | None = None  # lay weights out for this CPU; None: where they fit in memory
@@ -46,6 +50,7 @@ class EngineOptions:
             ("context", self.context, MAX_CONTEXT),
             ("batch", self.batch, MAX_CONTEXT),
             ("sequences", self.sequences, MAX_SEQUENCES),
+            ("outputs", self.outputs, self.batch),
             ("threads", self.threads, MAX_THREADS),
         ):
             if value is not None and not 1 <= value <= most:
@@ -75,6 +80,7 @@ class Engine:
         self.options = options
         self.context, self.threads, kv = resolve(options, self.shape)
         self.batch = min(options.batch, self.context)
+        self.outputs = min(options.outputs or options.sequences, self.batch)
         gpu_layers = _gpu_layers(options.gpu_layers)
         self.memory = memory.check(
             self.path,
@@ -83,9 +89,11 @@ class Engine:
             batch=self.batch,
             kv=kv,
             sequences=options.sequences,
+            outputs=self.outputs,
             flash_attention=options.flash_attention,
         )
         repack = self.memory.fits if options.repack is None else options.repack
+        self.rows = llama.Batch(self.batch)
         self._model = llama.Model(path, gpu_layers=gpu_layers, repack=repack, progress=progress)
         self._hooks = NodeHooks(hooks) if hooks else None
         try:
@@ -96,6 +104,7 @@ class Engine:
                 n_ctx=self.context,
                 n_batch=self.batch,
                 n_sequences=options.sequences,
+                n_outputs=self.outputs,
                 threads=self.threads,
                 type_k=kv.id,
                 type_v=kv.id,
@@ -105,19 +114,16 @@ class Engine:
         except BaseException:
             self._model.close()
             raise
-        self.rows = llama.Batch(self.batch)
-
-    # The vocabulary.
 
     @property
     def model(self) -> llama.Model:
-        """The loaded model: its vocabulary and sizes."""
+        """The loaded model, which knows the vocabulary."""
         return self._model
 
     # Decoding.
 
     def decode(
-        self, tokens: Sequence[int] | NDArray[np.int32], start: int, *, sequence: int = 0, outputs: str = "last"
+        self, tokens: Sequence[int] | NDArray[np.int32], start: int, *, sequence: int = 0, outputs: Outputs = "last"
     ) -> NDArray[np.float32]:
         """Compute tokens at positions start, start + 1, ... of a sequence, and keep their keys and values.
 
@@ -134,8 +140,7 @@ class Engine:
         rows.positions[:n] = range(start, start + n)
         rows.sequences[:n] = sequence
         rows.outputs[:n] = outputs == "all"
-        if outputs == "last":
-            rows.outputs[n - 1] = 1
+        rows.outputs[n - 1] = outputs != "none"
         self.decode_rows(rows, n)
         if outputs == "all":
             return np.stack([self._context.logits(i) for i in range(n)])
@@ -143,10 +148,13 @@ class Engine:
 
     def decode_rows(self, rows: llama.Batch, n: int) -> None:
         """Compute the first `n` rows of a batch as filled in by the caller: any positions and sequences."""
+        wanted = int(np.count_nonzero(rows.outputs[:n]))
+        if wanted > self.outputs:  # ggml would abort
+            raise EngineError(f"{wanted} rows are to give logits, the engine was made for {self.outputs}; set outputs")
         if self._hooks is None:
             self._context.decode(rows, n)
             return
-        self._hooks.begin(n, int(np.count_nonzero(rows.outputs[:n])))
+        self._hooks.begin(n, wanted)
         completed = False
         try:
             self._context.decode(rows, n)
@@ -177,7 +185,12 @@ class Engine:
         self._context.kv_copy(source, target, start, end)
 
     def kv_shift(self, sequence: int, start: int, end: int, delta: int) -> None:
-        """Add `delta` to positions [start, end) of a sequence."""
+        """Add `delta` to positions [start, end) of a sequence.
+
+        EngineError with hooks: the shift is a graph of its own, which they would take for a part of the next one.
+        """
+        if self._hooks is not None:
+            raise EngineError("positions cannot be shifted while hooks look at the graph")
         self._context.kv_shift(sequence, start, end, delta)
 
     def kv_clear(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from edge.errors import SamplingError
-from edge.sampler import SamplingParams, TokenSampler
+from edge.sampler import PENALTY_LAST_N, SamplingParams, TokenSampler
 from edge.session import PrefillProgress, Session
 
 
@@ -66,7 +66,7 @@ def generate(
     try:
         logits = session.prefill(prompt, on_prefill)
         clock.prefilled(session.computed)
-        for token in prompt:
+        for token in prompt[-PENALTY_LAST_N:]:
             sampler.accept(token, generated=False)
         while True:
             token = sampler.choose(logits)

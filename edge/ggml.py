@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from edge.errors import EngineError
 
 PINNED_VERSION = "0.3.36"
+_F32 = 0  # its ggml type id
 EXIT_NATIVE_ABORT = 70  # EX_SOFTWARE: ggml found an invariant broken and the process cannot go on
 
 
@@ -120,15 +121,24 @@ class Node:
         """The node's float32 values [rows, columns], copied out of whatever memory holds them."""
         if out is None:
             out = np.empty(self.shape, np.float32)
+        self._check(out)
         _tensor_get(self.address, out.ctypes.data, 0, out.nbytes)
         return out
 
     def write(self, values: NDArray[np.float32]) -> None:
         """Replace the node's values; the rest of the graph sees these."""
         values = np.ascontiguousarray(values, np.float32)
-        if values.nbytes != _nbytes(self.address):
-            raise EngineError(f"node {self.name} holds {_nbytes(self.address)} bytes, {values.nbytes} were given")
+        self._check(values)
         _tensor_set(self.address, values.ctypes.data, 0, values.nbytes)
+
+    def _check(self, values: NDArray[np.float32]) -> None:
+        # ggml aborts where sizes differ, and reads other types as if they were floats.
+        kind, n_bytes = _Tensor.from_address(self.address).type, _nbytes(self.address)
+        if kind != _F32 or values.nbytes != n_bytes:
+            raise EngineError(
+                f"node {self.name} holds {n_bytes} bytes of ggml type {kind},"
+                f" {values.nbytes} bytes of float32 are asked for or given"
+            )
 
 
 def quantize_rows(values: NDArray[np.float32], type_id: int) -> NDArray[np.uint8]:

@@ -21,7 +21,7 @@ from quant.gguf_file import GgufFile
 
 Progress = Callable[[int, int], None]  # bytes here so far, bytes in all
 
-_SPEC = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+?)(:(?P<file>.*))?")
+_SPEC = re.compile(r"(?P<repo>\w[\w.-]*/\w[\w.-]*?)(:(?P<file>.*))?")
 _SPLIT = re.compile(r"(?P<start>.*)-\d{5}-of-(?P<count>\d{5})\.gguf")
 _LISTED = 20  # file names an error message shows
 _TIMEOUT_S = 10.0  # for an answer of the hub

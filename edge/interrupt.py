@@ -45,7 +45,12 @@ def interrupt_stops(engine: Stoppable) -> Iterator[None]:
 
     watcher = threading.Thread(target=watch, name="interrupt", daemon=True)
     watcher.start()
-    handler = signal.signal(signal.SIGINT, lambda *_: signal.signal(signal.SIGINT, handler))
+
+    def on_interrupt(*_: object) -> None:
+        engine.stop()  # the watcher may not be there yet, or no more
+        signal.signal(signal.SIGINT, handler)
+
+    handler = signal.signal(signal.SIGINT, on_interrupt)
     wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     try:
         yield

@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import ctypes as C
 import functools
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -88,8 +89,6 @@ def system_info() -> str:
     return bytes(L.llama_print_system_info()).decode()
 
 
-quantize_rows = ggml.quantize_rows
-
 # --- models ----------------------------------------------------------------------------------------------------------
 
 
@@ -120,16 +119,17 @@ class Model:
 
         params.progress_callback = on_progress
         _complaints.clear()
-        with interrupts_noted() as interrupts:
-            self._handle = L.llama_model_load_from_file(os.fsencode(path), params)
+        self._handle = None
+        try:
+            with interrupts_noted() as interrupts:
+                self._handle = L.llama_model_load_from_file(os.fsencode(path), params)
+        except KeyboardInterrupt:
+            self.close()
+            raise
         if not self._handle:
             raise EngineError(f"{os.fspath(path)}: llama.cpp cannot load it: {_why()}")
         self._vocab = L.llama_model_get_vocab(self._handle)
-        self.n_layers: int = L.llama_model_n_layer(self._handle)
-        self.n_embd: int = L.llama_model_n_embd(self._handle)
         self.n_vocab: int = L.llama_vocab_n_tokens(self._vocab)
-        self.n_ctx_train: int = L.llama_model_n_ctx_train(self._handle)
-        self.n_params: int = L.llama_model_n_params(self._handle)
         self.n_bytes: int = L.llama_model_size(self._handle)
         self.has_decoder: bool = L.llama_model_has_decoder(self._handle)
 
@@ -223,8 +223,8 @@ class Context:
         n_ctx: int,  # tokens
         n_batch: int,  # rows one decode may have
         n_sequences: int = 1,
+        n_outputs: int = 1,  # rows of one decode that may give logits; llama.cpp reserves a vocabulary for each
         threads: int = 1,
-        threads_batch: int | None = None,  # for more than one row; None: as `threads`
         type_k: int = 1,  # ggml type ids; 1 is F16
         type_v: int = 1,
         flash_attention: str = "auto",
@@ -235,10 +235,10 @@ class Context:
         params.n_batch = params.n_ubatch = n_batch  # one decode is one graph: hooks count its nodes
         params.n_seq_max = n_sequences
         params.kv_unified = True  # likewise: separate caches would split a batch of several sequences
-        params.n_threads, params.n_threads_batch = threads, threads_batch or threads
+        params.n_threads = params.n_threads_batch = threads
         params.type_k, params.type_v = type_k, type_v
         params.flash_attn_type = FLASH_ATTENTION[flash_attention]
-        params.n_outputs_max = n_batch
+        params.n_outputs_max = n_outputs
         self._stop = C.create_string_buffer(2)
         params.abort_callback, params.abort_callback_data = _strlen, C.addressof(self._stop)
         self._on_node = L.ggml_backend_sched_eval_callback(on_node) if on_node else None
@@ -246,8 +246,13 @@ class Context:
             params.cb_eval = self._on_node
         _complaints.clear()
         self.model = model
-        with interrupts_noted():
-            self._handle = L.llama_init_from_model(model._handle, params)
+        self._handle = None
+        try:
+            with interrupts_noted():
+                self._handle = L.llama_init_from_model(model._handle, params)
+        except KeyboardInterrupt:
+            self.close()
+            raise
         if not self._handle:
             raise EngineError(f"llama.cpp cannot make a context of {n_ctx} tokens: {_why()}")
         self._memory = L.llama_get_memory(self._handle)
@@ -260,6 +265,8 @@ class Context:
 
     def decode(self, batch: Batch, n: int) -> None:
         """Compute the first `n` rows. EngineError if llama.cpp refuses, Interrupted after `stop()`."""
+        if not self._handle:
+            raise EngineError("the engine is closed")
         batch.native.n_tokens = n
         code = _STOPPED if self._stop.value else L.llama_decode(self._handle, batch.native)
         if code == 0:
@@ -349,6 +356,9 @@ class Candidates:
         return bool(np.isfinite(self._array.data[0].logit))
 
 
+MAX_GRAMMAR_DEPTH = 500
+
+
 class Sampler:
     """A handle to one of llama.cpp's samplers, or a chain of them. It remembers the tokens it accepted."""
 
@@ -366,6 +376,8 @@ class Sampler:
     @classmethod
     def grammar(cls, model: Model, gbnf: str) -> Sampler:
         """A sampler that allows only what the GBNF grammar's rule `root` derives. SamplingError if there is none."""
+        if _depth(gbnf) > MAX_GRAMMAR_DEPTH:  # llama.cpp parses it by recursion, and would run out of stack
+            raise SamplingError(f"the grammar nests more than {MAX_GRAMMAR_DEPTH} parentheses")
         with native_stderr() as complaints:
             handle = L.llama_sampler_init_grammar(model._vocab, gbnf.encode(), b"root")
         if not handle:
@@ -380,3 +392,7 @@ class Sampler:
         if self.handle:
             L.llama_sampler_free(self.handle)
             self.handle = None
+
+
+def _depth(gbnf: str) -> int:
+    return max(itertools.accumulate((c == "(") - (c == ")") for c in gbnf), default=0)

@@ -17,7 +17,7 @@ _COMPUTE = re.compile(r"compute buffer size\s*=\s*([\d.]+) MiB")
 _OUTPUT = re.compile(r"output buffer size\s*=\s*([\d.]+) MiB")
 _CACHE = re.compile(r"(?:llama_kv_cache|llama_memory_recurrent)\w*: size\s*=\s*([\d.]+) MiB")
 
-# Compute and output buffers of any model people run at batch 512 stay well below this; only closer calls are measured.
+# Compute and output buffers stay well below this where `_ample` says so; all else is measured.
 _AMPLE_BUFFERS_BYTES = 2 << 30
 
 
@@ -51,6 +51,7 @@ def need(
     batch: int = 512,
     kv: TensorType,
     sequences: int = 1,
+    outputs: int = 1,
     flash_attention: str = "auto",
 ) -> MemoryNeed:
     """Ask llama.cpp itself, by a dry run that reads only the metadata: exact for every architecture it knows.
@@ -65,6 +66,7 @@ def need(
                 n_ctx=context,
                 n_batch=min(batch, context),
                 n_sequences=sequences,
+                n_outputs=outputs,
                 type_k=kv.id,
                 type_v=kv.id,
                 flash_attention=flash_attention,
@@ -94,6 +96,7 @@ def check(
     batch: int,
     kv: TensorType,
     sequences: int,
+    outputs: int,
     flash_attention: str,
 ) -> MemoryNeed:
     """The need of a model about to be loaded. NotEnoughMemory, with need and have, where what must be allocated has
@@ -115,9 +118,17 @@ def check(
         },
         available_memory(),
     )
-    if bound.fits:
+    if bound.fits and _ample(context, batch, outputs, flash_attention):
         return bound
-    exact = need(path, context=context, batch=batch, kv=kv, sequences=sequences, flash_attention=flash_attention)
+    exact = need(
+        path,
+        context=context,
+        batch=batch,
+        kv=kv,
+        sequences=sequences,
+        outputs=outputs,
+        flash_attention=flash_attention,
+    )
     if exact.allocated > exact.available:
         per_token = max(1, exact.parts["KV cache"] // context)
         most = context - (exact.allocated - exact.available + per_token - 1) // per_token
@@ -129,3 +140,11 @@ def check(
             f" {exact.available / MIB:,.0f} MiB are available; {advice}, or a smaller --kv-type"
         )
     return exact
+
+
+def _ample(context: int, batch: int, outputs: int, flash_attention: str) -> bool:
+    """Whether buffers are small for certain.
+
+    They grow with batch x width, with outputs x vocabulary, and without flash attention with batch x context x heads.
+    """
+    return batch <= 512 and outputs <= 32 and (flash_attention != "off" or context <= 8192)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from edge import llama
 from edge.errors import SamplingError
 
+MAX_SEED = 2**32 - 2  # llama.cpp takes the next number for "any seed"
 PENALTY_LAST_N = 64  # tokens a repetition penalty looks back
 
 
@@ -25,7 +26,7 @@ class SamplingParams:
     top_p: float = 0.95  # keep the most likely tokens that together have this probability; 1: all
     min_p: float = 0.05  # keep tokens at least this likely relative to the likeliest; 0: all
     repeat_penalty: float = 1.0  # divide the logits of the last PENALTY_LAST_N tokens by this; 1: off
-    seed: int = field(default_factory=lambda: secrets.randbits(32))
+    seed: int = field(default_factory=lambda: secrets.randbelow(MAX_SEED + 1))
     grammar: str | None = None  # GBNF; only text its rule `root` derives is generated
     json_schema: str | None = None  # JSON text of a schema; only JSON that fits it is generated
 
@@ -36,7 +37,7 @@ class SamplingParams:
             ("top_k", self.top_k, 0, math.inf),
             ("top_p", self.top_p, 0.0, 1.0),
             ("min_p", self.min_p, 0.0, 1.0),
-            ("seed", self.seed, 0, 2**32 - 1),
+            ("seed", self.seed, 0, MAX_SEED),
         )
         for name, value, low, high in ranges:
             if not (low <= value <= high) or value == math.inf:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.engine import Engine
+from edge.engine import Engine, Outputs
 from edge.errors import ContextFull
 
 PrefillProgress = Callable[[int, int], None]
@@ -70,7 +70,7 @@ class Session:
             length = 0
         del self.tokens[length:]
 
-    def _decode(self, tokens: Sequence[int], outputs: str) -> NDArray[np.float32]:
+    def _decode(self, tokens: Sequence[int], outputs: Outputs) -> NDArray[np.float32]:
         logits = self.engine.decode(tokens, len(self.tokens), sequence=self.sequence, outputs=outputs)
         self.tokens.extend(tokens)
         return logits

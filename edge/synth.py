@@ -183,7 +183,7 @@ class _Pool:
 
 def _quantized(tensor: Tensor, rng: np.random.Generator, rows: int) -> Rows:
     """The next `rows` rows of a tensor."""
-    from edge import llama
+    from edge import ggml
 
     values = rng.standard_normal((rows, tensor.row), dtype=np.float32)
     if len(tensor.dims) > 1:
@@ -193,7 +193,7 @@ def _quantized(tensor: Tensor, rng: np.random.Generator, rows: int) -> Rows:
         values += 0.0 if tensor.name.endswith(".bias") else 1.0
     if tensor.type.name == "f32":
         return values.view(np.uint8)
-    return llama.quantize_rows(values, tensor.type.id)
+    return ggml.quantize_rows(values, tensor.type.id)
 
 
 def _weight_type(name: str) -> TensorType:

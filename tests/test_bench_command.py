@@ -79,6 +79,7 @@ def test_json_has_the_documented_keys_and_they_agree_with_each_other() -> None:
     assert all(result[key] > 0 for key, kind in KEYS.items() if kind is not str)
     assert (result["model"], result["architecture"]) == (str(MODEL_PATH), "llama")
     assert result["decode_bytes"] < result["weight_bytes"] < result["peak_rss_bytes"]
+    assert result["peak_rss_bytes"] < 200 << 20  # the model's, not that of measuring the memory
     achieved = result["decode_bytes"] / (result["decode_ms_median"] / 1e3) / 1e9
     assert result["bandwidth_gbps"] == pytest.approx(achieved)
 

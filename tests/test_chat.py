@@ -8,7 +8,7 @@ import pytest
 
 from edge.chat import Chat
 from edge.engine import Engine
-from edge.errors import ChatFileError, ContextFull
+from edge.errors import ChatFileError, ContextFull, Interrupted
 from edge.sampler import SamplingParams
 
 GREEDY = SamplingParams(temperature=0)
@@ -64,6 +64,39 @@ def test_the_oldest_exchanges_are_forgotten_when_the_context_is_full(demo: Engin
     assert dropped > 0
     assert chat.system == "Answer briefly."
     assert roles(chat)[1:3] == ["user", "assistant"]
+
+
+def test_forgetting_makes_room_for_several_turns_at_once(demo: Engine) -> None:
+    chat = Chat(demo)
+    computed = []
+    for i in range(24):
+        last = list(chat.ask(f"What is {i} plus {i}?", ENDLESS, max_tokens=8))[-1]
+        computed.append(last.usage.prompt_tokens - last.usage.cached_tokens if i else 0)
+    assert sum(n > 40 for n in computed) <= 5  # all else computes only what is new
+    assert max(computed) > 40
+
+
+def test_what_had_to_be_forgotten_comes_back_where_there_is_no_answer(demo: Engine) -> None:
+    chat = Chat(demo)
+    while chat.dropped == 0:
+        before = [dict(m) for m in chat.messages]
+        answer = chat.ask("What is 3 plus 4? " + "Think well. " * 4, ENDLESS, max_tokens=8)
+        demo.stop()
+        with pytest.raises(Interrupted):
+            next(answer)
+        demo.resume()
+        assert chat.messages == before
+        list(chat.ask("What is 3 plus 4? " + "Think well. " * 4, ENDLESS, max_tokens=8))
+
+
+def test_a_message_that_leaves_no_room_for_others_is_answered_alone(demo: Engine) -> None:
+    chat = Chat(demo)
+    list(chat.ask("Hello!", ENDLESS, max_tokens=4))
+    long = "What is 3 plus 4? " * 27
+    last = list(chat.ask(long, ENDLESS, max_tokens=4))[-1]
+    assert demo.context * 3 // 4 < last.usage.prompt_tokens < demo.context
+    assert chat.dropped == 2
+    assert chat.messages[0]["content"] == long
 
 
 def test_a_message_longer_than_the_context_is_refused_and_not_remembered(demo: Engine) -> None:

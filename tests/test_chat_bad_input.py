@@ -2,6 +2,8 @@
 
 import ctypes
 import os
+import pty
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -197,3 +199,22 @@ def test_json_without_a_prompt_on_a_terminal(tmp_path: Path) -> None:
     assert process.exitstatus == USAGE
     assert process.before.count("\n") == 1
     assert "--json needs -p" in process.before
+
+
+def test_a_path_that_is_not_there_is_no_name_of_a_repository() -> None:
+    assert_one_line_error(run_chat("./nothing", "-p", "hi"), INPUT, "no such file", "./nothing")
+
+
+def test_a_conversation_into_a_file_is_refused(tmp_path: Path) -> None:
+    """Its prompts would land in the file, and the screen stay empty."""
+    terminal, stdin = pty.openpty()
+    try:
+        with (tmp_path / "out").open("wb") as out:
+            done = subprocess.run(
+                [*EDGE, "chat"], stdin=stdin, stdout=out, stderr=subprocess.PIPE, cwd=ROOT, timeout=TIMEOUT_S, text=True
+            )
+    finally:
+        os.close(terminal)
+        os.close(stdin)
+    assert done.returncode == USAGE
+    assert "not a terminal" in done.stderr

@@ -11,7 +11,7 @@ import apps.chat
 import apps.cli
 import apps.options
 import edge.engine
-import edge.shapes  # noqa: F401 - defines an error of its own
+import edge.shapes
 from edge.errors import EdgeError
 from quant.errors import QuantError
 from quant.types import KV_TYPES

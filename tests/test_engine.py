@@ -11,6 +11,8 @@ import pytest
 from edge import ggml, shapes, synth
 from edge.engine import DEFAULT_CONTEXT, Engine, EngineOptions
 from edge.errors import ContextFull, EngineError
+from edge.hooks import Hook
+from edge.llama import Batch
 from quant.errors import UnknownTypeError
 from tests.conftest import OPTIONS, Synthetic
 
@@ -31,12 +33,45 @@ def test_logits_do_not_depend_on_how_a_prompt_is_chunked(llama: Engine) -> None:
         np.testing.assert_array_equal(final_logits(llama, TOKENS, chunk), whole)
 
 
-def test_all_outputs_are_those_of_each_prefix(llama: Engine) -> None:
-    every = llama.decode(TOKENS, 0, outputs="all").copy()
+def test_all_outputs_are_those_of_each_prefix(llama: Engine, synthetic: Synthetic) -> None:
+    with Engine(synthetic("llama", "q8_0"), replace(OPTIONS, outputs=len(TOKENS))) as engine:
+        every = engine.decode(TOKENS, 0, outputs="all").copy()
     assert every.shape == (len(TOKENS), 512)
     for i in range(len(TOKENS)):
         llama.kv_clear()
         np.testing.assert_array_equal(llama.decode(TOKENS[: i + 1], 0), every[i])
+
+
+def test_more_outputs_than_the_engine_was_made_for_are_refused(llama: Engine) -> None:
+    with pytest.raises(EngineError, match="8 rows are to give logits, the engine was made for 1"):
+        llama.decode(TOKENS, 0, outputs="all")
+
+
+def test_embeddings_in_place_of_tokens_give_the_same_logits(synthetic: Synthetic) -> None:
+    """What a later pipeline stage or a worker's shard does."""
+    embedded: list[np.ndarray] = []
+    hook = Hook(lambda node: node.name == "embd", lambda node: embedded.append(node.read()))
+    path = synthetic("llama", "q8_0")
+    with Engine(path, OPTIONS, hooks=[hook]) as engine:
+        expected = engine.decode(TOKENS, 0).copy()
+    with Engine(path, OPTIONS) as engine:
+        rows, n = Batch(OPTIONS.batch, engine.shape.n_embd), len(TOKENS)
+        rows.embeddings[:n] = embedded[0]
+        rows.positions[:n] = range(n)
+        rows.outputs[n - 1] = 1
+        engine.decode_rows(rows, n)
+        np.testing.assert_array_equal(engine.logits(-1), expected)
+
+
+def test_shifting_under_hooks_and_decoding_after_close_are_refused(synthetic: Synthetic) -> None:
+    engine = Engine(synthetic("llama"), OPTIONS, hooks=[Hook(lambda node: False, lambda node: None)])
+    engine.decode(TOKENS, 0)
+    with pytest.raises(EngineError, match="cannot be shifted while hooks"):
+        engine.kv_shift(0, 4, -1, -4)
+    engine.close()
+    engine.close()
+    with pytest.raises(EngineError, match="closed"):
+        engine.decode(TOKENS, 0)
 
 
 def test_no_outputs_still_fills_the_cache(llama: Engine) -> None:

@@ -84,11 +84,20 @@ def test_an_exception_in_a_hook_reaches_the_caller_and_the_engine_goes_on(synthe
         engine.decode(TOKENS, 0)
 
 
+def test_reading_what_is_not_float32_is_refused(synthetic: Synthetic) -> None:
+    hook = Hook(lambda node: node.name.startswith("cache_k_l0"), lambda node: node.read() is None)
+    with (
+        Engine(synthetic("llama"), OPTIONS, hooks=[hook]) as engine,
+        pytest.raises(EngineError, match="ggml type 1"),
+    ):
+        engine.decode(TOKENS, 0)
+
+
 def test_writing_the_wrong_size_is_refused(synthetic: Synthetic) -> None:
     hook = Hook(named("l_out-0"), lambda node: node.write(np.zeros(3, np.float32)))
     with (
         Engine(synthetic("llama"), OPTIONS, hooks=[hook]) as engine,
-        pytest.raises(EngineError, match=r"l_out-0 holds 2048 bytes, 12 were given"),
+        pytest.raises(EngineError, match=r"l_out-0 holds 2048 bytes .* 12 bytes of float32"),
     ):
         engine.decode(TOKENS, 0)
 

@@ -66,14 +66,14 @@ def test_pieces_look_like_the_whole(parts: list[str]) -> None:
 
 @given(noise, noise)
 def test_no_further_text_changes_finished_blocks(text: str, more: str) -> None:
-    n = finished_length(PARSER, text)
+    n = finished_length(text)
     finished, rest = text[:n], text[n:]
     assert PARSER.render(finished) + PARSER.render(rest + more) == PARSER.render(text + more)
 
 
 @given(documents)
 def test_all_but_the_last_block_is_finished(text: str) -> None:
-    rest = text[finished_length(PARSER, text + "\n") :]
+    rest = text[finished_length(text + "\n") :]
     assert len([token for token in PARSER.parse(rest) if token.level == 0 and token.nesting >= 0]) <= 1
 
 
@@ -109,3 +109,26 @@ def test_a_block_longer_than_the_terminal_shows_its_end() -> None:
         stream.push("```\n" + "".join(f"line {i}\n" for i in range(50)))
         assert "line 49" in out.getvalue()
         assert "line 10" not in out.getvalue()
+
+
+def test_what_looks_like_html_is_shown() -> None:
+    screen = shown("<think>\nreasoning\n</think>\n\n", "A `vector<int>`, a vector<int> and <div>.")
+    for text in ("<think>", "reasoning", "</think>", "vector<int>", "<div>"):
+        assert text in screen
+
+
+def test_drawing_takes_a_small_share_of_the_time() -> None:
+    """However long a block is: the pause after a redraw follows what the redraw cost."""
+    clock, drawn = [0.0], []
+
+    def slow(*_: object, **__: object) -> None:
+        drawn.append(clock[0])
+        clock[0] += 1.0
+
+    with patch("apps.markdown.time.monotonic", lambda: clock[0]):
+        stream = MarkdownStream(Console(file=io.StringIO()))
+        with patch.object(stream._live, "update", slow):
+            for _ in range(1000):
+                stream.push("word ")
+                clock[0] += 0.1
+    assert 5 < len(drawn) < 15  # a second each, of about a hundred

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,6 +59,18 @@ def test_a_context_longer_than_memory_is_refused_with_need_have_and_a_way_out(
     suggested = int(str(caught.value).split("--context ")[1].split(",")[0])
     with Engine(path, replace(OPTIONS, context=suggested)) as engine:
         assert engine.memory.allocated <= 40 * MIB
+
+
+@pytest.mark.parametrize("options", [{"batch": 8192, "context": 8192}, {"flash_attention": "off", "context": 16384}])
+def test_large_buffers_are_measured_and_not_guessed(
+    synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    path = synthetic("llama")
+    monkeypatch.setattr(memory, "available_memory", lambda: 8 << 30)
+    with Engine(path, replace(OPTIONS, **options)) as engine:
+        kv = TYPES["f16"]
+        exact = memory.need(path, kv=kv, **({"batch": OPTIONS.batch} | options))
+        assert engine.memory.parts["compute buffers"] == exact.parts["compute buffers"]
 
 
 def test_weights_that_do_not_fit_stay_mapped(synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,11 @@ def test_a_control_groups_limit_counts(limited_group: Path) -> None:
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_the_tightest_group_on_the_way_up_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int) -> None:
-    limit, use, cache = probe._VERSION_1 if version == 1 else probe._VERSION_2
+    limit, use, cache = (
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        if version == 1
+        else ("memory.max", "memory.current", "inactive_file")
+    )
     mount = tmp_path / "memory" if version == 1 else tmp_path
     for folder, figures in (
         (mount / "a" / "b", ("max", 100, 0)),
@@ -79,3 +83,24 @@ def test_the_tightest_group_on_the_way_up_counts(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(probe, "_CGROUPS", tmp_path)
     monkeypatch.setattr(probe, "_OWN_GROUPS", own)
     assert probe._cgroup_room() == 1000 - 400 + 50
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_cpu_quota_counts_in_whole_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int) -> None:
+    group = tmp_path / "cpu" / "a" if version == 1 else tmp_path / "a"
+    group.mkdir(parents=True)
+    if version == 1:
+        (group / "cpu.cfs_quota_us").write_text("15000\n")
+        (group / "cpu.cfs_period_us").write_text("10000\n")
+        (group.parent / "cpu.cfs_quota_us").write_text("-1\n")
+        (group.parent / "cpu.cfs_period_us").write_text("10000\n")
+    else:
+        (group / "cpu.max").write_text("15000 10000\n")
+        (tmp_path / "cpu.max").write_text("max 100000\n")
+    own = tmp_path / "self"
+    own.write_text("5:cpu,cpuacct:/a\n" if version == 1 else "0::/a\n")
+    monkeypatch.setattr(probe, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(probe, "_OWN_GROUPS", own)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical: 16)
+    assert probe.default_threads() == 2

@@ -35,6 +35,16 @@ def test_a_model_without_a_template_gets_one_its_vocabulary_knows() -> None:
     assert own.render(MESSAGES) == "<s>x"
 
 
+@pytest.mark.parametrize("source", [CHATML, TRANSCRIPT])
+def test_a_turn_only_adds_to_the_one_before(source: str) -> None:
+    """So that what was computed for it can be kept."""
+    template = ChatTemplate(source)
+    generated = " word" if source == TRANSCRIPT else "word"
+    before = template.render(MESSAGES[:2]) + generated
+    after = [*MESSAGES[:2], {"role": "assistant", "content": generated}, MESSAGES[3]]
+    assert template.render(after).startswith(before)
+
+
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
@@ -47,6 +57,9 @@ def test_a_model_without_a_template_gets_one_its_vocabulary_knows() -> None:
         ("  {%- set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}", "4"),
         ("{% if true %}\n  a\n  {% endif %}\n", "  a\n"),
         ("{{ eos_token }}{{ strftime_now('%%') }}", "</s>%"),
+        ("{{ 'a-b'.replace('-', '+') }}{{ ['a', 'b'] | join(', ') }}{{ ', '.join(['a']) }}", "a+ba, ba"),
+        ("{{ 'a\nb' | indent(2) }}{{ 7 % 4 }}{{ ' x '.strip() }}{{ 'a,b'.split(',')[1] }}", "a\n  b3xb"),
+        ("{{ messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | list | length }}", "2"),
         ("{{ 'a' ~ 1 ~ none }}{{ 2 * 3 }}{{ 'ab' * 2 }}{{ 'a' + 'b' }}", "a1None6ababab"),
         ("{% macro m(x) %}[{{ x }}]{% endmacro %}{{ m('a') }}", "[a]"),
     ],
@@ -93,6 +106,20 @@ def test_what_a_template_must_not_or_cannot_do_is_an_error(source: str) -> None:
         "{% macro a(n) %}{% if n %}{{ a(n - 1) }}{{ a(n - 1) }}{% endif %}{% endmacro %}{{ a(60) }}",
         "{% for x in [1, 1] recursive %}{{ loop([1, 1]) }}{% endfor %}",
         "{{ 'x' * 999999999 }}",
+        "{{ 'x'.center(500000000) }}",
+        "{{ 'x' | center(500000000) }}",
+        "{{ '%500000000d' % 1 }}",
+        "{{ '%500000000d' | format(1) }}",
+        "{{ '{:>500000000}'.format(1) }}",
+        "{{ 'a\nb' | indent(500000000) }}",
+        "{{ 'x'.zfill(500000000) }}",
+        "{{ ('a' * 60000).replace('a', 'b' * 9000) }}",
+        "{{ ('a' * 60000) | replace('a', 'b' * 9000) }}",
+        "{{ ('a' * 60000).join(range(9000)) }}",
+        "{{ range(9000) | join('a' * 60000) }}",
+        "{{ range(9) | slice(30000000) | list }}",
+        "{{ lipsum(n=30000) }}",
+        "{% for a in [1] %}" * 30 + "{% endfor %}" * 30,
         "{{ 9 ** 99999999 }}",
         "{{ ['a' * 9999999] * 9999999 }}",
         "{% for a in range(9999) %}{{ 'x' * 9999 }}{% endfor %}",

@@ -113,6 +113,10 @@ def test_system_shows_and_sets_the_system_message(open_chat: Open, tmp_path: Pat
     chat.sees("system: You are a lighthouse.")
     chat.ready()
     assert saved(chat, tmp_path / "chat") == [{"role": "system", "content": "You are a lighthouse."}]
+    chat.enter("/system -")
+    chat.sees(r"system: \(none\)")
+    chat.ready()
+    assert saved(chat, tmp_path / "chat") == []
 
 
 def test_stats_show_the_figures_of_the_last_answer(open_chat: Open) -> None:
