@@ -7,7 +7,7 @@ from itertools import islice
 import pytest
 
 from edge.demo import facts, topics
-from edge.demo.grammar import BRIEF, CATEGORIES, dialogues, held_out, is_held_out
+from edge.demo.grammar import BRIEF, CATEGORIES, dialogues, held_out, is_held_out, statements
 
 SUM = re.compile(r"(\d+) (plus|minus) (\d+) is (\d+)\.")
 MEMORY = re.compile(r"(\d+) GiB plus (\d+) GiB is (\d+) GiB\.")
@@ -52,6 +52,16 @@ def test_sums_are_right_and_held_out_pairs_never_occur(sample):
                 assert int(a) + int(b) == int(result)
                 assert not is_held_out(topics.sum_key(int(a), int(b)))
     assert seen > 15000
+
+
+def test_statements_are_right_and_hold_nothing_that_is_held_out():
+    text = " ".join(islice(statements(random.Random(1)), 5000))
+    for a, sign, b, result in SUM.findall(text):
+        assert int(result) == (int(a) + int(b) if sign == "plus" else int(a) - int(b)) >= 0
+    for a, b, *_ in [(a, b) for a, _, b, _ in SUM.findall(text)] + MEMORY.findall(text):
+        assert not is_held_out(topics.sum_key(int(a), int(b)))
+    compared = {answer for _, answer in held_out(300, 4, "comparisons") if answer.startswith("The ")}
+    assert not [answer for answer in compared if answer in text]
 
 
 def test_held_out_sums_are_right():
