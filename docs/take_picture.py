@@ -8,6 +8,7 @@ Needs tmux. The answers are the bundled model's own, greedy: the picture only ch
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import sys
 import tempfile
@@ -17,7 +18,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-WIDTH, HEIGHT = 92, 34
+WIDTH, HEIGHT = 92, 44
 DEADLINE_S = 30.0
 QUESTIONS = (
     "Hello! What can you do?",
@@ -40,7 +41,9 @@ def main() -> None:
             tmux.close()
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
     console.print(Text.from_ansi(screen.rstrip()))
-    console.save_svg(str(Path(__file__).with_name("chat.svg")), title="edge chat")
+    # Without rich's links to fonts on the web: whoever looks at a page should not fetch from elsewhere.
+    picture = re.sub(r"@font-face \{.*?\}\s*", "", console.export_svg(title="edge chat"), flags=re.DOTALL)
+    Path(__file__).with_name("chat.svg").write_text(picture)
 
 
 class Tmux:
@@ -51,19 +54,23 @@ class Tmux:
         self._call("new-session", "-d", "-x", str(WIDTH), "-y", str(HEIGHT), *settings, command)
 
     def type(self, text: str) -> None:
+        """Type a line, and press Enter once it is on the screen."""
         self._call("send-keys", "-l", text)
+        self._wait_for_last_line(f"> {text}")
         self._call("send-keys", "Enter")
 
     def wait_for_prompt(self) -> None:
         """Until the last line that is not empty is a prompt with nothing typed."""
+        self._wait_for_last_line(">")
+
+    def _wait_for_last_line(self, expected: str) -> None:
         until = time.monotonic() + DEADLINE_S
         while time.monotonic() < until:
-            lines = self._call("capture-pane", "-p").split("\n")
-            filled = [line for line in lines if line.strip()]
-            if filled and filled[-1].strip() == ">":
+            filled = [line.strip() for line in self._call("capture-pane", "-p").split("\n") if line.strip()]
+            if filled and filled[-1] == expected:
                 return
             time.sleep(0.1)
-        raise SystemExit(f"no prompt after {DEADLINE_S:.0f} s; the screen shows: {lines}")
+        raise SystemExit(f"no {expected!r} after {DEADLINE_S:.0f} s; the screen shows: {filled}")
 
     def screen(self) -> str:
         return self._call("capture-pane", "-p", "-e")
