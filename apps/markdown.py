@@ -95,13 +95,17 @@ class _Rendered:
             del lines[0]
         while lines and _is_blank(lines[-1]):
             del lines[-1]
-        if self._gap:
+        if self._gap and not (lines and _is_empty(lines[0])):  # the border of code is a gap already
             lines.insert(0, [])
         for line in lines[-max(1, console.height - 2) :] if self._cut else lines:
             yield from line
             yield Segment.line()
 
 
+def _is_empty(line: list[Segment]) -> bool:
+    return not any(s.text.strip() for s in line)
+
+
 def _is_blank(line: list[Segment]) -> bool:
     # A coloured background is something to see: code has a border of it.
-    return not any(s.text.strip() or (s.style is not None and s.style.bgcolor is not None) for s in line)
+    return _is_empty(line) and not any(s.style is not None and s.style.bgcolor is not None for s in line)

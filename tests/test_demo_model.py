@@ -1,6 +1,7 @@
 """The bundled model answers held-out questions of its grammar, through the same engine people chat with."""
 
 from collections import Counter
+from pathlib import Path
 
 from edge.chat import Chat
 from edge.demo import MODEL_PATH
@@ -10,22 +11,32 @@ from edge.sampler import SamplingParams
 from partition.model import ModelShape
 from quant.gguf_file import GgufFile
 
+F16_PATH = Path(__file__).parent / "data" / "edge-demo-f16.gguf"  # what quantizers start from
 QUESTIONS = 700  # a hundred of each category
 AT_LEAST = 0.95
 GREEDY = SamplingParams(temperature=0)
 
 
-def test_held_out_questions_are_answered_right() -> None:
-    asked = held_out(QUESTIONS, seed=2026)
+def wrong_answers(path: Path, questions: int) -> Counter[str]:
+    """How many of the held-out questions are answered wrong, by category."""
     wrong: Counter[str] = Counter()
-    with Engine(MODEL_PATH, EngineOptions(threads=1)) as engine:
+    with Engine(path, EngineOptions(threads=1)) as engine:
         chat = Chat(engine)
-        for i, (messages, expected) in enumerate(asked):
+        for i, (messages, expected) in enumerate(held_out(questions, seed=2026)):
             chat.messages = [dict(m) for m in messages[:-1]]
             answer = "".join(r.text for r in chat.ask(messages[-1]["content"], GREEDY, max_tokens=100))
             wrong[CATEGORIES[i % len(CATEGORIES)]] += answer != expected
+    return wrong
+
+
+def test_held_out_questions_are_answered_right() -> None:
+    wrong = wrong_answers(MODEL_PATH, QUESTIONS)
     right = 1 - wrong.total() / QUESTIONS
     assert right >= AT_LEAST, f"{right:.1%} right; wrong by category: {dict(wrong)}"
+
+
+def test_the_f16_weights_it_was_quantized_from_answer_as_well() -> None:
+    assert 1 - wrong_answers(F16_PATH, 140).total() / 140 >= AT_LEAST
 
 
 def test_it_is_small_and_cuts_well() -> None:
