@@ -77,7 +77,6 @@ class Engine:
         self.file = GgufFile.open(path)
         check_loadable(self.file)
         self.shape = ModelShape.from_gguf(self.file)
-        self.options = options
         self.context, self.threads, kv = resolve(options, self.shape)
         self.batch = min(options.batch, self.context)
         self.outputs = min(options.outputs or options.sequences, self.batch)

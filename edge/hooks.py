@@ -1,9 +1,8 @@
 """Hooks: look at, and write into, chosen nodes while llama.cpp computes a graph.
 
 llama.cpp asks about every node of every graph (about 700 a token for a 1B model). The order of nodes depends only on
-how many rows a batch has and how many of them give logits (and on nothing else waiting to be done, such as a shift of
-positions), so the first graph of a kind is learned by name and later
-ones are a counter and a list look-up.
+how many rows a batch has and how many of them give logits, so the first graph of a kind is learned by name and later
+ones are a counter and a list look-up. Other graphs, such as that of a shift of positions, must not come in between.
 """
 
 from __future__ import annotations

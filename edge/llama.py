@@ -11,7 +11,6 @@ import ctypes as C
 import functools
 import itertools
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -140,7 +139,7 @@ class Model:
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Token ids of `text`. add_special: put in what the vocabulary wants around a text (BOS)."""
-        raw = text.encode("utf-8", errors="surrogatepass" if sys.platform == "win32" else "replace")
+        raw = text.encode(errors="replace")
         size = len(raw) + 16
         while True:
             tokens = (C.c_int32 * size)()
@@ -208,7 +207,6 @@ class Batch:
 # libc's strlen as llama.cpp's abort callback: an empty string means go on, any other means stop. A Python function
 # here would be called once a graph node and need the interpreter's lock each time.
 _strlen = C.cast(C.CDLL(None).strlen, L.ggml_abort_callback)
-
 
 _STOPPED = 2  # llama_decode's code for an abort callback that said so
 

@@ -145,6 +145,7 @@ def check(
 def _ample(context: int, batch: int, outputs: int, flash_attention: str) -> bool:
     """Whether buffers are small for certain.
 
-    They grow with batch x width, with outputs x vocabulary, and without flash attention with batch x context x heads.
+    They grow with batch x width, with outputs x vocabulary, and without flash attention (which "auto" may come to
+    mean) with batch x context x heads.
     """
-    return batch <= 512 and outputs <= 32 and (flash_attention != "off" or context <= 8192)
+    return batch <= 512 and outputs <= 32 and (flash_attention == "on" or context <= 8192)

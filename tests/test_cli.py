@@ -11,6 +11,7 @@ import apps.chat
 import apps.cli
 import apps.options
 import edge.engine
+import edge.sampler
 import edge.shapes
 from edge.errors import EdgeError
 from quant.errors import QuantError
@@ -67,6 +68,7 @@ def test_limits_named_for_a_quick_help_are_those_of_the_engine() -> None:
     assert apps.options.KV_TYPES == KV_TYPES
     assert apps.options.MAX_CONTEXT == edge.engine.MAX_CONTEXT
     assert apps.options.MAX_THREADS == edge.engine.MAX_THREADS
+    assert apps.options.MAX_SEED == edge.sampler.MAX_SEED
 
 
 FAILING = """

@@ -61,7 +61,11 @@ def test_a_context_longer_than_memory_is_refused_with_need_have_and_a_way_out(
         assert engine.memory.allocated <= 40 * MIB
 
 
-@pytest.mark.parametrize("options", [{"batch": 8192, "context": 8192}, {"flash_attention": "off", "context": 16384}])
+@pytest.mark.parametrize(
+    "options",
+    [{"batch": 8192, "context": 8192}, {"context": 16384}, {"flash_attention": "off", "context": 16384}],
+    ids=str,
+)
 def test_large_buffers_are_measured_and_not_guessed(
     synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
