@@ -8,7 +8,7 @@ import os
 import sys
 from typing import NoReturn
 
-COMMANDS = ("chat", "bench", "model")
+COMMANDS = ("chat", "bench", "model", "worker", "devices", "link", "cluster")
 
 # Exit codes, as documented in docs/cli.md. Classes are named, not imported: importing them would make --help slow.
 EXIT_CODES = {
@@ -25,6 +25,13 @@ EXIT_CODES = {
     "EngineError": 5,
     "Interrupted": 130,
     "HubError": 6,
+    "TrustError": 3,
+    "DiscoveryError": 7,
+    "TransportError": 7,
+    "WorkerError": 7,
+    "NoRoom": 4,
+    "SliceError": 3,
+    "RecipeError": 3,
 }
 EXIT_BUG, EXIT_INTERRUPTED, EXIT_CLOSED_PIPE = 1, 130, 141
 
@@ -74,7 +81,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _one_line(error: Exception, code: int) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = " ".join("".join(c if c.isprintable() else " " for c in str(error)).split()) or type(error).__name__
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
     if code == EXIT_BUG:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,6 +66,29 @@ def number(text: str) -> float:
     if not math.isfinite(value):
         raise argparse.ArgumentTypeError(f"needs a number, got {text!r}")
     return value
+
+
+def byte_size(text: str) -> int:
+    """Bytes, from "2GiB", "900MiB", "1.5GB" or "943718400B"."""
+    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([KMGT]?)(i?)B", text.strip(), re.IGNORECASE)
+    if not match:
+        raise argparse.ArgumentTypeError(f"needs a size such as 2GiB, 900MiB or 943718400B, got {text!r}")
+    base = 1024 if match[3] else 1000
+    size = int(float(match[1]) * base ** " KMGT".index(match[2].upper() or " "))
+    if not 0 < size < 2**60:
+        raise argparse.ArgumentTypeError(f"needs a size from 1B to 1024PiB, got {text!r}")
+    return size
+
+
+def device_name(text: str) -> str:
+    """A name that a device can have."""
+    from devices.errors import TrustError
+    from devices.names import check_name
+
+    try:
+        return check_name(text)
+    except TrustError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,7 +1,7 @@
-"""Names and values in two columns: a rich table on a terminal, aligned plain text elsewhere. On stdout."""
+"""Tables on stdout: rich ones on a terminal, aligned plain text elsewhere. Values may come from other machines."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 
 def print_table(title: str, rows: Sequence[tuple[str, str]]) -> None:
@@ -13,10 +13,47 @@ def print_table(title: str, rows: Sequence[tuple[str, str]]) -> None:
 
         table = Table(show_header=False)
         for name, value in rows:
-            table.add_row(Text(name), Text(value))
-        Console().print(Text(title), table, sep="\n")
+            table.add_row(Text(name), Text(printable(value)))
+        Console().print(Text(printable(title)), table, sep="\n")
         return
     width = max(len(name) for name, _ in rows)
-    print(title)
+    print(printable(title))
     for name, value in rows:
-        print(f"  {name:<{width}}  {value}")
+        print(f"  {name:<{width}}  {printable(value)}")
+
+
+def print_columns(names: Sequence[str], rows: Sequence[Sequence[str]], whole: Collection[str] = ()) -> None:
+    """Print rows of as many values as there are `names`, under them. On a narrow terminal values are broken into lines;
+    those of the columns `whole` only where nothing else is left to break."""
+    rows = [[printable(value) for value in row] for row in rows]
+    if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table()
+        for name in names:
+            table.add_column(name, no_wrap=name in whole)
+        for row in rows:
+            table.add_row(*map(Text, row))
+        Console().print(table)
+        return
+    widths = [max(len(row[i]) for row in (names, *rows)) for i in range(len(names))]
+    for row in (names, *rows):
+        print("  ".join(f"{value:<{width}}" for value, width in zip(row, widths, strict=True)).rstrip())
+
+
+def print_note(text: str) -> None:
+    """Print a sentence, on a terminal broken between words."""
+    if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.text import Text
+
+        Console().print(Text(printable(text)))
+    else:
+        print(printable(text))
+
+
+def printable(text: str) -> str:
+    """Without what would move the cursor or end the line."""
+    return "".join(c if c.isprintable() else " " for c in text)

@@ -35,3 +35,28 @@ class Interrupted(EdgeError):
 
 class ChatFileError(EdgeError):
     """A file that should hold a saved conversation does not."""
+
+
+class SliceError(EdgeError):
+    """A slice cannot be cut, stored or used: its model file has changed, it is not there, or someone else writes it."""
+
+
+class SliceBusy(SliceError):
+    """Somebody else writes the slice just now."""
+
+
+class DigestMismatch(SliceError):
+    """Bytes that do not have the SHA-256 they were announced with; the message says need and have."""
+
+
+class NoRoom(SliceError):
+    """A slice does not fit into the cache or on its disk; the message says need and have."""
+
+
+class WorkerError(EdgeError):
+    """A worker could not do what it was asked, or its engine process died; the message has its words."""
+
+    def __init__(self, message: str, error: str = "") -> None:
+        """error: the class of the error on the worker, for instance NotEnoughMemory; empty where a process died."""
+        super().__init__(message)
+        self.error = error

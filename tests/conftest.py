@@ -1,5 +1,6 @@
 """Models the tests run: the bundled one, and small random ones of each architecture, written once a session."""
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,6 +10,9 @@ from hypothesis import settings
 from edge import shapes, synth
 from edge.demo import MODEL_PATH
 from edge.engine import Engine, EngineOptions
+
+# Tests fork (pexpect does); gRPC would want to be told of it, and sometimes ends the child.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 # A busy machine is no failure; a test that hangs is ended by its own deadlines.
 settings.register_profile("edge", deadline=None)

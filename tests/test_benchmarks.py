@@ -11,7 +11,9 @@ from edge.demo import MODEL_PATH
 ROOT = Path(__file__).parent.parent
 TINY = {
     "bench_engine.py": f"--model {MODEL_PATH} --prompt-tokens 16 --gen-tokens 3 --rounds 1 --threads 1",
+    "bench_slices.py": "--megabytes 8 --rounds 1 --seconds 0.2 --wires loopback",
     "bench_startup.py": "--repeats 1",
+    "bench_transport.py": "--tiny",
 }
 
 
@@ -35,3 +37,19 @@ def test_engine() -> None:
 def test_startup() -> None:
     result = run("bench_startup.py")
     assert 0 < result["python_s"] < result["first_token_s"]
+
+
+def test_transport() -> None:
+    result = run("bench_transport.py")
+    assert all(seconds > 0 for seconds in result["roundtrip"]["median_s"].values())
+    assert {row["algorithm"] for row in result["delay"]["rows"]} == {"star", "mesh", "ring", "split"}
+    assert result["crossover"]["rows"][0]["picked"] in result["crossover"]["rows"][0]["median_s"]
+    links = [part["link"] for part in result["matrix"]["parts"] if part["what"] == "allreduce"]
+    assert links == ["tcp", "tls", "grpc", "shaped", "memory"]
+
+
+def test_slices() -> None:
+    found = run("bench_slices.py")["wires"]["loopback"]
+    assert all(rate > 0 for rate in found["bytes_per_s"].values())
+    assert found["second_load_bytes"] == 0
+    assert 0 < found["sent_after_cut_bytes"] < 8_000_000

@@ -1,0 +1,104 @@
+"""`edge worker`: this device as part of something larger, until it is stopped."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+from pathlib import Path
+
+from apps.options import UsageError, byte_size, device_name, thread_count
+
+HELP = "Let other devices use this one: run as a daemon that they reach over the network."
+
+DEFAULT_LISTEN = "127.0.0.1:7070"
+DEFAULT_CACHE = "20GiB"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Where it listens, what it may use, whom it trusts."""
+    parser.add_argument(
+        "--listen",
+        metavar="HOST:PORT",
+        help=f"address (default: {DEFAULT_LISTEN}; as a member of a cluster 0.0.0.0:7070). Port 0: any free one",
+    )
+    parser.add_argument(
+        "--name", type=device_name, metavar="NAME", help="default: what its cluster calls it, or the host name"
+    )
+    parser.add_argument(
+        "--memory", type=byte_size, metavar="SIZE", help="use at most so much, such as 2GiB (default: no limit)"
+    )
+    parser.add_argument("--threads", type=thread_count, metavar="N", help="default: one per physical core")
+    parser.add_argument(
+        "--models", type=Path, metavar="DIR", help="folder of model files: what is cut from one need not be sent"
+    )
+    parser.add_argument(
+        "--cache-size",
+        type=byte_size,
+        default=DEFAULT_CACHE,
+        metavar="SIZE",
+        help=f"disk space for slices that were sent or cut (default: {DEFAULT_CACHE})",
+    )
+    trust = parser.add_argument_group("trust")
+    trust.add_argument("--join", metavar="TOKEN", help="join a cluster, with what `edge cluster invite` printed")
+    trust.add_argument(
+        "--insecure", action="store_true", help="listen beyond this machine without encryption: anybody can use it"
+    )
+    trust.add_argument(
+        "--announce",
+        action=argparse.BooleanOptionalAction,
+        help="let others find it by mDNS (default: where it is secure and can be reached)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until SIGTERM or Ctrl-C."""
+    # gRPC writes lines of its own about connections that failed; ours say the same in words.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    # We start programs and never go on in a fork; gRPC's preparations for that would run in between.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    from devices import credentials as held
+    from devices.names import name_from
+    from devices.paths import cache_folder, credentials_folder, state_folder
+    from devices.probe import default_threads
+    from edge import log
+    from edge.channel import is_loopback, parse_address
+    from edge.daemon import DaemonOptions, serve
+    from edge.worker import WorkerOptions
+
+    if args.models is not None and not args.models.is_dir():
+        raise UsageError(f"--models {args.models} is no folder")
+    folder = credentials_folder()
+    if args.join is not None:
+        joined = held.store_token(folder, args.join)
+        args.name = args.name or joined.name
+    membership = None if args.insecure else held.load(folder)
+    if membership and args.name and args.name != membership.holder.name:
+        raise UsageError(f"--name {args.name}: this device is {membership.holder.name} in its cluster")
+    try:
+        host, port = parse_address(args.listen or (DEFAULT_LISTEN if membership is None else "0.0.0.0:7070"))
+    except ValueError as error:
+        raise UsageError(f"--listen: {error}") from None
+    # Who listens for this machine alone needs no credentials, and shows none.
+    secure = membership is not None and not is_loopback(host)
+    log.set_up()
+    host_name = name_from(socket.gethostname().partition(".")[0])
+    serve(
+        DaemonOptions(
+            worker=WorkerOptions(
+                name=membership.holder.name if membership else args.name or host_name,
+                host=host,
+                threads=args.threads or default_threads(),
+                memory_limit_bytes=args.memory,
+                models=args.models,
+                credentials=folder if secure else None,
+            ),
+            port=port,
+            insecure=args.insecure,
+            announce=args.announce,
+            cache=cache_folder() / "slices",
+            cache_bytes=args.cache_size,
+            state=state_folder(),
+        )
+    )
+    return 0

@@ -1,0 +1,208 @@
+"""A slice sent to a worker, beside what the link between the two devices can carry, alternating in one run.
+
+    python benchmarks/bench_slices.py [--megabytes 600] [--rounds 3] [--wires loopback,1000] [--json]
+
+A wire is loopback, or a bandwidth in Mbit/s: then the two devices are network namespaces joined by a virtual cable of
+that speed (root and iproute2), members of one cluster, and everything is encrypted. The link's bandwidth is what
+`edge link` measures between two workers, over gRPC, which slices travel by, and over TCP. Each round sends new bytes;
+then a second load of the same, and a transfer that is broken off at a random point and continued.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))  # for the test suite's network namespaces
+
+EDGE = [sys.executable, "-m", "apps.cli"]
+RUN_S = 900.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=int, default=600)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--wires", default="loopback,1000")
+    parser.add_argument("--seconds", type=float, default=2.0, help="for one measurement of the link")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--from-worker", help=argparse.SUPPRESS)  # inside a namespace: the worker beside us
+    parser.add_argument("--to-worker", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.to_worker:
+        print(json.dumps(measure(args.from_worker, args.to_worker, args)))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        result = {
+            "cpu_count": os.cpu_count(),
+            "python": platform.python_version(),
+            "megabytes": args.megabytes,
+            "wires": {
+                wire: loopback(args, Path(folder)) if wire == "loopback" else wired(float(wire), args, Path(folder))
+                for wire in args.wires.split(",")
+            },
+        }
+    print(json.dumps(result) if args.json else table(result))
+
+
+def measure(source: str, target: str, args: argparse.Namespace) -> dict[str, Any]:
+    """From the device of the worker `source`, which we are on, to the worker `target`. Rates in bytes/s."""
+    from edge.diagnose import measure_link
+    from edge.digests import Digests
+    from edge.membership import reach
+    from partition.recipe import whole
+
+    n_bytes = args.megabytes * 1_000_000
+    rates: dict[str, list[float]] = {"grpc": [], "tcp": [], "slice": []}
+    rng = random.Random()
+    with tempfile.TemporaryDirectory() as folder, reach(source) as a, reach(target) as b:
+        a.describe(), b.describe()
+        model = Path(folder) / "model.gguf"
+        with model.open("wb") as file:
+            for _ in range(args.megabytes):
+                file.write(rng.randbytes(1_000_000))
+
+        def renewed() -> str:
+            """Other bytes, so another slice: its digest."""
+            with model.open("r+b") as file:
+                file.write(rng.randbytes(64))
+            return Digests(Path(folder)).file_digest(model)
+
+        for _ in range(args.rounds):
+            for kind in ("grpc", "tcp"):
+                found = measure_link(a, b, args.seconds, kind)
+                rates[kind].append(found.profile.bandwidth_ab_gbps * 1e9 / 8)
+            digest = renewed()
+            began = time.perf_counter()
+            assert b.send_slice(whole(digest, n_bytes), model, digest) == n_bytes
+            rates["slice"].append(n_bytes / (time.perf_counter() - began))
+        began = time.perf_counter()
+        again = b.send_slice(whole(digest, n_bytes), model, digest)
+        again_s = time.perf_counter() - began
+
+        digest, cut_at = renewed(), rng.uniform(0.1, 0.9)
+        with reach(target) as broken, contextlib.suppress(ConnectionAbortedError):
+            broken.send_slice(whole(digest, n_bytes), model, digest, _Cut(cut_at * n_bytes))
+        rest = b.send_slice(whole(digest, n_bytes), model, digest)
+    medians = {kind: statistics.median(values) for kind, values in rates.items()}
+    return {
+        "bytes_per_s": medians,
+        "of_grpc": medians["slice"] / medians["grpc"],
+        "of_tcp": medians["slice"] / medians["tcp"],
+        "rounds": rates,
+        "second_load_bytes": again,
+        "second_load_s": again_s,
+        "cut_at_bytes": int(cut_at * n_bytes),
+        "sent_after_cut_bytes": rest,
+    }
+
+
+class _Cut:
+    """A progress display that pulls the plug."""
+
+    def __init__(self, at: float) -> None:
+        self._at = at
+
+    def __call__(self, done: float, of: float) -> None:
+        if done >= self._at:
+            raise ConnectionAbortedError("cut, as planned")
+
+
+# --- two devices ---
+
+
+def loopback(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Two workers of this machine."""
+    with contextlib.ExitStack() as stack:
+        addresses = []
+        for name in ("source", "target"):
+            env = {**os.environ, **_folders(folder / name)}
+            command = [*EDGE, "worker", "--listen", "127.0.0.1:0", "--name", name]
+            process = subprocess.Popen(command, cwd=ROOT, env=env, stderr=subprocess.PIPE, text=True)
+            stack.callback(_end, process)
+            addresses.append(_address(process))
+        return measure(*addresses, args)
+
+
+def wired(mbit: float, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Two members of a cluster in network namespaces, a cable of `mbit` between them."""
+    from tests.namespaces import two_hosts
+
+    with two_hosts(mbit) as (one, two):
+        envs = {}
+        for name in ("owner", "source", "target"):
+            envs[name] = _folders(folder / f"{name}-{mbit:g}")
+        one.run([*EDGE, "cluster", "init"], envs["owner"]).check_returncode()
+        addresses = []
+        for host, name in ((one, "source"), (two, "target")):
+            token = one.run([*EDGE, "cluster", "invite", name], envs["owner"]).stdout.strip()
+            command = [*EDGE, "worker", "--listen", f"{host.address}:0", "--join", token, "--no-announce"]
+            process = host.start(command, envs[name])
+            addresses.append(_address(process))
+        command = [sys.executable, __file__, "--from-worker", addresses[0], "--to-worker", addresses[1]]
+        command += [f"--megabytes={args.megabytes}", f"--rounds={args.rounds}", f"--seconds={args.seconds}"]
+        done = one.run(command, envs["owner"], timeout=RUN_S)
+        if done.returncode:
+            raise SystemExit(done.stderr)
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+
+def _folders(base: Path) -> dict[str, str]:
+    return {f"XDG_{kind.upper()}_HOME": str(base / kind) for kind in ("config", "cache", "state")}
+
+
+def _address(process: subprocess.Popen[str]) -> str:
+    """Where a worker listens, from its log; its later lines are read and dropped, so that its pipe never fills."""
+    log = process.stderr
+    assert log is not None
+    for line in iter(log.readline, ""):
+        if " listening " in line:
+            threading.Thread(target=log.read, daemon=True).start()
+            return next(word for word in line.split() if word.startswith("address=")).removeprefix("address=")
+    raise SystemExit(f"the worker ended with {process.wait()}")
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.terminate()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+
+
+def table(result: dict[str, Any]) -> str:
+    """Markdown."""
+    lines = [
+        f"{result['megabytes']} MB slice, {result['cpu_count']} cores, Python {result['python']}",
+        "",
+        "| wire | link, gRPC | link, TCP | slice | of gRPC | of TCP | second load | cut at | sent after |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for wire, found in result["wires"].items():
+        rates = {kind: f"{rate / 1e6:,.0f} MB/s" for kind, rate in found["bytes_per_s"].items()}
+        name = wire if wire == "loopback" else f"{wire} Mbit/s"
+        lines.append(
+            f"| {name} | {rates['grpc']} | {rates['tcp']} | {rates['slice']} |"
+            f" {found['of_grpc']:.2f} | {found['of_tcp']:.2f} |"
+            f" {found['second_load_bytes']} B, {found['second_load_s'] * 1e3:.0f} ms |"
+            f" {found['cut_at_bytes'] / 1e6:,.0f} MB | {found['sent_after_cut_bytes'] / 1e6:,.0f} MB |"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

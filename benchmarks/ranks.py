@@ -1,0 +1,119 @@
+"""Rank processes for benchmarks: started, told what to do in lines of JSON over pipes, and ended whatever happens.
+
+The parent makes `Ranks(script, n)`; the script calls `serve(object)`, and each command runs the object's method of
+that name. A command has a time limit: the parent stops waiting then, and the rank's own alarm ends it a little later
+even if nobody is left to ask. A rank whose parent is gone ends at its next look at the pipe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+LIMIT_S = 60.0  # of a command that names no other
+_GRACE_S = 2.0  # from asking a process to end until it is killed
+_READ_BYTES = 1 << 16
+
+
+class RankFailed(Exception):
+    """A rank ended, or gave no answer in time. What it said is on standard error."""
+
+
+class Ranks:
+    """`n` processes of one script, called with its rank, n, and `arguments`. A context: they end with it."""
+
+    def __init__(self, script: Path, n: int, arguments: Sequence[str] = ()) -> None:
+        self.n = n
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._lines = [b""] * n  # what came of each rank's next answer
+        try:
+            for rank in range(n):
+                command = [sys.executable, str(script), str(rank), str(n), *arguments]
+                # A session of its own: Ctrl-C comes to the parent, which ends them.
+                self._processes.append(
+                    subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+                )
+        except BaseException:
+            self.close()
+            raise
+
+    def tell(self, do: str, limit_s: float = LIMIT_S, **arguments: Any) -> list[Any]:
+        """Run a method at all ranks at once; their answers, by rank."""
+        return self.tell_each(do, [arguments] * self.n, limit_s)
+
+    def tell_each(self, do: str, arguments: Sequence[dict[str, Any] | None], limit_s: float = LIMIT_S) -> list[Any]:
+        """The same with arguments for each rank; those with None do nothing and answer None."""
+        for process, own in zip(self._processes, arguments, strict=True):
+            assert process.stdin is not None
+            try:
+                process.stdin.write(json.dumps([do, limit_s, own]).encode() + b"\n")
+                process.stdin.flush()
+            except BrokenPipeError:
+                pass  # it ended: that shows below
+        deadline = time.monotonic() + limit_s
+        answers: list[Any] = [None] * self.n
+        with selectors.DefaultSelector() as selector:
+            for rank, process in enumerate(self._processes):
+                assert process.stdout is not None
+                selector.register(process.stdout, selectors.EVENT_READ, rank)
+            while selector.get_map():
+                ready = selector.select(max(0.0, deadline - time.monotonic()))
+                if not ready:
+                    late = sorted(key.data for key in selector.get_map().values())
+                    raise RankFailed(f"{do}: no answer of ranks {late} within {limit_s:g} s")
+                for key, _ in ready:
+                    data = os.read(key.fd, _READ_BYTES)
+                    if not data:
+                        raise RankFailed(f"{do}: rank {key.data} ended")
+                    self._lines[key.data] += data
+                    if data.endswith(b"\n"):
+                        answers[key.data] = json.loads(self._lines[key.data])
+                        self._lines[key.data] = b""
+                        selector.unregister(key.fd)
+        return answers
+
+    def close(self) -> None:
+        """End all processes and wait for them."""
+        for process in self._processes:
+            process.terminate()
+        deadline = time.monotonic() + _GRACE_S
+        for process in self._processes:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(BrokenPipeError):
+                        pipe.close()
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def serve(target: object) -> NoReturn:
+    """A rank's whole life: do what the parent says until it closes the pipe."""
+    for line in sys.stdin.buffer:
+        name, limit_s, arguments = json.loads(line)
+        signal.setitimer(signal.ITIMER_REAL, limit_s + _GRACE_S)  # unless it is done by then, SIGALRM ends us
+        answer = None if arguments is None else getattr(target, name)(**arguments)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        try:
+            sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
+            sys.stdout.buffer.flush()
+        except BrokenPipeError:
+            break
+    os._exit(0)  # whatever threads still wait for

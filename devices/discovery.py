@@ -1,0 +1,370 @@
+"""Finding workers in the local network through multicast DNS (Bonjour, Avahi), so that nobody has to type addresses.
+
+An announcement is an invitation, not a proof: who answers at the address is checked when connecting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures as futures
+import contextlib
+import ipaddress
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from devices.errors import DiscoveryError
+
+if TYPE_CHECKING:
+    from zeroconf import ServiceInfo, Zeroconf
+
+SERVICE = "_edge-worker._tcp.local."
+BROWSE_S = 3.0  # two rounds of questions: answers given within the last second are not repeated at once
+
+MAX_NAME_BYTES = 56  # of the 63 a name may have; the rest is for the number of a rename
+MAX_FOUND = 256  # workers; more than a home network has, fewer than a flood would bring
+MAX_ADDRESSES = 16  # of one worker
+MAX_PROPERTIES = 16
+MAX_KEY = 32  # characters
+MAX_VALUE = 128
+_GRACE_S = 0.3  # for the details of who was heard of last
+# Before zeroconf's own look for the name, of at least 1.15 s. Who answered within the last second answers again up to
+# 1.24 s after our question.
+_LISTEN_S = 0.5
+_GROUP = "224.0.0.251"
+_PORT = 5353
+_BY_HAND = "give the workers' addresses by hand"
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """What a worker says of itself to everybody in the network."""
+
+    name: str
+    port: int
+    addresses: tuple[str, ...]  # from `announced_addresses`
+    version: str  # of the runtime
+    cluster: str = ""  # the first hexadecimal digits of the cluster's fingerprint; empty: in none
+    secure: bool = False  # whether it speaks TLS only
+
+    def properties(self) -> dict[str, str]:
+        """The TXT record."""
+        return {"version": self.version, "cluster": self.cluster, "secure": "1" if self.secure else "0"}
+
+
+@dataclass(frozen=True, order=True)
+class Found:
+    """A worker that announced itself. Everything in here is its own claim, cut to printable text of bounded length."""
+
+    name: str
+    addresses: tuple[str, ...]  # the likeliest to be reachable from here first; never empty
+    port: int
+    properties: Mapping[str, str] = field(compare=False)
+
+    @property
+    def version(self) -> str:
+        return self.properties.get("version", "")
+
+    @property
+    def cluster(self) -> str:
+        return self.properties.get("cluster", "")
+
+    @property
+    def secure(self) -> bool:
+        return self.properties.get("secure") == "1"
+
+
+class Announcer:
+    """Announces a worker from `start` to `close`, or within a `with` block. `start` blocks for up to three seconds.
+
+    `interfaces` are IPv4 addresses of the interfaces to announce on. By default those of the announced addresses, so
+    that a worker that listens on one network is not announced in another.
+    """
+
+    def __init__(self, announcement: Announcement, interfaces: Sequence[str] | None = None) -> None:
+        if not announcement.addresses:
+            raise DiscoveryError("no address to announce: only link-local ones, or no network")
+        name = announcement.name
+        if not name or not name.isprintable() or len(name.encode()) > MAX_NAME_BYTES:
+            raise DiscoveryError(f"a device name has 1 to {MAX_NAME_BYTES} bytes of printable text, not {name!r:.80}")
+        self._announcement = announcement
+        self._interfaces = _announcing_interfaces(announcement.addresses) if interfaces is None else interfaces
+        self._zeroconf: Zeroconf | None = None
+        self.name = announcement.name  # as announced; another after `start` where a device of that name is there
+
+    @property
+    def renamed(self) -> bool:
+        """Whether the network already had a device of this name, so that this one is announced as `self.name`."""
+        return self.name != self._announcement.name
+
+    def start(self) -> None:
+        """Announce. DiscoveryError where the network does not allow that; the worker can be reached all the same."""
+        from zeroconf import DNSQuestionType, Error, ServiceBrowser, ServiceInfo
+
+        if self._zeroconf is not None:
+            return
+        said = self._announcement
+        info = ServiceInfo(
+            SERVICE,
+            f"{said.name}.{SERVICE}",
+            port=said.port,
+            properties=said.properties(),
+            # Not the host's own name: that may belong to another mDNS service here, with other addresses.
+            server=f"edge-{secrets.token_hex(4)}.local.",
+            parsed_addresses=list(said.addresses),
+        )
+        zeroconf = _opened(self._interfaces)
+        try:
+            # Zeroconf looks whether the name is taken, but asks to be answered alone. On one machine the answer to one
+            # process can reach another, so we also ask what everybody hears.
+            browser = ServiceBrowser(zeroconf, SERVICE, handlers=[_ignore], question_type=DNSQuestionType.QM)
+            try:
+                time.sleep(_LISTEN_S)
+                zeroconf.register_service(info, allow_name_change=True)
+            finally:
+                browser.cancel()
+        except (Error, OSError, RuntimeError, TimeoutError, futures.TimeoutError) as error:
+            zeroconf.close()
+            raise DiscoveryError(f"cannot announce {said.name} ({_reason(error)}): {_BY_HAND}") from error
+        except BaseException:
+            zeroconf.close()
+            raise
+        self._zeroconf = zeroconf
+        self.name = info.name.removesuffix(f".{SERVICE}")
+
+    def close(self) -> None:
+        """Say goodbye, so that nobody looks for this worker any longer. May be called again."""
+        zeroconf, self._zeroconf = self._zeroconf, None
+        if zeroconf is not None:
+            _close(zeroconf)
+
+    def __enter__(self) -> Announcer:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _ignore(**_: object) -> None:
+    """Takes what a browser reports; the answers it brought into zeroconf's memory are what counts."""
+
+
+class _Listener:
+    """Keeps who is there, and asks for the details of each while the browsing goes on."""
+
+    def __init__(self, deadline: float) -> None:
+        self._deadline = deadline
+        self._lock = threading.Lock()
+        self._alive: dict[str, str] = {}  # case does not count in names
+        self._asked: list[futures.Future[bool]] = []
+
+    def __call__(self, zeroconf: Zeroconf, service_type: str, name: str, state_change: Any) -> None:
+        """Told of a change, on zeroconf's thread; the keywords are its own."""
+        from zeroconf import Error, ServiceInfo, ServiceStateChange
+
+        with self._lock:
+            if state_change is ServiceStateChange.Removed:
+                self._alive.pop(name.lower(), None)
+                return
+            if name.lower() in self._alive or len(self._alive) >= MAX_FOUND or len(self._asked) >= 2 * MAX_FOUND:
+                return
+            try:
+                info = ServiceInfo(service_type, name)
+            except (Error, ValueError):  # a name that is none
+                return
+            self._alive[name.lower()] = name
+            rest_s = max(_GRACE_S, self._deadline - time.monotonic())
+            if zeroconf.loop is not None and zeroconf.loop.is_running():
+                request = info.async_request(zeroconf, rest_s * 1000)
+                self._asked.append(asyncio.run_coroutine_threadsafe(request, zeroconf.loop))
+
+    def infos(self, zeroconf: Zeroconf) -> list[ServiceInfo]:
+        """Those that are there now and whose details arrived."""
+        from zeroconf import ServiceInfo
+
+        with self._lock:
+            asked = list(self._asked)
+        futures.wait(asked, timeout=2 * _GRACE_S)
+        with self._lock:  # after the wait: who said goodbye meanwhile is gone
+            infos = [ServiceInfo(SERVICE, name) for name in self._alive.values()]
+        return [info for info in infos if info.load_from_cache(zeroconf)]
+
+
+def browse(timeout_s: float = BROWSE_S, interfaces: Sequence[str] | None = None) -> list[Found]:
+    """The workers that announce themselves within `timeout_s` seconds, sorted; without those that said goodbye.
+
+    `interfaces` are IPv4 addresses of the interfaces to ask on; by default all. Takes the whole time, as nobody knows
+    how many are out there. DiscoveryError where this machine cannot ask.
+    """
+    from zeroconf import ServiceBrowser
+
+    deadline = time.monotonic() + timeout_s
+    zeroconf = _opened(interfaces)
+    try:
+        listener = _Listener(deadline)
+        browser = ServiceBrowser(zeroconf, SERVICE, handlers=[listener])
+        try:
+            time.sleep(max(0.0, deadline - time.monotonic()))
+            infos = listener.infos(zeroconf)
+        finally:
+            browser.cancel()
+    finally:
+        _close(zeroconf)
+    own = _own_networks()
+    return sorted(found for info in infos if (found := _found(info, own)) is not None)
+
+
+def announced_addresses(listen: str) -> tuple[str, ...]:
+    """The addresses to announce for a worker that listens on `listen`.
+
+    For "0.0.0.0" all IPv4 addresses of this machine, for "::" or "" the IPv6 ones too, without loopback. Otherwise the
+    address itself, or those of a host name. Never link-local ones of IPv6, which lead nowhere without the name of an
+    interface. DiscoveryError where that leaves none.
+    """
+    if listen in ("0.0.0.0", "::", ""):
+        candidates = [entry.ip for entry in _own_networks()]
+        found = [ip for ip in candidates if not ip.is_loopback and (ip.version == 4 or listen != "0.0.0.0")]
+    else:
+        try:
+            resolved = socket.getaddrinfo(listen, None, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            raise DiscoveryError(f"cannot announce {listen!r}: no such address or host ({_reason(error)})") from error
+        found = [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in resolved]
+    usable = {ip for ip in found if _usable(ip)}
+    if not usable:
+        raise DiscoveryError(
+            f"no address to announce for a worker that listens on {listen or 'all interfaces'}: "
+            "connect this device to a network, or let the worker listen on an address of one"
+        )
+    return tuple(str(ip) for ip in sorted(usable, key=lambda ip: (ip.version, int(ip))))
+
+
+_Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
+_Interface = ipaddress.IPv4Interface | ipaddress.IPv6Interface
+
+
+def _own_networks() -> list[_Interface]:
+    """The addresses of this machine with their networks, of the interfaces that are up."""
+    stats = psutil.net_if_stats()
+    found: list[_Interface] = []
+    for name, entries in psutil.net_if_addrs().items():
+        if name in stats and not stats[name].isup:
+            continue
+        for entry in entries:
+            if entry.family not in (socket.AF_INET, socket.AF_INET6):
+                continue
+            ip = ipaddress.ip_address(entry.address.partition("%")[0])
+            with contextlib.suppress(ValueError):  # point-to-point interfaces may have no mask
+                # ipaddress takes an IPv6 mask only as a length.
+                length = int(ipaddress.ip_address(entry.netmask or "")).bit_count()
+                found.append(ipaddress.ip_interface(f"{ip}/{length}"))
+                continue
+            found.append(ipaddress.ip_interface(str(ip)))
+    return found
+
+
+def _announcing_interfaces(addresses: Iterable[str]) -> list[str] | None:
+    """The interfaces to announce on: those of the IPv4 addresses; all (None) where there are none."""
+    return [one for one in addresses if ":" not in one] or None
+
+
+def _opened(interfaces: Sequence[str] | None) -> Zeroconf:
+    """Zeroconf on the interfaces that can multicast; DiscoveryError if none can."""
+    from zeroconf import Zeroconf
+
+    if interfaces is None:
+        interfaces = [str(entry.ip) for entry in _own_networks() if entry.version == 4]
+    usable = [address for address in dict.fromkeys(interfaces) if _can_multicast(address)]
+    if not usable:
+        raise DiscoveryError(
+            "discovery is not possible: multicast works on no network interface of this machine "
+            f"({', '.join(interfaces) or 'no IPv4 address'}): {_BY_HAND}"
+        )
+    # On a thread of its own, as Zeroconf would otherwise attach to an event loop that runs here and that we block.
+    with futures.ThreadPoolExecutor(1) as pool:
+        try:
+            return pool.submit(Zeroconf, interfaces=usable).result()
+        except (OSError, RuntimeError) as error:
+            raise DiscoveryError(f"discovery cannot use UDP port {_PORT} ({_reason(error)}): {_BY_HAND}") from error
+
+
+def _can_multicast(address: str) -> bool:
+    """Whether the interface with this IPv4 address can join and reach the mDNS group. Sends nothing."""
+    try:
+        packed = socket.inet_aton(address)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, socket.inet_aton(_GROUP) + packed)
+            probe.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, packed)
+            probe.connect((_GROUP, _PORT))  # only asks for a route
+    except OSError:
+        return False
+    return True
+
+
+def _close(zeroconf: Zeroconf) -> None:
+    """Close; a network that went away meanwhile is no error then."""
+    from zeroconf import Error
+
+    with contextlib.suppress(Error, OSError, TimeoutError, futures.TimeoutError):
+        zeroconf.close()
+
+
+def _found(info: ServiceInfo, own: Sequence[_Interface]) -> Found | None:
+    """What was announced, checked and bounded; None where it has no usable address or port."""
+    addresses = _sorted_addresses(info.parsed_addresses()[: 4 * MAX_ADDRESSES], own)
+    name = _printable(info.name[: -len(SERVICE) - 1])
+    if not addresses or not name or not info.port or not 0 < info.port < 1 << 16:
+        return None
+    properties: dict[str, str] = {}
+    for key, value in list(info.properties.items())[:MAX_PROPERTIES]:
+        properties[_decoded(key, MAX_KEY)] = _decoded(value or b"", MAX_VALUE)
+    return Found(name, addresses, info.port, properties)
+
+
+def _sorted_addresses(addresses: Iterable[str], own: Sequence[_Interface]) -> tuple[str, ...]:
+    """The usable addresses, those in a network of this machine first.
+
+    An address that this machine has too is dropped where others are left: bridges of containers and virtual machines
+    have the same address everywhere.
+    """
+    usable = {ip for text in addresses if _usable(ip := ipaddress.ip_address(text))}
+    elsewhere = usable - {entry.ip for entry in own}
+
+    def order(ip: _Ip) -> tuple[bool, int, int]:
+        return (not any(ip in entry.network for entry in own), ip.version, int(ip))
+
+    return tuple(str(ip) for ip in sorted(elsewhere or usable, key=order))[:MAX_ADDRESSES]
+
+
+def _usable(ip: _Ip) -> bool:
+    """Whether one can connect to an address as it is; link-local ones of IPv6 need to say through which interface.
+
+    Those of IPv4 do not: they are all that two machines on one cable have.
+    """
+    if ip.is_multicast or ip.is_unspecified:
+        return False
+    return not (ip.is_link_local if ip.version == 6 else ip.is_reserved)
+
+
+def _decoded(raw: bytes, limit: int) -> str:
+    return _printable(raw[:limit].decode("utf-8", "replace"))
+
+
+def _printable(text: str) -> str:
+    """Without what would move the cursor of the terminal it is shown on."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _reason(error: BaseException) -> str:
+    """What an error says; its kind where it says nothing, as timeouts do."""
+    return str(error) or type(error).__name__

@@ -1,0 +1,29 @@
+"""Names of devices."""
+
+from __future__ import annotations
+
+import re
+
+from devices.errors import TrustError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # the first is no '-' or '.': names stand in command lines
+
+
+def is_name(text: str) -> bool:
+    """Whether this can name a device."""
+    return _NAME.fullmatch(text) is not None
+
+
+def check_name(text: str) -> str:
+    """The name itself; TrustError where it cannot be one."""
+    if not is_name(text):
+        raise TrustError(
+            f"a device's name has 1 to 63 letters, digits, '-', '_' or '.', and begins with a letter or digit; "
+            f"got {text[:80]!r}"
+        )
+    return text
+
+
+def name_from(text: str) -> str:
+    """A device name as near to `text`, such as a host name, as the rules allow."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:63] or "device"

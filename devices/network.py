@@ -1,0 +1,197 @@
+"""Whether the path to another device looks like the wrong one: Wi-Fi beside a cable, a slow cable, a tunnel.
+
+Measurements come from the caller; what the interfaces are comes from Linux's /sys. Elsewhere only the hints that need
+no /sys are given.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+
+import psutil
+
+SYS = Path("/sys/class/net")
+
+# Of an interface's `type` file: what carries Ethernet frames, and what has no link layer, which tunnels (WireGuard,
+# Tailscale, OpenVPN) have.
+_TYPE_ETHERNET = "1"
+_TYPE_NONE = "65534"
+
+# A link at rest answers within some tens of percent of its best; three times the best means waiting for something.
+# Below a millisecond of waiting, that is the other side's scheduler and nothing to look for.
+MEDIAN_FAR_ABOVE_BEST = 3.0
+MEDIAN_WAIT_S = 0.001
+# One message in a hundred is late on any busy system; ten times and 20 ms are retransmissions and sleeping radios.
+P99_FAR_ABOVE_MEDIAN = 10.0
+P99_LATE_S = 0.020
+# Ethernet and its switches take some tenths of a millisecond one way; five are no local cable.
+WIRED_BEST_S = 0.005
+# TCP carries 94 percent of what Ethernet runs at; from 70 on the link is what limits.
+LINK_IS_LIMIT = 0.7
+# Far below: 100 Mbit/s and most Wi-Fi are under 15 percent of a gigabit, and a slow processor that encrypts is above.
+LINK_IS_NOT_LIMIT = 0.15
+FAST_MBIT = 1000  # what every Ethernet port of the last fifteen years should reach
+_MBIT_BYTES = 125_000  # bytes a second in a megabit a second
+
+
+def interface_of(local_address: str) -> str | None:
+    """The interface that has this address of this machine; None where none has."""
+    wanted = _ip(local_address)
+    for name, entries in psutil.net_if_addrs().items():
+        if wanted is not None and any(_ip(entry.address) == wanted for entry in entries):
+            return str(name)
+    return None
+
+
+def is_wireless(interface: str, sys: Path = SYS) -> bool:
+    """Whether an interface is Wi-Fi, as far as /sys says."""
+    return (sys / interface / "wireless").exists() or (sys / interface / "phy80211").exists()
+
+
+def is_tunnel(interface: str, sys: Path = SYS) -> bool:
+    """Whether an interface is a tunnel (a VPN), as far as /sys says."""
+    return _read(sys, interface, "type") == _TYPE_NONE and not (sys / interface / "device").exists()
+
+
+def wired_alternatives(sys: Path = SYS) -> list[str]:
+    """The Ethernet interfaces with a cable plugged in and running, sorted. Bridges and other virtual ones are not."""
+    try:
+        names = sorted(path.name for path in sys.iterdir())
+    except OSError:  # not Linux
+        return []
+    return [
+        name
+        for name in names
+        if _read(sys, name, "type") == _TYPE_ETHERNET
+        and _read(sys, name, "operstate") == "up"
+        and _read(sys, name, "carrier") == "1"
+        and (sys / name / "device").exists()  # hardware stands behind it
+        and not is_wireless(name, sys)
+    ]
+
+
+def path_hints(
+    local_address: str,
+    latency_best_s: float,
+    latency_median_s: float,
+    latency_p99_s: float,
+    bandwidth_bytes_per_s: float | None,
+    sys: Path = SYS,
+) -> list[str]:
+    """What is likely wrong with a path, one plain sentence each; empty when nothing is.
+
+    `local_address` is this machine's end of the connection. Latencies are one way, in seconds, of small messages on
+    an otherwise idle connection. None for the bandwidth: not measured.
+    """
+    interface = interface_of(local_address)
+    ip = _ip(local_address)
+    if interface is None or ip is None or ip.is_loopback:
+        return []
+    wireless = is_wireless(interface, sys)
+    tunnel = is_tunnel(interface, sys)
+    hints = []
+    if wireless or tunnel:
+        hints += _detour(interface, wireless, sys)
+    hints += _latency(wireless, tunnel, latency_best_s, latency_median_s, latency_p99_s)
+    if not wireless and not tunnel:
+        hints += _cable(interface, bandwidth_bytes_per_s, sys)
+    return hints
+
+
+def _detour(interface: str, wireless: bool, sys: Path) -> list[str]:
+    """Wi-Fi while a cable is there; a tunnel in any case, as it costs even where it ends in the same room."""
+    via = f"Wi-Fi ({interface})" if wireless else f"a tunnel ({interface})"
+    wired = [(name, address) for name in wired_alternatives(sys) if (address := _address(name))]
+    if wired:
+        name, address = wired[0]
+        return [
+            f"traffic goes over {via} although a cable is plugged in ({name}, {address}): "
+            f"give the other device's address in the network of {name}"
+        ]
+    if unaddressed := wired_alternatives(sys):
+        return [f"traffic goes over {via}; a cable is plugged in ({unaddressed[0]}) but has no address yet"]
+    if wireless:
+        return []
+    return [f"traffic goes through {via}: if both devices are in one network, give the address they have there"]
+
+
+def _latency(wireless: bool, tunnel: bool, best: float, median: float, p99: float) -> list[str]:
+    """Waiting that a link at rest does not have."""
+    hints = []
+    if not wireless and not tunnel and best > WIRED_BEST_S:
+        hints.append(
+            f"even the fastest message takes {_ms(best)} one way, a local cable takes well below 1 ms: "
+            "the other device may be on Wi-Fi, or behind a router or tunnel"
+        )
+    reason = (
+        "Wi-Fi power saving (iw dev IF set power_save off) and busy channels are the usual reasons"
+        if wireless
+        else "other traffic on the link, a busy device or Wi-Fi further on are the usual reasons"
+    )
+    if median > MEDIAN_FAR_ABOVE_BEST * best and median - best >= MEDIAN_WAIT_S:
+        hints.append(f"latency median {_ms(median)} is far above the best seen, {_ms(best)}: {reason}")
+    elif p99 > P99_FAR_ABOVE_MEDIAN * median and p99 >= P99_LATE_S:
+        hints.append(f"one message in a hundred takes {_ms(p99)}, the median is {_ms(median)}: {reason}")
+    return hints
+
+
+def _cable(interface: str, bandwidth: float | None, sys: Path) -> list[str]:
+    """What an Ethernet link runs at, against what was measured."""
+    speed = _speed_mbit(interface, sys)
+    if speed is None:
+        return []
+    hints = []
+    if _read(sys, interface, "duplex") == "half":
+        hints.append(f"{interface} runs at half duplex: set both ends to negotiate on their own, and check the cable")
+    share = None if bandwidth is None else bandwidth / (speed * _MBIT_BYTES)
+    if share is not None and share >= LINK_IS_LIMIT and speed < FAST_MBIT:
+        hints.append(
+            f"{interface} runs at {speed} Mbit/s and is what limits the transfer: check the cable (a gigabit needs all "
+            "four pairs) and the port at its other end"
+        )
+    if bandwidth is not None and share is not None and share < LINK_IS_NOT_LIMIT and speed >= FAST_MBIT:
+        hints.append(
+            f"{interface} runs at {speed} Mbit/s but only {bandwidth / _MBIT_BYTES:.0f} Mbit/s arrive: a part further "
+            "on is slower, such as Wi-Fi or a 100 Mbit/s port at the other device"
+        )
+    return hints
+
+
+def _address(interface: str) -> str | None:
+    """An address of an interface that others in its network can use; None without one."""
+    for entry in psutil.net_if_addrs().get(interface, []):
+        ip = _ip(entry.address)
+        if ip is not None and not ip.is_link_local:
+            return str(ip)
+    return None
+
+
+def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """An address without the interface behind "%", IPv4 also where a socket for both versions shows it as IPv6."""
+    try:
+        ip = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:  # psutil lists hardware addresses too
+        return None
+    return ip.ipv4_mapped or ip if isinstance(ip, ipaddress.IPv6Address) else ip
+
+
+def _speed_mbit(interface: str, sys: Path) -> int | None:
+    """What a link runs at; None where it does not say: virtual machines have -1, Wi-Fi refuses the reading."""
+    try:
+        speed = int(_read(sys, interface, "speed"))
+    except ValueError:
+        return None
+    return speed if speed > 0 else None
+
+
+def _read(sys: Path, interface: str, name: str) -> str:
+    """One of an interface's files; empty where it is missing or refuses, as `carrier` does on one that is down."""
+    try:
+        return (sys / interface / name).read_text().strip()
+    except OSError:
+        return ""
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"

@@ -1,0 +1,210 @@
+"""What a device is and may use, and what a connection between two of them can do, as plain values to send and show."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import platform
+import subprocess
+import sys
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from devices import probe
+
+MAX_TEXT = 200  # characters; profiles come from other machines and end up on terminals
+_CPUINFO = Path("/proc/cpuinfo")
+_BOARD = Path("/proc/device-tree/model")
+# Sensors of the processor itself, by the names drivers give them: Intel, AMD, ARM boards, and the general ones.
+_CPU_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal", "soc_thermal", "soc-thermal", "acpitz")
+
+
+@dataclass(frozen=True)
+class DeviceProfile:
+    """One device, as it was when it was asked. None means that the system does not say (or, for limits, no limit)."""
+
+    name: str
+    system: str  # "Linux 6.1", "macOS 14.5"
+    machine: str  # "aarch64", "x86_64"
+    cpu: str  # the model, or the board where that says more: "Raspberry Pi 5 Model B Rev 1.0"
+    cores_physical: int
+    cores_logical: int
+    threads: int  # the worker may compute with
+    memory_total_bytes: int
+    memory_available_bytes: int  # without swapping, within the limits of the control group
+    memory_limit_bytes: int | None  # the owner's own limit for the worker
+    gpu: str | None
+    battery_percent: float | None
+    plugged: bool | None
+    temperature_c: float | None  # the hottest sensor of the processor
+    python: str
+    runtime: str
+    llama_cpp: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for JSON, one for each field."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Any) -> DeviceProfile:
+        """The profile that `to_json` wrote. Unknown keys are ignored, as newer versions add some; what may be None may
+        be missing. Anything else that does not fit raises ValueError with the field's name."""
+        if not isinstance(values, dict):
+            raise ValueError(f"a device profile is an object with named fields, not {type(values).__name__}")
+        types = typing.get_type_hints(cls)
+        return cls(**{field: _checked(field, values.get(field), kind) for field, kind in types.items()})
+
+
+@dataclass(frozen=True)
+class LinkProfile:
+    """What was measured between devices `a` and `b`. Latencies are one way: half of a round trip."""
+
+    a: str
+    b: str
+    kind: str  # "tcp", "grpc" or "memory"
+    latency_best_s: float
+    latency_median_s: float
+    latency_p99_s: float
+    bandwidth_ab_gbps: float  # gigabits a second from a to b
+    bandwidth_ba_gbps: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for JSON, one for each field."""
+        return dataclasses.asdict(self)
+
+
+def describe(
+    name: str,
+    *,
+    threads: int | None = None,
+    memory_limit_bytes: int | None = None,
+    gpu: str | None = None,
+    runtime: str = "unknown",
+    llama_cpp: str = "unknown",
+) -> DeviceProfile:
+    """This machine, measured now. What only a loaded llama.cpp knows is passed in: `gpu` and its version.
+
+    `threads` is by default one for each physical core this process may use.
+    """
+    logical = psutil.cpu_count() or os.cpu_count() or 1
+    battery = _battery()
+    return DeviceProfile(
+        name=_text(name),
+        system=_text(_system()),
+        machine=_text(platform.machine()),
+        cpu=_text(cpu_name()),
+        cores_physical=psutil.cpu_count(logical=False) or logical,  # unknown on some ARM boards
+        cores_logical=logical,
+        threads=threads or probe.default_threads(),
+        memory_total_bytes=int(psutil.virtual_memory().total),
+        memory_available_bytes=probe.available_memory(),
+        memory_limit_bytes=memory_limit_bytes,
+        gpu=None if gpu is None else _text(gpu),
+        battery_percent=None if battery is None else round(float(battery.percent), 1),
+        plugged=None if battery is None or battery.power_plugged is None else bool(battery.power_plugged),
+        temperature_c=temperature(),
+        python=platform.python_version(),
+        runtime=_text(runtime),
+        llama_cpp=_text(llama_cpp),
+    )
+
+
+def cpu_name() -> str:
+    """The processor's model. On small boards the board's name, which says more than "ARMv8 Processor rev 1"."""
+    if sys.platform == "darwin" and (brand := _sysctl("machdep.cpu.brand_string")):
+        return brand
+    lines = _cpuinfo()
+    # "Model" is the board (Raspberry Pi); x86 has "model", a number, besides "model name".
+    for found in (lines.get("Model"), _board(), lines.get("Hardware"), lines.get("model name")):
+        if found:
+            return found
+    return platform.processor() or platform.machine() or "unknown"
+
+
+def temperature() -> float | None:
+    """Degrees Celsius of the processor's hottest sensor; None where the system shows none."""
+    try:
+        sensors = psutil.sensors_temperatures()
+    except (AttributeError, OSError):  # not on this system; or its files are closed to us
+        return None
+    for name in _CPU_SENSORS:
+        # Sensors that are not connected read zero or absurd values.
+        readings = [s.current for s in sensors.get(name, []) if s.current is not None and 0 < s.current < 150]
+        if readings:
+            return round(float(max(readings)), 1)
+    return None
+
+
+def _battery() -> Any:
+    try:
+        return psutil.sensors_battery()
+    except (AttributeError, OSError):
+        return None
+
+
+def _system() -> str:
+    if sys.platform == "darwin":
+        return f"macOS {platform.mac_ver()[0]}"
+    return f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}"
+
+
+def _cpuinfo() -> dict[str, str]:
+    """What /proc/cpuinfo says; of keys that come once a core, the first core's."""
+    try:
+        lines = _CPUINFO.read_text(errors="replace").splitlines()
+    except OSError:  # not Linux
+        return {}
+    found: dict[str, str] = {}
+    for line in lines:
+        key, colon, value = line.partition(":")
+        if colon and value.strip():
+            found.setdefault(key.strip(), value.strip())
+    return found
+
+
+def _board() -> str:
+    """The board's name from the device tree; empty where there is none."""
+    try:
+        return _BOARD.read_text(errors="replace").strip("\0 \n")  # it ends in a zero byte
+    except OSError:
+        return ""
+
+
+def _sysctl(key: str) -> str:
+    try:
+        done = subprocess.run(["/usr/sbin/sysctl", "-n", key], capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()
+
+
+def _text(value: str) -> str:
+    """A text that passes `_checked` on the other side."""
+    return "".join(c if c.isprintable() else "?" for c in value)[:MAX_TEXT]
+
+
+def _checked(field: str, value: Any, kind: Any) -> Any:
+    """`value` if it is of the annotated type `kind`; ValueError with the field's name otherwise."""
+    allowed = typing.get_args(kind) or (kind,)
+    if value is None and type(None) in allowed:
+        return None
+    if str in allowed and isinstance(value, str) and len(value) <= MAX_TEXT and value.isprintable():
+        return value
+    if bool in allowed and isinstance(value, bool):
+        return value
+    if int in allowed and isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63:
+        return value
+    # JSON has one kind of number: 80 is as good as 80.0.
+    if float in allowed and isinstance(value, int | float) and not isinstance(value, bool) and _finite(value):
+        return float(value)
+    names = " or ".join("null" if one is type(None) else one.__name__ for one in allowed)
+    raise ValueError(f"device profile: {field} should be {names} in a plausible range, not {repr(value)[:60]}")
+
+
+def _finite(value: float) -> bool:
+    return abs(value) < 1e12 and math.isfinite(value)

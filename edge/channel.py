@@ -1,0 +1,133 @@
+"""gRPC channels to workers: encrypted and pinned to one device, or in the clear where that is allowed."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+import time
+
+import grpc
+
+from transport.errors import LinkClosed, LinkTimeout, ProtocolError, Refused
+from transport.grpc_link import CHANNEL_OPTIONS
+from transport.security import Credentials, Identity, identify, secure_channel
+
+DEFAULT_PORT = 7070
+_LEAST_S = 0.1
+_ANY_CALL = "/grpc.health.v1.Health/Check"
+# "name", "name:port", "[::1]" or "[::1]:port"; what has more colons and no brackets is an IPv6 address.
+_ADDRESS = re.compile(r"(?:\[(?P<inside>[^\[\]]+)\]|(?P<name>[^\s:/\[\]@]{1,253}))(?::(?P<port>[0-9]{1,5}))?")
+
+
+def open_channel(
+    host: str, port: int, credentials: Credentials | None, timeout_s: float, insecure: bool = False
+) -> tuple[grpc.Channel, Identity | None]:
+    """A channel that is connected, and who is at its other end (None in the clear). `timeout_s` bounds all of it.
+
+    In the clear only to this machine itself, or where `insecure` allows it. Refused, LinkTimeout or LinkClosed else.
+    """
+    clear = insecure or is_loopback(host)
+    target = join_address(host, port)
+    if credentials is None and not clear:
+        raise Refused(
+            f"{target} is another machine, and this one has no credentials: make a cluster with `edge cluster init` and"
+            " invite the worker, or say --insecure if everybody on the network may see and use it"
+        )
+    deadline = time.monotonic() + timeout_s
+    found = _knock(host, port, timeout_s)
+    numeric = join_address(found, port)
+    if credentials is not None:
+        try:
+            identity = identify(found, port, credentials, _left(deadline))
+        except (ProtocolError, LinkClosed) as error:
+            # What a gRPC server in the clear makes of a TLS greeting: nonsense, or the end of the connection.
+            if not clear:
+                raise Refused(f"{error}; if it is a worker with --insecure, say --insecure here too") from error
+        else:
+            try:
+                secured = secure_channel(numeric, credentials, identity, CHANNEL_OPTIONS)
+                return _connected(secured, target, deadline, timeout_s), identity
+            except LinkClosed:
+                # Another of its owner's programs may have made it a member between the two connections.
+                again = identify(found, port, credentials, _left(deadline))
+                if again == identity:
+                    raise
+            secured = secure_channel(numeric, credentials, again, CHANNEL_OPTIONS)
+            return _connected(secured, target, deadline, timeout_s), again
+    return _connected(grpc.insecure_channel(numeric, CHANNEL_OPTIONS), target, deadline, timeout_s), None
+
+
+def _knock(host: str, port: int, timeout_s: float) -> str:
+    """Connect and hang up; the numeric address that took the connection.
+
+    Where nothing listens this fails at once, while gRPC tries again until its deadline. And the system finds names that
+    gRPC's own resolver does not, such as `pi.local`.
+    """
+    target = join_address(host, port)
+    try:
+        with socket.create_connection((host, port), timeout_s) as sock:
+            return str(sock.getpeername()[0])
+    except TimeoutError:
+        raise LinkTimeout(f"no connection to {target} within {timeout_s:g} s") from None
+    except ConnectionRefusedError:
+        raise LinkClosed(f"nothing listens at {target}") from None
+    except (OSError, UnicodeError) as error:  # UnicodeError: no name that DNS could know
+        raise LinkClosed(f"no connection to {target}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _connected(channel: grpc.Channel, target: str, deadline: float, timeout_s: float) -> grpc.Channel:
+    """The channel once a call over it was answered, however it was. The first failure counts: what listens there is not
+    what was wanted."""
+    # To watch the channel's state instead would make closing it wait for gRPC's next look, a fifth of a second.
+    try:
+        channel.unary_unary(_ANY_CALL)(b"", timeout=_left(deadline))
+    except grpc.RpcError as error:
+        code = error.code() if isinstance(error, grpc.Call) else None
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            channel.close()
+            raise LinkTimeout(f"{target} took a connection, but no worker answered within {timeout_s:g} s") from None
+        if code is grpc.StatusCode.UNAVAILABLE:
+            channel.close()
+            raise LinkClosed(f"{target} took a connection, but no worker answers there") from None
+    except BaseException:
+        channel.close()
+        raise
+    return channel
+
+
+def _left(deadline: float) -> float:
+    """Seconds, as messages name them; never so few that a step which is about to succeed fails."""
+    return max(_LEAST_S, round(deadline - time.monotonic(), 1))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether every address of this host is this machine's own loopback."""
+    try:
+        found = {info[4][0] for info in socket.getaddrinfo(host, None)}
+    except (OSError, UnicodeError):
+        return False
+    return bool(found) and all(ipaddress.ip_address(str(address).split("%")[0]).is_loopback for address in found)
+
+
+def join_address(host: str, port: int) -> str:
+    """HOST:PORT, or [HOST]:PORT for IPv6."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """(host, port) of "host", "host:port", "[::1]:7070" or "::1". ValueError says what is wrong."""
+    if _is_ipv6(text):
+        return text, DEFAULT_PORT
+    match = _ADDRESS.fullmatch(text)
+    port = int(match["port"] or DEFAULT_PORT) if match else 0
+    if not match or port > 65535 or (match["inside"] and not _is_ipv6(match["inside"])):
+        raise ValueError(f"an address is HOST or HOST:PORT, not {text[:80]!r}")
+    return match["inside"] or match["name"], port
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        return ipaddress.ip_address(text).version == 6
+    except ValueError:
+        return False

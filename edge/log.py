@@ -1,0 +1,40 @@
+"""Log lines of a daemon: time, level, what happened, and its figures as key=value. On standard error."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+from typing import Any
+
+_PLAIN = re.compile(r"[\w.:/@+,\[\]-]+")
+_logger = logging.getLogger("edge")
+
+
+def set_up() -> None:
+    """Send log lines to standard error. Without it they go nowhere."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S%z"))
+    _logger.addHandler(handler)
+    _logger.setLevel(logging.INFO)
+    _logger.propagate = False
+
+
+def info(event: str, **fields: Any) -> None:
+    """Something happened as it should."""
+    _logger.info(_line(event, fields))
+
+
+def warning(event: str, **fields: Any) -> None:
+    """Something happened that somebody should know of."""
+    _logger.warning(_line(event, fields))
+
+
+def _line(event: str, fields: dict[str, Any]) -> str:
+    """One line whatever the values hold: a peer's words cannot make another."""
+    return " ".join([event, *(f"{key}={_value(str(value))}" for key, value in fields.items() if value is not None)])
+
+
+def _value(text: str) -> str:
+    return text if _PLAIN.fullmatch(text) else json.dumps(text)

@@ -1,0 +1,94 @@
+"""Reaching a worker, and what belongs to it: who it is, enrolment of a new one, the newest revocations."""
+
+from __future__ import annotations
+
+from devices import credentials as held
+from devices.authority import Authority
+from devices.errors import TrustError
+from devices.paths import authority_folder, credentials_folder
+from devices.roster import MEMBERS_FILE
+from edge import trust
+from edge.channel import is_loopback, join_address, open_channel, parse_address
+from edge.errors import WorkerError
+from edge.remote import Remote
+from transport import edge_pb2 as pb
+from transport.errors import Refused
+from transport.security import INVITED, OWNER, Credentials, peer_identity
+
+CONNECT_TIMEOUT_S = 5.0
+
+
+def reach(address: str, *, insecure: bool = False, timeout_s: float = CONNECT_TIMEOUT_S) -> Remote:
+    """A worker at HOST or HOST:PORT, ready to be asked: enrolled if it was only invited, and told who was revoked.
+
+    TransportError, TrustError or WorkerError say why it cannot be reached or used; ValueError that this is no address.
+    `timeout_s` bounds connecting, and again every call that this takes.
+    """
+    host, port = parse_address(address)
+    own = credentials()
+    if own is None and not insecure and not is_loopback(host):
+        _refuse_a_worker(join_address(host, port))
+    worker = _connected(host, port, own, insecure, timeout_s)
+    try:
+        if worker.identity is not None and worker.identity.role == INVITED:
+            failed = _enroll(worker, timeout_s)
+            worker.close()
+            worker = _connected(host, port, own, insecure, timeout_s)
+            if worker.identity is None or worker.identity.role == INVITED:
+                raise failed or Refused(f"{worker.name} still shows its invitation, after it was made a member")
+        if worker.identity is not None:
+            _update(worker, timeout_s)
+    except BaseException:
+        worker.close()
+        raise
+    return worker
+
+
+def _connected(host: str, port: int, own: Credentials | None, insecure: bool, timeout_s: float) -> Remote:
+    channel, identity = open_channel(host, port, own, timeout_s, insecure)
+    return Remote(channel, host, port, identity)
+
+
+def credentials() -> Credentials | None:
+    """This machine's, where it owns a cluster; None where it does not."""
+    membership = held.load(credentials_folder())
+    if membership is None and not (authority_folder() / MEMBERS_FILE).exists():
+        return None
+    if membership is not None and membership.holder.role != OWNER:
+        return None
+    # The owner's own files are mended where they are behind, and made anew where they are gone.
+    Authority.open(authority_folder(), credentials_folder())
+    return trust.credentials()
+
+
+def _refuse_a_worker(target: str) -> None:
+    """Refused where this machine is in a cluster that is not its own: making one of its own would not help."""
+    membership = held.load(credentials_folder())
+    if membership is not None:
+        raise Refused(
+            f"{target} is another machine, and this one is the {membership.holder.role} {membership.holder.name}: only"
+            " the cluster's owner gives orders; run this on the owner's machine"
+        )
+
+
+def _enroll(worker: Remote, timeout_s: float) -> WorkerError | None:
+    """Make a member of a device that shows an invitation. Its objection if it has one: another may have been faster."""
+    assert worker.identity is not None
+    authority = Authority.open(authority_folder(), credentials_folder())
+    try:
+        request: pb.SigningRequest = worker.call("Enroll", pb.EnrollRequest(), timeout_s)
+        if peer_identity(request.invitation_pem).serial != worker.identity.serial:
+            raise Refused(f"{worker.name} sent another invitation than the one it shows")
+        certificate = authority.enroll(request.invitation_pem, request.csr_pem)
+        worker.call("Install", pb.Certificate(certificate_pem=certificate), timeout_s)
+    except TrustError as error:
+        raise Refused(str(error)) from error
+    except WorkerError as error:
+        return error
+    return None
+
+
+def _update(worker: Remote, timeout_s: float) -> None:
+    """Bring the newest list of revocations."""
+    authority = Authority.open(authority_folder(), credentials_folder())
+    worker.call("UpdateRevoked", pb.RevokedList(crl_pem=authority.crl()), timeout_s)

@@ -1,0 +1,230 @@
+"""The sessions of a worker: each one engine process, for as long as its owner's stream lives."""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import socket
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from edge import log
+from edge.child import Child
+from edge.errors import EdgeError
+from edge.store import SliceStore
+from transport import edge_pb2 as pb
+from transport.errors import Refused, TransportError
+from transport.grpc_link import SESSION_KEY, Served
+from transport.link import Deadlines, Link
+from transport.relay import relay
+from transport.tcp_link import TcpLink
+
+MAX_SESSIONS = 8
+TURN_S = 300.0  # for the loads of other sessions before ours
+
+
+@dataclass
+class Session:
+    """A session and what it was granted."""
+
+    name: str
+    open: pb.Open
+    child: Child
+    slice: str = ""
+    memory_bytes: int = 0
+    has_turn: bool = False  # it loads, and nobody else does
+    lease: ExitStack = field(default_factory=ExitStack)  # keeps the loaded slice in the cache
+    asked: deque[str] = field(default_factory=lambda: deque(["open"]))  # commands without an answer, oldest first
+    answered: threading.Condition = field(default_factory=threading.Condition)  # one of them was
+
+    def state(self) -> pb.SessionState:
+        """For Describe."""
+        return pb.SessionState(
+            session=self.name,
+            rank=self.open.rank,
+            world_size=self.open.world_size,
+            slice=self.slice,
+            memory_bytes=self.memory_bytes,
+            pid=self.child.pid,
+        )
+
+
+class Sessions:
+    """All sessions of a daemon."""
+
+    def __init__(
+        self, store: SliceStore, host: str, credentials: Path | None, threads: int, memory_limit_bytes: int | None
+    ) -> None:
+        """host: where engine processes take TCP links; credentials: the folder, where links are encrypted."""
+        self._store = store
+        self._host = host
+        self._credentials = credentials
+        self._threads = threads
+        self._memory_limit = memory_limit_bytes
+        self._sessions: dict[str, Session] = {}
+        self._lock = threading.Lock()
+        self._turn = threading.Lock()  # to load, where memory is limited
+        self._closed = False
+
+    def states(self) -> list[pb.SessionState]:
+        """What every session holds."""
+        with self._lock:
+            return [session.state() for session in self._sessions.values()]
+
+    def close(self) -> None:
+        """End all engine processes; no new ones start."""
+        with self._lock:
+            self._closed = True
+            sessions = list(self._sessions.values())
+        for session in sessions:
+            session.child.let_go()
+        for session in sessions:
+            session.child.stop()
+
+    def run(self, commands: Iterator[pb.Command], context: grpc.ServicerContext) -> Iterator[pb.Event]:
+        """One session, from its Open to the end of the stream: yields the events of the engine process."""
+        first = next(commands, None)
+        if first is None or first.WhichOneof("command") != "open":
+            raise Refused("a session begins with Open")
+        session = self._start(first)
+        events: queue.SimpleQueue[pb.Event | None] = queue.SimpleQueue()
+        # The stream may end while the process computes, or the process while the stream is silent: each has a thread.
+        context.add_callback(session.child.let_go)  # called in the thread that serves everybody: it must not wait
+        threading.Thread(target=self._feed, args=(session, commands, events), daemon=True, name="commands").start()
+        threading.Thread(target=self._watch, args=(session, events), daemon=True, name="events").start()
+        return iter(events.get, None)
+
+    def link(self, context: grpc.ServicerContext) -> Served:
+        """Who serves a data link from another rank: it is passed on to the engine process of the session it names."""
+        name = dict(context.invocation_metadata()).get(SESSION_KEY, "")
+        with self._lock:
+            session = self._sessions.get(str(name))
+        if session is None:
+            raise Refused("no such session here: it has ended, or never was")
+        door = session.child.door
+
+        def serve(outside: Link) -> None:
+            sock = socket.socket(socket.AF_UNIX)
+            try:
+                sock.connect(str(door))
+            except OSError as error:
+                sock.close()
+                outside.refuse(f"the engine process takes no links: {error.strerror}")
+                return
+            relay(outside, TcpLink(sock, "the engine process", poll_s=0))
+
+        return serve, "a rank", Deadlines()
+
+    # --- one session ---
+
+    def _start(self, first: pb.Command) -> Session:
+        with self._lock:
+            if self._closed:
+                raise Refused("this worker is about to end")
+            if len(self._sessions) >= MAX_SESSIONS:
+                raise Refused(f"this worker runs {MAX_SESSIONS} sessions already, which is all it may; end one of them")
+            name = secrets.token_hex(8)
+            child = Child(self._host, self._credentials, self._threads, name)
+            session = self._sessions[name] = Session(name, first.open, child)
+        with suppress(TransportError):  # it may have died already: whoever waits for its events hears how
+            child.send(first)
+        log.info("session-opened", session=name, rank=first.open.rank, world_size=first.open.world_size, pid=child.pid)
+        return session
+
+    def _feed(
+        self, session: Session, commands: Iterator[pb.Command], events: queue.SimpleQueue[pb.Event | None]
+    ) -> None:
+        """Commands to the process, until the owner ends the stream."""
+        try:
+            for command in commands:
+                kind = command.WhichOneof("command") or ""
+                with session.answered:
+                    if kind == "load":  # what it may have is known when all before it is done
+                        session.answered.wait_for(lambda: not session.asked)
+                    session.asked.append(kind)
+                if kind == "load":
+                    try:
+                        self._grant(session, command.load)
+                    except EdgeError as error:
+                        failed = pb.Failed(error=type(error).__name__, message=str(error))
+                        self._answer(session, pb.Event(failed=failed), events)
+                        continue
+                session.child.send(command)
+        except (TransportError, grpc.RpcError):
+            pass  # one of the two is gone, and the process's end says so
+        session.child.stop()
+        self._end_turn(session)  # which may have come after that
+
+    def _grant(self, session: Session, load: pb.Load) -> None:
+        """Fill in what only the daemon knows: the slice's file, and how much memory is left for it."""
+        if session.slice:
+            raise EdgeError("a slice is loaded already; unload it first")
+        load.path = str(session.lease.enter_context(self._store.use(load.slice)))
+        load.memory_limit_bytes = 0
+        session.slice = load.slice
+        if self._memory_limit is not None:
+            # One load at a time: what it leaves of the limit is known when it is done.
+            if not self._turn.acquire(timeout=TURN_S):
+                self._release(session)
+                raise EdgeError(f"another session has been loading for {TURN_S:g} s; try again when it is done")
+            with self._lock:
+                session.has_turn = True
+                others = sum(s.memory_bytes for s in self._sessions.values() if s is not session)
+            load.memory_limit_bytes = max(1, self._memory_limit - others)
+
+    def _watch(self, session: Session, events: queue.SimpleQueue[pb.Event | None]) -> None:
+        """Events of the process, until it ends."""
+        try:
+            while (event := session.child.receive()) is not None:
+                kind = event.WhichOneof("event")
+                asked = session.asked[0] if session.asked else ""
+                if kind == "opened":
+                    event.opened.session = session.name
+                elif kind == "loaded":
+                    session.memory_bytes = event.loaded.memory_bytes
+                    self._end_turn(session)
+                elif kind == "unloaded" or (kind == "failed" and asked == "load"):
+                    self._release(session)
+                if kind in ("loaded", "unloaded", "failed"):
+                    why = event.failed.message if kind == "failed" else None
+                    log.info(f"session-{kind}", session=session.name, slice=session.slice[:12] or None, why=why)
+                self._answer(session, event, events)
+            died = session.child.died()
+            if died is not None:
+                log.warning("engine-died", session=session.name, why=died.died.reason)
+                events.put(died)
+        finally:
+            with self._lock:
+                self._sessions.pop(session.name, None)
+            self._release(session)
+            with session.answered:
+                session.asked.clear()
+                session.answered.notify_all()
+            log.info("session-ended", session=session.name)
+            events.put(None)
+
+    def _answer(self, session: Session, event: pb.Event, events: queue.SimpleQueue[pb.Event | None]) -> None:
+        """Tell the owner; a final event answers the oldest command."""
+        with session.answered:
+            events.put(event)
+            if event.WhichOneof("event") != "loading" and session.asked:
+                session.asked.popleft()
+                session.answered.notify_all()
+
+    def _release(self, session: Session) -> None:
+        session.lease.close()
+        session.slice, session.memory_bytes = "", 0
+        self._end_turn(session)
+
+    def _end_turn(self, session: Session) -> None:
+        """Let the next session load."""
+        with self._lock:
+            if session.has_turn:
+                session.has_turn = False
+                self._turn.release()

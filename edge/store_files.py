@@ -1,0 +1,62 @@
+"""Files of the slice store: locks that tell what is in use, and errors in words."""
+
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from edge.errors import NoRoom, SliceBusy, SliceError
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextmanager
+def explained(folder: Path, need: str = "room needed for a slice") -> Iterator[None]:
+    """OSErrors as SliceError, or NoRoom where the disk is full."""
+    try:
+        yield
+    except OSError as exc:
+        if exc.errno in FULL:
+            free = shutil.disk_usage(folder).free
+            raise NoRoom(f"the disk of {folder} is full: {need}, {size(free)} free; free some, then go on") from exc
+        raise SliceError(f"the cache {folder} cannot be used: {exc.strerror or exc}") from exc
+
+
+def open_alone(path: Path, digest: str) -> int:
+    """A partial file, opened and locked; made where it is missing. SliceBusy where somebody writes it."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    if not lock(handle):
+        os.close(handle)
+        raise SliceBusy(f"slice {digest[:12]} is being written by somebody else; try again when that is done")
+    return handle
+
+
+def lock(handle: int) -> bool:
+    """Lock an open file for oneself alone; False where somebody has it."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def release(handle: int) -> None:
+    """Unlock and close: closing alone would leave the lock to a child process that has inherited the file."""
+    fcntl.flock(handle, fcntl.LOCK_UN)
+    os.close(handle)
+
+
+def sync(folder: Path) -> None:
+    """Put the names in a folder on the disk."""
+    with ExitStack() as stack:
+        handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        stack.callback(os.close, handle)
+        os.fsync(handle)
+
+
+def size(n_bytes: int) -> str:
+    """A number of bytes for people."""
+    return f"{n_bytes / 2**20:,.0f} MiB" if n_bytes >= 10 << 20 else f"{n_bytes:,} bytes"

@@ -1,0 +1,202 @@
+"""How a slice is cut from a model file: pure data, so that whoever has the model can cut the same bytes.
+
+A recipe names the model file (one file; its SHA-256 and its size) and lists segments. Their bytes, one after another,
+are the slice. As bytes a recipe is:
+
+    8 bytes magic and version, 32 bytes digest, u64 size of the model, u32 number of segments, then each segment:
+    0, u64 length, the bytes                        Literal
+    1, u64 length                                   Zeros
+    2, u64 offset, u64 length                       Copy of one piece
+    3, u64 offset, u64 length, u64 stride, u64 count Copy of several pieces
+
+All numbers are little-endian. Equal recipes have equal bytes, and there is one way only to write each.
+"""
+
+import hashlib
+import re
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+MAX_SEGMENTS = 1_000_000
+MAX_BYTES = 1 << 44  # of a model and of a slice: 16 TiB
+
+_MAGIC = b"EDGECUT\x01"
+_HEAD = struct.Struct("<8s32sQI")
+_LITERAL, _ZEROS, _PIECE, _PIECES = range(4)
+_TAGS = {_LITERAL: struct.Struct("<Q"), _ZEROS: struct.Struct("<Q"), _PIECE: struct.Struct("<QQ")}
+_TAGS[_PIECES] = struct.Struct("<QQQQ")
+_SMALLEST = 9  # bytes of a segment: its tag and one number
+
+
+class RecipeError(ValueError):
+    """A recipe that cannot be: bytes that are none, a piece outside the model, or more than the limits allow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """Bytes that the recipe itself brings, such as the header of the slice."""
+
+    data: bytes
+
+    def __post_init__(self) -> None:
+        _need(len(self.data) > 0, lambda: "a literal has no bytes; leave it out")
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the slice."""
+        return len(self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class Zeros:
+    """Padding: `length` bytes that are 0."""
+
+    length: int
+
+    def __post_init__(self) -> None:
+        _need(0 < self.length <= MAX_BYTES, lambda: f"{self.length} zeros, needed are 1 to {MAX_BYTES}")
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the slice."""
+        return self.length
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """`count` pieces of `length` bytes of the model file: the first at byte `offset`, each `stride` after the last.
+
+    One piece needs no stride; it gets `length`, so that equal cuts are equal.
+    """
+
+    offset: int
+    length: int
+    stride: int = 0
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if self.count == 1:
+            object.__setattr__(self, "stride", self.length)
+        _need(
+            self.offset >= 0 and 0 < self.length <= self.stride and self.count > 0 and self.end <= MAX_BYTES,
+            lambda: f"{self}: needed are 0 <= offset, 0 < length <= stride, 0 < count, an end within {MAX_BYTES}",
+        )
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the slice."""
+        return self.length * self.count
+
+    @property
+    def end(self) -> int:
+        """Where in the model file the last piece ends."""
+        return self.offset + self.stride * (self.count - 1) + self.length
+
+
+Segment = Literal | Zeros | Copy
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The model file and the segments that make the slice. RecipeError where they cannot be."""
+
+    model_digest: str  # SHA-256, 64 lower-case hexadecimal digits
+    model_bytes: int
+    segments: tuple[Segment, ...]
+
+    def __post_init__(self) -> None:
+        _need(is_digest(self.model_digest), lambda: f"{self.model_digest[:80]!r} is not a SHA-256 in hexadecimal")
+        _need(0 < self.model_bytes <= MAX_BYTES, lambda: f"a model of {self.model_bytes} bytes; up to {MAX_BYTES}")
+        n_segments = len(self.segments)
+        _need(0 < n_segments <= MAX_SEGMENTS, lambda: f"{n_segments} segments, needed are 1 to {MAX_SEGMENTS}")
+        for i, segment in enumerate(self.segments):
+            if isinstance(segment, Copy) and segment.end > self.model_bytes:
+                raise RecipeError(f"segment {i} copies up to byte {segment.end} of a model of {self.model_bytes} bytes")
+        _need(self.n_bytes <= MAX_BYTES, lambda: f"a slice of {self.n_bytes} bytes; the most is {MAX_BYTES}")
+
+    @cached_property
+    def n_bytes(self) -> int:
+        """Bytes of the slice."""
+        return sum(segment.n_bytes for segment in self.segments)
+
+    @cached_property
+    def key(self) -> str:
+        """SHA-256 of the recipe itself: what a slice's digest is remembered under."""
+        return hashlib.sha256(self.to_bytes()).hexdigest()
+
+    def to_bytes(self) -> bytes:
+        """The recipe as bytes; `from_bytes` reads them."""
+        digest = bytes.fromhex(self.model_digest)
+        parts = [_HEAD.pack(_MAGIC, digest, self.model_bytes, len(self.segments))]
+        for segment in self.segments:
+            if isinstance(segment, Literal):
+                parts += (_packed(_LITERAL, len(segment.data)), segment.data)
+            elif isinstance(segment, Zeros):
+                parts.append(_packed(_ZEROS, segment.length))
+            elif segment.count == 1:
+                parts.append(_packed(_PIECE, segment.offset, segment.length))
+            else:
+                parts.append(_packed(_PIECES, segment.offset, segment.length, segment.stride, segment.count))
+        return b"".join(parts)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Recipe":
+        """The recipe in `data`, which may come from anybody. RecipeError for all that `to_bytes` cannot have written.
+
+        Takes memory in proportion to the length of `data`, whatever it says.
+        """
+        _need(len(data) >= _HEAD.size, lambda: f"{len(data)} bytes are no recipe; the head alone has {_HEAD.size}")
+        magic, digest, model_bytes, count = _HEAD.unpack_from(data)
+        _need(magic[:-1] == _MAGIC[:-1], lambda: f"it begins with {magic!r}; a recipe begins with {_MAGIC!r}")
+        _need(magic == _MAGIC, lambda: f"a recipe of version {magic[-1]}, known is {_MAGIC[-1]}; update both sides")
+        room = min(MAX_SEGMENTS, (len(data) - _HEAD.size) // _SMALLEST)
+        _need(count <= room, lambda: f"it says {count} segments, at most {room} can be in {len(data)} bytes")
+        segments: list[Segment] = []
+        at = _HEAD.size
+        for _ in range(count):
+            segment, at = _parsed(data, at)
+            segments.append(segment)
+        _need(at == len(data), lambda: f"{len(data) - at} bytes follow the last segment")
+        return cls(digest.hex(), model_bytes, tuple(segments))
+
+
+def whole(model_digest: str, model_bytes: int) -> Recipe:
+    """The recipe of the simplest slice: the model file as it is."""
+    return Recipe(model_digest, model_bytes, (Copy(0, model_bytes),))
+
+
+def is_digest(text: str) -> bool:
+    """Whether `text` is a SHA-256 as written here: 64 lower-case hexadecimal digits, nothing else."""
+    return re.fullmatch("[0-9a-f]{64}", text) is not None
+
+
+def _packed(tag: int, *numbers: int) -> bytes:
+    return bytes((tag,)) + _TAGS[tag].pack(*numbers)
+
+
+def _parsed(data: bytes, at: int) -> tuple[Segment, int]:
+    """The segment at byte `at`, and where the next one begins."""
+    tag = data[at] if at < len(data) else None
+    layout = _TAGS.get(tag) if tag is not None else None
+    if tag is not None and layout is None:
+        raise RecipeError(f"byte {at} says a segment of kind {tag}; known are 0 to {_PIECES}")
+    end = at + 1 + (layout.size if layout else 0)
+    if layout is None or end > len(data):
+        raise RecipeError(f"it ends at byte {len(data)}, within a segment; it was cut off")
+    numbers = layout.unpack_from(data, at + 1)
+    if tag == _LITERAL:
+        _need(numbers[0] <= len(data) - end, lambda: f"{numbers[0]} bytes of a literal, {len(data) - end} are there")
+        return Literal(bytes(data[end : end + numbers[0]])), end + numbers[0]
+    if tag == _ZEROS:
+        return Zeros(numbers[0]), end
+    if tag == _PIECES and numbers[3] == 1:
+        raise RecipeError(f"byte {at}: one piece, written as several")
+    return Copy(*numbers), end
+
+
+def _need(holds: bool, message: Callable[[], str]) -> None:
+    """RecipeError unless `holds`. The message is made only then: a recipe can have a million segments."""
+    if not holds:
+        raise RecipeError(message())

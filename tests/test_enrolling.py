@@ -1,0 +1,60 @@
+"""A device that is asked by two of its owner's programs at once makes one key, not two: the owner signs only one."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from devices import credentials
+from devices.errors import TrustError
+from edge.worker import Worker, WorkerOptions
+from tests.trust import Cluster, held
+from transport import edge_pb2 as pb
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    return Cluster(tmp_path, time.time())
+
+
+@pytest.fixture
+def pi(cluster: Cluster) -> Worker:
+    """A worker that was invited. It has no store: nothing here asks it for a slice."""
+    cluster.invited("pi")
+    options = WorkerOptions("pi", "127.0.0.1", 1, None, None, cluster.at("pi"))
+    return Worker(options, cast(Any, None), cast(Any, None))
+
+
+def enroll(worker: Worker) -> Any:
+    return worker.Enroll(pb.EnrollRequest(), cast(Any, None))
+
+
+def test_two_at_once_are_given_the_same_request(pi: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, both = credentials.make_csr, threading.Barrier(2)
+
+    def slow(name: str) -> tuple[bytes, bytes]:
+        try:
+            both.wait(0.3)  # for another that makes one at the same time
+        except threading.BrokenBarrierError:
+            return make(name)
+        pytest.fail("two keys are made")
+
+    monkeypatch.setattr(credentials, "make_csr", slow)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda _: enroll(pi), range(2))
+    assert first == second
+
+
+def test_what_was_installed_is_not_asked_for_again(pi: Worker, cluster: Cluster) -> None:
+    request = enroll(pi)
+    certificate = cluster.authority.enroll(request.invitation_pem, request.csr_pem)
+    given = pb.Certificate(certificate_pem=certificate)
+    assert pi.Install(given, cast(Any, None)).name == "pi"
+    assert held(cluster.at("pi")).holder.role == "worker"
+    with pytest.raises(TrustError, match="pi is a member already"):
+        enroll(pi)
+    with pytest.raises(TrustError, match="nothing was asked to be signed"):
+        pi.Install(given, cast(Any, None))

@@ -1,0 +1,121 @@
+"""Wire types: what they may lose, what becomes of values that are no numbers; cuts at blocks change nothing."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from quant.wire import BLOCK, F16, Q8, WIRES
+
+Floats = NDArray[np.float32]
+TYPES = (F16(), Q8())
+SIZES = (0, 1, 2, 31, 32, 33, 63, 64, 65, 1000, 8192, 8193)
+ORDINARY = st.floats(-1e6, 1e6, width=32)
+ANY = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+def there_and_back(wire: F16 | Q8, x: Floats) -> Floats:
+    data = np.full(wire.n_bytes(x.size), 0xA5, np.uint8)
+    out = np.full(x.size, 7, np.float32)
+    kept = x.copy()
+    wire.encode(x, data)
+    wire.decode(data, out)
+    assert x.tobytes() == kept.tobytes()
+    return out
+
+
+def floats(values: list[float]) -> Floats:
+    return np.array(values, np.float32)
+
+
+def test_names_and_sizes() -> None:
+    assert list(WIRES) == ["f32", "f16", "q8"]
+    assert WIRES["f32"] is None
+    assert [wire.name for wire in TYPES] == ["f16", "q8"]
+    for n in SIZES:
+        assert F16().n_bytes(n) == 2 * n
+        assert Q8().n_bytes(n) == n + 4 * -(-n // BLOCK)
+
+
+@pytest.mark.parametrize("wire", TYPES, ids=lambda wire: wire.name)
+@pytest.mark.parametrize("n", SIZES)
+def test_any_number_of_floats(wire: F16 | Q8, n: int) -> None:
+    x = np.random.default_rng(n).standard_normal(n).astype(np.float32)
+    assert np.allclose(there_and_back(wire, x), x, atol=0.02)
+
+
+@given(st.lists(ANY, max_size=100))
+def test_f16_errs_by_2_to_minus_11(values: list[float]) -> None:
+    x = floats(values)
+    back = there_and_back(F16(), x)
+    limited = np.clip(x.astype(np.float64), -65504, 65504)
+    # Below 2^-14 a float16 has a fixed step of 2^-24.
+    assert (np.abs(back - limited) <= np.maximum(2.0**-11 * np.abs(limited), 2.0**-25)).all()
+
+
+@given(st.lists(ORDINARY, max_size=100))
+def test_q8_errs_by_a_254th_of_the_largest_in_the_block(values: list[float]) -> None:
+    x = floats(values)
+    back = there_and_back(Q8(), x)
+    for lo in range(0, x.size, BLOCK):
+        block = x[lo : lo + BLOCK].astype(np.float64)
+        bound = np.abs(block).max() / 254 * (1 + 1e-5) + 1e-36  # what float32 rounds, and numbers next to none
+        assert (np.abs(back[lo : lo + BLOCK] - block) <= bound).all()
+
+
+@given(st.lists(ANY, min_size=1, max_size=100))
+def test_q8_stays_in_bounds_for_any_size_of_number(values: list[float]) -> None:
+    x = floats(values)
+    back = there_and_back(Q8(), x)
+    assert np.isfinite(back).all()
+    for lo in range(0, x.size, BLOCK):
+        largest = np.abs(x[lo : lo + BLOCK].astype(np.float64)).max()
+        assert (np.abs(back[lo : lo + BLOCK] - x[lo : lo + BLOCK]) <= largest / 254 * (1 + 1e-5) + 1e-36).all()
+
+
+@pytest.mark.parametrize("wire", TYPES, ids=lambda wire: wire.name)
+@given(values=st.lists(st.floats(width=32), max_size=100))
+def test_no_bits_make_a_warning_or_an_error(wire: F16 | Q8, values: list[float]) -> None:
+    there_and_back(wire, floats(values))
+
+
+def test_f16_keeps_what_is_no_number_and_limits_what_is_too_large() -> None:
+    back = there_and_back(F16(), floats([np.nan, np.inf, -np.inf, 1e30, -1e30, 65519, 65536, -0.0, 1e-40]))
+    assert np.isnan(back[0])
+    assert back[1:7].tolist() == [65504, -65504, 65504, -65504, 65504, 65504]
+    assert (back[7], np.signbit(back[7]), back[8]) == (0, True, 0)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("n", [32, 40, 96])
+def test_q8_makes_a_block_that_is_not_finite_nan_and_no_other(bad: float, n: int) -> None:
+    x = np.ones(n, np.float32)
+    x[32 if n > 32 else 0] = bad
+    back = there_and_back(Q8(), x)
+    lost = slice(32, 64) if n > 32 else slice(0, 32)
+    assert np.isnan(back[lost]).all()
+    others = np.ones(n, bool)
+    others[lost] = False
+    assert np.allclose(back[others], 1)
+
+
+@pytest.mark.parametrize("wire", TYPES, ids=lambda wire: wire.name)
+@given(n=st.integers(1, 300), cut=st.integers(0, 9), seed=st.integers(0, 99))
+def test_pieces_cut_at_blocks_decode_as_the_whole_does(wire: F16 | Q8, n: int, cut: int, seed: int) -> None:
+    x = np.random.default_rng(seed).standard_normal(n).astype(np.float32)
+    at = min(n, cut * BLOCK)
+    pieces = np.concatenate([there_and_back(wire, x[:at]), there_and_back(wire, x[at:])])
+    assert pieces.tobytes() == there_and_back(wire, x).tobytes()
+
+
+@pytest.mark.parametrize("wire", TYPES, ids=lambda wire: wire.name)
+@pytest.mark.parametrize("n", [1, 31, 33, 100])
+def test_bytes_may_lie_at_any_address(wire: F16 | Q8, n: int) -> None:
+    x = np.random.default_rng(n).standard_normal(n).astype(np.float32)
+    n_bytes = wire.n_bytes(n)
+    moved = np.zeros(n_bytes + 3, np.uint8)[3:]
+    wire.encode(x, moved)
+    out = np.empty(n, np.float32)
+    wire.decode(moved, out)
+    assert out.tobytes() == there_and_back(wire, x).tobytes()

@@ -1,0 +1,325 @@
+"""Collectives over links: allreduce as star, mesh, split or ring; broadcast, gather, barrier.
+
+Every element is added in rank order, ((x0 + x1) + x2) + ..., whatever the algorithm and whatever arrives first. So all
+ranks hold the same bits, and the same bits as with any other algorithm. With a lossy wire type each rank's tensor is
+encoded once, its own copy too, and sums travel as float32: the result is the rank-order sum of the decoded tensors.
+
+Nobody waits to send. A rank that sent something receives before it sends more than the peer's buffers hold, so two
+ranks that send large tensors to each other cannot block each other for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from transport.choice import ALGORITHMS, RING_WINDOW, Algorithm, Choice, choose, ring_chunks
+from transport.link import Link
+
+Floats = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
+
+BLOCK = 32  # floats; wire types encode as many together, so tensors are cut at multiples of it
+CHUNK_FLOATS = 8 << 10  # 32 KiB
+_AHEAD = 3  # chunks sent before the first is received; twice as many fit in a socket's send buffer (425,984 bytes)
+_PART_BYTES = 1 << 20  # broadcast and gather cut at this
+
+
+class Wire(Protocol):
+    """How a float32 tensor crosses. `quant.wire` has the types; None stands for float32 as it is."""
+
+    name: str
+
+    def n_bytes(self, n: int) -> int:
+        """Bytes of `n` floats."""
+
+    def encode(self, x: Floats, out: Bytes) -> None:
+        """Write `x` [n] to `out` [n_bytes(n)]."""
+
+    def decode(self, data: Bytes, out: Floats) -> None:
+        """Read it back."""
+
+
+class Group:
+    """The ranks that work on one thing, as one of them sees it: its links to all others.
+
+    All ranks must call the same collectives in the same order, with tensors of the same size. Errors are those of
+    links; after one the group is of no use.
+    """
+
+    def __init__(self, rank: int, links: Mapping[int, Link]) -> None:
+        """links: by rank, to every other rank."""
+        self.rank = rank
+        self.world_size = len(links) + 1
+        if sorted([*links, rank]) != list(range(self.world_size)):
+            raise ValueError(f"rank {rank} of {self.world_size} needs a link to every other rank, has {sorted(links)}")
+        self.links = dict(links)
+        # Sent to the next rank first, received from the one before first: so no two ranks send to the same one at once.
+        others = range(1, self.world_size)
+        self._targets = [(rank + i) % self.world_size for i in others]
+        self._sources = [(rank - i) % self.world_size for i in others]
+        self.latency_s = 100e-6  # one way, and bytes/s a device can send: of the worst link, the same on all ranks
+        self.bandwidth = 125e6
+        self._buffers: dict[int, Floats] = {}
+        self._wire_buffer = np.empty(0, np.uint8)
+
+    def agree(self, latency_s: float, bandwidth: float) -> None:
+        """Take the worst figures that any rank measured, so that `auto` comes to the same choice everywhere."""
+        mine = np.array([latency_s, bandwidth], np.float64)
+        rows = self.gather(mine.view(np.uint8))
+        if rows is not None:
+            all_ = np.stack([row.view(np.float64) for row in rows])
+            mine[:] = all_[:, 0].max(), all_[:, 1].min()
+        self.broadcast(mine.view(np.uint8))
+        self.latency_s, self.bandwidth = float(mine[0]), float(mine[1])
+
+    def choice(self, n_floats: int, wire: Wire | None = None) -> Choice:
+        """What `auto` would use for a tensor of so many floats, and why."""
+        n_bytes = 4 * n_floats
+        return choose(
+            n_bytes, wire.n_bytes(n_floats) if wire else n_bytes, self.world_size, self.latency_s, self.bandwidth
+        )
+
+    # --- collectives ---
+
+    def allreduce(
+        self, x: Floats, algorithm: Algorithm | Literal["auto"] = "auto", wire: Wire | None = None
+    ) -> Algorithm:
+        """Replace `x` (float32, contiguous, any shape) by its sum over all ranks, in place; the algorithm used."""
+        flat = x.reshape(-1)
+        if x.dtype != np.float32 or not x.flags.c_contiguous:
+            raise ValueError(f"allreduce takes contiguous float32, not {x.dtype} with strides {x.strides}")
+        if not x.flags.writeable:
+            raise ValueError("allreduce writes the sum into its argument, and this one is read-only; give it a copy")
+        chosen = self.choice(flat.size, wire).algorithm if algorithm == "auto" else algorithm
+        if chosen not in ALGORITHMS:
+            raise ValueError(f"{chosen!r} is no allreduce; use auto, {', '.join(ALGORITHMS)}")
+        if self.world_size > 1 and flat.size:
+            with np.errstate(over="ignore", invalid="ignore"):  # sums may be infinite or NaN; that is no news here
+                getattr(self, f"_{chosen}")(flat, wire)
+        return chosen
+
+    def broadcast(self, data: Bytes, root: int = 0) -> None:
+        """Replace `data` (uint8, contiguous, the same size everywhere) by the root's."""
+        if self.rank == root:
+            for rank in self._targets:
+                self._send_parts(rank, data)
+        else:
+            self._receive_parts(root, data)
+
+    def gather(self, data: Bytes, root: int = 0) -> list[Bytes] | None:
+        """At the root the tensors of all ranks, in rank order; None elsewhere. The same size everywhere."""
+        if self.rank != root:
+            self._send_parts(root, data)
+            return None
+        rows = [data if rank == root else np.empty_like(data) for rank in range(self.world_size)]
+        for rank, row in enumerate(rows):
+            if rank != root:
+                self._receive_parts(rank, row)
+        return rows
+
+    def barrier(self) -> None:
+        """Return when every rank has called it."""
+        for rank in self._targets:
+            self.links[rank].send()
+        for rank in self._sources:
+            self.links[rank].receive_into(bytearray())
+
+    def close(self) -> None:
+        """Close all links."""
+        for link in self.links.values():
+            link.close()
+
+    # --- allreduce, one method an algorithm. x: [n] ---
+
+    def _star(self, x: Floats, wire: Wire | None) -> None:
+        if self.rank:
+            for lo, hi in _spans(x.size):
+                self._send_own(x[lo:hi], [0], wire)
+            for lo, hi in _spans(x.size):
+                self.links[0].receive_into(x[lo:hi])
+            return
+        self._round(x, wire)
+        for rank in range(1, self.world_size):
+            for lo, hi in _spans(x.size):
+                part = self._part(0, hi - lo)
+                self._receive_tensor(rank, part, wire)
+                np.add(x[lo:hi], part, out=x[lo:hi])
+        for lo, hi in _spans(x.size):
+            for rank in self._targets:
+                self.links[rank].send(x[lo:hi])
+
+    def _mesh(self, x: Floats, wire: Wire | None) -> None:
+        def send(lo: int, hi: int) -> None:
+            self._send_own(x[lo:hi], self._targets, wire)
+
+        def receive(lo: int, hi: int) -> None:
+            self._add_all(x[lo:hi], wire)
+
+        _windowed(x.size, send, receive)
+
+    def _split(self, x: Floats, wire: Wire | None) -> None:
+        bounds = _shares(x.size, self.world_size)
+        mine = x[slice(*bounds[self.rank])]
+        longest = max(hi - lo for lo, hi in bounds)
+
+        self._round(mine, wire)
+
+        def send_parts(lo: int, hi: int) -> None:
+            for rank in self._targets:
+                if (part := _within(x, bounds[rank], lo, hi)).size:
+                    self._send_own(part, [rank], wire)
+
+        def add_parts(lo: int, hi: int) -> None:
+            self._add_all(mine[lo:hi], wire)
+
+        def send_sums(lo: int, hi: int) -> None:
+            for rank in self._targets if lo < mine.size else ():
+                self.links[rank].send(mine[lo:hi])
+
+        def receive_sums(lo: int, hi: int) -> None:
+            for rank in self._sources:
+                if (part := _within(x, bounds[rank], lo, hi)).size:
+                    self.links[rank].receive_into(part)
+
+        _windowed(longest, send_parts, add_parts)
+        _windowed(longest, send_sums, receive_sums)
+
+    def _ring(self, x: Floats, wire: Wire | None) -> None:
+        """A chain in rank order, then the sums along the same way. Rank 0 sets the pace and all keep its order:
+        partial sums up to the window, from then on a finished sum before each."""
+        rank, last = self.rank, self.world_size - 1
+        spans = [s for s in _shares(x.size, ring_chunks(4 * x.size, self.world_size)) if s[0] < s[1]]
+        window = min(len(spans), RING_WINDOW)
+        before, after = self.links[(rank - 1) % (last + 1)], self.links[(rank + 1) % (last + 1)]
+        self._round(x, wire)
+
+        def add(lo: int, hi: int) -> None:
+            """A partial sum passes; at the last rank it is complete."""
+            own = x[lo:hi]
+            if rank == 0:
+                after.send(own)
+                return
+            part = self._part(0, hi - lo)
+            before.receive_into(part)
+            if rank == last:
+                np.add(part, own, out=own)
+                after.send(own)
+            else:
+                np.add(part, own, out=part)
+                after.send(part)
+
+        def spread(lo: int, hi: int) -> None:
+            """A finished sum passes, on to the rank before the last."""
+            if rank == last:
+                return
+            before.receive_into(x[lo:hi])
+            if rank < last - 1:
+                after.send(x[lo:hi])
+
+        for span in spans[:window]:
+            add(*span)
+        for i, span in enumerate(spans):
+            spread(*span)
+            if i + window < len(spans):
+                add(*spans[i + window])
+
+    # --- pieces ---
+
+    def _send_own(self, x: Floats, ranks: list[int], wire: Wire | None) -> None:
+        """Send a piece of our own tensor, and hold it as the others will read it."""
+        if wire is None:
+            for rank in ranks:
+                self.links[rank].send(x)
+            return
+        data = self._buffer(wire, x.size)
+        wire.encode(x, data)
+        wire.decode(data, x)
+        for rank in ranks:
+            self.links[rank].send(data)
+
+    def _round(self, x: Floats, wire: Wire | None) -> None:
+        """Hold our own tensor as it would be after crossing the wire."""
+        for lo, hi in _spans(x.size) if wire else ():
+            self._send_own(x[lo:hi], [], wire)
+
+    def _receive_tensor(self, rank: int, out: Floats, wire: Wire | None) -> None:
+        if wire is None:
+            self.links[rank].receive_into(out)
+            return
+        data = self._buffer(wire, out.size)
+        self.links[rank].receive_into(data)
+        wire.decode(data, out)
+
+    def _add_all(self, x: Floats, wire: Wire | None) -> None:
+        """Receive the same piece from every other rank and add all of them to ours, in rank order."""
+        if not x.size:
+            return
+        if self.world_size == 2:
+            part = self._part(0, x.size)
+            self._receive_tensor(1 - self.rank, part, wire)
+            np.add(*((part, x) if self.rank else (x, part)), out=x)  # of two NaNs the first is kept
+            return
+        parts = {rank: self._part(rank, x.size) for rank in self._sources}
+        for rank in self._sources:
+            self._receive_tensor(rank, parts[rank], wire)
+        parts[self.rank] = x
+        total = self._part(self.rank, x.size)
+        np.add(parts[0], parts[1], out=total)
+        for rank in range(2, self.world_size):
+            np.add(total, parts[rank], out=total)
+        x[:] = total
+
+    def _part(self, rank: int, n: int) -> Floats:
+        """A buffer of `n` floats, kept from call to call. Its content is of no use."""
+        found = self._buffers.get(rank)
+        if found is None or found.size < n:
+            found = self._buffers[rank] = np.empty(max(n, 1024), np.float32)
+        return found[:n]
+
+    def _buffer(self, wire: Wire, n: int) -> Bytes:
+        n_bytes = wire.n_bytes(n)
+        if self._wire_buffer.size < n_bytes:
+            self._wire_buffer = np.empty(n_bytes, np.uint8)
+        return self._wire_buffer[:n_bytes]
+
+    def _send_parts(self, rank: int, data: Bytes) -> None:
+        for lo in range(0, max(1, data.size), _PART_BYTES):
+            self.links[rank].send(data[lo : lo + _PART_BYTES])
+
+    def _receive_parts(self, rank: int, out: Bytes) -> None:
+        for lo in range(0, max(1, out.size), _PART_BYTES):
+            self.links[rank].receive_into(out[lo : lo + _PART_BYTES])
+
+
+def _spans(n: int) -> list[tuple[int, int]]:
+    """[0, n) in chunks."""
+    return [(lo, min(lo + CHUNK_FLOATS, n)) for lo in range(0, n, CHUNK_FLOATS)]
+
+
+def _shares(n: int, parts: int) -> list[tuple[int, int]]:
+    """[0, n) in `parts` parts of nearly one size, cut between the blocks of wire types; of a small n some are empty."""
+    edges = [min(n, n * i // parts // BLOCK * BLOCK) for i in range(parts)] + [n]
+    return list(pairwise(edges))
+
+
+def _within(x: Floats, bounds: tuple[int, int], lo: int, hi: int) -> Floats:
+    """Floats [lo, hi) of a share of x; fewer at its end."""
+    start, end = bounds
+    return x[min(start + lo, end) : min(start + hi, end)]
+
+
+def _windowed(n: int, send: Callable[[int, int], None], receive: Callable[[int, int], None]) -> None:
+    """Send and receive [0, n) in chunks, a few sent ahead so that the wire is never idle."""
+    spans = _spans(n)
+    ahead = min(_AHEAD, len(spans) - 1)
+    for span in spans[:ahead]:
+        send(*span)
+    for i, span in enumerate(spans):
+        if i + ahead < len(spans):
+            send(*spans[i + ahead])
+        receive(*span)

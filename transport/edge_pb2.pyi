@@ -1,0 +1,334 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Raw(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DescribeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Description(_message.Message):
+    __slots__ = ("name", "profile_json", "protocol", "secure", "sessions", "slices_bytes", "slices_limit_bytes", "role")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PROFILE_JSON_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    SECURE_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    SLICES_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SLICES_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    profile_json: str
+    protocol: int
+    secure: bool
+    sessions: _containers.RepeatedCompositeFieldContainer[SessionState]
+    slices_bytes: int
+    slices_limit_bytes: int
+    role: str
+    def __init__(self, name: _Optional[str] = ..., profile_json: _Optional[str] = ..., protocol: _Optional[int] = ..., secure: bool = ..., sessions: _Optional[_Iterable[_Union[SessionState, _Mapping]]] = ..., slices_bytes: _Optional[int] = ..., slices_limit_bytes: _Optional[int] = ..., role: _Optional[str] = ...) -> None: ...
+
+class SessionState(_message.Message):
+    __slots__ = ("session", "rank", "world_size", "slice", "memory_bytes", "pid")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    SLICE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    rank: int
+    world_size: int
+    slice: str
+    memory_bytes: int
+    pid: int
+    def __init__(self, session: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., slice: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
+
+class Command(_message.Message):
+    __slots__ = ("open", "connect", "load", "answer", "measure", "allreduce", "unload")
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    CONNECT_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    MEASURE_FIELD_NUMBER: _ClassVar[int]
+    ALLREDUCE_FIELD_NUMBER: _ClassVar[int]
+    UNLOAD_FIELD_NUMBER: _ClassVar[int]
+    open: Open
+    connect: Connect
+    load: Load
+    answer: Answer
+    measure: Measure
+    allreduce: Allreduce
+    unload: Unload
+    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., connect: _Optional[_Union[Connect, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., measure: _Optional[_Union[Measure, _Mapping]] = ..., allreduce: _Optional[_Union[Allreduce, _Mapping]] = ..., unload: _Optional[_Union[Unload, _Mapping]] = ...) -> None: ...
+
+class Event(_message.Message):
+    __slots__ = ("opened", "connected", "loading", "loaded", "answered", "measured", "allreduced", "unloaded", "failed", "died")
+    OPENED_FIELD_NUMBER: _ClassVar[int]
+    CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    LOADING_FIELD_NUMBER: _ClassVar[int]
+    LOADED_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_FIELD_NUMBER: _ClassVar[int]
+    ALLREDUCED_FIELD_NUMBER: _ClassVar[int]
+    UNLOADED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    DIED_FIELD_NUMBER: _ClassVar[int]
+    opened: Opened
+    connected: Connected
+    loading: Loading
+    loaded: Loaded
+    answered: Answered
+    measured: Measured
+    allreduced: Allreduced
+    unloaded: Unloaded
+    failed: Failed
+    died: Died
+    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., connected: _Optional[_Union[Connected, _Mapping]] = ..., loading: _Optional[_Union[Loading, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., answered: _Optional[_Union[Answered, _Mapping]] = ..., measured: _Optional[_Union[Measured, _Mapping]] = ..., allreduced: _Optional[_Union[Allreduced, _Mapping]] = ..., unloaded: _Optional[_Union[Unloaded, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., died: _Optional[_Union[Died, _Mapping]] = ...) -> None: ...
+
+class Open(_message.Message):
+    __slots__ = ("rank", "world_size", "secret", "connect_timeout_s", "step_timeout_s", "send_timeout_s")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    CONNECT_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    STEP_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    SEND_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    world_size: int
+    secret: bytes
+    connect_timeout_s: float
+    step_timeout_s: float
+    send_timeout_s: float
+    def __init__(self, rank: _Optional[int] = ..., world_size: _Optional[int] = ..., secret: _Optional[bytes] = ..., connect_timeout_s: _Optional[float] = ..., step_timeout_s: _Optional[float] = ..., send_timeout_s: _Optional[float] = ...) -> None: ...
+
+class Opened(_message.Message):
+    __slots__ = ("session", "tcp_port", "pid")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    TCP_PORT_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    tcp_port: int
+    pid: int
+    def __init__(self, session: _Optional[str] = ..., tcp_port: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
+
+class Connect(_message.Message):
+    __slots__ = ("peers", "transport")
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    peers: _containers.RepeatedCompositeFieldContainer[Peer]
+    transport: str
+    def __init__(self, peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., transport: _Optional[str] = ...) -> None: ...
+
+class Peer(_message.Message):
+    __slots__ = ("rank", "name", "host", "port", "tcp_port", "session")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    TCP_PORT_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    name: str
+    host: str
+    port: int
+    tcp_port: int
+    session: str
+    def __init__(self, rank: _Optional[int] = ..., name: _Optional[str] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., tcp_port: _Optional[int] = ..., session: _Optional[str] = ...) -> None: ...
+
+class Connected(_message.Message):
+    __slots__ = ("links",)
+    LINKS_FIELD_NUMBER: _ClassVar[int]
+    links: _containers.RepeatedCompositeFieldContainer[LinkState]
+    def __init__(self, links: _Optional[_Iterable[_Union[LinkState, _Mapping]]] = ...) -> None: ...
+
+class LinkState(_message.Message):
+    __slots__ = ("rank", "kind", "tcp_round_trip_s", "grpc_round_trip_s", "why")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TCP_ROUND_TRIP_S_FIELD_NUMBER: _ClassVar[int]
+    GRPC_ROUND_TRIP_S_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    kind: str
+    tcp_round_trip_s: float
+    grpc_round_trip_s: float
+    why: str
+    def __init__(self, rank: _Optional[int] = ..., kind: _Optional[str] = ..., tcp_round_trip_s: _Optional[float] = ..., grpc_round_trip_s: _Optional[float] = ..., why: _Optional[str] = ...) -> None: ...
+
+class Load(_message.Message):
+    __slots__ = ("slice", "options_json", "path", "memory_limit_bytes")
+    SLICE_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_JSON_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    slice: str
+    options_json: str
+    path: str
+    memory_limit_bytes: int
+    def __init__(self, slice: _Optional[str] = ..., options_json: _Optional[str] = ..., path: _Optional[str] = ..., memory_limit_bytes: _Optional[int] = ...) -> None: ...
+
+class Loading(_message.Message):
+    __slots__ = ("fraction",)
+    FRACTION_FIELD_NUMBER: _ClassVar[int]
+    fraction: float
+    def __init__(self, fraction: _Optional[float] = ...) -> None: ...
+
+class Loaded(_message.Message):
+    __slots__ = ("memory_bytes", "layers", "context", "load_s")
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    LOAD_S_FIELD_NUMBER: _ClassVar[int]
+    memory_bytes: int
+    layers: int
+    context: int
+    load_s: float
+    def __init__(self, memory_bytes: _Optional[int] = ..., layers: _Optional[int] = ..., context: _Optional[int] = ..., load_s: _Optional[float] = ...) -> None: ...
+
+class Answer(_message.Message):
+    __slots__ = ("rank",)
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    def __init__(self, rank: _Optional[int] = ...) -> None: ...
+
+class Answered(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Measure(_message.Message):
+    __slots__ = ("rank", "seconds")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    seconds: float
+    def __init__(self, rank: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class Measured(_message.Message):
+    __slots__ = ("kind", "round_trip_median_s", "round_trip_p99_s", "round_trip_best_s", "send_bytes_per_s", "receive_bytes_per_s", "hints")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIP_MEDIAN_S_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIP_P99_S_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIP_BEST_S_FIELD_NUMBER: _ClassVar[int]
+    SEND_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    RECEIVE_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    HINTS_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    round_trip_median_s: float
+    round_trip_p99_s: float
+    round_trip_best_s: float
+    send_bytes_per_s: float
+    receive_bytes_per_s: float
+    hints: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, kind: _Optional[str] = ..., round_trip_median_s: _Optional[float] = ..., round_trip_p99_s: _Optional[float] = ..., round_trip_best_s: _Optional[float] = ..., send_bytes_per_s: _Optional[float] = ..., receive_bytes_per_s: _Optional[float] = ..., hints: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Allreduce(_message.Message):
+    __slots__ = ("n_floats", "algorithm", "wire", "repeats", "seed")
+    N_FLOATS_FIELD_NUMBER: _ClassVar[int]
+    ALGORITHM_FIELD_NUMBER: _ClassVar[int]
+    WIRE_FIELD_NUMBER: _ClassVar[int]
+    REPEATS_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    n_floats: int
+    algorithm: str
+    wire: str
+    repeats: int
+    seed: int
+    def __init__(self, n_floats: _Optional[int] = ..., algorithm: _Optional[str] = ..., wire: _Optional[str] = ..., repeats: _Optional[int] = ..., seed: _Optional[int] = ...) -> None: ...
+
+class Allreduced(_message.Message):
+    __slots__ = ("algorithm", "median_s", "digest")
+    ALGORITHM_FIELD_NUMBER: _ClassVar[int]
+    MEDIAN_S_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    algorithm: str
+    median_s: float
+    digest: bytes
+    def __init__(self, algorithm: _Optional[str] = ..., median_s: _Optional[float] = ..., digest: _Optional[bytes] = ...) -> None: ...
+
+class Unload(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Unloaded(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Failed(_message.Message):
+    __slots__ = ("error", "message")
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    error: str
+    message: str
+    def __init__(self, error: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
+class Died(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class SliceOffer(_message.Message):
+    __slots__ = ("slice", "n_bytes", "recipe")
+    SLICE_FIELD_NUMBER: _ClassVar[int]
+    N_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RECIPE_FIELD_NUMBER: _ClassVar[int]
+    slice: str
+    n_bytes: int
+    recipe: bytes
+    def __init__(self, slice: _Optional[str] = ..., n_bytes: _Optional[int] = ..., recipe: _Optional[bytes] = ...) -> None: ...
+
+class SliceState(_message.Message):
+    __slots__ = ("state", "held_bytes")
+    class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        MISSING: _ClassVar[SliceState.State]
+        READY: _ClassVar[SliceState.State]
+        CUTTING: _ClassVar[SliceState.State]
+        WAITING: _ClassVar[SliceState.State]
+    MISSING: SliceState.State
+    READY: SliceState.State
+    CUTTING: SliceState.State
+    WAITING: SliceState.State
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    HELD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    state: SliceState.State
+    held_bytes: int
+    def __init__(self, state: _Optional[_Union[SliceState.State, str]] = ..., held_bytes: _Optional[int] = ...) -> None: ...
+
+class EnrollRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SigningRequest(_message.Message):
+    __slots__ = ("csr_pem", "invitation_pem")
+    CSR_PEM_FIELD_NUMBER: _ClassVar[int]
+    INVITATION_PEM_FIELD_NUMBER: _ClassVar[int]
+    csr_pem: bytes
+    invitation_pem: bytes
+    def __init__(self, csr_pem: _Optional[bytes] = ..., invitation_pem: _Optional[bytes] = ...) -> None: ...
+
+class Certificate(_message.Message):
+    __slots__ = ("certificate_pem",)
+    CERTIFICATE_PEM_FIELD_NUMBER: _ClassVar[int]
+    certificate_pem: bytes
+    def __init__(self, certificate_pem: _Optional[bytes] = ...) -> None: ...
+
+class RevokedList(_message.Message):
+    __slots__ = ("crl_pem",)
+    CRL_PEM_FIELD_NUMBER: _ClassVar[int]
+    crl_pem: bytes
+    def __init__(self, crl_pem: _Optional[bytes] = ...) -> None: ...
+
+class Installed(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...

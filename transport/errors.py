@@ -1,0 +1,21 @@
+"""What can go wrong between two devices. Links and collectives raise these and nothing else for a peer's faults."""
+
+
+class TransportError(Exception):
+    """Base of what this package raises. The message names the peer, what was needed and what was there."""
+
+
+class LinkTimeout(TransportError):
+    """A named deadline passed; the message gives its name and its length."""
+
+
+class LinkClosed(TransportError):
+    """The peer closed the link, or went away."""
+
+
+class ProtocolError(TransportError):
+    """What arrived is not what peers of one version say to each other: damaged, cut off, out of order, too large."""
+
+
+class Refused(TransportError):
+    """The peer answered and does not want us: no credentials, revoked ones, no such session, no room."""

@@ -1,0 +1,100 @@
+"""Frames: what a message looks like on a link. 16 bytes of header, then the payload.
+
+| bytes | field    | meaning                                                        |
+| 0-3   | magic    | "EDGE"                                                         |
+| 4     | version  | VERSION; another one is refused                                |
+| 5     | kind     | Kind                                                           |
+| 6-7   | reserved | 0                                                              |
+| 8-11  | length   | bytes of payload, little endian; at most MAX_PAYLOAD           |
+| 12-15 | sequence | how many frames went before in this direction, modulo 2 to 32  |
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import Any, NamedTuple, TypeAlias
+
+from transport.errors import ProtocolError
+
+MAGIC = b"EDGE"
+VERSION = 1
+MAX_PAYLOAD = 64 << 20  # bytes: 512 rows of 32,768 floats, larger than any tensor that is sent whole
+HEADER_BYTES = 16
+
+# Whatever memoryview takes. numpy's arrays do not say to type checkers that they are that before Python 3.12.
+Buffer: TypeAlias = Any
+
+_HEADER = struct.Struct("<4sBBHII")
+assert _HEADER.size == HEADER_BYTES
+
+
+class Kind(IntEnum):
+    """What a frame is for."""
+
+    DATA = 1  # a tensor or a part of one, raw
+    HELLO = 2  # who dials whom, the first frame of a link and its answer
+    PING = 3  # to be sent back as PONG, for measuring
+    PONG = 4
+    CONTROL = 5  # an encoded command or event
+    ERROR = 6  # why the sender gives up, as text; the last frame
+    CLOSE = 7  # the sender is done; the last frame
+    SHAPED = 8  # a frame inside a frame, of a shaped link
+
+
+_KINDS = {int(kind): kind for kind in Kind}
+
+
+class Header(NamedTuple):
+    """A header that was checked."""
+
+    kind: Kind
+    length: int  # bytes of payload
+    sequence: int
+
+
+Payload = bytes | bytearray | memoryview
+
+
+class Frame(NamedTuple):
+    """A received message."""
+
+    kind: Kind
+    payload: Payload
+
+
+def pack_header(kind: int, length: int, sequence: int) -> bytes:
+    """The 16 bytes that go before a payload of `length` bytes. ProtocolError where it is larger than a frame may be."""
+    if length > MAX_PAYLOAD:
+        raise ProtocolError(f"a frame holds at most {MAX_PAYLOAD} bytes, {length} were to be sent; send it in parts")
+    return _HEADER.pack(MAGIC, VERSION, kind, 0, length, sequence)
+
+
+def parse_header(data: Buffer, sequence: int) -> Header:
+    """The header at the start of `data`. ProtocolError says which field is wrong; nothing of the length is believed."""
+    try:
+        magic, version, kind, reserved, length, found = _HEADER.unpack_from(data)
+    except struct.error:
+        n = len(memoryview(data))
+        raise ProtocolError(f"a frame of {n} bytes was cut off inside its header of {HEADER_BYTES}") from None
+    if magic != MAGIC:
+        raise ProtocolError(f"a frame starts with {MAGIC!r}, {magic!r} came: not our protocol, or bytes were lost")
+    if version != VERSION:
+        raise ProtocolError(
+            f"the peer speaks version {version} of the protocol, this is version {VERSION}; update both"
+        )
+    if kind not in _KINDS or reserved:
+        raise ProtocolError(f"frames of kind {kind} with reserved bytes {reserved} do not exist in version {VERSION}")
+    if length > MAX_PAYLOAD:
+        raise ProtocolError(f"a frame of {length} bytes was announced, at most {MAX_PAYLOAD} are allowed")
+    if found != sequence:
+        raise ProtocolError(f"frame {sequence} was expected, frame {found} came: frames were lost or repeated")
+    return Header(_KINDS[kind], length, found)
+
+
+def parse_frame(data: memoryview, sequence: int) -> Frame:
+    """A whole frame in one buffer; the payload is a view of it. ProtocolError where it is cut off or too long."""
+    header = parse_header(data, sequence)
+    if len(data) - HEADER_BYTES != header.length:
+        raise ProtocolError(f"a frame announced {header.length} bytes, {len(data) - HEADER_BYTES} came")
+    return Frame(header.kind, data[HEADER_BYTES:])

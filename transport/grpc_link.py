@@ -1,0 +1,301 @@
+"""A link over a gRPC bidirectional stream: one frame a message, as raw bytes. The default data plane.
+
+gRPC's Python interface pulls what a client sends out of an iterator and blocks in `next` for what comes. So a client
+sends through a queue, and one thread for all links of the process cancels streams that wait too long.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+
+from transport.errors import LinkClosed, LinkTimeout, ProtocolError, Refused, TransportError
+from transport.frame import HEADER_BYTES, MAX_PAYLOAD, Frame, parse_frame
+from transport.link import DEFAULTS, MAX_REASON, Deadlines, Link
+
+METHOD = "/edge.Worker/Link"
+SESSION_KEY = "edge-session"  # metadata of the call: which session of the worker is dialled
+
+CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", MAX_PAYLOAD + HEADER_BYTES),
+    ("grpc.max_send_message_length", MAX_PAYLOAD + HEADER_BYTES),
+    # A peer that vanished without a word is noticed after about time + timeout.
+    ("grpc.keepalive_time_ms", 2000),
+    ("grpc.keepalive_timeout_ms", 3000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+    ("grpc.enable_http_proxy", 0),  # devices at home are not behind the proxy that the shell may name
+    ("grpc.use_local_subchannel_pool", 1),  # a channel of our own: the next one may show other credentials
+)
+
+_QUEUED = 64  # messages that may wait for gRPC to take them; the sender then waits
+_QUEUED_BYTES = 4 << 20  # the same; far more than collectives send ahead
+_QUEUE_LOOK_S = 0.0005
+_WATCH_S = 0.05  # how often waits are compared with their deadlines
+_LAST_WORD_S = 0.2  # for a last word to go out before a receiver that still waits is set free
+
+
+class Outgoing:
+    """What waits for gRPC to take it, which iterates over this. One thread puts."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._put_bytes = 0  # two counters, each with one writer, need no lock
+        self._taken_bytes = 0
+        self.over = False  # the call has ended: nobody takes anything any more
+
+    def put(self, data: bytes) -> None:
+        """Add one message."""
+        self._put_bytes += len(data)
+        self._queue.put(data)
+
+    def full(self) -> bool:
+        """Whether enough waits."""
+        return self._put_bytes - self._taken_bytes >= _QUEUED_BYTES or self._queue.qsize() >= _QUEUED
+
+    def end(self) -> None:
+        """Nothing comes after what is queued: the stream is half-closed then."""
+        self._queue.put(None)
+
+    def end_of_call(self) -> None:
+        """Called by gRPC."""
+        self.over = True
+        self.end()
+
+    def __iter__(self) -> Outgoing:
+        return self
+
+    def __next__(self) -> bytes:
+        data = self._queue.get()
+        if data is None:
+            raise StopIteration
+        self._taken_bytes += len(data)
+        return data
+
+
+class Direct:
+    """The same where sending returns once gRPC has taken the message: a server's end."""
+
+    def __init__(self, send: Callable[[bytes | None], None]) -> None:
+        self._send = send
+        self._ended = False
+        self.over = False
+
+    def put(self, data: bytes) -> None:
+        """Send one message; the watch cancels a call whose peer makes no room."""
+        self._send(data)
+
+    def full(self) -> bool:
+        """Nothing ever waits here."""
+        return False
+
+    def end(self) -> None:
+        """End the stream after what was sent."""
+        if not self._ended:
+            self._ended = True
+            self._send(None)
+
+    def end_of_call(self) -> None:
+        """Called by gRPC."""
+        self.over = True
+
+
+Serve = Callable[["GrpcLink"], None]
+Served = tuple[Serve, str, Deadlines]  # who serves the link, how its peer is called, its deadlines
+
+
+class GrpcLink(Link):
+    """Frames over one stream. `dial` and `answering` make them."""
+
+    kind = "grpc"
+
+    def __init__(
+        self,
+        peer: str,
+        incoming: Iterator[bytes],
+        cancel: Callable[[], Any],
+        deadlines: Deadlines,
+        outgoing: Outgoing | Direct,
+    ) -> None:
+        super().__init__(peer, deadlines)
+        self.outgoing = outgoing
+        self._incoming = incoming
+        self._cancel = cancel
+        self.wait_until = 0.0  # while a receive waits: its deadline, for the watch; else 0
+        self.send_until = 0.0  # the same for a send
+        self.expired = False
+        self.send_expired = False
+        _watch.add(self)
+
+    def _write(self, header: bytes, payload: memoryview, timeout_s: float) -> None:
+        deadline = 0.0
+        while not self.outgoing.over and self.outgoing.full():
+            deadline = deadline or time.monotonic() + timeout_s
+            if time.monotonic() > deadline:
+                raise self._send_timeout()
+            if self.broken is not None:
+                raise self._gone()
+            time.sleep(_QUEUE_LOOK_S)
+        if self.outgoing.over:
+            raise self._over()
+        self.send_until = time.monotonic() + timeout_s
+        try:
+            self.outgoing.put(header + payload)
+        finally:
+            self.send_until = 0.0
+        if self.send_expired:
+            raise self._send_timeout()
+
+    def _read(self, timeout_s: float, max_bytes: int) -> Frame:
+        self.wait_until = time.monotonic() + timeout_s
+        try:
+            if self.broken is not None:  # by another thread, which may not have seen that we wait
+                raise self._gone()
+            data = next(self._incoming)
+        except StopIteration:
+            if self.expired:  # a server's iterator may just end when its call is cancelled
+                raise self._timeout(timeout_s) from None
+            raise self._gone("it ended the stream without a word") from None
+        except grpc.RpcError as error:
+            if self.expired:
+                raise self._timeout(timeout_s) from error
+            # A server's request iterator raises one without a code when the call was cancelled.
+            raise rpc_failed(error, self.peer) if isinstance(error, grpc.Call) else self._gone() from error
+        finally:
+            self.wait_until = 0.0
+        frame = parse_frame(memoryview(data), self._received)
+        self._limit(frame.kind, len(frame.payload), max_bytes)
+        return frame
+
+    def _over(self) -> TransportError:
+        """The stream ended before we could send: why, where the peer said it with the end."""
+        call = self._incoming
+        if isinstance(call, grpc.Call) and call.code() is not grpc.StatusCode.OK:
+            return rpc_failed(call, self.peer)
+        return self._gone("it ended the stream")
+
+    def check_deadlines(self, now: float) -> None:
+        """Called by the watch: end the stream where a receive or a send is over its deadline."""
+        if 0 < self.wait_until < now:
+            self.expired = True
+            self._cancel()
+        elif 0 < self.send_until < now:
+            self.send_expired = True
+            self._cancel()
+
+    def _end(self) -> None:
+        # The peer ends the stream when it has read what is still queued, which sets free whoever waits here; if it does
+        # not, the watch does.
+        self.outgoing.end()
+        if self.wait_until:
+            self.wait_until = time.monotonic() + _LAST_WORD_S
+        if self.send_until:
+            self.send_until = time.monotonic() + _LAST_WORD_S
+
+
+def dial(channel: grpc.Channel, peer: str, session: str, deadlines: Deadlines = DEFAULTS) -> GrpcLink:
+    """A link to a session of the worker behind `channel`. Errors of the connection show at the first receive."""
+    outgoing = Outgoing()
+    call = channel.stream_stream(METHOD)(outgoing, metadata=((SESSION_KEY, session),))
+    if not call.add_callback(outgoing.end_of_call):
+        outgoing.end_of_call()  # it has ended already
+    return GrpcLink(peer, call, call.cancel, deadlines, outgoing)
+
+
+def answering(accept: Callable[[Iterator[bytes], grpc.ServicerContext], Served]) -> Callable[..., None]:
+    """The handler of a method whose streams are links. `accept` looks at a call and says who serves its link, how the
+    peer is called, and the deadlines; or it ends the call with `context.abort`. The link ends when its server returns.
+
+    gRPC's usual way, to iterate over what is sent, takes a thread for each stream and a wake-up for each message. This
+    handler sends from the thread that has the message (gRPC: experimental_non_blocking).
+    """
+
+    def handler(requests: Iterator[bytes], context: grpc.ServicerContext, send: Callable[[bytes | None], None]) -> None:
+        serve, peer, deadlines = accept(requests, context)
+        link = GrpcLink(peer, requests, context.cancel, deadlines, Direct(send))
+
+        def run() -> None:
+            try:
+                serve(link)
+            finally:
+                link.close()
+
+        if not context.add_callback(link.outgoing.end_of_call):
+            link.outgoing.end_of_call()
+        threading.Thread(target=run, name=f"link to {peer}", daemon=True).start()
+
+    handler.experimental_non_blocking = True  # type: ignore[attr-defined]
+    return handler
+
+
+def rpc_failed(error: grpc.Call, peer: str) -> TransportError:
+    """What a failed call means, in our own words."""
+    code, details = error.code(), error.details() or ""
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return LinkTimeout(f"{peer} gave no answer in time")
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return LinkClosed(f"{peer} cannot be reached: {_plain(details)}")
+    if code is grpc.StatusCode.CANCELLED:
+        return LinkClosed(f"{peer} went away")
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "message larger than max" in details:
+        return ProtocolError(f"{peer} sent a message larger than any frame: {printable(details)}")
+    return Refused(f"{peer}: {printable(details) or code}")
+
+
+def printable(text: str) -> str:
+    """Words from a peer, safe to print."""
+    return "".join(c if c.isprintable() else " " for c in text)[:MAX_REASON].strip()
+
+
+def _plain(details: str) -> str:
+    """gRPC's account of a failed connection, without its own terms."""
+    for mark, words in (
+        ("Connection refused", "nothing listens there"),
+        ("Socket closed", "the connection was closed"),
+        ("CERTIFICATE_VERIFY_FAILED", "its certificate is not of our cluster"),
+        ("Handshake", "the handshake failed: encrypted and plain do not go together, or it is of another cluster"),
+        ("Timeout", "no connection in time"),
+        ("keepalive", "it no longer answers"),
+    ):
+        if mark.lower() in details.lower():
+            return words
+    return printable(details)[:200] if details else "no reason was given"
+
+
+class _Watch:
+    """Ends waits that take too long. One thread looks at all links, so that a frame costs no timer of its own."""
+
+    def __init__(self) -> None:
+        self._links: weakref.WeakSet[GrpcLink] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def add(self, link: GrpcLink) -> None:
+        with self._lock:
+            self._links.add(link)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="deadlines", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(_WATCH_S)
+            now = time.monotonic()
+            with self._lock:
+                links = [link for link in self._links if link.broken is None or link.wait_until or link.send_until]
+                if not links:
+                    self._thread = None
+                    return
+            for link in links:
+                link.check_deadlines(now)
+
+
+_watch = _Watch()

@@ -1,0 +1,205 @@
+"""What every link is: frames to one peer and back, in order, each wait with a named deadline.
+
+A link breaks once: after the first error it is closed and every further call raises LinkClosed. One thread may send
+while another receives.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import NoReturn
+
+from transport.errors import LinkClosed, LinkTimeout, ProtocolError, Refused, TransportError
+from transport.frame import Buffer, Frame, Kind, Payload, pack_header
+
+CONTROL_BYTES = 1 << 20  # the largest payload `receive` takes where the caller names no other
+MAX_REASON = 1 << 10  # bytes of text in an ERROR or CLOSE frame
+_SEQUENCES = 1 << 32
+_GOODBYE_S = 0.05  # a last word is a courtesy; nobody waits for it
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """How long each kind of wait may take, in seconds. Messages of LinkTimeout use these names."""
+
+    connect_timeout_s: float = 5.0  # to reach a peer and shake hands with it
+    step_timeout_s: float = 30.0  # for a frame that a peer owes us
+    send_timeout_s: float = 30.0  # for a peer to make room for what we send
+
+
+DEFAULTS = Deadlines()
+
+
+class Link(ABC):
+    """Frames to one peer and back. Implementations move bytes; sequence numbers and errors are handled here."""
+
+    kind: str = "?"  # tcp, grpc, memory
+    local_address: str = ""  # of our end on the network, where it has one
+
+    def __init__(self, peer: str, deadlines: Deadlines = DEFAULTS) -> None:
+        self.peer = peer  # how messages name the other end
+        self.deadlines = deadlines
+        self.broken: TransportError | None = None  # why the link is of no use any more
+        self._sent = 0
+        self._received = 0
+        self._breaking = threading.Lock()
+        self._sending = threading.Lock()  # held while a frame goes out: a last word must not end up inside of it
+
+    def send(self, payload: Buffer = b"", kind: Kind = Kind.DATA) -> None:
+        """Hand one frame over; the payload may be changed afterwards.
+
+        LinkTimeout where the peer makes no room within `send_timeout_s`; LinkClosed where it is gone.
+        """
+        self._check()
+        view = memoryview(payload).cast("B")
+        with self._sending:
+            header = pack_header(kind, len(view), self._sent)
+            self._sent = (self._sent + 1) % _SEQUENCES
+            try:
+                self._write(header, view, self.deadlines.send_timeout_s)
+            except TransportError as error:
+                self._fail(error)
+
+    def receive(self, timeout_s: float | None = None, max_bytes: int = CONTROL_BYTES) -> Frame:
+        """The next frame, of at most `max_bytes`. The default wait is `step_timeout_s`.
+
+        LinkTimeout, LinkClosed, Refused (the peer said why it gives up) or ProtocolError.
+        """
+        self._check()
+        try:
+            frame = self._read(self._time(timeout_s), max_bytes)
+            self._received = (self._received + 1) % _SEQUENCES
+            self._heed(frame)
+        except TransportError as error:
+            self._fail(error)
+        return frame
+
+    def receive_into(self, buffer: Buffer, timeout_s: float | None = None, kind: Kind = Kind.DATA) -> None:
+        """Fill `buffer` with the payload of the next frame, which must be of this kind and of exactly this size."""
+        self._check()
+        view = memoryview(buffer).cast("B")
+        try:
+            self._read_into(view, self._time(timeout_s), kind)
+            self._received = (self._received + 1) % _SEQUENCES
+        except TransportError as error:
+            self._fail(error)
+
+    def close(self, reason: str = "") -> None:
+        """Say goodbye if that is possible at once, and end. Closing twice is harmless."""
+        self._leave(Kind.CLOSE, reason, LinkClosed(f"the link to {self.peer} was closed here"))
+
+    def refuse(self, reason: str) -> None:
+        """Tell the peer why it is not wanted, and close: its next receive raises Refused with these words."""
+        self._leave(Kind.ERROR, reason, LinkClosed(f"{self.peer} was refused: {reason}"))
+
+    def __enter__(self) -> Link:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # What implementations provide.
+
+    @abstractmethod
+    def _write(self, header: bytes, payload: memoryview, timeout_s: float) -> None:
+        """Hand over the bytes of one frame within `timeout_s`."""
+
+    @abstractmethod
+    def _read(self, timeout_s: float, max_bytes: int) -> Frame:
+        """The next frame, its header checked against `self._received`."""
+
+    def _read_into(self, buffer: memoryview, timeout_s: float, kind: Kind) -> None:
+        """The next frame's payload, in place. Links that can save a copy do."""
+        frame = self._read(timeout_s, len(buffer))
+        self._expect(frame.kind, frame.payload, kind, len(buffer))
+        buffer[:] = frame.payload
+
+    @abstractmethod
+    def _end(self) -> None:
+        """Free what the link holds; called once."""
+
+    # What they share.
+
+    def _expect(self, found: Kind, payload: Payload, kind: Kind, n_bytes: int) -> None:
+        """Raise what a last frame means; ProtocolError unless the frame is of this kind and size."""
+        self._heed(Frame(found, payload))
+        if found is not kind or len(payload) != n_bytes:
+            raise ProtocolError(
+                f"{self.peer} was to send {n_bytes} bytes of {kind.name}, it sent {len(payload)} of {found.name}"
+            )
+
+    def _limit(self, kind: Kind, n_bytes: int, max_bytes: int) -> None:
+        """ProtocolError where a payload is larger than the receiver is ready for. Nothing was reserved for it yet."""
+        most = MAX_REASON if kind in (Kind.ERROR, Kind.CLOSE) else max_bytes
+        if n_bytes > most:
+            raise ProtocolError(f"{self.peer} sent {n_bytes} bytes of {kind.name} where at most {most} were expected")
+
+    def _heed(self, frame: Frame) -> None:
+        """Raise what a peer's last frame means."""
+        if frame.kind is Kind.ERROR:
+            raise Refused(f"{self.peer}: {_text(frame.payload)}")
+        if frame.kind is Kind.CLOSE:
+            reason = _text(frame.payload)
+            raise LinkClosed(f"{self.peer} closed the link" + (f": {reason}" if reason else ""))
+
+    def _time(self, timeout_s: float | None) -> float:
+        """How long a receive waits: what was asked for, also 0, or the default."""
+        return self.deadlines.step_timeout_s if timeout_s is None else timeout_s
+
+    def _timeout(self, timeout_s: float) -> LinkTimeout:
+        named = "step_timeout_s" if timeout_s == self.deadlines.step_timeout_s else "the time given"
+        return LinkTimeout(f"{self.peer} sent nothing for {timeout_s:g} s ({named})")
+
+    def _send_timeout(self) -> LinkTimeout:
+        return LinkTimeout(f"{self.peer} took no more data for {self.deadlines.send_timeout_s:g} s (send_timeout_s)")
+
+    def _gone(self, cause: object = None) -> LinkClosed:
+        return LinkClosed(f"{self.peer} went away" + (f": {cause}" if cause else ""))
+
+    def _check(self) -> None:
+        if self.broken is not None:
+            raise LinkClosed(f"the link to {self.peer} is of no use any more: {self.broken}")
+
+    def _goodbye(self, kind: Kind, reason: str) -> None:
+        if not self._sending.acquire(blocking=False):
+            return  # another thread is in the middle of a frame
+        text = reason.encode(errors="replace")[:MAX_REASON]
+        try:
+            self._write(pack_header(kind, len(text), self._sent), memoryview(text), _GOODBYE_S)
+        except (TransportError, OSError):
+            pass  # it was a courtesy
+        finally:
+            self._sending.release()
+
+    def _fail(self, error: TransportError) -> NoReturn:
+        """Break because of `error`, and raise it. Where another thread closed the link meanwhile, that is why."""
+        if self.broken is not None:
+            raise LinkClosed(str(self.broken)) from error
+        self._break(error)
+        raise error
+
+    def _break(self, why: TransportError) -> None:
+        if self._is_first(why):
+            self._end()
+
+    def _leave(self, kind: Kind, reason: str, why: TransportError) -> None:
+        # Broken comes first: the peer may answer the last word by hanging up, and a thread that waits here sees that.
+        if self._is_first(why):
+            self._goodbye(kind, reason)
+            self._end()
+
+    def _is_first(self, why: TransportError) -> bool:
+        """Remember `why` unless the link is broken already."""
+        with self._breaking:
+            if self.broken is not None:
+                return False
+            self.broken = why
+            return True
+
+
+def _text(payload: Buffer) -> str:
+    """Words from a peer, safe to print."""
+    text = bytes(payload)[:MAX_REASON].decode(errors="replace")
+    return "".join(c if c.isprintable() else " " for c in text).strip()

@@ -1,0 +1,119 @@
+"""What a link can do: round trips and bandwidth, measured between its two ends.
+
+One end calls `measure`, the other `answer` at the same time.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from dataclasses import dataclass
+
+from transport.errors import ProtocolError
+from transport.frame import Kind
+from transport.link import Link
+
+SMALL_BYTES = 8  # a message that costs nothing but latency
+TENSOR_BYTES = 8 << 10  # one row of 2,048 floats: what decode exchanges
+_BLOCK_BYTES = 256 << 10
+_MOST_BLOCKS = 1 << 20  # that one may ask for at a time
+_LEAST_ROUND_TRIPS, _MOST_ROUND_TRIPS = 20, 2000
+_FLOOD = struct.Struct("<cI")  # b"s": I send n blocks; b"r": you send them; b"e": the end
+
+
+@dataclass(frozen=True)
+class LinkFigures:
+    """Round trips are of 8 bytes, in seconds; half of one is the one-way latency."""
+
+    round_trip_median_s: float
+    round_trip_p99_s: float
+    round_trip_best_s: float
+    send_bytes_per_s: float
+    receive_bytes_per_s: float
+
+    @property
+    def latency_s(self) -> float:
+        """One way, median."""
+        return self.round_trip_median_s / 2
+
+
+def measure(link: Link, seconds: float = 1.0) -> LinkFigures:
+    """Measure for about so long: half of it round trips, half of it bandwidth. The other end must `answer`."""
+    trips = round_trips(link, SMALL_BYTES, seconds / 2)
+    send = _bandwidth(link, b"s", seconds / 4)
+    receive = _bandwidth(link, b"r", seconds / 4)
+    done(link)
+    return LinkFigures(
+        trips[len(trips) // 2], trips[min(len(trips) - 1, len(trips) * 99 // 100)], trips[0], send, receive
+    )
+
+
+def round_trips(link: Link, n_bytes: int, seconds: float, most: int = _MOST_ROUND_TRIPS) -> list[float]:
+    """Sorted times in seconds of messages of `n_bytes` there and back; a few first ones are not counted."""
+    payload, back = bytes(n_bytes), bytearray(n_bytes)
+    times: list[float] = []
+    warm_up, end = 3, time.monotonic() + seconds
+    while len(times) < _LEAST_ROUND_TRIPS or (len(times) < most and time.monotonic() < end):
+        began = time.perf_counter()
+        link.send(payload, Kind.PING)
+        link.receive_into(back, kind=Kind.PONG)
+        if warm_up:
+            warm_up -= 1
+        else:
+            times.append(time.perf_counter() - began)
+    return sorted(times)
+
+
+def done(link: Link) -> None:
+    """Tell the other end's `answer` that nothing more will be asked."""
+    link.send(_FLOOD.pack(b"e", 0), Kind.CONTROL)
+
+
+def _bandwidth(link: Link, direction: bytes, seconds: float) -> float:
+    """Bytes/s of large frames in one direction: more and more of them, until they take long enough to trust."""
+    blocks = 4
+    while True:
+        began = time.perf_counter()
+        link.send(_FLOOD.pack(direction, blocks), Kind.CONTROL)
+        if direction == b"s":
+            for _ in range(blocks):
+                link.send(_BLOCK)
+            link.receive_into(bytearray(1), kind=Kind.CONTROL)
+        else:
+            _drain(link, blocks)
+        took = time.perf_counter() - began
+        if took > seconds / 2 or blocks >= _MOST_BLOCKS // 16:
+            return blocks * _BLOCK_BYTES / took
+        # The first try knows little: it grows at most 16-fold.
+        blocks = int(blocks * min(16, max(2, 0.9 * seconds / took)))
+
+
+def answer(link: Link) -> None:
+    """Be the other end of `measure` and `round_trips`, until it is done."""
+    while True:
+        frame = link.receive(max_bytes=TENSOR_BYTES)
+        if frame.kind is Kind.PING:
+            link.send(frame.payload, Kind.PONG)
+        elif frame.kind is Kind.CONTROL and len(frame.payload) == _FLOOD.size:
+            direction, blocks = _FLOOD.unpack(frame.payload)
+            if blocks > _MOST_BLOCKS or direction not in (b"s", b"r", b"e"):
+                raise ProtocolError(f"{link.peer} asked for {blocks} blocks of {direction!r} to measure with")
+            if direction == b"s":
+                _drain(link, blocks)
+                link.send(b"\0", Kind.CONTROL)
+            elif direction == b"r":
+                for _ in range(blocks):
+                    link.send(_BLOCK)
+            else:
+                return
+        else:
+            raise ProtocolError(f"{link.peer} was to measure, it sent {len(frame.payload)} bytes of {frame.kind.name}")
+
+
+def _drain(link: Link, blocks: int) -> None:
+    into = bytearray(_BLOCK_BYTES)
+    for _ in range(blocks):
+        link.receive_into(into)
+
+
+_BLOCK = bytes(_BLOCK_BYTES)

@@ -1,0 +1,31 @@
+"""Frames from one link to another and back: how a stream that reaches the daemon comes to the rank behind it."""
+
+from __future__ import annotations
+
+import threading
+
+from transport.errors import Refused, TransportError
+from transport.frame import MAX_PAYLOAD
+from transport.link import Link
+
+_IDLE_S = 7 * 86400.0  # the two ends have deadlines of their own
+
+
+def relay(a: Link, b: Link) -> None:
+    """Pass frames on in both directions until one link ends; then close both."""
+    back = threading.Thread(target=_pump, args=(b, a), daemon=True, name="relay")
+    back.start()
+    _pump(a, b)
+    back.join()
+
+
+def _pump(source: Link, target: Link) -> None:
+    try:
+        while True:
+            kind, payload = source.receive(_IDLE_S, MAX_PAYLOAD)
+            target.send(payload, kind)
+    except Refused as error:
+        target.refuse(str(error))
+    except TransportError as error:
+        target.close(str(error))
+        source.close(str(error))

@@ -1,0 +1,313 @@
+"""Mutual TLS 1.3 between the members of one cluster, and who is at the other end.
+
+TLS settles that the peer holds the key of a certificate that our cluster signed and that is in date. `admit` settles
+the rest: not revoked, and of a role that may do this. Every connection needs both. Host names mean nothing here:
+devices change addresses, so certificates name devices.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import ssl
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.utils import CryptographyDeprecationWarning
+from cryptography.x509.oid import NameOID
+
+from transport.errors import LinkClosed, LinkTimeout, ProtocolError, Refused, TransportError
+
+if TYPE_CHECKING:
+    import grpc
+
+OWNER, WORKER, INVITED = "owner", "worker", "invited"
+ANYONE = frozenset({OWNER, WORKER, INVITED})
+MEMBERS = frozenset({OWNER, WORKER})
+
+# What OpenSSL calls an alert by which the peer turns our certificate down, and what that means.
+_ALERTS = {
+    "UNKNOWN_CA": "it belongs to another cluster",
+    "CERTIFICATE_EXPIRED": "this device's certificate expired, by its clock",
+    "CERTIFICATE_REVOKED": "this device's certificate was revoked",
+    "CERTIFICATE_REQUIRED": "this device showed no certificate",
+    "BAD_CERTIFICATE": "it does not accept this device's certificate",
+    "CERTIFICATE_UNKNOWN": "it does not accept this device's certificate",
+    "UNSUPPORTED_CERTIFICATE": "it does not accept this device's certificate",
+    "DECRYPT_ERROR": "it belongs to another cluster",
+    "ACCESS_DENIED": "it does not accept this device's certificate",
+}
+# The warning is for serials below 1, where warnings are errors; they are refused anyway.
+_UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion, CryptographyDeprecationWarning)
+_NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL")
+_EXPIRED, _NOT_YET_VALID = 10, 9  # X509_V_ERR_CERT_HAS_EXPIRED, X509_V_ERR_CERT_NOT_YET_VALID
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """What this device shows and whom it believes; PEM. The key is not encrypted."""
+
+    authority: bytes
+    certificate: bytes
+    key: bytes = field(repr=False)
+    revoked: frozenset[int] = frozenset()  # serials
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who a certificate says its holder is. `expires` is in Unix seconds."""
+
+    name: str
+    role: str
+    serial: int
+    expires: float
+
+    @property
+    def pin(self) -> str:
+        """The DNS name that only this certificate has."""
+        return f"serial-{self.serial:x}.edge"
+
+
+def peer_identity(certificate: bytes) -> Identity:
+    """Whom a certificate (DER or PEM) was made out to; Refused where it is not a device's. Nothing else is checked."""
+    return _identity(_certificate(certificate))
+
+
+def admit(
+    certificate: bytes | None, credentials: Credentials, roles: Collection[str], now: float | None = None
+) -> Identity:
+    """The peer that showed this certificate (DER or PEM), if our cluster signed it, it is in date, not revoked, and of
+    one of `roles`. Refused, naming the peer and the reason, otherwise. `now` is Unix seconds, by default the clock's.
+    """
+    if not certificate:
+        raise Refused("the peer showed no certificate; it must join this cluster first")
+    shown, now = _certificate(certificate), time.time() if now is None else now
+    authority = x509.load_pem_x509_certificate(credentials.authority)
+    with _reading():
+        try:
+            shown.verify_directly_issued_by(authority)
+        except (InvalidSignature, ValueError):
+            raise Refused("the peer's certificate is of another cluster") from None
+    peer = _identity(shown)
+    if peer.serial in credentials.revoked:
+        raise Refused(f"{peer.name} was revoked; the cluster's owner can invite it again")
+    if not shown.not_valid_before_utc.timestamp() <= now < peer.expires:
+        raise Refused(f"the certificate of {peer.name} is not in date, by this device's clock")
+    if peer.role not in roles:
+        raise Refused(f"{peer.name} has the role {peer.role}, and this is for {' or '.join(sorted(roles))}")
+    return peer
+
+
+def admit_caller(
+    auth_context: Mapping[str, Iterable[bytes]], credentials: Credentials, roles: Collection[str]
+) -> Identity:
+    """`admit` for whoever makes a gRPC call: give the `auth_context()` of its ServicerContext."""
+    return admit(next(iter(auth_context.get("x509_pem_cert", ())), None), credentials, roles)
+
+
+def client_context(credentials: Credentials) -> ssl.SSLContext:
+    """For a socket that dials."""
+    return _context(ssl.PROTOCOL_TLS_CLIENT, credentials)
+
+
+def server_context(credentials: Credentials) -> ssl.SSLContext:
+    """For sockets that are dialled; a peer must show a certificate."""
+    context = _context(ssl.PROTOCOL_TLS_SERVER, credentials)
+    context.num_tickets = 0  # a resumed session would skip the look at the certificate's dates
+    return context
+
+
+def handshake(
+    sock: socket.socket, context: ssl.SSLContext, *, server_side: bool, peer: str, timeout_s: float
+) -> ssl.SSLSocket:
+    """TLS over a connected socket, which is the result's from now on, also where this fails. It does not block.
+
+    `timeout_s` bounds the whole handshake. LinkTimeout, LinkClosed, ProtocolError, or Refused where one of the two does
+    not believe the other's certificate. The caller checks the peer with `admit`. A dialler learns that its own
+    certificate was turned down only when it first reads: give such an ssl.SSLError to `tls_error`.
+    """
+    deadline = time.monotonic() + timeout_s
+    sock.setblocking(False)
+    try:
+        tls = context.wrap_socket(
+            sock, server_side=server_side, do_handshake_on_connect=False, suppress_ragged_eofs=False
+        )
+    except OSError as error:
+        sock.close()
+        raise tls_error(error, peer) from error
+    try:
+        _drive(tls, tls.do_handshake, deadline, LinkTimeout(f"no TLS handshake with {peer} within {timeout_s:g} s"))
+    except OSError as error:
+        tls.close()
+        raise tls_error(error, peer) from error
+    except BaseException:
+        tls.close()
+        raise
+    return tls
+
+
+def tls_error(error: OSError, peer: str) -> TransportError:
+    """What an error of a TLS socket means."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        if error.verify_code in (_EXPIRED, _NOT_YET_VALID):
+            return Refused(f"the certificate of {peer} is not in date, by this device's clock")
+        return Refused(f"the certificate of {peer} is of another cluster ({error.verify_message})")
+    if not isinstance(error, ssl.SSLError):
+        return LinkClosed(f"{peer} went away: {error.strerror or error}")
+    if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
+        return LinkClosed(f"{peer} closed the connection")
+    reason = error.reason or str(error)
+    if "PEER_DID_NOT_RETURN" in reason:
+        return Refused(f"{peer} showed no certificate; it must join this cluster first")
+    if any(word in reason for word in _NO_TLS):
+        return ProtocolError(f"{peer} does not speak TLS; is it a worker outside of any cluster, or another program?")
+    if "ALERT" in reason:
+        for word, meaning in _ALERTS.items():
+            if reason.endswith(word):
+                return Refused(f"{peer} refused this device: {meaning}")
+    return ProtocolError(f"TLS with {peer} failed: {reason}")
+
+
+def identify(host: str, port: int, credentials: Credentials, timeout_s: float) -> Identity:
+    """Who serves gRPC at this address: any member, or one that is only invited; and it accepted our certificate.
+
+    `timeout_s` bounds reaching it, and again shaking hands. Refused, LinkTimeout, LinkClosed, ProtocolError where not.
+    """
+    peer = f"{host}:{port}"
+    context = client_context(credentials)
+    context.set_alpn_protocols(["h2"])
+    try:
+        sock = socket.create_connection((host, port), timeout_s)
+    except TimeoutError as error:
+        raise LinkTimeout(f"no connection to {peer} within {timeout_s:g} s") from error
+    except OSError as error:
+        raise LinkClosed(f"no connection to {peer}: {error.strerror or error}") from error
+    deadline = time.monotonic() + timeout_s
+    with handshake(sock, context, server_side=False, peer=peer, timeout_s=timeout_s) as tls:
+        found = admit(tls.getpeercert(binary_form=True), credentials, ANYONE)
+        late = LinkTimeout(f"{found.name} at {peer} shook hands, but sent nothing within {timeout_s:g} s")
+        try:
+            # An HTTP/2 server speaks first, unless it turns our certificate down: then an alert comes, or, from gRPC,
+            # nothing but the end.
+            first = _drive(tls, lambda: tls.recv(1), deadline, late)
+        except (ssl.SSLEOFError, ConnectionError):
+            first = b""
+        except OSError as error:
+            raise tls_error(error, f"{found.name} at {peer}") from error
+        if not first:
+            raise Refused(
+                f"{found.name} at {peer} refused this device: it hung up when it saw this device's certificate "
+                "(expired by its clock, or of another cluster?)"
+            )
+    return found
+
+
+def grpc_server_credentials(fetch: Callable[[], Credentials]) -> grpc.ServerCredentials:
+    """For a gRPC port that members and invited devices may reach. `fetch` is asked at every new connection, so a
+    certificate can be swapped while the server runs. Each call is still to be checked with `admit_caller`.
+    """
+    import grpc
+
+    last = fetch()
+
+    def configuration(held: Credentials) -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration([(held.key, held.certificate)], held.authority)
+
+    def renewed() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal last
+        held = fetch()
+        if held == last:
+            return None
+        last = held
+        return configuration(held)
+
+    return grpc.dynamic_ssl_server_credentials(configuration(last), renewed, require_client_authentication=True)
+
+
+def secure_channel(
+    target: str, credentials: Credentials, identity: Identity, options: Sequence[tuple[str, Any]] = ()
+) -> grpc.Channel:
+    """A channel that connects to the holder of exactly this certificate and to nobody else; see `identify`."""
+    import grpc
+
+    own = grpc.ssl_channel_credentials(credentials.authority, credentials.key, credentials.certificate)
+    # Without a proxy: an environment that names one means the web, not the device on the desk.
+    pinned = [("grpc.ssl_target_name_override", identity.pin), ("grpc.enable_http_proxy", 0)]
+    return grpc.secure_channel(target, own, [*pinned, *options])
+
+
+def _context(protocol: int, credentials: Credentials) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(cadata=credentials.authority.decode("ascii"))
+    with _file_of(credentials.key + credentials.certificate) as path:
+        context.load_cert_chain(path)
+    return context
+
+
+@contextmanager
+def _file_of(content: bytes) -> Iterator[str]:
+    """The path of a private file that is gone after the block: OpenSSL takes keys from files only."""
+    if sys.platform == "linux":
+        handle = os.memfd_create("edge")  # in memory: even a crash leaves nothing
+        try:
+            with os.fdopen(os.dup(handle), "wb") as memory:
+                memory.write(content)
+            yield f"/proc/self/fd/{handle}"
+        finally:
+            os.close(handle)
+    else:
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(content)
+            file.flush()
+            yield file.name
+
+
+def _drive(tls: ssl.SSLSocket, step: Callable[[], Any], deadline: float, late: LinkTimeout) -> Any:
+    """What `step` returns, once the socket can do it; `late` is raised at the deadline."""
+    while True:
+        try:
+            return step()
+        except ssl.SSLWantReadError:
+            wanted = select.POLLIN
+        except ssl.SSLWantWriteError:
+            wanted = select.POLLOUT
+        poller = select.poll()
+        poller.register(tls, wanted)
+        if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            raise late
+
+
+def _certificate(content: bytes) -> x509.Certificate:
+    with _reading():
+        if content.startswith(b"-----BEGIN"):
+            return x509.load_pem_x509_certificate(content)
+        return x509.load_der_x509_certificate(content)
+
+
+def _identity(certificate: x509.Certificate) -> Identity:
+    with _reading():
+        (name,) = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        (role,) = certificate.subject.get_attributes_for_oid(NameOID.ORGANIZATIONAL_UNIT_NAME)
+        if role.value not in ANYONE or certificate.serial_number < 1:
+            raise ValueError(f"role {role.value!r:.80}, serial {certificate.serial_number}")
+        expires = certificate.not_valid_after_utc.timestamp()
+        return Identity(str(name.value), str(role.value), certificate.serial_number, expires)
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    try:
+        yield
+    except _UNREADABLE as error:
+        raise Refused(f"the peer's certificate is none of a device: {error}") from error

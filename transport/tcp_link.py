@@ -1,0 +1,269 @@
+"""A link over a stream socket: TCP, TLS over TCP, or a Unix socket inside one machine. The fast data plane.
+
+The socket does not block. A wait first polls for a moment, because a wake-up from a blocking wait costs more than a
+short message, then blocks in poll(2). How long it polls adapts to whether polling pays.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import ssl
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from transport.errors import ProtocolError, Refused, TransportError
+from transport.frame import HEADER_BYTES, Frame, Kind, parse_header
+from transport.link import DEFAULTS, Deadlines, Link
+
+POLL_S = 400e-6  # polling before blocking, at most: covers a round trip on a fast wire and little of a core's time
+_POLL_LEAST = 1 / 64  # of POLL_S: what is left where polling never pays, for instance with more ranks than cores
+_SEND_BUFFER = 256 << 10  # asked for; Linux doubles it. Collectives rely on room for two of their chunks
+# A peer that vanished without a word (power, cable, Wi-Fi) is noticed after about idle + interval x probes seconds.
+_KEEPALIVE = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3}
+_VANISHED_MS = 5000  # the same, while data is on its way: see `vanished`
+_LOOK_S = 1.0  # how often a wait asks the kernel about that
+_INFO_BYTES = 60
+_LAST_ACK = struct.Struct("=I")
+_INTERNET = (socket.AF_INET, socket.AF_INET6)
+
+yield_cpu: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
+
+
+class _Wait:
+    """The wait for one whole frame: a peer that sends a byte now and then does not keep us longer."""
+
+    __slots__ = ("deadline", "timeout_s")
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self.deadline = time.monotonic() + timeout_s
+
+
+class TcpLink(Link):
+    """Frames over a connected stream socket, which it owns."""
+
+    kind = "tcp"
+
+    def __init__(self, sock: socket.socket, peer: str, deadlines: Deadlines = DEFAULTS, poll_s: float = POLL_S) -> None:
+        """poll_s: the most a wait polls before it blocks; 0 for a rank that is throttled by a CPU quota."""
+        super().__init__(peer, deadlines)
+        self._socket = sock
+        if sock.family in _INTERNET:
+            self.local_address = sock.getsockname()[0]
+        self._tls = isinstance(sock, ssl.SSLSocket)
+        self._lock = threading.Lock()  # OpenSSL's state is not made for two threads
+        self._header = bytearray(HEADER_BYTES)
+        self._poll_most_s = poll_s
+        self._poll_s = poll_s
+        self._info = sock.family in _INTERNET and sys.platform == "linux"
+        tune(sock)
+        self._readable = select.poll()
+        self._readable.register(sock, select.POLLIN)
+
+    def fileno(self) -> int:
+        """The socket's descriptor, for poll(2)."""
+        return self._socket.fileno()
+
+    # Sending.
+
+    def _write(self, header: bytes, payload: memoryview, timeout_s: float) -> None:
+        if self._tls:
+            self._write_all([memoryview(header + payload)], timeout_s)
+        else:
+            self._write_all([memoryview(header), payload], timeout_s)
+
+    def _write_all(self, parts: list[memoryview], timeout_s: float) -> None:
+        deadline = None
+        while True:
+            n = self._try_send(parts)
+            while parts and n >= len(parts[0]):
+                n -= len(parts[0])
+                del parts[0]
+            if not parts:
+                return
+            parts[0] = parts[0][n:]
+            deadline = deadline or time.monotonic() + timeout_s
+            self._wait_for_room(deadline)
+
+    def _try_send(self, parts: list[memoryview]) -> int:
+        """How many bytes went out without waiting."""
+        try:
+            if self._tls:
+                with self._lock:
+                    return self._socket.send(parts[0])
+            return self._socket.sendmsg(parts)
+        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            return 0
+        except (OSError, ValueError) as error:  # ValueError: the socket was closed by another thread
+            raise self._failed(error) from error
+
+    def _wait_for_room(self, deadline: float) -> None:
+        """Until the socket can take bytes."""
+        poller = select.poll()
+        try:
+            poller.register(self._socket, select.POLLOUT)
+        except ValueError as error:  # the socket was closed by another thread
+            raise self._failed(error) from error
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise self._send_timeout()
+            if poller.poll(min(left, _LOOK_S) * 1000):
+                return
+            self._look()
+
+    # Receiving.
+
+    def _read(self, timeout_s: float, max_bytes: int) -> Frame:
+        header = self._header
+        wait = _Wait(timeout_s)
+        self._fill(memoryview(header), wait, inside=False)
+        kind, length, _ = parse_header(header, self._received)
+        self._limit(kind, length, max_bytes)
+        payload = bytearray(length)
+        self._fill(memoryview(payload), wait, inside=True)
+        return Frame(kind, payload)
+
+    def _read_into(self, buffer: memoryview, timeout_s: float, kind: Kind) -> None:
+        """Header and payload in one system call: what comes is nearly always what was asked for."""
+        header = memoryview(self._header)
+        wait = _Wait(timeout_s)
+        got = self._receive([header] if self._tls else [header, buffer], wait)
+        if got < HEADER_BYTES:
+            self._fill(header[got:], wait, inside=True)
+            got = HEADER_BYTES
+        found, length, _ = parse_header(header, self._received)
+        got -= HEADER_BYTES
+        if found is kind and length == len(buffer):
+            if got < length:
+                self._fill(buffer[got:], wait, inside=True)
+            return
+        # Not what was asked for: the link ends, but a last word of the peer says why. Some of it may be in `buffer`.
+        self._limit(found, length, len(buffer))
+        payload = bytearray(buffer[: min(got, length)]).ljust(length, b"\0")
+        self._fill(memoryview(payload)[got:], wait, inside=True)
+        self._expect(found, payload, kind, len(buffer))
+
+    def _fill(self, view: memoryview, wait: _Wait, inside: bool) -> None:
+        """Read exactly this many bytes. inside: the stream must not end here, because a frame has begun."""
+        while view:
+            got = self._receive([view], wait, inside)
+            inside = True
+            view = view[got:]
+            if view and time.monotonic() > wait.deadline:  # or a byte now and then would keep us for ever
+                raise self._timeout(wait.timeout_s)
+
+    def _receive(self, views: list[memoryview], wait: _Wait, inside: bool = False) -> int:
+        """Wait for bytes; how many came. LinkClosed at the end of the stream, ProtocolError if it is inside a frame."""
+        got = self._try_receive(views)
+        if got is None:
+            got = self._poll(views)
+        if got is None:
+            got = self._block(views, wait)
+        if got:
+            return got
+        if inside:
+            raise ProtocolError(f"the stream from {self.peer} ends inside a frame: it was cut off")
+        raise self._gone("it closed the connection without a word")
+
+    def _poll(self, views: list[memoryview]) -> int | None:
+        """Ask again and again for a moment; None where nothing came. How it ends sets the next moment's length."""
+        if not self._poll_most_s:
+            return None
+        deadline = time.perf_counter() + self._poll_s
+        while time.perf_counter() < deadline:
+            got = self._try_receive(views)
+            if got is not None:
+                self._poll_s = self._poll_most_s
+                return got
+            yield_cpu()  # to whoever computes what we wait for, should it run on this core
+        self._poll_s = max(self._poll_s / 2, self._poll_most_s * _POLL_LEAST)
+        return None
+
+    def _block(self, views: list[memoryview], wait: _Wait) -> int:
+        began = time.perf_counter()
+        while True:
+            left = wait.deadline - time.monotonic()
+            if left <= 0:
+                raise self._timeout(wait.timeout_s)
+            if not self._readable.poll(min(left, _LOOK_S) * 1000):
+                self._look()
+                continue
+            got = self._try_receive(views)
+            if got is not None:
+                if time.perf_counter() - began < self._poll_most_s:
+                    self._poll_s = self._poll_most_s  # a little more polling would have caught it
+                return got
+
+    def _look(self) -> None:
+        """LinkClosed where data is on its way to a peer that vanished. Nothing else tells us soon."""
+        if self._info and vanished(self._socket_info()):
+            raise self._gone("it no longer answers")
+
+    def _socket_info(self) -> bytes:
+        try:
+            return self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def _try_receive(self, views: list[memoryview]) -> int | None:
+        """Bytes received without waiting: 0 at the end of the stream, None where nothing is there yet."""
+        try:
+            if self._tls:
+                with self._lock:
+                    return self._socket.recv_into(views[0])
+            if len(views) == 1:
+                return self._socket.recv_into(views[0])
+            return self._socket.recvmsg_into(views)[0]
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return None
+        except ssl.SSLEOFError:
+            return 0  # without TLS's own goodbye; whether bytes are missing shows where in a frame we are
+        except (OSError, ValueError) as error:
+            raise self._failed(error) from error
+
+    # Ending.
+
+    def _failed(self, error: Exception) -> TransportError:
+        if isinstance(error, ssl.SSLEOFError):
+            return self._gone("it closed the connection without a word")
+        if isinstance(error, ssl.SSLError):
+            if "ALERT" in (error.reason or ""):  # TLS 1.3: a dialler first reads here that it was turned down
+                return Refused(f"{self.peer} refused this device: {error.reason}")
+            return ProtocolError(f"the encrypted stream from {self.peer} is damaged: {error.reason or error}")
+        return self._gone(getattr(error, "strerror", None) or error)
+
+    def _end(self) -> None:
+        # Wakes a thread that waits in poll; closing alone would not.
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+def tune(sock: socket.socket) -> None:
+    """Set a socket up for links: non-blocking, no delay for small messages, a dead peer noticed in seconds."""
+    sock.setblocking(False)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+    if sock.family in _INTERNET:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEPALIVE.items():
+            if hasattr(socket, name):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def vanished(tcp_info: bytes) -> bool:
+    """Whether Linux sent again and again, and nothing at all came back for some seconds. `tcp_info` is its TCP_INFO.
+
+    TCP_USER_TIMEOUT would be the kernel's own way, but it also ends a connection whose peer answers and is only too
+    busy to read.
+    """
+    retransmits, probes = tcp_info[2], tcp_info[3]  # tcpi_retransmits, tcpi_probes: since the last sign of life
+    (silent_ms,) = _LAST_ACK.unpack_from(tcp_info, 56)  # tcpi_last_ack_recv
+    return max(retransmits, probes) >= 2 and silent_ms >= _VANISHED_MS
