@@ -58,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
     # We start programs and never go on in a fork; gRPC's preparations for that would run in between.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     from devices import credentials as held
+    from devices.invitation import parse_token
     from devices.names import name_from
     from devices.paths import cache_folder, credentials_folder, state_folder
     from devices.probe import default_threads
@@ -70,11 +71,11 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--models {args.models} is no folder")
     folder = credentials_folder()
     if args.join is not None:
-        joined = held.store_token(folder, args.join)
-        args.name = args.name or joined.name
+        _check_name(args.name, parse_token(args.join).holder.name)
+        held.store_token(folder, args.join)
     membership = None if args.insecure else held.load(folder)
-    if membership and args.name and args.name != membership.holder.name:
-        raise UsageError(f"--name {args.name}: this device is {membership.holder.name} in its cluster")
+    if membership:
+        _check_name(args.name, membership.holder.name)
     try:
         host, port = parse_address(args.listen or (DEFAULT_LISTEN if membership is None else "0.0.0.0:7070"))
     except ValueError as error:
@@ -102,3 +103,9 @@ def run(args: argparse.Namespace) -> int:
         )
     )
     return 0
+
+
+def _check_name(asked: str | None, given: str) -> None:
+    """A member has the name that its owner gave it."""
+    if asked and asked != given:
+        raise UsageError(f"--name {asked}: this device is {given} in its cluster")

@@ -30,21 +30,23 @@ def delay(r: Mapping[str, Any]) -> str:
         [
             row["algorithm"],
             f"{row['delay_ms']:g}",
-            f"{row['floor_s'] * 1e3:.2f}",
             f"{row['median_s'] * 1e3:.2f}",
-            f"{row['delays']:.2f} d",
             f"{row['expected']} d",
+            f"{row['floor_s'] * 1e3:.2f}",
+            f"{row['delays']:.2f} d",
             f"{row['delays'] / row['expected'] - 1:+.1%}",
+            f"{row['at_0_s'] * 1e3:.2f}",
+            f"{row['delays_above_0'] / row['expected'] - 1:+.1%}",
         ]
         for row in r["rows"]
     ]
-    # A line knows nothing of the floor, of which a delay hides a part: with d = 0 all ranks want the cores at once.
-    slopes = ", ".join(f"{a} {line['delays']:.2f} d ({line['at_0_s'] * 1e3:.2f})" for a, line in r["slopes"].items())
+    slopes = ", ".join(f"{algorithm} {slope:.2f} d" for algorithm, slope in r["slopes"].items())
+    header = ["", "d, ms", "measured, ms", "asked", "floor, ms", "less the floor", "off (asked: 10 %)"]
     return (
         f"4-byte allreduce, {r['ranks']} ranks on shaped links over TCP; {r['rounds']} rounds of {r['operations']}. "
-        "The floor is the same with d = 0.\n\n"
-        + table(["", "d, ms", "floor, ms", "measured, ms", "less the floor", "asked", "off (asked: 10 %)"], lines)
-        + (f"\n\nSlopes of a straight line through all d (in brackets its ms at 0): {slopes}." if slopes else "")
+        "The floor is what a straight line through all d says for d = 0; beside it what d = 0 itself takes.\n\n"
+        + table([*header, "at d = 0, ms", "off, less that"], lines)
+        + (f"\n\nSlopes: {slopes}." if slopes else "")
     )
 
 

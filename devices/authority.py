@@ -101,9 +101,23 @@ class Authority:
         listed = [replace(member, state=member.state_at(now)) for member in Roster.load(self.folder).members.values()]
         return sorted(listed, key=lambda member: (member.role != OWNER, member.name))
 
-    def crl(self, now: float | None = None) -> bytes:
-        """The newest list of revoked certificates, PEM."""
-        return self._crl(Roster.load(self.folder), _time(now))
+    def crl(self) -> bytes:
+        """The newest list of revoked certificates, PEM: the one this machine holds itself, signed when it changed."""
+        held = credentials.load(self.credentials_folder)
+        if held is None or held.crl is None:
+            raise TrustError(f"the owner's credentials in {self.credentials_folder} are gone; run this again")
+        return held.crl
+
+    def learn(self, crl: bytes, now: float | None = None) -> frozenset[int]:
+        """Take over a member's list of revoked certificates where ours lacks something; all that is revoked then.
+
+        So a backup of the owner's files lets nobody back in. TrustError for a list that this cluster did not sign.
+        """
+        number, revoked = certificates.read_crl(crl, self.certificate)
+        now = _time(now)
+        with self._change(now) as roster:
+            roster.merge(number, revoked, now)
+        return frozenset(roster.revoked)
 
     def invite(self, name: str, lifetime_s: float, now: float | None = None) -> str:
         """A token by which one device can join as `name` within `lifetime_s` seconds.
@@ -197,8 +211,7 @@ class Authority:
                 f"{self.credentials_folder} holds credentials of {held.holder.name}, not of this cluster's owner; "
                 "delete it, and the owner's are made anew"
             )
-        if held is not None and held.crl_number > roster.crl_number:  # members.json is older: out of a backup
-            roster.merge(held.crl_number, held.revoked, now)
+        if held is not None and roster.merge(held.crl_number, held.revoked, now):  # members.json is out of a backup
             roster.save(self.folder)
         if held is None or held.holder.serial != roster.owner.serial or held.holder.expires <= now:
             roster.revoke(roster.owner, now)  # wherever the lost key is, it counts no more

@@ -157,18 +157,16 @@ def install(folder: Path, certificate: bytes, key: bytes, now: float | None = No
 
 
 def update_crl(folder: Path, crl: bytes) -> Membership:
-    """Keep a list of revoked certificates; the membership with the newest list.
+    """Keep a list of revoked certificates if it is newer; the membership with the list that is held then.
 
-    TrustError for an older list than the one held, for it would let somebody back in, and for one that the cluster's
-    owner did not sign.
+    A list that is older, or lacks what the held one has, would let somebody back in: it changes nothing. TrustError for
+    one that the cluster's owner did not sign.
     """
     with locked(folder):
         held = _held(folder)
-        number, _ = certificates.read_crl(crl, certificates.from_pem(held.authority))
-        if number < held.crl_number:
-            raise TrustError(
-                f"list {number} of revoked certificates is older than list {held.crl_number}, which this device holds"
-            )
+        number, revoked = certificates.read_crl(crl, certificates.from_pem(held.authority))
+        if number <= held.crl_number or not revoked >= held.revoked:
+            return held
         write_private(folder / CRL_FILE, crl)
         return load(folder) or held
 

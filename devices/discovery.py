@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from devices.errors import DiscoveryError
+from devices.names import MAX_NAME
 
 if TYPE_CHECKING:
     from zeroconf import ServiceInfo, Zeroconf
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 SERVICE = "_edge-worker._tcp.local."
 BROWSE_S = 3.0  # two rounds of questions: answers given within the last second are not repeated at once
 
-MAX_NAME_BYTES = 56  # of the 63 a name may have; the rest is for the number of a rename
 MAX_FOUND = 256  # workers; more than a home network has, fewer than a flood would bring
 MAX_ADDRESSES = 16  # of one worker
 MAX_PROPERTIES = 16
@@ -92,17 +92,12 @@ class Announcer:
         if not announcement.addresses:
             raise DiscoveryError("no address to announce: only link-local ones, or no network")
         name = announcement.name
-        if not name or not name.isprintable() or len(name.encode()) > MAX_NAME_BYTES:
-            raise DiscoveryError(f"a device name has 1 to {MAX_NAME_BYTES} bytes of printable text, not {name!r:.80}")
+        if not name or not name.isprintable() or len(name.encode()) > MAX_NAME:
+            raise DiscoveryError(f"a device name has 1 to {MAX_NAME} bytes of printable text, not {name!r:.80}")
         self._announcement = announcement
         self._interfaces = _announcing_interfaces(announcement.addresses) if interfaces is None else interfaces
         self._zeroconf: Zeroconf | None = None
         self.name = announcement.name  # as announced; another after `start` where a device of that name is there
-
-    @property
-    def renamed(self) -> bool:
-        """Whether the network already had a device of this name, so that this one is announced as `self.name`."""
-        return self.name != self._announcement.name
 
     def start(self) -> None:
         """Announce. DiscoveryError where the network does not allow that; the worker can be reached all the same."""

@@ -10,12 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
-def write_private(path: Path, content: bytes) -> None:
-    """Write `content` so that only this user may read it, and so that it survives a loss of power. OSError on failure.
+def write_whole(path: Path, content: bytes) -> None:
+    """Write `content` so that only this user may read it. OSError on failure.
 
-    A reader sees the old file or the new one, never half of one. The folder is made where it is missing.
+    A reader sees the old file or the new one, never half of one.
     """
-    _make(path.parent)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # 0600
     try:
         with os.fdopen(handle, "wb") as file:
@@ -26,6 +25,12 @@ def write_private(path: Path, content: bytes) -> None:
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """The same for what must survive a loss of power, in a folder that is made where it is missing."""
+    _make(path.parent)
+    write_whole(path, content)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)  # the new name, not only the content

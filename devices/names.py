@@ -6,7 +6,9 @@ import re
 
 from devices.errors import TrustError
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # the first is no '-' or '.': names stand in command lines
+MAX_NAME = 56  # of the 63 bytes that mDNS has for it; the rest is for the number of a rename
+# The first is no '-' or '.': names stand in command lines.
+_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_NAME - 1}}}")
 
 
 def is_name(text: str) -> bool:
@@ -18,7 +20,7 @@ def check_name(text: str) -> str:
     """The name itself; TrustError where it cannot be one."""
     if not is_name(text):
         raise TrustError(
-            f"a device's name has 1 to 63 letters, digits, '-', '_' or '.', and begins with a letter or digit; "
+            f"a device's name has 1 to {MAX_NAME} letters, digits, '-', '_' or '.', and begins with a letter or digit; "
             f"got {text[:80]!r}"
         )
     return text
@@ -26,4 +28,4 @@ def check_name(text: str) -> str:
 
 def name_from(text: str) -> str:
     """A device name as near to `text`, such as a host name, as the rules allow."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:63] or "device"
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:MAX_NAME] or "device"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ class Member:
 
     name: str
     role: str  # owner or worker: what it is once it has joined
-    state: str  # invited, joined, revoked; `Roster.list` also says expired
+    state: str  # invited, joined, revoked; `state_at` also says expired
     since: float  # when it got into this state
     expires: float  # the invitation's end, or the certificate's
     invitation: int | None = None  # serial
@@ -59,13 +60,20 @@ class Roster:
         self.revoked.update(dict.fromkeys(fresh, now))
         self.crl_number += bool(fresh)
 
-    def merge(self, number: int, revoked: Iterable[int], now: float) -> None:
-        """Take over the revocations of a list that is newer than this one."""
-        self.revoked.update({serial: now for serial in revoked if serial not in self.revoked})
-        self.crl_number = number + 1  # what is sent next differs from what was sent under that number
+    def merge(self, number: int, revoked: AbstractSet[int], now: float) -> bool:
+        """Take over the revocations of another list of this cluster; False where that is this one or an earlier one."""
+        ours = self.revoked.keys()
+        if (revoked == ours and number <= self.crl_number) or (revoked < ours and number < self.crl_number):
+            return False
+        self.revoked.update(dict.fromkeys(revoked - ours, now))
+        # What is sent next differs from what was sent under either number.
+        self.crl_number = max(number, self.crl_number) + 1
         for member in self.members.values():
-            if member.role != OWNER and any(serial in self.revoked for serial in member.serials()):
+            gone = any(serial in self.revoked for serial in member.serials())
+            if gone and member.role != OWNER and member.state != "revoked":
+                self.revoke(member, now)  # also what was made out to it since, while this list did not know better
                 self.members[member.name] = replace(member, state="revoked", since=now)
+        return True
 
     def save(self, folder: Path) -> None:
         """Write the list, whole or not at all."""

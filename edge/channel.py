@@ -27,23 +27,27 @@ def open_channel(
 
     In the clear only to this machine itself, or where `insecure` allows it. Refused, LinkTimeout or LinkClosed else.
     """
-    clear = insecure or is_loopback(host)
     target = join_address(host, port)
-    if credentials is None and not clear:
+    deadline = time.monotonic() + timeout_s
+    found = _knock(host, port, timeout_s)
+    # The address that is connected to, not the name: a name can lead elsewhere when it is looked up again.
+    here = is_loopback(found)
+    if credentials is None and not insecure and not here:
         raise Refused(
             f"{target} is another machine, and this one has no credentials: make a cluster with `edge cluster init` and"
             " invite the worker, or say --insecure if everybody on the network may see and use it"
         )
-    deadline = time.monotonic() + timeout_s
-    found = _knock(host, port, timeout_s)
     numeric = join_address(found, port)
     if credentials is not None:
         try:
             identity = identify(found, port, credentials, _left(deadline))
         except (ProtocolError, LinkClosed) as error:
             # What a gRPC server in the clear makes of a TLS greeting: nonsense, or the end of the connection.
-            if not clear:
+            if not here and not insecure:
                 raise Refused(f"{error}; if it is a worker with --insecure, say --insecure here too") from error
+            # Anybody in the network can end a connection to a worker that does speak TLS.
+            if not here and isinstance(error, LinkClosed):
+                raise
         else:
             try:
                 secured = secure_channel(numeric, credentials, identity, CHANNEL_OPTIONS)

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from devices.files import write_whole
 from edge.engine import Engine
 from edge.errors import ChatFileError
-from edge.files import write_whole
 from edge.generate import Response, generate
 from edge.sampler import SamplingParams
 from edge.session import PrefillProgress, Session

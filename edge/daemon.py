@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +26,9 @@ from transport import rpc, security
 from transport.errors import Refused
 from transport.grpc_link import CHANNEL_OPTIONS
 
-_THREADS = 128  # each stream keeps one: eight sessions of eight ranks, and calls beside them
-_LOOK_S = 0.5
+_THREADS = 64  # eight sessions and the calls beside them keep one each; links have their own
+_CALLS = 512  # at a time, links among them
+_LOOK_S = 0.5  # how soon a signal is noticed
 _GRACE_S = 2.0  # for calls under way when the daemon ends
 _ANNOUNCE_AGAIN_S = 30.0  # between two looks at the network
 
@@ -52,15 +53,46 @@ def serve(options: DaemonOptions) -> None:
     """
     worker_options = options.worker
     check_exposure(worker_options.host, worker_options.credentials is not None, options.insecure)
-    ended = threading.Event()
+    told = _Told()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
+        signal.signal(number, told)
 
     store = SliceStore(options.cache, options.cache_bytes)
     worker = Worker(worker_options, store, Digests(options.state))
+    try:
+        _serve(options, worker, told)
+    finally:
+        worker.close()
+    log.info("ended")
+
+
+class _Told:
+    """Whether a signal told us to end. A plain flag: its handler runs inside whatever this thread does, and what takes
+    a lock may wait for this very thread then."""
+
+    def __init__(self) -> None:
+        self.to_end = False
+
+    def __call__(self, *_: object) -> None:
+        self.to_end = True
+
+    def wait(self, seconds: float) -> None:
+        """Sleep so long, or until shortly after we were told."""
+        until = time.monotonic() + seconds
+        while not self.to_end and (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, _LOOK_S))
+
+
+def _serve(options: DaemonOptions, worker: Worker, told: _Told) -> None:
+    worker_options = options.worker
     # Two daemons on one port would share its connections at random: refuse the second.
     server_options = [*CHANNEL_OPTIONS, ("grpc.so_reuseport", 0)]
-    server = grpc.server(ThreadPoolExecutor(_THREADS), options=server_options, maximum_concurrent_rpcs=_THREADS)
+    server = grpc.server(
+        ThreadPoolExecutor(_THREADS),
+        interceptors=[rpc.Admission(worker.admit)],
+        options=server_options,
+        maximum_concurrent_rpcs=_CALLS,
+    )
     server.add_generic_rpc_handlers((worker.handlers(),))
     health_service = health.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
@@ -78,16 +110,16 @@ def serve(options: DaemonOptions) -> None:
         memory_limit_bytes=worker_options.memory_limit_bytes,
         models=worker_options.models,
     )
-    _announce(options, port, ended)
-    # Python runs the handler in this thread, which only notices a signal that another thread got when it wakes up.
-    while not ended.wait(_LOOK_S):
-        pass
-    log.info("ending")
-    health_service.enter_graceful_shutdown()
-    stopped = server.stop(_GRACE_S)
-    worker.close()
-    stopped.wait()
-    log.info("ended")
+    try:
+        _announce(options, port, told)
+        while not told.to_end:
+            told.wait(_ANNOUNCE_AGAIN_S)
+    finally:
+        log.info("ending")
+        health_service.enter_graceful_shutdown()
+        stopped = server.stop(_GRACE_S)
+        worker.close()
+        stopped.wait()
 
 
 def check_exposure(host: str, secure: bool, insecure: bool) -> None:
@@ -115,7 +147,7 @@ def _listen(server: grpc.Server, options: WorkerOptions, port: int, worker: Work
         ) from error
 
 
-def _announce(options: DaemonOptions, port: int, ended: threading.Event) -> None:
+def _announce(options: DaemonOptions, port: int, told: _Told) -> None:
     """Announce by mDNS, where that is wanted, until the end.
 
     A network that is not there yet, or changes this device's addresses, is looked at again; one that does not allow it
@@ -131,17 +163,20 @@ def _announce(options: DaemonOptions, port: int, ended: threading.Event) -> None
     addresses: tuple[str, ...] = ()
     complaint = ""
     with contextlib.ExitStack() as announcing:
-        while not ended.is_set():
+        while not told.to_end:
             try:
                 found = announced_addresses(worker.host)
                 if found != addresses:
                     announcing.close()
+                    addresses = ()  # the same ones are announced again when they are back
                     announcement = Announcement(worker.name, port, found, version("edge-runtime"), cluster, secure)
                     announcer = announcing.enter_context(Announcer(announcement))
                     addresses = found
                     log.info("announced", name=announcer.name, addresses=",".join(found))
+                    if announcer.name != worker.name:
+                        log.warning("renamed", name=announcer.name, why=f"another {worker.name} is in the network")
             except DiscoveryError as error:
                 if str(error) != complaint:
                     complaint = str(error)
                     log.warning("not-announced", why=complaint)
-            ended.wait(_ANNOUNCE_AGAIN_S)
+            told.wait(_ANNOUNCE_AGAIN_S)

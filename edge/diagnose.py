@@ -7,6 +7,7 @@ import socket
 from dataclasses import dataclass
 from typing import Any
 
+from devices import credentials as held
 from devices.names import name_from
 from devices.paths import credentials_folder
 from devices.profile import LinkProfile
@@ -95,7 +96,8 @@ def _first(a: Remote | None, b: Remote, secret: bytes) -> EngineSession:
     """The end that dials."""
     if a is not None:
         return RemoteSession(a, 0, 2, secret)
-    name = name_from(socket.gethostname().partition(".")[0])
+    own = held.load(credentials_folder()) if b.secure else None
+    name = own.holder.name if own else name_from(socket.gethostname().partition(".")[0])
     return LocalSession(name, 2, secret, credentials_folder() if b.secure else None, threads=1)
 
 

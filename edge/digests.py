@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from devices.files import write_whole
 from edge.cutting import CHUNK_BYTES, Progress, digest_of
 from edge.errors import SliceError
-from edge.files import write_whole
 from partition.recipe import Recipe, is_digest, whole
 
 _REMEMBERED = 10_000  # files, and as many slices; the oldest are forgotten

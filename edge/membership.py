@@ -8,12 +8,12 @@ from devices.errors import TrustError
 from devices.paths import authority_folder, credentials_folder
 from devices.roster import MEMBERS_FILE
 from edge import trust
-from edge.channel import is_loopback, join_address, open_channel, parse_address
+from edge.channel import join_address, open_channel, parse_address
 from edge.errors import WorkerError
 from edge.remote import Remote
 from transport import edge_pb2 as pb
 from transport.errors import Refused
-from transport.security import INVITED, OWNER, Credentials, peer_identity
+from transport.security import INVITED, OWNER, Credentials, Identity, peer_identity
 
 CONNECT_TIMEOUT_S = 5.0
 
@@ -25,19 +25,23 @@ def reach(address: str, *, insecure: bool = False, timeout_s: float = CONNECT_TI
     `timeout_s` bounds connecting, and again every call that this takes.
     """
     host, port = parse_address(address)
-    own = credentials()
-    if own is None and not insecure and not is_loopback(host):
-        _refuse_a_worker(join_address(host, port))
-    worker = _connected(host, port, own, insecure, timeout_s)
+    authority = _authority()
+    own = trust.credentials() if authority is not None else None
     try:
-        if worker.identity is not None and worker.identity.role == INVITED:
-            failed = _enroll(worker, timeout_s)
+        worker = _connected(host, port, own, insecure, timeout_s)
+    except Refused:
+        if own is None:
+            _refuse_a_worker(join_address(host, port))
+        raise
+    try:
+        if authority is not None and worker.identity is not None and worker.identity.role == INVITED:
+            failed = _enroll(worker, authority, timeout_s)
             worker.close()
             worker = _connected(host, port, own, insecure, timeout_s)
             if worker.identity is None or worker.identity.role == INVITED:
                 raise failed or Refused(f"{worker.name} still shows its invitation, after it was made a member")
-        if worker.identity is not None:
-            _update(worker, timeout_s)
+        if authority is not None and worker.identity is not None:
+            _update(worker, worker.identity, authority, timeout_s)
     except BaseException:
         worker.close()
         raise
@@ -51,14 +55,18 @@ def _connected(host: str, port: int, own: Credentials | None, insecure: bool, ti
 
 def credentials() -> Credentials | None:
     """This machine's, where it owns a cluster; None where it does not."""
+    return None if _authority() is None else trust.credentials()
+
+
+def _authority() -> Authority | None:
+    """The cluster this machine owns; None where it owns none."""
     membership = held.load(credentials_folder())
     if membership is None and not (authority_folder() / MEMBERS_FILE).exists():
         return None
     if membership is not None and membership.holder.role != OWNER:
         return None
     # The owner's own files are mended where they are behind, and made anew where they are gone.
-    Authority.open(authority_folder(), credentials_folder())
-    return trust.credentials()
+    return Authority.open(authority_folder(), credentials_folder())
 
 
 def _refuse_a_worker(target: str) -> None:
@@ -71,10 +79,9 @@ def _refuse_a_worker(target: str) -> None:
         )
 
 
-def _enroll(worker: Remote, timeout_s: float) -> WorkerError | None:
+def _enroll(worker: Remote, authority: Authority, timeout_s: float) -> WorkerError | None:
     """Make a member of a device that shows an invitation. Its objection if it has one: another may have been faster."""
     assert worker.identity is not None
-    authority = Authority.open(authority_folder(), credentials_folder())
     try:
         request: pb.SigningRequest = worker.call("Enroll", pb.EnrollRequest(), timeout_s)
         if peer_identity(request.invitation_pem).serial != worker.identity.serial:
@@ -88,7 +95,15 @@ def _enroll(worker: Remote, timeout_s: float) -> WorkerError | None:
     return None
 
 
-def _update(worker: Remote, timeout_s: float) -> None:
-    """Bring the newest list of revocations."""
-    authority = Authority.open(authority_folder(), credentials_folder())
+def _update(worker: Remote, identity: Identity, authority: Authority, timeout_s: float) -> None:
+    """Bring the newest list of revocations, and learn what only the worker knows: our own files may be a backup's."""
+    said: pb.Installed = worker.call("UpdateRevoked", pb.RevokedList(crl_pem=authority.crl()), timeout_s)
+    if not said.crl_pem:
+        return
+    try:
+        revoked = authority.learn(said.crl_pem)
+    except TrustError as error:
+        raise Refused(f"{worker.name} holds another list: {error}") from error
+    if identity.serial in revoked:
+        raise Refused(f"{worker.name} was revoked; the cluster's owner can invite it again")
     worker.call("UpdateRevoked", pb.RevokedList(crl_pem=authority.crl()), timeout_s)

@@ -4,7 +4,9 @@ A rank is reached in two ways: its own TCP port, and a gRPC stream through its d
 a Unix socket. The dialler tries both, measures, and keeps the faster. So a rank behind a firewall that lets only the
 daemon's port through is reached all the same.
 
-First frame both ways is HELLO. Then the dialler measures (transport/measure.py), and at last says USE, or closes.
+On the Unix socket the daemon first says, in a CONTROL frame, whom it admitted: the name in the certificate, nothing in
+the clear. Then, on either, the first frame both ways is HELLO. Then the dialler measures (transport/measure.py), and at
+last says USE, or closes.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,16 +25,19 @@ from edge import log
 from transport.errors import LinkClosed, LinkTimeout, ProtocolError, Refused, TransportError
 from transport.frame import Kind
 from transport.link import Deadlines, Link
-from transport.measure import TENSOR_BYTES, answer, done, round_trips
+from transport.measure import TENSOR_BYTES, LinkFigures, answer, measure, round_trips
 from transport.tcp_link import TcpLink
 
 if TYPE_CHECKING:  # loaded only where there are credentials: it takes cryptography with it
     from transport.security import Credentials
 
+Fetch = Callable[[], "Credentials"]  # asked at every connection: certificates and revocations change meanwhile
 SECRET_BYTES = 16
 _HELLO = struct.Struct(f"<{SECRET_BYTES}sHH")  # secret, from rank, to rank
 _USE = b"use"
 _TRIAL_S = 0.1  # for measuring one of the two ways
+_MEASURE_S = 0.1  # for the latency and bandwidth of the one in use, from which `auto` chooses an allreduce
+_MOST_NAME = 256  # bytes of whom the daemon admitted
 _HANDSHAKES = 64  # at a time; a stranger's connections wait in the kernel beyond that
 _WAYS_WAIT = 4  # connect timeouts a dialler may take with the other way before it says USE
 _LOOK_S = 0.5  # how often an accepting thread looks whether it should end
@@ -60,6 +65,7 @@ class Dialled:
     link: Link
     tcp_s: float  # round trip of 8 KiB, median; 0 where it was not reached or not tried
     grpc_s: float
+    figures: LinkFigures  # a first, short measurement
     why: str
 
 
@@ -73,7 +79,7 @@ class Doorway:
         rank: int,
         secret: bytes,
         deadlines: Deadlines,
-        credentials: Credentials | None,
+        credentials: Fetch | None,
         poll_s: float,
     ) -> None:
         """Listens at once; OSError where that is not possible. `credentials`: TLS on the TCP port."""
@@ -82,7 +88,7 @@ class Doorway:
         self._deadlines = deadlines
         self._credentials = credentials
         self._poll_s = poll_s
-        self._links: dict[int, Link] = {}
+        self._links: dict[int, tuple[Link, str]] = {}  # and the name of who dialled, where that is known
         self._came = threading.Condition()
         self._closed = False
         v6 = ":" in host
@@ -93,28 +99,34 @@ class Doorway:
         self._unix = socket.socket(socket.AF_UNIX)
         self._unix.bind(str(door))
         self._unix.listen(_HANDSHAKES)
-        for listener, secure in ((self._tcp, credentials is not None), (self._unix, False)):
-            threading.Thread(target=self._accept, args=(listener, secure), daemon=True, name="doorway").start()
+        for listener in (self._tcp, self._unix):
+            threading.Thread(target=self._accept, args=(listener,), daemon=True, name="doorway").start()
 
-    def wait_for(self, ranks: Collection[int], timeout_s: float) -> dict[int, Link]:
-        """The links of these ranks once all have dialled. LinkTimeout names those that have not."""
+    def wait_for(self, names: Mapping[int, str], timeout_s: float) -> dict[int, Link]:
+        """The links of these ranks once all have dialled. LinkTimeout names those that have not; Refused where another
+        device than the named one dialled as such a rank, which shows where there are credentials.
+        """
         with self._came:
-            self._came.wait_for(lambda: set(ranks) <= self._links.keys(), timeout_s)
-            missing = sorted(set(ranks) - self._links.keys())
+            self._came.wait_for(lambda: names.keys() <= self._links.keys(), timeout_s)
+            missing = sorted(names.keys() - self._links.keys())
             if missing:
                 raise LinkTimeout(f"ranks {missing} did not dial rank {self.rank} within {timeout_s:g} s")
-            return {rank: self._links.pop(rank) for rank in ranks}
+            for rank, name in names.items():
+                found = self._links[rank][1]
+                if self._credentials is not None and found != name:
+                    raise Refused(f"rank {rank} was to be {name}, it is {found or 'nobody we know'} who dialled as it")
+            return {rank: self._links.pop(rank)[0] for rank in names}
 
     def close(self) -> None:
         """Take no more links, and end those that nobody waited for."""
         with self._came:
             self._closed = True
-            for link in self._links.values():
+            for link, _ in self._links.values():
                 link.close()
         self._tcp.close()
         self._unix.close()
 
-    def _accept(self, listener: socket.socket, secure: bool) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         listener.settimeout(_LOOK_S)
         slots = threading.Semaphore(_HANDSHAKES)  # of its own: strangers on the TCP port must not block the door
         while not self._closed:
@@ -127,18 +139,21 @@ class Doorway:
                 continue
             peer = f"{address[0]}:{address[1]}" if listener is self._tcp else "a gRPC stream"
             if slots.acquire(timeout=_LOOK_S):
-                args = (sock, secure, peer, slots)
+                args = (sock, listener is self._unix, peer, slots)
                 threading.Thread(target=self._welcome, args=args, daemon=True, name="welcome").start()
             else:
                 sock.close()
 
-    def _welcome(self, sock: socket.socket, secure: bool, peer: str, slots: threading.Semaphore) -> None:
+    def _welcome(self, sock: socket.socket, relayed: bool, peer: str, slots: threading.Semaphore) -> None:
         """One connection, from its first byte until it is of use or refused."""
         try:
-            if secure:
-                sock = self._secured(sock, peer)
+            name = ""
+            if self._credentials is not None and not relayed:
+                sock, name = self._secured(sock, peer, self._credentials())
             link = TcpLink(sock, peer, self._deadlines, self._poll_s)
             try:
+                if relayed:
+                    name = bytes(link.receive(self._deadlines.connect_timeout_s, _MOST_NAME).payload).decode()
                 rank = self._greet(link)
                 answer(link)
                 if bytes(link.receive(self._deadlines.connect_timeout_s * _WAYS_WAIT).payload) != _USE:
@@ -146,7 +161,8 @@ class Doorway:
                 with self._came:
                     if self._closed:
                         raise Refused(f"{link.peer} came too late")
-                    self._links[rank] = link
+                    self._check_free(rank, link)
+                    self._links[rank] = link, name
                     self._came.notify_all()
             except BaseException:
                 link.close()
@@ -158,19 +174,18 @@ class Doorway:
         finally:
             slots.release()
 
-    def _secured(self, sock: socket.socket, peer: str) -> socket.socket:
+    def _secured(self, sock: socket.socket, peer: str, credentials: Credentials) -> tuple[socket.socket, str]:
         from transport import security
 
-        assert self._credentials is not None
         timeout_s = self._deadlines.connect_timeout_s
-        context = security.server_context(self._credentials)
+        context = security.server_context(credentials)
         tls = security.handshake(sock, context, server_side=True, peer=peer, timeout_s=timeout_s)
         try:
-            security.admit(tls.getpeercert(binary_form=True), self._credentials, security.MEMBERS)
+            found = security.admit(tls.getpeercert(binary_form=True), credentials, security.MEMBERS)
         except BaseException:
             tls.close()
             raise
-        return tls
+        return tls, found.name
 
     def _greet(self, link: Link) -> int:
         frame = link.receive(self._deadlines.connect_timeout_s, _HELLO.size)
@@ -183,9 +198,20 @@ class Doorway:
         if target != self.rank:
             link.refuse(f"this is rank {self.rank}, not {target}")
             raise Refused(f"{link.peer} looks for rank {target}")
+        if source >= self.rank:
+            link.refuse(f"rank {source} is dialled by rank {self.rank}, not the other way round")
+            raise Refused(f"{link.peer} says it is rank {source}")
         link.peer = f"rank {source}"
+        with self._came:
+            self._check_free(source, link)
         link.send(frame.payload, Kind.HELLO)
         return int(source)
+
+    def _check_free(self, rank: int, link: Link) -> None:
+        """Refuse whoever comes second."""
+        if rank in self._links:
+            link.refuse(f"rank {rank} has a link already")
+            raise Refused(f"{link.peer} dialled again, as somebody who has a link already")
 
 
 def dial(
@@ -194,7 +220,7 @@ def dial(
     secret: bytes,
     *,
     deadlines: Deadlines,
-    credentials: Credentials | None,
+    credentials: Fetch | None,
     transport: str = "auto",
     poll_s: float,
 ) -> Dialled:
@@ -202,35 +228,38 @@ def dial(
 
     The error of the last way tried where none works.
     """
-    ways: dict[str, Callable[[], tuple[Link, Callable[[], None]]]] = {}
+    own = credentials() if credentials else None
+    ways: dict[str, Callable[[], Link]] = {}
     if transport in ("auto", "tcp") and peer.tcp_port:
-        ways["tcp"] = lambda: (_dial_tcp(peer, deadlines, credentials, poll_s), _nothing)
+        ways["tcp"] = lambda: _dial_tcp(peer, deadlines, own, poll_s)
     if transport in ("auto", "grpc"):
-        ways["grpc"] = lambda: _dial_grpc(peer, deadlines, credentials)
+        ways["grpc"] = lambda: _dial_grpc(peer, deadlines, own)
     if not ways:
         raise Refused(f"{peer} takes no TCP links; use gRPC")
-    links: dict[str, tuple[Link, Callable[[], None]]] = {}
+    links: dict[str, Link] = {}
     trips: dict[str, float] = {}
     failed: dict[str, TransportError] = {}
     for kind, connect in ways.items():
         try:
             links[kind] = connect()
-            _hello(links[kind][0], rank, peer, secret)
-            trips[kind] = _trial(links[kind][0])
+            _hello(links[kind], rank, peer, secret)
+            trips[kind] = _trial(links[kind])
         except TransportError as error:
             failed[kind] = error
-            if kind in links:
-                _, end = links.pop(kind)
-                end()
-    if not trips:
-        raise list(failed.values())[-1]
-    best = min(trips, key=lambda kind: trips[kind])
-    for kind, (link, end) in links.items():
+    best = min(trips, key=lambda kind: trips[kind], default="")
+    for kind, link in links.items():
         if kind != best:
             link.close()
-            end()
-    links[best][0].send(_USE, Kind.CONTROL)
-    return Dialled(links[best][0], trips.get("tcp", 0.0), trips.get("grpc", 0.0), _why(best, trips, failed))
+    if not best:
+        raise list(failed.values())[-1]
+    link = links[best]
+    try:
+        figures = measure(link, _MEASURE_S)
+        link.send(_USE, Kind.CONTROL)
+    except BaseException:
+        link.close()
+        raise
+    return Dialled(link, trips.get("tcp", 0.0), trips.get("grpc", 0.0), figures, _why(best, trips, failed))
 
 
 def _why(best: str, trips: dict[str, float], failed: dict[str, TransportError]) -> str:
@@ -241,7 +270,6 @@ def _why(best: str, trips: dict[str, float], failed: dict[str, TransportError]) 
 
 def _trial(link: Link) -> float:
     trips = round_trips(link, TENSOR_BYTES, _TRIAL_S)
-    done(link)
     return trips[len(trips) // 2]
 
 
@@ -262,10 +290,13 @@ def _dial_tcp(peer: Peer, deadlines: Deadlines, credentials: Credentials | None,
         tls = security.handshake(
             sock, context, server_side=False, peer=str(peer), timeout_s=deadlines.connect_timeout_s
         )
-        found = security.admit(tls.getpeercert(binary_form=True), credentials, security.MEMBERS)
-        if found.name != peer.name:
+        try:
+            found = security.admit(tls.getpeercert(binary_form=True), credentials, security.MEMBERS)
+            if found.name != peer.name:
+                raise Refused(f"{peer} was to answer at {peer.host}:{peer.tcp_port}, it is {found.name}")
+        except BaseException:
             tls.close()
-            raise Refused(f"{peer} was to answer at {peer.host}:{peer.tcp_port}, it is {found.name}")
+            raise
         sock = tls
     return TcpLink(sock, str(peer), deadlines, poll_s)
 
@@ -281,7 +312,7 @@ def connect(host: str, port: int, peer: str, timeout_s: float) -> socket.socket:
         raise Refused(f"{peer} at {host}:{port}: {error.strerror or error}") from error
 
 
-def _dial_grpc(peer: Peer, deadlines: Deadlines, credentials: Credentials | None) -> tuple[Link, Callable[[], None]]:
+def _dial_grpc(peer: Peer, deadlines: Deadlines, credentials: Credentials | None) -> Link:
     from edge.channel import open_channel
     from transport import grpc_link
 
@@ -291,8 +322,8 @@ def _dial_grpc(peer: Peer, deadlines: Deadlines, credentials: Credentials | None
     if found is not None and found.name != peer.name:
         channel.close()
         raise Refused(f"{peer} was to answer at {peer.host}:{peer.port}, it is {found.name}")
-    return grpc_link.dial(channel, str(peer), peer.session, deadlines), channel.close
 
+    def ended() -> None:  # in gRPC's thread, which closing the channel waits for
+        threading.Thread(target=channel.close, daemon=True, name="close").start()
 
-def _nothing() -> None:
-    pass
+    return grpc_link.dial(channel, str(peer), peer.session, deadlines, ended)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import os
 import queue
 import shutil
@@ -17,6 +18,7 @@ import socket
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, get_type_hints
 
@@ -50,7 +52,7 @@ class Rank:
     """What one rank holds, and what it does on a command."""
 
     def __init__(
-        self, control: TcpLink, open_: pb.Open, host: str, folder: Path, credentials: Credentials | None, threads: int
+        self, control: TcpLink, open_: pb.Open, host: str, folder: Path, credentials: peers.Fetch | None, threads: int
     ) -> None:
         if not open_.rank < open_.world_size <= _MOST_RANKS or len(open_.secret) != peers.SECRET_BYTES:
             raise EdgeError(
@@ -95,10 +97,11 @@ class Rank:
         self._connecting = True
         links: dict[int, Link] = {}
         try:
-            states = self._dial(asked, links)
+            dialled = self._dial(asked, links)
             # Those below dial one after the other, in two ways, and measure.
             timeout_s = 2 * self._deadlines.connect_timeout_s * self._open.world_size
-            links |= self._doorway.wait_for(range(mine), timeout_s)
+            below = {peer.rank: peer.name for peer in asked.peers if peer.rank < mine}
+            links |= self._doorway.wait_for(below, timeout_s)
         except BaseException:
             for link in links.values():
                 link.close()
@@ -106,35 +109,31 @@ class Rank:
         finally:
             self._doorway.close()
         self._group = Group(mine, links)
-        return pb.Event(connected=pb.Connected(links=states))
+        figures = [one.figures for one in dialled.values()]
+        self._group.agree(
+            max((f.latency_s for f in figures), default=0.0),
+            min((min(f.send_bytes_per_s, f.receive_bytes_per_s) for f in figures), default=math.inf),
+        )
+        return pb.Event(connected=pb.Connected(links=[_state(rank, one) for rank, one in dialled.items()]))
 
-    def _dial(self, asked: pb.Connect, links: dict[int, Link]) -> list[pb.LinkState]:
+    def _dial(self, asked: pb.Connect, links: dict[int, Link]) -> dict[int, peers.Dialled]:
         """Fill in the links to the ranks above; how each was chosen."""
-        mine, states = self._open.rank, []
+        dialled = {}
         for given in sorted(asked.peers, key=lambda peer: peer.rank):
-            if given.rank < mine:
+            if given.rank < self._open.rank:
                 continue
             peer = peers.Peer(given.rank, given.name, given.host, given.port, given.tcp_port, given.session)
-            dialled = peers.dial(
+            dialled[peer.rank] = peers.dial(
                 peer,
-                mine,
+                self._open.rank,
                 self._open.secret,
                 deadlines=self._deadlines,
                 credentials=self._credentials,
                 transport=asked.transport or "auto",
                 poll_s=self._poll_s,
             )
-            links[peer.rank] = dialled.link
-            states.append(
-                pb.LinkState(
-                    rank=peer.rank,
-                    kind=dialled.link.kind,
-                    tcp_round_trip_s=dialled.tcp_s,
-                    grpc_round_trip_s=dialled.grpc_s,
-                    why=dialled.why,
-                )
-            )
-        return states
+            links[peer.rank] = dialled[peer.rank].link
+        return dialled
 
     def _load(self, asked: pb.Load) -> pb.Event:
         from edge import memory
@@ -156,6 +155,7 @@ class Rank:
             batch=options.batch,
             kv=kv,
             sequences=options.sequences,
+            outputs=min(options.outputs or options.sequences, options.batch, context),
             flash_attention=options.flash_attention,
         )
         limit = asked.memory_limit_bytes
@@ -240,15 +240,27 @@ class Rank:
         return links[rank]
 
 
+def _state(rank: int, dialled: peers.Dialled) -> pb.LinkState:
+    """How a link was chosen."""
+    return pb.LinkState(
+        rank=rank,
+        kind=dialled.link.kind,
+        tcp_round_trip_s=dialled.tcp_s,
+        grpc_round_trip_s=dialled.grpc_s,
+        why=dialled.why,
+    )
+
+
 def _options(kind: Any, text: str, threads: int) -> Any:
-    """Engine options from JSON. EdgeError names what is not one."""
+    """Engine options from JSON, with no more threads than the device lends. EdgeError names what is not one."""
     try:
         given = json.loads(text or "{}")
         types = get_type_hints(kind)
         for name, value in given.items() if isinstance(given, dict) else ():
             if not isinstance(value, types.get(name, object)):
                 raise TypeError(f"{name} cannot be {value!r}")
-        return kind(**{"threads": threads, **given})
+        options = kind(**{"threads": threads, **given})
+        return replace(options, threads=min(options.threads or threads, threads))
     except (ValueError, TypeError, RecursionError) as error:
         raise EdgeError(f"these engine options cannot be used: {error}") from error
 
@@ -306,12 +318,18 @@ def _read(control: TcpLink, commands: queue.SimpleQueue[bytes], folder: Path) ->
             os._exit(0)
 
 
-def _credentials(folder: Path | None) -> Credentials | None:
+def _credentials(folder: Path | None) -> peers.Fetch | None:
     if folder is None:
         return None
     from edge.trust import credentials
 
-    return credentials(folder)
+    def fetch() -> Credentials:
+        found = credentials(folder)
+        if found is None:
+            raise EdgeError(f"the credentials in {folder} are gone; join again")
+        return found
+
+    return fetch
 
 
 if __name__ == "__main__":

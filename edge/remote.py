@@ -24,6 +24,7 @@ from transport.security import Identity
 CALL_TIMEOUT_S = 10.0  # for an answer that takes no work
 CUT_TIMEOUT_S = 3600.0  # for a slice to be cut there, from a model that may first have to be hashed
 STALL_TIMEOUT_S = 60.0  # for an upload that no longer moves; hashing what is held counts as no move
+_SLOWEST_BYTES_PER_S = 10e6  # of a worker that reads what it holds
 _CHUNK_BYTES = 1 << 20
 _LOOK_S = 0.25
 _ATTEMPTS = 5  # to send a slice over connections that break before more of it has come
@@ -148,7 +149,8 @@ class _Upload:
         self._of = of
         self._progress = progress
         self.n_bytes = 0
-        self.moved_at = time.monotonic()
+        # The worker first hashes what it holds, at the speed of a slow card.
+        self.moved_at = time.monotonic() + held / _SLOWEST_BYTES_PER_S
         self.failed: Exception | None = None  # our own file cannot be read, or the progress display had enough
 
     def __iter__(self) -> _Upload:

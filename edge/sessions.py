@@ -6,6 +6,7 @@ import queue
 import secrets
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -19,14 +20,18 @@ from edge.child import Child
 from edge.errors import EdgeError
 from edge.store import SliceStore
 from transport import edge_pb2 as pb
+from transport import rpc
 from transport.errors import Refused, TransportError
+from transport.frame import Kind
 from transport.grpc_link import SESSION_KEY, Served
 from transport.link import Deadlines, Link
 from transport.relay import relay
 from transport.tcp_link import TcpLink
 
 MAX_SESSIONS = 8
+LINKS_PER_RANK = 2  # that a session holds at a time: one it uses, and one that is about to end
 TURN_S = 300.0  # for the loads of other sessions before ours
+_SIGN_OF_LIFE_S = 5.0  # between two words to an owner whose load waits
 
 
 @dataclass
@@ -36,6 +41,7 @@ class Session:
     name: str
     open: pb.Open
     child: Child
+    links: threading.Semaphore  # how many more may be there
     slice: str = ""
     memory_bytes: int = 0
     has_turn: bool = False  # it loads, and nobody else does
@@ -89,7 +95,8 @@ class Sessions:
 
     def run(self, commands: Iterator[pb.Command], context: grpc.ServicerContext) -> Iterator[pb.Event]:
         """One session, from its Open to the end of the stream: yields the events of the engine process."""
-        first = next(commands, None)
+        with rpc.impatient(context, rpc.OPEN_S):
+            first = next(commands, None)
         if first is None or first.WhichOneof("command") != "open":
             raise Refused("a session begins with Open")
         session = self._start(first)
@@ -107,21 +114,35 @@ class Sessions:
             session = self._sessions.get(str(name))
         if session is None:
             raise Refused("no such session here: it has ended, or never was")
-        door = session.child.door
+        # The engine process sees only us: we say whom we admitted.
+        caller = next(iter(context.auth_context().get("x509_common_name", ())), b"")
 
         def serve(outside: Link) -> None:
-            sock = socket.socket(socket.AF_UNIX)
-            try:
-                sock.connect(str(door))
-            except OSError as error:
-                sock.close()
-                outside.refuse(f"the engine process takes no links: {error.strerror}")
+            if not session.links.acquire(blocking=False):
+                outside.refuse("this session has as many links as it may have")
                 return
-            relay(outside, TcpLink(sock, "the engine process", poll_s=0))
+            try:
+                self._relay(outside, session.child.door, caller)
+            finally:
+                session.links.release()
 
         return serve, "a rank", Deadlines()
 
     # --- one session ---
+
+    def _relay(self, outside: Link, door: Path, caller: bytes) -> None:
+        """Pass a link on to an engine process, until it ends."""
+        sock = socket.socket(socket.AF_UNIX)
+        try:
+            sock.connect(str(door))
+        except OSError as error:
+            sock.close()
+            outside.refuse(f"the engine process takes no links: {error.strerror}")
+            return
+        inside = TcpLink(sock, "the engine process", poll_s=0)
+        with suppress(TransportError):  # it has ended: the relay notices
+            inside.send(caller, Kind.CONTROL)
+        relay(outside, inside)
 
     def _start(self, first: pb.Command) -> Session:
         with self._lock:
@@ -131,7 +152,8 @@ class Sessions:
                 raise Refused(f"this worker runs {MAX_SESSIONS} sessions already, which is all it may; end one of them")
             name = secrets.token_hex(8)
             child = Child(self._host, self._credentials, self._threads, name)
-            session = self._sessions[name] = Session(name, first.open, child)
+            links = threading.Semaphore(LINKS_PER_RANK * first.open.world_size)
+            session = self._sessions[name] = Session(name, first.open, child, links)
         with suppress(TransportError):  # it may have died already: whoever waits for its events hears how
             child.send(first)
         log.info("session-opened", session=name, rank=first.open.rank, world_size=first.open.world_size, pid=child.pid)
@@ -150,7 +172,7 @@ class Sessions:
                     session.asked.append(kind)
                 if kind == "load":
                     try:
-                        self._grant(session, command.load)
+                        self._grant(session, command.load, events)
                     except EdgeError as error:
                         failed = pb.Failed(error=type(error).__name__, message=str(error))
                         self._answer(session, pb.Event(failed=failed), events)
@@ -159,9 +181,9 @@ class Sessions:
         except (TransportError, grpc.RpcError):
             pass  # one of the two is gone, and the process's end says so
         session.child.stop()
-        self._end_turn(session)  # which may have come after that
+        self._release(session)  # what was granted after that
 
-    def _grant(self, session: Session, load: pb.Load) -> None:
+    def _grant(self, session: Session, load: pb.Load, events: queue.SimpleQueue[pb.Event | None]) -> None:
         """Fill in what only the daemon knows: the slice's file, and how much memory is left for it."""
         if session.slice:
             raise EdgeError("a slice is loaded already; unload it first")
@@ -170,9 +192,12 @@ class Sessions:
         session.slice = load.slice
         if self._memory_limit is not None:
             # One load at a time: what it leaves of the limit is known when it is done.
-            if not self._turn.acquire(timeout=TURN_S):
-                self._release(session)
-                raise EdgeError(f"another session has been loading for {TURN_S:g} s; try again when it is done")
+            deadline = time.monotonic() + TURN_S
+            while not self._turn.acquire(timeout=_SIGN_OF_LIFE_S):
+                if time.monotonic() > deadline or session.name not in self._sessions:
+                    self._release(session)
+                    raise EdgeError(f"another session has been loading for {TURN_S:g} s; try again when it is done")
+                events.put(pb.Event(loading=pb.Loading(fraction=0)))
             with self._lock:
                 session.has_turn = True
                 others = sum(s.memory_bytes for s in self._sessions.values() if s is not session)
@@ -218,8 +243,9 @@ class Sessions:
                 session.answered.notify_all()
 
     def _release(self, session: Session) -> None:
-        session.lease.close()
-        session.slice, session.memory_bytes = "", 0
+        with session.answered:
+            session.lease.close()
+            session.slice, session.memory_bytes = "", 0
         self._end_turn(session)
 
     def _end_turn(self, session: Session) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from grpc_health.v1 import health
 
 from devices import credentials as held
 from devices.errors import TrustError
@@ -28,8 +29,13 @@ from transport.errors import LinkClosed, Refused, TransportError
 
 _PROGRESS_S = 0.25  # between two words about a long cut
 
-# Who may call what. What is not named here is for the owner alone.
-_ROLES = {"Link": security.MEMBERS}
+STALL_S = 120.0  # for the next piece of an upload, which keeps others from sending that slice
+
+# Who may call what, of all services. What is not named here is for the owner alone.
+_ROLES = {
+    f"/{rpc.SERVICE}/{rpc.LINK}": security.MEMBERS,
+    f"/{health.SERVICE_NAME}/Check": security.ANYONE,  # the first call over every connection
+}
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,13 @@ class Worker:
     def handlers(self) -> grpc.GenericRpcHandler:
         """What the gRPC server registers."""
         return rpc.handlers(self, self._guarded)
+
+    def admit(self, method: str, context: grpc.ServicerContext) -> None:
+        """Before every call of every service: end it where the caller may not make it."""
+        if self._options.credentials is not None:
+            with _explained(method, context):
+                roles = _ROLES.get(method, frozenset({security.OWNER}))
+                security.admit_caller(context.auth_context(), self.credentials(), roles)
 
     def credentials(self) -> security.Credentials:
         """Asked at every new connection: enrolment changes the certificate while the daemon runs."""
@@ -103,28 +116,23 @@ class Worker:
 
     def Offer(self, offer: pb.SliceOffer, context: grpc.ServicerContext) -> Iterator[pb.SliceState]:  # noqa: N802
         """Whether a slice is here; where the model is, it is cut first."""
-        if self._store.find(offer.slice):
-            yield pb.SliceState(state=pb.SliceState.READY)
-            return
-        if self._options.models and offer.recipe:
+        recipe = model = None
+        if self._options.models and offer.recipe and not self._store.find(offer.slice):
             recipe = Recipe.from_bytes(offer.recipe)
             model = self._digests.find_model(
                 self._options.models, recipe.model_digest, recipe.model_bytes, _while_active(context)
             )
-            if model is not None:
-                yield from self._cut(offer, recipe, model)
-                return
-        while True:
+        while not self._store.find(offer.slice):
             try:
                 held_bytes = self._store.held(offer.slice, offer.n_bytes)
+                if recipe is None or model is None:
+                    yield pb.SliceState(state=pb.SliceState.MISSING, held_bytes=held_bytes)
+                    return
+                yield from self._cut(offer, recipe, model, _while_active(context))
             except SliceBusy:  # an upload whose connection broke ends soon, any other one leads to the slice
                 yield pb.SliceState(state=pb.SliceState.WAITING)
                 time.sleep(_PROGRESS_S)
-                continue
-            ready = self._store.find(offer.slice) is not None
-            state = pb.SliceState.READY if ready else pb.SliceState.MISSING
-            yield pb.SliceState(state=state, held_bytes=held_bytes)
-            return
+        yield pb.SliceState(state=pb.SliceState.READY)
 
     def Upload(self, chunks: Iterator[bytes], context: grpc.ServicerContext) -> pb.SliceState:  # noqa: N802
         """The bytes of a slice, from where the last attempt ended."""
@@ -137,8 +145,10 @@ class Worker:
         with self._store.receive(digest, n_bytes, _while_active(context)) as partial:
             if partial.held != offset:
                 raise SliceError(f"{partial.held} bytes of slice {digest[:12]} are here, not {offset}; offer it again")
-            for chunk in chunks:
-                partial.write(chunk)
+            with rpc.impatient(context, STALL_S) as moved:
+                for chunk in chunks:
+                    partial.write(chunk)
+                    moved()
             partial.commit()
         took = f"{time.monotonic() - began:.2f}"
         log.info("slice-received", slice=digest[:12], bytes=n_bytes - offset, seconds=took)
@@ -166,14 +176,17 @@ class Worker:
         return pb.Installed(name=membership.holder.name)
 
     def UpdateRevoked(self, given: pb.RevokedList, _: grpc.ServicerContext) -> pb.Installed:  # noqa: N802
-        """A newer list of certificates that are no longer believed."""
+        """A list of certificates that are no longer believed; where another is kept, that is the answer."""
         membership = held.update_crl(self._folder(), given.crl_pem)
-        return pb.Installed(name=membership.holder.name)
+        kept = membership.crl if membership.crl != given.crl_pem else None
+        return pb.Installed(name=membership.holder.name, crl_pem=kept or b"")
 
     # --- pieces ---
 
-    def _cut(self, offer: pb.SliceOffer, recipe: Recipe, model: Path) -> Iterator[pb.SliceState]:
-        """Cut a slice from a model file of ours, and say now and then how far that is."""
+    def _cut(
+        self, offer: pb.SliceOffer, recipe: Recipe, model: Path, check: Callable[..., None]
+    ) -> Iterator[pb.SliceState]:
+        """Cut a slice from a model file of ours, and say now and then how far that is. `check` raises to end it."""
         if recipe.n_bytes != offer.n_bytes:
             raise SliceError(f"the recipe makes {recipe.n_bytes} bytes, the slice offered has {offer.n_bytes}")
         done = threading.Event()
@@ -183,11 +196,16 @@ class Worker:
         def progress(n: float, _: float | None = None) -> None:
             nonlocal cut_bytes
             cut_bytes = int(n)
+            check()
 
         def run() -> None:
             try:
-                with self._cutting:
+                while not self._cutting.acquire(timeout=_PROGRESS_S):
+                    check()
+                try:
                     self._store.put_cut(recipe, model, offer.slice, progress)
+                finally:
+                    self._cutting.release()
             except Exception as error:
                 failed.append(error)
             done.set()
@@ -198,7 +216,6 @@ class Worker:
         if failed:
             raise failed[0]
         log.info("slice-cut", slice=offer.slice[:12], bytes=recipe.n_bytes, model=model)
-        yield pb.SliceState(state=pb.SliceState.READY, held_bytes=recipe.n_bytes)
 
     def _folder(self) -> Path:
         if self._options.credentials is None:
@@ -214,19 +231,14 @@ class Worker:
     # --- around every call ---
 
     def _guarded(self, name: str, handler: rpc.Handler) -> rpc.Handler:
-        """Who may call comes first; errors a person can act on reach the caller in words."""
-        roles = _ROLES.get(name, frozenset({security.OWNER}))
+        """Errors a person can act on reach the caller in words."""
 
         def call(request: Any, context: grpc.ServicerContext) -> Any:
             with _explained(name, context):
-                if self._options.credentials is not None:
-                    security.admit_caller(context.auth_context(), self.credentials(), roles)
                 return handler(request, context)
 
         def stream(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
             with _explained(name, context):
-                if self._options.credentials is not None:
-                    security.admit_caller(context.auth_context(), self.credentials(), roles)
                 yield from handler(request, context)
 
         return stream if name in rpc.STREAMED else call

@@ -1,5 +1,6 @@
 """The owner's side: inviting, enrolling and revoking; nothing lost by crashes or by two commands at once."""
 
+import dataclasses
 import json
 import re
 import stat
@@ -18,6 +19,7 @@ from devices.authority import Authority
 from devices.errors import TrustError
 from devices.invitation import parse_token
 from tests.trust import HOUR_S, YEAR_S, Cluster, held
+from transport import security
 
 NOW = 1_800_000_000.0
 
@@ -36,13 +38,24 @@ def states(cluster: Cluster, now: float = NOW) -> dict[str, str]:
 
 
 def revoked(cluster: Cluster) -> frozenset[int]:
-    return certificates.read_crl(cluster.authority.crl(NOW), cluster.authority.certificate)[1]
+    return certificates.read_crl(cluster.authority.crl(), cluster.authority.certificate)[1]
 
 
 def refused(cluster: Cluster, invitation: bytes, csr: bytes, now: float = NOW) -> str:
     with pytest.raises(TrustError) as caught:
         cluster.authority.enroll(invitation, csr, now)
     return str(caught.value)
+
+
+def saved(cluster: Cluster) -> dict[Path, bytes]:
+    """A backup of all of the owner's files."""
+    folders = (cluster.authority.folder, cluster.authority.credentials_folder)
+    return {path: path.read_bytes() for folder in folders for path in folder.iterdir()}
+
+
+def restore(cluster: Cluster, backup: dict[Path, bytes]) -> None:
+    for path, content in backup.items():
+        path.write_bytes(content)
 
 
 def test_a_new_cluster_has_its_owner_and_private_files(cluster: Cluster) -> None:
@@ -66,6 +79,19 @@ def test_certificates_are_what_tls_libraries_want(cluster: Cluster) -> None:
     assert certificate.not_valid_after_utc.timestamp() == NOW + 10 * YEAR_S
     assert certificate.not_valid_before_utc.timestamp() < NOW
     assert not certificates.is_authority(certificate)
+
+
+def test_what_devices_and_transport_both_say_of_certificates(cluster: Cluster) -> None:
+    """Neither imports the other."""
+    assert (security.OWNER, security.WORKER, security.INVITED) == certificates.ROLES
+    assert set(certificates.ROLES) == security.ANYONE
+    pi = cluster.joined("pi")
+    names = x509.load_pem_x509_certificate(pi.certificate).extensions.get_extension_for_class(
+        x509.SubjectAlternativeName
+    )
+    identity = security.peer_identity(pi.certificate)
+    assert names.value.get_values_for_type(x509.DNSName) == [identity.pin]
+    assert (identity.name, identity.role, identity.serial, identity.expires) == dataclasses.astuple(pi.holder)
 
 
 def test_init_twice_is_refused_with_what_is_there(cluster: Cluster) -> None:
@@ -214,21 +240,21 @@ def test_an_unknown_name_is_answered_with_the_known_ones(cluster: Cluster) -> No
         cluster.authority.revoke("tv", NOW)
 
 
-@pytest.mark.parametrize("name", ["", "-x", ".", "a b", "a/b", "x" * 64, "naïve", "a\n", "٣"])
+@pytest.mark.parametrize("name", ["", "-x", ".", "a b", "a/b", "x" * 57, "naïve", "a\n", "٣"])
 def test_bad_names(cluster: Cluster, name: str) -> None:
     with pytest.raises(TrustError, match="name"):
         cluster.authority.invite(name, HOUR_S, NOW)
     assert names.is_name(names.name_from(name))
 
 
-@pytest.mark.parametrize("name", ["a", "Pi-4_b.local", "0", "x" * 63])
+@pytest.mark.parametrize("name", ["a", "Pi-4_b.local", "0", "x" * 56])
 def test_good_names(name: str) -> None:
     assert names.check_name(name) == names.name_from(name) == name
 
 
 def test_lists_of_revoked_are_numbered(cluster: Cluster) -> None:
     def number() -> int:
-        return certificates.read_crl(cluster.authority.crl(NOW), cluster.authority.certificate)[0]
+        return certificates.read_crl(cluster.authority.crl(), cluster.authority.certificate)[0]
 
     first = number()
     cluster.joined("pi")
@@ -266,6 +292,58 @@ def test_a_restored_backup_lets_nobody_back_in(cluster: Cluster) -> None:
     assert states(cluster) == {"desk": "joined", "pi": "revoked"}
     assert pi.holder.serial in revoked(cluster)
     assert held(cluster.at("desk")).crl_number > number
+
+
+def test_the_list_is_signed_only_when_it_changes(cluster: Cluster) -> None:
+    cluster.joined("pi")
+    before = cluster.authority.crl()
+    assert reopened(cluster, NOW + 5).crl() == before
+    cluster.authority.revoke("pi", NOW)
+    assert cluster.authority.crl() != before
+
+
+def test_a_members_newer_list_is_learned(cluster: Cluster) -> None:
+    """Both of the owner's folders are out of a backup, and since then it went on with other revocations."""
+    pi, attic, tv = cluster.joined("pi"), cluster.joined("attic"), cluster.joined("tv")
+    backup = saved(cluster)
+    for name in ("pi", "attic"):
+        cluster.authority.revoke(name, NOW)
+    newer = cluster.authority.crl()
+    for more in ([], ["tv"], ["tv", "pi"], ["tv", "pi", "attic"]):  # its number is lower, equal and higher
+        restore(cluster, backup)
+        cluster.authority = reopened(cluster)
+        for name in more:
+            cluster.authority.revoke(name, NOW)
+        number = max(held(cluster.at("desk")).crl_number, 3)
+        gone = {pi.holder.serial, attic.holder.serial} | ({tv.holder.serial} if more else set())
+        assert cluster.authority.learn(newer, NOW + 9) >= gone
+        assert revoked(cluster) == held(cluster.at("desk")).revoked >= gone
+        assert (held(cluster.at("desk")).crl_number > number) is (len(more) < 3)
+        state = {"desk": "joined", "pi": "revoked", "attic": "revoked", "tv": "revoked" if more else "joined"}
+        assert states(cluster) == state
+        before = cluster.authority.crl()
+        cluster.authority.learn(newer, NOW + 9)  # there is no more to learn
+        cluster.authority.learn(before, NOW + 9)
+        assert cluster.authority.crl() == before
+
+
+def test_an_invitation_that_a_backup_took_for_good_is_revoked_with_what_came_of_it(cluster: Cluster) -> None:
+    invitation = cluster.invited("pi").certificate
+    backup = saved(cluster)
+    cluster.authority.revoke("pi", NOW)
+    newer = cluster.authority.crl()
+    restore(cluster, backup)
+    certificate = certificates.from_pem(reopened(cluster).enroll(invitation, credentials.make_csr("pi")[1], NOW))
+    assert certificate.serial_number in cluster.authority.learn(newer, NOW)
+    assert states(cluster)["pi"] == "revoked"
+
+
+def test_only_what_this_cluster_signed_is_learned(cluster: Cluster, tmp_path: Path) -> None:
+    before = cluster.authority.crl()
+    for crl in (Cluster(tmp_path / "other", NOW).authority.crl(), b"", b"nonsense"):
+        with pytest.raises(TrustError, match="list of revoked"):
+            cluster.authority.learn(crl, NOW)
+    assert cluster.authority.crl() == before
 
 
 def test_the_owners_certificate_is_renewed(cluster: Cluster) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -204,11 +205,66 @@ def test_encrypted_to_a_member(serve: Callable[[Credentials | None], int], clust
         assert (identity.name, identity.role) == ("pi", "worker")
 
 
-def test_without_credentials_nothing_is_even_dialled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_credentials_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere(monkeypatch)
-    monkeypatch.setattr(socket, "create_connection", lambda *_: pytest.fail("dialled"))
-    with pytest.raises(Refused, match=r"pi:7070 is another machine.*edge cluster init.*--insecure"):
-        open_channel("pi", 7070, None, LONG_S)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(Refused, match=rf"localhost:{port} is another machine.*edge cluster init.*--insecure"):
+            open_channel("localhost", port, None, LONG_S)
+        server.settimeout(LONG_S)
+        with server.accept()[0] as sock:
+            assert sock.recv(1) == b""
+        server.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            server.accept()
+
+
+@pytest.mark.parametrize("secure", [True, False])
+def test_a_name_that_leads_elsewhere_the_next_time(
+    serve: Callable[[Credentials | None], int], cluster: Cluster, monkeypatch: pytest.MonkeyPatch, secure: bool
+) -> None:
+    """Who answers mDNS may say what he likes, each time. 127.0.0.1 is this machine here, 127.0.0.2 the attacker's."""
+    port = serve(None)
+    attacker = grpc.server(ThreadPoolExecutor(1))
+    attacker.add_insecure_port(f"127.0.0.2:{port}")
+    attacker.start()
+    known, loopback, make = socket.getaddrinfo, channel.is_loopback, grpc.insecure_channel
+    clear: list[str] = []
+    answers = iter(["127.0.0.1"] + ["127.0.0.2"] * 9)
+
+    def lookup(host: str, *rest: Any, **how: Any) -> Any:
+        return known(next(answers) if host == "pi.local" else host, *rest, **how)
+
+    def made(target: str, *rest: Any) -> Any:
+        clear.append(target)
+        return make(target, *rest)
+
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
+    monkeypatch.setattr(grpc, "insecure_channel", made)
+    monkeypatch.setattr(channel, "is_loopback", lambda host: host != "127.0.0.2" and loopback(host))
+    credentials = shown(cluster.owner) if secure else None
+    opened, _ = open_channel("pi.local", port, credentials, LONG_S)
+    opened.close()
+    with pytest.raises(Refused, match="does not speak TLS" if secure else "is another machine"):
+        open_channel("pi.local", port, credentials, LONG_S)
+    assert clear == [f"127.0.0.1:{port}"]
+    attacker.stop(None).wait()
+
+
+def test_a_connection_that_somebody_ends_does_not_become_one_in_the_clear(
+    serve: Callable[[Credentials | None], int], cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = serve(None)
+
+    def ended(*_: object) -> None:
+        raise LinkClosed("pi went away")
+
+    monkeypatch.setattr(channel, "identify", ended)
+    opened, _ = open_channel("127.0.0.1", port, shown(cluster.owner), LONG_S)  # nobody is between this machine and it
+    opened.close()
+    elsewhere(monkeypatch)
+    with pytest.raises(LinkClosed, match="pi went away"):
+        open_channel("127.0.0.1", port, shown(cluster.owner), LONG_S, insecure=True)
 
 
 def test_in_the_clear_to_another_machine_only_if_asked(

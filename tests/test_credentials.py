@@ -181,7 +181,7 @@ def test_an_expired_token(cluster: Cluster, tmp_path: Path) -> None:
 def test_a_later_token_of_the_same_cluster_replaces(cluster: Cluster) -> None:
     first = cluster.joined("moves")
     cluster.authority.revoke("moves", NOW)
-    credentials.update_crl(cluster.at("moves"), cluster.authority.crl(NOW))
+    credentials.update_crl(cluster.at("moves"), cluster.authority.crl())
     second = cluster.invited("moves")
     assert second.holder.role == "invited"
     assert first.holder.serial in second.revoked  # what it knew of revocations stays
@@ -244,31 +244,47 @@ def test_nothing_to_install_into(cluster: Cluster, tmp_path: Path) -> None:
     with pytest.raises(TrustError, match="in no cluster"):
         credentials.install(tmp_path, b"", b"", NOW)
     with pytest.raises(TrustError, match="in no cluster"):
-        credentials.update_crl(tmp_path, cluster.authority.crl(NOW))
+        credentials.update_crl(tmp_path, cluster.authority.crl())
 
 
 # Lists of revoked certificates.
 
 
-def test_newer_lists_are_kept_and_older_ones_refused(cluster: Cluster) -> None:
+def test_newer_lists_are_kept_and_older_ones_are_not(cluster: Cluster) -> None:
     cluster.joined("reader")
     gone = cluster.joined("gone")
-    old = cluster.authority.crl(NOW)
+    old = cluster.authority.crl()
     credentials.update_crl(cluster.at("reader"), old)
     cluster.authority.revoke("gone", NOW)
-    new = cluster.authority.crl(NOW)
+    new = cluster.authority.crl()
     for _ in range(2):  # the same list twice is fine
         assert gone.holder.serial in credentials.update_crl(cluster.at("reader"), new).revoked
-    with pytest.raises(TrustError, match="older than list"):
-        credentials.update_crl(cluster.at("reader"), old)
-    assert gone.holder.serial in held(cluster.at("reader")).revoked
+    assert credentials.update_crl(cluster.at("reader"), old).crl == new
+    assert held(cluster.at("reader")).crl == new
+
+
+def test_no_list_takes_a_revocation_back(cluster: Cluster, other: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its number is; and where nothing changes, nothing is written."""
+    cluster.joined("firm")
+    authority = cluster.authority
+
+    def numbered(number: int, *serials: int) -> bytes:
+        return certificates.make_crl(authority.certificate, authority._key, number, dict.fromkeys(serials, NOW), NOW)
+
+    kept = numbered(50, 7, 8)
+    assert credentials.update_crl(cluster.at("firm"), kept).revoked == {7, 8}
+    monkeypatch.setattr(credentials, "write_private", lambda *_: pytest.fail("written"))
+    for crl in (kept, numbered(50, 7, 8), numbered(50, 7), numbered(50, 7, 8, 9), numbered(49, 7, 8), numbered(51, 7)):
+        assert credentials.update_crl(cluster.at("firm"), crl).crl == kept
+    monkeypatch.undo()
+    assert credentials.update_crl(cluster.at("firm"), numbered(51, 7, 8, 9)).revoked == {7, 8, 9}
 
 
 def test_a_list_that_others_signed_is_refused(cluster: Cluster, other: Cluster) -> None:
     cluster.joined("wary")
     ca, forger = cluster.authority.certificate, certificates.new_key()
     forged = certificates.make_crl(ca, forger, 1000, {}, NOW)  # the right issuer's name, another key
-    for crl in (other.authority.crl(NOW), forged, b"", b"x" * 10_000, b"\xff" * ((1 << 20) + 1)):
+    for crl in (other.authority.crl(), forged, b"", b"x" * 10_000, b"\xff" * ((1 << 20) + 1)):
         with pytest.raises(TrustError, match="list of revoked"):
             credentials.update_crl(cluster.at("wary"), crl)
     assert held(cluster.at("wary")).crl is None

@@ -15,6 +15,7 @@ import zeroconf
 from devices import discovery
 from devices.discovery import SERVICE, Announcement, Announcer, Found, announced_addresses, browse
 from devices.errors import DiscoveryError
+from devices.names import MAX_NAME
 from tests.helpers import until
 from tests.namespaces import Host, two_hosts
 
@@ -31,7 +32,7 @@ import sys
 from devices.discovery import Announcement, Announcer, announced_addresses
 said = Announcement(sys.argv[1], 7001, announced_addresses("0.0.0.0"), "0.1.0", "9f86d081884c7d65", True)
 with Announcer(said) as announcer:
-    print(announcer.name, announcer.renamed, flush=True)
+    print(announcer.name, flush=True)
     sys.stdin.read()
 """
 BROWSER = """
@@ -60,7 +61,7 @@ def found_within(expected: Callable[[list[Found]], bool]) -> list[Found]:
 @needs_loopback
 def test_a_worker_is_found_until_it_says_goodbye() -> None:
     with Announcer(announcement("Küche 2.0")) as announcer:
-        assert (announcer.name, announcer.renamed) == ("Küche 2.0", False)
+        assert announcer.name == "Küche 2.0"
         found = found_within(lambda all_: any(one.name == "Küche 2.0" for one in all_))
         (one,) = (one for one in found if one.name == "Küche 2.0")
         assert (one.addresses, one.port) == (("127.0.0.1",), 7000)
@@ -89,13 +90,15 @@ def test_a_goodbye_during_the_browse_counts(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @needs_loopback
-def test_two_of_one_name_are_told_apart() -> None:
-    with Announcer(announcement("twin", 7000)) as first, Announcer(announcement("twin", 7001)) as second:
-        assert (first.name, first.renamed) == ("twin", False)
-        assert (second.name, second.renamed) == ("twin-2", True)
-        found = found_within(lambda all_: {"twin", "twin-2"} <= {one.name for one in all_})
+@pytest.mark.parametrize("name", ["twin", "t" * MAX_NAME])
+def test_two_of_one_name_are_told_apart(name: str) -> None:
+    """Also if it is as long as a device's name may be."""
+    with Announcer(announcement(name, 7000)) as first, Announcer(announcement(name, 7001)) as second:
+        assert first.name == name
+        assert second.name == f"{name}-2"
+        found = found_within(lambda all_: {name, f"{name}-2"} <= {one.name for one in all_})
         assert [one.name for one in found] == sorted(one.name for one in found)
-        assert {one.name: one.port for one in found}.items() >= {("twin", 7000), ("twin-2", 7001)}
+        assert {one.name: one.port for one in found}.items() >= {(name, 7000), (f"{name}-2", 7001)}
 
 
 @needs_loopback
@@ -147,7 +150,7 @@ def test_a_flood_of_names_is_bounded() -> None:
     assert len(listener._alive) == discovery.MAX_FOUND - 1
 
 
-@pytest.mark.parametrize("name", ["", "a\nb", "x" * 57])
+@pytest.mark.parametrize("name", ["", "a\nb", "x" * (MAX_NAME + 1)])
 def test_a_name_that_cannot_be_announced(name: str) -> None:
     with pytest.raises(DiscoveryError, match="a device name has"):
         Announcer(announcement(name))
@@ -247,10 +250,10 @@ def test_two_hosts_find_each_other() -> None:
     with two_hosts() as (one, two):
         first = one.start([sys.executable, "-c", WORKER, "pi"])
         assert first.stdout is not None
-        assert first.stdout.readline() == "pi False\n"
+        assert first.stdout.readline() == "pi\n"
         second = two.start([sys.executable, "-c", WORKER, "pi"])
         assert second.stdout is not None
-        assert second.stdout.readline() == "pi-2 True\n"
+        assert second.stdout.readline() == "pi-2\n"
         said = {"version": "0.1.0", "cluster": CLUSTER, "secure": "1"}
         both = [("pi", [one.address], 7001, said), ("pi-2", [two.address], 7001, said)]
         for host in (one, two):

@@ -22,18 +22,22 @@ from edge.demo import MODEL_PATH
 from edge.digests import Digests
 from edge.engine_session import answers, connect_all
 from edge.errors import WorkerError
-from edge.peers import Peer
+from edge.peers import Doorway, Peer, dial
 from edge.remote import Remote
 from edge.remote_session import RemoteSession
-from edge.sessions import MAX_SESSIONS
+from edge.sessions import LINKS_PER_RANK, MAX_SESSIONS
 from partition.recipe import whole
 from quant.wire import WIRES
 from tests.helpers import ROOT, until
-from tests.workers import SECRET, Worker, gone, health, sessions, worker
+from tests.trust import Cluster, held, shown
+from tests.workers import SECRET, Worker, gone, health, served, sessions, stalled, worker
 from transport import edge_pb2 as pb
-from transport import rpc
-from transport.errors import LinkClosed, Refused, TransportError
-from transport.link import Deadlines
+from transport import grpc_link, rpc
+from transport.errors import LinkClosed, LinkTimeout, Refused, TransportError
+from transport.frame import Kind
+from transport.link import Deadlines, Link
+from transport.measure import done
+from transport.tcp_link import TcpLink
 
 QUICK = Deadlines(connect_timeout_s=1.0, step_timeout_s=1.5, send_timeout_s=1.5)
 ALGORITHMS = ("star", "mesh", "split", "ring", "auto")
@@ -237,6 +241,91 @@ def test_a_session_begins_with_open(remotes: list[Remote]) -> None:
     stream = rpc.stub(remotes[0].channel, "Session")(iter([pb.Command(unload=pb.Unload())]), timeout=10)
     with pytest.raises(grpc.RpcError, match="a session begins with Open"):
         next(stream)
+
+
+def test_a_call_that_asks_nothing_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rpc, "OPEN_S", 0.3)
+    go = threading.Event()
+    with served(tmp_path) as remote:
+        for call in (
+            rpc.stub(remote.channel, "Session")(stalled([], go), timeout=10),
+            remote.channel.stream_unary("/edge.Worker/Describe").future(stalled([], go), timeout=10),
+        ):
+            until(call.done, "its end", 5)
+            assert call.code() is grpc.StatusCode.CANCELLED
+        with RemoteSession(remote, 0, 1, SECRET) as session:  # who has opened one may be silent
+            time.sleep(0.6)
+            session.unload()
+    go.set()
+
+
+@pytest.mark.parametrize("transport", ["tcp", "grpc"])
+def test_a_rank_is_dialled_by_each_lower_one_once(remotes: list[Remote], transport: str) -> None:
+    with RemoteSession(remotes[1], 1, 2, SECRET, QUICK) as high:
+        how: dict[str, Any] = {"deadlines": QUICK, "credentials": None, "transport": transport, "poll_s": 0}
+        for rank in (1, 2, 500):
+            with pytest.raises(Refused, match=f"rank {rank} is dialled by rank 1"):
+                dial(high.peer, rank, SECRET, **how)
+        with dial(high.peer, 0, SECRET, **how).link:
+            time.sleep(0.2)  # until it is the one in use
+            with pytest.raises(Refused, match="rank 0 has a link already"):
+                dial(high.peer, 0, SECRET, **how)
+
+
+def test_a_rank_is_the_device_that_was_named(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path / "c", time.time())
+    cluster.joined("pi")
+    own = {name: shown(held(cluster.at(name))) for name in ("desk", "pi")}
+    for claimed, why in (("desk", None), ("mallory", "rank 0 was to be mallory, it is desk")):
+        for relayed in (False, True):
+            door = tmp_path / f"door-{claimed}-{relayed}"
+            doorway = Doorway("127.0.0.1", door, 1, SECRET, QUICK, lambda: own["pi"], 0)
+            peer = Peer(1, "pi", "127.0.0.1", 0, doorway.tcp_port, "")
+            if relayed:
+                link = at_the_door(door, b"desk")
+            else:
+                how: dict[str, Any] = {"deadlines": QUICK, "transport": "tcp", "poll_s": 0}
+                link = dial(peer, 0, SECRET, credentials=lambda: own["desk"], **how).link
+            try:
+                if why is None:
+                    with doorway.wait_for({0: claimed}, 5)[0] as found:
+                        assert found.peer == "rank 0"
+                else:
+                    with pytest.raises(Refused, match=why):
+                        doorway.wait_for({0: claimed}, 5)
+            finally:
+                doorway.close()
+                link.close()
+
+
+def at_the_door(door: Path, name: bytes) -> Link:
+    """A link of rank 0 to rank 1, as the daemon brings it that admitted `name`."""
+    sock = socket.socket(socket.AF_UNIX)
+    sock.connect(str(door))
+    link = TcpLink(sock, "rank 1", QUICK)
+    link.send(name, Kind.CONTROL)
+    hello = SECRET + bytes([0, 0, 1, 0])
+    link.send(hello, Kind.HELLO)
+    assert bytes(link.receive().payload) == hello
+    done(link)
+    link.send(b"use", Kind.CONTROL)
+    return link
+
+
+def test_only_so_many_links(remotes: list[Remote]) -> None:
+    with sessions(remotes[:1], 1) as (one,), ExitStack() as stack:
+        links = [grpc_link.dial(remotes[0].channel, "it", one.peer.session) for _ in range(LINKS_PER_RANK)]
+        for link in links:
+            stack.enter_context(link)
+        time.sleep(0.5)  # until they have arrived
+        more = stack.enter_context(grpc_link.dial(remotes[0].channel, "it", one.peer.session))
+        with pytest.raises(Refused, match="as many links as it may have"):
+            more.receive(5)
+        links[0].close()
+        time.sleep(0.5)
+        again = stack.enter_context(grpc_link.dial(remotes[0].channel, "it", one.peer.session))
+        with pytest.raises(LinkTimeout):
+            again.receive(0.5)
 
 
 def test_only_so_many_sessions(remotes: list[Remote]) -> None:

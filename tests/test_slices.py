@@ -21,12 +21,15 @@ from edge.digests import Digests
 from edge.errors import SliceError, WorkerError
 from edge.remote import Remote, explained
 from edge.remote_session import RemoteSession
+from edge.store import SliceStore
+from edge.worker import Worker as InsideWorker
+from edge.worker import WorkerOptions
 from partition.recipe import Copy, Literal, Recipe, Zeros, whole
 from tests import tiny_gguf
 from tests.conftest import Synthetic
 from tests.cutting_proxy import cutting_proxy
 from tests.helpers import until
-from tests.workers import SECRET, Worker, health, stalled, worker
+from tests.workers import SECRET, Worker, health, served, stalled, worker
 from transport import edge_pb2 as pb
 from transport import rpc
 from transport.errors import LinkClosed
@@ -290,6 +293,33 @@ def test_an_upload_that_stands_still_is_alone_with_that(tmp_path: Path, one: Wor
         until(lambda: offer(other, digest, len(data))[-1].held_bytes == 2 * MIB, "the end of the first attempt")
         upload(other, [data[2 * MIB :]], digest, len(data), 2 * MIB).result()
     assert (one.slices / f"{digest}.gguf").read_bytes() == data
+
+
+def test_an_upload_that_stands_still_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge.worker.STALL_S", 0.5)
+    data = random.Random(34).randbytes(2 * MIB)
+    go = threading.Event()
+    with served(tmp_path) as remote:
+        with pytest.raises(LinkClosed):
+            finish(upload(remote, stalled([data[:MIB]], go), sha(data), len(data)))
+        go.set()
+        until(lambda: offer(remote, sha(data), len(data))[-1].held_bytes == MIB, "its half")
+        upload(remote, [data[MIB:]], sha(data), len(data), MIB).result()
+
+
+def test_a_cut_ends_with_its_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, path = noise(tmp_path, 35, 8 * MIB)
+    options = WorkerOptions("inside", "127.0.0.1", 1, None, tmp_path, None)
+    one = InsideWorker(options, SliceStore(tmp_path / "slices", 1 << 30), Digests(tmp_path))
+    check = iter([None] * 3)
+    states = one._cut(
+        pb.SliceOffer(slice=recipe.model_digest, n_bytes=recipe.n_bytes), recipe, path, lambda: next(check)
+    )
+    with pytest.raises((StopIteration, RuntimeError)):
+        list(states)
+    assert not any(thread.name == "cut" for thread in threading.enumerate())
+    with one._store.receive(recipe.model_digest, recipe.n_bytes) as partial:  # nobody holds it
+        assert 0 < partial.held < recipe.n_bytes
 
 
 def test_two_send_the_same_slice_at_once(tmp_path: Path, one: Worker) -> None:

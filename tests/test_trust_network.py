@@ -6,6 +6,7 @@ Host `one` is the owner's, host `two` the workers'. Each device has files of its
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,7 +30,10 @@ from transport.security import peer_identity
 HOUR_S = 3600
 END_S = 15
 AT_ONCE_S = 10.0  # what "at once" may take on a busy machine, a start of Python included
-ALL_CALLS = ("Describe", "Session", "Link", "Offer", "Upload", "Enroll", "Install", "UpdateRevoked")
+ALL_CALLS = (
+    *("Describe", "Session", "Link", "Offer", "Upload", "Enroll", "Install", "UpdateRevoked"),
+    *("Check", "Watch", "Reflection"),  # of gRPC's own services
+)
 
 
 class Running:
@@ -365,6 +369,18 @@ for method, request in requests.items():
     except grpc.RpcError as error:
         said[method] = f"{error.code().name}: {error.details()}"
     came.set()
+reflection = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+for method, call in (
+    ("Check", lambda: iter([channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=5)])),
+    ("Watch", lambda: channel.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=5)),
+    ("Reflection", lambda: channel.stream_stream(reflection)(streamed(bytes([58, 0])), timeout=5)),
+):
+    try:
+        came = threading.Event()
+        said[method] = type(next(call())).__name__
+    except grpc.RpcError as error:
+        said[method] = f"{error.code().name}: {error.details()}"
+    came.set()
 print(json.dumps(said))
 """
 
@@ -433,6 +449,7 @@ def test_strangers_can_call_nothing(owner: Device, joined: Callable[[str], Devic
     assert said["Link"] == "PERMISSION_DENIED: no such session here: it has ended, or never was"
     for call in ("Upload", "Enroll", "Install", "UpdateRevoked"):
         assert said[call].startswith("FAILED_PRECONDITION: "), said[call]
+    assert said["Check"] == said["Watch"] == said["Reflection"] == "bytes"
 
 
 def test_a_role_may_call_only_what_is_its_own(owner: Device, joined: Callable[[str], Device], tmp_path: Path) -> None:
@@ -441,12 +458,14 @@ def test_a_role_may_call_only_what_is_its_own(owner: Device, joined: Callable[[s
     caller = Caller(owner, tmp_path / "caller", worker, pi)
 
     said = caller.calls(of(mallory.credentials))
+    assert said.pop("Check") == "bytes"
     assert said.pop("Link") == "PERMISSION_DENIED: no such session here: it has ended, or never was"
     refused = "PERMISSION_DENIED: mallory has the role worker, and this is for owner"
     assert said == dict.fromkeys(said, refused)
 
     credentials.store_token(tmp_path / "eve", owner.authority().invite("eve", HOUR_S))
     said = caller.calls(of(tmp_path / "eve"))
+    assert said.pop("Check") == "bytes"
     assert said.pop("Link") == "PERMISSION_DENIED: eve has the role invited, and this is for owner or worker"
     assert said == dict.fromkeys(said, "PERMISSION_DENIED: eve has the role invited, and this is for owner")
 
@@ -469,6 +488,50 @@ def test_the_revoked_are_refused_once_the_list_arrived(
     assert caller.calls(of(mallory.credentials)) == said
 
 
+def test_an_owner_out_of_a_backup_learns_who_was_revoked(owner: Device, joined: Callable[[str], Device]) -> None:
+    """Also where the owner has revoked another since, and also from the revoked one itself."""
+    pi, mallory, tv = joined("pi"), joined("mallory"), joined("tv")
+    options = ("--listen", "0.0.0.0:0", "--no-announce")
+    near, far = started((pi, options), (mallory, options))
+    config, backup = owner.folder / "config", owner.folder / "backup"
+    shutil.copytree(config, backup)
+    owner.says("cluster", "revoke", "mallory")
+    assert owner.asks(near.address)[0] == 0
+    gone = {held(mallory.credentials).holder.serial, peer_identity(held(mallory.credentials).invitation or b"").serial}
+
+    for more in (False, True):
+        shutil.rmtree(config)
+        shutil.copytree(backup, config)
+        assert not gone & held(owner.credentials).revoked
+        if more:
+            owner.says("cluster", "revoke", "tv")
+            gone.add(held(tv.credentials).holder.serial)
+        code, (found,) = owner.asks(near.address)
+        assert (code, found["name"], found["error"]) == (0, "pi", None)
+        assert held(owner.credentials).revoked == held(pi.credentials).revoked >= gone
+        assert held(owner.credentials).crl == held(pi.credentials).crl
+        code, (found,) = owner.asks(far.address)
+        assert (code, found["error"]) == (7, "mallory was revoked; the cluster's owner can invite it again")
+
+    # What was revoked and has the list itself tells of it, and is not used.
+    shutil.copy(pi.credentials / "revoked.pem", mallory.credentials)
+    shutil.rmtree(config)
+    shutil.copytree(backup, config)
+    code, (found,) = owner.asks(far.address)
+    assert (code, found["error"]) == (7, "mallory was revoked; the cluster's owner can invite it again")
+    assert "mallory  worker, revoked" in owner.says("cluster", "list")
+
+
+def test_a_list_that_a_worker_has_is_not_written_again(owner: Device, joined: Callable[[str], Device]) -> None:
+    pi = joined("pi")
+    worker = pi.worker("--listen", "0.0.0.0:0", "--no-announce")
+    assert owner.asks(worker.address)[0] == 0
+    files = [*pi.credentials.glob("*.pem"), *owner.credentials.glob("*.pem"), owner.authority_folder / "members.json"]
+    before = {file: file.stat().st_ino for file in files}
+    assert owner.asks(worker.address)[0] == 0
+    assert {file: file.stat().st_ino for file in files} == before
+
+
 DOOR = """
 import json, sys
 from edge import trust
@@ -483,20 +546,19 @@ address, *others = sys.argv[1:]
 secret, said = bytes(range(16)), {}
 with reach(address) as worker:
     worker.describe()
-    with RemoteSession(worker, 1, 2, secret) as session:
-        for transport in ("tcp", "grpc"):
+    for transport in ("tcp", "grpc"):
+        with RemoteSession(worker, 1, 2, secret) as session:  # one for each: a rank has one link to be had
             for who in ("plain", *others):
                 own = None if who == "plain" else trust.credentials(Path(who))
                 for known in (True,) if who == "plain" else (True, False):
                     try:
                         dial(session.peer, 0, secret if known else bytes(16), deadlines=Deadlines(3, 3, 3),
-                             credentials=own, transport=transport, poll_s=0).link.close()
+                             credentials=own and (lambda own=own: own), transport=transport, poll_s=0).link.close()
                         came = "in"
                     except TransportError as error:
                         came = f"{type(error).__name__}: {error}"
                     said[f"{transport} {Path(who).parent.name} {known}"] = came
-        # The last: of the session there is one link to be had.
-        session.unload()
+            session.unload()
 print(json.dumps(said))
 """
 
@@ -545,6 +607,8 @@ def test_a_link_between_two_workers(owner: Device, joined: Callable[[str], Devic
         assert (said["a_address"], said["b_address"]) == (first.address, second.address)
         assert 0 < said["latency_median_s"] < 1
         assert min(said["bandwidth_ab_gbps"], said["bandwidth_ba_gbps"]) > 0
+        said = json.loads(owner.says("link", "local", second.address, *args))
+        assert (said["a"], said["b"], said["kind"]) == ("desk", "second", transport)  # as its certificate has it
 
 
 CAPTURE = """

@@ -21,11 +21,15 @@ import grpc
 import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from edge import worker as inside
 from edge.channel import join_address, open_channel
+from edge.digests import Digests
 from edge.peers import SECRET_BYTES
 from edge.remote import Remote
 from edge.remote_session import RemoteSession
+from edge.store import SliceStore
 from tests.helpers import EDGE, ROOT, until
+from transport import rpc
 from transport.link import DEFAULTS, Deadlines
 
 SECRET = bytes(range(SECRET_BYTES))
@@ -115,6 +119,23 @@ def worker(folder: Path, *options: str | Path, listen: str = "127.0.0.1:0") -> I
         one.end()
     finally:
         one.kill()
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[Remote]:
+    """A worker inside this process, so that a test can change its deadlines, and a connection to it."""
+    options = inside.WorkerOptions("inside", "127.0.0.1", 1, None, None, None)
+    one = inside.Worker(options, SliceStore(folder / "slices", 1 << 30), Digests(folder))
+    server = grpc.server(ThreadPoolExecutor(4), interceptors=[rpc.Admission(one.admit)])
+    server.add_generic_rpc_handlers((one.handlers(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        with Remote(open_channel("127.0.0.1", port, None, 10.0)[0], "127.0.0.1", port, None) as remote:
+            yield remote
+    finally:
+        one.close()
+        server.stop(0).wait()
 
 
 @contextmanager

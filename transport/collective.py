@@ -4,8 +4,8 @@ Every element is added in rank order, ((x0 + x1) + x2) + ..., whatever the algor
 ranks hold the same bits, and the same bits as with any other algorithm. With a lossy wire type each rank's tensor is
 encoded once, its own copy too, and sums travel as float32: the result is the rank-order sum of the decoded tensors.
 
-Nobody waits to send. A rank that sent something receives before it sends more than the peer's buffers hold, so two
-ranks that send large tensors to each other cannot block each other for ever.
+In mesh, split and ring a rank receives before it sends more than the peer's buffers hold, so ranks that send large
+tensors to each other never block each other. In star, broadcast and gather one side sends and the other receives.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Group:
     def _star(self, x: Floats, wire: Wire | None) -> None:
         if self.rank:
             for lo, hi in _spans(x.size):
-                self._send_own(x[lo:hi], [0], wire)
+                self._send_own(x[lo:hi], [0], wire, keep=False)
             for lo, hi in _spans(x.size):
                 self.links[0].receive_into(x[lo:hi])
             return
@@ -155,7 +155,7 @@ class Group:
 
     def _mesh(self, x: Floats, wire: Wire | None) -> None:
         def send(lo: int, hi: int) -> None:
-            self._send_own(x[lo:hi], self._targets, wire)
+            self._send_own(x[lo:hi], self._targets, wire, keep=True)
 
         def receive(lo: int, hi: int) -> None:
             self._add_all(x[lo:hi], wire)
@@ -172,7 +172,7 @@ class Group:
         def send_parts(lo: int, hi: int) -> None:
             for rank in self._targets:
                 if (part := _within(x, bounds[rank], lo, hi)).size:
-                    self._send_own(part, [rank], wire)
+                    self._send_own(part, [rank], wire, keep=False)
 
         def add_parts(lo: int, hi: int) -> None:
             self._add_all(mine[lo:hi], wire)
@@ -230,22 +230,23 @@ class Group:
 
     # --- pieces ---
 
-    def _send_own(self, x: Floats, ranks: list[int], wire: Wire | None) -> None:
-        """Send a piece of our own tensor, and hold it as the others will read it."""
+    def _send_own(self, x: Floats, ranks: list[int], wire: Wire | None, keep: bool) -> None:
+        """Send a piece of our own tensor. keep: hold it from now on as the others will read it."""
         if wire is None:
             for rank in ranks:
                 self.links[rank].send(x)
             return
         data = self._buffer(wire, x.size)
         wire.encode(x, data)
-        wire.decode(data, x)
+        if keep:
+            wire.decode(data, x)
         for rank in ranks:
             self.links[rank].send(data)
 
     def _round(self, x: Floats, wire: Wire | None) -> None:
         """Hold our own tensor as it would be after crossing the wire."""
         for lo, hi in _spans(x.size) if wire else ():
-            self._send_own(x[lo:hi], [], wire)
+            self._send_own(x[lo:hi], [], wire, keep=True)
 
     def _receive_tensor(self, rank: int, out: Floats, wire: Wire | None) -> None:
         if wire is None:

@@ -16,7 +16,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Description(_message.Message):
-    __slots__ = ("name", "profile_json", "protocol", "secure", "sessions", "slices_bytes", "slices_limit_bytes", "role")
+    __slots__ = ("name", "profile_json", "protocol", "secure", "sessions", "slices_bytes", "slices_limit_bytes")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PROFILE_JSON_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
@@ -24,7 +24,6 @@ class Description(_message.Message):
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     SLICES_BYTES_FIELD_NUMBER: _ClassVar[int]
     SLICES_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
-    ROLE_FIELD_NUMBER: _ClassVar[int]
     name: str
     profile_json: str
     protocol: int
@@ -32,8 +31,7 @@ class Description(_message.Message):
     sessions: _containers.RepeatedCompositeFieldContainer[SessionState]
     slices_bytes: int
     slices_limit_bytes: int
-    role: str
-    def __init__(self, name: _Optional[str] = ..., profile_json: _Optional[str] = ..., protocol: _Optional[int] = ..., secure: bool = ..., sessions: _Optional[_Iterable[_Union[SessionState, _Mapping]]] = ..., slices_bytes: _Optional[int] = ..., slices_limit_bytes: _Optional[int] = ..., role: _Optional[str] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., profile_json: _Optional[str] = ..., protocol: _Optional[int] = ..., secure: bool = ..., sessions: _Optional[_Iterable[_Union[SessionState, _Mapping]]] = ..., slices_bytes: _Optional[int] = ..., slices_limit_bytes: _Optional[int] = ...) -> None: ...
 
 class SessionState(_message.Message):
     __slots__ = ("session", "rank", "world_size", "slice", "memory_bytes", "pid")
@@ -328,7 +326,9 @@ class RevokedList(_message.Message):
     def __init__(self, crl_pem: _Optional[bytes] = ...) -> None: ...
 
 class Installed(_message.Message):
-    __slots__ = ("name",)
+    __slots__ = ("name", "crl_pem")
     NAME_FIELD_NUMBER: _ClassVar[int]
+    CRL_PEM_FIELD_NUMBER: _ClassVar[int]
     name: str
-    def __init__(self, name: _Optional[str] = ...) -> None: ...
+    crl_pem: bytes
+    def __init__(self, name: _Optional[str] = ..., crl_pem: _Optional[bytes] = ...) -> None: ...

@@ -16,15 +16,19 @@ from typing import Any
 import grpc
 
 from transport.errors import LinkClosed, LinkTimeout, ProtocolError, Refused, TransportError
-from transport.frame import HEADER_BYTES, MAX_PAYLOAD, Frame, parse_frame
+from transport.frame import HEADER_BYTES, Frame, parse_frame
 from transport.link import DEFAULTS, MAX_REASON, Deadlines, Link
 
 METHOD = "/edge.Worker/Link"
 SESSION_KEY = "edge-session"  # metadata of the call: which session of the worker is dialled
 
+# The largest payload of a message. gRPC takes a message whole before anybody looks at who sent it, so this is far below
+# MAX_PAYLOAD: nothing sends more than 1 MiB at once, except recipes of slices.
+MAX_MESSAGE = 8 << 20
+
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.max_receive_message_length", MAX_PAYLOAD + HEADER_BYTES),
-    ("grpc.max_send_message_length", MAX_PAYLOAD + HEADER_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE + HEADER_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE + HEADER_BYTES),
     # A peer that vanished without a word is noticed after about time + timeout.
     ("grpc.keepalive_time_ms", 2000),
     ("grpc.keepalive_timeout_ms", 3000),
@@ -43,59 +47,61 @@ _WATCH_S = 0.05  # how often waits are compared with their deadlines
 _LAST_WORD_S = 0.2  # for a last word to go out before a receiver that still waits is set free
 
 
-class Outgoing:
-    """What waits for gRPC to take it, which iterates over this. One thread puts."""
+class Queued:
+    """A client's way to send: what waits for gRPC to take it, which iterates over `messages`."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._put_bytes = 0  # two counters, each with one writer, need no lock
-        self._taken_bytes = 0
-        self.over = False  # the call has ended: nobody takes anything any more
+        self.messages: Iterator[bytes] = iter(self._queue.get, None)
+        self.over = False  # nothing is taken any more: the call has ended, or we said so
+        self.until = 0.0  # never a deadline for the watch
+        self.expired = False  # a message was not taken in time
 
-    def put(self, data: bytes) -> None:
-        """Add one message."""
-        self._put_bytes += len(data)
+    def put(self, data: bytes, timeout_s: float) -> bool:
+        """Add one message; False where that stayed impossible for `timeout_s`, or the stream is over."""
+        room = min(_QUEUED, max(1, _QUEUED_BYTES // len(data)))
+        if self._queue.qsize() >= room and not self._wait(room, timeout_s):
+            return False
         self._queue.put(data)
+        return True
 
-    def full(self) -> bool:
-        """Whether enough waits."""
-        return self._put_bytes - self._taken_bytes >= _QUEUED_BYTES or self._queue.qsize() >= _QUEUED
+    def _wait(self, room: int, timeout_s: float) -> bool:
+        deadline = time.monotonic() + timeout_s
+        while self._queue.qsize() >= room:
+            self.expired = time.monotonic() > deadline
+            if self.over or self.expired:
+                return False
+            time.sleep(_QUEUE_LOOK_S)
+        return True
 
     def end(self) -> None:
         """Nothing comes after what is queued: the stream is half-closed then."""
+        self.over = True
         self._queue.put(None)
 
     def end_of_call(self) -> None:
         """Called by gRPC."""
-        self.over = True
         self.end()
-
-    def __iter__(self) -> Outgoing:
-        return self
-
-    def __next__(self) -> bytes:
-        data = self._queue.get()
-        if data is None:
-            raise StopIteration
-        self._taken_bytes += len(data)
-        return data
 
 
 class Direct:
-    """The same where sending returns once gRPC has taken the message: a server's end."""
+    """A server's way to send: it returns once gRPC has taken the message."""
 
     def __init__(self, send: Callable[[bytes | None], None]) -> None:
         self._send = send
         self._ended = False
         self.over = False
+        self.until = 0.0  # while a send waits: its deadline, for the watch; else 0
+        self.expired = False
 
-    def put(self, data: bytes) -> None:
-        """Send one message; the watch cancels a call whose peer makes no room."""
-        self._send(data)
-
-    def full(self) -> bool:
-        """Nothing ever waits here."""
-        return False
+    def put(self, data: bytes, timeout_s: float) -> bool:
+        """Send one message; False where the watch ended the call because that took too long."""
+        self.until = time.monotonic() + timeout_s
+        try:
+            self._send(data)
+        finally:
+            self.until = 0.0
+        return not self.expired
 
     def end(self) -> None:
         """End the stream after what was sent."""
@@ -123,36 +129,25 @@ class GrpcLink(Link):
         incoming: Iterator[bytes],
         cancel: Callable[[], Any],
         deadlines: Deadlines,
-        outgoing: Outgoing | Direct,
+        outgoing: Queued | Direct,
     ) -> None:
         super().__init__(peer, deadlines)
         self.outgoing = outgoing
         self._incoming = incoming
         self._cancel = cancel
         self.wait_until = 0.0  # while a receive waits: its deadline, for the watch; else 0
-        self.send_until = 0.0  # the same for a send
         self.expired = False
-        self.send_expired = False
         _watch.add(self)
 
     def _write(self, header: bytes, payload: memoryview, timeout_s: float) -> None:
-        deadline = 0.0
-        while not self.outgoing.over and self.outgoing.full():
-            deadline = deadline or time.monotonic() + timeout_s
-            if time.monotonic() > deadline:
-                raise self._send_timeout()
-            if self.broken is not None:
-                raise self._gone()
-            time.sleep(_QUEUE_LOOK_S)
+        if len(payload) > MAX_MESSAGE:
+            raise ProtocolError(f"a gRPC link sends at most {MAX_MESSAGE} bytes at once, not {len(payload)}")
         if self.outgoing.over:
             raise self._over()
-        self.send_until = time.monotonic() + timeout_s
-        try:
-            self.outgoing.put(header + payload)
-        finally:
-            self.send_until = 0.0
-        if self.send_expired:
-            raise self._send_timeout()
+        if not self.outgoing.put(header + payload, timeout_s):
+            if self.outgoing.expired:
+                raise self._send_timeout()
+            raise self._gone() if self.broken is not None else self._over()
 
     def _read(self, timeout_s: float, max_bytes: int) -> Frame:
         self.wait_until = time.monotonic() + timeout_s
@@ -185,10 +180,10 @@ class GrpcLink(Link):
     def check_deadlines(self, now: float) -> None:
         """Called by the watch: end the stream where a receive or a send is over its deadline."""
         if 0 < self.wait_until < now:
-            self.expired = True
+            self.expired, self.wait_until = True, 0.0
             self._cancel()
-        elif 0 < self.send_until < now:
-            self.send_expired = True
+        elif 0 < self.outgoing.until < now:
+            self.outgoing.expired, self.outgoing.until = True, 0.0
             self._cancel()
 
     def _end(self) -> None:
@@ -197,16 +192,26 @@ class GrpcLink(Link):
         self.outgoing.end()
         if self.wait_until:
             self.wait_until = time.monotonic() + _LAST_WORD_S
-        if self.send_until:
-            self.send_until = time.monotonic() + _LAST_WORD_S
+        if self.outgoing.until:
+            self.outgoing.until = time.monotonic() + _LAST_WORD_S
 
 
-def dial(channel: grpc.Channel, peer: str, session: str, deadlines: Deadlines = DEFAULTS) -> GrpcLink:
-    """A link to a session of the worker behind `channel`. Errors of the connection show at the first receive."""
-    outgoing = Outgoing()
-    call = channel.stream_stream(METHOD)(outgoing, metadata=((SESSION_KEY, session),))
-    if not call.add_callback(outgoing.end_of_call):
-        outgoing.end_of_call()  # it has ended already
+def dial(
+    channel: grpc.Channel,
+    peer: str,
+    session: str,
+    deadlines: Deadlines = DEFAULTS,
+    on_end: Callable[[], object] | None = None,
+) -> GrpcLink:
+    """A link to a session of the worker behind `channel`. Errors of the connection show at the first receive.
+
+    on_end: called, in a thread of gRPC, once the stream has ended.
+    """
+    outgoing = Queued()
+    call = channel.stream_stream(METHOD)(outgoing.messages, metadata=((SESSION_KEY, session),))
+    for ended in (outgoing.end_of_call, on_end or outgoing.end_of_call):
+        if not call.add_callback(ended):
+            ended()  # it has ended already
     return GrpcLink(peer, call, call.cancel, deadlines, outgoing)
 
 
@@ -290,7 +295,7 @@ class _Watch:
             time.sleep(_WATCH_S)
             now = time.monotonic()
             with self._lock:
-                links = [link for link in self._links if link.broken is None or link.wait_until or link.send_until]
+                links = [link for link in self._links if link.broken is None or link.wait_until or link.outgoing.until]
                 if not links:
                     self._thread = None
                     return

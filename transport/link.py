@@ -17,6 +17,7 @@ from transport.frame import Buffer, Frame, Kind, Payload, pack_header
 CONTROL_BYTES = 1 << 20  # the largest payload `receive` takes where the caller names no other
 MAX_REASON = 1 << 10  # bytes of text in an ERROR or CLOSE frame
 _SEQUENCES = 1 << 32
+_LAST = frozenset({Kind.ERROR, Kind.CLOSE})
 _GOODBYE_S = 0.05  # a last word is a courtesy; nobody waits for it
 
 
@@ -71,7 +72,7 @@ class Link(ABC):
         try:
             frame = self._read(self._time(timeout_s), max_bytes)
             self._received = (self._received + 1) % _SEQUENCES
-            self._heed(frame)
+            self._heed(frame.kind, frame.payload)
         except TransportError as error:
             self._fail(error)
         return frame
@@ -124,7 +125,8 @@ class Link(ABC):
 
     def _expect(self, found: Kind, payload: Payload, kind: Kind, n_bytes: int) -> None:
         """Raise what a last frame means; ProtocolError unless the frame is of this kind and size."""
-        self._heed(Frame(found, payload))
+        if found in _LAST:
+            self._heed(found, payload)
         if found is not kind or len(payload) != n_bytes:
             raise ProtocolError(
                 f"{self.peer} was to send {n_bytes} bytes of {kind.name}, it sent {len(payload)} of {found.name}"
@@ -132,16 +134,16 @@ class Link(ABC):
 
     def _limit(self, kind: Kind, n_bytes: int, max_bytes: int) -> None:
         """ProtocolError where a payload is larger than the receiver is ready for. Nothing was reserved for it yet."""
-        most = MAX_REASON if kind in (Kind.ERROR, Kind.CLOSE) else max_bytes
+        most = MAX_REASON if kind in _LAST else max_bytes
         if n_bytes > most:
             raise ProtocolError(f"{self.peer} sent {n_bytes} bytes of {kind.name} where at most {most} were expected")
 
-    def _heed(self, frame: Frame) -> None:
+    def _heed(self, kind: Kind, payload: Payload) -> None:
         """Raise what a peer's last frame means."""
-        if frame.kind is Kind.ERROR:
-            raise Refused(f"{self.peer}: {_text(frame.payload)}")
-        if frame.kind is Kind.CLOSE:
-            reason = _text(frame.payload)
+        if kind is Kind.ERROR:
+            raise Refused(f"{self.peer}: {_text(payload)}")
+        if kind is Kind.CLOSE:
+            reason = _text(payload)
             raise LinkClosed(f"{self.peer} closed the link" + (f": {reason}" if reason else ""))
 
     def _time(self, timeout_s: float | None) -> float:

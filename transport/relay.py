@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 
-from transport.errors import Refused, TransportError
-from transport.frame import MAX_PAYLOAD
-from transport.link import Link
+from transport.errors import ProtocolError, Refused, TransportError
+from transport.frame import Kind
+from transport.grpc_link import MAX_MESSAGE
+from transport.link import CONTROL_BYTES, Link
 
 _IDLE_S = 7 * 86400.0  # the two ends have deadlines of their own
 
@@ -22,7 +23,9 @@ def relay(a: Link, b: Link) -> None:
 def _pump(source: Link, target: Link) -> None:
     try:
         while True:
-            kind, payload = source.receive(_IDLE_S, MAX_PAYLOAD)
+            kind, payload = source.receive(_IDLE_S, MAX_MESSAGE)
+            if kind is not Kind.DATA and len(payload) > CONTROL_BYTES:
+                raise ProtocolError(f"{source.peer} sent {len(payload)} bytes of {kind.name}, which are at most 1 MiB")
             target.send(payload, kind)
     except Refused as error:
         target.refuse(str(error))

@@ -5,7 +5,11 @@ Two methods carry raw bytes in place of messages (RAW): protobuf around a tensor
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -15,6 +19,8 @@ from transport import edge_pb2
 from transport.grpc_link import answering
 
 Handler = Callable[[Any, grpc.ServicerContext], Any]  # (request or requests, context) -> response or responses
+
+OPEN_S = 10.0  # for the first message of a call: until then it keeps a thread for nothing
 
 SERVICE = "edge.Worker"
 RAW = frozenset({"Link", "Upload"})  # their requests; Link's responses too
@@ -52,6 +58,69 @@ def handlers(servicer: object, wrap: Callable[[str, Handler], Handler]) -> grpc.
             response_serializer=response.SerializeToString if response else None,
         )
     return grpc.method_handlers_generic_handler(SERVICE, table)
+
+
+class Admission(grpc.ServerInterceptor):  # type: ignore[misc]
+    """Asks `admit("/service/method", context)` before any call of any service, and before its request is waited for.
+
+    gRPC's own order is the other way round: whoever sends no request would keep a thread without being known.
+    """
+
+    def __init__(self, admit: Callable[[str, grpc.ServicerContext], None]) -> None:
+        self._admit = admit
+
+    def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
+        """The handler of a call, inside ours."""
+        handler = continuation(details)
+        if handler is None:
+            return None
+        answers = "stream" if handler.response_streaming else "unary"
+        takes = "stream" if handler.request_streaming else "unary"
+        behaviour = getattr(handler, f"{takes}_{answers}")
+
+        @functools.wraps(behaviour)  # its attributes say whether it blocks
+        def admitted(requests: Iterator[Any], context: grpc.ServicerContext, *send: Any) -> Any:
+            self._admit(details.method, context)
+            if handler.request_streaming:
+                return behaviour(requests, context, *send)
+            return behaviour(_first(requests, context, handler.request_deserializer), context, *send)
+
+        read = handler.request_deserializer if handler.request_streaming else None
+        make: Callable[..., Any] = getattr(grpc, f"stream_{answers}_rpc_method_handler")
+        return make(admitted, request_deserializer=read, response_serializer=handler.response_serializer)
+
+
+def _first(requests: Iterator[bytes], context: grpc.ServicerContext, read: Callable[[Any], Any] | None) -> Any:
+    """The only request of a call."""
+    with impatient(context, OPEN_S):
+        request = next(requests, None)
+    try:
+        return read(request) if read else request
+    except Exception:  # also where there was none
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call's request is missing, or cannot be read")
+
+
+@contextmanager
+def impatient(context: grpc.ServicerContext, seconds: float) -> Iterator[Callable[[], None]]:
+    """Cancel a call that takes so long inside the block. What this yields, called, starts the time anew."""
+    until = time.monotonic() + seconds
+    over = threading.Event()
+
+    def again() -> None:
+        nonlocal until
+        until = time.monotonic() + seconds
+
+    def watch() -> None:
+        while not over.wait(max(0.0, until - time.monotonic())):
+            if time.monotonic() >= until:
+                context.cancel()
+                return
+
+    threading.Thread(target=watch, daemon=True, name="impatience").start()
+    try:
+        yield again
+    finally:
+        over.set()
 
 
 def stub(channel: grpc.Channel, method: str) -> Any:

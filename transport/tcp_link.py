@@ -202,7 +202,12 @@ class TcpLink(Link):
                 return got
 
     def _look(self) -> None:
-        """LinkClosed where data is on its way to a peer that vanished. Nothing else tells us soon."""
+        """LinkClosed where data is on its way to a peer that vanished, or the link was closed here.
+
+        Nothing else tells us soon, and the descriptor may be another's by then.
+        """
+        if self.broken is not None:
+            raise self._gone()
         if self._info and vanished(self._socket_info()):
             raise self._gone("it no longer answers")
 
@@ -241,7 +246,8 @@ class TcpLink(Link):
 
     def _end(self) -> None:
         # Wakes a thread that waits in poll; closing alone would not.
-        with suppress(OSError):
+        # Not while another thread is inside TLS: its next bytes would leave without it.
+        with self._lock, suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
