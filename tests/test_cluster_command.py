@@ -103,7 +103,7 @@ def test_bad_names_are_wrong_usage(name: str, capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit) as caught:
         edge_cluster("invite", name)
     assert caught.value.code == 2
-    assert "a device's name has 1 to 63" in capsys.readouterr().err
+    assert "a device's name has 1 to 56" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("expires", ["", "1", "h", "59s", "31d", "-1h", "1.5h", "9999999999d", "1h\n", "٣h"])
