@@ -4,8 +4,9 @@
 
 A wire is loopback, or a bandwidth in Mbit/s: then the two devices are network namespaces joined by a virtual cable of
 that speed (root and iproute2), members of one cluster, and everything is encrypted. The link's bandwidth is what
-`edge link` measures between two workers, over gRPC, which slices travel by, and over TCP. Each round sends new bytes;
-then a second load of the same, and a transfer that is broken off at a random point and continued.
+`edge link` measures between two workers, over gRPC, which slices travel by, and over TCP; beside it, what the disk
+takes of a file that is only written. Each round sends new bytes; then a second load of the same, and a transfer that is
+broken off at a random point and continued.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def measure(source: str, target: str, args: argparse.Namespace) -> dict[str, Any
     from partition.recipe import whole
 
     n_bytes = args.megabytes * 1_000_000
-    rates: dict[str, list[float]] = {"grpc": [], "tcp": [], "slice": []}
+    rates: dict[str, list[float]] = {"grpc": [], "tcp": [], "disk": [], "slice": []}
     rng = random.Random()
     with tempfile.TemporaryDirectory() as folder, reach(source) as a, reach(target) as b:
         a.describe(), b.describe()
@@ -85,6 +86,7 @@ def measure(source: str, target: str, args: argparse.Namespace) -> dict[str, Any
             for kind in ("grpc", "tcp"):
                 found = measure_link(a, b, args.seconds, kind)
                 rates[kind].append(found.profile.bandwidth_ab_gbps * 1e9 / 8)
+            rates["disk"].append(n_bytes / bare_write(Path(folder) / "bare", n_bytes))
             digest = renewed()
             began = time.perf_counter()
             assert b.send_slice(whole(digest, n_bytes), model, digest) == n_bytes
@@ -102,12 +104,26 @@ def measure(source: str, target: str, args: argparse.Namespace) -> dict[str, Any
         "bytes_per_s": medians,
         "of_grpc": medians["slice"] / medians["grpc"],
         "of_tcp": medians["slice"] / medians["tcp"],
+        "of_disk": medians["slice"] / medians["disk"],
         "rounds": rates,
         "second_load_bytes": again,
         "second_load_s": again_s,
         "cut_at_bytes": int(cut_at * n_bytes),
         "sent_after_cut_bytes": rest,
     }
+
+
+def bare_write(path: Path, n_bytes: int) -> float:
+    """Seconds to write so many bytes to a new file and have them on the disk, with nothing else to do."""
+    chunk = bytes(1 << 20)
+    began = time.perf_counter()
+    with path.open("wb", buffering=0) as file:
+        for _ in range(0, n_bytes, len(chunk)):
+            file.write(chunk)
+        os.fsync(file.fileno())
+    took = time.perf_counter() - began
+    path.unlink()
+    return took
 
 
 class _Cut:
@@ -189,15 +205,15 @@ def table(result: dict[str, Any]) -> str:
     lines = [
         f"{result['megabytes']} MB slice, {result['cpu_count']} cores, Python {result['python']}",
         "",
-        "| wire | link, gRPC | link, TCP | slice | of gRPC | of TCP | second load | cut at | sent after |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| wire | link, gRPC | link, TCP | disk | slice | of gRPC | of TCP | of disk | again | cut at | then sent |",
+        "| --- " * 11 + "|",
     ]
     for wire, found in result["wires"].items():
         rates = {kind: f"{rate / 1e6:,.0f} MB/s" for kind, rate in found["bytes_per_s"].items()}
         name = wire if wire == "loopback" else f"{wire} Mbit/s"
         lines.append(
-            f"| {name} | {rates['grpc']} | {rates['tcp']} | {rates['slice']} |"
-            f" {found['of_grpc']:.2f} | {found['of_tcp']:.2f} |"
+            f"| {name} | {rates['grpc']} | {rates['tcp']} | {rates['disk']} | {rates['slice']} |"
+            f" {found['of_grpc']:.2f} | {found['of_tcp']:.2f} | {found['of_disk']:.2f} |"
             f" {found['second_load_bytes']} B, {found['second_load_s'] * 1e3:.0f} ms |"
             f" {found['cut_at_bytes'] / 1e6:,.0f} MB | {found['sent_after_cut_bytes'] / 1e6:,.0f} MB |"
         )

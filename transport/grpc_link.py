@@ -24,7 +24,7 @@ SESSION_KEY = "edge-session"  # metadata of the call: which session of the worke
 
 # The largest payload of a message. gRPC takes a message whole before anybody looks at who sent it, so this is far below
 # MAX_PAYLOAD: nothing sends more than 1 MiB at once, except recipes of slices.
-MAX_MESSAGE = 8 << 20
+MAX_MESSAGE = 16 << 20
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE + HEADER_BYTES),
