@@ -111,12 +111,12 @@ class EngineSession(ABC):
         self.close()
 
 
-def connect_all(sessions: Sequence[EngineSession], transport: str = "auto", more: tuple[Peer, ...] = ()) -> list[Any]:
+def connect_all(sessions: Sequence[EngineSession], transport: str = "auto") -> list[Any]:
     """Give all ranks links to each other: their states, one list of pb.LinkState per session.
 
-    more: ranks that are no sessions here, such as our own. The first error of any rank, after all have answered.
+    The first error of any rank, after all have answered.
     """
-    peers = [*(session.peer for session in sessions), *more]
+    peers = [session.peer for session in sessions]
     for session in sessions:
         given = [
             pb.Peer(

@@ -52,4 +52,4 @@ def test_slices() -> None:
     found = run("bench_slices.py")["wires"]["loopback"]
     assert all(rate > 0 for rate in found["bytes_per_s"].values())
     assert found["second_load_bytes"] == 0
-    assert 0 < found["sent_after_cut_bytes"] < 8_000_000
+    assert 0 < found["sent_after_cut_bytes"] <= 8_000_000  # of so little all may have been on its way at the cut
