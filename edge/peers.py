@@ -319,9 +319,10 @@ def _dial_grpc(peer: Peer, deadlines: Deadlines, credentials: Credentials | None
     # A worker without credentials was told that everything may pass in the clear.
     insecure = credentials is None
     channel, found = open_channel(peer.host, peer.port, credentials, deadlines.connect_timeout_s, insecure)
-    if found is not None and found.name != peer.name:
+    if credentials is not None and (found is None or found.name != peer.name):
         channel.close()
-        raise Refused(f"{peer} was to answer at {peer.host}:{peer.port}, it is {found.name}")
+        who = found.name if found else "somebody in the clear"
+        raise Refused(f"{peer} was to answer at {peer.host}:{peer.port}, it is {who}")
 
     def ended() -> None:  # in gRPC's thread, which closing the channel waits for
         threading.Thread(target=channel.close, daemon=True, name="close").start()

@@ -565,3 +565,10 @@ def test_sessions_of_many_owners_at_once(remotes: list[Remote]) -> None:
     for thread in threads:
         thread.join()
     assert not failures
+
+
+def test_a_rank_with_credentials_does_not_link_in_the_clear(tmp_path: Path, two: list[Worker]) -> None:
+    mine = shown(Cluster(tmp_path / "cluster", time.time()).owner)
+    peer = Peer(1, "pi", two[0].host, two[0].port, 0, "session")
+    with pytest.raises(Refused, match=r"rank 1 \(pi\) was to answer at .*, it is somebody in the clear"):
+        dial(peer, 0, SECRET, deadlines=Deadlines(), credentials=lambda: mine, transport="grpc", poll_s=0)

@@ -209,9 +209,9 @@ def dial(
     """
     outgoing = Queued()
     call = channel.stream_stream(METHOD)(outgoing.messages, metadata=((SESSION_KEY, session),))
-    for ended in (outgoing.end_of_call, on_end or outgoing.end_of_call):
-        if not call.add_callback(ended):
-            ended()  # it has ended already
+    for ended in (outgoing.end_of_call, on_end):
+        if ended is not None and not call.add_callback(ended):
+            ended()  # the call is over already
     return GrpcLink(peer, call, call.cancel, deadlines, outgoing)
 
 
