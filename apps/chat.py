@@ -7,11 +7,12 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from apps import distributed
 from apps.options import (
     UsageError,
     add_engine_arguments,
@@ -25,8 +26,10 @@ from apps.options import (
 
 if TYPE_CHECKING:
     from edge.chat import Chat
+    from edge.engine import Engine
     from edge.generate import Response
     from edge.sampler import SamplingParams
+    from edge.step_times import Summary
 
 HELP = "Talk to a model: the bundled one, a GGUF file, or REPO:FILE from the Hugging Face hub."
 
@@ -49,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sampling.add_argument("--grammar", metavar="FILE", help="GBNF grammar the answer must follow")
     sampling.add_argument("--json-schema", metavar="FILE", help="JSON schema the answer must follow")
     add_engine_arguments(parser)
+    distributed.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -63,20 +67,33 @@ def run(args: argparse.Namespace) -> int:
         prompt = sys.stdin.buffer.read().decode(errors="replace")
     if prompt is not None and not prompt.strip():
         raise UsageError("the prompt is empty")
+    devices = distributed.prepare(args)
     sampling = _sampling(args)
     template = _read(args.chat_template) if args.chat_template else None
     path = model_path(args.model)
-    with _loaded(args, path, template) as (chat, load_s):
+    with _loaded(args, path, template, devices) as loaded:
         if prompt is None:
             from apps.terminal import talk
 
-            return talk(chat, sampling, max_tokens=args.max_tokens, stop=args.stop, load_s=load_s)
-        return _answer_once(args, chat, prompt, sampling, load_s)
+            return talk(loaded, sampling, max_tokens=args.max_tokens, stop=args.stop)
+        return _answer_once(args, loaded, prompt, sampling)
 
 
-def _answer_once(args: argparse.Namespace, chat: Chat, prompt: str, sampling: SamplingParams, load_s: float) -> int:
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """What there is to talk to."""
+
+    chat: Chat
+    seconds: float  # that loading took
+    deployed: distributed.Deployed | None  # where it runs on several devices
+
+
+def _answer_once(args: argparse.Namespace, loaded: Loaded, prompt: str, sampling: SamplingParams) -> int:
+    from edge.errors import EdgeError
     from edge.interrupt import interrupt_stops
+    from transport.errors import TransportError
 
+    chat = loaded.chat
     responses: list[Response] = []
     with interrupt_stops(chat.engine):
         for response in answer(chat, prompt, sampling, max_tokens=args.max_tokens, stop=args.stop):
@@ -88,15 +105,25 @@ def _answer_once(args: argparse.Namespace, chat: Chat, prompt: str, sampling: Sa
     if not args.json:
         sys.stdout.write("\n")
         return 0
+    times: Sequence[Mapping[str, Summary]] = []
+    lost: Exception | None = None
+    if loaded.deployed:
+        try:
+            times = loaded.deployed.engine.times()
+        except (EdgeError, TransportError) as error:  # the answer is complete, and worth more than the figures
+            lost, times = error, [{} for _ in loaded.deployed.names]
     result = {
         "text": "".join(r.text for r in responses),
         "token_ids": [r.token_id for r in responses if r.token_id is not None],
         "finish_reason": last.finish_reason,
         "usage": dataclasses.asdict(last.usage),
-        "timing": {"load_s": load_s, **dataclasses.asdict(last.timing)},
+        "timing": {"load_s": loaded.seconds, **dataclasses.asdict(last.timing)},
         "seed": sampling.seed,
+        **(loaded.deployed.to_json(times) if loaded.deployed else {}),
     }
     print(json.dumps(result, ensure_ascii=False))
+    if lost is not None:
+        raise lost
     return 0
 
 
@@ -114,24 +141,35 @@ def answer(
 
 
 @contextmanager
-def _loaded(args: argparse.Namespace, path: Path, template: str | None) -> Iterator[tuple[Chat, float]]:
-    """A chat on the loaded model, and the seconds that took."""
-    from apps.progress import progress
+def _loaded(
+    args: argparse.Namespace, path: Path, template: str | None, devices: distributed.Devices | None
+) -> Iterator[Loaded]:
+    """A chat on the loaded model."""
     from edge.chat import Chat
-    from edge.engine import Engine
 
     began = time.perf_counter()
+    with ExitStack() as stack:
+        deployed = stack.enter_context(distributed.deployed(args, devices, path)) if devices else None
+        engine = deployed.engine if deployed else stack.enter_context(_engine(args, path))
+        chat = Chat(engine, system=args.system, template=template)
+        yield Loaded(chat, time.perf_counter() - began, deployed)
+
+
+def _engine(args: argparse.Namespace, path: Path) -> Engine:
+    """The model on this device alone."""
+    from apps.progress import progress
+    from edge.engine import Engine
+
     size = path.stat().st_size
     with progress(f"Loading {path.name}", size) as bar:
         engine = Engine(path, engine_options(args), progress=lambda fraction: bar.update(fraction * size))
-    with engine:
-        if not engine.memory.fits:
-            print(
-                f"edge chat: {path.name} is larger than the memory that is free; it will be read from disk again and"
-                " again, which is slow",
-                file=sys.stderr,
-            )
-        yield Chat(engine, system=args.system, template=template), time.perf_counter() - began
+    if not engine.memory.fits:
+        print(
+            f"edge chat: {path.name} is larger than the memory that is free; it will be read from disk again and again,"
+            " which is slow",
+            file=sys.stderr,
+        )
+    return engine
 
 
 def _sampling(args: argparse.Namespace) -> SamplingParams:

@@ -12,10 +12,12 @@ COMMANDS = ("chat", "bench", "model", "worker", "devices", "link", "cluster")
 
 # Exit codes, as documented in docs/cli.md. Classes are named, not imported: importing them would make --help slow.
 EXIT_CODES = {
+    "PlanError": 2,
     "SamplingError": 2,
     "ShapeError": 2,
     "UnknownTypeError": 2,
     "UsageError": 2,
+    "CannotSlice": 3,
     "ModelFileError": 3,
     "TemplateError": 3,
     "ChatFileError": 3,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from apps.format import bytes_text
 from apps.link import address, show, timeout
+from apps.options import quiet_grpc
 from apps.progress import progress
 from apps.table import print_columns, print_note
 
@@ -98,7 +98,7 @@ class _Pair:
 
 def run(args: argparse.Namespace) -> int:
     """Look, ask, print; the exit code tells whether all whose address was given answer."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    quiet_grpc()
     from edge.membership import credentials
 
     credentials()  # whatever is wrong with our own is no fault of any worker

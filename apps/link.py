@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 from typing import TYPE_CHECKING
 
 from apps.format import bytes_text
-from apps.options import number
+from apps.options import number, quiet_grpc
 from apps.table import print_note, print_table
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    quiet_grpc()
     from edge.diagnose import measure_link
     from edge.membership import reach
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,6 +82,26 @@ def byte_size(text: str) -> int:
     return size
 
 
+def cores(text: str) -> tuple[int, ...]:
+    """Numbers of cores, from "0,2-3"."""
+    from devices.cores import parse_cores
+
+    try:
+        return parse_cores(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def check_usable(cores: Sequence[int], where: str = "--affinity") -> None:
+    """UsageError, with `where` they were named, unless this machine has these cores, and lets us choose them."""
+    from devices.cores import check_cores
+
+    try:
+        check_cores(cores)
+    except ValueError as error:
+        raise UsageError(f"{where}: {error}") from None
+
+
 def device_name(text: str) -> str:
     """A name that a device can have."""
     from devices.errors import TrustError
@@ -98,6 +120,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         "--context", type=context_size, metavar="N", help="tokens of context (default: the model's, at most 4096)"
     )
     group.add_argument("--threads", type=thread_count, metavar="N", help="default: one per physical core")
+    group.add_argument("--affinity", type=cores, metavar="CORES", help="run on these cores only, such as 0,2-3")
     group.add_argument(
         "--batch", type=positive_int, default=512, metavar="N", help="prompt tokens in one pass (default: 512)"
     )
@@ -113,13 +136,31 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def engine_options(args: argparse.Namespace) -> EngineOptions:
-    """The parsed engine options."""
+def keep_to_cores(cores: Sequence[int] | None, where: str = "--affinity") -> None:
+    """Run on these cores from now on, where some are named. Call it before anything starts threads. UsageError, with
+    `where` they were named, where they cannot be had."""
+    if cores:
+        from devices.cores import keep_to
+
+        check_usable(cores, where)
+        keep_to(cores)
+
+
+def quiet_grpc() -> None:
+    """To be called before gRPC is loaded. It writes lines of its own about connections that failed; ours say the same
+    in words. And it would prepare for forks, of which there are none."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+
+def engine_options(args: argparse.Namespace, sequences: int = 1) -> EngineOptions:
+    """The parsed engine options, for so many sequences."""
     from edge.engine import EngineOptions
 
     return EngineOptions(
         context=args.context,
         batch=args.batch,
+        sequences=sequences,
         threads=args.threads,
         gpu_layers=args.gpu_layers,
         repack=args.repack,

@@ -15,29 +15,33 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from rich.console import Console
 from rich.markup import escape
 
-from apps.chat import answer
+from apps import step_table
+from apps.chat import Loaded, answer
 from apps.format import count_text
 from apps.markdown import MarkdownStream
-from edge.chat import Chat
-from edge.errors import EdgeError, Interrupted
+from apps.table import print_columns, printable
+from edge.errors import EdgeError, EngineError, Interrupted, WorkerError
 from edge.generate import Response
 from edge.interrupt import interrupt_stops
 from edge.sampler import SamplingParams
+from transport.errors import TransportError
 
 KEYS = "Enter sends, Alt+Enter or Ctrl-J starts a new line, Ctrl-C stops an answer, Ctrl-D leaves"
 
 
-def talk(chat: Chat, sampling: SamplingParams, *, max_tokens: int | None, stop: Sequence[str], load_s: float) -> int:
-    """Run the conversation until the person leaves; the exit code."""
-    return _Talk(chat, sampling, max_tokens, stop, load_s).run()
+def talk(loaded: Loaded, sampling: SamplingParams, *, max_tokens: int | None, stop: Sequence[str]) -> int:
+    """Run the conversation until the person leaves; the exit code.
+
+    Where one of several devices failed or was lost, the person can still save the conversation; then its error is
+    raised: WorkerError, EngineError or a TransportError.
+    """
+    return _Talk(loaded, sampling, max_tokens, stop).run()
 
 
 class _Talk:
-    def __init__(
-        self, chat: Chat, sampling: SamplingParams, max_tokens: int | None, stop: Sequence[str], load_s: float
-    ) -> None:
-        self._chat, self._sampling, self._max_tokens, self._stop = chat, sampling, max_tokens, stop
-        self._load_s = load_s
+    def __init__(self, loaded: Loaded, sampling: SamplingParams, max_tokens: int | None, stop: Sequence[str]) -> None:
+        self._chat, self._deployed, self._load_s = loaded.chat, loaded.deployed, loaded.seconds
+        self._sampling, self._max_tokens, self._stop = sampling, max_tokens, stop
         self._last: Response | None = None
         self._console = Console(highlight=False)
         self._commands: dict[str, tuple[str, Callable[[str], None]]] = {
@@ -50,6 +54,7 @@ class _Talk:
             "/exit": ("leave", self._exit),
         }
         self._leaving = False
+        self._lost: Exception | None = None  # why nothing can be computed any more, where that is so
 
     def run(self) -> int:
         engine = self._chat.engine
@@ -58,6 +63,8 @@ class _Talk:
             f"[bold]{escape(str(name))}[/]  {engine.file.architecture}, {count_text(engine.shape.n_params)} parameters,"
             f" context {engine.context}, {engine.threads} threads"
         )
+        if self._deployed:
+            self._console.print(f"[dim]{escape(printable(self._deployed.line()))}[/]", soft_wrap=True)
         self._console.print(f"[dim]{KEYS}, /help lists commands.[/]\n")
         session: PromptSession[str] = PromptSession(
             history=_history(), completer=_Commands(self._commands), key_bindings=_keys(), multiline=True
@@ -76,10 +83,18 @@ class _Talk:
                     self._run_command(line)
                 else:
                     self._answer(line)
+                    self._lost = None
             except KeyboardInterrupt:
                 self._console.print()  # pressed once more than was needed to stop the answer
-            except (EdgeError, OSError) as error:
-                self._console.print(f"[red]{escape(str(error))}[/]\n")
+            except (EdgeError, OSError, TransportError) as error:
+                self._console.print(f"[red]{escape(printable(str(error)))}[/]")
+                if self._deployed and isinstance(error, (EngineError, WorkerError, TransportError)):
+                    # The engine says the same to whatever is asked from now on, but what was said is still here.
+                    self._lost = error
+                    self._console.print("[dim]/save FILE keeps the conversation, /exit leaves[/]")
+                self._console.print()
+        if self._lost is not None:
+            raise self._lost
         return 0
 
     def _answer(self, text: str) -> None:
@@ -171,6 +186,10 @@ class _Talk:
         rows.append(("seed", str(self._sampling.seed)))
         for name, value in rows:
             self._console.print(f"  [bold]{name:8}[/] {value}")
+        if self._deployed:
+            times = step_table.rows(self._deployed.names, self._deployed.engine.times())
+            print_columns(step_table.NAMES, times, whole=step_table.WHOLE)
+            self._console.print(f"[dim]{step_table.NOTE}[/]")
 
     def _exit(self, _: str) -> None:
         self._leaving = True

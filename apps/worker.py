@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import os
 import socket
 from pathlib import Path
 
-from apps.options import UsageError, byte_size, device_name, thread_count
+from apps.options import (
+    MAX_THREADS,
+    UsageError,
+    byte_size,
+    check_usable,
+    cores,
+    device_name,
+    natural,
+    quiet_grpc,
+    thread_count,
+)
 
 HELP = "Let other devices use this one: run as a daemon that they reach over the network."
 
@@ -28,7 +37,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory", type=byte_size, metavar="SIZE", help="use at most so much, such as 2GiB (default: no limit)"
     )
-    parser.add_argument("--threads", type=thread_count, metavar="N", help="default: one per physical core")
+    parser.add_argument(
+        "--threads", type=thread_count, metavar="N", help="default: one per physical core, of those of --affinity"
+    )
+    parser.add_argument(
+        "--affinity", type=cores, metavar="CORES", help="compute on these cores only, such as 0,2-3 (default: all)"
+    )
+    parser.add_argument(
+        "--gpu-layers", type=natural, metavar="N", help="most layers of a session on the GPU (default: all, if any)"
+    )
     parser.add_argument(
         "--models", type=Path, metavar="DIR", help="folder of model files: what is cut from one need not be sent"
     )
@@ -53,10 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C."""
-    # gRPC writes lines of its own about connections that failed; ours say the same in words.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    # We start programs and never go on in a fork; gRPC's preparations for that would run in between.
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    quiet_grpc()
     from devices import credentials as held
     from devices.invitation import parse_token
     from devices.names import name_from
@@ -69,6 +83,9 @@ def run(args: argparse.Namespace) -> int:
 
     if args.models is not None and not args.models.is_dir():
         raise UsageError(f"--models {args.models} is no folder")
+    affinity: tuple[int, ...] = args.affinity or ()
+    if affinity:
+        check_usable(affinity)
     folder = credentials_folder()
     if args.join is not None:
         _check_name(args.name, parse_token(args.join).holder.name)
@@ -89,10 +106,12 @@ def run(args: argparse.Namespace) -> int:
             worker=WorkerOptions(
                 name=membership.holder.name if membership else args.name or host_name,
                 host=host,
-                threads=args.threads or default_threads(),
+                threads=args.threads or min(default_threads(), len(affinity) or MAX_THREADS),
                 memory_limit_bytes=args.memory,
                 models=args.models,
                 credentials=folder if secure else None,
+                affinity=affinity,
+                gpu_layers=args.gpu_layers,
             ),
             port=port,
             insecure=args.insecure,

@@ -19,8 +19,12 @@ _OWN_GROUPS = Path("/proc/self/cgroup")
 def default_threads() -> int:
     """Threads to compute with: the physical cores this process may use. Hyperthreads only contend for them."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = math.ceil(min((share for group in _own_groups("cpu") if (share := _cpu_share(*group))), default=usable))
-    return max(1, min(usable, quota, psutil.cpu_count(logical=False) or usable))
+    return max(1, min(usable, math.ceil(cpu_quota() or usable), psutil.cpu_count(logical=False) or usable))
+
+
+def cpu_quota() -> float | None:
+    """Cores that the control groups let this process keep busy, on the average of a period; None without a quota."""
+    return min((share for group in _own_groups("cpu") if (share := _cpu_share(*group))), default=None)
 
 
 def available_memory() -> int:

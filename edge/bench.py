@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from devices.probe import memory_bandwidth_gbps, peak_rss
-from edge.engine import Engine
+from edge.scheduler import Request, Scheduler
+from edge.text_engine import TextEngine
 
 
 @dataclass(frozen=True)
@@ -32,29 +33,35 @@ class BenchResult:
     prefill: Rate
     decode: Rate
     decode_ms_median: float  # over every token of every repeat
+    throughput: Rate | None  # tokens generated with several requests in flight, prompts included; None for one
     decode_bytes: int  # weights one token reads
-    bandwidth_gbps: float  # decode_bytes over decode_ms_median: what decoding got out of the memory
-    memory_bandwidth_gbps: float  # what reading alone gets, with as many threads
+    bandwidth_gbps: float | None  # decode_bytes over decode_ms_median: what decoding got out of the memory
+    memory_bandwidth_gbps: float | None  # what reading alone gets, with as many threads; None on several devices
     peak_rss_bytes: int
 
 
 def measure(
-    engine: Engine,
+    engine: TextEngine,
     *,
     prompt_tokens: int = 512,
     gen_tokens: int = 128,
     repeats: int = 5,
+    requests: int = 1,
+    alone: bool = True,
     on_step: Callable[[int, int], None] = lambda done, total: None,
 ) -> BenchResult:
     """Run prefill and decode `repeats` times after one warm-up. Tokens are random: speed does not depend on them.
 
-    on_step(done, total) is called after the warm-up and each repeat. ValueError where they do not fit the context.
+    requests: above 1, then also with so many of them in flight. alone: the engine is this machine's, and what it reads
+    can be compared with the machine's memory. on_step(done, total) is called after each warm-up and repeat. ValueError
+    where they do not fit the context.
     """
     if prompt_tokens + gen_tokens > engine.context:
         raise ValueError(
             f"{prompt_tokens} prompt and {gen_tokens} generated tokens do not fit in a context of {engine.context}"
         )
     tokens = np.random.default_rng(0).integers(0, engine.model.n_vocab, prompt_tokens + gen_tokens, np.int32)
+    steps_in_all = (repeats + 1) * (2 if requests > 1 else 1)
     prefill_s: list[float] = []
     decode_s: list[list[float]] = []
     for repeat in range(repeats + 1):
@@ -62,7 +69,17 @@ def measure(
         if repeat:  # the first is the warm-up
             prefill_s.append(prefill)
             decode_s.append(steps)
-        on_step(repeat + 1, repeats + 1)
+        on_step(repeat + 1, steps_in_all)
+    together = None
+    if requests > 1:
+        together = throughput(
+            engine,
+            requests=requests,
+            prompt_tokens=prompt_tokens,
+            gen_tokens=gen_tokens,
+            repeats=repeats,
+            on_step=lambda done, _: on_step(repeats + 1 + done, steps_in_all),
+        )
     median_s = statistics.median(s for steps in decode_s for s in steps)
     bytes_read = decode_bytes(engine)
     peak = peak_rss()  # before the bandwidth is measured, which takes memory of its own
@@ -74,29 +91,60 @@ def measure(
         prefill=_rate([prompt_tokens / s for s in prefill_s]),
         decode=_rate([gen_tokens / sum(steps) for steps in decode_s]),
         decode_ms_median=median_s * 1e3,
+        throughput=together,
         decode_bytes=bytes_read,
-        bandwidth_gbps=bytes_read / median_s / 1e9,
-        memory_bandwidth_gbps=memory_bandwidth_gbps(engine.threads),
+        bandwidth_gbps=bytes_read / median_s / 1e9 if alone else None,
+        memory_bandwidth_gbps=memory_bandwidth_gbps(engine.threads) if alone else None,
         peak_rss_bytes=peak,
     )
 
 
-def _once(engine: Engine, tokens: np.ndarray[tuple[int], np.dtype[np.int32]], n: int) -> tuple[float, list[float]]:
+def throughput(
+    engine: TextEngine,
+    *,
+    requests: int,
+    prompt_tokens: int,
+    gen_tokens: int,
+    repeats: int,
+    on_step: Callable[[int, int], None] = lambda done, total: None,
+) -> Rate:
+    """Tokens generated per second with so many requests in flight, from the first prompt to the last token; after one
+    warm-up. ValueError where they do not fit the context or the engine's sequences."""
+    if requests * (prompt_tokens + gen_tokens) > engine.context or requests > engine.sequences:
+        raise ValueError(
+            f"{requests} requests of {prompt_tokens} and {gen_tokens} tokens do not fit in a context of"
+            f" {engine.context} with {engine.sequences} sequences"
+        )
+    tokens = np.random.default_rng(0).integers(0, engine.model.n_vocab, (requests, prompt_tokens), np.int32)
+    asked = [Request(prompt.tolist(), gen_tokens, ends=False) for prompt in tokens]
+    rates = []
+    for repeat in range(repeats + 1):
+        began = time.perf_counter()
+        Scheduler(engine).run(asked)
+        if repeat:
+            rates.append(requests * gen_tokens / (time.perf_counter() - began))
+        on_step(repeat + 1, repeats + 1)
+    return _rate(rates)
+
+
+def _once(engine: TextEngine, tokens: np.ndarray[tuple[int], np.dtype[np.int32]], n: int) -> tuple[float, list[float]]:
     """Seconds of one prefill of the first `n` tokens, and of each decode step of the rest."""
     engine.kv_clear()
     began = time.perf_counter()
-    for start in range(0, n, engine.batch):
-        engine.decode(tokens[start : min(n, start + engine.batch)], start)
+    chunk = engine.chunk(n)
+    for start in range(0, n, chunk):
+        stop = min(n, start + chunk)
+        engine.decode(tokens[start:stop], start, outputs="last" if stop == n else "none")
     prefill = time.perf_counter() - began
     steps = []
     for position in range(n, len(tokens)):
         began = time.perf_counter()
-        engine.decode(tokens[position : position + 1], position)
+        engine.decode(tokens[position : position + 1], position, top=1)
         steps.append(time.perf_counter() - began)
     return prefill, steps
 
 
-def decode_bytes(engine: Engine) -> int:
+def decode_bytes(engine: TextEngine) -> int:
     """Bytes of weights one token reads: all but the token table (one row of it), and of experts those it uses."""
     shape = engine.shape
     total = 0

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from devices.files import write_whole
-from edge.engine import Engine
 from edge.errors import ChatFileError
 from edge.generate import Response, generate
 from edge.sampler import SamplingParams
 from edge.session import PrefillProgress, Session
 from edge.template import ChatTemplate, Message
+from edge.text_engine import TextEngine
 
 ROLES = ("system", "user", "assistant")
 _FORMAT = "edge-chat-1"
@@ -23,7 +23,7 @@ _FORMAT = "edge-chat-1"
 class Chat:
     """Messages so far, and asking for the next answer. Only what the model has not seen yet is computed."""
 
-    def __init__(self, engine: Engine, *, system: str | None = None, template: str | None = None) -> None:
+    def __init__(self, engine: TextEngine, *, system: str | None = None, template: str | None = None) -> None:
         """template: Jinja source to use instead of the model's own. TemplateError where it is not valid."""
         self.engine = engine
         self._session = Session(engine)

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from edge import log
+from edge.lent import Lent
 from transport import edge_pb2 as pb
 from transport.errors import TransportError
 from transport.frame import Kind
@@ -29,12 +30,12 @@ _LAST_LINES = 5  # of what it said, to tell how it died
 class Child:
     """A running engine process."""
 
-    def __init__(self, host: str, credentials: Path | None, threads: int, session: str) -> None:
+    def __init__(self, host: str, credentials: Path | None, lent: Lent, session: str) -> None:
         """Starts it. host: where it takes TCP links; credentials: the folder, where links are encrypted."""
         self.folder = Path(tempfile.mkdtemp(prefix="edge-"))
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-m", "edge.rank", "--control", str(theirs.fileno()), "--host", host]
-        command += ["--folder", str(self.folder), "--threads", str(threads)]
+        command += ["--folder", str(self.folder), *lent.options()]
         if credentials is not None:
             command += ["--credentials", str(credentials)]
         try:

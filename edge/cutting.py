@@ -87,7 +87,7 @@ class _Source:
         self._handle = file.fileno()
         self._name = getattr(file, "name", "the model file")
         self._before = self._state()
-        if self._before[0] != recipe.model_bytes:
+        if recipe.copies and self._before[0] != recipe.model_bytes:
             raise SliceError(
                 f"{self._name} has {self._before[0]} bytes, the recipe needs a model of {recipe.model_bytes}"
                 f" (SHA-256 {recipe.model_digest[:12]}...); it has changed or is another model"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +15,11 @@ from numpy.typing import NDArray
 from devices.probe import default_threads
 from edge import llama, memory
 from edge.errors import ContextFull, EngineError
+from edge.ggml import forget_views
 from edge.hooks import Hook, NodeHooks
 from partition.check import check_loadable
 from partition.model import ModelShape
+from partition.slice_rules import has_window
 from quant.errors import UnknownTypeError
 from quant.gguf_file import GgufFile
 from quant.types import KV_TYPES, TensorType, type_by_name
@@ -55,8 +58,20 @@ class EngineOptions:
         ):
             if value is not None and not 1 <= value <= most:
                 raise EngineError(f"{name} must be from 1 to {most}, it is {value}")
+        if self.gpu_layers is not None and self.gpu_layers < 0:
+            raise EngineError(f"gpu_layers must be 0 or more, it is {self.gpu_layers}")
+        self.check_sequences(self.batch)
         if self.flash_attention not in llama.FLASH_ATTENTION:
             raise EngineError(f"flash_attention must be auto, on or off, it is {self.flash_attention!r}")
+
+    def check_sequences(self, batch: int) -> None:
+        """EngineError unless a batch of so many rows has one for each sequence, and as many outputs. llama.cpp reserves
+        that much, and would end the process."""
+        least = min(batch, self.outputs or batch)
+        if self.sequences > least:
+            raise EngineError(
+                f"{self.sequences} sequences need as many rows in a batch, and outputs; there are {least}"
+            )
 
 
 class Engine:
@@ -68,10 +83,11 @@ class Engine:
         options: EngineOptions = EngineOptions(),
         hooks: Sequence[Hook] = (),
         progress: Callable[[float], None] | None = None,
+        embeddings: bool = False,
     ) -> None:
         """Check, account, load. ModelFileError, NotEnoughMemory or EngineError say what is wrong.
 
-        progress is called with the fraction of the weights loaded.
+        progress is called with the fraction of the weights loaded. embeddings: batches bring hidden states, not tokens.
         """
         self.path = Path(path)
         self.file = GgufFile.open(path)
@@ -79,7 +95,11 @@ class Engine:
         self.shape = ModelShape.from_gguf(self.file)
         self.context, self.threads, kv = resolve(options, self.shape)
         self.batch = min(options.batch, self.context)
+        options.check_sequences(self.batch)
         self.outputs = min(options.outputs or options.sequences, self.batch)
+        self.sequences = options.sequences
+        self.stages = 1
+        self._submitted: deque[NDArray[np.float32]] = deque()
         gpu_layers = _gpu_layers(options.gpu_layers)
         self.memory = memory.check(
             self.path,
@@ -92,9 +112,10 @@ class Engine:
             flash_attention=options.flash_attention,
         )
         repack = self.memory.fits if options.repack is None else options.repack
-        self.rows = llama.Batch(self.batch)
+        self.rows = llama.Batch(self.batch, self.shape.n_embd if embeddings else 0)
         self._model = llama.Model(path, gpu_layers=gpu_layers, repack=repack, progress=progress)
         self._hooks = NodeHooks(hooks) if hooks else None
+        self._shifted = False  # positions, since the last decode
         try:
             if not self._model.has_decoder or self._model.n_vocab == 0:
                 raise EngineError(f"{self.path.name} is not a text generation model")
@@ -122,19 +143,23 @@ class Engine:
     # Decoding.
 
     def decode(
-        self, tokens: Sequence[int] | NDArray[np.int32], start: int, *, sequence: int = 0, outputs: Outputs = "last"
+        self,
+        tokens: Sequence[int] | NDArray[np.int32],
+        start: int,
+        *,
+        sequence: int = 0,
+        outputs: Outputs = "last",
+        top: int = 0,
     ) -> NDArray[np.float32]:
         """Compute tokens at positions start, start + 1, ... of a sequence, and keep their keys and values.
 
         outputs: "last" gives logits [n_vocab] of the last token, "all" [n, n_vocab], "none" an empty array. They are
-        views or copies that hold until the next decode.
+        views or copies that hold until the next decode. top: the caller needs only so many of the largest logits; here
+        all are there at no cost.
         """
         n = len(tokens)
         rows = self.rows
-        if not 0 < n <= rows.capacity:
-            raise EngineError(f"a decode takes 1 to {rows.capacity} tokens, {n} were given")
-        if start + n > self.context:
-            raise ContextFull(f"{start + n} tokens do not fit in the context of {self.context}; use a larger --context")
+        check_room(n, start, rows.capacity, self.context)
         rows.tokens[:n] = tokens
         rows.positions[:n] = range(start, start + n)
         rows.sequences[:n] = sequence
@@ -145,6 +170,41 @@ class Engine:
             return np.stack([self._context.logits(i) for i in range(n)])
         return self._context.logits(-1) if outputs == "last" else np.empty(0, np.float32)
 
+    def submit(
+        self,
+        tokens: Sequence[int] | NDArray[np.int32],
+        positions: NDArray[np.int_],
+        sequences: NDArray[np.int_],
+        outputs: NDArray[np.int8],
+        *,
+        top: int = 0,
+    ) -> None:
+        """Decode rows of any sequences and positions, all arrays [n]. `collect` returns the logits of those marked in
+        `outputs`, in the order of submission. On one device nothing is left to wait for then."""
+        n, rows = len(tokens), self.rows
+        rows.tokens[:n], rows.positions[:n], rows.sequences[:n], rows.outputs[:n] = (
+            tokens,
+            positions,
+            sequences,
+            outputs,
+        )
+        self.decode_rows(rows, n)
+        if outputs.any():
+            self._submitted.append(np.stack([self._context.logits(int(i)) for i in np.flatnonzero(outputs)]))
+
+    def collect(self) -> NDArray[np.float32]:
+        """Logits [rows, n_vocab] of the oldest submitted step that gives any and was not collected."""
+        return self._submitted.popleft()
+
+    @property
+    def uncollected(self) -> int:
+        """Submitted steps whose logits wait to be collected."""
+        return len(self._submitted)
+
+    def chunk(self, n: int) -> int:
+        """Tokens of a prompt of `n` that should go into one decode."""
+        return self.batch
+
     def decode_rows(self, rows: llama.Batch, n: int) -> None:
         """Compute the first `n` rows of a batch as filled in by the caller: any positions and sequences."""
         wanted = int(np.count_nonzero(rows.outputs[:n]))
@@ -153,7 +213,8 @@ class Engine:
         if self._hooks is None:
             self._context.decode(rows, n)
             return
-        self._hooks.begin(n, wanted)
+        self._hooks.begin(n, wanted, shifted=self._shifted)
+        self._shifted = False
         completed = False
         try:
             self._context.decode(rows, n)
@@ -177,20 +238,20 @@ class Engine:
 
     def kv_remove(self, sequence: int, start: int, end: int = -1) -> bool:
         """Forget positions [start, end) of a sequence. False where this cache keeps no history and must be cleared."""
+        self._check_sequences(sequence)
         return self._context.kv_remove(sequence, start, end)
 
     def kv_copy(self, source: int, target: int, start: int = 0, end: int = -1) -> None:
         """Let sequence `target` share positions [start, end) of `source`, at no cost in memory."""
+        self._check_sequences(source, target)
         self._context.kv_copy(source, target, start, end)
 
     def kv_shift(self, sequence: int, start: int, end: int, delta: int) -> None:
-        """Add `delta` to positions [start, end) of a sequence.
-
-        EngineError with hooks: the shift is a graph of its own, which they would take for a part of the next one.
-        """
-        if self._hooks is not None:
-            raise EngineError("positions cannot be shifted while hooks look at the graph")
+        """Add `delta` to positions [start, end) of a sequence. EngineError where this model's cache cannot."""
+        self._check_sequences(sequence)
+        check_shift(self.file)
         self._context.kv_shift(sequence, start, end, delta)
+        self._shifted = True  # llama.cpp moves the keys at the beginning of the next decode
 
     def kv_clear(self) -> None:
         """Forget everything."""
@@ -198,10 +259,16 @@ class Engine:
 
     def kv_last(self, sequence: int) -> int:
         """The last position held for a sequence; -1 if none."""
+        self._check_sequences(sequence)
         return self._context.kv_last(sequence)
+
+    def _check_sequences(self, *sequences: int) -> None:
+        if not all(0 <= sequence < self.sequences for sequence in sequences):  # llama.cpp would end the process
+            raise EngineError(f"sequences are from 0 to {self.sequences - 1}, not {', '.join(map(str, sequences))}")
 
     def close(self) -> None:
         """Free the context and the model."""
+        forget_views()
         self._context.close()
         self._model.close()
 
@@ -210,6 +277,22 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def check_room(n: int, start: int, batch: int, context: int) -> None:
+    """Raise EngineError unless a decode may have `n` rows, ContextFull unless they fit from position `start` on."""
+    if not 0 < n <= batch:
+        raise EngineError(f"a decode takes 1 to {batch} tokens, {n} were given")
+    if start + n > context:
+        raise ContextFull(f"{start + n} tokens do not fit in the context of {context}; use a larger --context")
+
+
+def check_shift(file: GgufFile) -> None:
+    """EngineError for a model with attention windows: where all layers it has here are of one kind, llama.cpp would
+    end the process on the empty cache of the other kind."""
+    window = file.metadata.get(f"{file.architecture}.attention.sliding_window", 0)
+    if window or has_window(file.architecture):
+        raise EngineError("positions of a model with attention windows cannot be shifted; compute them again")
 
 
 def resolve(options: EngineOptions, shape: ModelShape) -> tuple[int, int, TensorType]:

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import json
 import queue
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
+from edge.blame import telling
 from edge.errors import WorkerError
 from edge.peers import Peer
 from transport import edge_pb2 as pb
@@ -18,6 +21,7 @@ from transport.errors import LinkTimeout, TransportError
 from transport.link import DEFAULTS, Deadlines
 
 COMMAND_TIMEOUT_S = 120.0  # for the engine process to say something about a command
+WHOLE_TIMEOUT_S = 3600.0  # for a command that says something now and then: a load from a slow card
 
 
 class EngineSession(ABC):
@@ -32,8 +36,10 @@ class EngineSession(ABC):
         self.died: Exception | None = None
         self._events: queue.SimpleQueue[pb.Event | Exception] = queue.SimpleQueue()
 
-    def open(self, world_size: int, secret: bytes, deadlines: Deadlines = DEFAULTS) -> pb.Opened:
-        """The first command: make it a rank of a group, and wait until it can be dialled."""
+    def open(
+        self, world_size: int, secret: bytes, deadlines: Deadlines = DEFAULTS, affinity: Sequence[int] = ()
+    ) -> pb.Opened:
+        """The first command: make it a rank of a group, on these cores, and wait until it can be dialled."""
         asked = pb.Open(
             rank=self.rank,
             world_size=world_size,
@@ -41,6 +47,7 @@ class EngineSession(ABC):
             connect_timeout_s=deadlines.connect_timeout_s,
             step_timeout_s=deadlines.step_timeout_s,
             send_timeout_s=deadlines.send_timeout_s,
+            affinity=affinity,
         )
         try:
             return self.ask(pb.Command(open=asked)).opened
@@ -64,26 +71,48 @@ class EngineSession(ABC):
 
     def answer(self, on_event: Callable[[pb.Event], None] | None = None) -> pb.Event:
         """The final event of the oldest command that has none yet."""
+        deadline = time.monotonic() + WHOLE_TIMEOUT_S
         while True:
             try:
                 event = self._events.get(timeout=COMMAND_TIMEOUT_S)
             except queue.Empty:
-                self.died = LinkTimeout(f"{self.device} said nothing for {COMMAND_TIMEOUT_S:g} s")
-                self.close()  # or a late answer would be taken for the next one
-                raise self.died from None
-            if isinstance(event, Exception):
-                self.died = event
-                raise event
-            kind = event.WhichOneof("event")
-            if kind == "failed":
-                raise WorkerError(f"{self.device}: {event.failed.message}", event.failed.error)
-            if kind == "died":
-                self.died = WorkerError(f"{self.device}: {event.died.reason}")
-                raise self.died
-            if kind != "loading":
-                return event
+                raise self._given_up(f"said nothing for {COMMAND_TIMEOUT_S:g} s") from None
+            said = self._checked(event)
+            if said.WhichOneof("event") != "loading":
+                return said
+            if time.monotonic() > deadline:
+                raise self._given_up(f"did not do what it was asked within {WHOLE_TIMEOUT_S:g} s")
             if on_event:
-                on_event(event)
+                on_event(said)
+
+    def _given_up(self, why: str) -> LinkTimeout:
+        self.died = error = LinkTimeout(f"{self.device} {why}")
+        self.close()  # or a late answer would be taken for the next one
+        return error
+
+    def _checked(self, event: pb.Event | Exception) -> pb.Event:
+        """An event; what it means is raised where that is an error."""
+        if isinstance(event, Exception):
+            self.died = event
+            raise event
+        kind = event.WhichOneof("event")
+        if kind == "failed":
+            raise WorkerError(f"{self.device}: {event.failed.message}", event.failed.error)
+        if kind == "died":
+            self.died = WorkerError(f"{self.device}: {event.died.reason}")
+            raise self.died
+        return event
+
+    def word(self) -> Exception | None:
+        """What it said last without being asked, if that is why it can do no more: its command failed, or it died."""
+        if self.died is None:
+            with suppress(queue.Empty):
+                event = self._events.get_nowait()
+                try:
+                    self._checked(event)
+                except (TransportError, WorkerError) as error:
+                    self.died = error
+        return self.died
 
     def load(
         self, slice_: str, options: dict[str, Any] | None = None, progress: Callable[[float], None] | None = None
@@ -114,9 +143,14 @@ class EngineSession(ABC):
 def connect_all(sessions: Sequence[EngineSession], transport: str = "auto") -> list[Any]:
     """Give all ranks links to each other: their states, one list of pb.LinkState per session.
 
-    The first error of any rank, after all have answered.
+    Where ranks fail, the error that says most, after all have answered.
     """
-    peers = [session.peer for session in sessions]
+    tell_peers(sessions, [session.peer for session in sessions], transport)
+    return [list(event.connected.links) for event in answers(sessions)]
+
+
+def tell_peers(sessions: Sequence[EngineSession], ranks: Sequence[Peer], transport: str) -> None:
+    """Tell each session to link to all other `ranks`; `answers` waits for what comes of it."""
     for session in sessions:
         given = [
             pb.Peer(
@@ -127,22 +161,21 @@ def connect_all(sessions: Sequence[EngineSession], transport: str = "auto") -> l
                 tcp_port=peer.tcp_port,
                 session=peer.session,
             )
-            for peer in peers
+            for peer in ranks
             if peer.rank != session.rank
         ]
         session.tell(pb.Command(connect=pb.Connect(peers=given, transport=transport)))
-    return [list(event.connected.links) for event in answers(sessions)]
 
 
 def answers(sessions: Sequence[EngineSession]) -> Iterator[pb.Event]:
-    """The final event of every session, in order; where one fails, its error after all others have answered."""
+    """The final event of every session, in order. Where some fail, the error that says most, once all have answered."""
     events: list[pb.Event] = []
-    failed: Exception | None = None
+    failed: list[Exception] = []
     for session in sessions:
         try:
             events.append(session.answer())
         except (TransportError, WorkerError) as error:
-            failed = failed or error
-    if failed is not None:
-        raise failed
+            failed.append(error)
+    if failed:
+        raise telling(failed)
     return iter(events)

@@ -61,6 +61,7 @@ def generate(
         raise SamplingError("a stop string must not be empty")
     model = session.engine.model
     sampler = TokenSampler(model, sampling)
+    session.top = sampler.needs
     text = TextStream(stop)
     clock = _Clock(accepted, len(prompt))
     try:

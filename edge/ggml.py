@@ -1,4 +1,4 @@
-"""ggml, under llama.cpp: the layout of its tensors, the nodes of a graph, quantization. One of two files with ctypes.
+"""ggml, under llama.cpp: the layout of its tensors, the nodes of a graph, quantization. One of three files with ctypes.
 
 Importing this module reads one tensor both through ggml's accessors and through our copy of its struct, and raises
 EngineError if the two disagree: the layout belongs to one exact version of llama-cpp-python.
@@ -7,6 +7,7 @@ EngineError if the two disagree: the layout belongs to one exact version of llam
 from __future__ import annotations
 
 import ctypes as C
+import math
 import os
 import sys
 from typing import Any
@@ -54,9 +55,29 @@ _nbytes = _ggml("ggml_nbytes", C.c_size_t, C.c_void_p)
 _tensor_get = _ggml("ggml_backend_tensor_get", None, C.c_void_p, C.c_void_p, C.c_size_t, C.c_size_t)
 _tensor_set = _ggml("ggml_backend_tensor_set", None, C.c_void_p, C.c_void_p, C.c_size_t, C.c_size_t)
 _row_size = _ggml("ggml_row_size", C.c_size_t, C.c_int, C.c_int64)
+_buffer_is_host = _ggml("ggml_backend_buffer_is_host", C.c_bool, C.c_void_p)
 _quantize_chunk = _ggml(
     "ggml_quantize_chunk", C.c_size_t, C.c_int, C.c_void_p, C.c_void_p, C.c_int64, C.c_int64, C.c_int64, C.c_void_p
 )
+
+
+_ToFloat = C.CFUNCTYPE(None, C.c_void_p, C.c_void_p, C.c_int64)
+
+
+class _TypeTraits(C.Structure):
+    """struct ggml_type_traits as PINNED_VERSION has it, up to the function that decodes."""
+
+    _fields_ = (
+        ("type_name", C.c_char_p),
+        ("blck_size", C.c_int64),
+        ("blck_size_interleave", C.c_int64),
+        ("type_size", C.c_size_t),
+        ("is_quantized", C.c_bool),
+        ("to_float", _ToFloat),
+    )
+
+
+_type_traits = _ggml("ggml_get_type_traits", C.POINTER(_TypeTraits), C.c_int)
 
 
 class _InitParams(C.Structure):
@@ -71,6 +92,7 @@ def check_layout(version: str = L.__version__) -> None:
     _ggml("ggml_set_name", C.c_void_p, C.c_void_p, C.c_char_p)(a, b"layout.weight")
     product = _ggml("ggml_mul_mat", C.c_void_p, C.c_void_p, C.c_void_p, C.c_void_p)(memory, a, b)
     view = _ggml("ggml_view_1d", C.c_void_p, C.c_void_p, C.c_void_p, C.c_int64, C.c_size_t)(memory, a, 16, 64)
+    q4_0 = _type_traits(2).contents
     t, p, v = _Tensor.from_address(a), _Tensor.from_address(product), _Tensor.from_address(view)
     same = (
         t.name == _get_name(a) == b"layout.weight"
@@ -81,6 +103,7 @@ def check_layout(version: str = L.__version__) -> None:
         and tuple(p.src[:3]) == (a, b, None)
         and v.view_src == a
         and v.view_offs == 64
+        and (q4_0.blck_size, q4_0.type_size, q4_0.is_quantized) == (32, 18, True)
     )
     _ggml("ggml_free", None, C.c_void_p)(memory)
     if not same:
@@ -91,6 +114,10 @@ def check_layout(version: str = L.__version__) -> None:
 
 
 check_layout()
+
+
+_MOST_VIEWS = 4096
+_views: dict[tuple[int, ...], NDArray[np.float32]] = {}
 
 
 class Node:
@@ -107,15 +134,38 @@ class Node:
 
     @property
     def weight(self) -> str:
-        """The name of the node's first source, which for a matrix product is its weight; "" if it has none."""
+        """The name of the node's first source, which for a matrix product is its weight; "" if it has none.
+
+        Where ggml's scheduler moves a product to another backend, the source is a copy called BACKEND#NAME#NUMBER.
+        """
         source = _Tensor.from_address(self.address).src[0]
-        return bytes(_get_name(source)).decode(errors="replace") if source else ""
+        name = bytes(_get_name(source)).decode(errors="replace") if source else ""
+        return name.split("#")[1] if name.count("#") == 2 else name
 
     @property
     def shape(self) -> tuple[int, int]:
         """(rows, columns) as numpy counts them: for a hidden state, (tokens, embedding length)."""
         ne = _Tensor.from_address(self.address).ne
         return ne[1] * ne[2] * ne[3], ne[0]
+
+    def view(self) -> NDArray[np.float32] | None:
+        """The node's float32 values [rows, columns] in place, where they lie in this machine's own memory; else None.
+
+        Views are remembered by where they lie: a graph's nodes lie where they lay in the last graph of its kind.
+        """
+        t = _Tensor.from_address(self.address)
+        key = (t.data, t.ne[0], t.ne[1], t.ne[2], t.ne[3])
+        if key in _views:
+            return _views[key]
+        n = math.prod(t.ne)
+        if t.type != _F32 or not t.buffer or not _buffer_is_host(t.buffer) or _nbytes(self.address) != 4 * n:
+            return None
+        if n == 0:
+            return np.empty(self.shape, np.float32)
+        if len(_views) >= _MOST_VIEWS:
+            _views.clear()
+        _views[key] = np.frombuffer((C.c_float * n).from_address(t.data), np.float32).reshape(self.shape)
+        return _views[key]
 
     def read(self, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
         """The node's float32 values [rows, columns], copied out of whatever memory holds them."""
@@ -141,6 +191,11 @@ class Node:
             )
 
 
+def forget_views() -> None:
+    """Drop the views of nodes: what they show is about to be freed."""
+    _views.clear()
+
+
 def quantize_rows(values: NDArray[np.float32], type_id: int) -> NDArray[np.uint8]:
     """`values` [rows, columns] in ggml type `type_id`, as [rows, bytes per row]. Columns must divide by its block."""
     rows, columns = values.shape
@@ -150,6 +205,17 @@ def quantize_rows(values: NDArray[np.float32], type_id: int) -> NDArray[np.uint8
     if written != out.nbytes:
         raise EngineError(f"ggml wrote {written} bytes of type {type_id} where {out.nbytes} were expected")
     return out
+
+
+def dequantize_rows(rows: NDArray[np.uint8], type_id: int, out: NDArray[np.float32]) -> None:
+    """Write the values of `rows` [n, bytes per row], in ggml type `type_id`, to `out` [n, columns]."""
+    if type_id == _F32:
+        out[:] = rows.view(np.float32)
+        return
+    traits = _type_traits(type_id).contents
+    if not traits.to_float or out.size * traits.type_size != rows.nbytes * traits.blck_size:
+        raise EngineError(f"{rows.nbytes} bytes of ggml type {type_id} are not {out.size} values")
+    traits.to_float(rows.ctypes.data, out.ctypes.data, out.size)
 
 
 _AbortHandler = C.CFUNCTYPE(None, C.c_char_p)

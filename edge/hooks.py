@@ -2,7 +2,8 @@
 
 llama.cpp asks about every node of every graph (about 700 a token for a 1B model). The order of nodes depends only on
 how many rows a batch has and how many of them give logits, so the first graph of a kind is learned by name and later
-ones are a counter and a list look-up. Other graphs, such as that of a shift of positions, must not come in between.
+ones are a counter and a list look-up. A shift of positions is a graph of its own, which comes before the next one: then
+all nodes are known by name again.
 """
 
 from __future__ import annotations
@@ -32,16 +33,18 @@ class NodeHooks:
         self._hooks = tuple(hooks)
         self._known: dict[tuple[int, int], list[Hook | None]] = {}
         self._plan: list[Hook | None] = []  # by node index: the hook that wants it
+        self._key: tuple[int, int] | None = None  # of the graph that comes; None: it is not to be remembered
         self._learning = True
         self._index = 0
         self._current: Hook | None = None
         self._ended = False
         self._error: BaseException | None = None
 
-    def begin(self, rows: int, outputs: int) -> None:
-        """A graph for `rows` rows, of which `outputs` give logits, comes next."""
-        self._key = (rows, outputs)
-        known = self._known.get(self._key)
+    def begin(self, rows: int, outputs: int, *, shifted: bool = False) -> None:
+        """A graph for `rows` rows, of which `outputs` give logits, comes next. shifted: one that shifts positions may
+        come before it."""
+        self._key = None if shifted else (rows, outputs)
+        known = self._known.get(self._key) if self._key else None
         self._learning, self._plan = known is None, known if known is not None else []
         self._index, self._ended, self._error = 0, False, None
 
@@ -52,7 +55,7 @@ class NodeHooks:
         """
         if self._error is not None:
             raise self._error
-        if not completed:
+        if not completed or self._key is None:
             return
         if self._learning:
             self._known[self._key] = self._plan

@@ -1,4 +1,4 @@
-"""llama.cpp as Python objects: models, contexts, batches, samplers. With `edge.ggml` the only file with ctypes.
+"""llama.cpp as Python objects: models, contexts, batches. One of three files with ctypes.
 
 Everything above works with numpy arrays and plain numbers. Handles are closed by `close()`; objects that native code
 calls back into (log, progress and node callbacks) are kept referenced for as long as it may call them.
@@ -9,9 +9,8 @@ from __future__ import annotations
 import collections
 import ctypes as C
 import functools
-import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,9 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge import ggml
-from edge.errors import EngineError, Interrupted, SamplingError
+from edge.errors import EngineError, Interrupted
 from edge.interrupt import interrupts_noted
-from edge.native_stderr import native_stderr
 
 FLASH_ATTENTION = {
     "auto": L.LLAMA_FLASH_ATTN_TYPE_AUTO,
@@ -101,7 +99,8 @@ class Model:
         gpu_layers: int = 0,  # -1: all
         repack: bool = True,  # keep a second copy of some weights, laid out for this CPU: faster, not mapped
         allocate: bool = True,  # False: metadata only, to ask what it would need
-        progress: Callable[[float], None] | None = None,  # called with the fraction loaded
+        vocabulary_only: bool = False,  # to tokenize: no weights are loaded
+        progress: Callable[[float], None] | None = None,  # told the fraction loaded; what it raises ends the load
     ) -> None:
         initialise()
         params = L.llama_model_default_params()
@@ -109,13 +108,18 @@ class Model:
         params.load_mode = L.LLAMA_LOAD_MODE_MMAP if allocate else L.LLAMA_LOAD_MODE_NONE
         params.use_extra_bufts = repack
         params.no_alloc = not allocate
+        params.vocab_only = vocabulary_only
 
         @L.llama_progress_callback  # type: ignore[untyped-decorator]
         def on_progress(fraction: float, _: Any) -> bool:
-            if progress is not None:
-                progress(fraction)
-            return not interrupts
+            try:
+                if progress is not None:
+                    progress(fraction)
+            except Exception as error:  # in a function that native code calls it would be printed and dropped
+                failed.append(error)
+            return not (interrupts or failed)
 
+        failed: list[Exception] = []
         params.progress_callback = on_progress
         _complaints.clear()
         self._handle = None
@@ -125,10 +129,13 @@ class Model:
         except KeyboardInterrupt:
             self.close()
             raise
+        if failed:
+            self.close()
+            raise failed[0]
         if not self._handle:
             raise EngineError(f"{os.fspath(path)}: llama.cpp cannot load it: {_why()}")
-        self._vocab = L.llama_model_get_vocab(self._handle)
-        self.n_vocab: int = L.llama_vocab_n_tokens(self._vocab)
+        self.vocab = L.llama_model_get_vocab(self._handle)
+        self.n_vocab: int = L.llama_vocab_n_tokens(self.vocab)
         self.n_bytes: int = L.llama_model_size(self._handle)
         self.has_decoder: bool = L.llama_model_has_decoder(self._handle)
 
@@ -143,7 +150,7 @@ class Model:
         size = len(raw) + 16
         while True:
             tokens = (C.c_int32 * size)()
-            n = L.llama_tokenize(self._vocab, raw, len(raw), tokens, size, add_special, parse_special)
+            n = L.llama_tokenize(self.vocab, raw, len(raw), tokens, size, add_special, parse_special)
             if n >= 0:
                 return list(tokens[:n])
             if n == -(2**31) or -n <= size:
@@ -155,18 +162,18 @@ class Model:
         size = 64
         while True:
             buffer = C.create_string_buffer(size)
-            n = L.llama_token_to_piece(self._vocab, token, buffer, size, 0, special)
+            n = L.llama_token_to_piece(self.vocab, token, buffer, size, 0, special)
             if n >= 0:
                 return buffer.raw[:n]
             size = -n
 
     def is_end(self, token: int) -> bool:
         """Whether the token ends a generation (end of text, of turn, of message)."""
-        return bool(L.llama_vocab_is_eog(self._vocab, token))
+        return bool(L.llama_vocab_is_eog(self.vocab, token))
 
     def special_token(self, name: str) -> int | None:
         """Id of "bos", "eos" or "eot"; None where the vocabulary has none."""
-        token = getattr(L, f"llama_vocab_{name}")(self._vocab)
+        token = getattr(L, f"llama_vocab_{name}")(self.vocab)
         return None if token < 0 else int(token)
 
 
@@ -310,87 +317,3 @@ class Context:
     def kv_last(self, sequence: int) -> int:
         """The last position held for a sequence; -1 if none."""
         return int(L.llama_memory_seq_pos_max(self._memory, sequence))
-
-
-# --- sampling --------------------------------------------------------------------------------------------------------
-
-_Candidate = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
-
-
-class Candidates:
-    """The tokens a sampler chooses from: one row (id, logit, p) each, reset from the logits for every choice."""
-
-    def __init__(self, n_vocab: int) -> None:
-        self._ids = np.arange(n_vocab, dtype=np.int32)
-        self._rows = np.empty(n_vocab, _Candidate)
-        self._array = L.llama_token_data_array()
-
-    def reset(self, logits: NDArray[np.float32]) -> None:
-        """All tokens, with these logits [n_vocab]."""
-        self._rows["id"], self._rows["logit"], self._rows["p"] = self._ids, logits, 0.0
-        self._point_at(len(self._ids))
-
-    def reset_to(self, token: int) -> None:
-        """One token alone, to ask a grammar whether it would take it."""
-        self._rows[0] = (token, 0.0, 0.0)
-        self._point_at(1)
-
-    def _point_at(self, n: int) -> None:
-        a = self._array
-        a.data = self._rows.ctypes.data_as(L.llama_token_data_p)
-        a.size, a.selected, a.sorted = n, -1, False
-
-    def apply(self, sampler: Sampler) -> None:
-        L.llama_sampler_apply(sampler.handle, C.byref(self._array))
-
-    @property
-    def selected(self) -> int:
-        """The chosen token's id."""
-        return int(self._array.data[self._array.selected].id)
-
-    @property
-    def first_allowed(self) -> bool:
-        """Whether the first candidate still has a finite logit."""
-        return bool(np.isfinite(self._array.data[0].logit))
-
-
-MAX_GRAMMAR_DEPTH = 500
-
-
-class Sampler:
-    """A handle to one of llama.cpp's samplers, or a chain of them. It remembers the tokens it accepted."""
-
-    def __init__(self, handle: Any) -> None:
-        self.handle = handle
-
-    @classmethod
-    def chain(cls, parts: Sequence[tuple[str, tuple[float, ...]]]) -> Sampler:
-        """llama.cpp's samplers one after the other, each as (name, arguments): ("top_k", (40,))."""
-        chain = L.llama_sampler_chain_init(L.llama_sampler_chain_default_params())
-        for name, arguments in parts:
-            L.llama_sampler_chain_add(chain, getattr(L, f"llama_sampler_init_{name}")(*arguments))
-        return cls(chain)
-
-    @classmethod
-    def grammar(cls, model: Model, gbnf: str) -> Sampler:
-        """A sampler that allows only what the GBNF grammar's rule `root` derives. SamplingError if there is none."""
-        if _depth(gbnf) > MAX_GRAMMAR_DEPTH:  # llama.cpp parses it by recursion, and would run out of stack
-            raise SamplingError(f"the grammar nests more than {MAX_GRAMMAR_DEPTH} parentheses")
-        with native_stderr() as complaints:
-            handle = L.llama_sampler_init_grammar(model._vocab, gbnf.encode(), b"root")
-        if not handle:
-            reason = next((line for line in complaints if line.startswith("parse: ")), "parse: it does not parse")
-            raise SamplingError(f"not a valid GBNF grammar with a rule 'root': {reason.removeprefix('parse: ')}")
-        return cls(handle)
-
-    def accept(self, token: int) -> None:
-        L.llama_sampler_accept(self.handle, token)
-
-    def close(self) -> None:
-        if self.handle:
-            L.llama_sampler_free(self.handle)
-            self.handle = None
-
-
-def _depth(gbnf: str) -> int:
-    return max(itertools.accumulate((c == "(") - (c == ")") for c in gbnf), default=0)

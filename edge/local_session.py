@@ -7,8 +7,10 @@ from pathlib import Path
 
 from edge.child import Child
 from edge.engine_session import EngineSession
+from edge.lent import Lent
 from edge.peers import Peer
 from transport import edge_pb2 as pb
+from transport.errors import LinkClosed
 from transport.link import DEFAULTS, Deadlines
 
 _HOST = "127.0.0.1"  # its doorway is of no use to other devices
@@ -28,7 +30,7 @@ class LocalSession(EngineSession):
     ) -> None:
         """Starts the process. credentials: the folder, where its links are encrypted."""
         super().__init__(device, 0)
-        self._child = Child(_HOST, credentials, threads, "local")
+        self._child = Child(_HOST, credentials, Lent(threads), "local")
         threading.Thread(target=self._read, daemon=True, name="events of this device").start()
         self.pid = self.open(world_size, secret, deadlines).pid
         self.peer = Peer(0, device, _HOST, 0, 0, "local")
@@ -43,6 +45,4 @@ class LocalSession(EngineSession):
     def _read(self) -> None:
         while (event := self._child.receive()) is not None:
             self._events.put(event)
-        died = self._child.died()
-        if died is not None:
-            self._events.put(died)
+        self._events.put(self._child.died() or LinkClosed(f"the session on {self.device} was closed"))

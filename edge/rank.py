@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
-import math
 import os
 import queue
 import shutil
@@ -18,52 +16,60 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, get_type_hints
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from devices.network import path_hints
 from edge import log, peers
-from edge.errors import EdgeError, NotEnoughMemory
+from edge.errors import EdgeError
+from edge.joining import TRANSPORTS, join, polling_s
+from edge.lent import Lent, add_arguments, compute_on
 from quant.errors import QuantError
 from quant.wire import WIRES
 from transport import edge_pb2 as pb
+from transport.choice import ALGORITHMS
 from transport.collective import Group
 from transport.errors import TransportError
 from transport.frame import Kind
-from transport.link import Deadlines, Link
+from transport.link import Deadlines
 from transport.measure import answer, measure
-from transport.tcp_link import POLL_S, TcpLink
+from transport.tcp_link import TcpLink
 
 if TYPE_CHECKING:
     from edge.engine import Engine
-    from transport.security import Credentials
+    from edge.shard import Shard
 
 _IDLE_S = 7 * 86400.0  # for the next command; whoever lets go earlier closes the daemon's end of the pair
-_TRANSPORTS = ("auto", "tcp", "grpc")
 _MOST_RANKS = 256
 _MOST_FLOATS = 16 << 20
 _MOST_REPEATS = 10_000
+_MOST_TEXT = 4000  # characters of an error, which may repeat what the owner sent: events have 1 MiB
 
 
 class Rank:
     """What one rank holds, and what it does on a command."""
 
     def __init__(
-        self, control: TcpLink, open_: pb.Open, host: str, folder: Path, credentials: peers.Fetch | None, threads: int
+        self, control: TcpLink, open_: pb.Open, host: str, folder: Path, credentials: peers.Fetch | None, lent: Lent
     ) -> None:
         if not open_.rank < open_.world_size <= _MOST_RANKS or len(open_.secret) != peers.SECRET_BYTES:
             raise EdgeError(
                 f"a session is of a rank below the number of ranks, at most {_MOST_RANKS}, with a secret of"
                 f" {peers.SECRET_BYTES} bytes; not of rank {open_.rank} of {open_.world_size} with {len(open_.secret)}"
             )
+        cores = tuple(sorted(set(open_.affinity)))
+        compute_on(cores)
         self._control = control
         self._open = open_
-        self._threads = threads
+        # A thread more than there are cores would keep all others waiting.
+        self._lent = replace(lent, threads=min(lent.threads, len(cores) or lent.threads))
         self._credentials = credentials
-        self._poll_s = POLL_S
+        self._poll_s = polling_s(lent.threads)  # of all sessions: they share the device's quota
         self._deadlines = Deadlines(
             open_.connect_timeout_s or Deadlines.connect_timeout_s,
             open_.step_timeout_s or Deadlines.step_timeout_s,
@@ -74,13 +80,14 @@ class Rank:
         )
         self._connecting = False
         self._group: Group | None = None
-        self._engine: Engine | None = None
+        self._loaded: Engine | Shard | None = None
+        self._stages: tuple[int, ...] = ()  # that what is loaded is a part of
         self.opened = pb.Opened(tcp_port=self._doorway.tcp_port, pid=os.getpid())
 
     def handle(self, command: pb.Command) -> pb.Event:
         """Do what is asked and say what came of it."""
         name = command.WhichOneof("command")
-        if name not in ("connect", "load", "answer", "measure", "allreduce", "unload"):
+        if name not in ("connect", "load", "answer", "measure", "allreduce", "unload", "run", "time"):
             raise EdgeError(f"this worker does not know the command {name}; update it")
         event: pb.Event = getattr(self, f"_{name}")(getattr(command, name))
         return event
@@ -91,85 +98,37 @@ class Rank:
             raise EdgeError("the ranks were connected already, or failed to be; open a new session")
         mine, ranks = self._open.rank, {peer.rank for peer in asked.peers}
         if ranks != set(range(self._open.world_size)) - {mine}:
-            raise EdgeError(f"rank {mine} of {self._open.world_size} was given the peers {sorted(ranks)}")
-        if asked.transport not in ("", *_TRANSPORTS):
-            raise EdgeError(f"{asked.transport!r} is no transport; use one of {', '.join(_TRANSPORTS)}")
+            raise EdgeError(f"rank {mine} of {self._open.world_size} was given the peers {sorted(ranks)!s:.200}")
+        if asked.transport not in ("", *TRANSPORTS):
+            raise EdgeError(f"{asked.transport!r} is no transport; use one of {', '.join(TRANSPORTS)}")
         self._connecting = True
-        links: dict[int, Link] = {}
-        try:
-            dialled = self._dial(asked, links)
-            # Those below dial one after the other, in two ways, and measure.
-            timeout_s = 2 * self._deadlines.connect_timeout_s * self._open.world_size
-            below = {peer.rank: peer.name for peer in asked.peers if peer.rank < mine}
-            links |= self._doorway.wait_for(below, timeout_s)
-        except BaseException:
-            for link in links.values():
-                link.close()
-            raise
-        finally:
-            self._doorway.close()
-        self._group = Group(mine, links)
-        figures = [one.figures for one in dialled.values()]
-        self._group.agree(
-            max((f.latency_s for f in figures), default=0.0),
-            min((min(f.send_bytes_per_s, f.receive_bytes_per_s) for f in figures), default=math.inf),
+        others = [peers.Peer(p.rank, p.name, p.host, p.port, p.tcp_port, p.session) for p in asked.peers]
+        self._group, dialled = join(
+            mine,
+            self._open.secret,
+            others,
+            deadlines=self._deadlines,
+            credentials=self._credentials,
+            transport=asked.transport or "auto",
+            poll_s=self._poll_s,
+            doorway=self._doorway,
         )
         return pb.Event(connected=pb.Connected(links=[_state(rank, one) for rank, one in dialled.items()]))
 
-    def _dial(self, asked: pb.Connect, links: dict[int, Link]) -> dict[int, peers.Dialled]:
-        """Fill in the links to the ranks above; how each was chosen."""
-        dialled = {}
-        for given in sorted(asked.peers, key=lambda peer: peer.rank):
-            if given.rank < self._open.rank:
-                continue
-            peer = peers.Peer(given.rank, given.name, given.host, given.port, given.tcp_port, given.session)
-            dialled[peer.rank] = peers.dial(
-                peer,
-                self._open.rank,
-                self._open.secret,
-                deadlines=self._deadlines,
-                credentials=self._credentials,
-                transport=asked.transport or "auto",
-                poll_s=self._poll_s,
-            )
-            links[peer.rank] = dialled[peer.rank].link
-        return dialled
-
     def _load(self, asked: pb.Load) -> pb.Event:
-        from edge import memory
-        from edge.engine import Engine, EngineOptions, resolve
-        from partition.check import check_loadable
-        from partition.model import ModelShape
-        from quant.gguf_file import GgufFile
+        from edge.rank_load import load
+        from edge.shard import Shard
 
-        if self._engine is not None:
+        if self._loaded is not None:
             raise EdgeError("a slice is loaded already; unload it first")
         began = time.monotonic()
-        options = _options(EngineOptions, asked.options_json, self._threads)
-        file = GgufFile.open(asked.path)
-        check_loadable(file)
-        context, _, kv = resolve(options, ModelShape.from_gguf(file))
-        need = memory.need(
-            asked.path,
-            context=context,
-            batch=options.batch,
-            kv=kv,
-            sequences=options.sequences,
-            outputs=min(options.outputs or options.sequences, options.batch, context),
-            flash_attention=options.flash_attention,
-        )
-        limit = asked.memory_limit_bytes
-        if limit and need.total > limit:
-            parts = ", ".join(f"{name} {n / memory.MIB:,.0f}" for name, n in need.parts.items())
-            raise NotEnoughMemory(
-                f"the slice needs {need.total / memory.MIB:,.0f} MiB ({parts}), this worker has"
-                f" {limit / memory.MIB:,.0f} MiB left of its limit; use a smaller --context, or a smaller share"
-            )
-        self._engine = Engine(asked.path, options, progress=self._report)
+        self._loaded, need = load(asked, self._open.rank, self._lent, self._report)
+        self._stages = tuple(asked.stages)
+        engine = self._loaded.engine if isinstance(self._loaded, Shard) else self._loaded
         loaded = pb.Loaded(
             memory_bytes=need.total,
-            layers=self._engine.shape.n_layers,
-            context=self._engine.context,
+            layers=engine.shape.n_layers,
+            context=engine.context,
             load_s=time.monotonic() - began,
         )
         return pb.Event(loaded=loaded)
@@ -178,9 +137,9 @@ class Rank:
         emit(self._control, pb.Event(loading=pb.Loading(fraction=fraction)))
 
     def _unload(self, _: pb.Unload) -> pb.Event:
-        if self._engine is not None:
-            self._engine.close()
-            self._engine = None
+        if self._loaded is not None:
+            self._loaded.close()
+            self._loaded = None
         return pb.Event(unloaded=pb.Unloaded())
 
     def _answer(self, asked: pb.Answer) -> pb.Event:
@@ -228,6 +187,36 @@ class Rank:
         digest = hashlib.sha256(x.tobytes()).digest()
         return pb.Event(allreduced=pb.Allreduced(algorithm=algorithm, median_s=median_s, digest=digest))
 
+    def _run(self, asked: pb.Run) -> pb.Event:
+        """Follow rank 0. Who fails says why to all others, which fail then, too."""
+        from edge.shard_worker import follow
+
+        group, shard = self._joined(), self._shard()
+        if asked.wire not in WIRES or asked.algorithm not in ("auto", *ALGORITHMS):
+            raise EdgeError(f"{asked.algorithm!r} over {asked.wire!r} is not known here; update this worker")
+        if sum(self._stages) != group.world_size:
+            raise EdgeError(f"a slice for {sum(self._stages)} ranks is loaded, {group.world_size} are connected")
+        try:
+            follow(shard, group, asked.algorithm, WIRES[asked.wire])
+        except Exception as error:
+            for link in group.links.values():
+                link.refuse(f"rank {group.rank}: {error}")
+            raise
+        return pb.Event(ran=pb.Ran())
+
+    def _time(self, asked: pb.Time) -> pb.Event:
+        from edge.profiler import time_shard
+
+        decode_s, prefill_s = time_shard(self._shard(), asked.rows, asked.steps)
+        return pb.Event(timed=pb.Timed(decode_s=decode_s, prefill_s=prefill_s))
+
+    def _shard(self) -> Shard:
+        from edge.shard import Shard
+
+        if not isinstance(self._loaded, Shard):
+            raise EdgeError("no slice is loaded yet")
+        return self._loaded
+
     def _joined(self) -> Group:
         if self._group is None:
             raise EdgeError("the ranks are not connected yet")
@@ -251,20 +240,6 @@ def _state(rank: int, dialled: peers.Dialled) -> pb.LinkState:
     )
 
 
-def _options(kind: Any, text: str, threads: int) -> Any:
-    """Engine options from JSON, with no more threads than the device lends. EdgeError names what is not one."""
-    try:
-        given = json.loads(text or "{}")
-        types = get_type_hints(kind)
-        for name, value in given.items() if isinstance(given, dict) else ():
-            if not isinstance(value, types.get(name, object)):
-                raise TypeError(f"{name} cannot be {value!r}")
-        options = kind(**{"threads": threads, **given})
-        return replace(options, threads=min(options.threads or threads, threads))
-    except (ValueError, TypeError, RecursionError) as error:
-        raise EdgeError(f"these engine options cannot be used: {error}") from error
-
-
 def emit(control: TcpLink, event: pb.Event) -> None:
     """Tell the daemon."""
     control.send(event.SerializeToString(), Kind.CONTROL)
@@ -274,6 +249,7 @@ def failed(error: Exception) -> pb.Event:
     """An error as an event: its class and its words."""
     known = isinstance(error, (EdgeError, QuantError, TransportError, OSError, ValueError))
     text = str(error) if known else f"unexpected {type(error).__name__}: {error}; please report it"
+    text = text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}..."
     return pb.Event(failed=pb.Failed(error=type(error).__name__, message=text))
 
 
@@ -284,7 +260,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
     parser.add_argument("--host", required=True)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--credentials", type=Path)
-    parser.add_argument("--threads", type=int, required=True)
+    add_arguments(parser)
     args = parser.parse_args(argv)
     log.set_up()
     control = TcpLink(socket.socket(fileno=args.control), "the daemon", poll_s=0)
@@ -293,8 +269,9 @@ def main(argv: list[str] | None = None) -> NoReturn:
 
     opened = pb.Command.FromString(commands.get()).open
     try:
-        credentials = _credentials(args.credentials)
-        rank = Rank(control, opened, args.host, args.folder, credentials, args.threads)
+        lent = Lent.of(args)
+        compute_on(lent.affinity)  # before what computes has threads
+        rank = Rank(control, opened, args.host, args.folder, _credentials(args.credentials), lent)
     except Exception as error:
         emit(control, failed(error))
         sys.exit(1)
@@ -305,7 +282,8 @@ def main(argv: list[str] | None = None) -> NoReturn:
             event = rank.handle(pb.Command.FromString(data))
         except Exception as error:  # whatever it is, the owner must hear of it
             event = failed(error)
-        emit(control, event)
+        with suppress(TransportError):  # the daemon has gone, and `_read` is about to end this process
+            emit(control, event)
 
 
 def _read(control: TcpLink, commands: queue.SimpleQueue[bytes], folder: Path) -> None:
@@ -321,15 +299,9 @@ def _read(control: TcpLink, commands: queue.SimpleQueue[bytes], folder: Path) ->
 def _credentials(folder: Path | None) -> peers.Fetch | None:
     if folder is None:
         return None
-    from edge.trust import credentials
+    from edge.trust import required
 
-    def fetch() -> Credentials:
-        found = credentials(folder)
-        if found is None:
-            raise EdgeError(f"the credentials in {folder} are gone; join again")
-        return found
-
-    return fetch
+    return partial(required, folder)
 
 
 if __name__ == "__main__":

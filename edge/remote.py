@@ -17,7 +17,7 @@ from edge.errors import WorkerError
 from partition.recipe import Recipe
 from transport import edge_pb2 as pb
 from transport import frame, rpc
-from transport.errors import LinkClosed, LinkTimeout, Refused
+from transport.errors import LinkClosed, LinkTimeout, Refused, TransportError
 from transport.grpc_link import printable, rpc_failed
 from transport.security import Identity
 
@@ -40,6 +40,7 @@ class Remote:
         self.host, self.port = host, port
         self.identity = identity
         self.channel = channel
+        self._closed = False
         self.name = identity.name if identity else f"{host}:{port}"
 
     @property
@@ -83,7 +84,7 @@ class Remote:
                 return sent
             except (LinkClosed, LinkTimeout):
                 attempts += 1
-                if attempts == _ATTEMPTS:
+                if attempts == _ATTEMPTS or self._closed:
                     raise
                 self._reconnect()
             except WorkerError as error:
@@ -92,19 +93,26 @@ class Remote:
 
     def _reconnect(self) -> None:
         """Wait until the worker can be reached again."""
-        ready = grpc.channel_ready_future(self.channel)
-        try:
-            ready.result(timeout=RECONNECT_S)
-        except grpc.FutureTimeoutError:
-            raise LinkClosed(f"{self.name} went away, and did not come back for {RECONNECT_S:g} s") from None
-        finally:
-            ready.cancel()
+        deadline = time.monotonic() + RECONNECT_S
+        while (left := deadline - time.monotonic()) > 0:
+            # A call that waits for a connection: to watch the channel's state instead may outlive the channel.
+            try:
+                with self._explained():
+                    rpc.stub(self.channel, "Describe")(pb.DescribeRequest(), timeout=left, wait_for_ready=True)
+                return
+            except LinkTimeout:
+                break
+            except LinkClosed:  # the connection ended under this call, or is to stay closed
+                if self._closed:
+                    raise
+                time.sleep(min(left, _LOOK_S))
+        raise LinkClosed(f"{self.name} went away, and did not come back for {RECONNECT_S:g} s")
 
     def _offer(self, recipe: Recipe, digest: str, progress: Progress | None) -> int | None:
         """How many bytes of a slice the worker holds; None where it has it all."""
         offer = pb.SliceOffer(slice=digest, n_bytes=recipe.n_bytes, recipe=recipe.to_bytes())
         state = pb.SliceState()
-        with explained(self.name):
+        with self._explained():
             for state in rpc.stub(self.channel, "Offer")(offer, timeout=CUT_TIMEOUT_S):
                 if state.state == pb.SliceState.CUTTING and progress:
                     progress(state.held_bytes, recipe.n_bytes)
@@ -112,7 +120,7 @@ class Remote:
 
     def _upload(self, upload: _Upload, digest: str, n_bytes: int, held: int) -> None:
         metadata = ((rpc.SLICE_KEY, digest), (rpc.SLICE_BYTES_KEY, str(n_bytes)), (rpc.OFFSET_KEY, str(held)))
-        with explained(self.name):
+        with self._explained():
             call = rpc.stub(self.channel, "Upload").future(upload, metadata=metadata)
             try:
                 while not _finished(call):
@@ -126,12 +134,24 @@ class Remote:
 
     def call(self, method: str, request: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
         """One call with one answer."""
-        with explained(self.name):
+        with self._explained():
             return rpc.stub(self.channel, method)(request, timeout=timeout_s)
 
     def close(self) -> None:
-        """End the connection, and with it all sessions."""
+        """End the connection, and with it all sessions and whatever waits for the worker."""
+        self._closed = True
         self.channel.close()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """As `explained`; LinkClosed where this end was closed, before or meanwhile."""
+        try:
+            with explained(self.name):
+                yield
+        except (TransportError, ValueError) as error:  # ValueError: gRPC's word for a channel that was closed
+            if self._closed:
+                raise LinkClosed(f"the connection to {self.name} was closed here") from error
+            raise
 
     def __enter__(self) -> Remote:
         return self

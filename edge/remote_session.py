@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Sequence
 
 import grpc
 
@@ -21,14 +22,20 @@ class RemoteSession(EngineSession):
     """One rank of a group, on a worker."""
 
     def __init__(
-        self, worker: Remote, rank: int, world_size: int, secret: bytes, deadlines: Deadlines = DEFAULTS
+        self,
+        worker: Remote,
+        rank: int,
+        world_size: int,
+        secret: bytes,
+        deadlines: Deadlines = DEFAULTS,
+        affinity: Sequence[int] = (),
     ) -> None:
-        """Starts the process and waits until it can be dialled."""
+        """Starts the process, on these cores of the worker where some are named, and waits until it can be dialled."""
         super().__init__(worker.name, rank)
         self._commands: queue.SimpleQueue[pb.Command | None] = queue.SimpleQueue()
         self._call = rpc.stub(worker.channel, "Session")(iter(self._commands.get, None))
         threading.Thread(target=self._read, daemon=True, name=f"events of {worker.name}").start()
-        opened = self.open(world_size, secret, deadlines)
+        opened = self.open(world_size, secret, deadlines, affinity)
         self.name, self.pid = opened.session, opened.pid
         self.peer = Peer(rank, worker.name, worker.host, worker.port, opened.tcp_port, opened.session)
 

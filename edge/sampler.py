@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from edge import llama
+from edge import llama_sampling as native
 from edge.errors import SamplingError
+from edge.llama import Model
 
 MAX_SEED = 2**32 - 2  # llama.cpp takes the next number for "any seed"
 PENALTY_LAST_N = 64  # tokens a repetition penalty looks back
@@ -53,13 +54,14 @@ class SamplingParams:
 class TokenSampler:
     """Chooses tokens for one generation; it remembers what it accepted."""
 
-    def __init__(self, model: llama.Model, params: SamplingParams) -> None:
+    def __init__(self, model: Model, params: SamplingParams) -> None:
         """SamplingError where the grammar or schema cannot be used."""
         grammar = schema_to_gbnf(params.json_schema) if params.json_schema is not None else params.grammar
-        self._grammar = llama.Sampler.grammar(model, grammar) if grammar is not None else None
+        self._grammar = native.Sampler.grammar(model, grammar) if grammar is not None else None
         self._plain_greedy = params.temperature == 0 and params.repeat_penalty == 1 and grammar is None
-        self._candidates = llama.Candidates(model.n_vocab)
-        self._chain = llama.Sampler.chain(_parts(model, params))
+        self.needs = _needs(params)  # how many of the largest logits suffice for a choice; 0: all
+        self._candidates = native.Candidates(model.n_vocab)
+        self._chain = native.Sampler.chain(_parts(model, params))
 
     def choose(self, logits: NDArray[np.float32]) -> int:
         """A token id for logits [n_vocab]. Call `accept` with it, or with another, before the next choice."""
@@ -109,7 +111,19 @@ def schema_to_gbnf(schema: str) -> str:
         raise SamplingError(f"this JSON schema cannot be turned into a grammar: {error}") from error
 
 
-def _parts(model: llama.Model, p: SamplingParams) -> list[tuple[str, tuple[float, ...]]]:
+def _needs(p: SamplingParams) -> int:
+    """How many of the largest logits decide the choice; 0 where it takes all.
+
+    Top-k comes after the penalty alone. A penalty above 1 lowers at most PENALTY_LAST_N logits, so that those which are
+    the k largest then were among that many more before.
+    """
+    if p.grammar is not None or p.json_schema is not None or p.repeat_penalty < 1:
+        return 0
+    largest = 1 if p.temperature == 0 else p.top_k
+    return largest + (PENALTY_LAST_N if largest and p.repeat_penalty > 1 else 0)
+
+
+def _parts(model: Model, p: SamplingParams) -> list[tuple[str, tuple[float, ...]]]:
     """The chain, as names of llama.cpp's samplers with their arguments."""
     parts: list[tuple[str, tuple[float, ...]]] = []
     if p.repeat_penalty != 1:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.engine import Engine, Outputs
+from edge.engine import Outputs
 from edge.errors import ContextFull
+from edge.text_engine import TextEngine
 
 PrefillProgress = Callable[[int, int], None]
 """(tokens done, tokens to do): called before the first chunk of a prompt and after each."""
@@ -17,16 +18,17 @@ PrefillProgress = Callable[[int, int], None]
 class Session:
     """The tokens of one sequence whose keys and values are held; always what the cache really has."""
 
-    def __init__(self, engine: Engine, sequence: int = 0) -> None:
+    def __init__(self, engine: TextEngine, sequence: int = 0) -> None:
         self.engine = engine
         self.sequence = sequence
+        self.top = 0  # how many of the largest logits whoever samples needs; 0: all
         self.tokens: list[int] = []
         self.computed = 0  # tokens the last prefill had to compute
 
     def prefill(self, prompt: Sequence[int], on_progress: PrefillProgress | None = None) -> NDArray[np.float32]:
         """Make the session hold exactly `prompt`; logits [n_vocab] after its last token.
 
-        Only what differs from the tokens held is computed, in chunks of the engine's batch size. ContextFull where the
+        Only what differs from the tokens held is computed, in chunks as the engine likes them. ContextFull where the
         prompt leaves no room for an answer. After an exception the session holds the chunks that were completed.
         """
         room = self.engine.context
@@ -40,12 +42,12 @@ class Session:
         self.cut(min(_common_prefix(self.tokens, prompt), len(prompt) - 1))  # the last token's logits are needed
         todo = len(prompt) - len(self.tokens)
         self.computed = todo
-        done = 0
+        done, size = 0, self.engine.chunk(todo)
         logits = np.empty(0, np.float32)
         if on_progress is not None:
             on_progress(0, todo)
         while done < todo:
-            chunk = prompt[len(self.tokens) : len(self.tokens) + self.engine.batch]
+            chunk = prompt[len(self.tokens) : len(self.tokens) + size]
             last = done + len(chunk) == todo
             logits = self._decode(chunk, "last" if last else "none")
             done += len(chunk)
@@ -71,7 +73,7 @@ class Session:
         del self.tokens[length:]
 
     def _decode(self, tokens: Sequence[int], outputs: Outputs) -> NDArray[np.float32]:
-        logits = self.engine.decode(tokens, len(self.tokens), sequence=self.sequence, outputs=outputs)
+        logits = self.engine.decode(tokens, len(self.tokens), sequence=self.sequence, outputs=outputs, top=self.top)
         self.tokens.extend(tokens)
         return logits
 

@@ -18,6 +18,7 @@ import grpc
 from edge import log
 from edge.child import Child
 from edge.errors import EdgeError
+from edge.lent import Lent
 from edge.store import SliceStore
 from transport import edge_pb2 as pb
 from transport import rpc
@@ -65,13 +66,13 @@ class Sessions:
     """All sessions of a daemon."""
 
     def __init__(
-        self, store: SliceStore, host: str, credentials: Path | None, threads: int, memory_limit_bytes: int | None
+        self, store: SliceStore, host: str, credentials: Path | None, lent: Lent, memory_limit_bytes: int | None
     ) -> None:
         """host: where engine processes take TCP links; credentials: the folder, where links are encrypted."""
         self._store = store
         self._host = host
         self._credentials = credentials
-        self._threads = threads
+        self._lent = lent
         self._memory_limit = memory_limit_bytes
         self._sessions: dict[str, Session] = {}
         self._lock = threading.Lock()
@@ -151,7 +152,7 @@ class Sessions:
             if len(self._sessions) >= MAX_SESSIONS:
                 raise Refused(f"this worker runs {MAX_SESSIONS} sessions already, which is all it may; end one of them")
             name = secrets.token_hex(8)
-            child = Child(self._host, self._credentials, self._threads, name)
+            child = Child(self._host, self._credentials, self._lent, name)
             links = threading.Semaphore(LINKS_PER_RANK * first.open.world_size)
             session = self._sessions[name] = Session(name, first.open, child, links)
         with suppress(TransportError):  # it may have died already: whoever waits for its events hears how

@@ -44,9 +44,11 @@ class SliceStore:
     Any number of threads and processes may use one folder. SliceError where the folder cannot be used.
     """
 
-    def __init__(self, folder: Path, max_bytes: int) -> None:
+    def __init__(self, folder: Path, max_bytes: int, remedy: str = "start with a larger --cache-size") -> None:
+        """remedy: what to do where `max_bytes` is too little."""
         self.folder = folder
         self.max_bytes = max_bytes
+        self._remedy = remedy
         with explained(folder):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._last_ns = max((file.used_ns for file in self._files()), default=0)
@@ -204,8 +206,7 @@ class SliceStore:
         folder, limit = self.folder, size(self.max_bytes)
         if n_bytes > self.max_bytes:
             raise NoRoom(
-                f"{size(n_bytes)} needed for a slice, the cache {folder} holds at most {limit};"
-                " start with a larger --cache-size"
+                f"{size(n_bytes)} needed for a slice, the cache {folder} holds at most {limit}; {self._remedy}"
             )
         free = shutil.disk_usage(folder).free
         used = 0
@@ -233,7 +234,7 @@ class SliceStore:
             if over > 0:
                 raise NoRoom(
                     f"{size(n_bytes)} needed for a slice in the cache {folder}, which holds at most {limit};"
-                    f" {size(self.max_bytes - n_bytes + over)} are in use; start with a larger --cache-size"
+                    f" {size(self.max_bytes - n_bytes + over)} are in use; {self._remedy}"
                 )
             if short > 0:
                 raise NoRoom(

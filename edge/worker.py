@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from devices.profile import describe
 from edge import log, trust
 from edge.digests import Digests
 from edge.errors import EdgeError, SliceBusy, SliceError
+from edge.lent import Lent
 from edge.sessions import Sessions
 from edge.store import SliceStore
 from edge.version import version
@@ -48,6 +50,8 @@ class WorkerOptions:
     memory_limit_bytes: int | None
     models: Path | None  # where model files may be found, to cut slices from
     credentials: Path | None  # the folder, where mutual TLS is used
+    affinity: tuple[int, ...] = ()  # the cores it lends; none: all it may use
+    gpu_layers: int | None = None  # the most that a session may put on the GPU; None: as many as it likes
 
 
 class Worker:
@@ -57,7 +61,8 @@ class Worker:
         self._options = options
         self._store = store
         self._digests = digests
-        self._sessions = Sessions(store, options.host, options.credentials, options.threads, options.memory_limit_bytes)
+        lent = Lent(options.threads, options.affinity, options.gpu_layers)
+        self._sessions = Sessions(store, options.host, options.credentials, lent, options.memory_limit_bytes)
         self._request: tuple[bytes, bytes] | None = None  # (key, request to sign it) of an enrolment under way
         self._enrolling = threading.Lock()
         self._cutting = threading.Lock()
@@ -75,10 +80,7 @@ class Worker:
 
     def credentials(self) -> security.Credentials:
         """Asked at every new connection: enrolment changes the certificate while the daemon runs."""
-        found = trust.credentials(self._options.credentials)
-        if found is None:
-            raise TrustError(f"the credentials in {self._options.credentials} are gone; join again")
-        return found
+        return trust.required(self._folder())
 
     def close(self) -> None:
         """End all engine processes."""
@@ -117,11 +119,9 @@ class Worker:
     def Offer(self, offer: pb.SliceOffer, context: grpc.ServicerContext) -> Iterator[pb.SliceState]:  # noqa: N802
         """Whether a slice is here; where the model is, it is cut first."""
         recipe = model = None
-        if self._options.models and offer.recipe and not self._store.find(offer.slice):
+        if offer.recipe and not self._store.find(offer.slice):
             recipe = Recipe.from_bytes(offer.recipe)
-            model = self._digests.find_model(
-                self._options.models, recipe.model_digest, recipe.model_bytes, _while_active(context)
-            )
+            model = self._model_of(recipe, _while_active(context))
         while not self._store.find(offer.slice):
             try:
                 held_bytes = self._store.held(offer.slice, offer.n_bytes)
@@ -183,6 +183,14 @@ class Worker:
 
     # --- pieces ---
 
+    def _model_of(self, recipe: Recipe, check: Callable[..., None]) -> Path | None:
+        """The file to cut a slice from; None where it is not here. Any will do for a slice that takes nothing of it."""
+        if not recipe.copies:
+            return Path(os.devnull)
+        if self._options.models is None:
+            return None
+        return self._digests.find_model(self._options.models, recipe.model_digest, recipe.model_bytes, check)
+
     def _cut(
         self, offer: pb.SliceOffer, recipe: Recipe, model: Path, check: Callable[..., None]
     ) -> Iterator[pb.SliceState]:
@@ -223,10 +231,7 @@ class Worker:
         return self._options.credentials
 
     def _membership(self) -> held.Membership:
-        membership = held.load(self._folder())
-        if membership is None:
-            raise TrustError(f"the credentials in {self._options.credentials} are gone; join again")
-        return membership
+        return trust.membership(self._folder())
 
     # --- around every call ---
 

@@ -122,6 +122,11 @@ class Recipe:
         return sum(segment.n_bytes for segment in self.segments)
 
     @cached_property
+    def copies(self) -> bool:
+        """Whether any bytes of the model are needed."""
+        return any(isinstance(segment, Copy) for segment in self.segments)
+
+    @cached_property
     def key(self) -> str:
         """SHA-256 of the recipe itself: what a slice's digest is remembered under."""
         return hashlib.sha256(self.to_bytes()).hexdigest()

@@ -27,6 +27,8 @@ FIGURES: dict[str, dict[str, int]] = {
     "gemma2": {"kv": 2, "head_size": 32},
     "gemma3": {"kv": 1, "head_size": 32},
     "qwen3moe": {"kv": 2, "head_size": 32, "experts": 4, "experts_used": 2, "expert_ff": 32},
+    "phi3": {"kv": 2},
+    "gpt-oss": {"kv": 2, "head_size": 32, "experts": 4, "experts_used": 2, "expert_ff": 32},
 }
 # Tests share two cores with whatever else runs; llama.cpp's threads spin while they wait for each other.
 OPTIONS = EngineOptions(threads=1, context=256, batch=32)

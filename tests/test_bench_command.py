@@ -28,6 +28,9 @@ KEYS = {
     "decode_tokens_per_s": float,
     "decode_tokens_per_s_deviation": float,
     "decode_ms_median": float,
+    "requests": int,
+    "throughput_tokens_per_s": type(None),
+    "throughput_tokens_per_s_deviation": type(None),
     "decode_bytes": int,
     "bandwidth_gbps": float,
     "memory_bandwidth_gbps": float,
@@ -76,7 +79,7 @@ def test_the_table_is_markdown_with_prefill_and_decode() -> None:
 def test_json_has_the_documented_keys_and_they_agree_with_each_other() -> None:
     result = bench_json()
     assert {key: type(value) for key, value in result.items()} == KEYS
-    assert all(result[key] > 0 for key, kind in KEYS.items() if kind is not str)
+    assert all(result[key] > 0 for key, kind in KEYS.items() if kind in (int, float))
     assert (result["model"], result["architecture"]) == (str(MODEL_PATH), "llama")
     assert result["decode_bytes"] < result["weight_bytes"] < result["peak_rss_bytes"]
     assert result["peak_rss_bytes"] < 200 << 20  # the model's, not that of measuring the memory
@@ -94,6 +97,17 @@ def test_tokens_and_repeats_are_what_was_asked_for() -> None:
     result = bench_json("--prompt-tokens", "5", "--gen-tokens", "3", "--repeats", "1")
     assert (result["prompt_tokens"], result["gen_tokens"], result["repeats"]) == (5, 3, 1)
     assert result["prefill_tokens_per_s_deviation"] == result["decode_tokens_per_s_deviation"] == 0
+
+
+def test_several_requests_have_a_throughput_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = bench_json("--requests", "3")
+    assert result["requests"] == 3
+    assert result["throughput_tokens_per_s"] > 0
+    done = run_edge("bench", *QUICK, "--requests", "3")
+    assert re.search(r"\| 3 requests \| [\d.]+ ± [\d.]+ \|", done.stdout)
+    options = options_used(monkeypatch, "--requests", "3")
+    assert (options.sequences, options.context) == (3, 60)
+    assert_one_line_error(run_edge("bench", *QUICK, "--requests", "3", "--context", "32"), 2, "3 requests")
 
 
 def test_threads_are_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

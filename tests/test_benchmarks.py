@@ -10,6 +10,7 @@ from edge.demo import MODEL_PATH
 
 ROOT = Path(__file__).parent.parent
 TINY = {
+    "bench_distributed.py": "--tiny",
     "bench_engine.py": f"--model {MODEL_PATH} --prompt-tokens 16 --gen-tokens 3 --rounds 1 --threads 1",
     "bench_slices.py": "--megabytes 8 --rounds 1 --seconds 0.2 --wires loopback",
     "bench_startup.py": "--repeats 1",
@@ -26,6 +27,20 @@ def run(name: str) -> dict[str, Any]:
 
 def test_every_benchmark_is_run_here() -> None:
     assert {path.name for path in (ROOT / "benchmarks").glob("bench_*.py")} == set(TINY)
+
+
+def test_distributed() -> None:
+    result = run("bench_distributed.py")
+    assert set(result["speed"]["median"]) == {"two threads", "one thread", "tcp", "grpc"}
+    assert all(len(ranks) == 2 for ranks in result["speed"]["ranks"].values())
+    if "unequal" in result:
+        assert all(case["throttled_periods"] for case in result["unequal"]["cases"])
+    else:  # CPU groups are for root, where there are any
+        assert result["left_out"]["unequal"]
+    assert all(one["tokens_per_s"] > 0 for one in result["pipeline"]["median"].values())
+    assert 0 < result["load"]["median_s"]["deploy"] < result["load"]["median_s"]["in all"]
+    for section in ("speed", "pipeline"):
+        assert all(row["least"] <= row["ratio"] <= row["most"] for row in result[section]["compared"])
 
 
 def test_engine() -> None:

@@ -329,6 +329,60 @@ def test_auto_uses_what_is_cheapest() -> None:
     close(ranks)
 
 
+def test_a_choice_is_made_once_for_each_size() -> None:
+    ranks = groups(3)
+    group = ranks[0]
+    found = group.choice(1000)
+    assert group.choice(1000) is found
+    assert group.choice(1001) is not found
+    assert group.choice(1000, WIRES["q8"]) is not found
+    on_all(ranks, lambda group: group.agree(0.02, 1e6))
+    assert group.choice(1000) is not found  # other figures, another choice
+    assert group.choice(1000).seconds != found.seconds
+    assert group.choice(1000) is group.choice(1000)
+    close(ranks)
+
+
+def test_parts_of_a_group_sum_by_themselves() -> None:
+    """Also at the same time, over links that they share with the whole."""
+    ranks = groups(5)
+    on_all(ranks, lambda group: group.agree(0.001 * (group.rank + 1), 1e6))
+    inputs = tensors(5, 3000, seed=4)
+    for split in (((0, 1, 2, 3, 4),), ((0, 1), (2, 3, 4)), ((3, 0), (4, 2, 1)), ((2,), (4, 3, 1, 0))):
+
+        def work(group: Group) -> Floats:
+            mine = next(part for part in split if group.rank in part)  # noqa: B023
+            part = group.part(mine)
+            assert (part.rank, part.world_size) == (mine.index(group.rank), len(mine))
+            assert (part.latency_s, part.bandwidth) == (group.latency_s, group.bandwidth)
+            assert part.choice(3000).seconds == part.choice(3000).seconds
+            x = inputs[group.rank].copy()
+            for mode in MODES:
+                y = inputs[group.rank].copy()
+                assert part.allreduce(y, mode) in ALGORITHMS
+                if mode != MODES[0]:
+                    assert y.tobytes() == x.tobytes()
+                x = y
+            part.barrier()
+            return x
+
+        found = on_all(ranks, work)
+        for part in split:
+            want = expected([inputs[rank] for rank in part], None)
+            for rank in part:
+                np.testing.assert_array_equal(found[rank], want)
+        assert_sums(ranks, inputs, "mesh", None)  # the whole is as it was
+    close(ranks)
+
+
+def test_a_part_has_the_rank_that_asks_for_it() -> None:
+    ranks = groups(3)
+    for others in ((1, 2), (), (0, 7)):
+        with pytest.raises((ValueError, KeyError)):
+            ranks[0].part(others)
+    close(ranks)
+
+
 # Failures.
 
 

@@ -63,15 +63,72 @@ def test_embeddings_in_place_of_tokens_give_the_same_logits(synthetic: Synthetic
         np.testing.assert_array_equal(engine.logits(-1), expected)
 
 
-def test_shifting_under_hooks_and_decoding_after_close_are_refused(synthetic: Synthetic) -> None:
-    engine = Engine(synthetic("llama"), OPTIONS, hooks=[Hook(lambda node: False, lambda node: None)])
+def test_positions_are_shifted_under_hooks_as_without(synthetic: Synthetic) -> None:
+    """The shift is a graph of its own, before that of the next decode: hooks must not take one for the other."""
+    ran: list[str] = []
+    hook = Hook(lambda node: node.weight.endswith("ffn_down.weight"), lambda node: ran.append(node.weight))
+    found = []
+    for hooks in ((), (hook,)):
+        with Engine(synthetic("llama", "q8_0"), OPTIONS, hooks=hooks) as engine:
+            logits = [engine.decode(TOKENS, 0).copy(), engine.decode([3], 8).copy()]
+            for delta in (-4, -1, 2):
+                assert engine.kv_remove(0, 0, max(0, -delta))
+                engine.kv_shift(0, 0, -1, delta)
+                logits += [engine.decode([7], engine.kv_last(0) + 1).copy() for _ in range(3)]
+            found.append(np.stack(logits))
+    np.testing.assert_array_equal(found[0], found[1])
+    assert ran == ["blk.0.ffn_down.weight", "blk.1.ffn_down.weight"] * len(found[0])
+
+
+def test_sequences_that_are_none_are_refused(synthetic: Synthetic) -> None:
+    """llama.cpp would end the process."""
+    with Engine(synthetic("llama"), replace(OPTIONS, sequences=2)) as engine:
+        for sequence in (-1, 2, 256, 1 << 30):
+            for call in (
+                lambda: engine.kv_remove(sequence, 0),  # noqa: B023
+                lambda: engine.kv_copy(0, sequence),  # noqa: B023
+                lambda: engine.kv_copy(sequence, 0),  # noqa: B023
+                lambda: engine.kv_shift(sequence, 0, -1, 1),  # noqa: B023
+                lambda: engine.kv_last(sequence),  # noqa: B023
+            ):
+                with pytest.raises(EngineError, match="sequences are from 0 to 1, not"):
+                    call()
+
+
+@pytest.mark.parametrize("arch", ["gemma2", "gemma3", "gpt-oss"])
+def test_models_with_a_window_are_not_shifted(synthetic: Synthetic, arch: str) -> None:
+    """Where all their layers are of one kind, llama.cpp would end the process."""
+    with Engine(synthetic(arch), OPTIONS) as engine:
+        engine.decode(TOKENS, 0)
+        with pytest.raises(EngineError, match="window"):
+            engine.kv_shift(0, 0, -1, 1)
+        engine.decode([5], 8)
+
+
+def test_decoding_after_close_is_refused(synthetic: Synthetic) -> None:
+    engine = Engine(synthetic("llama"), OPTIONS)
     engine.decode(TOKENS, 0)
-    with pytest.raises(EngineError, match="cannot be shifted while hooks"):
-        engine.kv_shift(0, 4, -1, -4)
     engine.close()
     engine.close()
     with pytest.raises(EngineError, match="closed"):
         engine.decode(TOKENS, 0)
+
+
+def test_submitted_steps_are_collected_in_order(synthetic: Synthetic) -> None:
+    with Engine(synthetic("llama", "q8_0"), replace(OPTIONS, sequences=2)) as engine:
+        expected = engine.decode(TOKENS, 0).copy()
+        other = engine.decode(TOKENS[::-1], 0, sequence=1).copy()
+        engine.kv_clear()
+        n, last = len(TOKENS), np.array([0] * 7 + [1], np.int8)
+        engine.submit(TOKENS[:4], np.arange(4), np.zeros(4), np.zeros(4, np.int8))
+        engine.submit(TOKENS[4:], np.arange(4, n), np.zeros(4), last[4:])
+        engine.submit(TOKENS[::-1], np.arange(n), np.ones(n), last)
+        assert engine.uncollected == 2
+        first, second = engine.collect(), engine.collect()
+        assert first.shape == second.shape == (1, 512)
+        assert engine.uncollected == 0
+        np.testing.assert_allclose(first[0], expected, atol=1e-4 * expected.std())
+        np.testing.assert_allclose(second[0], other, atol=1e-4 * other.std())
 
 
 def test_no_outputs_still_fills_the_cache(llama: Engine) -> None:

@@ -188,6 +188,42 @@ def test_one_thread_sends_while_another_receives_at_full_load(bench: Bench, kind
         done.result(WAIT_S)
 
 
+@ALL
+def test_links_count_payloads_and_the_time_of_waiting(bench: Bench, kind: str) -> None:
+    a, b = bench.pair(kind)
+    for link in (a, b):
+        assert (link.sent_bytes, link.received_bytes, link.receive_s) == (0, 0, 0.0)
+    a.send(bytes(1000))
+    a.send(np.zeros(25, np.float32))
+    a.send(b"", Kind.CONTROL)
+    b.send(b"four", Kind.PONG)
+    assert (a.sent_bytes, b.sent_bytes) == (1100, 4)
+    b.receive()
+    b.receive_into(bytearray(100))
+    b.receive()
+    a.receive_into(bytearray(4), kind=Kind.PONG)
+    assert (a.received_bytes, b.received_bytes) == (4, 1100)
+    assert 0 < b.receive_s < LATE_S
+    # A peer that is late is waited for.
+    for receive in (b.receive, lambda: b.receive_into(bytearray(0))):
+        before = b.receive_s
+        began = time.perf_counter()
+        late = threading.Timer(0.1, a.send)
+        late.start()
+        receive()
+        assert 0.05 < b.receive_s - before <= took_s(began)
+        late.join()
+    # What fails is not counted as received.
+    a.send(bytes(50))
+    with pytest.raises(ProtocolError):
+        b.receive_into(bytearray(49))
+    assert b.received_bytes == 1100
+
+
+def took_s(began: float) -> float:
+    return time.perf_counter() - began
+
+
 # Another kind, another size, no frame at all.
 
 

@@ -10,7 +10,7 @@ tensors to each other never block each other. In star, broadcast and gather one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Literal, Protocol
 
@@ -24,8 +24,8 @@ Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 
 BLOCK = 32  # floats; wire types encode as many together, so tensors are cut at multiples of it
-CHUNK_FLOATS = 8 << 10  # 32 KiB
-_AHEAD = 3  # chunks sent before the first is received; twice as many fit in a socket's send buffer (425,984 bytes)
+CHUNK_FLOATS = 32 << 10  # 128 KiB
+_AHEAD = 1  # chunks sent before the first is received; three in all fit in a socket's send buffer (425,984 bytes)
 _PART_BYTES = 1 << 20  # broadcast and gather cut at this
 
 
@@ -64,6 +64,7 @@ class Group:
         self._sources = [(rank - i) % self.world_size for i in others]
         self.latency_s = 100e-6  # one way, and bytes/s a device can send: of the worst link, the same on all ranks
         self.bandwidth = 125e6
+        self._choices: dict[tuple[int, str], Choice] = {}  # of `auto`, by floats and wire type
         self._buffers: dict[int, Floats] = {}
         self._wire_buffer = np.empty(0, np.uint8)
 
@@ -76,13 +77,25 @@ class Group:
             mine[:] = all_[:, 0].max(), all_[:, 1].min()
         self.broadcast(mine.view(np.uint8))
         self.latency_s, self.bandwidth = float(mine[0]), float(mine[1])
+        self._choices.clear()
+
+    def part(self, ranks: Sequence[int]) -> Group:
+        """The group of some of the ranks, this one among them, numbered in the order given. The links are shared."""
+        links = {i: self.links[rank] for i, rank in enumerate(ranks) if rank != self.rank}
+        group = Group(list(ranks).index(self.rank), links)
+        group.latency_s, group.bandwidth = self.latency_s, self.bandwidth
+        return group
 
     def choice(self, n_floats: int, wire: Wire | None = None) -> Choice:
         """What `auto` would use for a tensor of so many floats, and why."""
-        n_bytes = 4 * n_floats
-        return choose(
-            n_bytes, wire.n_bytes(n_floats) if wire else n_bytes, self.world_size, self.latency_s, self.bandwidth
-        )
+        key = n_floats, wire.name if wire else ""
+        found = self._choices.get(key)
+        if found is None:
+            n_bytes = 4 * n_floats
+            wire_bytes = wire.n_bytes(n_floats) if wire else n_bytes
+            found = choose(n_bytes, wire_bytes, self.world_size, self.latency_s, self.bandwidth)
+            self._choices[key] = found
+        return found
 
     # --- collectives ---
 

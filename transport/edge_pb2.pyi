@@ -50,7 +50,7 @@ class SessionState(_message.Message):
     def __init__(self, session: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., slice: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class Command(_message.Message):
-    __slots__ = ("open", "connect", "load", "answer", "measure", "allreduce", "unload")
+    __slots__ = ("open", "connect", "load", "answer", "measure", "allreduce", "unload", "run", "time")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     CONNECT_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
@@ -58,6 +58,8 @@ class Command(_message.Message):
     MEASURE_FIELD_NUMBER: _ClassVar[int]
     ALLREDUCE_FIELD_NUMBER: _ClassVar[int]
     UNLOAD_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
     open: Open
     connect: Connect
     load: Load
@@ -65,10 +67,12 @@ class Command(_message.Message):
     measure: Measure
     allreduce: Allreduce
     unload: Unload
-    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., connect: _Optional[_Union[Connect, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., measure: _Optional[_Union[Measure, _Mapping]] = ..., allreduce: _Optional[_Union[Allreduce, _Mapping]] = ..., unload: _Optional[_Union[Unload, _Mapping]] = ...) -> None: ...
+    run: Run
+    time: Time
+    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., connect: _Optional[_Union[Connect, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., measure: _Optional[_Union[Measure, _Mapping]] = ..., allreduce: _Optional[_Union[Allreduce, _Mapping]] = ..., unload: _Optional[_Union[Unload, _Mapping]] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., time: _Optional[_Union[Time, _Mapping]] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("opened", "connected", "loading", "loaded", "answered", "measured", "allreduced", "unloaded", "failed", "died")
+    __slots__ = ("opened", "connected", "loading", "loaded", "answered", "measured", "allreduced", "unloaded", "ran", "timed", "failed", "died")
     OPENED_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_FIELD_NUMBER: _ClassVar[int]
     LOADING_FIELD_NUMBER: _ClassVar[int]
@@ -77,6 +81,8 @@ class Event(_message.Message):
     MEASURED_FIELD_NUMBER: _ClassVar[int]
     ALLREDUCED_FIELD_NUMBER: _ClassVar[int]
     UNLOADED_FIELD_NUMBER: _ClassVar[int]
+    RAN_FIELD_NUMBER: _ClassVar[int]
+    TIMED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     DIED_FIELD_NUMBER: _ClassVar[int]
     opened: Opened
@@ -87,25 +93,29 @@ class Event(_message.Message):
     measured: Measured
     allreduced: Allreduced
     unloaded: Unloaded
+    ran: Ran
+    timed: Timed
     failed: Failed
     died: Died
-    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., connected: _Optional[_Union[Connected, _Mapping]] = ..., loading: _Optional[_Union[Loading, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., answered: _Optional[_Union[Answered, _Mapping]] = ..., measured: _Optional[_Union[Measured, _Mapping]] = ..., allreduced: _Optional[_Union[Allreduced, _Mapping]] = ..., unloaded: _Optional[_Union[Unloaded, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., died: _Optional[_Union[Died, _Mapping]] = ...) -> None: ...
+    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., connected: _Optional[_Union[Connected, _Mapping]] = ..., loading: _Optional[_Union[Loading, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., answered: _Optional[_Union[Answered, _Mapping]] = ..., measured: _Optional[_Union[Measured, _Mapping]] = ..., allreduced: _Optional[_Union[Allreduced, _Mapping]] = ..., unloaded: _Optional[_Union[Unloaded, _Mapping]] = ..., ran: _Optional[_Union[Ran, _Mapping]] = ..., timed: _Optional[_Union[Timed, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., died: _Optional[_Union[Died, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("rank", "world_size", "secret", "connect_timeout_s", "step_timeout_s", "send_timeout_s")
+    __slots__ = ("rank", "world_size", "secret", "connect_timeout_s", "step_timeout_s", "send_timeout_s", "affinity")
     RANK_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
     SECRET_FIELD_NUMBER: _ClassVar[int]
     CONNECT_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     STEP_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     SEND_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    AFFINITY_FIELD_NUMBER: _ClassVar[int]
     rank: int
     world_size: int
     secret: bytes
     connect_timeout_s: float
     step_timeout_s: float
     send_timeout_s: float
-    def __init__(self, rank: _Optional[int] = ..., world_size: _Optional[int] = ..., secret: _Optional[bytes] = ..., connect_timeout_s: _Optional[float] = ..., step_timeout_s: _Optional[float] = ..., send_timeout_s: _Optional[float] = ...) -> None: ...
+    affinity: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, rank: _Optional[int] = ..., world_size: _Optional[int] = ..., secret: _Optional[bytes] = ..., connect_timeout_s: _Optional[float] = ..., step_timeout_s: _Optional[float] = ..., send_timeout_s: _Optional[float] = ..., affinity: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Opened(_message.Message):
     __slots__ = ("session", "tcp_port", "pid")
@@ -162,16 +172,18 @@ class LinkState(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., kind: _Optional[str] = ..., tcp_round_trip_s: _Optional[float] = ..., grpc_round_trip_s: _Optional[float] = ..., why: _Optional[str] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("slice", "options_json", "path", "memory_limit_bytes")
+    __slots__ = ("slice", "options_json", "path", "memory_limit_bytes", "stages")
     SLICE_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_JSON_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     MEMORY_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
     slice: str
     options_json: str
     path: str
     memory_limit_bytes: int
-    def __init__(self, slice: _Optional[str] = ..., options_json: _Optional[str] = ..., path: _Optional[str] = ..., memory_limit_bytes: _Optional[int] = ...) -> None: ...
+    stages: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, slice: _Optional[str] = ..., options_json: _Optional[str] = ..., path: _Optional[str] = ..., memory_limit_bytes: _Optional[int] = ..., stages: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Loading(_message.Message):
     __slots__ = ("fraction",)
@@ -258,6 +270,34 @@ class Unload(_message.Message):
 class Unloaded(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class Run(_message.Message):
+    __slots__ = ("wire", "algorithm")
+    WIRE_FIELD_NUMBER: _ClassVar[int]
+    ALGORITHM_FIELD_NUMBER: _ClassVar[int]
+    wire: str
+    algorithm: str
+    def __init__(self, wire: _Optional[str] = ..., algorithm: _Optional[str] = ...) -> None: ...
+
+class Ran(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Time(_message.Message):
+    __slots__ = ("rows", "steps")
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    rows: int
+    steps: int
+    def __init__(self, rows: _Optional[int] = ..., steps: _Optional[int] = ...) -> None: ...
+
+class Timed(_message.Message):
+    __slots__ = ("decode_s", "prefill_s")
+    DECODE_S_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_S_FIELD_NUMBER: _ClassVar[int]
+    decode_s: float
+    prefill_s: float
+    def __init__(self, decode_s: _Optional[float] = ..., prefill_s: _Optional[float] = ...) -> None: ...
 
 class Failed(_message.Message):
     __slots__ = ("error", "message")

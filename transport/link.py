@@ -7,6 +7,7 @@ while another receives.
 from __future__ import annotations
 
 import threading
+import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import NoReturn
@@ -43,6 +44,9 @@ class Link(ABC):
         self.peer = peer  # how messages name the other end
         self.deadlines = deadlines
         self.broken: TransportError | None = None  # why the link is of no use any more
+        self.sent_bytes = 0  # payloads, since the link was made
+        self.received_bytes = 0
+        self.receive_s = 0.0  # inside of `receive` and `receive_into`: nearly all of it is waiting for the peer
         self._sent = 0
         self._received = 0
         self._breaking = threading.Lock()
@@ -62,6 +66,7 @@ class Link(ABC):
                 self._write(header, view, self.deadlines.send_timeout_s)
             except TransportError as error:
                 self._fail(error)
+            self.sent_bytes += len(view)
 
     def receive(self, timeout_s: float | None = None, max_bytes: int = CONTROL_BYTES) -> Frame:
         """The next frame, of at most `max_bytes`. The default wait is `step_timeout_s`.
@@ -69,23 +74,29 @@ class Link(ABC):
         LinkTimeout, LinkClosed, Refused (the peer said why it gives up) or ProtocolError.
         """
         self._check()
+        began = time.perf_counter()
         try:
             frame = self._read(self._time(timeout_s), max_bytes)
             self._received = (self._received + 1) % _SEQUENCES
             self._heed(frame.kind, frame.payload)
         except TransportError as error:
             self._fail(error)
+        self.received_bytes += len(frame.payload)
+        self.receive_s += time.perf_counter() - began
         return frame
 
     def receive_into(self, buffer: Buffer, timeout_s: float | None = None, kind: Kind = Kind.DATA) -> None:
         """Fill `buffer` with the payload of the next frame, which must be of this kind and of exactly this size."""
         self._check()
         view = memoryview(buffer).cast("B")
+        began = time.perf_counter()
         try:
             self._read_into(view, self._time(timeout_s), kind)
             self._received = (self._received + 1) % _SEQUENCES
         except TransportError as error:
             self._fail(error)
+        self.received_bytes += len(view)
+        self.receive_s += time.perf_counter() - began
 
     def close(self, reason: str = "") -> None:
         """Say goodbye if that is possible at once, and end. Closing twice is harmless."""

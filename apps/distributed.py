@@ -1,0 +1,262 @@
+"""A model on several devices: the options that say which and how, and an engine that runs there."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from apps.link import address
+from apps.options import MAX_THREADS, UsageError, engine_options, keep_to_cores, number, quiet_grpc
+
+if TYPE_CHECKING:
+    from edge.deployment import Exchange
+    from edge.distributed import DistributedEngine
+    from edge.fleet import Fleet
+    from edge.own_slices import OwnSlices
+    from edge.step_times import Summary
+    from partition.plan import Plan
+    from quant.gguf_file import GgufFile
+
+# Named here and not asked of edge and transport, so that --help stays quick; a test holds them together.
+PARALLEL = ("auto", "tensor", "pipeline")
+TRANSPORTS = ("auto", "tcp", "grpc")
+WIRES = ("f32", "f16", "q8")
+ALGORITHMS = ("auto", "star", "mesh", "split", "ring")
+MOST_WORKERS = 63
+_NUMBERS = re.compile(r"\[[\d,\s]+\]")
+
+# Those that mean nothing on one device, and those that a plan answers.
+_OF_SEVERAL = ("shares", "parallel", "save_plan", "transport", "wire", "allreduce", "insecure")
+_OF_A_PLAN = ("workers", "shares", "parallel")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which devices, what each does, and how they exchange tensors."""
+    group = parser.add_argument_group("several devices")
+    group.add_argument("--workers", type=_workers, metavar="A,B", help="run on this device and these: HOST[:PORT],...")
+    group.add_argument(
+        "--parallel", choices=PARALLEL, help="every layer on all devices, or some layers on each (default: auto)"
+    )
+    group.add_argument(
+        "--shares", type=_shares, metavar="X,Y,Z", help="what part each does, this device first (default: measured)"
+    )
+    group.add_argument("--plan", type=Path, metavar="FILE", help="run as a saved plan says, instead of --workers")
+    group.add_argument("--save-plan", type=Path, metavar="FILE", help="write the plan as JSON, to be used or edited")
+    group.add_argument("--transport", choices=TRANSPORTS, help="of links (default: auto, the faster of the two)")
+    group.add_argument("--wire", choices=WIRES, help="type of the partial sums on their way (default: f32)")
+    group.add_argument("--allreduce", choices=ALGORITHMS, help="how partial sums are summed (default: auto)")
+    group.add_argument("--insecure", action="store_true", help="allow workers that run with --insecure")
+
+
+@dataclass(frozen=True)
+class Devices:
+    """What was asked for."""
+
+    addresses: tuple[str, ...]  # of the workers, by rank from 1 on
+    plan: Plan | None  # where one was given
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """A model that runs on several devices."""
+
+    engine: DistributedEngine
+    plan: Plan
+    why: str  # this plan
+    exchange: Exchange
+    names: tuple[str, ...]  # of the devices by rank, for people
+
+    def line(self) -> str:
+        """The devices, what each holds, and why, in one line."""
+        staged = len(self.plan.stages) > 1
+        parts = []
+        for rank, name in enumerate(self.names):
+            cut = self.plan.slice(rank)
+            held = [f"layers {cut.layers}"] if staged else []
+            if len(self.plan.group(rank)) > 1:
+                held += [f"heads {cut.heads}", f"ff {cut.ff}"]
+            parts.append(f"{name} {', '.join(held)}")
+        return f"{'; '.join(parts)} ({self.why})"
+
+    def to_json(self, times: Sequence[Mapping[str, Summary]]) -> dict[str, Any]:
+        """What a command's --json adds to its own figures. times: what the steps of each rank took."""
+        links = self.engine.links
+        ranks: list[dict[str, Any]] = []
+        for rank, of in enumerate(times):
+            kinds = {"decode": of.get("decode"), "prefill": of.get("prefill")}
+            figures = {kind: found.to_json() if found else None for kind, found in kinds.items()}
+            ranks.append({"rank": rank, "device": self.plan.devices[rank], "link": links.get(rank), **figures})
+        return {
+            "ranks": ranks,
+            "plan": self.plan.to_json(),
+            "why": self.why,
+            "transport": self.exchange.transport,
+            "wire": self.exchange.wire,
+            "allreduce": self.exchange.algorithm,
+        }
+
+
+def prepare(args: argparse.Namespace) -> Devices | None:
+    """The devices asked for; None: this one alone. From then on this process keeps to the cores asked for.
+
+    To be called before anything starts threads. UsageError for options that do not go together, PlanError for a plan
+    that cannot be used.
+    """
+    if args.plan is None and args.workers is None:
+        given = _given(args, _OF_SEVERAL)
+        if given:
+            raise UsageError(
+                f"{given} is for several devices: name them with --workers HOST:PORT,..., or give a --plan"
+            )
+        keep_to_cores(args.affinity)
+        return None
+    quiet_grpc()
+    if args.plan is None:
+        _check_shares(args.shares, args.workers)
+        keep_to_cores(args.affinity)
+        return Devices(args.workers, None)
+    given = _given(args, _OF_A_PLAN)
+    if given:
+        raise UsageError(f"--plan says which device does what, and so does {given}: leave one of them out")
+    plan = _read_plan(args.plan)
+    if args.affinity:
+        keep_to_cores(args.affinity)
+    else:
+        keep_to_cores(plan.shard(0).affinity, f"{args.plan}: affinity of {plan.devices[0]}")
+    return Devices(plan.devices[1:], plan)
+
+
+@contextmanager
+def deployed(args: argparse.Namespace, devices: Devices, path: Path, sequences: int = 1) -> Iterator[Deployed]:
+    """The model at `path` on these devices, for so many sequences, until the end of the block.
+
+    The errors of Fleet, arrange and Deployment.
+    """
+    from apps.progress import progress
+    from edge.deployment import Deployment, Exchange
+    from edge.fleet import Fleet
+    from edge.own_slices import OwnSlices
+    from partition.check import check_loadable
+    from quant.gguf_file import GgufFile
+
+    file = GgufFile.open(path)
+    check_loadable(file)
+    options = engine_options(args, sequences)
+    exchange = Exchange(args.transport or "auto", args.allreduce or "auto", args.wire or "f32")
+    with Fleet(devices.addresses, insecure=args.insecure) as fleet:
+        plan, why = _plan(args, devices, fleet, file, OwnSlices())
+        if args.save_plan is not None:
+            _save_plan(args.save_plan, plan)
+        label = f"Loading {path.name} on {len(set(plan.devices))} devices"
+        with progress(label) as bar:
+            deployment = Deployment(fleet, plan, file, options, exchange, bar.update)
+        with deployment:
+            yield Deployed(deployment.engine, plan, why, exchange, _names(fleet, plan))
+
+
+def _plan(
+    args: argparse.Namespace, devices: Devices, fleet: Fleet, file: GgufFile, slices: OwnSlices
+) -> tuple[Plan, str]:
+    """The plan, with what the options say of this device, and why it is this one."""
+    from apps.progress import progress
+    from edge.arrangement import arrange
+
+    with progress(f"Reading {file.path.name}") as bar:
+        digest = slices.model_digest(file.path, bar.update)
+    if devices.plan is not None:
+        return _with_own(devices.plan, args), f"as {args.plan} says"
+    with progress("Measuring devices", len(devices.addresses) + 1, "devices") as bar:
+        made = arrange(
+            fleet,
+            devices.addresses,
+            file,
+            digest,
+            parallel=args.parallel or "auto",
+            shares=args.shares,
+            threads=args.threads,
+            transport=args.transport or "auto",
+            on_step=bar.update,
+        )
+    return _with_own(made.plan, args), made.why
+
+
+def _names(fleet: Fleet, plan: Plan) -> tuple[str, ...]:
+    """The devices of the ranks by the names they have; those that share one by their addresses."""
+    names = {device: fleet.workers[device].name for device in plan.devices[1:]}
+    held = [worker.name for worker in dict.fromkeys(fleet.workers.values())]
+    return tuple(names[d] if d in names and held.count(names[d]) == 1 else d for d in plan.devices)
+
+
+def _with_own(plan: Plan, args: argparse.Namespace) -> Plan:
+    """The plan with what was said of this device on the command line, so that a saved one says it, too."""
+    own = {"threads": args.threads, "affinity": args.affinity, "gpu_layers": args.gpu_layers}
+    first, *others = plan.stages
+    shard, *rest = first.shards
+    shard = replace(shard, **{name: value for name, value in own.items() if value is not None})
+    return replace(plan, stages=(replace(first, shards=(shard, *rest)), *others))
+
+
+def _read_plan(path: Path) -> Plan:
+    from edge.channel import parse_address
+    from partition.errors import PlanError
+    from partition.plan import Plan
+
+    try:
+        plan = Plan.from_json(json.loads(path.read_text(encoding="utf-8")))
+        if plan.world_size < 2:
+            raise PlanError("it is for this device alone; leave --plan out")
+        for rank, device in enumerate(plan.devices):
+            if rank:
+                parse_address(device)
+            if (plan.shard(rank).threads or 1) > MAX_THREADS:
+                raise PlanError(
+                    f"rank {rank} is to have {plan.shard(rank).threads} threads, {MAX_THREADS} are the most"
+                )
+    except (ValueError, RecursionError) as error:  # among them PlanError, and what is not JSON
+        raise PlanError(f"{path} cannot be used as a plan: {error}") from None
+    return plan
+
+
+def _save_plan(path: Path, plan: Plan) -> None:
+    """OSError where it cannot be written."""
+    from devices.files import write_whole
+
+    text = json.dumps(plan.to_json(), indent=1, ensure_ascii=False)
+    text = _NUMBERS.sub(lambda found: " ".join(found[0].split()), text)  # a range on one line, to be read and edited
+    write_whole(path, (text + "\n").encode())
+
+
+def _given(args: argparse.Namespace, names: Sequence[str]) -> str:
+    """The first of these options that was given, as it was written; "" if none was."""
+    return next((f"--{name.replace('_', '-')}" for name in names if getattr(args, name) not in (None, False)), "")
+
+
+def _check_shares(shares: tuple[float, ...] | None, workers: tuple[str, ...]) -> None:
+    if shares is not None and len(shares) != len(workers) + 1:
+        raise UsageError(
+            f"--shares has {len(shares)} of the {len(workers) + 1} numbers needed: one for each device, this one first"
+        )
+
+
+def _workers(text: str) -> tuple[str, ...]:
+    """HOST:PORT of each worker."""
+    parts = [part.strip() for part in text.split(",")]
+    if "local" in parts:
+        raise argparse.ArgumentTypeError("this device takes part as it is; leave local out")
+    if len(parts) > MOST_WORKERS:
+        raise argparse.ArgumentTypeError(f"takes up to {MOST_WORKERS} workers, got {len(parts)}")
+    return tuple(map(address, parts))
+
+
+def _shares(text: str) -> tuple[float, ...]:
+    """Numbers above 0."""
+    shares = tuple(map(number, text.split(",")))
+    if min(shares) <= 0:
+        raise argparse.ArgumentTypeError(f"needs a number above 0 for each device, got {text[:80]!r}")
+    return shares

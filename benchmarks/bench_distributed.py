@@ -1,0 +1,344 @@
+"""One model on two devices beside one device of both cores, and of one. Devices are processes that keep to a core each.
+
+    python benchmarks/bench_distributed.py [--only speed|unequal|pipeline|load] [--model FILE] [--json [FILE]] [--tiny]
+
+| section  | question                                                                                           |
+| speed    | how near do two ranks of one thread come to one process of two threads?                            |
+| unequal  | what is a second device worth that has half or a third of a core, by how the model is shared out?  |
+| pipeline | do two stages with four requests on their way do as much as two processes with a whole model each? |
+| load     | how soon does a plan answer whose slices are where they belong?                                    |
+
+Rank 0 is this machine's first core, the worker, a real `edge worker`, its second. All sides of a section are loaded at
+once and are measured in turn; who is first changes from round to round, and a first round is not counted. Ratios are of
+the medians; beside them the least and the largest of any round. `unequal` needs root. By default on a random file of
+TinyLlama-1.1B's shape at Q4_0. Without FILE, --json prints only JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import distributed_tables
+from lent_device import EDGE, ROOT, CpuGroup, NoGroups, busy, cpu_group, pin, worker
+from sides import NOTHING_ASKED, alternate, compared, medians, sides, steady
+
+from edge import synth
+from edge.demo import MODEL_PATH
+from edge.presets import SHAPES
+
+SECTIONS = ("speed", "unequal", "pipeline", "load")
+PROMPT, STEPS = 256, 64  # tokens
+REQUESTS, REQUEST_PROMPT, REQUEST_TOKENS = 4, 32, 64
+LOADS = 5
+OPTIONS = {"threads": 1, "context": 1024, "batch": 512}
+PARTS_OF_A_CORE = (  # and what is asked of shares by measured speed there, beside rank 0 alone
+    ("half a core", 1 / 2, {"decode_s": ">= 1.25", "prefill_tokens_per_s": ">= 1.3"}),
+    ("a third of a core", 1 / 3, {"decode_s": ">= 1", "prefill_tokens_per_s": ">= 1"}),
+)
+PERIODS_US = (5_000, 10_000)
+LOAD_S = 300.0  # what loads may take at most
+LEAD_S = 0.3  # until processes that are to begin together do so
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=SECTIONS)
+    parser.add_argument("--model", type=Path, help="GGUF file (default: a random one of TinyLlama-1.1B's shape)")
+    parser.add_argument("--rounds", type=int, help="of each section, instead of its own number")
+    parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write all figures")
+    parser.add_argument("--tiny", action="store_true", help="see that it works; the figures mean nothing")
+    args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends what was started, as Ctrl-C does
+    args.cores = cores(args.tiny)
+    wanted = [args.only] if args.only else list(SECTIONS)
+    result: dict[str, Any] = {
+        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
+        "versions": f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
+    }
+    if "unequal" in wanted:
+        try:
+            CpuGroup().close()
+        except NoGroups as error:
+            if not args.tiny:
+                raise SystemExit(f"unequal: {error}; be root, or choose other sections with --only") from error
+            wanted.remove("unequal")
+            result["left_out"] = {"unequal": str(error)}
+            if args.json != "-":
+                print(f"## unequal\n\nLeft out: {error}.\n")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        os.environ.update({f"XDG_{kind}_HOME": str(folder / kind.lower()) for kind in ("CONFIG", "CACHE", "STATE")})
+        args.model = args.model.resolve() if args.model else MODEL_PATH if args.tiny else random_model(folder)
+        result["model"] = args.model.name
+        for section in wanted:
+            began = time.monotonic()
+            (folder / section).mkdir()
+            result[section] = globals()[section](folder / section, args)
+            result[section]["took_s"] = time.monotonic() - began
+            if args.json != "-":
+                print(f"## {section}\n\n{getattr(distributed_tables, section)(result[section])}\n")
+                print(f"Took {result[section]['took_s']:.0f} s.\n", flush=True)
+    if args.json == "-":
+        print(json.dumps(result))
+    elif args.json:
+        Path(args.json).write_text(json.dumps(result, indent=1))
+
+
+def cores(tiny: bool) -> tuple[int, int]:
+    """The cores of the two devices."""
+    usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if not usable or (len(usable) < 2 and not tiny):
+        raise SystemExit(f"two devices need a core each, and Linux to keep to it; {len(usable)} can be given here")
+    return usable[0], usable[min(1, len(usable) - 1)]
+
+
+def random_model(folder: Path) -> Path:
+    path = folder / "tinyllama-1.1b-q4_0.gguf"
+    synth.synthesize(path, SHAPES["tinyllama-1.1b"], "q4_0")
+    return path
+
+
+def size(args: argparse.Namespace, prompt: int, steps: int) -> dict[str, int]:
+    return {"prompt": 16, "steps": 4} if args.tiny else {"prompt": prompt, "steps": steps}
+
+
+# --- speed ---
+
+
+def speed(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Two ranks over TCP and over gRPC beside one process, of two threads and of one."""
+    rounds = 1 if args.tiny else args.rounds or 7
+    sizes = size(args, PROMPT, STEPS)
+    one, two = args.cores
+    transports = ("tcp", "grpc")
+    where = {"two threads": [one, two], "one thread": [one], **{kind: [one] for kind in transports}}
+    model = {"name": "engine", "model": str(args.model)}
+    with worker(folder / "worker") as (address, pid), sides(where) as some:
+        for side, threads in (("two threads", 2), ("one thread", 1)):
+            some.at(side, "load", LOAD_S, **model, options={**OPTIONS, "threads": threads})
+        for kind in transports:
+            plan = some.at(kind, "deploy", LOAD_S, **model, worker=address, core=two, options=OPTIONS, transport=kind)
+        pin(pid, two)  # gRPC links go through the worker itself, which is a part of its device
+        idle = busy(0.2 if args.tiny else 2.0)
+
+        def measure(side: str) -> Callable[[], dict[str, float]]:
+            return lambda: some.at(side, "speed", name="engine", **sizes)
+
+        for kind in transports:
+            measure(kind)()
+            some.at(kind, "times", name="engine")  # and forget them: the first are no rule
+        found = alternate({side: measure(side) for side in where}, rounds)
+        steps = {kind: some.at(kind, "times", name="engine") for kind in transports}
+    return {
+        "rounds": rounds,
+        **sizes,
+        "plan": plan["summary"],
+        "idle_cores": idle,
+        "median": medians(found),
+        "compared": [
+            *compared(found, "tcp", "two threads", {"decode_s": ">= 0.93", "prefill_tokens_per_s": ">= 0.97"}),
+            *compared(found, "grpc", "two threads", {"decode_s": ">= 0.72"}),
+            *compared(found, "tcp", "one thread", {"decode_s": ">= 1.4"}),
+            *compared(found, "grpc", "one thread"),
+            *compared(found, "two threads", "one thread"),
+        ],
+        "ranks": steps,
+        "measured": found,
+    }
+
+
+# --- unequal ---
+
+
+def unequal(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """A worker with a part of a core: equal shares, shares by measured speed, and given ones, beside rank 0 alone."""
+    rounds = 1 if args.tiny else args.rounds or 3
+    sizes = size(args, 128, 48)
+    one, two = args.cores
+    given = {"equal": [1.0, 1.0], "3:1": [3.0, 1.0], "5:1": [5.0, 1.0]}
+    names = ("alone", "measured", *given)
+    model = {"name": "engine", "model": str(args.model)}
+    cases: list[dict[str, Any]] = []
+    with (
+        cpu_group() as group,
+        worker(folder / "worker", group) as (address, pid),
+        sides({name: [one] for name in names}) as some,
+    ):
+        pin(pid, two)
+        there = {**model, "worker": address, "core": two, "options": OPTIONS}
+        some.at("alone", "load", LOAD_S, **model, options=OPTIONS)
+        plans = {name: some.at(name, "deploy", LOAD_S, **there, shares=shares) for name, shares in given.items()}
+        for words, part, wanted in PARTS_OF_A_CORE:
+            for period_us in PERIODS_US[-1:] if args.tiny else PERIODS_US:
+                group.limit(part, period_us)
+                if cases:
+                    some.at("measured", "drop", name="engine")
+                plans["measured"] = some.at("measured", "deploy", LOAD_S, **there, measure=True)
+                taken_part = [name for name in names if name != "5:1" or part < 0.5]
+                idle = busy(0.2 if args.tiny else 1.0)
+                throttled = group.throttled()
+
+                def measure(side: str) -> Callable[[], dict[str, float]]:
+                    return lambda: some.at(side, "speed", name="engine", **sizes)
+
+                found = alternate({side: measure(side) for side in taken_part}, rounds)
+                asked = {"measured": wanted, "equal": dict.fromkeys(wanted, "< 1")}
+                cases.append(
+                    {
+                        "device": words,
+                        "period_us": period_us,
+                        "idle_cores": idle,
+                        "throttled_periods": group.throttled() - throttled,
+                        "parts": {name: plan["parts"] for name, plan in plans.items() if name in taken_part},
+                        "median": medians(found),
+                        "compared": [
+                            row
+                            for side in taken_part[1:]
+                            for row in compared(found, side, "alone", asked.get(side, NOTHING_ASKED))
+                        ],
+                        "measured": found,
+                    }
+                )
+    return {"rounds": rounds, **sizes, "cases": cases}
+
+
+# --- pipeline ---
+
+
+def pipeline(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Two stages with four requests on their way, beside two processes that have a whole model each."""
+    rounds = 1 if args.tiny else args.rounds or 5
+    prompt, tokens = (8, 24) if args.tiny else (REQUEST_PROMPT, REQUEST_TOKENS)
+    one, two = args.cores
+    model = str(args.model)
+    alone = ("first", "second")
+    with (
+        worker(folder / "worker") as (address, pid),
+        sides({"stages": [one], "first": [one], "second": [two]}) as some,
+    ):
+        plan = some.at(
+            "stages",
+            "deploy",
+            LOAD_S,
+            name="4",
+            model=model,
+            worker=address,
+            core=two,
+            options={**OPTIONS, "sequences": REQUESTS},
+            parallel="pipeline",
+        )
+        pin(pid, two)
+        for n in (1, 2):
+            for side in alone:
+                some.at(side, "load", LOAD_S, name=str(n), model=model, options={**OPTIONS, "sequences": n})
+        idle = busy(0.2 if args.tiny else 2.0)
+
+        together, each = "two stages", "two stages, a step for each request"
+        one_request, two_requests = "two processes, a request each", "two processes, two requests each"
+        steps = {}
+
+        def run(names: Sequence[str], requests: int, one_each: bool = False) -> Callable[[], dict[str, float]]:
+            def measure() -> dict[str, float]:
+                asked = {
+                    "name": str(requests),
+                    "requests": requests,
+                    "prompt": prompt,
+                    "tokens": tokens,
+                    "one_each": one_each,
+                    "at": time.monotonic() + LEAD_S,
+                }
+                stamps = some.each("generate", dict.fromkeys(names, asked))
+                if "stages" in names:  # of the last round
+                    steps[each if one_each else together] = some.at("stages", "times", name="4")
+                return {"tokens_per_s": steady([times for side in names for times in stamps[side]])}
+
+            return measure
+
+        found = alternate(
+            {
+                together: run(["stages"], REQUESTS),
+                each: run(["stages"], REQUESTS, one_each=True),
+                one_request: run(alone, 1),
+                two_requests: run(alone, 2),
+            },
+            rounds,
+        )
+    return {
+        "rounds": rounds,
+        "requests": REQUESTS,
+        "prompt": prompt,
+        "tokens": tokens,
+        "plan": plan["summary"],
+        "idle_cores": idle,
+        "median": medians(found),
+        "compared": [
+            *compared(found, together, one_request, {"tokens_per_s": ">= 0.93"}),
+            *compared(found, each, one_request),
+            *compared(found, together, two_requests),
+            *compared(found, two_requests, one_request),
+        ],
+        "ranks": steps,
+        "measured": found,
+    }
+
+
+# --- load ---
+
+
+def load(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Two ranks over TCP, whose slices are in place, from reaching the worker to the first token."""
+    rounds = 1 if args.tiny else args.rounds or LOADS
+    one, two = args.cores
+    plan = folder / "plan.json"
+    with worker(folder / "worker") as (address, pid), sides({"owner": [one]}) as some:
+        pin(pid, two)
+
+        def bring_up() -> dict[str, float]:
+            found: dict[str, float] = some.at(
+                "owner",
+                "bring_up",
+                LOAD_S,
+                model=str(args.model),
+                worker=address,
+                core=two,
+                options=OPTIONS,
+                plan_file=str(plan),
+            )
+            return found
+
+        found = alternate({"owner": bring_up}, rounds)["owner"]
+        chat = alternate({"chat": lambda: {"wall_s": chat_seconds(args.model, plan)}}, rounds)["chat"]
+    return {
+        "repeats": rounds,
+        "median_s": {part: statistics.median(one[part] for one in found) for part in found[0]},
+        "most_s": {part: max(one[part] for one in found) for part in found[0]},
+        "asked_s": 2.0,
+        "chat_wall_s": statistics.median(one["wall_s"] for one in chat),
+        "measured": {"owner": found, "chat": chat},
+    }
+
+
+def chat_seconds(model: Path, plan: Path) -> float:
+    """The whole process of a chat of one token on a saved plan."""
+    command = [*EDGE, "chat", str(model), "--plan", str(plan), "-p", "hi", "--max-tokens", "1"]
+    began = time.perf_counter()
+    done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LOAD_S)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}: {done.stderr[-500:]}")
+    return time.perf_counter() - began
+
+
+if __name__ == "__main__":
+    main()

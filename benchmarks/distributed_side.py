@@ -1,0 +1,243 @@
+"""One side of bench_distributed.py: a process that has a whole model, or is rank 0 of one, and measures on command.
+
+    python benchmarks/distributed_side.py SIDE SIDES    (started by bench_distributed.py)
+
+It stays loaded while other sides are measured. Methods are commands; they take and return JSON. Times are of the
+monotonic clock, which all processes of a machine share.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ranks import serve
+
+from edge.arrangement import arrange
+from edge.deployment import Deployment, Exchange
+from edge.distributed import DistributedEngine
+from edge.engine import Engine, EngineOptions
+from edge.fleet import Fleet
+from edge.own_slices import OwnSlices
+from edge.scheduler import Request, Scheduler
+from partition.arrange import make_plan
+from partition.gguf_slice import limits
+from partition.plan import LOCAL, Plan
+from quant.gguf_file import GgufFile
+
+SEED = 0
+
+
+class Side:
+    """Engines by name, and what is measured of them."""
+
+    def __init__(self) -> None:
+        self._engines: dict[str, Any] = {}
+        self._open: dict[str, ExitStack] = {}  # what ends with each engine
+
+    # --- engines ---
+
+    def pin(self, cores: list[int]) -> None:
+        """Keep this whole process, with the threads it has, to these cores. Before anything is loaded."""
+        for thread in os.listdir("/proc/self/task"):
+            os.sched_setaffinity(int(thread), cores)
+
+    def load(self, name: str, model: str, options: dict[str, Any]) -> None:
+        """A whole model in this process."""
+        stack = self._open[name] = ExitStack()
+        self._engines[name] = stack.enter_context(Engine(model, EngineOptions(**options)))
+
+    def deploy(
+        self,
+        name: str,
+        model: str,
+        worker: str,
+        core: int,
+        options: dict[str, Any],
+        parallel: str = "tensor",
+        shares: list[float] | None = None,
+        measure: bool = False,
+        transport: str = "tcp",
+    ) -> dict[str, Any]:
+        """A model on this process and on a worker of this machine, there on the core of that number.
+
+        measure: shares by measured speed. The answer: what each rank holds, as summary and in parts of one.
+        """
+        file = GgufFile.open(model)
+        stack = ExitStack()
+        with stack:
+            fleet = stack.enter_context(Fleet([worker]))
+            digest = OwnSlices().model_digest(file.path)
+            if measure:
+                plan = arrange(fleet, [worker], file, digest, parallel=parallel, threads=1, transport=transport).plan
+            else:
+                plan = make_plan(limits(file), file.path.stem, digest, [LOCAL, worker], parallel, shares)
+            plan = _on_one_thread(plan, core)
+            deployment = stack.enter_context(
+                Deployment(fleet, plan, file, EngineOptions(**options), Exchange(transport=transport))
+            )
+            _check_core(deployment, core)
+            self._engines[name] = deployment.engine
+            self._open[name] = stack.pop_all()
+        return {"summary": plan.summary(), "parts": _parts(plan)}
+
+    def drop(self, name: str) -> None:
+        """End an engine."""
+        del self._engines[name]
+        self._open.pop(name).close()
+
+    def close(self) -> None:
+        """End all engines."""
+        for name in list(self._engines):
+            self.drop(name)
+
+    # --- measuring ---
+
+    def speed(self, name: str, prompt: int, steps: int) -> dict[str, float]:
+        """Steps of one token after a prompt of `prompt` tokens, and as many tokens at once after the same prompt."""
+        engine = self._engines[name]
+        tokens = _tokens(engine, prompt)
+        engine.kv_clear()
+        token, took = int(engine.decode(tokens, 0, top=1).argmax()), []
+        for i in range(steps):
+            began = time.perf_counter()
+            token = int(engine.decode([token], prompt + i, top=1).argmax())
+            took.append(time.perf_counter() - began)
+        engine.kv_remove(0, prompt)
+        began = time.perf_counter()
+        engine.decode(tokens, prompt, top=1)
+        prefill_s = time.perf_counter() - began
+        return {"decode_s": statistics.median(took), "prefill_tokens_per_s": prompt / prefill_s}
+
+    def times(self, name: str) -> list[dict[str, Any]]:
+        """What the steps since the last call took, by rank and kind."""
+        engine = self._engines[name]
+        assert isinstance(engine, DistributedEngine)
+        return [{kind: found.to_json() for kind, found in rank.items()} for rank in engine.times(clear=True)]
+
+    def generate(self, name: str, requests: int, prompt: int, tokens: int, one_each: bool, at: float) -> Any:
+        """Begin at the time `at` and run requests together: when each token of each request came.
+
+        one_each: every request goes through the ranks in steps of its own, all of them on their way at once.
+        """
+        engine = self._engines[name]
+        stamps: list[list[float]] = [[] for _ in range(requests)]
+        scheduler = Scheduler(
+            _OneEach(engine, requests) if one_each else engine,
+            lambda index, token: stamps[index].append(time.monotonic()),
+        )
+        asked = [Request(_tokens(engine, prompt, i), tokens, ends=False) for i in range(requests)]
+        time.sleep(max(0.0, at - time.monotonic()))
+        scheduler.run(asked)
+        return stamps
+
+    def bring_up(self, model: str, worker: str, core: int, options: dict[str, Any], plan_file: str) -> dict[str, float]:
+        """Seconds from nothing to the first token of a plan, which is written to `plan_file`, and of which parts.
+
+        What goes on at the same time is counted in each of its parts.
+        """
+        plan_of = make_plan(limits(GgufFile.open(model)), Path(model).stem, "", [LOCAL, worker], "tensor")
+        plan = _on_one_thread(replace(plan_of, model_digest=OwnSlices().model_digest(Path(model))), core)
+        Path(plan_file).write_text(json.dumps(plan.to_json()))
+        began = time.perf_counter()
+        file = GgufFile.open(model)
+        with Fleet([worker]) as fleet:
+            connected = time.perf_counter()
+            deployment = _Watched(fleet, plan, file, EngineOptions(**options), Exchange(transport="tcp"))
+            with deployment:
+                deployed = time.perf_counter()
+                deployment.engine.decode([1], 0, top=1)
+                ended = time.perf_counter()
+        return {
+            "in all": ended - began,
+            "reach the worker": connected - began,
+            "deploy": deployed - connected,
+            **deployment.took_s,
+            "first token": ended - deployed,
+        }
+
+
+class _OneEach:
+    """An engine to a scheduler that makes a group of every request: as if it had a stage for each."""
+
+    def __init__(self, engine: Any, stages: int) -> None:
+        self._engine = engine
+        self.stages = stages
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+
+class _Watched(Deployment):
+    """A deployment that notes the seconds of its parts."""
+
+    def __init__(self, *args: Any) -> None:
+        self.took_s: dict[str, float] = {}
+        super().__init__(*args)
+
+    def _load_here(self, *args: Any) -> Any:
+        return self._noted("deploy: load here", super()._load_here, *args)
+
+    def _open(self, *args: Any) -> Any:
+        return self._noted("deploy: slice and process there", super()._open, *args)
+
+    def _connect(self, *args: Any) -> Any:
+        return self._noted("deploy: connect", super()._connect, *args)
+
+    def _load(self, *args: Any) -> Any:
+        return self._noted("deploy: load there", super()._load, *args)
+
+    def _noted(self, name: str, work: Any, *args: Any) -> Any:
+        began = time.perf_counter()
+        result = work(*args)
+        self.took_s[name] = time.perf_counter() - began
+        return result
+
+
+def _tokens(engine: Any, n: int, seed: int = SEED) -> Sequence[int]:
+    found: list[int] = np.random.default_rng(seed).integers(0, engine.model.n_vocab, n).tolist()
+    return found
+
+
+def _on_one_thread(plan: Plan, core: int) -> Plan:
+    """Every rank computes with one thread; those of the worker on this core."""
+    stages = tuple(
+        replace(
+            stage,
+            shards=tuple(
+                replace(shard, threads=1, affinity=() if shard.device == LOCAL else (core,)) for shard in stage.shards
+            ),
+        )
+        for stage in plan.stages
+    )
+    return replace(plan, stages=stages)
+
+
+def _check_core(deployment: Deployment, core: int) -> None:
+    """The worker is on this machine: see that what the plan says of its core is so."""
+    for rank, session in deployment._sessions.items():
+        found = os.sched_getaffinity(session.pid)
+        if found != {core}:
+            raise RuntimeError(f"rank {rank} was to compute on core {core}, it may use {sorted(found)}")
+
+
+def _parts(plan: Plan) -> list[dict[str, float]]:
+    """Of each rank: its part of the layers, heads, FFN columns and vocabulary rows."""
+    found = []
+    for rank in range(plan.world_size):
+        cut, sizes = plan.slice(rank), plan.sizes
+        held = {"layers": sizes.layers, "heads": sizes.heads, "ff": sizes.ff, "vocab": sizes.vocab}
+        found.append({name: len(getattr(cut, name)) / total for name, total in held.items() if total})
+    return found
+
+
+if __name__ == "__main__":
+    serve(Side())

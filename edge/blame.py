@@ -1,0 +1,25 @@
+"""Which of several errors says why. One that is lost takes others with it, which only say that their links broke."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+# How little a class of errors says: a link that is refused or timed out may be the cause, one that breaks seldom is.
+# Classes that are not here, and the end of a process or of a worker's session, are causes.
+_OF_LINKS = {"Refused": 1, "LinkTimeout": 1, "ProtocolError": 2, "LinkClosed": 3}
+
+
+def is_cause(word: Exception) -> bool:
+    """Whether what a session said is why it ended, and not what another's end did to it."""
+    return getattr(word, "error", "") not in _OF_LINKS
+
+
+def telling(words: Iterable[Exception], error: Exception | None = None) -> Exception:
+    """The error that says most, the first of those that say as much: of what sessions said, and of what failed here.
+
+    There must be one. `error` comes from a link of this device, so its own class counts.
+    """
+    found = [(_OF_LINKS.get(getattr(word, "error", ""), 0), word) for word in words]
+    if error is not None:
+        found.insert(0, (_OF_LINKS.get(type(error).__name__, 0), error))
+    return min(found, key=lambda one: one[0])[1]

@@ -1,0 +1,295 @@
+"""A plan brought to life: slices where they belong, engine processes connected and loaded, an engine to talk to."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+from devices.probe import default_threads
+from edge import llama, trust
+from edge.blame import is_cause, telling
+from edge.closing import Closing, results
+from edge.distributed import DistributedEngine
+from edge.engine import EngineOptions, resolve
+from edge.engine_session import EngineSession, answers, tell_peers
+from edge.errors import SliceError
+from edge.fleet import Fleet, device
+from edge.joining import TRANSPORTS, join, polling_s
+from edge.own_slices import OwnSlices
+from edge.peers import SECRET_BYTES, Peer
+from edge.place import place
+from edge.preflight import check_room
+from edge.remote_session import RemoteSession
+from edge.shard import Shard
+from partition.errors import PlanError
+from partition.gguf_slice import limits, slice_recipe
+from partition.model import ModelShape
+from partition.plan import Plan
+from partition.plan import Shard as Part
+from partition.recipe import Recipe
+from quant.gguf_file import GgufFile
+from quant.wire import WIRES
+from transport import edge_pb2 as pb
+from transport.choice import ALGORITHMS
+from transport.collective import Group
+from transport.errors import LinkTimeout, TransportError
+from transport.link import Deadlines
+
+Progress = Callable[[float, float], None]  # (bytes in place, of)
+
+_NOWHERE = "127.0.0.1"  # where rank 0 is dialled: it never is
+WORD_S = 1.5  # for a rank to say why it made others wait for too long
+# For a rank to say why its link broke: its daemon first waits for a process that is about to end and for what it
+# said last (`edge.child.EXIT_S` each), and that a daemon's host has vanished is known after five seconds.
+LAST_WORD_S = 6.0
+_AT_ONCE_S = 0.05  # for the last step, which nothing depends on
+
+# A slow rank may take minutes for its part of a long chunk, and reads nothing meanwhile.
+DEADLINES = Deadlines(step_timeout_s=300.0, send_timeout_s=300.0)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """How tensors go between the ranks. ValueError for what is not known."""
+
+    transport: str = "auto"  # tcp, grpc, or the faster
+    algorithm: str = "auto"  # of the sums: star, mesh, split, ring, or what is best for their size
+    wire: str = "f32"  # type of the parts that are summed: f32, f16, q8
+    deadlines: Deadlines = DEADLINES
+
+    def __post_init__(self) -> None:
+        for name, known in (("transport", TRANSPORTS), ("algorithm", ("auto", *ALGORITHMS)), ("wire", tuple(WIRES))):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} is {getattr(self, name)!r:.80}; known are {', '.join(known)}")
+
+
+DEFAULT_EXCHANGE = Exchange()
+
+
+class Deployment:
+    """A model that runs on several devices. `close()` ends it on all of them; it is also a context manager."""
+
+    engine: DistributedEngine
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        plan: Plan,
+        file: GgufFile,
+        options: EngineOptions,
+        exchange: Exchange = DEFAULT_EXCHANGE,
+        progress: Progress = lambda done, total: None,
+    ) -> None:
+        """Bring `plan` to life. `options` are for all ranks, but threads and GPU layers for this device alone.
+
+        Where it fails, everything is unloaded again, and the first error raised: SliceError (the file is not the plan's
+        model any more), PlanError (it never was), CannotSlice, NotEnoughMemory, NoRoom, WorkerError, or a
+        TransportError. The fleet stays open.
+        """
+        self.plan = plan
+        self._fleet, self._file, self._exchange = fleet, file, exchange
+        self._widths = [len(stage.shards) for stage in plan.stages]
+        self._sessions: dict[int, EngineSession] = {}
+        self._group: Group | None = None
+        self._slices = OwnSlices()
+        self._closing = Closing()
+        try:
+            self._start(options, progress)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Unload everything, here and there."""
+        self._closing.close()
+
+    def __enter__(self) -> Deployment:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- bringing it up ---
+
+    def _start(self, options: EngineOptions, progress: Progress) -> None:
+        plan, file, exchange = self.plan, self._file, self._exchange
+        digest = self._slices.model_digest(file.path)
+        if plan.model_digest and digest != plan.model_digest:
+            raise SliceError(
+                f"{file.path.name} has SHA-256 {digest[:12]}..., the plan is for {plan.model_digest[:12]}...: it has"
+                " changed, or is another model; make a new plan"
+            )
+        if plan.sizes != limits(file).sizes:  # part of the model would be left out
+            raise PlanError(
+                f"the plan is for {plan.sizes}, and {file.path.name} has {limits(file).sizes}; make a new plan"
+            )
+        shape = ModelShape.from_gguf(file)
+        options = replace(options, context=resolve(options, shape)[0])
+        recipes = [slice_recipe(file, digest, plan.slice(rank)) for rank in range(plan.world_size)]
+        check_room(self._fleet, plan, recipes, shape, options)
+        total = _Total(progress, 3 * sum(recipe.n_bytes for recipe in recipes), self._closing.check)
+
+        pool = ThreadPoolExecutor(plan.world_size, "deploy")
+        try:
+            own = pool.submit(self._load_here, recipes[0], options, total)
+            secret = secrets.token_bytes(SECRET_BYTES)
+            ranks = range(1, plan.world_size)
+            opening = [pool.submit(self._open, rank, recipes[rank], secret, total) for rank in ranks]
+            digests = results(opening, beside=(own,))
+            group = self._connect(secret, options)
+            loading = [
+                pool.submit(self._load, rank, digest, recipes[rank], options, total)
+                for rank, digest in zip(ranks, digests, strict=True)
+            ]
+            results(loading, beside=(own,))
+            model, shard = own.result()
+        finally:
+            # Not waited for: where it fails, all is closed, and threads end where they wait or show progress.
+            pool.shutdown(wait=False, cancel_futures=True)
+        for session in self._sessions.values():
+            session.tell(pb.Command(run=pb.Run(wire=exchange.wire, algorithm=exchange.algorithm)))
+        self.engine = DistributedEngine(
+            file, model, plan, shard, group, exchange.algorithm, WIRES[exchange.wire], options.outputs, self._explained
+        )
+        self._closing.then(partial(self._end, group))
+
+    def _load_here(self, recipe: Recipe, options: EngineOptions, total: _Total) -> tuple[llama.Model, Shard]:
+        """The vocabulary and rank 0's slice, in this process. One after the other, as llama.cpp says what is wrong
+        with a model for all of a process."""
+        model = llama.Model(self._file.path, vocabulary_only=True)
+        self._closing.then(model.close)
+        digest = self._digest(recipe, total)
+        with total.part(recipe) as cut:
+            path = self._closing.enter(self._slices.use(recipe, self._file.path, digest, cut))
+        own = replace(options, **_own(self.plan.shard(0)))
+        here = place(0, self._widths)
+        if not here.last:
+            own = replace(own, outputs=own.batch)
+        with total.part(recipe) as loaded:
+            shard = Shard(path, own, here, lambda fraction: loaded(fraction * recipe.n_bytes, recipe.n_bytes))
+            self._closing.then(shard.close)
+        return model, shard
+
+    def _digest(self, recipe: Recipe, total: _Total) -> str:
+        """A slice's name, for which it may have to be cut once."""
+        with total.part(recipe) as read:
+            return self._slices.digest(recipe, self._file.path, read)
+
+    def _open(self, rank: int, recipe: Recipe, secret: bytes, total: _Total) -> str:
+        """A rank's slice on its worker, and its engine process: the slice's digest."""
+        part = self.plan.shard(rank)
+        worker = self._fleet.workers[part.device]
+        digest = self._digest(recipe, total)
+        with total.part(recipe) as sent:
+            worker.send_slice(recipe, self._file.path, digest, sent)
+        session = RemoteSession(
+            worker, rank, self.plan.world_size, secret, self._exchange.deadlines, affinity=part.affinity
+        )
+        self._sessions[rank] = session
+        self._closing.then(session.close)
+        return digest
+
+    def _connect(self, secret: bytes, options: EngineOptions) -> Group:
+        """Links between all ranks: rank 0's group."""
+        sessions = [self._sessions[rank] for rank in sorted(self._sessions)]
+        peers = [session.peer for session in sessions]
+        tell_peers(sessions, [Peer(0, self._fleet.local_name, _NOWHERE, 0, 0, ""), *peers], self._exchange.transport)
+        folder = self._fleet.credentials
+        try:
+            group, _ = join(
+                0,
+                secret,
+                peers,
+                deadlines=self._exchange.deadlines,
+                credentials=partial(trust.required, folder) if folder else None,
+                transport=self._exchange.transport,
+                poll_s=polling_s(self.plan.shard(0).threads or options.threads or default_threads()),
+            )
+        except TransportError as error:  # another rank may know why: it could not reach the next one, say
+            raise self._explained(error) from error
+        self._group = group
+        self._closing.then(group.close)
+        answers(sessions)
+        return group
+
+    def _load(self, rank: int, digest: str, recipe: Recipe, options: EngineOptions, total: _Total) -> None:
+        part = self.plan.shard(rank)
+        values = {k: v for k, v in asdict(options).items() if k not in _OF_A_DEVICE}
+        ranks = [device(other) for other in self.plan.devices].count(device(part.device))
+        if ranks > 1:  # threads that wait for others at every barrier of llama.cpp take a hundred times as long
+            values["threads"] = max(1, self._fleet.profiles[part.device].threads // ranks)
+        values |= _own(part)
+        command = pb.Load(slice=digest, options_json=json.dumps(values), stages=self._widths)
+        with total.part(recipe) as loaded:
+            self._sessions[rank].ask(
+                pb.Command(load=command),
+                lambda event: loaded(event.loading.fraction * recipe.n_bytes, recipe.n_bytes),
+            )
+
+    # --- the end, and when something fails ---
+
+    def _end(self, group: Group) -> None:
+        """Tell the ranks that no more steps come. Who computes and takes nothing now ends with its session."""
+        for link in group.links.values():
+            link.deadlines = replace(link.deadlines, send_timeout_s=_AT_ONCE_S)
+        self.engine.end()
+
+    def _explained(self, error: Exception) -> Exception:
+        """What a rank says of its end, where a link broke and it says so in a moment; else the error as it is.
+
+        A process that died is the cause; ranks that lost their links to it only follow.
+        """
+        broken = self._group is None or any(link.broken for link in self._group.links.values())
+        if not (broken and isinstance(error, TransportError)):
+            return error
+        deadline = time.monotonic() + (WORD_S if isinstance(error, LinkTimeout) else LAST_WORD_S)
+        while True:
+            words = [word for session in self._sessions.values() if (word := session.word()) is not None]
+            if any(map(is_cause, words)) or len(words) == len(self._sessions) or time.monotonic() > deadline:
+                return telling(words, error)
+            time.sleep(_LOOK_S)
+
+
+_OF_A_DEVICE = frozenset({"threads", "gpu_layers"})
+_LOOK_S = 0.02
+
+
+def _own(part: Part) -> dict[str, Any]:
+    """Engine options that a plan sets for one device."""
+    given = {"threads": part.threads, "gpu_layers": part.gpu_layers}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+class _Total:
+    """One progress of many parts, which move in threads."""
+
+    def __init__(self, progress: Progress, of: int, check: Callable[[], None]) -> None:
+        """check: raises where nobody waits any more; so does every part then."""
+        self._progress, self._of, self._check = progress, of, check
+        self._done: list[float] = []
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def part(self, recipe: Recipe) -> Iterator[Progress]:
+        """Of what is done with a slice: to be called with the bytes done. At the end of the block these are all."""
+        self._check()
+        with self._lock:
+            mine = len(self._done)
+            self._done.append(0.0)
+
+        def count(done: float, _: float) -> None:
+            self._check()
+            with self._lock:
+                self._done[mine] = max(self._done[mine], done)
+                self._progress(sum(self._done), self._of)
+
+        yield count
+        count(recipe.n_bytes, recipe.n_bytes)

@@ -1,0 +1,75 @@
+"""How the ranks of a group come together: each dials those above it and waits for those below."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from devices.probe import cpu_quota
+from edge import peers
+from transport.collective import Group
+from transport.errors import LinkClosed, Refused
+from transport.link import Deadlines, Link
+from transport.tcp_link import POLL_S
+
+TRANSPORTS = ("auto", "tcp", "grpc")
+
+
+def join(
+    rank: int,
+    secret: bytes,
+    others: Sequence[peers.Peer],
+    *,
+    deadlines: Deadlines,
+    credentials: peers.Fetch | None,
+    transport: str,
+    poll_s: float,
+    doorway: peers.Doorway | None = None,
+) -> tuple[Group, dict[int, peers.Dialled]]:
+    """The group of this rank and `others`, and how the links that it dialled were chosen.
+
+    doorway: where those below dial; None for rank 0, which has none below. Errors are those of links, of the first rank
+    that failed; then no link is left.
+    """
+    above = sorted((peer for peer in others if peer.rank > rank), key=lambda peer: peer.rank)
+    below = {peer.rank: peer.name for peer in others if peer.rank < rank}
+    links: dict[int, Link] = {}
+    dialled: dict[int, peers.Dialled] = {}
+    try:
+        for peer in above:
+            try:
+                dialled[peer.rank] = peers.dial(
+                    peer,
+                    rank,
+                    secret,
+                    deadlines=deadlines,
+                    credentials=credentials,
+                    transport=transport,
+                    poll_s=poll_s,
+                )
+            except LinkClosed as error:  # not to be taken for a link that was there, and that somebody else closed
+                raise Refused(f"{peer} cannot be reached: {error}") from error
+            links[peer.rank] = dialled[peer.rank].link
+        if doorway is not None:
+            # Those below dial one after the other, in two ways, and measure.
+            links |= doorway.wait_for(below, 2 * deadlines.connect_timeout_s * (len(others) + 1))
+        group = Group(rank, links)
+        figures = [one.figures for one in dialled.values()]
+        group.agree(
+            max((f.latency_s for f in figures), default=0.0),
+            min((min(f.send_bytes_per_s, f.receive_bytes_per_s) for f in figures), default=math.inf),
+        )
+    except BaseException:
+        for link in links.values():
+            link.close()
+        raise
+    finally:
+        if doorway is not None:
+            doorway.close()
+    return group, dialled
+
+
+def polling_s(threads: int) -> float:
+    """How long waits may poll: not at all under a CPU quota that so many computing threads use up by themselves."""
+    quota = cpu_quota()
+    return POLL_S if quota is None or quota >= threads else 0.0

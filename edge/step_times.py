@@ -1,0 +1,95 @@
+"""How long the steps of one rank took, and on what: its own record, and the summary it sends to rank 0."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from dataclasses import asdict, astuple, dataclass, fields
+from typing import Any, NamedTuple
+
+KEPT = 2048  # steps; older ones are forgotten
+
+
+class StepTime(NamedTuple):
+    """One decode step on one rank."""
+
+    decode: bool  # every row is of another sequence; else it is a part of a prompt
+    compute_s: float = 0.0  # llama.cpp
+    communication_s: float = 0.0  # sending, receiving and adding, with the waits for other ranks
+    stall_s: float = 0.0  # of that, or before it: waiting for others
+    sent_bytes: int = 0
+    received_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Over the steps: the middle one, and the one that 99 of 100 stay below."""
+
+    median: float
+    p99: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Steps of one kind on one rank."""
+
+    steps: int
+    compute_ms: Figure
+    communication_ms: Figure
+    stall_ms: Figure
+    sent_bytes: Figure
+    received_bytes: Figure
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, by field."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Any) -> Summary:
+        """The summary that `to_json` wrote. ValueError for anything else: it comes from another device."""
+        try:
+            names = [field.name for field in fields(cls) if field.name != "steps"]
+            figures = {name: Figure(float(values[name]["median"]), float(values[name]["p99"])) for name in names}
+            steps = int(values["steps"])
+        except (KeyError, TypeError, OverflowError) as error:
+            raise ValueError(f"no summary of steps: {error}") from error
+        if steps < 1 or not all(0 <= one < math.inf for figure in figures.values() for one in astuple(figure)):
+            raise ValueError("a summary of steps with figures that cannot be")
+        return cls(steps, **figures)
+
+
+class StepTimes:
+    """The last steps of a rank."""
+
+    def __init__(self) -> None:
+        self._steps: deque[StepTime] = deque(maxlen=KEPT)
+
+    def add(self, step: StepTime) -> None:
+        """Remember one."""
+        self._steps.append(step)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._steps.clear()
+
+    def summaries(self) -> dict[str, Summary]:
+        """By kind, those that occurred: "decode" and "prefill"."""
+        kinds = {"decode": [s for s in self._steps if s.decode], "prefill": [s for s in self._steps if not s.decode]}
+        return {kind: _summary(steps) for kind, steps in kinds.items() if steps}
+
+
+def _summary(steps: list[StepTime]) -> Summary:
+    return Summary(
+        len(steps),
+        _figure([1e3 * s.compute_s for s in steps]),
+        _figure([1e3 * s.communication_s for s in steps]),
+        _figure([1e3 * s.stall_s for s in steps]),
+        _figure([s.sent_bytes for s in steps]),
+        _figure([s.received_bytes for s in steps]),
+    )
+
+
+def _figure(values: list[float]) -> Figure:
+    ordered = sorted(values)
+    return Figure(statistics.median(ordered), ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))])

@@ -1,0 +1,56 @@
+"""Reads fields of parsed JSON that a person may have written, with errors that name the field."""
+
+from collections.abc import Collection
+from typing import Any
+
+from partition.errors import PlanError
+
+MOST = 2**31 - 1  # llama.cpp keeps its counts in an int
+
+
+def record(values: Any, where: str, needed: Collection[str], optional: Collection[str] = ()) -> dict[str, Any]:
+    """`values` if it is an object with all of the `needed` keys, and none that are neither needed nor optional."""
+    if not isinstance(values, dict):
+        raise PlanError(f"{where}: {told(values)}; needed is an object with {', '.join(needed)}")
+    for key in values:
+        if key not in needed and key not in optional:
+            raise PlanError(f"{where}: unknown field {told(key)}; known are {', '.join((*needed, *optional))}")
+    for key in needed:
+        if key not in values:
+            raise PlanError(f"{where}: {key} is missing")
+    return values
+
+
+def items(value: Any, where: str) -> list[Any]:
+    """`value` if it is a list."""
+    if not isinstance(value, list):
+        raise PlanError(f"{where}: {told(value)}; needed is a list")
+    return value
+
+
+def number(value: Any, where: str) -> int:
+    """`value` if it is a whole number from 0 to MOST."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MOST:
+        raise PlanError(f"{where}: {told(value)}; needed is a whole number from 0 to {MOST}")
+    return value
+
+
+def number_or_none(value: Any, where: str) -> int | None:
+    """The same; None is taken as it is."""
+    return None if value is None else number(value, where)
+
+
+def text(value: Any, where: str, most: int = 255) -> str:
+    """`value` if it is printable text of up to `most` characters."""
+    if not isinstance(value, str) or len(value) > most or not value.isprintable():
+        raise PlanError(f"{where}: {told(value)}; needed is printable text of up to {most} characters")
+    return value
+
+
+def told(value: Any) -> str:
+    """A value as an error shows it. Cut before it is written out: it may be long."""
+    if isinstance(value, str):
+        return repr(value[:60])
+    if isinstance(value, int) and abs(value) > 10**20:
+        return "a number of more than 20 digits"
+    return repr(value) if value is None or isinstance(value, int | float) else f"a {type(value).__name__}"
