@@ -16,9 +16,9 @@ from quant.gguf_file import GgufFile
 
 PARALLEL = ("auto", "tensor", "pipeline")
 _SUMS_A_LAYER = 2
-# Computing that a sum takes on the fastest device: system calls, Python, adding. Slower ones take longer in proportion.
-# Measured: 44 sums a token, and 1.5 to 2 ms of a core's time beside llama.cpp's, on two devices.
-_SUM_CPU_S = 40e-6
+# Of a core's time for a sum: system calls, Python and adding, with caches that hold the last layer's weights. Measured
+# on two devices: 50 us where a rank polls, 95 where a CPU quota forbids that. Slow devices take longer in proportion.
+_SUM_CPU_S = 90e-6
 _LEAST_SHARE = 0.02  # of the largest: who would be left less has at least that, for every rank holds something
 
 

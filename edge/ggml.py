@@ -154,7 +154,7 @@ class Node:
         Views are remembered by where they lie: a graph's nodes lie where they lay in the last graph of its kind.
         """
         t = _Tensor.from_address(self.address)
-        key = (t.data, t.ne[0], t.ne[1], t.ne[2], t.ne[3])
+        key = (t.data, *t.ne)
         if key in _views:
             return _views[key]
         n = math.prod(t.ne)

@@ -6,7 +6,7 @@ import time
 
 from edge.shard import Shard
 
-_LEAST_S = 0.4  # of measuring: many periods of a CPU quota, which lets single steps pass as if there were none
+_LEAST_S = 0.8  # of measuring: many periods of a CPU quota, which lets single steps pass as if there were none
 _MOST_S = 5.0
 _MOST_STEPS = 1000
 

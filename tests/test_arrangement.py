@@ -23,7 +23,7 @@ def survey(*decode_s: float, hop_s: float = 20e-6) -> Survey:
 def test_shares_and_sums_end_at_once(decode_s: list[float]) -> None:
     found = survey(*decode_s)
     shares = tensor_shares(found)
-    k = 80e-6 / min(decode_s)
+    k = 180e-6 / min(decode_s)
     ends = [(share + k) * one for share, one in zip(shares, decode_s, strict=True)]
     if min(shares) > 0.021 * max(shares):  # else a rank is left with the least it can have
         assert sum(shares) == pytest.approx(1)
@@ -46,7 +46,7 @@ def test_a_hop_that_takes_long_makes_stages_the_better_choice() -> None:
         return tensor_seconds(tensor, LIMITS, found), pipeline_seconds(pipeline, LIMITS, found)
 
     tensor_s, pipeline_s = both(20e-6)
-    assert 14 * MS < tensor_s < 20 * MS < 25 * MS < pipeline_s < 32 * MS
+    assert 16 * MS < tensor_s < 22 * MS < 25 * MS < pipeline_s < 32 * MS
     tensor_s, pipeline_s = both(1 * MS)
     assert tensor_s - both(20e-6)[0] == pytest.approx(44 * (MS - 20e-6))
     assert pipeline_s < tensor_s
