@@ -167,17 +167,18 @@ class Group:
                 self.links[rank].send(x[lo:hi])
 
     def _mesh(self, x: Floats, wire: Wire | None) -> None:
+        if x.size <= CHUNK_FLOATS:  # one piece, as in every decode step
+            self._send_own(x, self._targets, wire, keep=True)
+            self._add_all(x, wire)
+            return
+
         def send(lo: int, hi: int) -> None:
             self._send_own(x[lo:hi], self._targets, wire, keep=True)
 
         def receive(lo: int, hi: int) -> None:
             self._add_all(x[lo:hi], wire)
 
-        if x.size <= CHUNK_FLOATS:  # one piece, as in every decode step
-            send(0, x.size)
-            receive(0, x.size)
-        else:
-            _windowed(x.size, send, receive)
+        _windowed(x.size, send, receive)
 
     def _split(self, x: Floats, wire: Wire | None) -> None:
         bounds = _shares(x.size, self.world_size)

@@ -76,18 +76,17 @@ class TcpLink(Link):
         if self._tls:
             self._write_all([memoryview(header + payload)], timeout_s)
         else:
-            self._write_all([memoryview(header), payload], timeout_s)
+            parts = [memoryview(header), payload]
+            sent = self._try_send(parts)
+            if sent < HEADER_BYTES + len(payload):  # a short message nearly always goes out at once
+                self._write_all(_after(parts, sent), timeout_s)
 
     def _write_all(self, parts: list[memoryview], timeout_s: float) -> None:
         deadline = None
         while True:
-            n = self._try_send(parts)
-            while parts and n >= len(parts[0]):
-                n -= len(parts[0])
-                del parts[0]
+            parts = _after(parts, self._try_send(parts))
             if not parts:
                 return
-            parts[0] = parts[0][n:]
             deadline = deadline or time.monotonic() + timeout_s
             self._wait_for_room(deadline)
 
@@ -250,6 +249,14 @@ class TcpLink(Link):
         with self._lock, suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+
+
+def _after(parts: list[memoryview], n: int) -> list[memoryview]:
+    """What is left of `parts` without the first `n` bytes."""
+    while parts and n >= len(parts[0]):
+        n -= len(parts[0])
+        parts = parts[1:]
+    return [parts[0][n:], *parts[1:]] if parts else []
 
 
 def tune(sock: socket.socket) -> None:
