@@ -21,18 +21,15 @@ def make_plan(
     parallel: str = "tensor",
     shares: Sequence[float] | None = None,
     stages_of: Sequence[int] | None = None,
-    head_shares: Sequence[float] | None = None,
 ) -> Plan:
     """A plan with one rank for each of `devices`, of which the first is LOCAL, in proportion to `shares`, else equal.
 
     "tensor" is one stage that all ranks share, "pipeline" a stage for each rank. `stages_of`, where given, is taken
     instead of `parallel`: how many ranks each stage has, such as (2, 2). Of `model`, its name, what can be printed is
-    kept. `head_shares`, one for each device, are for
-    the output head, of which only the last stage's ranks have rows. PlanError where the model has too little to share.
+    kept. PlanError where the model has too little to share.
     """
     n = len(devices)
     parts = checked_shares([1.0] * n if shares is None else shares, n)
-    of_head = None if head_shares is None else checked_shares(head_shares, n)
     if stages_of is None:
         if parallel not in PARALLEL:
             raise PlanError(f"parallel is {parallel[:40]!r}; known are {', '.join(PARALLEL)}")
@@ -52,7 +49,6 @@ def make_plan(
                 devices[ranks],
                 parts[ranks],
                 last=ranks.stop == n,
-                head_shares=None if of_head is None else of_head[ranks],
             ),
         )
         for held, ranks in zip(layers, members, strict=True)

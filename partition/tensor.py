@@ -60,10 +60,8 @@ def shards(
     devices: Sequence[str],
     shares: Sequence[float],
     last: bool = True,
-    head_shares: Sequence[float] | None = None,
 ) -> tuple[Shard, ...]:
-    """One stage cut for `devices`, in proportion to `shares`; its vocabulary rows, if it is the last stage, in
-    proportion to `head_shares`, which are `shares` where not given.
+    """One stage cut for `devices`, in proportion to `shares`; its vocabulary rows, too, if it is the last stage.
 
     All ranks wait for each other after attention, and again after the FFN. So heads and FFN columns are shared out each
     for themselves, and neither makes up for the other. Heads go out in whole KV groups or in parts of groups, whichever
@@ -78,7 +76,7 @@ def shards(
         ff = _ranges(apportion(limits.sizes.ff // limits.ff_unit, parts), limits.ff_unit, limits.sizes.ff)
     vocab = [NOTHING] * len(devices)
     if last:
-        vocab = _vocab(limits.sizes.vocab, parts if head_shares is None else checked_shares(head_shares, len(devices)))
+        vocab = _vocab(limits.sizes.vocab, parts)
     return tuple(Shard(*given) for given in zip(devices, heads, ff, vocab, strict=True))
 
 

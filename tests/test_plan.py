@@ -121,9 +121,9 @@ def test_tensor_and_pipeline_plans() -> None:
 
 
 def test_a_stage_counts_for_all_its_ranks() -> None:
-    plan = make_plan(LIMITS, "m", "", [LOCAL, "b", "c"], shares=[1, 1, 1], stages_of=(2, 1), head_shares=[1, 1, 5])
+    plan = make_plan(LIMITS, "m", "", [LOCAL, "b", "c"], shares=[1, 1, 1], stages_of=(2, 1))
     assert [len(stage.layers) for stage in plan.stages] == [4, 2]
-    plan = make_plan(LIMITS, "m", "", [LOCAL, "b", "c"], stages_of=(1, 2), head_shares=[1, 1, 4])
+    plan = make_plan(LIMITS, "m", "", [LOCAL, "b", "c"], shares=[1, 1, 4], stages_of=(1, 2))
     assert [len(shard.vocab) for shard in plan.stages[1].shards] == [192, 808]
 
 
@@ -140,7 +140,7 @@ def test_one_device() -> None:
         ({"stages_of": (2, 2)}, "stages of 2, 2 ranks for 3 devices; needed is one rank for each"),
         ({"stages_of": (3, 0)}, "stages of 3, 0 ranks for 3 devices; needed is one rank for each"),
         ({"shares": [1, 2]}, "2 shares for 3 ranks; give one for each"),
-        ({"head_shares": [1, 2, 0]}, "the share of rank 2 is 0; needed is a number above 0"),
+        ({"shares": [1, 2, 0]}, "the share of rank 2 is 0; needed is a number above 0"),
     ],
 )
 def test_builders_refuse(options: dict[str, Any], message: str) -> None:

@@ -195,8 +195,8 @@ def test_a_unit_that_does_not_divide_the_group() -> None:
     assert [kv_heads(shard.heads, 12, 4) for shard in made] == [(0, 0, 0, 1), (1, 2), (2, 3, 3, 3)]
 
 
-def test_the_head_has_shares_of_its_own() -> None:
-    made = shards(make_limits(8, 4), ["a", "b"], [1, 1], head_shares=[1, 4])
+def test_the_head_is_cut_at_rows_that_kernels_like() -> None:
+    made = shards(make_limits(8, 4), ["a", "b"], [1, 4])
     assert lengths(made, "vocab") == [6400, 25600]
     made = shards(make_limits(8, 4, vocab=100), ["a", "b"], [1, 1])
     assert lengths(made, "vocab") == [64, 36]
@@ -242,7 +242,7 @@ def test_shares_that_are_none(bad: float) -> None:
     with pytest.raises(PlanError, match=r"the share of rank 1 is .*; needed is a number above 0"):
         cut(make_limits(8, 4), [1, bad])
     with pytest.raises(PlanError, match="the share of rank 0"):
-        shards(make_limits(8, 4), ["a"], [1], head_shares=[bad])
+        shards(make_limits(8, 4), ["a"], [bad])
     with pytest.raises(PlanError, match="the share of rank 1"):
         stages(make_limits(8, 4), 2, [1, bad])
 
