@@ -33,7 +33,7 @@ LAYERS = SMALL["layers"]
 CALLS = [(list(range(270, 300)), 0), ([300], 30), ([301, 302, 303], 31)]
 # Of the logits' standard deviation. Gemma's GELU is read from a table for 16-bit numbers: what is nearly equal may be
 # rounded to neighbouring ones.
-CLOSE, CLOSE_GELU = 1e-5, 4e-3
+CLOSE, CLOSE_GELU = 1e-5, 1e-3
 
 # Heads, FFN columns and vocabulary rows of each rank: even; uneven and cut through KV groups; one with most of it.
 CUTS = {
