@@ -54,7 +54,7 @@ def arrange(
     if parallel == "tensor":
         check_tensor(file)
     can, devices = limits(file), [LOCAL, *addresses]
-    name = _printable(str(file.metadata.get("general.name") or file.path.stem))
+    name = str(file.metadata.get("general.name") or file.path.stem)
 
     def plan(kind: str, parts: Sequence[float]) -> Plan:
         return make_plan(can, name, model_digest, devices, kind, parts)
@@ -129,8 +129,3 @@ def pipeline_seconds(plan: Plan, can: Limits, found: Survey) -> float:
 def _layer_bytes(can: Limits) -> float:
     """Of the layer that was timed: the average one."""
     return sum(can.layer_bytes) / len(can.layer_bytes)
-
-
-def _printable(name: str) -> str:
-    """A model's name as a plan can hold it."""
-    return "".join(c if c.isprintable() else "?" for c in name)[:255] or "model"

@@ -31,6 +31,7 @@ def load(asked: pb.Load, rank: int, lent: Lent, progress: Callable[[float], None
     file = GgufFile.open(asked.path)
     check_loadable(file)
     context, _, kv = resolve(options, ModelShape.from_gguf(file))
+    options.check_sequences(min(options.batch, context))  # the dry run ends the process, too
     need = memory.need(
         asked.path,
         context=context,
