@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from apps import distributed, step_table
+from apps.memory_use import memory_json, paging_rows
 from apps.options import UsageError, add_engine_arguments, engine_options, model_path, positive_int
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ def _measure(args: argparse.Namespace, engine: TextEngine, deployed: distributed
             nonlocal times
             if deployed and done in (1, args.repeats + 1):  # neither the warm-up is in, nor requests that share steps
                 times = deployed.engine.times(clear=True)
+            if done == 1 and engine.paging is not None:
+                engine.paging.clear_stats()  # of the warm-up
             bar.update(done, total)
 
         try:
@@ -75,13 +78,15 @@ def _measure(args: argparse.Namespace, engine: TextEngine, deployed: distributed
             raise UsageError(str(error)) from error
     if args.json:
         values = _as_json(args, engine, result) | (deployed.to_json(times) if deployed else {})
-        print(json.dumps(values))
+        print(json.dumps(values | memory_json(engine)))
         return
     _print_speeds(args, engine, result)
     if deployed:
         _print_ranks(result, deployed, times)
     else:
         _print_bandwidth(result)
+    for name, figures in paging_rows(engine):
+        print(f"{name}: {figures}")
 
 
 def _as_json(args: argparse.Namespace, engine: TextEngine, r: BenchResult) -> dict[str, Any]:

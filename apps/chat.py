@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from apps import distributed
+from apps.memory_use import memory_json, memory_line
 from apps.options import (
     UsageError,
     add_engine_arguments,
@@ -119,6 +120,7 @@ def _answer_once(args: argparse.Namespace, loaded: Loaded, prompt: str, sampling
         "usage": dataclasses.asdict(last.usage),
         "timing": {"load_s": loaded.seconds, **dataclasses.asdict(last.timing)},
         "seed": sampling.seed,
+        **memory_json(chat.engine),
         **(loaded.deployed.to_json(times) if loaded.deployed else {}),
     }
     print(json.dumps(result, ensure_ascii=False))
@@ -163,10 +165,12 @@ def _engine(args: argparse.Namespace, path: Path) -> Engine:
     size = path.stat().st_size
     with progress(f"Loading {path.name}", size) as bar:
         engine = Engine(path, engine_options(args), progress=lambda fraction: bar.update(fraction * size))
-    if not engine.memory.fits:
+    if engine.paging is not None:
+        print(f"edge chat: {memory_line(engine)}", file=sys.stderr)
+    elif not engine.memory.fits:
         print(
             f"edge chat: {path.name} is larger than the memory that is free; it will be read from disk again and again,"
-            " which is slow",
+            " which is slow; --memory SIZE makes it faster",
             file=sys.stderr,
         )
     return engine

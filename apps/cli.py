@@ -22,6 +22,7 @@ EXIT_CODES = {
     "TemplateError": 3,
     "ChatFileError": 3,
     "OSError": 3,
+    "WeightsError": 3,
     "NotEnoughMemory": 4,
     "ContextFull": 4,
     "EngineError": 5,

@@ -195,7 +195,12 @@ def _names(fleet: Fleet, plan: Plan) -> tuple[str, ...]:
 
 def _with_own(plan: Plan, args: argparse.Namespace) -> Plan:
     """The plan with what was said of this device on the command line, so that a saved one says it, too."""
-    own = {"threads": args.threads, "affinity": args.affinity, "gpu_layers": args.gpu_layers}
+    own = {
+        "threads": args.threads,
+        "affinity": args.affinity,
+        "gpu_layers": args.gpu_layers,
+        "memory": args.memory,
+    }
     first, *others = plan.stages
     shard, *rest = first.shards
     shard = replace(shard, **{name: value for name, value in own.items() if value is not None})

@@ -81,7 +81,8 @@ def _add_pull(parser: argparse.ArgumentParser) -> None:
 
 def _info(args: argparse.Namespace) -> int:
     from edge import memory
-    from edge.engine import EngineOptions, resolve
+    from edge.engine_options import EngineOptions, resolve
+    from edge.llama import ContextSizes
     from partition.check import check_loadable
     from partition.model import ModelShape
     from quant.gguf_file import GgufFile
@@ -90,7 +91,7 @@ def _info(args: argparse.Namespace) -> int:
     check_loadable(file)
     shape = ModelShape.from_gguf(file)
     context, _, kv = resolve(EngineOptions(context=args.context, kv_type=args.kv_type), shape)
-    need = memory.need(file.path, context=context, kv=kv)
+    need = memory.need(file.path, ContextSizes(context, kv))
     if args.json:
         print(json.dumps(_info_json(file, shape, need, context, args.kv_type)))
         return 0

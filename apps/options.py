@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from edge.engine import EngineOptions
+    from edge.engine_options import EngineOptions
 
 # Named here and not asked of quant.types and edge.engine, so that --help stays quick; a test holds them together.
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 MAX_CONTEXT = 1 << 24
 MAX_THREADS = 512
+MAX_IO_THREADS = 64
+MAX_IO_CHUNK = 256 << 20
 MAX_SEED = 2**32 - 2
 
 
@@ -47,6 +49,19 @@ def context_size(text: str) -> int:
 def thread_count(text: str) -> int:
     """An integer from 1 to what ggml has room for."""
     return _integer(text, 1, MAX_THREADS)
+
+
+def io_threads(text: str) -> int:
+    """Threads that read, from 1 to what an engine takes."""
+    return _integer(text, 1, MAX_IO_THREADS)
+
+
+def io_chunk(text: str) -> int:
+    """Bytes of one read, up to what an engine takes."""
+    size = byte_size(text)
+    if size > MAX_IO_CHUNK:
+        raise argparse.ArgumentTypeError(f"needs a size of at most {MAX_IO_CHUNK >> 20}MiB, got {text}")
+    return size
 
 
 def _integer(text: str, least: int, most: int = 2**31 - 1) -> int:
@@ -122,7 +137,10 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--threads", type=thread_count, metavar="N", help="default: one per physical core")
     group.add_argument("--affinity", type=cores, metavar="CORES", help="run on these cores only, such as 0,2-3")
     group.add_argument(
-        "--batch", type=positive_int, default=512, metavar="N", help="prompt tokens in one pass (default: 512)"
+        "--batch",
+        type=positive_int,
+        metavar="N",
+        help="prompt tokens in one pass (default: 512; with --memory, measured)",
     )
     group.add_argument(
         "--gpu-layers", type=natural, metavar="N", help="layers on the GPU (default: all, where the build has one)"
@@ -134,6 +152,17 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="lay weights out for this CPU: faster, takes memory of its own (default: where it fits)",
     )
+    group = parser.add_argument_group("memory")
+    group.add_argument(
+        "--memory", type=byte_size, metavar="SIZE", help="use at most so much, such as 3GiB: what of the model does not"
+        " fit is read from disk again for every token (default: no limit)"
+    )  # fmt: skip
+    group.add_argument(
+        "--window", type=byte_size, metavar="SIZE", help="part of it that such weights pass through (default: measured)"
+    )
+    group.add_argument("--io-threads", type=io_threads, metavar="N", help="that read them (default: measured)")
+    group.add_argument("--io-chunk", type=io_chunk, metavar="SIZE", help="that is read at once (default: measured)")
+    group.add_argument("--verify", action="store_true", help="check that what is read again has not changed")
 
 
 def keep_to_cores(cores: Sequence[int] | None, where: str = "--affinity") -> None:
@@ -154,9 +183,14 @@ def quiet_grpc() -> None:
 
 
 def engine_options(args: argparse.Namespace, sequences: int = 1) -> EngineOptions:
-    """The parsed engine options, for so many sequences."""
-    from edge.engine import EngineOptions
+    """The parsed engine options, for so many sequences. UsageError for those that do not go together."""
+    from edge.engine_options import EngineOptions
 
+    given = next((name for name in ("window", "io_threads", "io_chunk", "verify") if getattr(args, name)), None)
+    if args.memory is None and given is not None:
+        raise UsageError(f"--{given.replace('_', '-')} is about a budget: give one with --memory SIZE")
+    if args.memory is not None and args.gpu_layers:
+        raise UsageError("--memory is a budget of this machine's own memory; leave --gpu-layers out, or the budget")
     return EngineOptions(
         context=args.context,
         batch=args.batch,
@@ -166,6 +200,11 @@ def engine_options(args: argparse.Namespace, sequences: int = 1) -> EngineOption
         repack=args.repack,
         flash_attention=args.flash_attention,
         kv_type=args.kv_type,
+        memory=args.memory,
+        window=args.window,
+        io_threads=args.io_threads,
+        io_chunk=args.io_chunk,
+        verify=args.verify,
     )
 
 

@@ -19,6 +19,7 @@ from apps import step_table
 from apps.chat import Loaded, answer
 from apps.format import count_text
 from apps.markdown import MarkdownStream
+from apps.memory_use import paging_rows
 from apps.table import print_columns, printable
 from edge.errors import EdgeError, EngineError, Interrupted, WorkerError
 from edge.generate import Response
@@ -184,6 +185,7 @@ class _Talk:
             ]
         rows.append(("context", f"{self._chat.context_used} of {self._chat.engine.context} tokens"))
         rows.append(("seed", str(self._sampling.seed)))
+        rows += [(name if name == "memory" else "reads", text) for name, text in paging_rows(self._chat.engine)]
         for name, value in rows:
             self._console.print(f"  [bold]{name:8}[/] {value}")
         if self._deployed:

@@ -25,7 +25,8 @@ import numpy as np
 from devices.probe import default_threads, memory_bandwidth_gbps
 from edge import llama, synth
 from edge.bench import decode_bytes
-from edge.engine import Engine, EngineOptions
+from edge.engine import Engine
+from edge.engine_options import EngineOptions
 from edge.generate import generate
 from edge.presets import SHAPES
 from edge.sampler import SamplingParams

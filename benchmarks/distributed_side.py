@@ -24,7 +24,8 @@ from ranks import serve
 from edge.arrangement import arrange
 from edge.deployment import Deployment, Exchange
 from edge.distributed import DistributedEngine
-from edge.engine import Engine, EngineOptions
+from edge.engine import Engine
+from edge.engine_options import EngineOptions
 from edge.fleet import Fleet
 from edge.own_slices import OwnSlices
 from edge.scheduler import Request, Scheduler

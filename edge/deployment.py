@@ -18,7 +18,7 @@ from edge import llama, trust
 from edge.blame import is_cause, telling
 from edge.closing import Closing, results
 from edge.distributed import DistributedEngine
-from edge.engine import EngineOptions, resolve
+from edge.engine_options import EngineOptions, resolve
 from edge.engine_session import EngineSession, answers, tell_peers
 from edge.errors import SliceError
 from edge.fleet import Fleet, device
@@ -132,7 +132,7 @@ class Deployment:
                 f"the plan is for {plan.sizes}, and {file.path.name} has {limits(file).sizes}; make a new plan"
             )
         shape = ModelShape.from_gguf(file)
-        options = replace(options, context=resolve(options, shape)[0])
+        options = replace(options, context=resolve(options, shape)[0], batch=options.rows)  # the same for all ranks
         recipes = [slice_recipe(file, digest, plan.slice(rank)) for rank in range(plan.world_size)]
         check_room(self._fleet, plan, recipes, shape, options)
         total = _Total(progress, 3 * sum(recipe.n_bytes for recipe in recipes), self._closing.check)
@@ -172,7 +172,7 @@ class Deployment:
         own = replace(options, **_own(self.plan.shard(0)))
         here = place(0, self._widths)
         if not here.last:
-            own = replace(own, outputs=own.batch)
+            own = replace(own, outputs=own.rows)
         with total.part(recipe) as loaded:
             shard = Shard(path, own, here, lambda fraction: loaded(fraction * recipe.n_bytes, recipe.n_bytes))
             self._closing.then(shard.close)
@@ -258,13 +258,13 @@ class Deployment:
             time.sleep(_LOOK_S)
 
 
-_OF_A_DEVICE = frozenset({"threads", "gpu_layers"})
+_OF_A_DEVICE = frozenset({"threads", "gpu_layers", "memory", "window", "io_threads", "io_chunk", "verify"})
 _LOOK_S = 0.02
 
 
 def _own(part: Part) -> dict[str, Any]:
     """Engine options that a plan sets for one device."""
-    given = {"threads": part.threads, "gpu_layers": part.gpu_layers}
+    given = {"threads": part.threads, "gpu_layers": part.gpu_layers, "memory": part.memory}
     return {name: value for name, value in given.items() if value is not None}
 
 

@@ -81,6 +81,7 @@ class DistributedEngine:
         self.plan = plan
         self.model = model
         self.context, self.batch = shard.engine.context, shard.engine.batch
+        self.memory, self.paging = shard.engine.memory, shard.engine.paging
         self.threads, self.sequences = shard.engine.threads, shard.sequences
         self.outputs = min(outputs or self.sequences, self.batch)
         self.stages = len(plan.stages)

@@ -5,73 +5,25 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from devices.probe import default_threads
 from edge import llama, memory
+from edge.budget import BudgetOptions, Within, load_within
+from edge.engine_options import DEFAULTS, EngineOptions, resolve
 from edge.errors import ContextFull, EngineError
 from edge.ggml import forget_views
 from edge.hooks import Hook, NodeHooks
+from edge.paged_weights import PagedWeights
 from partition.check import check_loadable
 from partition.model import ModelShape
 from partition.slice_rules import has_window
-from quant.errors import UnknownTypeError
 from quant.gguf_file import GgufFile
-from quant.types import KV_TYPES, TensorType, type_by_name
 
 Outputs = Literal["last", "all", "none"]
-
-DEFAULT_CONTEXT = 4096  # tokens; models trained for more would reserve gigabytes of KV cache nobody asked for
-MAX_CONTEXT = 1 << 24  # tokens; more than any model is trained for. llama.cpp keeps 50 bytes for each even in a dry run
-MAX_SEQUENCES = 256  # of llama.cpp
-MAX_THREADS = 512  # ggml has room for no more
-DEFAULT_BATCH = 512  # tokens of a prompt in one pass over the weights
-
-
-@dataclass(frozen=True)
-class EngineOptions:
-    """How to load and run a model. None means: decide from the model and the machine."""
-
-    context: int | None = None  # tokens; None: what the model was trained for, at most DEFAULT_CONTEXT
-    batch: int = DEFAULT_BATCH  # rows one decode may have
-    sequences: int = 1  # independent sequences sharing the KV cache
-    outputs: int | None = None  # rows of one decode that may give logits; None: one a sequence
-    threads: int | None = None  # None: one per physical core this process may use
-    gpu_layers: int | None = None  # None: all where the build has a GPU, else 0
-    repack: bool | None = None  # lay weights out for this CPU; None: where they fit in memory
-    flash_attention: str = "auto"  # auto, on, off
-    kv_type: str = "f16"  # type of stored keys and values; quantized values need flash attention
-
-    def __post_init__(self) -> None:
-        """EngineError names the option that is out of its range."""
-        for name, value, most in (
-            ("context", self.context, MAX_CONTEXT),
-            ("batch", self.batch, MAX_CONTEXT),
-            ("sequences", self.sequences, MAX_SEQUENCES),
-            ("outputs", self.outputs, self.batch),
-            ("threads", self.threads, MAX_THREADS),
-        ):
-            if value is not None and not 1 <= value <= most:
-                raise EngineError(f"{name} must be from 1 to {most}, it is {value}")
-        if self.gpu_layers is not None and self.gpu_layers < 0:
-            raise EngineError(f"gpu_layers must be 0 or more, it is {self.gpu_layers}")
-        self.check_sequences(self.batch)
-        if self.flash_attention not in llama.FLASH_ATTENTION:
-            raise EngineError(f"flash_attention must be auto, on or off, it is {self.flash_attention!r}")
-
-    def check_sequences(self, batch: int) -> None:
-        """EngineError unless a batch of so many rows has one for each sequence, and as many outputs. llama.cpp reserves
-        that much, and would end the process."""
-        least = min(batch, self.outputs or batch)
-        if self.sequences > least:
-            raise EngineError(
-                f"{self.sequences} sequences need as many rows in a batch, and outputs; there are {least}"
-            )
 
 
 class Engine:
@@ -80,7 +32,7 @@ class Engine:
     def __init__(
         self,
         path: str | os.PathLike[str],
-        options: EngineOptions = EngineOptions(),
+        options: EngineOptions = DEFAULTS,
         hooks: Sequence[Hook] = (),
         progress: Callable[[float], None] | None = None,
         embeddings: bool = False,
@@ -94,46 +46,94 @@ class Engine:
         check_loadable(self.file)
         self.shape = ModelShape.from_gguf(self.file)
         self.context, self.threads, kv = resolve(options, self.shape)
-        self.batch = min(options.batch, self.context)
-        options.check_sequences(self.batch)
-        self.outputs = min(options.outputs or options.sequences, self.batch)
-        self.sequences = options.sequences
-        self.stages = 1
-        self._submitted: deque[NDArray[np.float32]] = deque()
-        gpu_layers = _gpu_layers(options.gpu_layers)
-        self.memory = memory.check(
-            self.path,
-            self.shape,
-            context=self.context,
-            batch=self.batch,
-            kv=kv,
+        batch = min(options.rows, self.context)
+        options.check_sequences(batch)
+        sizes = llama.ContextSizes(
+            self.context,
+            kv,
+            batch=batch,
             sequences=options.sequences,
-            outputs=self.outputs,
+            outputs=min(options.outputs or options.sequences, batch),
             flash_attention=options.flash_attention,
         )
-        repack = self.memory.fits if options.repack is None else options.repack
-        self.rows = llama.Batch(self.batch, self.shape.n_embd if embeddings else 0)
-        self._model = llama.Model(path, gpu_layers=gpu_layers, repack=repack, progress=progress)
-        self._hooks = NodeHooks(hooks) if hooks else None
+        self.sequences, self.stages = options.sequences, 1
+        self.outputs = sizes.outputs
+        self._submitted: deque[NDArray[np.float32]] = deque()
         self._shifted = False  # positions, since the last decode
+        self._within: Within | None = None
+        if options.memory is None:
+            self._load(options, sizes, hooks, progress)
+        else:
+            sizes = self._load_within(options.memory, options, sizes, hooks, progress, tokens=not embeddings)
+        self.batch = sizes.batch
+        self.rows = llama.Batch(self.batch, self.shape.n_embd if embeddings else 0)
+
+    def _load(
+        self,
+        options: EngineOptions,
+        sizes: llama.ContextSizes,
+        hooks: Sequence[Hook],
+        progress: Callable[[float], None] | None,
+    ) -> None:
+        """Let llama.cpp map the file."""
+        gpu_layers = _gpu_layers(options.gpu_layers)
+        self.memory = memory.check(self.path, self.shape, sizes)
+        repack = self.memory.fits if options.repack is None else options.repack
+        self._model = llama.Model(self.path, gpu_layers=gpu_layers, repack=repack, progress=progress)
+        self._hooks = NodeHooks(hooks) if hooks else None
         try:
-            if not self._model.has_decoder or self._model.n_vocab == 0:
-                raise EngineError(f"{self.path.name} is not a text generation model")
+            self._check_decodes()
             self._context = llama.Context(
-                self._model,
-                n_ctx=self.context,
-                n_batch=self.batch,
-                n_sequences=options.sequences,
-                n_outputs=self.outputs,
-                threads=self.threads,
-                type_k=kv.id,
-                type_v=kv.id,
-                flash_attention=options.flash_attention,
-                on_node=self._hooks.callback if self._hooks else None,
+                self._model, sizes, threads=self.threads, on_node=self._hooks.callback if self._hooks else None
             )
         except BaseException:
             self._model.close()
             raise
+
+    def _load_within(
+        self,
+        budget: int,
+        options: EngineOptions,
+        sizes: llama.ContextSizes,
+        hooks: Sequence[Hook],
+        progress: Callable[[float], None] | None,
+        *,
+        tokens: bool,
+    ) -> llama.ContextSizes:
+        """Load what the budget has room for; what a decode may then have."""
+        within = self._within = load_within(
+            self.file,
+            self.shape,
+            BudgetOptions(budget, options.window, options.io_threads, options.io_chunk, options.verify),
+            sizes,
+            choose_batch=options.batch is None,
+            threads=self.threads,
+            repack=options.repack is not False,
+            tokens=tokens,
+            hooks=hooks,
+            progress=progress,
+        )
+        self._model, self._context, self._hooks, self.memory = (
+            within.model,
+            within.context,
+            within.hooks,
+            within.memory,
+        )
+        try:
+            self._check_decodes()
+        except BaseException:
+            within.close()
+            raise
+        return within.sizes
+
+    def _check_decodes(self) -> None:
+        if not self._model.has_decoder or self._model.n_vocab == 0:
+            raise EngineError(f"{self.path.name} is not a text generation model")
+
+    @property
+    def paging(self) -> PagedWeights | None:
+        """The weights under a budget; None where llama.cpp holds them."""
+        return self._within.weights if self._within else None
 
     @property
     def model(self) -> llama.Model:
@@ -210,17 +210,25 @@ class Engine:
         wanted = int(np.count_nonzero(rows.outputs[:n]))
         if wanted > self.outputs:  # ggml would abort
             raise EngineError(f"{wanted} rows are to give logits, the engine was made for {self.outputs}; set outputs")
+        paging = self.paging
+        if paging is not None:
+            paging.begin(rows, n)
         if self._hooks is None:
             self._context.decode(rows, n)
-            return
-        self._hooks.begin(n, wanted, shifted=self._shifted)
+        else:
+            self._decode_hooked(self._hooks, rows, n, wanted)
+        if paging is not None:
+            paging.end()
+
+    def _decode_hooked(self, hooks: NodeHooks, rows: llama.Batch, n: int, wanted: int) -> None:
+        hooks.begin(n, wanted, shifted=self._shifted)
         self._shifted = False
         completed = False
         try:
             self._context.decode(rows, n)
             completed = True
         finally:
-            self._hooks.end(completed)
+            hooks.end(completed)
 
     def logits(self, row: int) -> NDArray[np.float32]:
         """Logits [n_vocab] of batch row `row` of the last decode; a view that holds until the next one."""
@@ -269,6 +277,10 @@ class Engine:
     def close(self) -> None:
         """Free the context and the model."""
         forget_views()
+        if self._within is not None:
+            within, self._within = self._within, None
+            within.close()
+            return
         self._context.close()
         self._model.close()
 
@@ -293,14 +305,6 @@ def check_shift(file: GgufFile) -> None:
     window = file.metadata.get(f"{file.architecture}.attention.sliding_window", 0)
     if window or has_window(file.architecture):
         raise EngineError("positions of a model with attention windows cannot be shifted; compute them again")
-
-
-def resolve(options: EngineOptions, shape: ModelShape) -> tuple[int, int, TensorType]:
-    """(context in tokens, threads, KV type) that `options` mean for a model of this shape."""
-    context = options.context or min(shape.context_length or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
-    if options.kv_type not in KV_TYPES:
-        raise UnknownTypeError(f"{options.kv_type!r} cannot store a KV cache; use one of {', '.join(KV_TYPES)}")
-    return context, options.threads or default_threads(), type_by_name(options.kv_type)
 
 
 def _gpu_layers(asked: int | None) -> int:

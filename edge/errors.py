@@ -13,6 +13,10 @@ class NotEnoughMemory(EdgeError):
     """The model does not fit at this context length; the message says need and have, part by part."""
 
 
+class WeightsError(EdgeError):
+    """Weights cannot be read from their file while the model runs; the message names the file and the offset."""
+
+
 class ContextFull(EdgeError):
     """The conversation is longer than the context it was given."""
 

@@ -1,4 +1,4 @@
-"""ggml, under llama.cpp: the layout of its tensors, the nodes of a graph, quantization. One of three files with ctypes.
+"""ggml, under llama.cpp: the layout of its tensors, the nodes of a graph, quantization. One of five files with ctypes.
 
 Importing this module reads one tensor both through ggml's accessors and through our copy of its struct, and raises
 EngineError if the two disagree: the layout belongs to one exact version of llama-cpp-python.
@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from edge.errors import EngineError
 
 PINNED_VERSION = "0.3.36"
-_F32 = 0  # its ggml type id
+_F32, _I32 = 0, 26  # their ggml type ids
+_NO_OP = 0
 EXIT_NATIVE_ABORT = 70  # EX_SOFTWARE: ggml found an invariant broken and the process cannot go on
 
 
@@ -40,6 +41,8 @@ class _Tensor(C.Structure):
         ("view_offs", C.c_size_t),
         ("data", C.c_void_p),
         ("name", C.c_char * 64),
+        ("extra", C.c_void_p),
+        ("padding", C.c_char * 8),
     )
 
 
@@ -56,6 +59,7 @@ _tensor_get = _ggml("ggml_backend_tensor_get", None, C.c_void_p, C.c_void_p, C.c
 _tensor_set = _ggml("ggml_backend_tensor_set", None, C.c_void_p, C.c_void_p, C.c_size_t, C.c_size_t)
 _row_size = _ggml("ggml_row_size", C.c_size_t, C.c_int, C.c_int64)
 _buffer_is_host = _ggml("ggml_backend_buffer_is_host", C.c_bool, C.c_void_p)
+_op_name = _ggml("ggml_op_name", C.c_char_p, C.c_int)
 _quantize_chunk = _ggml(
     "ggml_quantize_chunk", C.c_size_t, C.c_int, C.c_void_p, C.c_void_p, C.c_int64, C.c_int64, C.c_int64, C.c_void_p
 )
@@ -116,6 +120,7 @@ def check_layout(version: str = L.__version__) -> None:
 check_layout()
 
 
+_skipped: dict[int, int] = {}  # nodes that graphs leave out: what they computed before
 _MOST_VIEWS = 4096
 _views: dict[tuple[int, ...], NDArray[np.float32]] = {}
 
@@ -141,6 +146,54 @@ class Node:
         source = _Tensor.from_address(self.address).src[0]
         name = bytes(_get_name(source)).decode(errors="replace") if source else ""
         return name.split("#")[1] if name.count("#") == 2 else name
+
+    @property
+    def op(self) -> str:
+        """What the node computes, as ggml calls it: "MUL_MAT"."""
+        return bytes(_op_name(_Tensor.from_address(self.address).op)).decode()
+
+    @property
+    def source(self) -> int:
+        """The address of its first source's struct, 0 without one."""
+        return _Tensor.from_address(self.address).src[0] or 0
+
+    @property
+    def sources(self) -> tuple[int, ...]:
+        """The addresses of all its sources' structs, 0 for those it does not have."""
+        return tuple(one or 0 for one in _Tensor.from_address(self.address).src)
+
+    @property
+    def viewed(self) -> tuple[int, ...]:
+        """The addresses of what it, and its sources, are views of."""
+        own = _Tensor.from_address(self.address)
+        seen = (own, *(_Tensor.from_address(one) for one in own.src if one))
+        return tuple(one.view_src for one in seen if one.view_src)
+
+    def skip(self) -> None:
+        """Make the graph leave the node out, until `restore_skipped`."""
+        t = _Tensor.from_address(self.address)
+        _skipped[self.address], t.op = t.op, _NO_OP
+
+    def product_addresses(self) -> tuple[int, int]:
+        """Of a matrix product in this machine's own memory: where the rows that are multiplied lie, and where the
+        products go. EngineError where they lie otherwise than row behind row."""
+        t = _Tensor.from_address(self.address)
+        x = _Tensor.from_address(t.src[1])
+        if x.type != _F32 or x.nb[1] != 4 * x.ne[0] or t.nb[1] != 4 * t.ne[0] or not _buffer_is_host(t.buffer):
+            raise EngineError(f"the product {self.name} is not laid out row behind row, so it cannot be cut")
+        return x.data, t.data
+
+    def integers(self) -> NDArray[np.int32]:
+        """The node's int32 values [rows, columns], where they lie in this machine's own memory."""
+        t = _Tensor.from_address(self.address)
+        rows, columns = self.shape
+        if t.type != _I32 or not (t.buffer or t.view_src):
+            raise EngineError(f"node {self.name} does not hold integers where they can be read")
+        if rows == 0:
+            return np.empty((0, columns), np.int32)
+        raw = (C.c_char * (t.nb[1] * (rows - 1) + 4 * columns)).from_address(t.data)
+        values: NDArray[np.int32] = np.ndarray((rows, columns), np.int32, raw, strides=(t.nb[1], 4))
+        return values
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -189,6 +242,13 @@ class Node:
                 f"node {self.name} holds {n_bytes} bytes of ggml type {kind},"
                 f" {values.nbytes} bytes of float32 are asked for or given"
             )
+
+
+def restore_skipped() -> None:
+    """Make all skipped nodes what they were. To be called before their graph is used again, or freed."""
+    while _skipped:
+        address, op = _skipped.popitem()
+        _Tensor.from_address(address).op = op
 
 
 def forget_views() -> None:

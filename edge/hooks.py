@@ -16,27 +16,37 @@ from edge.errors import EngineError
 from edge.ggml import Node
 
 
+def _ready() -> bool:
+    return True
+
+
 @dataclass(frozen=True)
 class Hook:
     """What to do at which nodes."""
 
-    wants: Callable[
-        [Node], bool
-    ]  # asked once per node and kind of graph; a node belongs to the first hook that wants it
+    wants: Callable[[Node], bool]  # asked once per node and kind of graph
     run: Callable[[Node], bool | None]  # called when the node is computed; returning False ends the graph there
+    before: Callable[[Node], None] | None = None  # called before the node is computed
+    ready: Callable[[], bool] = _ready  # whether `before` would return at once; if not, what precedes is computed first
+
+
+_Hooks = tuple[Hook, ...]
 
 
 class NodeHooks:
-    """Turns hooks into llama.cpp's node callback. Call `begin` before a decode and `end` after it."""
+    """Turns hooks into llama.cpp's node callback. Call `begin` before a decode and `end` after it.
+
+    Where several hooks want a node, they run in their order.
+    """
 
     def __init__(self, hooks: Sequence[Hook]) -> None:
         self._hooks = tuple(hooks)
-        self._known: dict[tuple[int, int], list[Hook | None]] = {}
-        self._plan: list[Hook | None] = []  # by node index: the hook that wants it
+        self._known: dict[tuple[int, int], list[_Hooks]] = {}
+        self._plan: list[_Hooks] = []  # by node index: the hooks that want it
         self._key: tuple[int, int] | None = None  # of the graph that comes; None: it is not to be remembered
         self._learning = True
         self._index = 0
-        self._current: Hook | None = None
+        self._current: _Hooks = ()
         self._ended = False
         self._error: BaseException | None = None
 
@@ -70,21 +80,31 @@ class NodeHooks:
         """llama.cpp's side. An exception cannot cross native code: it is kept for `end`, and the graph is ended."""
         try:
             if not ask:
-                assert self._current is not None
-                if self._current.run(Node(address)) is False:
-                    self._ended = True
+                node = Node(address)
+                for hook in self._current:
+                    if hook.run(node) is False:
+                        self._ended = True
                 return not self._ended
             if self._ended:
                 return False
             if self._learning:
                 node = Node(address)
-                self._plan.append(next((hook for hook in self._hooks if hook.wants(node)), None))
-            self._current = self._plan[self._index]
+                self._plan.append(tuple(hook for hook in self._hooks if hook.wants(node)))
+            current = self._current = self._plan[self._index]
             self._index += 1
-            return self._current is not None
+            if current:
+                for hook in current:
+                    if hook.before is not None:
+                        hook.before(Node(address))
+                return True
+            return self._blocks(self._index)
         except IndexError:  # more nodes than remembered
             self._index += 1
             return False
         except BaseException as error:
-            self._error, self._ended = error, True
-            return False
+            self._error, self._ended, self._current = error, True, ()
+            return ask  # to be called when this node is computed, and end the graph there
+
+    def _blocks(self, index: int) -> bool:
+        """Whether the node at `index` will have to wait, so that what comes before it should be computed now."""
+        return index < len(self._plan) and not all(hook.ready() for hook in self._plan[index])

@@ -1,4 +1,4 @@
-"""llama.cpp as Python objects: models, contexts, batches. One of three files with ctypes.
+"""llama.cpp as Python objects: models, contexts, batches. One of five files with ctypes.
 
 Everything above works with numpy arrays and plain numbers. Handles are closed by `close()`; objects that native code
 calls back into (log, progress and node callbacks) are kept referenced for as long as it may call them.
@@ -12,6 +12,7 @@ import functools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import llama_cpp as L
@@ -20,7 +21,9 @@ from numpy.typing import NDArray
 
 from edge import ggml
 from edge.errors import EngineError, Interrupted
+from edge.ggml_weights import OwnMemory
 from edge.interrupt import interrupts_noted
+from quant.types import TensorType
 
 FLASH_ATTENTION = {
     "auto": L.LLAMA_FLASH_ATTN_TYPE_AUTO,
@@ -36,7 +39,7 @@ NodeCallback = Callable[[int, bool, Any], bool]
 
 _LOG_WARN, _LOG_ERROR = 3, 4
 _complaints: collections.deque[tuple[int, str]] = collections.deque(maxlen=8)  # (level, line)
-_captured: list[str] | None = None  # where log lines go while somebody listens
+_listener: Callable[[str], None] | None = None  # told every log line while somebody listens
 
 
 @L.llama_log_callback  # type: ignore[untyped-decorator]
@@ -44,8 +47,8 @@ def _on_log(level: int, text: bytes, _: Any) -> None:
     line = text.decode(errors="replace").rstrip("\n")
     if level in (_LOG_WARN, _LOG_ERROR):
         _complaints.append((level, line))
-    if _captured is not None:
-        _captured.append(line)
+    if _listener is not None:
+        _listener(line)
 
 
 @functools.cache
@@ -57,14 +60,22 @@ def initialise() -> None:
 
 
 @contextmanager
+def heard_log(listener: Callable[[str], None]) -> Iterator[None]:
+    """Tell `listener` every line llama.cpp logs inside the block. It must not raise."""
+    global _listener
+    before, _listener = _listener, listener
+    try:
+        yield
+    finally:
+        _listener = before
+
+
+@contextmanager
 def captured_log() -> Iterator[list[str]]:
     """All lines llama.cpp logs inside the block."""
-    global _captured
-    lines = _captured = []
-    try:
+    lines: list[str] = []
+    with heard_log(lines.append):
         yield lines
-    finally:
-        _captured = None
 
 
 def _why() -> str:
@@ -100,6 +111,7 @@ class Model:
         repack: bool = True,  # keep a second copy of some weights, laid out for this CPU: faster, not mapped
         allocate: bool = True,  # False: metadata only, to ask what it would need
         vocabulary_only: bool = False,  # to tokenize: no weights are loaded
+        own: OwnMemory | None = None,  # where the weights get their addresses; nothing is loaded then
         progress: Callable[[float], None] | None = None,  # told the fraction loaded; what it raises ends the load
     ) -> None:
         initialise()
@@ -109,6 +121,9 @@ class Model:
         params.use_extra_bufts = repack
         params.no_alloc = not allocate
         params.vocab_only = vocabulary_only
+        if own is not None:
+            params.tensor_buft_overrides = own.overrides
+        self.own_memory = own  # llama.cpp points into it
 
         @L.llama_progress_callback  # type: ignore[untyped-decorator]
         def on_progress(fraction: float, _: Any) -> bool:
@@ -218,32 +233,35 @@ _strlen = C.cast(C.CDLL(None).strlen, L.ggml_abort_callback)
 _STOPPED = 2  # llama_decode's code for an abort callback that said so
 
 
+@dataclass(frozen=True)
+class ContextSizes:
+    """What a context has room for."""
+
+    context: int  # tokens
+    kv: TensorType  # of keys and values
+    batch: int = 512  # rows one decode may have
+    sequences: int = 1
+    outputs: int = 1  # rows of one decode that may give logits; llama.cpp reserves a vocabulary for each
+    flash_attention: str = "auto"
+
+
 class Context:
     """A KV cache and compute buffers over a model, and decoding into them."""
 
     def __init__(
-        self,
-        model: Model,
-        *,
-        n_ctx: int,  # tokens
-        n_batch: int,  # rows one decode may have
-        n_sequences: int = 1,
-        n_outputs: int = 1,  # rows of one decode that may give logits; llama.cpp reserves a vocabulary for each
-        threads: int = 1,
-        type_k: int = 1,  # ggml type ids; 1 is F16
-        type_v: int = 1,
-        flash_attention: str = "auto",
-        on_node: NodeCallback | None = None,
+        self, model: Model, sizes: ContextSizes, *, threads: int = 1, on_node: NodeCallback | None = None
     ) -> None:
         params = L.llama_context_default_params()
-        params.n_ctx = n_ctx
-        params.n_batch = params.n_ubatch = n_batch  # one decode is one graph: hooks count its nodes
-        params.n_seq_max = n_sequences
+        params.n_ctx = sizes.context
+        params.n_batch = params.n_ubatch = sizes.batch  # one decode is one graph: hooks count its nodes
+        params.n_seq_max = sizes.sequences
         params.kv_unified = True  # likewise: separate caches would split a batch of several sequences
         params.n_threads = params.n_threads_batch = threads
-        params.type_k, params.type_v = type_k, type_v
-        params.flash_attn_type = FLASH_ATTENTION[flash_attention]
-        params.n_outputs_max = n_outputs
+        params.type_k = params.type_v = sizes.kv.id
+        params.flash_attn_type = FLASH_ATTENTION[sizes.flash_attention]
+        params.n_outputs_max = sizes.outputs
+        if model.own_memory:
+            params.op_offload = False  # a GPU would be given copies of weights before they are there
         self._stop = C.create_string_buffer(2)
         params.abort_callback, params.abort_callback_data = _strlen, C.addressof(self._stop)
         self._on_node = L.ggml_backend_sched_eval_callback(on_node) if on_node else None
@@ -259,7 +277,7 @@ class Context:
             self.close()
             raise
         if not self._handle:
-            raise EngineError(f"llama.cpp cannot make a context of {n_ctx} tokens: {_why()}")
+            raise EngineError(f"llama.cpp cannot make a context of {sizes.context} tokens: {_why()}")
         self._memory = L.llama_get_memory(self._handle)
         self.n_ctx: int = L.llama_n_ctx(self._handle)
 

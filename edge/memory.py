@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from devices.probe import available_memory, own_rss
 from edge import llama
 from edge.errors import EngineError, NotEnoughMemory
+from edge.llama import ContextSizes
 from partition.model import ModelShape
 from quant.types import TensorType
 
@@ -26,7 +28,8 @@ class MemoryNeed:
     """Bytes by part, and what is there for them."""
 
     parts: dict[str, int]  # "weights", "KV cache", "compute buffers", "output buffer", "runtime"
-    available: int  # bytes a new allocation could have now
+    available: int  # bytes a new allocation could have now; under a budget, all of it
+    budget: int | None = None  # bytes that the whole process may hold
 
     @property
     def total(self) -> int:
@@ -41,19 +44,12 @@ class MemoryNeed:
     @property
     def fits(self) -> bool:
         """Whether everything that is not there already has room."""
+        if self.budget is not None:
+            return self.total <= self.budget
         return self.total - self.parts["runtime"] <= self.available
 
 
-def need(
-    path: str | os.PathLike[str],
-    *,
-    context: int,
-    batch: int = 512,
-    kv: TensorType,
-    sequences: int = 1,
-    outputs: int = 1,
-    flash_attention: str = "auto",
-) -> MemoryNeed:
+def need(path: str | os.PathLike[str], sizes: ContextSizes) -> MemoryNeed:
     """Ask llama.cpp itself, by a dry run that reads only the metadata: exact for every architecture it knows.
 
     EngineError where llama.cpp refuses the file or the options. The file must have been checked before.
@@ -61,53 +57,29 @@ def need(
     with llama.captured_log() as lines:
         model = llama.Model(path, allocate=False)
         try:
-            llama.Context(
-                model,
-                n_ctx=context,
-                n_batch=min(batch, context),
-                n_sequences=sequences,
-                n_outputs=outputs,
-                type_k=kv.id,
-                type_v=kv.id,
-                flash_attention=flash_attention,
-            ).close()
+            llama.Context(model, replace(sizes, batch=min(sizes.batch, sizes.context))).close()
             weights = model.n_bytes
         finally:
             model.close()
+    return MemoryNeed({"weights": weights, **of_context(lines), "runtime": own_rss()}, available_memory())
+
+
+def of_context(lines: Sequence[str]) -> dict[str, int]:
+    """Bytes by part that llama.cpp said it takes for a context, in what it logged while making one."""
 
     def total(pattern: re.Pattern[str]) -> int:
         return round(sum(float(found[1]) for line in lines if (found := pattern.search(line))) * MIB)
 
-    parts = {
-        "weights": weights,
-        "KV cache": total(_CACHE),
-        "compute buffers": total(_COMPUTE),
-        "output buffer": total(_OUTPUT),
-        "runtime": own_rss(),
-    }
-    return MemoryNeed(parts, available_memory())
+    return {"KV cache": total(_CACHE), "compute buffers": total(_COMPUTE), "output buffer": total(_OUTPUT)}
 
 
-def check(
-    path: str | os.PathLike[str],
-    shape: ModelShape,
-    *,
-    context: int,
-    batch: int,
-    kv: TensorType,
-    sequences: int,
-    outputs: int,
-    flash_attention: str,
-) -> MemoryNeed:
+def check(path: str | os.PathLike[str], shape: ModelShape, sizes: ContextSizes) -> MemoryNeed:
     """The need of a model about to be loaded. NotEnoughMemory, with need and have, where what must be allocated has
     no room.
 
     Where an upper bound fits, that is returned, because the dry run takes as long as loading the vocabulary.
     """
-    try:
-        kv_bytes = shape.kv_bytes(context, kv, kv)
-    except ValueError as error:  # blocks of the type do not divide a head's values
-        raise EngineError(f"the KV cache of {shape.name} cannot be {kv.name}: {error}; use f16") from error
+    kv_bytes = cache_bytes(shape, sizes.context, sizes.kv)
     bound = MemoryNeed(
         {
             "weights": shape.weight_bytes,
@@ -118,34 +90,34 @@ def check(
         },
         available_memory(),
     )
-    if bound.fits and _ample(context, batch, outputs, flash_attention):
+    if bound.fits and _ample(sizes):
         return bound
-    exact = need(
-        path,
-        context=context,
-        batch=batch,
-        kv=kv,
-        sequences=sequences,
-        outputs=outputs,
-        flash_attention=flash_attention,
-    )
+    exact = need(path, sizes)
     if exact.allocated > exact.available:
-        per_token = max(1, exact.parts["KV cache"] // context)
-        most = context - (exact.allocated - exact.available + per_token - 1) // per_token
+        per_token = max(1, exact.parts["KV cache"] // sizes.context)
+        most = sizes.context - (exact.allocated - exact.available + per_token - 1) // per_token
         advice = f"use --context {most // 256 * 256}" if most >= 256 else "free memory or use a smaller model"
         beside = {name: n for name, n in exact.parts.items() if name not in ("weights", "runtime")}
         parts = ", ".join(f"{name} {n / MIB:,.0f}" for name, n in beside.items())
         raise NotEnoughMemory(
-            f"a context of {context} tokens needs {exact.allocated / MIB:,.0f} MiB beside the weights ({parts}),"
+            f"a context of {sizes.context} tokens needs {exact.allocated / MIB:,.0f} MiB beside the weights ({parts}),"
             f" {exact.available / MIB:,.0f} MiB are available; {advice}, or a smaller --kv-type"
         )
     return exact
 
 
-def _ample(context: int, batch: int, outputs: int, flash_attention: str) -> bool:
+def cache_bytes(shape: ModelShape, context: int, kv: TensorType) -> int:
+    """Bytes of KV cache for `context` tokens. EngineError where the model's heads cannot be stored as `kv`."""
+    try:
+        return shape.kv_bytes(context, kv, kv)
+    except ValueError as error:  # blocks of the type do not divide a head's values
+        raise EngineError(f"the KV cache of {shape.name} cannot be {kv.name}: {error}; use f16") from error
+
+
+def _ample(sizes: ContextSizes) -> bool:
     """Whether buffers are small for certain.
 
     They grow with batch x width, with outputs x vocabulary, and without flash attention (which "auto" may come to
     mean) with batch x context x heads.
     """
-    return batch <= 512 and outputs <= 32 and (flash_attention == "on" or context <= 8192)
+    return sizes.batch <= 512 and sizes.outputs <= 32 and (sizes.flash_attention == "on" or sizes.context <= 8192)

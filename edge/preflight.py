@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from devices.probe import available_memory
-from edge.engine import EngineOptions, resolve
+from edge.engine_options import EngineOptions, resolve
 from edge.errors import NotEnoughMemory
 from edge.fleet import Fleet, device
 from edge.memory import MIB
@@ -15,20 +15,25 @@ from partition.plan import LOCAL, Plan
 from partition.recipe import Recipe
 from partition.tensor import kv_heads
 
+LEAST_PROCESS_BYTES = 64 << 20  # Python, numpy and llama.cpp take more before anything is loaded
+
 
 def check_room(fleet: Fleet, plan: Plan, recipes: Sequence[Recipe], shape: ModelShape, options: EngineOptions) -> None:
     """NotEnoughMemory names every device without room for the weights and KV cache of its ranks: need and have.
 
-    Compute buffers come on top; what they take is known when a rank loads, and checked again then.
+    Compute buffers come on top; what they take is known when a rank loads, and checked again then. A rank with a budget
+    pages the weights that do not fit, so its process is counted in their place.
     """
-    weights: dict[str, int] = defaultdict(int)
-    cache: dict[str, int] = defaultdict(int)
+    needs: dict[str, Counter[str]] = defaultdict(Counter)
     addresses = {}
     for rank, address in enumerate(plan.devices):
         one = device(address)
         addresses[one] = address
-        weights[one] += recipes[rank].n_bytes
-        cache[one] += kv_bytes(plan, rank, shape, options)
+        if _pages(fleet, plan, rank, options):
+            needs[one]["runtime"] += LEAST_PROCESS_BYTES
+        else:
+            needs[one]["weights"] += recipes[rank].n_bytes
+        needs[one]["KV cache"] += kv_bytes(plan, rank, shape, options)
     lacking = []
     for one, address in addresses.items():
         name, have = "this device", available_memory()
@@ -36,14 +41,25 @@ def check_room(fleet: Fleet, plan: Plan, recipes: Sequence[Recipe], shape: Model
             profile = fleet.profiles[address]
             name, have = fleet.workers[address].name, profile.memory_available_bytes
             have = min(have, profile.memory_limit_bytes or have)
-        need = weights[one] + cache[one]
+        need = sum(needs[one].values())
         if need > have:
-            lacking.append(
-                f"{name} needs {need / MIB:,.0f} MiB or more (weights {weights[one] / MIB:,.0f}, KV cache"
-                f" {cache[one] / MIB:,.0f}) and has {have / MIB:,.0f}"
-            )
+            parts = ", ".join(f"{part} {n / MIB:,.0f}" for part, n in needs[one].items())
+            lacking.append(f"{name} needs {need / MIB:,.0f} MiB or more ({parts}) and has {have / MIB:,.0f}")
     if lacking:
-        raise NotEnoughMemory(f"{'; '.join(lacking)}: give it a smaller share, a smaller --context, or add a device")
+        raise NotEnoughMemory(
+            f"{'; '.join(lacking)}: give it a smaller share, a smaller --context, or a budget (--memory, on a worker or"
+            " here) so that it pages, or add a device"
+        )
+
+
+def _pages(fleet: Fleet, plan: Plan, rank: int, options: EngineOptions) -> bool:
+    """Whether a rank has a budget of memory, and pages what does not fit."""
+    address = plan.devices[rank]
+    if plan.shard(rank).memory is not None:
+        return True
+    if device(address) == LOCAL:
+        return options.memory is not None
+    return fleet.profiles[address].memory_limit_bytes is not None
 
 
 def kv_bytes(plan: Plan, rank: int, shape: ModelShape, options: EngineOptions) -> int:

@@ -8,9 +8,11 @@ from dataclasses import replace
 from typing import get_type_hints
 
 from edge import llama, memory
-from edge.engine import Engine, EngineOptions, resolve
+from edge.engine import Engine
+from edge.engine_options import EngineOptions, resolve
 from edge.errors import EdgeError, NotEnoughMemory
 from edge.lent import Lent
+from edge.llama import ContextSizes
 from edge.memory import MemoryNeed
 from edge.place import place
 from edge.shard import Shard
@@ -27,30 +29,42 @@ def load(asked: pb.Load, rank: int, lent: Lent, progress: Callable[[float], None
     stages = tuple(asked.stages)
     here = place(rank, stages) if stages else None
     if here is not None and not here.last:
-        options = replace(options, outputs=options.batch)  # every row goes on to the next stage
+        options = replace(options, outputs=options.rows)  # every row goes on to the next stage
     file = GgufFile.open(asked.path)
     check_loadable(file)
     context, _, kv = resolve(options, ModelShape.from_gguf(file))
-    options.check_sequences(min(options.batch, context))  # the dry run ends the process, too
-    need = memory.need(
-        asked.path,
-        context=context,
-        batch=options.batch,
-        kv=kv,
-        sequences=options.sequences,
-        outputs=min(options.outputs or options.sequences, options.batch, context),
-        flash_attention=options.flash_attention,
-    )
+    options.check_sequences(min(options.rows, context))  # the dry run ends the process, too
     limit = asked.memory_limit_bytes
+    on_gpu = llama.has_gpu() and options.gpu_layers != 0
+    if limit and not on_gpu:
+        options = replace(options, memory=min(limit, options.memory or limit))
+    if options.memory is None:
+        sizes = ContextSizes(
+            context,
+            kv,
+            batch=options.rows,
+            sequences=options.sequences,
+            outputs=min(options.outputs or options.sequences, options.rows, context),
+            flash_attention=options.flash_attention,
+        )
+        need = memory.need(asked.path, sizes)
+        _check_limit(need, limit)
+    else:  # the engine accounts for itself, and pages what does not fit
+        need = None
+    loaded = (
+        Engine(asked.path, options, progress=progress) if here is None else Shard(asked.path, options, here, progress)
+    )
+    return loaded, need or (loaded if isinstance(loaded, Engine) else loaded.engine).memory
+
+
+def _check_limit(need: MemoryNeed, limit: int) -> None:
+    """limit: bytes; 0 for none."""
     if limit and need.total > limit:
         parts = ", ".join(f"{name} {n / memory.MIB:,.0f}" for name, n in need.parts.items())
         raise NotEnoughMemory(
             f"the slice needs {need.total / memory.MIB:,.0f} MiB ({parts}), this worker has"
             f" {limit / memory.MIB:,.0f} MiB left of its limit; use a smaller --context, or a smaller share"
         )
-    if here is None:
-        return Engine(asked.path, options, progress=progress), need
-    return Shard(asked.path, options, here, progress), need
 
 
 def _options(text: str, lent: Lent) -> EngineOptions:

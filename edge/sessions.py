@@ -15,9 +15,10 @@ from pathlib import Path
 
 import grpc
 
+from devices.probe import own_rss
 from edge import log
 from edge.child import Child
-from edge.errors import EdgeError
+from edge.errors import EdgeError, NotEnoughMemory
 from edge.lent import Lent
 from edge.store import SliceStore
 from transport import edge_pb2 as pb
@@ -32,6 +33,7 @@ from transport.tcp_link import TcpLink
 MAX_SESSIONS = 8
 LINKS_PER_RANK = 2  # that a session holds at a time: one it uses, and one that is about to end
 TURN_S = 300.0  # for the loads of other sessions before ours
+_MIB = 1 << 20
 _SIGN_OF_LIFE_S = 5.0  # between two words to an owner whose load waits
 
 
@@ -202,7 +204,15 @@ class Sessions:
             with self._lock:
                 session.has_turn = True
                 others = sum(s.memory_bytes for s in self._sessions.values() if s is not session)
-            load.memory_limit_bytes = max(1, self._memory_limit - others)
+            daemon = own_rss()
+            left = self._memory_limit - daemon - others
+            if left <= 0:
+                self._release(session)
+                raise NotEnoughMemory(
+                    f"of this worker's {self._memory_limit / _MIB:,.0f} MiB nothing is left: its daemon holds"
+                    f" {daemon / _MIB:,.0f} MiB and other sessions {others / _MIB:,.0f}; start it with more --memory"
+                )
+            load.memory_limit_bytes = left
 
     def _watch(self, session: Session, events: queue.SimpleQueue[pb.Event | None]) -> None:
         """Events of the process, until it ends."""

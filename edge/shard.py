@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.engine import Engine, EngineOptions
+from edge.engine import Engine
+from edge.engine_options import EngineOptions
 from edge.errors import EngineError
 from edge.ggml import Node
 from edge.hooks import Hook

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from edge.engine import Outputs
 from edge.llama import Model
+from edge.memory import MemoryNeed
+from edge.paged_weights import PagedWeights
 from partition.model import ModelShape
 from quant.gguf_file import GgufFile
 
@@ -25,11 +27,16 @@ class TextEngine(Protocol):
     batch: int  # rows one decode may have
     threads: int  # of this device
     sequences: int
+    memory: MemoryNeed  # of this device
     stages: int  # decodes that are under way at once where there are as many microbatches
 
     @property
     def model(self) -> Model:
         """The vocabulary."""
+
+    @property
+    def paging(self) -> PagedWeights | None:
+        """This device's weights under a budget; None without one."""
 
     @property
     def uncollected(self) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 from partition.errors import PlanError
 
 MOST = 2**31 - 1  # llama.cpp keeps its counts in an int
+MOST_BYTES = 2**60
 
 
 def record(values: Any, where: str, needed: Collection[str], optional: Collection[str] = ()) -> dict[str, Any]:
@@ -28,16 +29,16 @@ def items(value: Any, where: str) -> list[Any]:
     return value
 
 
-def number(value: Any, where: str) -> int:
-    """`value` if it is a whole number from 0 to MOST."""
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MOST:
-        raise PlanError(f"{where}: {told(value)}; needed is a whole number from 0 to {MOST}")
+def number(value: Any, where: str, most: int = MOST) -> int:
+    """`value` if it is a whole number from 0 to `most`."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
+        raise PlanError(f"{where}: {told(value)}; needed is a whole number from 0 to {most}")
     return value
 
 
-def number_or_none(value: Any, where: str) -> int | None:
+def number_or_none(value: Any, where: str, most: int = MOST) -> int | None:
     """The same; None is taken as it is."""
-    return None if value is None else number(value, where)
+    return None if value is None else number(value, where, most)
 
 
 def text(value: Any, where: str, most: int = 255) -> str:

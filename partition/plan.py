@@ -77,6 +77,7 @@ class Shard:
     threads: int | None = None  # None, and no affinity: as the device has it
     affinity: tuple[int, ...] = ()  # the processors to run on
     gpu_layers: int | None = None  # of its stage's layers, how many go to the device's GPU
+    memory: int | None = None  # bytes: a budget for the rank's process, which pages weights that do not fit
 
     def __post_init__(self) -> None:
         if not (0 < len(self.device) <= 255 and self.device.isprintable()):
@@ -85,6 +86,10 @@ class Shard:
             raise PlanError(f"{self.device}: threads is {self.threads}, needed is 1 or more")
         if self.gpu_layers is not None and self.gpu_layers < 0:
             raise PlanError(f"{self.device}: gpu_layers is {self.gpu_layers}, needed is 0 or more")
+        if self.memory is not None and self.memory < 1:
+            raise PlanError(f"{self.device}: memory is {self.memory}, needed is 1 byte or more")
+        if self.memory is not None and self.gpu_layers:
+            raise PlanError(f"{self.device}: memory is a budget without a GPU, and gpu_layers is {self.gpu_layers}")
         if len(set(self.affinity)) < len(self.affinity) or any(cpu < 0 for cpu in self.affinity):
             raise PlanError(
                 f"{self.device}: affinity is {list(self.affinity)}; needed are processors' numbers, each once"
@@ -249,6 +254,8 @@ def _shard_to_json(shard: Shard) -> dict[str, Any]:
         values["affinity"] = list(shard.affinity)
     if shard.gpu_layers is not None:
         values["gpu_layers"] = shard.gpu_layers
+    if shard.memory is not None:
+        values["memory"] = shard.memory
     return values
 
 
@@ -262,7 +269,8 @@ def _stage(values: Any, where: str) -> Stage:
 
 
 def _shard(values: Any, where: str) -> Shard:
-    shard = fields.record(values, where, ("device", "heads", "ff"), ("vocab", "threads", "affinity", "gpu_layers"))
+    optional = ("vocab", "threads", "affinity", "gpu_layers", "memory")
+    shard = fields.record(values, where, ("device", "heads", "ff"), optional)
     device = fields.text(shard["device"], f"{where}.device")
     heads = _range(shard["heads"], f"{where}.heads")
     ff = _range(shard["ff"], f"{where}.ff")
@@ -271,8 +279,9 @@ def _shard(values: Any, where: str) -> Shard:
     affinity = fields.items(shard.get("affinity", []), f"{where}.affinity")
     processors = tuple(fields.number(cpu, f"{where}.affinity[{i}]") for i, cpu in enumerate(affinity))
     gpu_layers = fields.number_or_none(shard.get("gpu_layers"), f"{where}.gpu_layers")
+    memory = fields.number_or_none(shard.get("memory"), f"{where}.memory", fields.MOST_BYTES)
     try:
-        return Shard(device, heads, ff, vocab, threads, processors, gpu_layers)
+        return Shard(device, heads, ff, vocab, threads, processors, gpu_layers, memory)
     except PlanError as error:
         raise PlanError(f"{where}: {error}") from None
 

@@ -62,6 +62,11 @@ class GgufFile:
         pair = part.pairs[key]
         return part.data[pair.start : pair.end]
 
+    def header(self, path: Path) -> memoryview:
+        """The bytes of one of `paths` up to its first tensor."""
+        part = self._parts[path]
+        return memoryview(part.data)[: min((t.offset for t in part.tensors.values()), default=len(part.data))]
+
     def data(self, name: str) -> memoryview:
         """The bytes of a tensor, mapped from its file (nothing is read until they are touched)."""
         tensor = self.tensors[name]

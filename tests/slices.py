@@ -173,9 +173,10 @@ class Part:
         self._hooks = NodeHooks(hooks)
         self._model = llama.Model(path, repack=False)
         self._context = llama.Context(
-            self._model, n_ctx=CONTEXT, n_batch=64, n_outputs=64, type_k=_F32, type_v=_F32, flash_attention="off",
+            self._model,
+            llama.ContextSizes(CONTEXT, TYPES["f32"], batch=64, outputs=64, flash_attention="off"),
             on_node=self._hooks.callback if hooks else None,
-        )  # fmt: skip
+        )
         self._batch = llama.Batch(64, embd if self._takes_states else 0)
 
     def _sum(self, node: Node) -> None:

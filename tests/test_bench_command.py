@@ -35,6 +35,8 @@ KEYS = {
     "bandwidth_gbps": float,
     "memory_bandwidth_gbps": float,
     "peak_rss_bytes": int,
+    "memory": type(None),
+    "paging": type(None),
 }
 
 

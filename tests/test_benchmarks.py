@@ -12,6 +12,7 @@ ROOT = Path(__file__).parent.parent
 TINY = {
     "bench_distributed.py": "--tiny",
     "bench_engine.py": f"--model {MODEL_PATH} --prompt-tokens 16 --gen-tokens 3 --rounds 1 --threads 1",
+    "bench_paging.py": "--tiny",
     "bench_slices.py": "--megabytes 8 --rounds 1 --seconds 0.2 --wires loopback",
     "bench_startup.py": "--repeats 1",
     "bench_transport.py": "--tiny",

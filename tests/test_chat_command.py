@@ -32,6 +32,8 @@ KEYS = {
         "decode_tokens_per_s": float,
     },
     "seed": int,
+    "memory": type(None),
+    "paging": type(None),
 }
 GREEDY = ("--temperature", "0")
 WILD = ("--temperature", "5", "--top-k", "0", "--top-p", "1", "--min-p", "0")  # almost any token, any model
@@ -189,7 +191,7 @@ def test_threads_batch_and_context_reach_the_engine() -> None:
 
 
 def test_threads_are_one_per_physical_core_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge.engine.default_threads", lambda: 3)
+    monkeypatch.setattr("edge.engine_options.default_threads", lambda: 3)
     unsaid = engine_options(build_parser().parse_args(["chat", "--context", "64"]))
     with Engine(MODEL_PATH, unsaid) as engine:
         assert engine.threads == 3
@@ -206,7 +208,9 @@ def test_gpu_layers_need_a_gpu() -> None:
 
 def test_kv_type_sets_the_size_of_the_cache() -> None:
     sizes = {
-        kv: memory.need(MODEL_PATH, context=1024, kv=type_by_name(parsed("--kv-type", kv).kv_type)).parts["KV cache"]
+        kv: memory.need(MODEL_PATH, llama.ContextSizes(1024, type_by_name(parsed("--kv-type", kv).kv_type))).parts[
+            "KV cache"
+        ]
         for kv in ("f32", "f16", "q8_0")
     }
     assert sizes["f32"] == 2 * sizes["f16"]

@@ -10,7 +10,7 @@ import pytest
 import apps.chat
 import apps.cli
 import apps.options
-import edge.engine
+import edge.engine_options
 import edge.sampler
 import edge.shapes
 from edge.errors import EdgeError
@@ -66,8 +66,8 @@ def test_no_command() -> None:
 
 def test_limits_named_for_a_quick_help_are_those_of_the_engine() -> None:
     assert apps.options.KV_TYPES == KV_TYPES
-    assert apps.options.MAX_CONTEXT == edge.engine.MAX_CONTEXT
-    assert apps.options.MAX_THREADS == edge.engine.MAX_THREADS
+    assert apps.options.MAX_CONTEXT == edge.engine_options.MAX_CONTEXT
+    assert apps.options.MAX_THREADS == edge.engine_options.MAX_THREADS
     assert apps.options.MAX_SEED == edge.sampler.MAX_SEED
 
 

@@ -61,7 +61,7 @@ def test_a_device_without_room(tmp_path: Path, two: list[Worker], monkeypatch: p
     with worker(tmp_path / "small", "--name", "small", "--memory", "1MiB", *ONE_THREAD) as small:
         plan = plan_for(MODEL_PATH, [small, two[1]], tensor(1, 1, 1))
         with Fleet([small.address, two[1].address]) as fleet:
-            words = r"small needs \d MiB or more \(weights \d, KV cache \d\) and has 1: give it a smaller share"
+            words = r"small needs 64 MiB or more \(runtime 64, KV cache \d\) and has 1: give it a smaller share"
             with pytest.raises(NotEnoughMemory, match=words):
                 Deployment(fleet, plan, file, OPTIONS)
             monkeypatch.setattr(preflight, "available_memory", lambda: 2 << 20)
@@ -72,12 +72,13 @@ def test_a_device_without_room(tmp_path: Path, two: list[Worker], monkeypatch: p
             assert word not in small.log()
 
 
-def test_a_device_with_room_for_the_weights_alone(tmp_path: Path, two: list[Worker]) -> None:
+def test_a_device_with_room_for_its_processes_alone(tmp_path: Path, two: list[Worker]) -> None:
     file = GgufFile.open(MODEL_PATH)
-    with worker(tmp_path / "small", "--name", "small", "--memory", "8MiB", *ONE_THREAD) as small:
+    with worker(tmp_path / "small", "--name", "small", "--memory", "100MiB", *ONE_THREAD) as small:
         plan = plan_for(MODEL_PATH, [two[0], small], tensor(1, 1, 1))
         with Fleet([small.address, two[0].address]) as fleet:
-            with pytest.raises(WorkerError, match=r"small: the slice needs [\d,]+ MiB .* 8 MiB left") as caught:
+            words = r"small: .+ needs a budget of at least [\d,]+ MiB \(runtime \d+, "
+            with pytest.raises(WorkerError, match=words) as caught:
                 Deployment(fleet, plan, file, OPTIONS)
             assert caught.value.error == "NotEnoughMemory"
             idle([small, two[0]], fleet)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from edge import ggml, shapes, synth
-from edge.engine import DEFAULT_CONTEXT, Engine, EngineOptions
+from edge.engine import Engine
+from edge.engine_options import DEFAULT_CONTEXT, EngineOptions
 from edge.errors import ContextFull, EngineError
 from edge.hooks import Hook
 from edge.llama import Batch

@@ -9,6 +9,7 @@ import pytest
 from edge import llama, memory
 from edge.engine import Engine
 from edge.errors import NotEnoughMemory
+from edge.llama import ContextSizes
 from partition.model import ModelShape
 from quant.gguf_file import GgufFile
 from quant.types import TYPES
@@ -22,7 +23,7 @@ MIB = 1 << 20
 def test_the_kv_cache_is_what_the_formula_says(synthetic: Synthetic, context: int, kv_type: str) -> None:
     path = synthetic("llama")
     kv = TYPES[kv_type]
-    need = memory.need(path, context=context, kv=kv)
+    need = memory.need(path, ContextSizes(context=context, kv=kv))
     shape = ModelShape.from_gguf(GgufFile.open(path))
     assert need.parts["KV cache"] == pytest.approx(shape.kv_bytes(context, kv, kv), abs=0.01 * MIB)
     assert need.parts["weights"] == shape.weight_bytes
@@ -32,7 +33,7 @@ def test_the_kv_cache_is_what_the_formula_says(synthetic: Synthetic, context: in
 @pytest.mark.parametrize("arch", ["llama", "gemma3", "qwen3moe"])
 def test_the_dry_run_says_what_the_real_run_takes(synthetic: Synthetic, arch: str) -> None:
     path = synthetic(arch)
-    need = memory.need(path, context=512, batch=32, kv=TYPES["f16"])
+    need = memory.need(path, ContextSizes(context=512, batch=32, kv=TYPES["f16"]))
     with llama.captured_log() as lines:
         Engine(path, replace(OPTIONS, context=512)).close()
     real = sum(float(found[1]) for line in lines if (found := memory._COMPUTE.search(line))) * MIB
@@ -42,9 +43,12 @@ def test_the_dry_run_says_what_the_real_run_takes(synthetic: Synthetic, arch: st
 
 def test_a_larger_context_and_batch_need_more(synthetic: Synthetic) -> None:
     path = synthetic("llama")
-    small = memory.need(path, context=256, batch=32, kv=TYPES["f16"])
-    assert memory.need(path, context=512, batch=32, kv=TYPES["f16"]).parts["KV cache"] > small.parts["KV cache"]
-    assert memory.need(path, context=256, batch=256, kv=TYPES["f16"]).allocated > small.allocated
+    small = memory.need(path, ContextSizes(context=256, batch=32, kv=TYPES["f16"]))
+    assert (
+        memory.need(path, ContextSizes(context=512, batch=32, kv=TYPES["f16"])).parts["KV cache"]
+        > small.parts["KV cache"]
+    )
+    assert memory.need(path, ContextSizes(context=256, batch=256, kv=TYPES["f16"])).allocated > small.allocated
 
 
 def test_a_context_longer_than_memory_is_refused_with_need_have_and_a_way_out(
@@ -73,7 +77,7 @@ def test_large_buffers_are_measured_and_not_guessed(
     monkeypatch.setattr(memory, "available_memory", lambda: 8 << 30)
     with Engine(path, replace(OPTIONS, **options)) as engine:
         kv = TYPES["f16"]
-        exact = memory.need(path, kv=kv, **({"batch": OPTIONS.batch} | options))
+        exact = memory.need(path, ContextSizes(kv=kv, **({"batch": OPTIONS.batch} | options)))
         assert engine.memory.parts["compute buffers"] == exact.parts["compute buffers"]
 
 
@@ -86,6 +90,6 @@ def test_weights_that_do_not_fit_stay_mapped(synthetic: Synthetic, monkeypatch: 
             return engine.memory.fits
 
     assert repacked()
-    need = memory.need(path, context=OPTIONS.context or 0, batch=OPTIONS.batch, kv=TYPES["f16"])
+    need = memory.need(path, ContextSizes(context=OPTIONS.context or 0, batch=OPTIONS.batch, kv=TYPES["f16"]))
     monkeypatch.setattr(memory, "available_memory", lambda: need.allocated + need.parts["weights"] // 2)
     assert not repacked()

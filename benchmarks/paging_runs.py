@@ -1,0 +1,171 @@
+"""What the sections of bench_paging.py share: model files, a process under a limit, the disk before and after it."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from memory_group import Grouped, MemoryGroup
+from ranks import RankFailed
+from raw_disk import RawDisk, forget
+from skewed import louder_tokens, skew_router
+
+from edge import synth
+from edge.presets import SHAPES
+from edge.shapes import Shape, shape
+from partition.model import ModelShape
+from quant.gguf_file import GgufFile
+
+SIDE = Path(__file__).with_name("paging_side.py")
+MIB, GIB = 1 << 20, 1 << 30
+CONTEXT = 512  # tokens; enough for everything here, and the same for both sides of a comparison
+PROMPT = 32  # tokens
+RUN_S = 7200.0  # what a load or a run may take at most
+DISK_S = 2.5  # of one measurement of the disk
+
+_TINY = shape("llama", layers=16, embd=512, ff=2048, heads=8, kv=4, vocab=4096)  # 64 MB at Q8_0
+_TINY_EXPERTS = shape(
+    "qwen3moe", layers=12, embd=512, ff=512, heads=8, kv=4, head_size=64, vocab=4096, experts=32, experts_used=4,
+    expert_ff=256,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Model:
+    """A file with random weights of a shape."""
+
+    shape: Shape
+    type_name: str = "q4_0"
+    skewed: bool = False  # experts are chosen by token, and some of them often
+    large: bool = False  # not kept, unless it was asked for
+
+
+MODELS = {
+    "1b": Model(SHAPES["tinyllama-1.1b"]),
+    "8b": Model(SHAPES["llama-3.1-8b"]),
+    "70b": Model(SHAPES["llama-3.1-70b"], large=True),
+    "30b-a3b-skewed": Model(SHAPES["qwen3-30b-a3b"], skewed=True),
+    "tiny": Model(_TINY, "q8_0"),
+    "tiny-experts": Model(_TINY_EXPERTS, skewed=True),
+    **{
+        f"{name}-{kind}": Model(replace(full, layers=layers), kind)  # a few layers, as wide as in the model
+        for name, full, layers in (("some-layers", SHAPES["tinyllama-1.1b"], 4), ("tiny", _TINY, 2))
+        for kind in ("q4_0", "q4_k")
+    },
+}
+
+
+class Models:
+    """Model files in a folder, written when they are first asked for."""
+
+    def __init__(self, folder: Path, keep: bool) -> None:
+        """keep: do not delete large files that were written here."""
+        self._folder, self._keep = folder, keep
+        self._written: list[Path] = []
+
+    def __call__(self, name: str) -> Path:
+        """The file of that name. SystemExit where one is there that is not it."""
+        model, path = MODELS[name], self._folder / f"{name}.gguf"
+        if not path.exists():
+            print(f"Writing {path.name}", file=sys.stderr)
+            synth.synthesize(path, model.shape, model.type_name)
+            if model.large:
+                self._written.append(path)
+        expected = {one.name: one.n_bytes for one in synth.layout(model.shape, model.type_name)}
+        if {tensor: t.n_bytes for tensor, t in GgufFile.open(path).tensors.items()} != expected:
+            raise SystemExit(f"{path} is not a file of the shape of {name}; delete it, or choose another --work")
+        if model.skewed:
+            louder_tokens(path)
+            skew_router(path)
+        return path
+
+    def close(self) -> None:
+        """Delete the large ones that were written here."""
+        for path in () if self._keep else self._written:
+            path.unlink(missing_ok=True)
+
+
+def weight_bytes(path: Path) -> int:
+    """Bytes of a pass over all weights, whatever a router chooses; of the token table it needs a few rows."""
+    tensors = GgufFile.open(path).tensors
+    tied = "output.weight" not in tensors
+    return sum(t.n_bytes for name, t in tensors.items() if tied or name != "token_embd.weight")
+
+
+def chosen_bytes(path: Path) -> int:
+    """The same with only as many experts as a token goes through."""
+    file = GgufFile.open(path)
+    model = ModelShape.from_gguf(file)
+    stacks = sum(t.n_bytes for name, t in file.tensors.items() if "_exps." in name)
+    return weight_bytes(path) - stacks + stacks * model.n_experts_used // max(1, model.n_experts)
+
+
+@functools.cache
+def half_of(model: Path, context: int = CONTEXT, batch: int | None = None) -> int:
+    """A budget that half of a small model's weights fit into."""
+    with Grouped(SIDE, None) as side:
+        options = {"context": context, "batch": batch, "memory": GIB // 2}
+        [loaded] = side.tell("load", model=str(model), options=options)
+    return int(loaded["memory"]["total_bytes"]) - model.stat().st_size // 2
+
+
+def alone(
+    model: Path, options: Mapping[str, Any], limit: int | None, sizes: Mapping[str, int], disk: RawDisk, disk_s: float
+) -> dict[str, Any]:
+    """A process of its own that loads the model and runs, inside a memory group of `limit` bytes where one is given;
+    all caches are dropped before, and the disk is measured before and after.
+
+    The answer has "loaded" and "run" as the side gives them, "group" as the memory group reports, "disk_gbps" (by
+    setting: before, after) and "killed"; where it did not come to its end, "failed" says how.
+    """
+    before = disk.gbps(disk_s)
+    forget(model)
+    found: dict[str, Any] = {"killed": False}
+    with ExitStack() as stack:
+        group = stack.enter_context(MemoryGroup(limit)) if limit else None
+        side = Grouped(SIDE, group)
+        with side:
+            try:
+                [found["loaded"]] = side.tell("load", RUN_S, model=str(model), options=dict(options))
+                [found["run"]] = side.tell("run", RUN_S, **sizes)
+                side.tell("close")
+            except RankFailed as failed:
+                found["failed"] = str(failed)
+        found["killed"] = side.killed
+        if group:
+            found["group"] = group.report()
+    after = disk.gbps(disk_s)
+    found["disk_gbps"] = {setting: (rate, after[setting]) for setting, rate in before.items()}
+    return found
+
+
+def disk_bounds(rounds: Sequence[Mapping[str, Any]]) -> tuple[str, list[float]]:
+    """The setting that is best for the disk on the median of all rounds, and its GB/s beside each round. The best of
+    every single measurement would be higher than the disk is, for one of many is always lucky."""
+    rates = {name: [rate for one in rounds for rate in one["disk_gbps"][name]] for name in rounds[0]["disk_gbps"]}
+    best = max(rates, key=lambda name: statistics.median(rates[name]))
+    return best, [statistics.median(one["disk_gbps"][best]) for one in rounds]
+
+
+def in_turn(sides: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[Any]]:
+    """What each side found in each round. Who goes first changes. Each begins cold, so every round counts."""
+    found: dict[str, list[Any]] = {name: [] for name in sides}
+    names = list(sides)
+    for turn in range(rounds):
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            found[name].append(sides[name]())
+    return found
+
+
+def middle(rounds: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
+    """Medians of what the runs measured; None where not all came to their end."""
+    if not all("run" in one for one in rounds):
+        return None
+    return {key: statistics.median(one["run"][key] for one in rounds) for key in rounds[0]["run"]}

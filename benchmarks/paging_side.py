@@ -1,0 +1,202 @@
+"""One side of bench_paging.py: a process with one model, paged or not, that measures on command.
+
+    python benchmarks/paging_side.py SIDE SIDES    (started by bench_paging.py, mostly in a memory group)
+
+Methods are commands; they take and return JSON.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ranks import serve
+
+from devices.probe import peak_rss
+from edge.engine import Engine
+from edge.engine_options import EngineOptions
+
+SEED = 0
+PIECE = 2 << 20  # bytes that are laid out at a time, as after a read
+FAR = 128 << 20  # bytes; more than the caches hold
+# What an engine says of its paging, by what it was doing.
+FIGURES = ("bytes_per_token", "disk_gbps", "stall_ms", "hidden_ms", "hit_rate", "predicted_right")
+
+
+class Side:
+    """An engine, and what is measured of it."""
+
+    def __init__(self) -> None:
+        self._engine: Engine | None = None
+
+    def load(self, model: str, options: dict[str, Any]) -> dict[str, Any]:
+        """Load a model: how long that took, and what the engine says of its memory and its paging."""
+        began = time.perf_counter()
+        engine = self._engine = Engine(model, EngineOptions(**options))
+        took = time.perf_counter() - began
+        return {
+            "load_s": took,
+            "context": engine.context,
+            "batch": engine.batch,
+            "threads": engine.threads,
+            "memory": {"total_bytes": engine.memory.total, "parts": engine.memory.parts},
+            "paging": paging(engine),
+        }
+
+    def close(self) -> None:
+        """Free the engine."""
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+
+    def run(self, prompt: int, warm: int, steps: int) -> dict[str, float]:
+        """A prompt of so many tokens, `warm` steps that are not counted, and steps of one token that are.
+
+        Tokens are random: what a model with random weights goes on with would soon repeat itself, and its experts, too.
+        """
+        engine = self._loaded
+        tokens = self._tokens(prompt + warm + steps)
+        engine.kv_clear()
+        prefill_s = self._prefill(tokens[:prompt])
+        for i in range(prompt, prompt + warm):
+            engine.decode(tokens[i : i + 1], i, top=1)
+        clear(engine)
+        took, read = [], bytes_read()
+        for i in range(prompt + warm, len(tokens)):
+            began = time.perf_counter()
+            engine.decode(tokens[i : i + 1], i, top=1)
+            took.append(time.perf_counter() - began)
+        return {
+            "prefill_s": prefill_s,
+            "decode_s": statistics.median(took),
+            "mean_s": statistics.mean(took),
+            "kernel_bytes_per_token": (bytes_read() - read) / steps,
+            **figures(engine, "decode"),
+            "peak_rss_bytes": peak_rss(),
+        }
+
+    def prefill(self, prompt: int) -> dict[str, float]:
+        """A prompt of so many tokens."""
+        engine = self._loaded
+        engine.kv_clear()
+        clear(engine)
+        seconds = self._prefill(self._tokens(prompt))
+        return {"prefill_s": seconds, **figures(engine, "prefill"), "peak_rss_bytes": peak_rss()}
+
+    def repack(self, model: str, weight: str, threads: int, seconds: float) -> dict[str, float]:
+        """GB/s at which so many threads lay a matrix of the model out for this CPU, and at which they only copy it."""
+        from edge.ggml_weights import ROW_GROUP
+        from edge.stub import load_stub
+        from quant.gguf_file import GgufFile
+
+        file = GgufFile.open(model)
+        native, own = load_stub(file)
+        try:
+            matrix = own.weights[weight]
+            if not matrix.repacks:
+                return {"repack_gbps": 0.0, "copy_gbps": 0.0}
+            data = np.frombuffer(file.data(weight), np.uint8)
+            rows = matrix.rows // ROW_GROUP * ROW_GROUP
+            piece = min(rows, max(ROW_GROUP, PIECE // matrix.row_bytes // ROW_GROUP * ROW_GROUP)) * matrix.row_bytes
+            source = np.resize(data[: len(data) // piece * piece], FAR // piece * piece)
+            targets = [np.ones(FAR // piece * piece, np.uint8) for _ in range(threads)]
+
+            def repacked(target: Any, start: int) -> None:
+                matrix.repack(source.ctypes.data + start, piece // matrix.row_bytes, target.ctypes.data + start)
+
+            def copied(target: Any, start: int) -> None:
+                np.copyto(target[start : start + piece], source[start : start + piece])
+
+            return {
+                f"{name}_gbps": _rate(work, targets, range(0, source.nbytes, piece), seconds / 2)
+                for name, work in (("repack", repacked), ("copy", copied))
+            }
+        finally:
+            native.close()
+            own.close()
+
+    @property
+    def _loaded(self) -> Engine:
+        assert self._engine is not None
+        return self._engine
+
+    def _tokens(self, n: int) -> Any:
+        return np.random.default_rng(SEED).integers(0, self._loaded.model.n_vocab, n, np.int32)
+
+    def _prefill(self, tokens: Any) -> float:
+        engine, n = self._loaded, len(tokens)
+        began = time.perf_counter()
+        for start in range(0, n, engine.batch):
+            stop = min(n, start + engine.batch)
+            engine.decode(tokens[start:stop], start, outputs="last" if stop == n else "none")
+        return time.perf_counter() - began
+
+
+def _rate(work: Callable[[Any, int], None], targets: Sequence[Any], starts: range, seconds: float) -> float:
+    """GB/s of pieces that begin at `starts`; each thread has a target of its own, and begins at another one."""
+    end = time.perf_counter() + seconds
+
+    def many(i: int) -> int:
+        n = 0
+        while time.perf_counter() < end:
+            work(targets[i], starts[(n + i * len(starts) // len(targets)) % len(starts)])
+            n += 1
+        return n
+
+    began = time.perf_counter()
+    with ThreadPoolExecutor(len(targets)) as pool:
+        n = sum(pool.map(many, range(len(targets))))
+    return n * starts.step / (time.perf_counter() - began) / 1e9
+
+
+def bytes_read() -> int:
+    """What this process had the kernel read from disks so far, page faults and readahead included; 0 where the kernel
+    does not tell."""
+    try:
+        lines = Path("/proc/self/io").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("read_bytes:")), 0)
+
+
+# --- what the engine says of its paging ---
+
+
+def paging(engine: Engine) -> dict[str, Any] | None:
+    """What is paged, and how; None where everything is in memory."""
+    pager = engine.paging
+    if pager is None:
+        return None
+    plan, reader = pager.plan, pager.reader
+    return {
+        "streamed_bytes": plan.streamed_bytes,
+        "window_bytes": plan.window,
+        "expert_bytes": plan.expert_room,
+        "io_threads": reader.threads,
+        "io_chunk_bytes": reader.chunk,
+    }
+
+
+def clear(engine: Engine) -> None:
+    """Count from here on."""
+    pager = engine.paging
+    if pager is not None:
+        pager.clear_stats()
+
+
+def figures(engine: Engine, doing: str) -> dict[str, float]:
+    """FIGURES since they were cleared, those that the engine has. doing: "decode" or "prefill"."""
+    pager = engine.paging
+    if pager is None:
+        return {}
+    stats = getattr(pager.stats(), doing).to_json()
+    return {name: float(stats[name]) for name in FIGURES if stats[name] is not None}
+
+
+if __name__ == "__main__":
+    serve(Side())

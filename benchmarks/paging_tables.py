@@ -1,0 +1,236 @@
+"""The figures of bench_paging.py as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from transport_tables import table
+
+_MIB = 1 << 20
+
+
+def head(r: Mapping[str, Any]) -> str:
+    """What all sections have in common."""
+    lines = [f"{r['machine']}; {r['versions']}.", f"```sh\n{r['command']}\n```"]
+    if "without_groups" in r:
+        lines.append(f"Without limits: {r['without_groups']}.")
+    return "\n\n".join(lines) + "\n"
+
+
+def limit(r: Mapping[str, Any]) -> str:
+    """The result as Markdown."""
+    cases = r["cases"]
+    speed = [[*_name(case), *_streaming(case), r["asked_of_bound"]] for case in cases]
+    return "\n\n".join(
+        [
+            table(["", "limit, MiB", *_STREAMING, "asked"], speed),
+            table(["", "limit, MiB", *_MEMORY], [[*_name(case), *_memory(case)] for case in cases]),
+            table(["", "limit, MiB", *_PAGING], [[*_name(case), *_paging(case["median"])] for case in cases]),
+            *_failures(cases),
+        ]
+    )
+
+
+def mmap(r: Mapping[str, Any]) -> str:
+    """The result as Markdown."""
+    lines, memory = [], []
+    for row in r["cases"]:
+        paged, mapped = row["paged"], row["mapped"]
+        ratio = f"{row['ratio']:.2f} ({row['least']:.2f} to {row['most']:.2f})" if "ratio" in row else "-"
+        lines.append(
+            [
+                *_name(paged),
+                f"{paged['model_bytes'] / _MIB:,.0f}",
+                f"{paged['streamed_bytes'] / _MIB:,.0f}",
+                _ms(paged["median"], "decode_s"),
+                _megabytes(paged["median"], "kernel_bytes_per_token"),
+                _ms(mapped["median"], "decode_s"),
+                _megabytes(mapped["median"], "kernel_bytes_per_token"),
+                ratio,
+                row["asked"],
+                f"{paged['of_bound']:.3f}" if "of_bound" in paged else "-",
+            ]
+        )
+        memory += [[f"{one['model']}, {side}", _name(one)[1], *_memory(one)] for side, one in _sides(row)]
+    header = [
+        "",
+        "limit, MiB",
+        "model, MiB",
+        "streamed, MiB",
+        "paged, ms/token",
+        "read, MB",
+        "mapped, ms/token",
+        "read, MB",
+        "mapped / paged",
+        "asked",
+        "paged, of the disk bound",
+    ]
+    failures = _failures([one for row in r["cases"] for _, one in _sides(row)])
+    return "\n\n".join([table(header, lines), table(["", "limit, MiB", *_MEMORY], memory), *failures])
+
+
+def keeps_up(r: Mapping[str, Any]) -> str:
+    """The result as Markdown."""
+    lines, paging = [], []
+    for case in r["cases"]:
+        figure, ratio = case["figure"], case["compared"]
+        lines.append(
+            [
+                case["words"],
+                f"{case['budget_bytes'] / _MIB:,.0f}",
+                f"{case['streamed_share']:.1%}",
+                _ms(case["median"]["resident"], figure),
+                _ms(case["median"]["paged"], figure),
+                f"{ratio['ratio']:.3f} ({ratio['least']:.3f} to {ratio['most']:.3f})",
+                r["asked"],
+                f"{case['needed_gbps']:.2f}",
+                f"{case['disk_gbps']:.2f}",
+            ]
+        )
+        paging.append([case["words"], *_paging(case["median"]["paged"])])
+    header = [
+        "",
+        "budget, MiB",
+        "streamed",
+        "resident, ms",
+        "paged, ms",
+        "paged / resident",
+        "asked",
+        "GB/s needed",
+        "the disk's",
+    ]
+    return f"{r['rounds']} rounds.\n\n" + table(header, lines) + "\n\n" + table(["", *_PAGING], paging)
+
+
+def experts(r: Mapping[str, Any]) -> str:
+    """The result as Markdown."""
+    cases = r["cases"]
+    lines = [
+        [
+            *_name(case),
+            f"{case['model_bytes'] / _MIB:,.0f}",
+            _ms(case["median"], "decode_s"),
+            f"{case['chosen_bytes'] / 1e6:,.0f}",
+            f"{case['ignoring_bytes'] / 1e6:,.0f}",
+            _megabytes(case["median"], "bytes_per_token"),
+            f"{case['ratio']:.3f}" if "ratio" in case else "-",
+            r["asked"],
+        ]
+        for case in cases
+    ]
+    header = [
+        "",
+        "budget, MiB",
+        "model, MiB",
+        "ms/token",
+        "a token uses, MB",
+        "read, ignoring routing, MB",
+        "read, MB",
+        "of it",
+        "asked",
+    ]
+    return "\n\n".join(
+        [
+            table(header, lines),
+            table(["", "budget, MiB", *_PAGING], [[*_name(case), *_paging(case["median"])] for case in cases]),
+            table(["", "budget, MiB", *_MEMORY], [[*_name(case), *_memory(case)] for case in cases]),
+            *_failures(cases),
+        ]
+    )
+
+
+def repack(r: Mapping[str, Any]) -> str:
+    """The result as Markdown."""
+    lines = []
+    for row in r["rows"]:
+        rates = [f"{row['rates'][n][f'{what}_gbps']:.1f}" for what in ("repack", "copy") for n in ("1", "2")]
+        ratios = {one["figure"]: one for one in row["compared"]}
+        both = [
+            f"{ratios[key]['ratio']:.3f} ({ratios[key]['least']:.3f} to {ratios[key]['most']:.3f})"
+            for key in ("decode_s", "prefill_s")
+        ]
+        lines.append([row["type"], *rates, f"{row['read_gbps']:.2f}", *both])
+    return f"{r['rounds']} rounds. GB/s, and how many times as fast a resident model is with it.\n\n" + table(
+        ["", "repack, 1 thread", "2", "copy, 1 thread", "2", "read", "decode, times", "prefill, times"], lines
+    )
+
+
+_STREAMING = (
+    "ms/token (worst mean)",
+    "prefill, ms",
+    "streamed, MB/token",
+    "read, MB/token",
+    "GB/s",
+    "the disk's GB/s",
+    "of the disk bound",
+)
+_MEMORY = ("most in use, MiB", "of the limit", "peak RSS, MiB", "said before, MiB", "at the limit", "killed", "load, s")
+_PAGING = ("read, MB", "disk, GB/s", "stall, ms", "hidden, ms", "hit rate", "predicted right")
+
+
+def _name(case: Mapping[str, Any]) -> list[str]:
+    return [case["model"], f"{case['limit_bytes'] / _MIB:,.0f}"]
+
+
+def _sides(row: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    return [(side, row[side]) for side in ("paged", "mapped")]
+
+
+def _streaming(case: Mapping[str, Any]) -> list[str]:
+    median = case["median"]
+    if not median:
+        return ["-"] * len(_STREAMING)
+    bound = "-"
+    if "of_bound" in case:
+        bound = f"{case['of_bound']:.3f} ({case['of_bound_least']:.3f} to {case['of_bound_most']:.3f})"
+    worst = max(one["run"]["mean_s"] for one in case["rounds"])
+    return [
+        f"{median['decode_s'] * 1e3:,.1f} ({worst * 1e3:,.1f})",
+        _ms(median, "prefill_s"),
+        f"{case['streamed_bytes'] / 1e6:,.0f}",
+        _megabytes(median, "kernel_bytes_per_token"),
+        f"{case['achieved_gbps']:.2f}" if "achieved_gbps" in case else "-",
+        f"{case['disk_gbps']:.2f} ({case['disk_setting']})",
+        bound,
+    ]
+
+
+def _memory(case: Mapping[str, Any]) -> list[str]:
+    group, median, said = case.get("group"), case["median"], case["memory"]
+    loads = [one["loaded"]["load_s"] for one in case["rounds"] if "loaded" in one]
+    return [
+        f"{group['max_usage_bytes'] / _MIB:,.1f}" if group else "-",
+        f"{group['max_usage_bytes'] / case['limit_bytes']:.1%}" if group else "-",
+        f"{median['peak_rss_bytes'] / _MIB:,.1f}" if median else "-",
+        f"{said['total_bytes'] / _MIB:,.1f}" if said else "-",
+        f"{group['failcnt']:,}" if group and group["failcnt"] else "-",
+        f"{case['killed']} of {len(case['rounds'])}",
+        f"{max(loads):.1f}" if loads else "-",
+    ]
+
+
+def _paging(found: Mapping[str, float] | None) -> list[str]:
+    def number(key: str, text: str) -> str:
+        return text.format(found[key]) if found and key in found else "-"
+
+    return [
+        _megabytes(found, "bytes_per_token"),
+        number("disk_gbps", "{:.2f}"),
+        number("stall_ms", "{:,.1f}"),
+        number("hidden_ms", "{:,.1f}"),
+        number("hit_rate", "{:.1%}"),
+        number("predicted_right", "{:.1%}"),
+    ]
+
+
+def _failures(cases: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [f"{case['model']} in {_name(case)[1]} MiB: {text}." for case in cases for text in case["failed"]]
+
+
+def _ms(found: Mapping[str, float] | None, key: str) -> str:
+    return f"{found[key] * 1e3:,.1f}" if found else "-"
+
+
+def _megabytes(found: Mapping[str, float] | None, key: str) -> str:
+    return f"{found[key] / 1e6:,.0f}" if found and key in found else "-"

@@ -1,0 +1,249 @@
+"""The weights of a model under a budget: loaded, streamed and pointed at in time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge import llama
+from edge.address_space import AddressSpace
+from edge.errors import EngineError
+from edge.experts import ExpertCounts, Experts
+from edge.ggml import Node, restore_skipped
+from edge.ggml_products import Products
+from edge.hooks import Hook
+from edge.page_plan import PagePlan
+from edge.pager import Pager, Piece
+from edge.paging_stats import PagingStats, Passes
+from edge.reader import Job, Reader
+from edge.router import MOST_ROWS, Router
+from edge.token_rows import TokenRows
+from edge.weight_roles import Roles
+
+_CHOSEN = "ffn_moe_topk-"  # nodes with the numbers of the experts that rows go through
+_LAYER_OUT = "l_out-"
+_TRUST_AFTER = 512  # guesses; from then on experts are read ahead only while so many of them are right:
+_TRUST = 0.35
+
+
+class PagedWeights:
+    """Brings the weights of a model where its graphs look for them. `close()` gives all memory back."""
+
+    def __init__(
+        self,
+        roles: Roles,
+        plan: PagePlan,
+        reader: Reader,
+        *,
+        threads: int,
+        experts_used: int,
+        progress: Callable[[float], None] | None = None,
+    ) -> None:
+        """Load what stays. WeightsError where it cannot be read; what `progress` raises ends the load."""
+        self.plan = plan
+        self._roles, self._reader = roles, reader
+        self._arena = AddressSpace(sum(piece.span for piece in plan.resident), huge=True)
+        self._places: dict[Piece, int] = {}  # addresses of what stays
+        self._rows: TokenRows | None = None
+        self._pager: Pager | None = None
+        self._experts: Experts | None = None
+        self._products: Products | None = None
+        self._routers: dict[int, Router] = {}
+        try:
+            self._load(progress)
+            if plan.streamed:
+                self._pager = Pager(plan.streamed, plan.window, reader)
+            if plan.expert_room:
+                banks = {n: [(p.weight, p.source, p.repacked) for p in ps] for n, ps in roles.experts.items()}
+                self._experts = Experts(banks, plan.expert_room, experts_used, reader)
+                self._routers = self._make_routers(experts_used)
+            if plan.head_pieces:
+                self._products = Products(threads)
+        except BaseException:
+            self.close()
+            raise
+        self._streamed = {p.weight.address: p for p in plan.streamed if p not in plan.head_pieces}
+        self._passes = Passes(reader, self._experts_counts)
+
+    # --- before and after a decode ---
+
+    def begin(self, rows: llama.Batch, n: int) -> None:
+        """The first `n` rows are about to be decoded: have their token rows in memory."""
+        restore_skipped()  # by a pass that was interrupted
+        self._passes.begin(rows.sequences[:n])
+        if self._pager is not None:
+            self._pager.begin()
+        if self._rows is not None:
+            self._rows.bring(rows.tokens[:n])
+
+    def end(self) -> None:
+        """The decode is complete."""
+        self._passes.end()
+
+    def stats(self) -> PagingStats:
+        """What was read, by whom it was waited for, and what was found in memory, since the last `clear_stats`."""
+        return self._passes.stats()
+
+    def clear_stats(self) -> None:
+        """Count from now on."""
+        self._passes.clear()
+
+    @property
+    def reads(self) -> str:
+        """How files are read, as `DirectFile` says; of several, the least direct."""
+        order = ("direct", "uncached", "buffered")
+        return max((piece.source.file.reads for piece in self.plan.resident), key=order.index, default="direct")
+
+    @property
+    def reader(self) -> Reader:
+        return self._reader
+
+    def close(self) -> None:
+        """Give all memory back. The model must have been freed."""
+        self._reader.close()
+        for part in (self._pager, self._experts, self._rows, self._products):
+            if part is not None:
+                part.close()
+        self._arena.close()
+
+    # --- loading ---
+
+    def _load(self, progress: Callable[[float], None] | None) -> None:
+        jobs: list[tuple[Piece, Job]] = []
+        at = 0
+        for piece in self.plan.resident:
+            jobs.append((piece, self._reader.submit(piece.read(self._arena, at))))
+            at += piece.span
+        done, total = 0, max(1, sum(piece.n_bytes for piece in self.plan.resident))
+        whole_head = self._roles.head if not self.plan.head_pieces else None
+        for piece, job in jobs:
+            self._reader.wait(job)
+            address = self._places[piece] = self._arena.address + job.start
+            if piece not in self.plan.head_pieces:
+                piece.weight.point(address, piece.repacked)
+            done += piece.n_bytes
+            if progress is not None:
+                progress(done / total)
+        table = self._roles.table
+        # A tied head that lies in memory as it lies in the file is the token table, too.
+        if table is not None and not (self._roles.tied and whole_head and not whole_head.repacked):
+            source = self._roles.table_source
+            assert source is not None
+            self._rows = TokenRows(table, source, self._reader)
+
+    def _make_routers(self, used: int) -> dict[int, Router]:
+        """Of all layers whose router and norm are plain numbers."""
+        by_name = {piece.weight.name: piece for piece in self.plan.resident}
+        found = {}
+        for layer in self._roles.experts:
+            weights = self._floats(by_name.get(f"blk.{layer}.ffn_gate_inp.weight"))
+            norm = self._floats(
+                by_name.get(f"blk.{layer}.ffn_norm.weight", by_name.get(f"blk.{layer}.post_attention_norm.weight"))
+            )
+            if weights is not None:
+                found[layer] = Router(weights, None if norm is None else norm[0], used)
+        return found
+
+    def _floats(self, piece: Piece | None) -> NDArray[np.float32] | None:
+        """The values [rows, columns] of something that stays; None unless they are float32."""
+        if piece is None:
+            return None
+        _, rows, columns = piece.weight.shape
+        if piece.n_bytes != 4 * rows * columns:
+            return None
+        view = self._arena.view(self._places[piece] - self._arena.address, piece.n_bytes)
+        values: NDArray[np.float32] = np.frombuffer(view, np.float32).reshape(rows, columns).copy()
+        return values
+
+    # --- hooks ---
+
+    def hooks(self) -> list[Hook]:
+        """Those the graphs need; none where everything stays as it is."""
+        hooks = []
+        if self._streamed:
+            assert self._pager is not None
+            hooks.append(Hook(self._uses_streamed, self._release, self._acquire, self._pager.ready))
+        if self._experts is not None:
+            hooks.append(Hook(lambda node: node.name.startswith(_CHOSEN), self._choose))
+            if self._routers:
+                hooks.append(Hook(self._comes_before_experts, self._expect))
+        if self.plan.head_pieces:
+            hooks.append(Hook(self._is_head, self._multiply_head, Node.skip))
+        elif self._roles.tied and self._rows is not None:
+            hooks.append(Hook(self._is_head, self._head_was_used, self._use_head))
+        return hooks
+
+    def _uses_streamed(self, node: Node) -> bool:
+        first, *others = node.sources
+        if any(one in self._streamed for one in others) or any(one in self._streamed for one in node.viewed):
+            name = next(self._streamed[one].name for one in (*others, *node.viewed) if one in self._streamed)
+            raise EngineError(f"this model uses {name} in a way that cannot be paged; leave --memory out")
+        return first in self._streamed
+
+    def _acquire(self, node: Node) -> None:
+        assert self._pager is not None
+        piece = self._streamed[node.source]
+        piece.weight.point(self._pager.acquire(piece), piece.repacked)
+
+    def _release(self, _: Node) -> None:
+        assert self._pager is not None
+        self._pager.release()
+
+    def _choose(self, node: Node) -> None:
+        assert self._experts is not None
+        self._experts.choose(int(node.name[len(_CHOSEN) :]), set(np.unique(node.integers()).tolist()))
+
+    def _comes_before_experts(self, node: Node) -> bool:
+        name = node.name
+        return name.startswith(_LAYER_OUT) and int(name[len(_LAYER_OUT) :]) + 1 in self._routers
+
+    def _expect(self, node: Node) -> None:
+        assert self._experts is not None
+        hidden = node.view()
+        if hidden is None or not 0 < len(hidden) <= MOST_ROWS:
+            return
+        layer = int(node.name[len(_LAYER_OUT) :]) + 1
+        counts = self._experts.counts
+        trusted = counts.expected < _TRUST_AFTER or counts.right >= _TRUST * counts.expected
+        self._experts.expect(layer, self._routers[layer].expect(hidden), read=trusted)
+
+    def _is_head(self, node: Node) -> bool:
+        head = self._roles.head
+        return head is not None and node.source == head.weight.address and node.op == "MUL_MAT"
+
+    def _use_head(self, _: Node) -> None:
+        head = self._roles.head
+        assert head is not None
+        head.weight.point(self._places[head], head.repacked)
+
+    def _head_was_used(self, _: Node) -> None:
+        assert self._rows is not None
+        self._rows.point()
+
+    def _multiply_head(self, node: Node) -> None:
+        """Compute the head's product, which the graph was made to skip, piece by piece."""
+        assert self._products is not None
+        restore_skipped()
+        x, out = node.product_addresses()
+        n, columns = node.shape
+        first = 0
+        for piece in self.plan.head_pieces:
+            streams = piece not in self._places
+            if streams:
+                assert self._pager is not None
+                address = self._pager.acquire(piece)
+            else:
+                address = self._places[piece]
+            if n:
+                self._products.multiply(
+                    piece.weight, address, piece.rows, piece.repacked, x, n, out + 4 * first, 4 * columns
+                )
+            if streams:
+                assert self._pager is not None
+                self._pager.release()
+            first += piece.rows
+
+    def _experts_counts(self) -> ExpertCounts:
+        return self._experts.counts if self._experts is not None else ExpertCounts()

@@ -1,0 +1,50 @@
+"""A model's header without its weights, for llama.cpp to load: the weights come later, from us.
+
+llama.cpp wants files as long as their headers say, and then maps them and touches all of that. So the stub is long, but
+empty behind the header; and once llama.cpp has checked its length, it is cut short: a mapping's pages behind the end of
+its file cannot be touched, and Linux then leaves off at the first.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from edge import llama
+from edge.errors import EngineError
+from edge.ggml_weights import OwnMemory
+from quant.gguf_file import GgufFile
+
+
+def load_stub(file: GgufFile, progress: Callable[[float], None] | None = None) -> tuple[llama.Model, OwnMemory]:
+    """The model of `file` in llama.cpp, and its weights, of which none has memory yet. EngineError where llama.cpp
+    refuses it."""
+    own = OwnMemory()
+    with _stub(file) as (path, shorten), llama.heard_log(lambda _: shorten()):  # its first line is of a checked header
+        try:
+            return llama.Model(path, repack=False, own=own), own
+        except EngineError as error:
+            raise EngineError(str(error).replace(str(path), str(file.path))) from None
+
+
+@contextmanager
+def _stub(file: GgufFile) -> Iterator[tuple[Path, Callable[[], None]]]:
+    """(path, function that cuts the files behind their headers)."""
+    with tempfile.TemporaryDirectory(prefix="edge-stub-") as folder:
+        headers: dict[Path, int] = {}
+        for path in file.paths:
+            header = file.header(path)
+            copy = Path(folder, path.name)
+            with open(copy, "wb") as out:
+                out.write(header)
+                out.truncate(path.stat().st_size)
+            headers[copy] = len(header)
+
+        def shorten() -> None:
+            while headers:
+                os.truncate(*headers.popitem())
+
+        yield Path(folder, file.path.name), shorten

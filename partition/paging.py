@@ -1,0 +1,129 @@
+"""Which weights stay in memory and which pass through a window, within a budget. Pure arithmetic.
+
+Every pass over the weights (one a decoded token) reads all streamed matrices once, so what is streamed is as little as
+the budget allows, and lies evenly between what stays: then each has the same time to arrive. Small matrices stay, if
+that is enough: a wait for them costs as much as for a large one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from partition.errors import PlanError
+
+_SMALL = 8  # matrices of less than so much of the largest are streamed only where the large ones are not enough
+_WINDOWS = (2, 3, 4, 6, 8)  # in largest matrices: what the choice is from
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A weight that may be streamed."""
+
+    name: str
+    n_bytes: int  # that it takes of memory, in whole pages where they count
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """What was measured: bytes a second."""
+
+    read: float  # from the disk, laid out for the CPU
+    compute: float  # of weights that one decode step of one row passes
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """Who is streamed, and what that takes."""
+
+    streamed: tuple[str, ...]  # names, in the order of use
+    resident_bytes: int
+    streamed_bytes: int  # read in every pass
+    window_bytes: int  # 0 where nothing is streamed
+
+
+def least_room(matrices: Sequence[Matrix]) -> int:
+    """Bytes without which nothing can run: a window for the largest."""
+    return max((one.n_bytes for one in matrices), default=0)
+
+
+def plan_pages(matrices: Sequence[Matrix], room: int, speed: Speed, window: int | None = None) -> Pages:
+    """Who of `matrices`, in the order of use, is streamed where `room` bytes are left for them and the window.
+
+    The window is the one with the shortest pass, by `pass_seconds`; or the one given. PlanError, with need and have,
+    where the largest matrix does not fit.
+    """
+    total = sum(one.n_bytes for one in matrices)
+    if total <= room:
+        return Pages((), total, 0, 0)
+    largest = least_room(matrices)
+    if window is not None:
+        sizes = [window]
+    else:
+        sizes = [k * largest for k in _WINDOWS if k * largest <= room] or [largest]
+    if not largest <= min(sizes) <= room:
+        raise PlanError(
+            f"a window of {min(sizes)} bytes was to be had of {room}, and hold the largest matrix, {largest} bytes"
+        )
+    plans = [_spread(matrices, room - size, size) for size in sizes]
+    return min(plans, key=lambda plan: (pass_seconds(matrices, plan, speed), plan.window_bytes))
+
+
+def pass_seconds(matrices: Sequence[Matrix], plan: Pages, speed: Speed) -> float:
+    """Seconds of one pass among many, by playing two of them: the disk reads in turn what the window has room for, and
+    each matrix is computed when it is there."""
+    streamed = set(plan.streamed)
+    disk_s = now_s = before_s = 0.0
+    waiting = deque(one for _ in range(2) for one in matrices if one.name in streamed)  # to be read
+    arrivals: deque[tuple[float, int]] = deque()  # (time, bytes) of what is in the window
+    free = plan.window_bytes
+    for _ in range(2):
+        before_s = now_s
+        for one in matrices:
+            if one.name in streamed:
+                free, disk_s = _read_ahead(waiting, arrivals, free, disk_s, speed.read)
+                arrived_s, n_bytes = arrivals.popleft()
+                now_s = max(now_s, arrived_s) + one.n_bytes / speed.compute
+                if waiting and waiting[0].n_bytes > free:  # the disk stood still for want of room
+                    disk_s = max(disk_s, now_s)
+                free += n_bytes
+            else:
+                now_s += one.n_bytes / speed.compute
+    return now_s - before_s
+
+
+def _read_ahead(
+    waiting: deque[Matrix], arrivals: deque[tuple[float, int]], free: int, disk_s: float, read: float
+) -> tuple[int, float]:
+    """Read as far as there is room; (bytes free, time when the disk is done)."""
+    while waiting and waiting[0].n_bytes <= free:
+        one = waiting.popleft()
+        free -= one.n_bytes
+        disk_s += one.n_bytes / read
+        arrivals.append((disk_s, one.n_bytes))
+    return free, disk_s
+
+
+def _spread(matrices: Sequence[Matrix], room: int, window: int) -> Pages:
+    """Stream as few bytes as leave the others `room`, evenly."""
+    largest = least_room(matrices)
+    small = [one for one in matrices if one.n_bytes * _SMALL < largest]
+    if sum(one.n_bytes for one in small) > room:
+        small = []  # even they must go
+    staying = {one.name for one in small}
+    large = [one for one in matrices if one.name not in staying]
+    total = sum(one.n_bytes for one in matrices)
+    goal = total - room
+    share = goal / sum(one.n_bytes for one in large)
+    while True:
+        due, chosen = 0.0, []
+        for one in large:
+            due += one.n_bytes * share
+            if due >= one.n_bytes / 2:
+                chosen.append(one)
+                due -= one.n_bytes
+        n_bytes = sum(one.n_bytes for one in chosen)
+        if n_bytes >= goal or len(chosen) == len(large):
+            return Pages(tuple(one.name for one in chosen), total - n_bytes, n_bytes, window)
+        share *= 1.002
