@@ -164,10 +164,13 @@ def _engine(args: argparse.Namespace, path: Path) -> Engine:
 
     size = path.stat().st_size
     with progress(f"Loading {path.name}", size) as bar:
-        engine = Engine(path, engine_options(args), progress=lambda fraction: bar.update(fraction * size))
-    if engine.paging is not None:
-        print(f"edge chat: {memory_line(engine)}", file=sys.stderr)
-    elif not engine.memory.fits:
+        engine = Engine(
+            path,
+            engine_options(args),
+            progress=lambda fraction: bar.update(fraction * size),
+            accounted=lambda need, plan: print(f"edge chat: memory: {memory_line(need, plan)}", file=sys.stderr),
+        )
+    if engine.paging is None and not engine.memory.fits:
         print(
             f"edge chat: {path.name} is larger than the memory that is free; it will be read from disk again and again,"
             " which is slow; --memory SIZE makes it faster",

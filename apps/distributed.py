@@ -125,6 +125,7 @@ def prepare(args: argparse.Namespace) -> Devices | None:
     if given:
         raise UsageError(f"--plan says which device does what, and so does {given}: leave one of them out")
     plan = _read_plan(args.plan)
+    args.memory = args.memory or plan.shard(0).memory
     if args.affinity:
         keep_to_cores(args.affinity)
     else:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from apps.format import bytes_text
 
 if TYPE_CHECKING:
+    from edge.memory import MemoryNeed
+    from edge.page_plan import PagePlan
     from edge.paging_stats import PassStats
     from edge.text_engine import TextEngine
 
@@ -32,13 +34,11 @@ def memory_json(engine: TextEngine) -> dict[str, Any]:
     }
 
 
-def memory_line(engine: TextEngine) -> str:
-    """The budget part by part, and what is read for every token."""
-    assert engine.paging is not None
-    assert engine.memory.budget is not None
-    need, plan = engine.memory, engine.paging.plan
+def memory_line(need: MemoryNeed, plan: PagePlan) -> str:
+    """A budget part by part, and what is read for every token."""
+    assert need.budget is not None
     parts = ", ".join(f"{name} {bytes_text(n)}" for name, n in need.parts.items() if n)
-    line = f"{bytes_text(need.total)} of {bytes_text(engine.memory.budget)}: {parts}"
+    line = f"{bytes_text(need.total)} of {bytes_text(need.budget)}: {parts}"
     if plan.streamed:
         line += f"; {bytes_text(plan.streamed_bytes)} of weights are read for every token"
     return line
@@ -48,7 +48,7 @@ def paging_rows(engine: TextEngine) -> list[tuple[str, str]]:
     """(name, figures) of what the budget is used for and what paging took, for people; nothing without a budget."""
     if engine.paging is None:
         return []
-    rows = [("memory", memory_line(engine))]
+    rows = [("memory", memory_line(engine.memory, engine.paging.plan))]
     if engine.paging.plan.pages:
         stats = engine.paging.stats()
         rows += [(name, _costs(of)) for name, of in (("decode", stats.decode), ("prefill", stats.prefill)) if of.tokens]

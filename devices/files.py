@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes | memoryview) -> None:
     """Write `content` so that only this user may read it. OSError on failure.
 
     A reader sees the old file or the new one, never half of one.

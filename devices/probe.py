@@ -88,6 +88,14 @@ def own_rss() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
+def rss(pid: int) -> int:
+    """Bytes of memory another process holds now; 0 where it has ended."""
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
+        return 0
+
+
 def peak_rss() -> int:
     """The most bytes of memory this process ever held."""
     if sys.platform == "win32":

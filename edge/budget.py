@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from devices.probe import own_rss
 from edge import llama
@@ -13,11 +14,12 @@ from edge.errors import NotEnoughMemory
 from edge.experts import Experts
 from edge.ggml_weights import OwnMemory
 from edge.hooks import Hook, NodeHooks
+from edge.laid_out import laid_out
 from edge.llama import ContextSizes
-from edge.memory import MIB, MemoryNeed, cache_bytes, of_context
+from edge.memory import MIB, MemoryNeed, cache_bytes, need, of_context
 from edge.page_plan import PagePlan, ReadOptions, least_parts, plan
 from edge.paged_weights import PagedWeights
-from edge.pager import Piece, Source
+from edge.pager import Source
 from edge.reader import DEFAULT_CHUNK, DEFAULT_THREADS, Reader
 from edge.stub import load_stub
 from edge.weight_roles import Roles, sort_weights
@@ -27,8 +29,9 @@ from partition.paging import Speed
 from quant.gguf_file import GgufFile
 from quant.types import TensorType
 
-_MARGIN = 16 * MIB  # what the interpreter and llama.cpp come to need while they run
+_MARGIN = 24 * MIB  # what the interpreter and llama.cpp come to need while they run: a terminal takes 14
 _MARGIN_SHARE = 128  # and this part of the budget: page tables, ends of pages
+_TOKEN_BYTES = 32  # of a vocabulary's entry: logits, their copy, candidates of the sampler
 _CACHE_SHARE = 8  # a context that is not asked for takes at most this part of the budget
 _LEAST_CONTEXT = 512  # tokens
 _BATCHES = (128, 256, 512, 1024, 2048)  # rows, to choose from
@@ -61,8 +64,9 @@ class Within:
 
     def close(self) -> None:
         """Free it all."""
+        self.weights.let_go()
         self.context.close()
-        _close(self.weights, self.model, self.own, self.files)
+        _close(self.weights, None, self.model, self.own, self.files)
 
 
 def context_within(shape: ModelShape, kv: TensorType, most: int, budget: int) -> int:
@@ -71,6 +75,17 @@ def context_within(shape: ModelShape, kv: TensorType, most: int, budget: int) ->
     while context > _LEAST_CONTEXT and cache_bytes(shape, context, kv) * _CACHE_SHARE > budget:
         context = max(_LEAST_CONTEXT, 1 << (context - 1).bit_length() - 1)
     return context
+
+
+@dataclass(frozen=True)
+class _Share:
+    """How a budget is shared out."""
+
+    sizes: ContextSizes
+    parts: dict[str, int]  # bytes by part, without the weights
+    read: ReadOptions
+    plan: PagePlan
+    keeps_up: bool  # a token's weights are read in less time than it takes to compute with all of them
 
 
 def load_within(
@@ -85,90 +100,144 @@ def load_within(
     tokens: bool,
     hooks: Sequence[Hook] = (),
     progress: Callable[[float], None] | None = None,
+    accounted: Callable[[MemoryNeed, PagePlan], None] | None = None,
 ) -> Within:
     """Load a model so that the process never holds more than `options.memory` bytes.
 
-    choose_batch: `sizes.batch` is only a proposal. tokens: batches bring tokens, not hidden states. NotEnoughMemory,
-    with the least budget and what it is made of; the errors of `load_stub`; WeightsError.
+    choose_batch: `sizes.batch` is only a proposal. tokens: batches bring tokens, not hidden states. accounted: told
+    what the budget is used for, before weights are loaded. NotEnoughMemory, with the least budget and what it is made
+    of; the errors of `load_stub`; WeightsError.
     """
-    budget = options.memory
-    cache = cache_bytes(shape, sizes.context, sizes.kv)
-    if cache >= budget:
-        raise NotEnoughMemory(
-            f"a budget of {budget / MIB:,.0f} MiB is less than the KV cache of {sizes.context} tokens,"
-            f" {cache / MIB:,.0f} MiB; use a smaller --context, a smaller --kv-type or a larger --memory"
-        )
+    opened: dict[Path, DirectFile] = {}
     model, own = load_stub(file)
     files: list[DirectFile] = []
+    reader: Reader | None = None
     weights: PagedWeights | None = None
     try:
-        opened = {path: DirectFile(path, path.stat().st_size) for path in file.paths}
-        files.extend(opened.values())
+        for path in file.paths:
+            opened[path] = DirectFile(path, *file.stamp(path))
+            files.append(opened[path])
         sources = {name: Source(opened[tensor.path], tensor.offset) for name, tensor in file.tensors.items()}
         roles = sort_weights(own.weights, sources, repack=repack, tokens=tokens)
-        runtime = own_rss() + _MARGIN + budget // _MARGIN_SHARE
-        used = shape.n_experts_used
-        at_once = used * max(2, sizes.sequences)  # of each sequence, or of one and of the next layer
-        read = ReadOptions(options.io_threads or DEFAULT_THREADS, options.io_chunk or DEFAULT_CHUNK, options.window)
-        parts = {"runtime": runtime, **_of_context(model, sizes, roles)}
-        share = plan(roles, 1 << 62, read, Speed(1.0, 1.0), sizes.batch, at_once)
-        if sum(parts.values()) + sum(share.parts.values()) > budget:
-            _check(shape, parts, least_parts(roles, read, sizes.batch, at_once), budget)
-            read, speed, prefill = _measure(roles, read, options, threads)
-            if choose_batch:
-                sizes, parts = _choose_batch(model, roles, sizes, parts, budget, speed.read, prefill)
-            least = least_parts(roles, read, sizes.batch, at_once)
-            _check(shape, parts, least, budget)
-            try:
-                share = plan(roles, budget - sum(parts.values()), read, speed, sizes.batch, at_once)
-            except PlanError as error:
-                raise NotEnoughMemory(f"{error}; use a smaller --window, or a larger --memory") from None
-            sizes = replace(sizes, batch=min(sizes.batch, _rows_of_experts(roles, share, used)))
-        reader = Reader(roles.longest_row, read.threads, read.chunk, verify=options.verify)
-        weights = PagedWeights(roles, share, reader, threads=threads, experts_used=used, progress=progress)
+        shared = _share_out(file.path, model, shape, roles, options, sizes, threads, choose_batch)
+        accounts = MemoryNeed({**shared.parts, **shared.plan.parts}, options.memory, budget=options.memory)
+        if accounted is not None:
+            accounted(accounts, shared.plan)
+        reader = Reader(roles.longest_row, shared.read.threads, shared.read.chunk, verify=options.verify)
+        plan_ = _from_laid_out(shared.plan, reader, files) if shared.keeps_up else shared.plan
+        weights = PagedWeights(
+            roles, plan_, reader, threads=threads, experts_used=shape.n_experts_used, progress=progress
+        )
         all_hooks = (*weights.hooks(), *hooks)
         node_hooks = NodeHooks(all_hooks) if all_hooks else None
-        context = llama.Context(model, sizes, threads=threads, on_node=node_hooks.callback if node_hooks else None)
-    except BaseException:
-        _close(weights, model, own, files)
+        context = llama.Context(
+            model, shared.sizes, threads=threads, on_node=node_hooks.callback if node_hooks else None
+        )
+    except BaseException as error:
+        _close(weights, reader, model, own, files)
+        if isinstance(error, OSError):  # of a system that gives no addresses, or too few
+            raise NotEnoughMemory(
+                f"{shape.name} needs addresses for {file.size_bytes / MIB:,.0f} MiB, and the system gives none:"
+                f" {error.strerror or error}; raise its limit (ulimit -v), or use a 64-bit system"
+            ) from error
         raise
-    return Within(
-        model,
-        own,
-        context,
-        sizes,
-        node_hooks,
-        weights,
-        MemoryNeed({**parts, **share.parts}, budget, budget=budget),
-        tuple(files),
-    )
+    return Within(model, own, context, shared.sizes, node_hooks, weights, accounts, tuple(files))
 
 
-def _close(weights: PagedWeights | None, model: llama.Model, own: OwnMemory, files: Sequence[DirectFile]) -> None:
+def _share_out(
+    path: Path,
+    model: llama.Model,
+    shape: ModelShape,
+    roles: Roles,
+    options: BudgetOptions,
+    sizes: ContextSizes,
+    threads: int,
+    choose_batch: bool,
+) -> _Share:
+    """Who stays and who is streamed, by measurement where not all can stay. NotEnoughMemory where not even that is
+    possible."""
+    budget, used = options.memory, shape.n_experts_used
+    runtime = own_rss() + _MARGIN + budget // _MARGIN_SHARE + _TOKEN_BYTES * model.n_vocab
+    at_once = used * max(2, sizes.sequences)  # experts of each sequence, or of one and of the next layer
+    read = ReadOptions(options.io_threads or DEFAULT_THREADS, options.io_chunk or DEFAULT_CHUNK, options.window)
+    if (
+        runtime + cache_bytes(shape, sizes.context, sizes.kv) > budget
+    ):  # a context would take it all before it is refused
+        parts = {"runtime": runtime, **_of_context(model, shape, sizes, roles, dry=path)}
+        _check(shape, parts, least_parts(roles, read, sizes.batch, at_once), budget)
+    parts = {"runtime": runtime, **_of_context(model, shape, sizes, roles)}
+    whole = plan(roles, 1 << 62, read, Speed(1.0, 1.0), sizes.batch, at_once)
+    if sum(parts.values()) + sum(whole.parts.values()) <= budget:
+        return _Share(sizes, parts, read, whole, False)
+    _check(shape, parts, least_parts(roles, read, sizes.batch, at_once), budget)
+    before = read, sizes, parts
+    read, speed, prefill = _measure(roles, read, options, threads)
+    if choose_batch:
+        sizes = _choose_batch(roles, sizes, budget - sum(parts.values()), speed.read, prefill)
+        parts = {"runtime": runtime, **_of_context(model, shape, sizes, roles)}
+    if sum(parts.values()) + sum(least_parts(roles, read, sizes.batch, at_once).values()) > budget:
+        read, sizes, parts = before  # what suits the disk would take too much
+    try:
+        share = plan(roles, budget - sum(parts.values()), read, speed, sizes.batch, at_once)
+    except PlanError as error:
+        raise NotEnoughMemory(str(error)) from None
+    rows = _rows_of_experts(roles, share, used)
+    if rows < sizes.batch and not choose_batch:
+        raise NotEnoughMemory(
+            f"{sizes.batch} rows of a batch may choose more experts than the {share.expert_room / MIB:,.0f} MiB for"
+            f" experts hold, {rows} may not; use --batch {rows}, or a larger --memory"
+        )
+    sizes = replace(sizes, batch=min(sizes.batch, rows))
+    return _Share(sizes, parts, read, share, _disk_keeps_up(roles, share, speed))
+
+
+def _close(
+    weights: PagedWeights | None,
+    reader: Reader | None,
+    model: llama.Model,
+    own: OwnMemory,
+    files: Sequence[DirectFile],
+) -> None:
     model.close()
     if weights is not None:
-        weights.close()
+        weights.close()  # and its reader
+    elif reader is not None:
+        reader.close()
     own.close()
     for file in files:
         file.close()
 
 
-def _of_context(model: llama.Model, sizes: ContextSizes, roles: Roles) -> dict[str, int]:
-    """Bytes by part that a context takes: what llama.cpp says, and ggml's room for a product's rows in another type."""
+def _of_context(
+    model: llama.Model, shape: ModelShape, sizes: ContextSizes, roles: Roles, dry: Path | None = None
+) -> dict[str, int]:
+    """Bytes by part that a context takes: what llama.cpp says, and what it does not. dry: the model's file, to ask
+    without taking them; that is slower."""
     with llama.captured_log() as lines:
-        llama.Context(model, sizes).close()
+        if dry is None:
+            llama.Context(model, sizes).close()
+        else:
+            need(dry, sizes)
     parts = of_context(lines)
+    rows = sizes.batch
     pieces = (*roles.factors, *((roles.head,) if roles.head else ()), *(p for ps in roles.experts.values() for p in ps))
     widest = max((piece.weight.shape[2] for piece in pieces), default=0)
-    parts["compute buffers"] += 2 * sizes.batch * widest + MIB
+    # ggml's room for a product's rows in another type, for the choices of experts, and for attention that is not fused.
+    parts["compute buffers"] += MIB + 2 * rows * widest + 8 * rows * shape.n_experts * shape.n_experts_used
+    if not any("FLASH_ATTN_EXT" in line for line in lines):
+        parts["compute buffers"] += 2 * sizes.context * rows * max(shape.n_heads, default=0)
+    # It makes room for the logits of as many rows as there are sequences, and more when more are asked for.
+    parts["output buffer"] += 4 * model.n_vocab * max(0, sizes.outputs - sizes.sequences)
+    if roles.table is None:  # rows come as hidden states: ours, llama.cpp's copy, and those of the ranks
+        parts["hidden states"] = 3 * 4 * rows * shape.n_embd
     return parts
 
 
 def _check(shape: ModelShape, parts: dict[str, int], least: dict[str, int], budget: int) -> None:
-    need = {**parts, **least}
-    total = sum(need.values())
+    all_parts = {**parts, **least}
+    total = sum(all_parts.values())
     if total > budget:
-        words = ", ".join(f"{name} {n / MIB:,.0f}" for name, n in need.items() if n)
+        words = ", ".join(f"{name} {n / MIB:,.0f}" for name, n in all_parts.items() if n)
         without_share = total - budget // _MARGIN_SHARE  # that part grows with the budget
         least_mib = -(-without_share * _MARGIN_SHARE // ((_MARGIN_SHARE - 1) * MIB))
         raise NotEnoughMemory(
@@ -179,33 +248,36 @@ def _check(shape: ModelShape, parts: dict[str, int], least: dict[str, int], budg
 
 def _measure(roles: Roles, read: ReadOptions, options: BudgetOptions, threads: int) -> tuple[ReadOptions, Speed, float]:
     """(how to read, speeds of decoding, bytes of weights a second that a prompt's row passes)."""
-    pieces: list[Piece] = sorted(roles.factors, key=lambda piece: -piece.span)[:8]
-    if not pieces:
+    if not roles.factors:
         return read, Speed(1e9, 1e9), 1e9
-    n, chunk, rate = measure_reads(pieces, options.io_threads, options.io_chunk)
-    decode, prefill = measure_products(pieces[0], threads)
+    largest = max(roles.factors, key=lambda piece: piece.span)
+    n, chunk, rate = measure_reads(largest, options.io_threads, options.io_chunk)
+    decode, prefill = measure_products(largest, threads)
     return replace(read, threads=n, chunk=chunk), Speed(rate, decode), prefill
 
 
-def _choose_batch(
-    model: llama.Model,
-    roles: Roles,
-    sizes: ContextSizes,
-    parts: dict[str, int],
-    budget: int,
-    read: float,
-    prefill: float,
-) -> tuple[ContextSizes, dict[str, int]]:
-    """The least batch whose rows are computed for longer than a pass reads, and its parts."""
+def _choose_batch(roles: Roles, sizes: ContextSizes, room: int, read: float, prefill: float) -> ContextSizes:
+    """The least batch whose rows are computed for longer than a pass reads what has no room."""
     total = sum(piece.n_bytes for piece in roles.factors)
-    streamed = max(0, total - (budget - sum(parts.values())))
-    rows = _COMPUTE_OVER_READ * (streamed / read) / (total / prefill)
+    if not total:
+        return sizes
+    rows = _COMPUTE_OVER_READ * (max(0, total - room) / read) / (total / prefill)
     batch = min(next((n for n in _BATCHES if n >= rows), _BATCHES[-1]), sizes.context)
-    batch = max(batch, sizes.outputs)
-    if batch == sizes.batch:
-        return sizes, parts
-    sizes = replace(sizes, batch=batch)
-    return sizes, {"runtime": parts["runtime"], **_of_context(model, sizes, roles)}
+    return replace(sizes, batch=max(batch, sizes.outputs))
+
+
+def _disk_keeps_up(roles: Roles, share: PagePlan, speed: Speed) -> bool:
+    """Whether what is streamed for a token is read in less time than it takes to compute with all weights."""
+    total = sum(piece.n_bytes for piece in roles.factors)
+    return 0 < share.streamed_bytes / speed.read < total / speed.compute
+
+
+def _from_laid_out(share: PagePlan, reader: Reader, files: list[DirectFile]) -> PagePlan:
+    """Read what is streamed from a file that has it laid out, where there can be one. It is opened into `files`."""
+    moved, opened = laid_out(share.streamed, reader)
+    files.extend(opened)
+    new = dict(zip(share.streamed, moved, strict=True))
+    return replace(share, streamed=moved, head_pieces=tuple(new.get(piece, piece) for piece in share.head_pieces))
 
 
 def _rows_of_experts(roles: Roles, share: PagePlan, used: int) -> int:

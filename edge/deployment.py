@@ -26,7 +26,7 @@ from edge.joining import TRANSPORTS, join, polling_s
 from edge.own_slices import OwnSlices
 from edge.peers import SECRET_BYTES, Peer
 from edge.place import place
-from edge.preflight import check_room
+from edge.preflight import LEAST_PROCESS_BYTES, check_room
 from edge.remote_session import RemoteSession
 from edge.shard import Shard
 from partition.errors import PlanError
@@ -132,6 +132,7 @@ class Deployment:
                 f"the plan is for {plan.sizes}, and {file.path.name} has {limits(file).sizes}; make a new plan"
             )
         shape = ModelShape.from_gguf(file)
+        options = replace(options, memory=options.memory or plan.shard(0).memory)
         options = replace(options, context=resolve(options, shape)[0], batch=options.rows)  # the same for all ranks
         recipes = [slice_recipe(file, digest, plan.slice(rank)) for rank in range(plan.world_size)]
         check_room(self._fleet, plan, recipes, shape, options)
@@ -226,6 +227,9 @@ class Deployment:
         ranks = [device(other) for other in self.plan.devices].count(device(part.device))
         if ranks > 1:  # threads that wait for others at every barrier of llama.cpp take a hundred times as long
             values["threads"] = max(1, self._fleet.profiles[part.device].threads // ranks)
+        limit = self._fleet.profiles[part.device].memory_limit_bytes
+        if ranks > 1 and limit:  # else the first to load would take all of it
+            values["memory"] = max(1, limit - LEAST_PROCESS_BYTES) // ranks
         values |= _own(part)
         command = pb.Load(slice=digest, options_json=json.dumps(values), stages=self._widths)
         with total.part(recipe) as loaded:

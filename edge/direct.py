@@ -20,17 +20,21 @@ class DirectFile:
     where the filesystem can neither, and the cache is dropped after each read.
     """
 
-    def __init__(self, path: Path, n_bytes: int) -> None:
-        """WeightsError unless the file can be opened and has `n_bytes`."""
+    def __init__(self, path: Path, n_bytes: int, changed_ns: int | None = None) -> None:
+        """WeightsError unless the file can be opened, has `n_bytes`, and was last changed at that time, if one is
+        given."""
         self.path = path
         try:
             self._fd, self.reads = _open(path)
         except OSError as error:
             raise WeightsError(f"{path}: cannot be opened: {error.strerror}") from error
-        self._stamp = self._now()
-        if self._stamp[0] != n_bytes:
+        self.stamp = self._now()  # (bytes, time of the last change in ns) that it must keep
+        if self.stamp[0] != n_bytes:
             self.close()
-            raise WeightsError(f"{path}: has {self._stamp[0]} bytes, its header was read when it had {n_bytes}")
+            raise WeightsError(f"{path}: has {self.stamp[0]} bytes, {n_bytes} were expected; load the model again")
+        if changed_ns not in (None, self.stamp[1]):
+            self.close()
+            raise WeightsError(f"{path}: it was changed since its header was read; load the model again")
 
     def read(self, offset: int, n_bytes: int, into: memoryview) -> int:
         """Read [offset, offset + n_bytes) and return where it begins in `into`, which starts on a page and has room for
@@ -61,7 +65,7 @@ class DirectFile:
     def check_same(self, offset: int) -> None:
         """WeightsError if the file was written to since it was opened: what was read at `offset` may be other
         weights."""
-        if self._now() != self._stamp:
+        if self._now() != self.stamp:
             raise WeightsError(
                 f"{self.path}: it was changed while in use; what was read at offset {offset} is not trusted, and"
                 " generation stopped. Load the model again"

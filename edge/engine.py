@@ -17,6 +17,8 @@ from edge.engine_options import DEFAULTS, EngineOptions, resolve
 from edge.errors import ContextFull, EngineError
 from edge.ggml import forget_views
 from edge.hooks import Hook, NodeHooks
+from edge.memory import MemoryNeed
+from edge.page_plan import PagePlan
 from edge.paged_weights import PagedWeights
 from partition.check import check_loadable
 from partition.model import ModelShape
@@ -24,6 +26,7 @@ from partition.slice_rules import has_window
 from quant.gguf_file import GgufFile
 
 Outputs = Literal["last", "all", "none"]
+Accounted = Callable[[MemoryNeed, PagePlan], None]
 
 
 class Engine:
@@ -36,10 +39,12 @@ class Engine:
         hooks: Sequence[Hook] = (),
         progress: Callable[[float], None] | None = None,
         embeddings: bool = False,
+        accounted: Accounted | None = None,
     ) -> None:
-        """Check, account, load. ModelFileError, NotEnoughMemory or EngineError say what is wrong.
+        """Check, account, load. ModelFileError, NotEnoughMemory, WeightsError or EngineError say what is wrong.
 
         progress is called with the fraction of the weights loaded. embeddings: batches bring hidden states, not tokens.
+        accounted: told what a budget is used for, before weights are loaded.
         """
         self.path = Path(path)
         self.file = GgufFile.open(path)
@@ -64,7 +69,7 @@ class Engine:
         if options.memory is None:
             self._load(options, sizes, hooks, progress)
         else:
-            sizes = self._load_within(options.memory, options, sizes, hooks, progress, tokens=not embeddings)
+            sizes = self._load_within(options.memory, options, sizes, hooks, progress, accounted, tokens=not embeddings)
         self.batch = sizes.batch
         self.rows = llama.Batch(self.batch, self.shape.n_embd if embeddings else 0)
 
@@ -97,6 +102,7 @@ class Engine:
         sizes: llama.ContextSizes,
         hooks: Sequence[Hook],
         progress: Callable[[float], None] | None,
+        accounted: Accounted | None,
         *,
         tokens: bool,
     ) -> llama.ContextSizes:
@@ -112,6 +118,7 @@ class Engine:
             tokens=tokens,
             hooks=hooks,
             progress=progress,
+            accounted=accounted,
         )
         self._model, self._context, self._hooks, self.memory = (
             within.model,
@@ -222,11 +229,11 @@ class Engine:
 
     def _decode_hooked(self, hooks: NodeHooks, rows: llama.Batch, n: int, wanted: int) -> None:
         hooks.begin(n, wanted, shifted=self._shifted)
-        self._shifted = False
         completed = False
         try:
             self._context.decode(rows, n)
             completed = True
+            self._shifted = False
         finally:
             hooks.end(completed)
 

@@ -145,8 +145,10 @@ class Experts:
                 break
             if other not in keep:
                 self._drop(other)
+        self._held[one] = jobs = [bank.read(one[1]) for bank in self._banks[one[0]]]
         self.held_bytes += size
-        self._held[one] = [self._reader.submit(bank.read(one[1]), urgent=urgent) for bank in self._banks[one[0]]]
+        for job in jobs:
+            self._reader.submit(job, urgent=urgent)
 
     def _drop(self, one: Expert) -> None:
         if one not in self._held:

@@ -10,6 +10,7 @@ import ctypes as C
 import math
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import llama_cpp as L
@@ -120,7 +121,6 @@ def check_layout(version: str = L.__version__) -> None:
 check_layout()
 
 
-_skipped: dict[int, int] = {}  # nodes that graphs leave out: what they computed before
 _MOST_VIEWS = 4096
 _views: dict[tuple[int, ...], NDArray[np.float32]] = {}
 
@@ -169,10 +169,20 @@ class Node:
         seen = (own, *(_Tensor.from_address(one) for one in own.src if one))
         return tuple(one.view_src for one in seen if one.view_src)
 
-    def skip(self) -> None:
-        """Make the graph leave the node out, until `restore_skipped`."""
+    def skip(self) -> Callable[[], None]:
+        """Make the graph leave the node out, until what is returned is called: before the graph is used again, or
+        freed."""
         t = _Tensor.from_address(self.address)
-        _skipped[self.address], t.op = t.op, _NO_OP
+        op, t.op = t.op, _NO_OP
+
+        def restore() -> None:
+            t.op = op
+
+        return restore
+
+    def use_source(self, tensor: _Tensor) -> None:
+        """Make `tensor` the node's first source; it must live as long as the graph."""
+        _Tensor.from_address(self.address).src[0] = C.addressof(tensor)
 
     def product_addresses(self) -> tuple[int, int]:
         """Of a matrix product in this machine's own memory: where the rows that are multiplied lie, and where the
@@ -242,13 +252,6 @@ class Node:
                 f"node {self.name} holds {n_bytes} bytes of ggml type {kind},"
                 f" {values.nbytes} bytes of float32 are asked for or given"
             )
-
-
-def restore_skipped() -> None:
-    """Make all skipped nodes what they were. To be called before their graph is used again, or freed."""
-    while _skipped:
-        address, op = _skipped.popitem()
-        _Tensor.from_address(address).op = op
 
 
 def forget_views() -> None:

@@ -63,7 +63,14 @@ def initialise() -> None:
 def heard_log(listener: Callable[[str], None]) -> Iterator[None]:
     """Tell `listener` every line llama.cpp logs inside the block. It must not raise."""
     global _listener
-    before, _listener = _listener, listener
+    before = _listener
+
+    def hear(line: str) -> None:
+        listener(line)
+        if before is not None:
+            before(line)
+
+    _listener = hear
     try:
         yield
     finally:

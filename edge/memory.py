@@ -27,7 +27,7 @@ _AMPLE_BUFFERS_BYTES = 2 << 30
 class MemoryNeed:
     """Bytes by part, and what is there for them."""
 
-    parts: dict[str, int]  # "weights", "KV cache", "compute buffers", "output buffer", "runtime"
+    parts: dict[str, int]  # "weights", "KV cache", "compute buffers", "output buffer", "runtime"; more under a budget
     available: int  # bytes a new allocation could have now; under a budget, all of it
     budget: int | None = None  # bytes that the whole process may hold
 
@@ -39,7 +39,7 @@ class MemoryNeed:
     @property
     def allocated(self) -> int:
         """Bytes that must be in memory; mapped weights may be read from the file again, slowly."""
-        return self.total - self.parts["weights"] - self.parts["runtime"]
+        return self.total - self.parts.get("weights", 0) - self.parts["runtime"]
 
     @property
     def fits(self) -> bool:

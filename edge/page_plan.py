@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edge.address_space import PAGE, pages
 from edge.experts import Experts
+from edge.ggml_weights import ROW_GROUP
 from edge.pager import Piece
 from edge.reader import Reader
 from edge.token_rows import TokenRows
 from edge.weight_roles import Roles
-from partition.paging import Matrix, Speed, least_room, plan_pages
+from partition.paging import Matrix, Speed, plan_pages
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ def least_parts(roles: Roles, read: ReadOptions, batch: int, experts_at_once: in
     """Bytes by part without which the weights cannot be used: all that can be streamed is."""
     return {
         "resident weights": sum(piece.span for piece in roles.rest),
-        "window": max(read.window or 0, max((piece.span for piece in roles.factors), default=0)),
+        "window": max(read.window or 0, _largest(roles)),
         **_fixed(roles, read, batch),
         **({"experts": _experts_room(roles, experts_at_once)} if roles.experts else {}),
     }
@@ -64,10 +66,10 @@ def plan(roles: Roles, room: int, read: ReadOptions, speed: Speed, batch: int, e
     head = {roles.head.name: roles.head} if roles.head else {}
     cut: tuple[Piece, ...] = ()
     total = sum(piece.span for piece in (*factors.values(), *head.values()))
-    largest = least_room([Matrix(name, piece.span) for name, piece in factors.items()])
+    largest = _largest(roles)
     head_span = sum(piece.span for piece in head.values())
     if total > left and head and head_span + max(2 * largest, read.window or 0) > left:
-        cut = roles.head_pieces(largest)
+        cut = roles.head_pieces(largest - PAGE)
         head, head_span = {}, 0
         factors |= {piece.name: piece for piece in cut}
     pages_ = plan_pages(
@@ -94,6 +96,12 @@ def plan(roles: Roles, room: int, read: ReadOptions, speed: Speed, batch: int, e
             **({"experts": expert_room} if expert_room and roles.experts else {}),
         },
     )
+
+
+def _largest(roles: Roles) -> int:
+    """Bytes of the largest that is streamed as a whole: a factor, or as little of a head as can be."""
+    head = pages(roles.head.weight.row_bytes * ROW_GROUP) + PAGE if roles.head else 0
+    return max(head, *(piece.span for piece in roles.factors), 0)
 
 
 def _fixed(roles: Roles, read: ReadOptions, batch: int) -> dict[str, int]:

@@ -9,23 +9,17 @@ from numpy.typing import NDArray
 
 from edge import llama
 from edge.address_space import AddressSpace
-from edge.errors import EngineError
 from edge.experts import ExpertCounts, Experts
-from edge.ggml import Node, restore_skipped
 from edge.ggml_products import Products
 from edge.hooks import Hook
 from edge.page_plan import PagePlan
 from edge.pager import Pager, Piece
+from edge.paging_hooks import PagingHooks
 from edge.paging_stats import PagingStats, Passes
 from edge.reader import Job, Reader
-from edge.router import MOST_ROWS, Router
+from edge.router import Router
 from edge.token_rows import TokenRows
 from edge.weight_roles import Roles
-
-_CHOSEN = "ffn_moe_topk-"  # nodes with the numbers of the experts that rows go through
-_LAYER_OUT = "l_out-"
-_TRUST_AFTER = 512  # guesses; from then on experts are read ahead only while so many of them are right:
-_TRUST = 0.35
 
 
 class PagedWeights:
@@ -64,14 +58,16 @@ class PagedWeights:
         except BaseException:
             self.close()
             raise
-        self._streamed = {p.weight.address: p for p in plan.streamed if p not in plan.head_pieces}
+        self._at_nodes = PagingHooks(
+            roles, plan, self._places, self._pager, self._experts, self._routers, self._products
+        )
         self._passes = Passes(reader, self._experts_counts)
 
     # --- before and after a decode ---
 
     def begin(self, rows: llama.Batch, n: int) -> None:
         """The first `n` rows are about to be decoded: have their token rows in memory."""
-        restore_skipped()  # by a pass that was interrupted
+        self._at_nodes.begin()
         self._passes.begin(rows.sequences[:n])
         if self._pager is not None:
             self._pager.begin()
@@ -81,6 +77,16 @@ class PagedWeights:
     def end(self) -> None:
         """The decode is complete."""
         self._passes.end()
+        if self._pager is not None:
+            self._pager.end()
+
+    def hooks(self) -> list[Hook]:
+        """Those the graphs need; none where everything stays as it is."""
+        return self._at_nodes.hooks()
+
+    def let_go(self) -> None:
+        """To be called before the graphs are freed."""
+        self._at_nodes.begin()
 
     def stats(self) -> PagingStats:
         """What was read, by whom it was waited for, and what was found in memory, since the last `clear_stats`."""
@@ -103,6 +109,8 @@ class PagedWeights:
     def close(self) -> None:
         """Give all memory back. The model must have been freed."""
         self._reader.close()
+        if self._reader.hangs:
+            return  # its threads may still write there
         for part in (self._pager, self._experts, self._rows, self._products):
             if part is not None:
                 part.close()
@@ -156,94 +164,6 @@ class PagedWeights:
         view = self._arena.view(self._places[piece] - self._arena.address, piece.n_bytes)
         values: NDArray[np.float32] = np.frombuffer(view, np.float32).reshape(rows, columns).copy()
         return values
-
-    # --- hooks ---
-
-    def hooks(self) -> list[Hook]:
-        """Those the graphs need; none where everything stays as it is."""
-        hooks = []
-        if self._streamed:
-            assert self._pager is not None
-            hooks.append(Hook(self._uses_streamed, self._release, self._acquire, self._pager.ready))
-        if self._experts is not None:
-            hooks.append(Hook(lambda node: node.name.startswith(_CHOSEN), self._choose))
-            if self._routers:
-                hooks.append(Hook(self._comes_before_experts, self._expect))
-        if self.plan.head_pieces:
-            hooks.append(Hook(self._is_head, self._multiply_head, Node.skip))
-        elif self._roles.tied and self._rows is not None:
-            hooks.append(Hook(self._is_head, self._head_was_used, self._use_head))
-        return hooks
-
-    def _uses_streamed(self, node: Node) -> bool:
-        first, *others = node.sources
-        if any(one in self._streamed for one in others) or any(one in self._streamed for one in node.viewed):
-            name = next(self._streamed[one].name for one in (*others, *node.viewed) if one in self._streamed)
-            raise EngineError(f"this model uses {name} in a way that cannot be paged; leave --memory out")
-        return first in self._streamed
-
-    def _acquire(self, node: Node) -> None:
-        assert self._pager is not None
-        piece = self._streamed[node.source]
-        piece.weight.point(self._pager.acquire(piece), piece.repacked)
-
-    def _release(self, _: Node) -> None:
-        assert self._pager is not None
-        self._pager.release()
-
-    def _choose(self, node: Node) -> None:
-        assert self._experts is not None
-        self._experts.choose(int(node.name[len(_CHOSEN) :]), set(np.unique(node.integers()).tolist()))
-
-    def _comes_before_experts(self, node: Node) -> bool:
-        name = node.name
-        return name.startswith(_LAYER_OUT) and int(name[len(_LAYER_OUT) :]) + 1 in self._routers
-
-    def _expect(self, node: Node) -> None:
-        assert self._experts is not None
-        hidden = node.view()
-        if hidden is None or not 0 < len(hidden) <= MOST_ROWS:
-            return
-        layer = int(node.name[len(_LAYER_OUT) :]) + 1
-        counts = self._experts.counts
-        trusted = counts.expected < _TRUST_AFTER or counts.right >= _TRUST * counts.expected
-        self._experts.expect(layer, self._routers[layer].expect(hidden), read=trusted)
-
-    def _is_head(self, node: Node) -> bool:
-        head = self._roles.head
-        return head is not None and node.source == head.weight.address and node.op == "MUL_MAT"
-
-    def _use_head(self, _: Node) -> None:
-        head = self._roles.head
-        assert head is not None
-        head.weight.point(self._places[head], head.repacked)
-
-    def _head_was_used(self, _: Node) -> None:
-        assert self._rows is not None
-        self._rows.point()
-
-    def _multiply_head(self, node: Node) -> None:
-        """Compute the head's product, which the graph was made to skip, piece by piece."""
-        assert self._products is not None
-        restore_skipped()
-        x, out = node.product_addresses()
-        n, columns = node.shape
-        first = 0
-        for piece in self.plan.head_pieces:
-            streams = piece not in self._places
-            if streams:
-                assert self._pager is not None
-                address = self._pager.acquire(piece)
-            else:
-                address = self._places[piece]
-            if n:
-                self._products.multiply(
-                    piece.weight, address, piece.rows, piece.repacked, x, n, out + 4 * first, 4 * columns
-                )
-            if streams:
-                assert self._pager is not None
-                self._pager.release()
-            first += piece.rows
 
     def _experts_counts(self) -> ExpertCounts:
         return self._experts.counts if self._experts is not None else ExpertCounts()

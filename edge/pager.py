@@ -28,10 +28,12 @@ class Piece:
     weight: Weight
     source: Source  # of its first row
     n_bytes: int
-    repacked: bool
+    repacked: bool  # it lies in memory in this CPU's layout
+    is_laid_out: bool = False  # its source has it in that layout already
 
     @property
     def name(self) -> str:
+        """Of the weight, and of which rows where it is not all of them."""
         return self.weight.name if self.n_bytes == self.weight.n_bytes else f"{self.weight.name}@{self.source.offset}"
 
     @property
@@ -41,12 +43,17 @@ class Piece:
     @property
     def span(self) -> int:
         """Bytes of whole pages that it takes: one that is not repacked begins as far into a page as it does on disk."""
-        return pages(self.n_bytes + (0 if self.repacked else self.source.offset % PAGE))
+        return pages(self.n_bytes + self._skip)
 
     def read(self, space: AddressSpace, start: int) -> Job:
         """The job that brings it to `span` bytes of `space`, which begin on a page."""
-        start += 0 if self.repacked else self.source.offset % PAGE
-        return Job(self.weight, self.source.file, self.source.offset, self.n_bytes, space, start, self.repacked)
+        repack = self.repacked and not self.is_laid_out
+        start += self._skip
+        return Job(self.weight, self.source.file, self.source.offset, self.n_bytes, space, start, repack)
+
+    @property
+    def _skip(self) -> int:
+        return 0 if self.repacked and not self.is_laid_out else self.source.offset % PAGE
 
 
 class Pager:
@@ -56,12 +63,12 @@ class Pager:
         """streamed: in the order of use, which is corrected by what is really asked for. window: bytes; the largest
         weight must fit."""
         self._order = list(streamed)
-        self._place = {one: i for i, one in enumerate(self._order)}
         self._window = AddressSpace(window, huge=True)
         self._reader = reader
         self._next = 0  # place in the order of what is read next
         self._held: deque[tuple[Piece, Job, int]] = deque()  # what has a place, oldest first; the place
         self._in_use: Piece | None = None
+        self._lost = False  # all that is held is to be read again
         self._asked: list[Piece] = []  # in this pass
         self._fill()
 
@@ -74,7 +81,7 @@ class Pager:
         be read."""
         if self._in_use is not None:
             raise EngineError(f"{one.name} is needed before {self._in_use.name} was done with")
-        if not self._held or self._held[0][0] is not one:
+        if self._lost or not self._held or self._held[0][0] is not one:
             self._go_to(one)
         _, job, _ = self._held[0]
         try:
@@ -94,16 +101,16 @@ class Pager:
             self._fill()
 
     def begin(self) -> None:
-        """A pass over the weights begins. What a pass that failed had acquired is let go; the order in which the last
-        one asked is the one expected now."""
+        """A pass over the weights begins. What a pass that failed had acquired is let go."""
         self.release()
-        if any(job.error for _, job, _ in self._held):  # what was read ahead in a bad moment is read again
-            self._go_to(self._held[0][0])
-        if self._asked != self._order and set(self._asked) == set(self._order) and len(self._asked) == len(self._order):
-            self._order = self._asked
-            self._place = {one: i for i, one in enumerate(self._order)}
-            self._go_to(self._order[0])
+        self._lost |= any(job.error for _, job, _ in self._held)  # what was read ahead in a bad moment is read again
         self._asked = []
+
+    def end(self) -> None:
+        """The pass is complete: the next is expected to ask in the same order."""
+        if self._asked and self._asked != self._order:
+            self._order = list(dict.fromkeys(self._asked))
+            self._go_to(self._order[0])
 
     def close(self) -> None:
         """Give the window back; the reader must have been closed."""
@@ -112,10 +119,14 @@ class Pager:
 
     def _go_to(self, one: Piece) -> None:
         """Read on from here: another order of use than the one expected."""
+        self._lost = True  # until nobody writes to the window any more
         for _, job, _ in self._held:
             self._reader.drop(job)
         self._held.clear()
-        self._next = self._place[one]
+        self._lost = False
+        if one not in self._order:
+            self._order.insert(self._next, one)
+        self._next = self._order.index(one)
         self._fill()
 
     def _fill(self) -> None:
@@ -126,7 +137,9 @@ class Pager:
             if start is None:
                 return
             self._next = (self._next + 1) % len(self._order)
-            self._held.append((one, self._reader.submit(one.read(self._window, start)), start))
+            job = one.read(self._window, start)
+            self._held.append((one, job, start))  # before it is read: its place is taken, whatever comes between
+            self._reader.submit(job)
 
     def _room(self, span: int) -> int | None:
         """Where `span` bytes of the window are free behind what was placed last; None where there is no room yet."""

@@ -79,14 +79,13 @@ class Job:
         return self.left == 0 or self.error is not None
 
     def chunk(self, most: int) -> int:
-        """Bytes of the next chunk, of `most` or little more: whole groups of rows where they are repacked, else up to
-        the end of a page."""
-        if self.repacked:
-            group = self.weight.row_bytes * ROW_GROUP
-            n_bytes = max(1, most // group) * group
-        else:
-            n_bytes = most - (self.offset + self.next) % PAGE
-        return min(n_bytes, self.n_bytes - self.next)
+        """Bytes of the next chunk, of `most` or little more, so that the rest is cut evenly: whole groups of rows where
+        they are repacked, else up to the end of a page."""
+        left = self.n_bytes - self.next
+        even = -(-left // -(-left // most))
+        unit = self.weight.row_bytes * ROW_GROUP if self.repacked else PAGE
+        skip = 0 if self.repacked else (self.offset + self.next) % PAGE
+        return min(max(unit, min(-(-even // unit), most // unit) * unit) - skip, left)
 
 
 class Reader:
@@ -113,6 +112,7 @@ class Reader:
         self._n_bytes, self._busy_s, self._wait_s = 0, 0.0, 0.0
         self._at_work, self._since = 0, 0.0  # threads that read, and the time since when there is one
         self._closed = False
+        self.hangs = False  # a thread did not end, and may still write to where it was told to
         room = max(self.chunk, row_bytes * ROW_GROUP) + 2 * PAGE
         self._staging = [AddressSpace(room, huge=True) for _ in range(threads)]
         self._threads = [
@@ -168,11 +168,15 @@ class Reader:
     def close(self) -> None:
         """End the threads; jobs that wait are left undone."""
         with self._turn:
+            if self._closed:
+                return
             self._closed = True
             self._turn.notify_all()
+        deadline = time.monotonic() + READ_TIMEOUT_S
         for thread in self._threads:
-            thread.join(READ_TIMEOUT_S)
-        for space in self._staging:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        self.hangs = any(thread.is_alive() for thread in self._threads)
+        for space in () if self.hangs else self._staging:
             space.close()
 
     def _until_done(self, job: Job) -> None:
@@ -259,7 +263,7 @@ class Reader:
     def _check(self, job: Job, offset: int, found: memoryview) -> None:
         assert self._digests is not None
         digest = hashlib.sha256(found).digest()
-        if self._digests.setdefault((job.weight.name, offset), digest) != digest:
+        if self._digests.setdefault((str(job.source.path), offset), digest) != digest:
             raise WeightsError(
                 f"{job.source.path}: {len(found)} bytes of {job.weight.name} at offset {offset} are not those that were"
                 " read the first time; the disk or the memory is faulty, or the file was changed"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import grpc
 
-from devices.probe import own_rss
+from devices.probe import own_rss, rss
 from edge import log
 from edge.child import Child
 from edge.errors import EdgeError, NotEnoughMemory
@@ -46,11 +46,16 @@ class Session:
     child: Child
     links: threading.Semaphore  # how many more may be there
     slice: str = ""
-    memory_bytes: int = 0
+    memory_bytes: int = 0  # that its load was granted
     has_turn: bool = False  # it loads, and nobody else does
     lease: ExitStack = field(default_factory=ExitStack)  # keeps the loaded slice in the cache
     asked: deque[str] = field(default_factory=lambda: deque(["open"]))  # commands without an answer, oldest first
     answered: threading.Condition = field(default_factory=threading.Condition)  # one of them was
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that counts for it: what its load was granted, or what its process holds without one."""
+        return self.memory_bytes or rss(self.child.pid)
 
     def state(self) -> pb.SessionState:
         """For Describe."""
@@ -203,7 +208,7 @@ class Sessions:
                 events.put(pb.Event(loading=pb.Loading(fraction=0)))
             with self._lock:
                 session.has_turn = True
-                others = sum(s.memory_bytes for s in self._sessions.values() if s is not session)
+                others = sum(s.held_bytes for s in self._sessions.values() if s is not session)
             daemon = own_rss()
             left = self._memory_limit - daemon - others
             if left <= 0:

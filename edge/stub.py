@@ -18,14 +18,22 @@ from edge.errors import EngineError
 from edge.ggml_weights import OwnMemory
 from quant.gguf_file import GgufFile
 
+_CHECKED = "loaded meta data with"  # what llama.cpp says when it has read and checked all headers
 
-def load_stub(file: GgufFile, progress: Callable[[float], None] | None = None) -> tuple[llama.Model, OwnMemory]:
+
+def load_stub(file: GgufFile) -> tuple[llama.Model, OwnMemory]:
     """The model of `file` in llama.cpp, and its weights, of which none has memory yet. EngineError where llama.cpp
-    refuses it."""
+    refuses it, or the folder for temporary files does."""
     own = OwnMemory()
-    with _stub(file) as (path, shorten), llama.heard_log(lambda _: shorten()):  # its first line is of a checked header
+    with _stub(file) as (path, shorten):
+
+        def listen(line: str) -> None:
+            if _CHECKED in line:
+                shorten()
+
         try:
-            return llama.Model(path, repack=False, own=own), own
+            with llama.heard_log(listen):
+                return llama.Model(path, repack=False, own=own), own
         except EngineError as error:
             raise EngineError(str(error).replace(str(path), str(file.path))) from None
 
@@ -36,12 +44,17 @@ def _stub(file: GgufFile) -> Iterator[tuple[Path, Callable[[], None]]]:
     with tempfile.TemporaryDirectory(prefix="edge-stub-") as folder:
         headers: dict[Path, int] = {}
         for path in file.paths:
-            header = file.header(path)
-            copy = Path(folder, path.name)
-            with open(copy, "wb") as out:
-                out.write(header)
-                out.truncate(path.stat().st_size)
-            headers[copy] = len(header)
+            copy, n_bytes = Path(folder, path.name), file.header_bytes(path)
+            try:
+                with open(path, "rb") as whole, open(copy, "wb") as out:
+                    out.write(whole.read(n_bytes))
+                    out.truncate(file.stamp(path)[0])
+            except OSError as error:
+                raise EngineError(
+                    f"a copy of the header of {path.name}, {n_bytes} bytes and the rest empty, cannot be made in"
+                    f" {folder}: {error.strerror}; name another folder with TMPDIR"
+                ) from error
+            headers[copy] = n_bytes
 
         def shorten() -> None:
             while headers:

@@ -13,8 +13,11 @@ from dataclasses import dataclass
 
 from partition.errors import PlanError
 
+_MIB = 1 << 20
 _SMALL = 8  # matrices of less than so much of the largest are streamed only where the large ones are not enough
-_WINDOWS = (2, 3, 4, 6, 8)  # in largest matrices: what the choice is from
+_WINDOWS = (2, 3, 4, 6, 8)  # in largest streamed matrices: what the choice is from
+_CAPS = 8  # of the sizes that matrices have, largest first: none above is streamed
+_STOP_S = 1e-4  # to wait for a streamed matrix that is there already: the graph is interrupted
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +61,20 @@ def plan_pages(matrices: Sequence[Matrix], room: int, speed: Speed, window: int 
     if total <= room:
         return Pages((), total, 0, 0)
     largest = least_room(matrices)
-    if window is not None:
-        sizes = [window]
-    else:
-        sizes = [k * largest for k in _WINDOWS if k * largest <= room] or [largest]
-    if not largest <= min(sizes) <= room:
+    if window is not None and window < largest:
         raise PlanError(
-            f"a window of {min(sizes)} bytes was to be had of {room}, and hold the largest matrix, {largest} bytes"
+            f"a window of {window / _MIB:.1f} MiB cannot hold the largest matrix, {largest / _MIB:.1f} MiB; use a"
+            " larger --window, or leave it out"
         )
-    plans = [_spread(matrices, room - size, size) for size in sizes]
+    if (window or largest) > room:
+        raise PlanError(
+            f"a window of {(window or largest) / _MIB:.1f} MiB is more than the {room / _MIB:.1f} MiB that are left for"
+            " it; use a smaller --window, or a larger --memory"
+        )
+    plans = []
+    for most in sorted({one.n_bytes for one in matrices}, reverse=True)[:_CAPS]:
+        sizes = [window] if window is not None else [k * most for k in _WINDOWS if k * most <= room] or [most]
+        plans += [plan for size in sizes if (plan := _spread(matrices, room - size, size, most)) is not None]
     return min(plans, key=lambda plan: (pass_seconds(matrices, plan, speed), plan.window_bytes))
 
 
@@ -84,7 +92,7 @@ def pass_seconds(matrices: Sequence[Matrix], plan: Pages, speed: Speed) -> float
             if one.name in streamed:
                 free, disk_s = _read_ahead(waiting, arrivals, free, disk_s, speed.read)
                 arrived_s, n_bytes = arrivals.popleft()
-                now_s = max(now_s, arrived_s) + one.n_bytes / speed.compute
+                now_s = max(now_s, arrived_s) + one.n_bytes / speed.compute + _STOP_S
                 if waiting and waiting[0].n_bytes > free:  # the disk stood still for want of room
                     disk_s = max(disk_s, now_s)
                 free += n_bytes
@@ -105,16 +113,18 @@ def _read_ahead(
     return free, disk_s
 
 
-def _spread(matrices: Sequence[Matrix], room: int, window: int) -> Pages:
-    """Stream as few bytes as leave the others `room`, evenly."""
-    largest = least_room(matrices)
-    small = [one for one in matrices if one.n_bytes * _SMALL < largest]
+def _spread(matrices: Sequence[Matrix], room: int, window: int, most: int) -> Pages | None:
+    """Stream as few bytes as leave the others `room`, evenly, of matrices of at most `most` bytes; None where they are
+    not enough."""
+    small = [one for one in matrices if one.n_bytes * _SMALL < most]
     if sum(one.n_bytes for one in small) > room:
         small = []  # even they must go
     staying = {one.name for one in small}
-    large = [one for one in matrices if one.name not in staying]
+    large = [one for one in matrices if one.name not in staying and one.n_bytes <= most]
     total = sum(one.n_bytes for one in matrices)
     goal = total - room
+    if sum(one.n_bytes for one in large) < goal:
+        return None
     share = goal / sum(one.n_bytes for one in large)
     while True:
         due, chosen = 0.0, []

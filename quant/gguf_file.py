@@ -62,10 +62,15 @@ class GgufFile:
         pair = part.pairs[key]
         return part.data[pair.start : pair.end]
 
-    def header(self, path: Path) -> memoryview:
-        """The bytes of one of `paths` up to its first tensor."""
+    def stamp(self, path: Path) -> tuple[int, int]:
+        """(bytes, time of the last change in ns) that one of `paths` had when its header was read."""
         part = self._parts[path]
-        return memoryview(part.data)[: min((t.offset for t in part.tensors.values()), default=len(part.data))]
+        return len(part.data), part.changed_ns
+
+    def header_bytes(self, path: Path) -> int:
+        """Bytes of one of `paths` before its first tensor."""
+        part = self._parts[path]
+        return min((t.offset for t in part.tensors.values()), default=len(part.data))
 
     def data(self, name: str) -> memoryview:
         """The bytes of a tensor, mapped from its file (nothing is read until they are touched)."""

@@ -6,6 +6,7 @@ https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/gguf.cpp, and a few m
 
 import math
 import mmap
+import os
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -48,11 +49,13 @@ class Part(NamedTuple):
     pairs: dict[str, Pair]
     alignment: int
     tensors: dict[str, TensorInfo]
+    changed_ns: int  # time of the last change, when it was mapped
 
 
 def read_part(path: Path) -> Part:
     """Map `path` and read its header; ModelFileError, one line, for everything that is wrong with it."""
-    reader = HeaderReader(_map(path), path.name)
+    data, changed_ns = _map(path)
+    reader = HeaderReader(data, path.name)
     version = _check_magic(reader)
     n_tensors, n_pairs = reader.u64("the header"), reader.u64("the header")
     for count, what in ((n_pairs, "key-value pairs"), (n_tensors, "tensors")):
@@ -65,10 +68,12 @@ def read_part(path: Path) -> Part:
             raise reader.error(f"key {pair.key!r} occurs twice; write the file again with a current converter")
         pairs[pair.key] = pair
     alignment = _alignment(reader, pairs)
-    return Part(path, reader.data, version, pairs, alignment, _read_tensors(reader, path, n_tensors, alignment))
+    tensors = _read_tensors(reader, path, n_tensors, alignment)
+    return Part(path, reader.data, version, pairs, alignment, tensors, changed_ns)
 
 
-def _map(path: Path) -> mmap.mmap:
+def _map(path: Path) -> tuple[mmap.mmap, int]:
+    """(the file's bytes, time of its last change in ns)."""
     try:
         status = path.stat()
         if stat.S_ISDIR(status.st_mode):
@@ -78,7 +83,7 @@ def _map(path: Path) -> mmap.mmap:
         if status.st_size == 0:
             raise ModelFileError(f"{path}: the file is empty; download it again")
         with path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), os.fstat(file.fileno()).st_mtime_ns
     except FileNotFoundError:
         raise ModelFileError(f"{path}: no such file") from None
     except (OSError, ValueError) as exc:  # ValueError: a zero byte in the path
