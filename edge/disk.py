@@ -13,13 +13,13 @@ from edge.ggml_weights import ROW_GROUP
 from edge.pager import Piece, Source
 from edge.reader import DEFAULT_CHUNK, Job, Reader
 
-_THREADS = (1, 2, 4)
+_THREADS = (2, 4)
 _CHUNKS = (DEFAULT_CHUNK, 2 * HUGE_PAGE - 2 * PAGE)
 _MOST_BYTES = 256 << 20  # read for one setting
 _MOST_S = 0.1  # likewise; a slow card needs no more to be seen to be slow
 _JOB_BYTES = 8 << 20
 _AHEAD = 2  # jobs under way
-_WORTH = 1.05  # more threads and larger buffers must be so much faster
+_WORTH = 1.1  # more threads and larger buffers must be so much faster
 _SLOW = 100e6  # bytes a second: below, one setting is as good as another
 _PROMPT_ROWS = 32
 
