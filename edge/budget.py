@@ -9,7 +9,7 @@ from pathlib import Path
 from devices.probe import own_rss
 from edge import llama
 from edge.direct import DirectFile
-from edge.disk import measure_products, measure_reads
+from edge.disk import laid_out_rate, measure_products, measure_reads
 from edge.errors import NotEnoughMemory
 from edge.experts import Experts
 from edge.ggml_weights import OwnMemory
@@ -32,6 +32,8 @@ from quant.types import TensorType
 _MARGIN = 24 * MIB  # what the interpreter and llama.cpp come to need while they run: a terminal takes 14
 _MARGIN_SHARE = 128  # and this part of the budget: page tables, ends of pages
 _TOKEN_BYTES = 32  # of a vocabulary's entry: logits, their copy, candidates of the sampler
+_WORTH_A_FILE = 1.05  # reading weights that are laid out must be so much faster
+_BUFFERS_SHARE = 24  # buffers to read with take at most this part of the budget
 _CACHE_SHARE = 8  # a context that is not asked for takes at most this part of the budget
 _LEAST_CONTEXT = 512  # tokens
 _BATCHES = (128, 256, 512, 1024, 2048)  # rows, to choose from
@@ -85,7 +87,7 @@ class _Share:
     parts: dict[str, int]  # bytes by part, without the weights
     read: ReadOptions
     plan: PagePlan
-    keeps_up: bool  # a token's weights are read in less time than it takes to compute with all of them
+    lay_out: bool  # reading what is streamed from files that have it laid out pays
 
 
 def load_within(
@@ -124,7 +126,7 @@ def load_within(
         if accounted is not None:
             accounted(accounts, shared.plan)
         reader = Reader(roles.longest_row, shared.read.threads, shared.read.chunk, verify=options.verify)
-        plan_ = _from_laid_out(shared.plan, reader, files) if shared.keeps_up else shared.plan
+        plan_ = _from_laid_out(shared.plan, reader, files, shared.lay_out)
         weights = PagedWeights(
             roles, plan_, reader, threads=threads, experts_used=shape.n_experts_used, progress=progress
         )
@@ -188,7 +190,7 @@ def _share_out(
             f" experts hold, {rows} may not; use --batch {rows}, or a larger --memory"
         )
     sizes = replace(sizes, batch=min(sizes.batch, rows))
-    return _Share(sizes, parts, read, share, _disk_keeps_up(roles, share, speed))
+    return _Share(sizes, parts, read, share, _laying_out_pays(roles, share, read, speed))
 
 
 def _close(
@@ -251,7 +253,7 @@ def _measure(roles: Roles, read: ReadOptions, options: BudgetOptions, threads: i
     if not roles.factors:
         return read, Speed(1e9, 1e9), 1e9
     largest = max(roles.factors, key=lambda piece: piece.span)
-    n, chunk, rate = measure_reads(largest, options.io_threads, options.io_chunk)
+    n, chunk, rate = measure_reads(largest, options.io_threads, options.io_chunk, options.memory // _BUFFERS_SHARE)
     decode, prefill = measure_products(largest, threads)
     return replace(read, threads=n, chunk=chunk), Speed(rate, decode), prefill
 
@@ -266,15 +268,22 @@ def _choose_batch(roles: Roles, sizes: ContextSizes, room: int, read: float, pre
     return replace(sizes, batch=max(batch, sizes.outputs))
 
 
-def _disk_keeps_up(roles: Roles, share: PagePlan, speed: Speed) -> bool:
-    """Whether what is streamed for a token is read in less time than it takes to compute with all weights."""
+def _laying_out_pays(roles: Roles, share: PagePlan, read: ReadOptions, speed: Speed) -> bool:
+    """Whether files with the streamed weights laid out should be kept: where a token's weights are read in less time
+    than it takes to compute with all of them, so that laying out takes cores from computing; and where the disk is
+    faster if nobody lays out what it reads."""
+    largest = max((piece for piece in share.streamed if piece.repacked), key=lambda piece: piece.n_bytes, default=None)
+    if largest is None:
+        return False
     total = sum(piece.n_bytes for piece in roles.factors)
-    return 0 < share.streamed_bytes / speed.read < total / speed.compute
+    if share.streamed_bytes / speed.read < total / speed.compute:
+        return True
+    return laid_out_rate(largest, read.threads, read.chunk) > _WORTH_A_FILE * speed.read
 
 
-def _from_laid_out(share: PagePlan, reader: Reader, files: list[DirectFile]) -> PagePlan:
+def _from_laid_out(share: PagePlan, reader: Reader, files: list[DirectFile], make: bool) -> PagePlan:
     """Read what is streamed from a file that has it laid out, where there can be one. It is opened into `files`."""
-    moved, opened = laid_out(share.streamed, reader)
+    moved, opened = laid_out(share.streamed, reader, make=make)
     files.extend(opened)
     new = dict(zip(share.streamed, moved, strict=True))
     return replace(share, streamed=moved, head_pieces=tuple(new.get(piece, piece) for piece in share.head_pieces))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from dataclasses import replace
 
 import numpy as np
 
@@ -11,31 +12,41 @@ from edge.address_space import HUGE_PAGE, PAGE, AddressSpace
 from edge.ggml_products import Products
 from edge.ggml_weights import ROW_GROUP
 from edge.pager import Piece, Source
-from edge.reader import DEFAULT_CHUNK, Job, Reader
+from edge.reader import Job, Reader
 
-_THREADS = (2, 4)
-_CHUNKS = (DEFAULT_CHUNK, 2 * HUGE_PAGE - 2 * PAGE)
+_STEP = HUGE_PAGE - 2 * PAGE  # bytes: with the pages around, one huge page
+_SETTINGS = ((2, _STEP), (2, 2 * _STEP), (4, 2 * _STEP), (4, 4 * _STEP))  # threads, bytes of a read
 _MOST_BYTES = 256 << 20  # read for one setting
 _MOST_S = 0.1  # likewise; a slow card needs no more to be seen to be slow
-_JOB_BYTES = 8 << 20
+_JOB_BYTES = 32 << 20
 _AHEAD = 2  # jobs under way
 _WORTH = 1.1  # more threads and larger buffers must be so much faster
 _SLOW = 100e6  # bytes a second: below, one setting is as good as another
 _PROMPT_ROWS = 32
 
 
-def measure_reads(largest: Piece, threads: int | None, chunk: int | None) -> tuple[int, int, float]:
-    """(threads, bytes of a read, bytes a second) of the fastest setting, of those given or a few; `largest` is what is
-    read. WeightsError where the disk fails."""
+def measure_reads(largest: Piece, threads: int | None, chunk: int | None, most: int) -> tuple[int, int, float]:
+    """(threads, bytes of a read, bytes a second) of the fastest setting of a few, with what is given of it; `largest`
+    is what is read, and buffers are to take at most `most` bytes. WeightsError where the disk fails.
+
+    Few threads and small buffers, which stay in the CPU's caches, are the fastest where the disk's memory and the
+    CPU's are near each other; elsewhere more and larger ones are, by up to a half.
+    """
     best = (0, 0, 0.0)
-    for n in (threads,) if threads else _THREADS:
-        for size in (chunk,) if chunk else _CHUNKS:
-            rate = _read_rate(largest, n, size)
-            if rate > best[2] * _WORTH:
-                best = (n, size, rate)
-            if rate < _SLOW:
-                return best
+    for n, size in dict.fromkeys((threads or n, chunk or size) for n, size in _SETTINGS):
+        if best[0] and Reader.memory(largest.weight.row_bytes, n, size) > most:
+            break
+        rate = _read_rate(largest, n, size)
+        if rate > best[2] * _WORTH:
+            best = (n, size, rate)
+        if rate < _SLOW:
+            break
     return best
+
+
+def laid_out_rate(largest: Piece, threads: int, chunk: int) -> float:
+    """Bytes a second that the same setting would read if the weights were laid out in their file."""
+    return _read_rate(replace(largest, is_laid_out=True), threads, chunk)
 
 
 def _read_rate(largest: Piece, threads: int, chunk: int) -> float:
@@ -48,6 +59,7 @@ def _read_rate(largest: Piece, threads: int, chunk: int) -> float:
             Source(source.file, source.offset + first * weight.row_bytes),
             rows * weight.row_bytes,
             largest.repacked,
+            largest.is_laid_out,
         )
         for first in range(0, largest.rows - rows + 1, rows)
     ]

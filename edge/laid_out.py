@@ -1,8 +1,9 @@
 """Streamed weights in this CPU's layout, kept in files: what is read from there need not be laid out again.
 
-Laying out takes a core's time, some 0.12 s for a GB of Q4_0. Where a pass waits for the disk nobody misses it. Where
-the disk keeps up with the computing, both want the same cores, and the files pay. Each holds one matrix and its
-SHA-256. They lie in the cache folder, in one folder for a model and a CPU, and may be deleted at any time.
+Laying out takes a core's time, some 0.12 s for a GB of Q4_0. Mostly a pass waits for the disk, and nobody misses it.
+Where the disk keeps up with the computing, both want the same cores; and some disks are slower where what they write to
+memory is read at once. Then files pay. Each holds one matrix and its SHA-256. They lie in the cache folder, in one
+folder for a model and a CPU, and may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -31,20 +32,24 @@ _FREE_SHARE = 4  # they take at most this part of what their disk has left
 _DIGEST_BYTES = 32
 
 
-def laid_out(pieces: Sequence[Piece], reader: Reader) -> tuple[tuple[Piece, ...], tuple[DirectFile, ...]]:
-    """The same pieces, to be read from files that have them laid out, and those files. Where there is no room for
-    files, the pieces are as they were. WeightsError where the weights cannot be read."""
+def laid_out(
+    pieces: Sequence[Piece], reader: Reader, *, make: bool
+) -> tuple[tuple[Piece, ...], tuple[DirectFile, ...]]:
+    """The same pieces, to be read from files that have them laid out, and those files. Those without a file are as
+    they were. make: write files for all, if there is room. WeightsError where the weights cannot be read."""
     changed = [piece for piece in pieces if piece.repacked]
     if not changed:
         return tuple(pieces), ()
     folder = cache_folder() / "laid-out" / _key(changed)
     moved: dict[Piece, Piece] = {}
+    if not make and not folder.is_dir():
+        return tuple(pieces), ()
     space = AddressSpace(max(piece.n_bytes for piece in changed) + PAGE, huge=True)
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.utime(folder)  # used now
         missing = [piece for piece in changed if not _open(folder, piece, space, moved)]
-        if missing and _make_room(folder, sum(piece.n_bytes for piece in missing)):
+        if make and missing and _make_room(folder, sum(piece.n_bytes for piece in missing)):
             for piece in missing:
                 _write(folder, piece, space, reader)
                 _open(folder, piece, space, moved)
@@ -72,17 +77,20 @@ def _open(folder: Path, piece: Piece, space: AddressSpace, moved: dict[Piece, Pi
         file = DirectFile(_path(folder, piece), piece.n_bytes + _DIGEST_BYTES)
     except WeightsError:
         return False
-    try:
-        file.read(0, piece.n_bytes + _DIGEST_BYTES, space.view(0, space.n_bytes))
-    except WeightsError:
-        file.close()
-        return False
-    digest = bytes(space.view(piece.n_bytes, _DIGEST_BYTES))
-    if hashlib.sha256(space.view(0, piece.n_bytes)).digest() != digest:
+    if not _is_whole(file, piece, space):
         file.close()
         return False
     moved[piece] = replace(piece, source=Source(file, 0), is_laid_out=True)
     return True
+
+
+def _is_whole(file: DirectFile, piece: Piece, space: AddressSpace) -> bool:
+    try:
+        file.read(0, piece.n_bytes + _DIGEST_BYTES, space.view(0, space.n_bytes))
+    except WeightsError:
+        return False
+    digest = bytes(space.view(piece.n_bytes, _DIGEST_BYTES))
+    return hashlib.sha256(space.view(0, piece.n_bytes)).digest() == digest
 
 
 def _write(folder: Path, piece: Piece, space: AddressSpace, reader: Reader) -> None:

@@ -16,7 +16,7 @@ from edge.errors import WeightsError
 from edge.ggml_weights import ROW_GROUP, Weight
 
 READ_TIMEOUT_S = 120.0  # for one chunk; the slowest cards need a tenth of a second
-DEFAULT_THREADS = 4
+DEFAULT_THREADS = 2
 DEFAULT_CHUNK = HUGE_PAGE - 2 * PAGE  # bytes: with the pages around, one huge page
 
 
