@@ -185,7 +185,8 @@ class _Talk:
             ]
         rows.append(("context", f"{self._chat.context_used} of {self._chat.engine.context} tokens"))
         rows.append(("seed", str(self._sampling.seed)))
-        rows += [(name if name == "memory" else "reads", text) for name, text in paging_rows(self._chat.engine)]
+        for name, text in paging_rows(self._chat.engine):
+            rows.append(("memory", text) if name == "memory" else ("reads", f"{name}: {text}"))
         for name, value in rows:
             self._console.print(f"  [bold]{name:8}[/] {value}")
         if self._deployed:

@@ -162,15 +162,17 @@ def _share_out(
     runtime = own_rss() + _MARGIN + budget // _MARGIN_SHARE + _TOKEN_BYTES * model.n_vocab
     at_once = used * max(2, sizes.sequences)  # experts of each sequence, or of one and of the next layer
     read = ReadOptions(options.io_threads or DEFAULT_THREADS, options.io_chunk or DEFAULT_CHUNK, options.window)
-    if (
-        runtime + cache_bytes(shape, sizes.context, sizes.kv) > budget
-    ):  # a context would take it all before it is refused
-        parts = {"runtime": runtime, **_of_context(model, shape, sizes, roles, dry=path)}
-        _check(shape, parts, least_parts(roles, read, sizes.batch, at_once), budget)
-    parts = {"runtime": runtime, **_of_context(model, shape, sizes, roles)}
-    whole = plan(roles, 1 << 62, read, Speed(1.0, 1.0), sizes.batch, at_once)
-    if sum(parts.values()) + sum(whole.parts.values()) <= budget:
-        return _Share(sizes, parts, read, whole, False)
+    smallest = replace(sizes, batch=max(min(_BATCHES[0], sizes.batch), sizes.outputs)) if choose_batch else sizes
+    cache = cache_bytes(shape, sizes.context, sizes.kv)
+    if runtime + cache > budget:  # a context would take it all before it is refused
+        parts = {"runtime": runtime, **_of_context(model, shape, smallest, roles, dry=path)}
+        _check(shape, parts, least_parts(roles, read, smallest.batch, at_once), budget)
+    for proposed in dict.fromkeys((sizes, smallest)):
+        sizes = proposed
+        parts = {"runtime": runtime, **_of_context(model, shape, sizes, roles)}
+        whole = plan(roles, 1 << 62, read, Speed(1.0, 1.0), sizes.batch, at_once)
+        if sum(parts.values()) + sum(whole.parts.values()) <= budget:
+            return _Share(sizes, parts, read, whole, False)
     _check(shape, parts, least_parts(roles, read, sizes.batch, at_once), budget)
     before = read, sizes, parts
     read, speed, prefill = _measure(roles, read, options, threads)

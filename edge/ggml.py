@@ -60,6 +60,10 @@ _tensor_get = _ggml("ggml_backend_tensor_get", None, C.c_void_p, C.c_void_p, C.c
 _tensor_set = _ggml("ggml_backend_tensor_set", None, C.c_void_p, C.c_void_p, C.c_size_t, C.c_size_t)
 _row_size = _ggml("ggml_row_size", C.c_size_t, C.c_int, C.c_int64)
 _buffer_is_host = _ggml("ggml_backend_buffer_is_host", C.c_bool, C.c_void_p)
+_device_by_type = _ggml("ggml_backend_dev_by_type", C.c_void_p, C.c_int)
+_device_registry = _ggml("ggml_backend_dev_backend_reg", C.c_void_p, C.c_void_p)
+_procedure = _ggml("ggml_backend_reg_get_proc_address", C.c_void_p, C.c_void_p, C.c_char_p)
+_CPU_DEVICE = 0
 _op_name = _ggml("ggml_op_name", C.c_char_p, C.c_int)
 _quantize_chunk = _ggml(
     "ggml_quantize_chunk", C.c_size_t, C.c_int, C.c_void_p, C.c_void_p, C.c_int64, C.c_int64, C.c_int64, C.c_void_p
@@ -257,6 +261,19 @@ class Node:
 def forget_views() -> None:
     """Drop the views of nodes: what they show is about to be freed."""
     _views.clear()
+
+
+def cpu_device() -> int:
+    """ggml's handle of this machine's CPU. EngineError where this build has none."""
+    device = _device_by_type(_CPU_DEVICE)
+    if not device:
+        raise EngineError("ggml offers no CPU to compute with; reinstall llama-cpp-python")
+    return int(device)
+
+
+def cpu_procedure(name: bytes) -> int | None:
+    """The address of a function that only the CPU's backend has; None where this build has it not."""
+    return _procedure(_device_registry(cpu_device()), name)  # type: ignore[no-any-return]
 
 
 def quantize_rows(values: NDArray[np.float32], type_id: int) -> NDArray[np.uint8]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes as C
 
 from edge.errors import EngineError
-from edge.ggml import _ggml, _InitParams, _Tensor
+from edge.ggml import _ggml, _InitParams, _Tensor, cpu_device, cpu_procedure
 from edge.ggml_weights import Weight
 
 _F32 = 0
@@ -17,6 +17,9 @@ _free = _ggml("ggml_free", None, _P)
 _new_2d = _ggml("ggml_new_tensor_2d", _P, _P, C.c_int, C.c_int64, C.c_int64)
 _mul_mat = _ggml("ggml_mul_mat", _P, _P, _P, _P)
 _new_graph = _ggml("ggml_new_graph_custom", _P, _P, C.c_size_t, C.c_bool)
+_device_init = _ggml("ggml_backend_dev_init", _P, _P, C.c_char_p)
+_backend_free = _ggml("ggml_backend_free", None, _P)
+_compute = _ggml("ggml_backend_graph_compute", C.c_int, _P, _P)
 _expand = _ggml("ggml_build_forward_expand", None, _P, _P)
 
 
@@ -24,14 +27,12 @@ class Products:
     """Multiplies by weights, with so many threads. `close()` frees it."""
 
     def __init__(self, threads: int) -> None:
-        device = _ggml("ggml_backend_dev_by_type", _P, C.c_int)(0)
-        self._backend = _ggml("ggml_backend_dev_init", _P, _P, C.c_char_p)(device, None)
-        if not self._backend:
+        """EngineError where this build cannot compute on the CPU so."""
+        set_threads = cpu_procedure(b"ggml_backend_set_n_threads")
+        self._backend = _device_init(cpu_device(), None)
+        if not self._backend or not set_threads:
             raise EngineError("ggml offers no CPU to compute with; reinstall llama-cpp-python")
-        registry = _ggml("ggml_backend_dev_backend_reg", _P, _P)(device)
-        found = _ggml("ggml_backend_reg_get_proc_address", _P, _P, C.c_char_p)(registry, b"ggml_backend_set_n_threads")
-        C.CFUNCTYPE(None, _P, C.c_int)(found)(self._backend, threads)
-        self._compute = _ggml("ggml_backend_graph_compute", C.c_int, _P, _P)
+        C.CFUNCTYPE(None, _P, C.c_int)(set_threads)(self._backend, threads)
 
     def multiply(
         self, weight: Weight, address: int, rows: int, repacked: bool, x: int, n: int, out: int, stride: int
@@ -49,10 +50,10 @@ class Products:
             t.nb[2] = t.nb[3] = stride * n
             graph = _new_graph(memory, 8, False)
             _expand(graph, product)
-            if self._compute(self._backend, graph):
+            if _compute(self._backend, graph):
                 raise EngineError(f"ggml could not multiply by {weight.name}")
         finally:
             _free(memory)
 
     def close(self) -> None:
-        _ggml("ggml_backend_free", None, _P)(self._backend)
+        _backend_free(self._backend)

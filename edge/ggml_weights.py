@@ -13,7 +13,7 @@ import llama_cpp as L
 
 from edge.address_space import AddressSpace
 from edge.errors import EngineError
-from edge.ggml import PINNED_VERSION, _ggml, _Tensor
+from edge.ggml import PINNED_VERSION, _ggml, _Tensor, cpu_device, cpu_procedure
 
 ROW_GROUP = 32  # rows in a chunk that is laid out are a multiple of this; layouts of ggml mix 4, 8 or 16
 
@@ -30,10 +30,6 @@ _get_size = _ggml("ggml_backend_buffer_get_size", C.c_size_t, _P)
 _alloc_buffer = _ggml("ggml_backend_buft_alloc_buffer", _P, _P, C.c_size_t)
 _init_tensor = _ggml("ggml_backend_buffer_init_tensor", C.c_int, _P, _P)
 _tensor_set = _ggml("ggml_backend_tensor_set", None, _P, _P, C.c_size_t, C.c_size_t)
-_device_by_type = _ggml("ggml_backend_dev_by_type", _P, C.c_int)
-_device_registry = _ggml("ggml_backend_dev_backend_reg", _P, _P)
-_procedure = _ggml("ggml_backend_reg_get_proc_address", _P, _P, C.c_char_p)
-_CPU_DEVICE = 0
 
 
 class _BufferType(C.Structure):
@@ -186,11 +182,10 @@ def _other_layout() -> EngineError:
 @functools.cache
 def _repack_buffer() -> int | None:
     """A buffer of ggml's type for repacked weights: tensors said to lie in it are computed with its kernels."""
-    device = _device_by_type(_CPU_DEVICE)
-    found = _procedure(_device_registry(device), b"ggml_backend_dev_get_extra_bufts")
+    found = cpu_procedure(b"ggml_backend_dev_get_extra_bufts")
     if not found:
         return None
-    types = C.CFUNCTYPE(C.POINTER(_P), _P)(found)(device)
+    types = C.CFUNCTYPE(C.POINTER(_P), _P)(found)(cpu_device())
     i = 0
     while types and types[i]:
         if _type_name(types[i]) == b"CPU_REPACK":

@@ -50,6 +50,22 @@ def test_engine() -> None:
     assert result["prefill_ratio"] > 0
 
 
+def test_paging() -> None:
+    result = run("bench_paging.py")
+    [case] = result["limit"]["cases"]
+    assert case["median"]["decode_s"] > 0
+    assert case["streamed_bytes"] > 0
+    assert not case["killed"]
+    if "without_groups" not in result:  # memory groups are for root, where there are any
+        assert 0 < case["group"]["max_usage_bytes"] <= case["limit_bytes"]
+    [row] = result["mmap"]["cases"]
+    assert row["least"] <= row["ratio"] <= row["most"]
+    assert all(one["compared"]["ratio"] > 0 for one in result["keeps-up"]["cases"])
+    [experts] = result["experts"]["cases"]
+    assert 0 <= experts["median"]["hit_rate"] <= 1
+    assert {row["type"] for row in result["repack"]["rows"]} == {"q4_0", "q4_k"}
+
+
 def test_startup() -> None:
     result = run("bench_startup.py")
     assert 0 < result["python_s"] < result["first_token_s"]

@@ -128,6 +128,14 @@ def test_stats_show_the_figures_of_the_last_answer(open_chat: Open) -> None:
         assert name in shown
 
 
+def test_stats_show_what_a_budget_is_used_for(open_chat: Open) -> None:
+    chat = open_chat("--seed", "42", "--memory", "1GiB")
+    ask(chat, "one")
+    chat.enter("/stats")
+    shown = chat.sees(r"seed\s+\S*\s42[\s\S]*?resident weights")
+    assert "KV cache" in shown
+
+
 def test_exit_leaves(open_chat: Open) -> None:
     chat = open_chat()
     chat.enter("/exit")
