@@ -33,6 +33,7 @@ _MARGIN = 24 * MIB  # what the interpreter and llama.cpp come to need while they
 _MARGIN_SHARE = 128  # and this part of the budget: page tables, ends of pages
 _TOKEN_BYTES = 32  # of a vocabulary's entry: logits, their copy, candidates of the sampler
 _WORTH_A_FILE = 1.05  # reading weights that are laid out must be so much faster
+_THREADS_BESIDE = 2  # that read while all cores compute; more get in their way
 _BUFFERS_SHARE = 24  # buffers to read with take at most this part of the budget
 _CACHE_SHARE = 8  # a context that is not asked for takes at most this part of the budget
 _LEAST_CONTEXT = 512  # tokens
@@ -192,7 +193,10 @@ def _share_out(
             f" experts hold, {rows} may not; use --batch {rows}, or a larger --memory"
         )
     sizes = replace(sizes, batch=min(sizes.batch, rows))
-    return _Share(sizes, parts, read, share, _laying_out_pays(roles, share, read, speed))
+    keeps_up = _disk_keeps_up(roles, share, speed)
+    if keeps_up and options.io_threads is None:
+        read = replace(read, threads=min(read.threads, _THREADS_BESIDE))
+    return _Share(sizes, parts, read, share, keeps_up or _reads_faster_laid_out(share, read, speed))
 
 
 def _close(
@@ -270,17 +274,17 @@ def _choose_batch(roles: Roles, sizes: ContextSizes, room: int, read: float, pre
     return replace(sizes, batch=max(batch, sizes.outputs))
 
 
-def _laying_out_pays(roles: Roles, share: PagePlan, read: ReadOptions, speed: Speed) -> bool:
-    """Whether files with the streamed weights laid out should be kept: where a token's weights are read in less time
-    than it takes to compute with all of them, so that laying out takes cores from computing; and where the disk is
-    faster if nobody lays out what it reads."""
-    largest = max((piece for piece in share.streamed if piece.repacked), key=lambda piece: piece.n_bytes, default=None)
-    if largest is None:
-        return False
+def _disk_keeps_up(roles: Roles, share: PagePlan, speed: Speed) -> bool:
+    """Whether what is streamed for a token is read in less time than it takes to compute with all weights. Then laying
+    out what is read takes cores from computing."""
     total = sum(piece.n_bytes for piece in roles.factors)
-    if share.streamed_bytes / speed.read < total / speed.compute:
-        return True
-    return laid_out_rate(largest, read.threads, read.chunk) > _WORTH_A_FILE * speed.read
+    return 0 < share.streamed_bytes / speed.read < total / speed.compute
+
+
+def _reads_faster_laid_out(share: PagePlan, read: ReadOptions, speed: Speed) -> bool:
+    """Whether this disk is faster where nobody lays out what it has read."""
+    largest = max((piece for piece in share.streamed if piece.repacked), key=lambda piece: piece.n_bytes, default=None)
+    return largest is not None and laid_out_rate(largest, read.threads, read.chunk) > _WORTH_A_FILE * speed.read
 
 
 def _from_laid_out(share: PagePlan, reader: Reader, files: list[DirectFile], make: bool) -> PagePlan:
