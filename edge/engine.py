@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge import llama, memory
-from edge.budget import BudgetOptions, Within, load_within
+from edge.accounts import BudgetOptions
+from edge.budget import Within, load_within
 from edge.engine_options import DEFAULTS, EngineOptions, resolve
 from edge.errors import ContextFull, EngineError
 from edge.ggml import forget_views

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from devices.probe import default_threads
 from edge import llama
-from edge.budget import context_within
+from edge.accounts import context_within
 from edge.errors import EngineError
 from partition.model import ModelShape
 from quant.errors import UnknownTypeError

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edge import address_space, budget, reader, shapes, synth
+from edge import accounts, address_space, reader, shapes, synth
 from edge.address_space import PAGE
 from edge.engine import Engine, EngineOptions
 from edge.errors import NotEnoughMemory, WeightsError
@@ -70,12 +70,12 @@ def steady_runtime(n_bytes: int = RUNTIME) -> Iterator[None]:
     """Let budgets begin with this much: what this process really holds grows from test to test. Let disk and processor
     have known speeds, and memory come in small pages: one huge one has room for all weights of a layer."""
     with (
-        mock.patch.object(budget, "own_rss", return_value=n_bytes),
+        mock.patch.object(accounts, "own_rss", return_value=n_bytes),
         mock.patch.object(
-            budget, "measure_reads", lambda _, threads, chunk, most: (threads or 2, chunk or 64 << 10, speeds["read"])
+            accounts, "measure_reads", lambda _, threads, chunk, most: (threads or 2, chunk or 64 << 10, speeds["read"])
         ),
-        mock.patch.object(budget, "laid_out_rate", return_value=speeds["read"]),
-        mock.patch.object(budget, "measure_products", return_value=(speeds["decode"], speeds["prompt"])),
+        mock.patch.object(accounts, "laid_out_rate", return_value=speeds["read"]),
+        mock.patch.object(accounts, "measure_products", return_value=(speeds["decode"], speeds["prompt"])),
         small_pages(),
     ):
         yield
@@ -113,7 +113,7 @@ def halfway(path: Path, options: EngineOptions = OPTIONS) -> int:
     """Bytes of a budget between the least and the one in which all fits."""
     with paged(path, ALL_FITS, options) as engine:
         parts = dict(engine.memory.parts)
-    parts["runtime"] = RUNTIME + budget._MARGIN
+    parts["runtime"] = RUNTIME + accounts._MARGIN
     return (least(path, options) + sum(parts.values())) // 2
 
 

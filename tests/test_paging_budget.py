@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from edge import budget, disk
+from edge import accounts, disk
 from edge.direct import DirectFile
 from edge.engine import Engine, EngineOptions
 from edge.errors import EngineError, NotEnoughMemory
@@ -134,7 +134,7 @@ def test_what_is_measured_never_makes_the_least_budget_too_small(
     options = replace(OPTIONS, io_threads=None, io_chunk=None, batch=None)
     lowest = least(path, options)
     monkeypatch.setitem(paging.speeds, "read", read)
-    with paging.steady_runtime(), mock.patch.object(budget, "measure_reads", return_value=(4, 4 * MIB, read)):
+    with paging.steady_runtime(), mock.patch.object(accounts, "measure_reads", return_value=(4, 4 * MIB, read)):
         engine = Engine(path, replace(options, memory=lowest))
     with engine:
         assert engine.memory.total <= lowest
