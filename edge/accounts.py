@@ -11,7 +11,7 @@ from edge.disk import laid_out_rate, measure_products, measure_reads
 from edge.errors import NotEnoughMemory
 from edge.experts import Experts
 from edge.llama import ContextSizes
-from edge.memory import MIB, cache_bytes, need, of_context
+from edge.memory import MIB, cache_bytes, dry_run, of_context
 from edge.page_plan import PagePlan, ReadOptions, least_parts, plan
 from edge.reader import DEFAULT_CHUNK, DEFAULT_THREADS
 from edge.weight_roles import Roles
@@ -119,11 +119,11 @@ def _of_context(
 ) -> dict[str, int]:
     """Bytes by part that a context takes: what llama.cpp says, and what it does not. dry: the model's file, to ask
     without taking them; that is slower."""
-    with llama.captured_log() as lines:
-        if dry is None:
+    if dry is None:
+        with llama.captured_log() as lines:
             llama.Context(model, sizes).close()
-        else:
-            need(dry, sizes)
+    else:
+        _, lines = dry_run(dry, sizes)
     parts = of_context(lines)
     rows = sizes.batch
     pieces = (*roles.factors, *((roles.head,) if roles.head else ()), *(p for ps in roles.experts.values() for p in ps))

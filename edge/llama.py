@@ -61,16 +61,9 @@ def initialise() -> None:
 
 @contextmanager
 def heard_log(listener: Callable[[str], None]) -> Iterator[None]:
-    """Tell `listener` every line llama.cpp logs inside the block. It must not raise."""
+    """Tell `listener`, and nobody else, every line llama.cpp logs inside the block. It must not raise."""
     global _listener
-    before = _listener
-
-    def hear(line: str) -> None:
-        listener(line)
-        if before is not None:
-            before(line)
-
-    _listener = hear
+    before, _listener = _listener, listener
     try:
         yield
     finally:

@@ -54,14 +54,19 @@ def need(path: str | os.PathLike[str], sizes: ContextSizes) -> MemoryNeed:
 
     EngineError where llama.cpp refuses the file or the options. The file must have been checked before.
     """
+    weights, lines = dry_run(path, sizes)
+    return MemoryNeed({"weights": weights, **of_context(lines), "runtime": own_rss()}, available_memory())
+
+
+def dry_run(path: str | os.PathLike[str], sizes: ContextSizes) -> tuple[int, list[str]]:
+    """(bytes of weights, what llama.cpp logs) of loading a model and making a context without taking their memory."""
     with llama.captured_log() as lines:
         model = llama.Model(path, allocate=False)
         try:
             llama.Context(model, replace(sizes, batch=min(sizes.batch, sizes.context))).close()
-            weights = model.n_bytes
+            return model.n_bytes, lines
         finally:
             model.close()
-    return MemoryNeed({"weights": weights, **of_context(lines), "runtime": own_rss()}, available_memory())
 
 
 def of_context(lines: Sequence[str]) -> dict[str, int]:
