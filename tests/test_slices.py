@@ -430,19 +430,20 @@ def test_memory_has_a_limit(tmp_path: Path, demo: Recipe) -> None:
     with worker(tmp_path / "w", "--memory", "32MiB") as one, one.remote() as remote:
         remote.send_slice(demo, MODEL_PATH, demo.model_digest)
         with RemoteSession(remote, 0, 1, SECRET) as session:
-            words = r"the slice needs [\d,]+ MiB \(weights 7, .*\), this worker has 32 MiB left of its limit"
+            words = r"of this worker's 32 MiB nothing is left: its daemon holds \d+ MiB"
             with pytest.raises(WorkerError, match=words) as caught:
                 session.load(demo.model_digest, SMALL)
             assert caught.value.error == "NotEnoughMemory"
             assert remote.describe()[1].sessions[0].memory_bytes == 0
-        with worker(tmp_path / "v") as other, other.remote() as free, RemoteSession(free, 0, 1, SECRET) as session:
+        with worker(tmp_path / "v", "--memory", "1GiB") as other, other.remote() as free, RemoteSession(free, 0, 1, SECRET) as session:
             free.send_slice(demo, MODEL_PATH, demo.model_digest)
             need = session.load(demo.model_digest, SMALL).memory_bytes
-    with worker(tmp_path / "w", "--memory", f"{need * 3 // 2}B") as one, one.remote() as remote:
+    daemon = 64 << 20
+    with worker(tmp_path / "w", "--memory", f"{daemon + need * 3 // 2}B") as one, one.remote() as remote:
         first, second = RemoteSession(remote, 0, 1, SECRET), RemoteSession(remote, 0, 1, SECRET)
         with first, second:
             first.load(demo.model_digest, SMALL)
-            with pytest.raises(WorkerError, match="left of its limit") as caught:
+            with pytest.raises(WorkerError, match="needs a budget of at least|nothing is left") as caught:
                 second.load(demo.model_digest, SMALL)
             assert caught.value.error == "NotEnoughMemory"
             first.unload()
