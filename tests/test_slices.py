@@ -435,7 +435,11 @@ def test_memory_has_a_limit(tmp_path: Path, demo: Recipe) -> None:
                 session.load(demo.model_digest, SMALL)
             assert caught.value.error == "NotEnoughMemory"
             assert remote.describe()[1].sessions[0].memory_bytes == 0
-        with worker(tmp_path / "v", "--memory", "1GiB") as other, other.remote() as free, RemoteSession(free, 0, 1, SECRET) as session:
+        with (
+            worker(tmp_path / "v", "--memory", "1GiB") as other,
+            other.remote() as free,
+            RemoteSession(free, 0, 1, SECRET) as session,
+        ):
             free.send_slice(demo, MODEL_PATH, demo.model_digest)
             need = session.load(demo.model_digest, SMALL).memory_bytes
     daemon = 64 << 20
