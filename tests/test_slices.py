@@ -447,7 +447,7 @@ def test_memory_has_a_limit(tmp_path: Path, demo: Recipe) -> None:
         first, second = RemoteSession(remote, 0, 1, SECRET), RemoteSession(remote, 0, 1, SECRET)
         with first, second:
             first.load(demo.model_digest, SMALL)
-            with pytest.raises(WorkerError, match="needs a budget of at least|nothing is left") as caught:
+            with pytest.raises(WorkerError, match=r"needs a budget of at least|nothing is left") as caught:
                 second.load(demo.model_digest, SMALL)
             assert caught.value.error == "NotEnoughMemory"
             first.unload()
