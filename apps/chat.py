@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from edge.chat import Chat
     from edge.engine import Engine
     from edge.generate import Response
+    from edge.memory import MemoryNeed
+    from edge.page_plan import PagePlan
     from edge.sampler import SamplingParams
     from edge.step_times import Summary
 
@@ -153,6 +155,8 @@ def _loaded(
     with ExitStack() as stack:
         deployed = stack.enter_context(distributed.deployed(args, devices, path)) if devices else None
         engine = deployed.engine if deployed else stack.enter_context(_engine(args, path))
+        if deployed and engine.paging is not None:
+            _say_memory(engine.memory, engine.paging.plan)
         chat = Chat(engine, system=args.system, template=template)
         yield Loaded(chat, time.perf_counter() - began, deployed)
 
@@ -168,7 +172,7 @@ def _engine(args: argparse.Namespace, path: Path) -> Engine:
             path,
             engine_options(args),
             progress=lambda fraction: bar.update(fraction * size),
-            accounted=lambda need, plan: print(f"edge chat: memory: {memory_line(need, plan)}", file=sys.stderr),
+            accounted=_say_memory,
         )
     if engine.paging is None and not engine.memory.fits:
         print(
@@ -177,6 +181,11 @@ def _engine(args: argparse.Namespace, path: Path) -> Engine:
             file=sys.stderr,
         )
     return engine
+
+
+def _say_memory(need: MemoryNeed, plan: PagePlan) -> None:
+    """What this device's budget is used for."""
+    print(f"edge chat: memory: {memory_line(need, plan)}", file=sys.stderr)
 
 
 def _sampling(args: argparse.Namespace) -> SamplingParams:

@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
+from memory_group import remove_group
 
 ROOT = Path(__file__).parent.parent
 EDGE = [sys.executable, "-m", "apps.cli"]
@@ -69,16 +70,7 @@ class CpuGroup:
 
     def close(self) -> None:
         """Remove it. What still runs in it is killed."""
-        deadline = time.monotonic() + 5.0
-        while self.folder.exists() and time.monotonic() < deadline:
-            with suppress(OSError):  # its processes are still ending
-                self.folder.rmdir()
-                return
-            with suppress(OSError):
-                for pid in (self.folder / "cgroup.procs").read_text().split():
-                    with suppress(ProcessLookupError):
-                        os.kill(int(pid), signal.SIGKILL)
-            time.sleep(0.05)
+        remove_group(self.folder)
 
 
 @contextmanager

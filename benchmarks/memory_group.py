@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -21,6 +22,21 @@ from ranks import Ranks
 _GROUPS = Path("/sys/fs/cgroup")
 _END_S = 15.0  # until the processes of a group that is removed are gone
 _numbers = count()
+
+
+def remove_group(folder: Path, before: Callable[[], None] = lambda: None) -> None:
+    """Remove a control group; `before` is called before each attempt. What still runs in it is killed."""
+    deadline = time.monotonic() + _END_S
+    while folder.exists() and time.monotonic() < deadline:
+        before()
+        with suppress(OSError):  # its processes are still ending
+            folder.rmdir()
+            return
+        with suppress(OSError):
+            for pid in (folder / "cgroup.procs").read_text().split():
+                with suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+        time.sleep(0.05)
 
 
 class NoMemoryGroups(Exception):
@@ -66,19 +82,12 @@ class MemoryGroup:
 
     def close(self) -> None:
         """Remove it. What still runs in it is killed."""
-        deadline = time.monotonic() + _END_S
-        while self.folder.exists() and time.monotonic() < deadline:
-            if not self._new:
-                with suppress(OSError):  # its page cache would keep it in the kernel after it was removed
-                    self._write("memory.force_empty", 0)
-            with suppress(OSError):  # its processes are still ending
-                self.folder.rmdir()
-                return
-            with suppress(OSError):
-                for pid in (self.folder / "cgroup.procs").read_text().split():
-                    with suppress(ProcessLookupError):
-                        os.kill(int(pid), signal.SIGKILL)
-            time.sleep(0.05)
+        remove_group(self.folder, self._empty)
+
+    def _empty(self) -> None:
+        if not self._new:
+            with suppress(OSError):  # its page cache would keep it in the kernel after it was removed
+                self._write("memory.force_empty", 0)
 
     def __enter__(self) -> MemoryGroup:
         return self

@@ -93,8 +93,9 @@ def share_out(
     before = read, sizes, parts
     read, speed, prefill = _measure(roles, read, options, threads)
     if choose_batch:
-        sizes = _choose_batch(roles, sizes, budget - sum(parts.values()), speed.read, prefill)
-        parts = {"runtime": runtime, **_of_context(model, shape, sizes, roles)}
+        chosen = _choose_batch(roles, sizes, budget - sum(parts.values()), speed.read, prefill)
+        if chosen != sizes:
+            sizes, parts = chosen, {"runtime": runtime, **_of_context(model, shape, chosen, roles)}
     if sum(parts.values()) + sum(least_parts(roles, read, sizes.batch, at_once).values()) > budget:
         read, sizes, parts = before  # what suits the disk would take too much
     try:

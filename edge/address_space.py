@@ -18,6 +18,11 @@ def pages(n_bytes: int) -> int:
     return -(-n_bytes // PAGE) * PAGE
 
 
+def huge_pages(n_bytes: int) -> int:
+    """`n_bytes` rounded up to whole huge pages."""
+    return -(-n_bytes // HUGE_PAGE) * HUGE_PAGE
+
+
 class AddressSpace:
     """`n_bytes` of addresses. A page takes memory from its first write on; before, it reads as zeros."""
 
@@ -25,7 +30,7 @@ class AddressSpace:
         """huge: in huge pages, of which it takes whole ones. A disk fills them at twice the speed, where the memory it
         writes to must be told to it page by page."""
         self.huge = huge
-        self.n_bytes = -(-max(1, n_bytes) // HUGE_PAGE) * HUGE_PAGE if huge else pages(max(1, n_bytes))
+        self.n_bytes = huge_pages(max(1, n_bytes)) if huge else pages(max(1, n_bytes))
         self._map = mmap.mmap(-1, self.n_bytes + (HUGE_PAGE if huge else 0), flags=_FLAGS)
         self._bytes = np.frombuffer(self._map, np.uint8)
         start = int(self._bytes.ctypes.data)

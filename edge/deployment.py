@@ -227,9 +227,10 @@ class Deployment:
         ranks = [device(other) for other in self.plan.devices].count(device(part.device))
         if ranks > 1:  # threads that wait for others at every barrier of llama.cpp take a hundred times as long
             values["threads"] = max(1, self._fleet.profiles[part.device].threads // ranks)
-        limit = self._fleet.profiles[part.device].memory_limit_bytes
-        if ranks > 1 and limit:  # else the first to load would take all of it
-            values["memory"] = max(1, limit - LEAST_PROCESS_BYTES) // ranks
+        profile = self._fleet.profiles[part.device]
+        limit = profile.memory_limit_bytes
+        if ranks > 1 and limit and profile.gpu is None:  # else the first to load would take all of it
+            values["memory"] = max(1, (limit - LEAST_PROCESS_BYTES) // ranks)
         values |= _own(part)
         command = pb.Load(slice=digest, options_json=json.dumps(values), stages=self._widths)
         with total.part(recipe) as loaded:

@@ -71,11 +71,6 @@ class DirectFile:
                 " generation stopped. Load the model again"
             )
 
-    def forget_cache(self) -> None:
-        """Drop what the page cache holds of it."""
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
-
     def close(self) -> None:
         os.close(self._fd)
 

@@ -27,6 +27,14 @@ class ExpertCounts:
     expected: int = 0  # experts that were expected to be chosen
     right: int = 0  # of these, chosen
 
+    def __add__(self, other: ExpertCounts) -> ExpertCounts:
+        return ExpertCounts(
+            self.chosen + other.chosen,
+            self.held + other.held,
+            self.expected + other.expected,
+            self.right + other.right,
+        )
+
     def __sub__(self, before: ExpertCounts) -> ExpertCounts:
         return ExpertCounts(
             self.chosen - before.chosen,
@@ -60,13 +68,10 @@ class _Bank:
 class Experts:
     """All experts of a model, of which as many are held as there is room for: those used last."""
 
-    def __init__(
-        self, layers: Mapping[int, Sequence[tuple[Weight, Source, bool]]], room: int, used: int, reader: Reader
-    ) -> None:
-        """layers: the weights with experts of each layer, each with whether it is repacked. room: bytes, at least
-        `least_room`. used: experts a token passes in a layer."""
+    def __init__(self, layers: Mapping[int, Sequence[tuple[Weight, Source, bool]]], room: int, reader: Reader) -> None:
+        """layers: the weights with experts of each layer, each with whether it is repacked. room: bytes, at least for
+        the experts of a layer that one pass chooses, and as many that are expected."""
         self._banks = {layer: [_Bank(*one) for one in banks] for layer, banks in layers.items()}
-        self.used = used
         self._reader = reader
         self._room = room
         self._held: OrderedDict[Expert, list[Job]] = OrderedDict()  # the one used longest ago first

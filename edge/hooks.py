@@ -16,10 +16,6 @@ from edge.errors import EngineError
 from edge.ggml import Node
 
 
-def _ready() -> bool:
-    return True
-
-
 @dataclass(frozen=True)
 class Hook:
     """What to do at which nodes."""
@@ -27,10 +23,11 @@ class Hook:
     wants: Callable[[Node], bool]  # asked once per node and kind of graph
     run: Callable[[Node], bool | None]  # called when the node is computed; returning False ends the graph there
     before: Callable[[Node], None] | None = None  # called before the node is computed
-    ready: Callable[[], bool] = _ready  # whether `before` would return at once; if not, what precedes is computed first
+    ready: Callable[[], bool] | None = None  # whether `before` returns at once; if not, what precedes is computed first
 
 
 _Hooks = tuple[Hook, ...]
+_Readies = tuple[Callable[[], bool], ...]
 
 
 class NodeHooks:
@@ -41,8 +38,9 @@ class NodeHooks:
 
     def __init__(self, hooks: Sequence[Hook]) -> None:
         self._hooks = tuple(hooks)
-        self._known: dict[tuple[int, int], list[_Hooks]] = {}
+        self._known: dict[tuple[int, int], tuple[list[_Hooks], list[_Readies]]] = {}
         self._plan: list[_Hooks] = []  # by node index: the hooks that want it
+        self._next: list[_Readies] = []  # by node index: what the node behind it may have to wait for
         self._key: tuple[int, int] | None = None  # of the graph that comes; None: it is not to be remembered
         self._learning = True
         self._index = 0
@@ -55,7 +53,8 @@ class NodeHooks:
         come before it."""
         self._key = None if shifted else (rows, outputs)
         known = self._known.get(self._key) if self._key else None
-        self._learning, self._plan = known is None, known if known is not None else []
+        self._learning = known is None
+        self._plan, self._next = known if known is not None else ([], [])
         self._index, self._ended, self._error = 0, False, None
 
     def end(self, completed: bool) -> None:
@@ -68,7 +67,8 @@ class NodeHooks:
         if not completed or self._key is None:
             return
         if self._learning:
-            self._known[self._key] = self._plan
+            readies = [tuple(hook.ready for hook in hooks if hook.ready) for hooks in self._plan]
+            self._known[self._key] = self._plan, [*readies[1:], ()]
         elif not self._ended and self._index != len(self._plan):
             del self._known[self._key]
             raise EngineError(
@@ -90,21 +90,24 @@ class NodeHooks:
             if self._learning:
                 node = Node(address)
                 self._plan.append(tuple(hook for hook in self._hooks if hook.wants(node)))
-            current = self._current = self._plan[self._index]
+            index = self._index
+            current = self._current = self._plan[index]
             self._index += 1
             if current:
                 for hook in current:
                     if hook.before is not None:
                         hook.before(Node(address))
                 return True
-            return self._blocks(self._index)
+            if self._learning:
+                return False
+            # A generator would cost a microsecond, and there are hundreds of nodes to a token.
+            for ready in self._next[index]:  # noqa: SIM110
+                if not ready():
+                    return True
+            return False
         except IndexError:  # more nodes than remembered
             self._index += 1
             return False
         except BaseException as error:
             self._error, self._ended, self._current = error, True, ()
             return ask  # to be called when this node is computed, and end the graph there
-
-    def _blocks(self, index: int) -> bool:
-        """Whether the node at `index` will have to wait, so that what comes before it should be computed now."""
-        return index < len(self._plan) and not all(hook.ready() for hook in self._plan[index])

@@ -63,6 +63,8 @@ def initialise() -> None:
 def heard_log(listener: Callable[[str], None]) -> Iterator[None]:
     """Tell `listener`, and nobody else, every line llama.cpp logs inside the block. It must not raise."""
     global _listener
+    initialise()
+    L.llama_log_set(_on_log, None)  # another user of the library in this process may have taken the log
     before, _listener = _listener, listener
     try:
         yield

@@ -51,7 +51,7 @@ class PagedWeights:
                 self._pager = Pager(plan.streamed, plan.window, reader)
             if plan.expert_room:
                 banks = {n: [(p.weight, p.source, p.repacked) for p in ps] for n, ps in roles.experts.items()}
-                self._experts = Experts(banks, plan.expert_room, experts_used, reader)
+                self._experts = Experts(banks, plan.expert_room, reader)
                 self._routers = self._make_routers(experts_used)
             if plan.head_pieces:
                 self._products = Products(threads)
@@ -137,9 +137,7 @@ class PagedWeights:
         table = self._roles.table
         # A tied head that lies in memory as it lies in the file is the token table, too.
         if table is not None and not (self._roles.tied and whole_head and not whole_head.repacked):
-            source = self._roles.table_source
-            assert source is not None
-            self._rows = TokenRows(table, source, self._reader)
+            self._rows = TokenRows(table, self._reader)
 
     def _make_routers(self, used: int) -> dict[int, Router]:
         """Of all layers whose router and norm are plain numbers."""

@@ -40,6 +40,9 @@ class PagingHooks:
         self._roles, self._plan, self._places = roles, plan, places
         self._pager, self._experts, self._routers, self._products = pager, experts, routers, products
         self._streamed = {p.weight.address: p for p in plan.streamed if p not in plan.head_pieces}
+        # What may be used in one way only; of experts, with their layer.
+        self._factors = self._streamed.keys() | {p.weight.address for p in roles.factors if p.repacked}
+        self._banks = {} if experts is None else {p.weight.address: n for n, ps in roles.experts.items() for p in ps}
         head = roles.head
         # A head that is the token table, too, has a struct of its own where it lies elsewhere than the table's rows.
         self._own_head = None
@@ -73,10 +76,7 @@ class PagingHooks:
 
     def _check(self, node: Node) -> bool:
         """EngineError for a node that uses a factor in another way than it is kept for. Asked of every node once."""
-        factors = self._streamed.keys() | {p.weight.address for p in self._roles.factors if p.repacked}
-        banks = {} if self._experts is None else {
-            piece.weight.address: layer for layer, pieces in self._roles.experts.items() for piece in pieces
-        }  # fmt: skip
+        factors, banks = self._factors, self._banks
         first, *others = node.sources
         wrong = [one for one in (*others, *node.viewed) if one in factors or one in banks]
         if first in factors and node.op != "MUL_MAT":

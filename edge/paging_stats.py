@@ -45,10 +45,8 @@ class _Sum:
 
     def add(self, tokens: int, reads: ReaderCounts, experts: ExpertCounts) -> None:
         self.tokens += tokens
-        a, b = self.reads, reads
-        self.reads = ReaderCounts(a.n_bytes + b.n_bytes, a.busy_s + b.busy_s, a.wait_s + b.wait_s)
-        c, d = self.experts, experts
-        self.experts = ExpertCounts(c.chosen + d.chosen, c.held + d.held, c.expected + d.expected, c.right + d.right)
+        self.reads += reads
+        self.experts += experts
 
     def stats(self) -> PassStats:
         n, reads, experts = max(1, self.tokens), self.reads, self.experts

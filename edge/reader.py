@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge.address_space import HUGE_PAGE, PAGE, AddressSpace, pages
+from edge.address_space import HUGE_PAGE, PAGE, AddressSpace, huge_pages, pages
 from edge.direct import DirectFile
 from edge.errors import WeightsError
 from edge.ggml_weights import ROW_GROUP, Weight
@@ -27,6 +27,9 @@ class ReaderCounts:
     n_bytes: int = 0
     busy_s: float = 0.0  # in which at least one chunk was being read or laid out
     wait_s: float = 0.0  # in which the engine waited for weights
+
+    def __add__(self, other: ReaderCounts) -> ReaderCounts:
+        return ReaderCounts(self.n_bytes + other.n_bytes, self.busy_s + other.busy_s, self.wait_s + other.wait_s)
 
     def __sub__(self, before: ReaderCounts) -> ReaderCounts:
         return ReaderCounts(self.n_bytes - before.n_bytes, self.busy_s - before.busy_s, self.wait_s - before.wait_s)
@@ -88,6 +91,11 @@ class Job:
         return min(max(unit, min(-(-even // unit), most // unit) * unit) - skip, left)
 
 
+def _buffer(row_bytes: int, chunk: int) -> int:
+    """Bytes for a chunk and the pages around; it may be one group of long rows."""
+    return max(pages(chunk), row_bytes * ROW_GROUP) + 2 * PAGE
+
+
 class Reader:
     """A few threads with a queue of jobs. `close()` ends them."""
 
@@ -113,8 +121,7 @@ class Reader:
         self._at_work, self._since = 0, 0.0  # threads that read, and the time since when there is one
         self._closed = False
         self.hangs = False  # a thread did not end, and may still write to where it was told to
-        room = max(self.chunk, row_bytes * ROW_GROUP) + 2 * PAGE
-        self._staging = [AddressSpace(room, huge=True) for _ in range(threads)]
+        self._staging = [AddressSpace(_buffer(row_bytes, chunk), huge=True) for _ in range(threads)]
         self._threads = [
             threading.Thread(target=self._work, args=(space,), name="weights", daemon=True) for space in self._staging
         ]
@@ -124,8 +131,7 @@ class Reader:
     @staticmethod
     def memory(row_bytes: int, threads: int, chunk: int) -> int:
         """Bytes that a reader takes for itself."""
-        room = max(pages(chunk), row_bytes * ROW_GROUP) + 2 * PAGE
-        return threads * -(-room // HUGE_PAGE) * HUGE_PAGE
+        return threads * huge_pages(_buffer(row_bytes, chunk))
 
     def submit(self, job: Job, *, urgent: bool = False) -> Job:
         """Begin a job, before all that wait if urgent."""

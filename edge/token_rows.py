@@ -6,8 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.address_space import PAGE, AddressSpace, pages
-from edge.ggml_weights import Weight
-from edge.pager import Source
+from edge.pager import Piece
 from edge.reader import Job, Reader
 
 MOST_BYTES = 8 << 20  # of memory for rows of earlier decodes; a conversation has few different tokens
@@ -16,9 +15,9 @@ MOST_BYTES = 8 << 20  # of memory for rows of earlier decodes; a conversation ha
 class TokenRows:
     """Rows of a token table that keeps its full range of addresses."""
 
-    def __init__(self, weight: Weight, source: Source, reader: Reader) -> None:
-        self._weight, self._source, self._reader = weight, source, reader
-        self._space = AddressSpace(weight.n_bytes)
+    def __init__(self, table: Piece, reader: Reader) -> None:
+        self._weight, self._source, self._reader = table.weight, table.source, reader
+        self._space = AddressSpace(table.n_bytes)
         self._there: set[int] = set()
         self.point()
 
@@ -27,10 +26,10 @@ class TokenRows:
         self._weight.point(self._space.address, repacked=False)
 
     @staticmethod
-    def memory(weight: Weight, batch: int) -> int:
+    def memory(table: Piece, batch: int) -> int:
         """Bytes it takes at the most, where a decode has `batch` rows."""
-        row = pages(weight.row_bytes) + PAGE
-        return min(max(MOST_BYTES, batch * row) + batch * row, pages(weight.n_bytes))
+        row = pages(table.weight.row_bytes) + PAGE
+        return min(max(MOST_BYTES, batch * row) + batch * row, pages(table.n_bytes))
 
     def bring(self, tokens: NDArray[np.int32]) -> None:
         """Have the rows of these tokens in memory. WeightsError if they cannot be read. Ids that are no tokens are

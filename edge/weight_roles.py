@@ -29,8 +29,7 @@ class Roles:
     factors: tuple[Piece, ...]  # in the order of use
     head: Piece | None  # None where the model has none here
     tied: bool  # the head is the token table
-    table: Weight | None  # None where tokens never come as such
-    table_source: Source | None
+    table: Piece | None  # None where tokens never come as such
     experts: Mapping[int, Sequence[Piece]]  # by layer
     rest: tuple[Piece, ...]
 
@@ -82,8 +81,7 @@ def sort_weights(weights: Mapping[str, Weight], sources: Mapping[str, Source], *
         factors=tuple(sorted(factors, key=_place)),
         head=piece(head, True) if head is not None else None,
         tied=tied,
-        table=table if tokens else None,
-        table_source=sources[TABLE] if table is not None and tokens else None,
+        table=piece(table, False) if table is not None and tokens else None,
         experts=experts,
         rest=tuple(rest),
     )

@@ -67,6 +67,8 @@ def test_no_command() -> None:
 def test_limits_named_for_a_quick_help_are_those_of_the_engine() -> None:
     assert apps.options.KV_TYPES == KV_TYPES
     assert apps.options.MAX_CONTEXT == edge.engine_options.MAX_CONTEXT
+    assert apps.options.MAX_IO_THREADS == edge.engine_options.MAX_IO_THREADS
+    assert apps.options.MAX_IO_CHUNK == edge.engine_options.MAX_IO_CHUNK
     assert apps.options.MAX_THREADS == edge.engine_options.MAX_THREADS
     assert apps.options.MAX_SEED == edge.sampler.MAX_SEED
 

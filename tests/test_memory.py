@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import llama_cpp
 import pytest
 
 from edge import llama, memory
@@ -39,6 +40,20 @@ def test_the_dry_run_says_what_the_real_run_takes(synthetic: Synthetic, arch: st
     real = sum(float(found[1]) for line in lines if (found := memory._COMPUTE.search(line))) * MIB
     assert real > 0
     assert need.parts["compute buffers"] == pytest.approx(real, abs=0.02 * MIB)
+
+
+@llama_cpp.llama_log_callback
+def ignore(level: int, text: bytes, user: object) -> None:
+    pass
+
+
+def test_the_log_is_heard_even_after_others_took_it(synthetic: Synthetic) -> None:
+    path, sizes = synthetic("llama"), ContextSizes(context=512, batch=32, kv=TYPES["f16"])
+    before = memory.need(path, sizes)
+    llama_cpp.llama_log_set(ignore, None)
+    after = memory.need(path, sizes)
+    assert {**after.parts, "runtime": 0} == {**before.parts, "runtime": 0}
+    assert after.parts["KV cache"] > 0
 
 
 def test_a_larger_context_and_batch_need_more(synthetic: Synthetic) -> None:
