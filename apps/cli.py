@@ -8,7 +8,7 @@ import os
 import sys
 from typing import NoReturn
 
-COMMANDS = ("chat", "bench", "model", "worker", "devices", "link", "cluster")
+COMMANDS = ("chat", "bench", "model", "quantize", "imatrix", "evaluate", "worker", "devices", "link", "cluster")
 
 # Exit codes, as documented in docs/cli.md. Classes are named, not imported: importing them would make --help slow.
 EXIT_CODES = {
@@ -20,10 +20,12 @@ EXIT_CODES = {
     "CannotSlice": 3,
     "ModelFileError": 3,
     "TemplateError": 3,
+    "TextError": 3,
     "ChatFileError": 3,
     "OSError": 3,
     "WeightsError": 3,
     "NotEnoughMemory": 4,
+    "SizeTooSmall": 4,
     "ContextFull": 4,
     "EngineError": 5,
     "Interrupted": 130,

@@ -1,9 +1,10 @@
-"""Private files that are whole or not there, and a lock between processes."""
+"""Files that are whole or not there, room for them, and a lock between processes."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,6 +37,13 @@ def write_private(path: Path, content: bytes) -> None:
         os.fsync(folder)  # the new name, not only the content
     finally:
         os.close(folder)
+
+
+def check_room(path: Path, need: int) -> None:
+    """Nothing, or OSError when the disk of `path` has not `need` bytes free."""
+    free = shutil.disk_usage(path.absolute().parent).free
+    if free < need:
+        raise OSError(f"no room for {path}: {need / 2**30:.1f} GiB needed, {free / 2**30:.1f} GiB free on that disk")
 
 
 @contextmanager

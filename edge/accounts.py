@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from edge.weight_roles import Roles
 from partition.errors import PlanError
 from partition.model import ModelShape
 from partition.paging import Speed
+from quant.gguf_file import GgufFile
 from quant.types import TensorType
 
 _MARGIN = 24 * MIB  # what the interpreter and llama.cpp come to need while they run: a terminal takes 14
@@ -75,7 +77,7 @@ def share_out(
     """Who stays and who is streamed, by measurement where not all can stay. NotEnoughMemory where not even that is
     possible."""
     budget, used = options.memory, shape.n_experts_used
-    runtime = own_rss() + _MARGIN + budget // _MARGIN_SHARE + _TOKEN_BYTES * model.n_vocab
+    runtime = _runtime(budget, model.n_vocab)
     at_once = used * max(2, sizes.sequences)  # experts of each sequence, or of one and of the next layer
     read = ReadOptions(options.io_threads or DEFAULT_THREADS, options.io_chunk or DEFAULT_CHUNK, options.window)
     smallest = replace(sizes, batch=max(min(_BATCHES[0], sizes.batch), sizes.outputs)) if choose_batch else sizes
@@ -115,6 +117,18 @@ def share_out(
     return Share(sizes, parts, read, share, keeps_up or _reads_faster_laid_out(share, read, speed))
 
 
+def beside_weights(file: GgufFile, shape: ModelShape, sizes: ContextSizes, budget: int) -> dict[str, int]:
+    """Bytes by part of a budget that go to something else than weights, where all of these fit. Asked by a dry run."""
+    _, lines = dry_run(file.path, sizes)
+    widest = max((tensor.shape[0] for tensor in file.tensors.values()), default=0)
+    return {"runtime": _runtime(budget, shape.n_vocab)} | _context_parts(lines, shape, sizes, widest, shape.n_vocab)
+
+
+def _runtime(budget: int, n_vocab: int) -> int:
+    """Bytes of the process itself, now and later."""
+    return own_rss() + _MARGIN + budget // _MARGIN_SHARE + _TOKEN_BYTES * n_vocab
+
+
 def _of_context(
     model: llama.Model, shape: ModelShape, sizes: ContextSizes, roles: Roles, dry: Path | None = None
 ) -> dict[str, int]:
@@ -125,18 +139,26 @@ def _of_context(
             llama.Context(model, sizes).close()
     else:
         _, lines = dry_run(dry, sizes)
-    parts = of_context(lines)
-    rows = sizes.batch
     pieces = (*roles.factors, *((roles.head,) if roles.head else ()), *(p for ps in roles.experts.values() for p in ps))
     widest = max((piece.weight.shape[2] for piece in pieces), default=0)
+    parts = _context_parts(lines, shape, sizes, widest, model.n_vocab)
+    if roles.table is None:  # rows come as hidden states: ours, llama.cpp's copy, and those of the ranks
+        parts["hidden states"] = 3 * 4 * sizes.batch * shape.n_embd
+    return parts
+
+
+def _context_parts(
+    lines: Sequence[str], shape: ModelShape, sizes: ContextSizes, widest: int, n_vocab: int
+) -> dict[str, int]:
+    """What llama.cpp said in `lines`, and what it did not. widest: columns of the widest weight."""
+    parts = of_context(lines)
+    rows = sizes.batch
     # ggml's room for a product's rows in another type, for the choices of experts, and for attention that is not fused.
     parts["compute buffers"] += MIB + 2 * rows * widest + 8 * rows * shape.n_experts * shape.n_experts_used
     if not any("FLASH_ATTN_EXT" in line for line in lines):
         parts["compute buffers"] += 2 * sizes.context * rows * max(shape.n_heads, default=0)
     # It makes room for the logits of as many rows as there are sequences, and more when more are asked for.
-    parts["output buffer"] += 4 * model.n_vocab * max(0, sizes.outputs - sizes.sequences)
-    if roles.table is None:  # rows come as hidden states: ours, llama.cpp's copy, and those of the ranks
-        parts["hidden states"] = 3 * 4 * rows * shape.n_embd
+    parts["output buffer"] += 4 * n_vocab * max(0, sizes.outputs - sizes.sequences)
     return parts
 
 

@@ -6,7 +6,7 @@ class EdgeError(Exception):
 
 
 class EngineError(EdgeError):
-    """llama.cpp refused: a load, a context or a batch failed; the message carries llama.cpp's own last word."""
+    """llama.cpp or ONNX Runtime refused: a load, a context or a batch failed; the message carries its own last word."""
 
 
 class NotEnoughMemory(EdgeError):
@@ -35,6 +35,14 @@ class HubError(EdgeError):
 
 class Interrupted(EdgeError):
     """The computation was stopped on request before it was complete."""
+
+
+class TextError(EdgeError):
+    """A text to calibrate or evaluate with that cannot be used: too short, not readable, or not UTF-8."""
+
+
+class SizeTooSmall(EdgeError):
+    """No file of a model can be as small as was asked; the message says what the smallest is."""
 
 
 class ChatFileError(EdgeError):

@@ -1,4 +1,4 @@
-"""ggml, under llama.cpp: the layout of its tensors, the nodes of a graph, quantization. One of five files with ctypes.
+"""ggml, under llama.cpp: the layout of its tensors, the nodes of a graph, quantization. One of six files with ctypes.
 
 Importing this module reads one tensor both through ggml's accessors and through our copy of its struct, and raises
 EngineError if the two disagree: the layout belongs to one exact version of llama-cpp-python.
@@ -209,6 +209,18 @@ class Node:
         values: NDArray[np.int32] = np.ndarray((rows, columns), np.int32, raw, strides=(t.nb[1], 4))
         return values
 
+    def values(self) -> NDArray[Any]:
+        """A copy of its float32 or int32 values, [ne3, ne2, ne1, ne0] in ggml's words, out of whatever memory holds
+        them and however its rows lie there. EngineError for other types, or rows that are not whole."""
+        t = _Tensor.from_address(self.address)
+        if t.type not in (_F32, _I32) or t.nb[0] != 4:
+            raise EngineError(f"node {self.name} of ggml type {t.type} does not hold rows of numbers of 32 bits")
+        raw = np.empty(_nbytes(self.address), np.uint8)
+        _tensor_get(self.address, raw.ctypes.data, 0, raw.nbytes)
+        kind = np.float32 if t.type == _F32 else np.int32
+        values: NDArray[Any] = np.ndarray(tuple(t.ne)[::-1], kind, raw, strides=tuple(t.nb)[::-1])
+        return values
+
     @property
     def shape(self) -> tuple[int, int]:
         """(rows, columns) as numpy counts them: for a hidden state, (tokens, embedding length)."""
@@ -276,12 +288,18 @@ def cpu_procedure(name: bytes) -> int | None:
     return _procedure(_device_registry(cpu_device()), name)  # type: ignore[no-any-return]
 
 
-def quantize_rows(values: NDArray[np.float32], type_id: int) -> NDArray[np.uint8]:
-    """`values` [rows, columns] in ggml type `type_id`, as [rows, bytes per row]. Columns must divide by its block."""
+def quantize_rows(
+    values: NDArray[np.float32], type_id: int, importance: NDArray[np.float32] | None = None
+) -> NDArray[np.uint8]:
+    """`values` [rows, columns] in ggml type `type_id`, as [rows, bytes per row]. Columns must divide by its block.
+
+    importance: of each column, float32 [columns]; some types cannot be without. Runs without the interpreter's lock.
+    """
     rows, columns = values.shape
     values = np.ascontiguousarray(values, np.float32)
     out = np.empty((rows, _row_size(type_id, columns)), np.uint8)
-    written = _quantize_chunk(type_id, values.ctypes.data, out.ctypes.data, 0, rows, columns, None)
+    weights = None if importance is None else importance.ctypes.data
+    written = _quantize_chunk(type_id, values.ctypes.data, out.ctypes.data, 0, rows, columns, weights)
     if written != out.nbytes:
         raise EngineError(f"ggml wrote {written} bytes of type {type_id} where {out.nbytes} were expected")
     return out

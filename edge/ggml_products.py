@@ -1,8 +1,10 @@
-"""Matrix products outside of llama.cpp's graphs, with the same kernels. One of five files with ctypes."""
+"""Matrix products outside of llama.cpp's graphs, with the same kernels. One of six files with ctypes."""
 
 from __future__ import annotations
 
 import ctypes as C
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from edge.errors import EngineError
 from edge.ggml import _ggml, _InitParams, _Tensor, cpu_device, cpu_procedure
@@ -21,6 +23,16 @@ _device_init = _ggml("ggml_backend_dev_init", _P, _P, C.c_char_p)
 _backend_free = _ggml("ggml_backend_free", None, _P)
 _compute = _ggml("ggml_backend_graph_compute", C.c_int, _P, _P)
 _expand = _ggml("ggml_build_forward_expand", None, _P, _P)
+
+
+@contextmanager
+def loose_weight(type_id: int, columns: int, rows: int) -> Iterator[Weight]:
+    """A matrix of no model, without memory of its own, for the time of the block."""
+    memory = _init(_InitParams(_ROOM, None, True))
+    try:
+        yield Weight(_new_2d(memory, type_id, columns, rows))
+    finally:
+        _free(memory)
 
 
 class Products:

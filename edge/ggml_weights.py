@@ -1,4 +1,4 @@
-"""Weights in memory of our own: llama.cpp asks where a tensor may lie, and we answer. One of five files with ctypes.
+"""Weights in memory of our own: llama.cpp asks where a tensor may lie, and we answer. One of six files with ctypes.
 
 llama.cpp takes a buffer type for the weights. Ours reserves addresses and notes every tensor; nothing is loaded. Where
 a tensor really lies is set later, and may change between two nodes of a graph.
@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ctypes as C
 import functools
+from collections.abc import Callable
 
 import llama_cpp as L
 
 from edge.address_space import AddressSpace
 from edge.errors import EngineError
-from edge.ggml import PINNED_VERSION, _ggml, _Tensor, cpu_device, cpu_procedure
+from edge.ggml import PINNED_VERSION, _ggml, _row_size, _Tensor, cpu_device, cpu_procedure
 
 ROW_GROUP = 32  # rows in a chunk that is laid out are a multiple of this; layouts of ggml mix 4, 8 or 16
 
@@ -30,6 +31,7 @@ _get_size = _ggml("ggml_backend_buffer_get_size", C.c_size_t, _P)
 _alloc_buffer = _ggml("ggml_backend_buft_alloc_buffer", _P, _P, C.c_size_t)
 _init_tensor = _ggml("ggml_backend_buffer_init_tensor", C.c_int, _P, _P)
 _tensor_set = _ggml("ggml_backend_tensor_set", None, _P, _P, C.c_size_t, C.c_size_t)
+_type_size = _ggml("ggml_type_size", C.c_size_t, C.c_int)
 
 
 class _BufferType(C.Structure):
@@ -106,6 +108,22 @@ class Weight:
         t = self._tensor
         t.data = address
         t.buffer, t.extra = (_repack_buffer(), self._traits) if repacked else (self._plain, None)
+
+    def replace(self, type_id: int, address: int) -> Callable[[], None]:
+        """From the next node on, the weight is what lies at `address`, in another type of ggml's, until what is
+        returned is called. The weight must not be repacked."""
+        t = self._tensor
+        before = t.type, t.data, tuple(t.nb)
+
+        def restore() -> None:
+            t.type, t.data = before[0], before[1]
+            t.nb[0], t.nb[1], t.nb[2], t.nb[3] = before[2]
+
+        t.type, t.data = type_id, address
+        t.nb[0], t.nb[1] = _type_size(type_id), _row_size(type_id, t.ne[0])
+        t.nb[2] = t.nb[1] * t.ne[1]
+        t.nb[3] = t.nb[2] * t.ne[2]
+        return restore
 
     def spread_matrices(self, n_bytes: int) -> None:
         """From the next node on, matrix k of several lies `n_bytes` times k after the first."""

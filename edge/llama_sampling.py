@@ -1,4 +1,4 @@
-"""llama.cpp's samplers as Python objects, and the candidates they choose from. One of five files with ctypes."""
+"""llama.cpp's samplers as Python objects, and the candidates they choose from. One of six files with ctypes."""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ Speed and memory do not depend on what the weights say, so such a file is enough
 """
 
 import os
-import shutil
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from devices.files import check_room
 from edge.presets import SHAPES
 from edge.shapes import ARCHITECTURES, Shape, ShapeError, shape
 from quant.types import TYPES, TensorType, type_by_name
@@ -113,7 +113,7 @@ def synthesize(
     target = Path(path)
     tensors = layout(shape, type_name, head_type)
     total = sum(_padded(t.n_bytes) for t in tensors)
-    _check_room(target, total + _HEADER_BYTES)
+    check_room(target, total + _HEADER_BYTES)
     rows = _Pool(seed) if shape.parameters > _RANDOM_VALUES else _Random(seed)
     temporary = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:
@@ -254,13 +254,6 @@ def _words() -> Iterator[str]:
     for length in count(1):
         for letters in product("abcdefghijklmnopqrstuvwxyz", repeat=length):
             yield space + "".join(letters)
-
-
-def _check_room(path: Path, need: int) -> None:
-    """Nothing, or OSError when the disk has not `need` bytes free."""
-    free = shutil.disk_usage(path.absolute().parent).free
-    if free < need:
-        raise OSError(f"no room for {path}: {need / 2**30:.1f} GiB needed, {free / 2**30:.1f} GiB free on that disk")
 
 
 def _padded(n: int) -> int:

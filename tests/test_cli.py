@@ -19,6 +19,7 @@ from quant.types import KV_TYPES
 from tests.helpers import ROOT, assert_one_line_error, run_edge
 
 HEAVY = {"numpy", "llama_cpp", "rich", "prompt_toolkit", "jinja2", "huggingface_hub"}
+HEAVY |= {"matplotlib", "scipy", "onnx", "onnxruntime"}
 
 
 def run_python(code: str, **env: str) -> "subprocess.CompletedProcess[str]":

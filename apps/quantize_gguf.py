@@ -1,0 +1,212 @@
+"""`edge quantize` for language models: from GGUF or a folder of safetensors to GGUF."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from apps import quantize_kernels, quantize_report
+from apps.format import bytes_text
+from apps.options import UsageError, model_path
+from apps.progress import progress
+from apps.quantize import DEFAULT_MINUTES
+from apps.table import print_note, print_table
+from edge.fitting import FitOptions, Fitted, file_within, fit_file
+from edge.quantize import Outcome, quantize, temporary_beside
+from edge.text_file import BUNDLED, read_text
+from quant.convert import CONVERTED_TYPES, convert
+from quant.gguf_file import GgufFile
+from quant.mixes import mix_by_name
+from quant.types import type_by_name
+
+
+@dataclass(frozen=True)
+class Made:
+    """What was written."""
+
+    outcome: Outcome
+    word: str  # for its types
+    fitted: Fitted | None = None
+    budget: int | None = None  # bytes
+
+
+def run(args: argparse.Namespace) -> int:
+    """Quantize, report, and show; the exit code."""
+    began = time.monotonic()
+    for name in (*_names(args.type), *_names(args.compare)):
+        mix_by_name(name)  # a word that is wrong is said before anything is computed
+    if args.png:
+        from apps.picture import check_picture
+
+        check_picture(args.png)
+    if _is_conversion(args):
+        file, report = _convert(args), None
+        types = {name: tensor.type for name, tensor in file.tensors.items()}
+        made = Made(Outcome(types, file.size_bytes, ()), args.type.lower())
+    else:
+        with _source(args) as file:
+            made = _fit(args, file) if args.size or args.fit else _to_type(args, file)
+            report = quantize_report.report(args, file) if args.report else None
+    values = _as_json(args, file, made, time.monotonic() - began)
+    if args.json:
+        print(json.dumps(values | {"report": report.to_json() if report else None}))
+        return 0
+    _print(args, values, made)
+    if report is not None:
+        report.print()
+    return 0
+
+
+def _names(text: str | None) -> list[str]:
+    """Of "a,b"."""
+    return [name.strip() for name in text.split(",")] if text else []
+
+
+def _is_conversion(args: argparse.Namespace) -> bool:
+    """Whether a folder of safetensors is to become a GGUF, and no more."""
+    return Path(args.model).is_dir() and (args.type or "").lower() in CONVERTED_TYPES and not args.report
+
+
+def _convert(args: argparse.Namespace) -> GgufFile:
+    """Write OUT from a folder of safetensors."""
+    _check_output(args.output, (), args.force)
+    with progress(f"Converting {args.model}") as bar:
+        convert(Path(args.model), args.output, bar.update, args.type.lower())
+    return GgufFile.open(args.output)
+
+
+@contextmanager
+def _source(args: argparse.Namespace) -> Iterator[GgufFile]:
+    """The model as GGUF. A folder of safetensors is converted first, into a temporary file beside OUT."""
+    if not Path(args.model).is_dir():
+        file = GgufFile.open(model_path(args.model))
+        _check_output(args.output, file.paths, args.force)
+        yield file
+        return
+    _check_output(args.output, (), args.force)
+    with temporary_beside(args.output, ".gguf") as temporary:
+        with progress(f"Converting {args.model}") as bar:
+            convert(Path(args.model), temporary, bar.update)
+        yield GgufFile.open(temporary)
+
+
+def _check_output(output: Path, sources: Sequence[Path], force: bool) -> None:
+    """UsageError where it cannot be written: before anything is computed."""
+    if output.is_dir():
+        raise UsageError(f"{output} is a folder; name a file in it")
+    if not output.absolute().parent.is_dir():
+        raise UsageError(f"there is no folder {output.absolute().parent}; create it first")
+    if output.exists():
+        if any(output.samefile(path) for path in sources):
+            raise UsageError(f"{output} is the model itself; give another name to write to")
+        if not force:
+            raise UsageError(f"{output} exists; --force overwrites it")
+
+
+def _to_type(args: argparse.Namespace, file: GgufFile) -> Made:
+    mix = mix_by_name(args.type) if args.type else quantize_kernels.default_mix(args.threads)
+    _warn_of_loss(file)
+    with progress(f"Quantizing to {mix.name}", sum(t.n_bytes for t in file.tensors.values())) as bar:
+        outcome = quantize(
+            file,
+            args.output,
+            mix,
+            imatrix=args.imatrix,
+            threads=args.threads,
+            progress=lambda done, total, tensor: bar.update(done, total),
+        )
+    return Made(outcome, mix.name)
+
+
+def _fit(args: argparse.Namespace, file: GgufFile) -> Made:
+    _warn_of_loss(file)
+    kinds = tuple(type_by_name(name) for name in _names(args.types))
+    options = FitOptions(args.imatrix, kinds, 60 * (args.minutes or DEFAULT_MINUTES), args.threads)
+    budget = args.size or _budget(args, file)
+    with quantize_report.stages() as show:
+        fitted = fit_file(file, args.output, budget, read_text(args.text or BUNDLED), options, show)
+    return Made(fitted.outcome, "fitted", fitted, budget)
+
+
+def _budget(args: argparse.Namespace, file: GgufFile) -> int:
+    """Bytes of a file whose weights fit into the memory beside everything else."""
+    budget, parts = file_within(file, args.fit, args.context, args.kv_type or "f16")
+    words = ", ".join(f"{name} {bytes_text(n)}" for name, n in parts.items() if n)
+    print(f"edge quantize: of {bytes_text(args.fit)}, {bytes_text(budget)} are left: {words}", file=sys.stderr)
+    return budget
+
+
+def _warn_of_loss(file: GgufFile) -> None:
+    """A word where weights have lost bits before."""
+    lossy = Counter[str]()
+    for tensor in file.tensors.values():
+        if tensor.type.block > 1:
+            lossy[tensor.type.name] += tensor.n_bytes
+    if lossy:
+        print(
+            f"edge quantize: {file.path.name} is quantized already, mostly to {lossy.most_common(1)[0][0]}, and loses"
+            " once more; better start from F16, BF16 or F32",
+            file=sys.stderr,
+        )
+
+
+def _as_json(args: argparse.Namespace, file: GgufFile, made: Made, duration_s: float) -> dict[str, Any]:
+    outcome, fitted = made.outcome, made.fitted
+    sizes: Counter[str] = Counter()
+    values = 0
+    for name, kind in outcome.types.items():
+        tensor = file.tensors[name]
+        count = tensor.n_bytes * tensor.type.block // tensor.type.block_bytes
+        sizes[kind.name] += kind.n_bytes(count)
+        values += count
+    return {
+        "input": str(args.model),
+        "output": str(args.output),
+        "type": made.word,
+        "source_bytes": file.size_bytes,
+        "size_bytes": outcome.n_bytes,
+        "bits_per_weight": 8 * sum(sizes.values()) / values,
+        "type_bytes": dict(sizes.most_common()),
+        "types": {name: kind.name for name, kind in outcome.types.items()},
+        "misfits": [
+            {"tensor": m.tensor, "columns": m.columns, "wanted": m.wanted, "used": m.used} for m in outcome.misfits
+        ],
+        "imatrix": str(args.imatrix) if args.imatrix else None,
+        "budget_bytes": made.budget,
+        "expected_divergence": fitted.expected_divergence if fitted else None,
+        "measured_divergence": fitted.measured_divergence if fitted else None,
+        "gap": fitted.gap if fitted and math.isfinite(fitted.gap) else None,
+        "slow_types": dict(fitted.slow) if fitted else {},
+        "duration_s": duration_s,
+    }
+
+
+def _print(args: argparse.Namespace, values: dict[str, Any], made: Made) -> None:
+    rows = [
+        ("size", f"{bytes_text(values['size_bytes'])}, was {bytes_text(values['source_bytes'])}"),
+        ("bits a weight", f"{values['bits_per_weight']:.2f}"),
+        ("types", ", ".join(f"{name} {bytes_text(n)}" for name, n in values["type_bytes"].items())),
+    ]
+    if made.fitted and made.budget:
+        rows.insert(1, ("of the budget", f"{100 * values['size_bytes'] / made.budget:.2f} %"))
+        figures = f"{made.fitted.measured_divergence:.5f} nats a token, expected {made.fitted.expected_divergence:.5f}"
+        rows.append(("KL divergence", figures))
+    print_table(f"{args.output}: {made.word}", rows)
+    if made.outcome.misfits:
+        first = made.outcome.misfits[0]
+        print_note(
+            f"{len(made.outcome.misfits)} tensors do not divide into blocks of the type and have another one:"
+            f" {first.tensor} has {first.columns} columns, so {first.used} in place of {first.wanted}"
+        )
+    if made.fitted and made.fitted.slow:
+        words = ", ".join(f"{small} ({large} is faster)" for small, large in made.fitted.slow.items())
+        print_note(f"left out, because larger types decode faster on this device: {words}; --types names others")

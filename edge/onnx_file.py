@@ -1,0 +1,202 @@
+"""An ONNX model, checked and read whole before native code sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+from quant.errors import ModelFileError
+
+_PROTOBUF_LIMIT = (1 << 31) - 1  # bytes of one file; what is larger keeps its weights in a file beside it
+_INLINE_LIMIT = 1_900_000_000  # bytes of weights that go into one file: names, nodes and shapes need room, too
+_NO_SHAPE = "Field 'shape' of 'type' is required"
+_KEEP_INLINE = 1024  # bytes: smaller tensors, such as shapes, stay in the model where shape inference sees them
+
+
+@dataclass(frozen=True)
+class OnnxFile:
+    """A model in memory."""
+
+    path: Path
+    model: Any  # onnx.ModelProto, with all weights
+    data_files: frozenset[Path]  # what held weights beside it
+    weight_bytes: int
+    size_bytes: int  # of all its files
+
+    @property
+    def external(self) -> bool:
+        """Whether its weights go into a file beside it, where it is written again."""
+        return bool(self.data_files) or self.weight_bytes > _INLINE_LIMIT
+
+
+def load(path: Path) -> OnnxFile:
+    """The model in `path`, with the weights that lie in files beside it.
+
+    OSError where a file cannot be read. ModelFileError, which names the tensor, for weights that are outside the
+    model's folder, missing or too short; also for what is not an ONNX model, is cut off, or breaks the rules of ONNX.
+    """
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    size = path.stat().st_size
+    if size > _PROTOBUF_LIMIT:
+        raise ModelFileError(f"{path} has {size} bytes; an ONNX file has at most 2 GiB, and more weights beside it")
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(path.read_bytes())
+    except DecodeError as exc:
+        raise ModelFileError(f"{path} is not an ONNX model, or is cut off; get it again") from exc
+    if not model.ir_version or not model.opset_import or not model.graph.output:
+        raise ModelFileError(f"{path} is not an ONNX model: it names no version, no operator set or no outputs")
+    data_files: set[Path] = set()
+    for tensor in tensors(model):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            data_files.add(_data_file(path, tensor))
+    _read_weights(path, model)
+    _constants_not_inputs(model.graph)
+    model.ir_version = max(model.ir_version, 4)  # before, every initializer had to be an input
+    weights = sum(_held_bytes(tensor) for tensor in tensors(model))
+    size += sum(held.stat().st_size for held in data_files)
+    found = OnnxFile(path, model, frozenset(data_files), weights, size)
+    if weights <= _INLINE_LIMIT:
+        try:
+            onnx.checker.check_model(model)
+        except Exception as exc:  # ValidationError, and others for what cannot be encoded
+            if _NO_SHAPE in str(exc):  # of an output: ONNX Runtime, which checks too, finds it out
+                return found
+            raise ModelFileError(f"{path} is not a valid ONNX model: {first_line(exc)}") from exc
+    return found
+
+
+def save(file: OnnxFile, path: Path) -> None:
+    """Write the model to `path`, and its weights to PATH.data where they go beside it. OSError when that fails.
+
+    Weights that were written beside it are no longer in memory.
+    """
+    import onnx
+
+    onnx.save_model(
+        file.model,
+        str(path),
+        save_as_external_data=file.external,
+        location=f"{path.name}.data",
+        size_threshold=_KEEP_INLINE,
+    )
+
+
+def tensors(model: Any) -> Iterator[Any]:
+    """Every TensorProto of a ModelProto: initializers, constants in nodes, those of subgraphs and functions."""
+    yield from _graph_tensors(model.graph)
+    for function in model.functions:
+        yield from _node_tensors(function.node)
+    for training in model.training_info:
+        yield from _graph_tensors(training.initialization)
+        yield from _graph_tensors(training.algorithm)
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says first, without the rest of a page."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _graph_tensors(graph: Any) -> Iterator[Any]:
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+    yield from _node_tensors(graph.node)
+
+
+def _node_tensors(nodes: Any) -> Iterator[Any]:
+    for node in nodes:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+            for sparse in (*((attribute.sparse_tensor,) if attribute.HasField("sparse_tensor") else ()),
+                           *attribute.sparse_tensors):  # fmt: skip
+                yield from (sparse.values, sparse.indices)
+            if attribute.HasField("g"):
+                yield from _graph_tensors(attribute.g)
+            for graph in attribute.graphs:
+                yield from _graph_tensors(graph)
+
+
+def _data_file(path: Path, tensor: Any) -> Path:
+    """The file that holds an external tensor, which is whole there."""
+    fields = {entry.key: entry.value for entry in tensor.external_data}
+    location = str(fields.get("location", ""))
+    what = f"{path}: tensor {tensor.name!r}"
+    parts = (*PurePosixPath(location).parts, *PureWindowsPath(location).parts)
+    absolute = PurePosixPath(location).is_absolute() or PureWindowsPath(location).anchor
+    if not location or "\0" in location or absolute or ".." in parts:
+        raise ModelFileError(f"{what} has its data in {location!r}; only files in the model's own folder are read")
+    held = path.parent / location
+    if not held.exists():
+        raise ModelFileError(f"{what} has its data in {location!r}, which is not there; put it beside the model")
+    if not held.resolve().is_relative_to(path.parent.resolve()) or held.is_symlink():
+        raise ModelFileError(f"{what} has its data in {location!r}, which is a link; put the file itself there")
+    if not held.is_file():
+        raise ModelFileError(f"{what} has its data in {location!r}, which is not a file")
+    need = _dense_bytes(tensor, what)
+    try:
+        offset = int(fields.get("offset", "0") or "0")
+        length = int(fields.get("length", "") or need)
+    except ValueError as exc:
+        raise ModelFileError(f"{what} has an offset or a length that is no number") from exc
+    have = held.stat().st_size
+    if offset < 0 or length != need:
+        raise ModelFileError(f"{what} needs {need} bytes; {length} at offset {offset} of {location!r} are named")
+    if offset + length > have:
+        raise ModelFileError(f"{what} ends at byte {offset + length} of {location!r}, which has {have}; get it again")
+    return held
+
+
+def _dense_bytes(tensor: Any, what: str) -> int:
+    """The bytes that a tensor's values take."""
+    import onnx
+
+    values = 1
+    for dim in tensor.dims:
+        if dim < 0:
+            raise ModelFileError(f"{what} has a dimension of {dim}")
+        values *= dim
+    halves = (onnx.TensorProto.INT4, onnx.TensorProto.UINT4, getattr(onnx.TensorProto, "FLOAT4E2M1", -1))
+    if tensor.data_type in halves:
+        return (values + 1) // 2
+    try:
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    except (KeyError, ValueError, TypeError) as exc:
+        raise ModelFileError(f"{what} has an unknown type, {tensor.data_type}") from exc
+    if dtype.kind == "O" or tensor.data_type == onnx.TensorProto.STRING:
+        raise ModelFileError(f"{what} has strings outside the model, which ONNX does not allow")
+    return values * int(dtype.itemsize)
+
+
+def _read_weights(path: Path, model: Any) -> None:
+    """Take the external weights into the model, all of which were found."""
+    from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
+
+    for tensor in tensors(model):
+        if uses_external_data(tensor):
+            try:
+                load_external_data_for_tensor(tensor, str(path.parent))
+            except OSError:
+                raise
+            except Exception as exc:  # the onnx package has checks of its own, and no class for them
+                raise ModelFileError(f"{path}: tensor {tensor.name!r}: {first_line(exc)}") from exc
+            tensor.data_location = 0  # DEFAULT
+            tensor.ClearField("external_data")
+
+
+def _constants_not_inputs(graph: Any) -> None:
+    """Old models list every weight as an input, too. What a caller may change is no constant, and is not quantized."""
+    held = {tensor.name for tensor in graph.initializer}
+    kept = [value for value in graph.input if value.name not in held]
+    graph.ClearField("input")
+    graph.input.extend(kept)
+
+
+def _held_bytes(tensor: Any) -> int:
+    return len(tensor.raw_data) or int(tensor.ByteSize())

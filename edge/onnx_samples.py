@@ -1,0 +1,158 @@
+"""Inputs to calibrate and compare an ONNX model with: samples from files, or made up."""
+
+from __future__ import annotations
+
+import math
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edge.errors import NotEnoughMemory
+from quant.errors import ModelFileError
+
+Array = npt.NDArray[Any]
+Feeds = dict[str, Array]  # by name of the input
+
+_TYPES = {
+    "tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16,
+    "tensor(int64)": np.int64, "tensor(int32)": np.int32, "tensor(int16)": np.int16, "tensor(int8)": np.int8,
+    "tensor(uint64)": np.uint64, "tensor(uint32)": np.uint32, "tensor(uint16)": np.uint16, "tensor(uint8)": np.uint8,
+    "tensor(bool)": np.bool_,
+}  # fmt: skip
+
+
+class SamplesError(ModelFileError):
+    """Samples that do not fit the model: missing inputs, other shapes or types, or a file that holds none."""
+
+
+@dataclass(frozen=True)
+class Input:
+    """What a model takes under one name."""
+
+    name: str
+    type: str  # as ONNX Runtime calls it: "tensor(float)"
+    shape: tuple[int | str, ...]  # a name or "?" where the caller chooses
+
+    @property
+    def made_up_shape(self) -> tuple[int, ...]:
+        """The shape with 1 for every open dimension."""
+        return tuple(dim if isinstance(dim, int) else 1 for dim in self.shape)
+
+
+def inputs_of(session: Any) -> tuple[Input, ...]:
+    """What a session takes. SamplesError for what no array can be given to, such as text or a sequence."""
+    found = tuple(
+        Input(value.name, value.type, tuple(d if isinstance(d, int) and d >= 0 else str(d or "?") for d in value.shape))
+        for value in session.get_inputs()
+    )
+    for one in found:
+        if one.type not in _TYPES:
+            raise SamplesError(f"input {one.name!r} is a {one.type}; values can be given to tensors of numbers only")
+    return found
+
+
+def made_up(inputs: tuple[Input, ...], n: int, seed: int = 0) -> Iterator[Feeds]:
+    """`n` random feeds: normal floats; bytes of any value; other whole numbers 0 or 1, which any table has rows for.
+
+    Open dimensions are 1.
+    """
+    rng = np.random.default_rng(seed)
+    for _ in range(n):
+        feeds: Feeds = {}
+        for one in inputs:
+            dtype = np.dtype(_TYPES[one.type])
+            if dtype.kind == "f":
+                feeds[one.name] = rng.standard_normal(one.made_up_shape).astype(dtype)
+            else:
+                most = 256 if dtype == np.uint8 else 2
+                feeds[one.name] = rng.integers(0, most, one.made_up_shape).astype(dtype)
+        yield feeds
+
+
+class Samples:
+    """Samples of a .npz file, or of all of them in a folder in the order of their names, one file in memory at a time.
+
+    An array for each input, under its name; the first axis counts samples. An array with as many axes as the input is
+    cut along the first one: one row each, or as many as the model's fixed batch. With one axis more, each of its
+    parts is an input as it is. Other arrays are left alone.
+    """
+
+    def __init__(self, path: Path, inputs: tuple[Input, ...]) -> None:
+        """OSError where there is nothing to read; SamplesError for a folder without .npz files."""
+        self.path, self._inputs = path, inputs
+        self._files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
+        if not self._files:
+            raise SamplesError(f"{path} holds no .npz file; save one there with numpy.savez, an array for each input")
+
+    def __iter__(self) -> Iterator[Feeds]:
+        """Feeds of one run each. OSError; SamplesError, which says what is needed and what was there."""
+        for path in self._files:
+            runs = {one.name: self._runs(path, one, array) for one, array in self._arrays(path)}
+            counts = {name: len(parts) for name, parts in runs.items()}
+            if len(set(counts.values())) > 1:
+                raise SamplesError(f"{path}: every input needs as many samples as the others; there are {counts}")
+            n = next(iter(counts.values()), 0)
+            if n == 0:
+                raise SamplesError(f"{path} holds no whole sample; the first axis of each array counts them")
+            for i in range(n):
+                yield {name: parts[i : i + 1].reshape(parts.shape[1:]) for name, parts in runs.items()}
+
+    def _arrays(self, path: Path) -> Iterator[tuple[Input, Array]]:
+        """Every input with its array."""
+        try:
+            with path.open("rb") as file:
+                held = np.load(file, allow_pickle=False)
+                if isinstance(held, np.ndarray):
+                    raise SamplesError(f"{path} holds one array without a name; numpy.savez writes names with them")
+                lacking = [one.name for one in self._inputs if one.name not in held.files]
+                if lacking:
+                    raise SamplesError(
+                        f"{path} needs an array for each input; {', '.join(map(repr, lacking))} not there, only"
+                        f" {', '.join(map(repr, held.files)) or 'nothing'}"
+                    )
+                for one in self._inputs:
+                    yield one, held[one.name]
+        except MemoryError as exc:
+            raise NotEnoughMemory(f"{path} does not fit into memory; put fewer samples into each file") from exc
+        except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as exc:
+            raise SamplesError(f"{path} is not a .npz file of numbers, or is cut off; numpy.savez writes one") from exc
+
+    def _runs(self, path: Path, one: Input, array: Array) -> Array:
+        """What of the array goes into each run, along the first axis."""
+        wanted = np.dtype(_TYPES[one.type])
+        what = f"{path}: {one.name!r}"
+        if not np.can_cast(array.dtype, wanted, "same_kind"):
+            raise SamplesError(f"{what} has values of type {array.dtype}; the model takes {wanted}")
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise SamplesError(
+                f"{what} has values that are infinite or not a number; ranges cannot be measured with them"
+            )
+        rank = len(one.shape)
+        if array.ndim == rank and rank > 0:
+            rows = one.shape[0] if isinstance(one.shape[0], int) else 1
+            if rows == 0:
+                raise SamplesError(f"{what}: the model takes no values there")
+            runs = len(array) // rows
+            array = array[: runs * rows].reshape(runs, rows, *array.shape[1:])
+        elif array.ndim != rank + 1:
+            raise SamplesError(f"{what} has the shape {array.shape}; the model takes {_shape_text(one)} of each sample")
+        fits = all(isinstance(dim, str) or dim == have for dim, have in zip(one.shape, array.shape[1:], strict=True))
+        if not fits or math.prod(array.shape[1:]) == 0:
+            raise SamplesError(f"{what} has samples of shape {array.shape[1:]}; the model takes {_shape_text(one)}")
+        return array.astype(wanted)
+
+
+def open_dims(inputs: tuple[Input, ...]) -> Mapping[str, tuple[str, ...]]:
+    """The dimensions that the caller chooses, by input; without those that have none."""
+    found = {one.name: tuple(dim for dim in one.shape if isinstance(dim, str)) for one in inputs}
+    return {name: dims for name, dims in found.items() if dims}
+
+
+def _shape_text(one: Input) -> str:
+    return f"({', '.join(map(str, one.shape))})"

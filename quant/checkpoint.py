@@ -1,0 +1,228 @@
+"""A Hugging Face folder of safetensors, opened and checked: its JSON files and where its tensors lie.
+
+Format: https://huggingface.co/docs/safetensors. A file is a u64 header length, a JSON header that gives each tensor a
+type, a shape and a range of bytes, and the bytes. Tensors are read with `pread`, piece by piece: a mapping would count
+every page ever touched as memory of this process.
+"""
+
+import json
+import math
+import os
+import stat
+import struct
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from quant.errors import ModelFileError
+
+MAX_JSON_BYTES = 200 << 20
+_MAX_HEADER_BYTES = 100_000_000  # the library's own limit
+_MAX_TENSORS = 1 << 20
+_MAX_DIMS = 8
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+
+# Bytes of a value. Other types are known by name only, so that the error for them can name the tensor.
+_SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
+          "U16": 2, "U32": 4, "U64": 8, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Where one tensor of a checkpoint lies and what it is."""
+
+    name: str
+    shape: tuple[int, ...]  # slowest first
+    dtype: str  # as the format names it: "BF16"
+    path: Path
+    offset: int  # bytes from the start of its file
+    n_bytes: int
+
+
+class Checkpoint:
+    """A folder of safetensors, read-only. Close it, or use it as a context manager."""
+
+    def __init__(self, folder: Path, tensors: dict[str, StoredTensor]) -> None:
+        self.folder = folder
+        self.tensors = tensors
+        self._handles: dict[Path, int] = {}
+
+    @classmethod
+    def open(cls, folder: Path) -> "Checkpoint":
+        """Read and check the headers of all files of `folder`. ModelFileError, one line, for what is wrong."""
+        if not folder.is_dir():
+            raise ModelFileError(f"{folder}: this is not a folder; give the folder of a Hugging Face model")
+        if not (folder / "config.json").is_file():
+            raise ModelFileError(f"{folder}: it has no config.json; give the folder of a Hugging Face model")
+        return cls(folder, _tensors(folder))
+
+    @property
+    def paths(self) -> set[Path]:
+        """All files that hold tensors."""
+        return {tensor.path for tensor in self.tensors.values()}
+
+    def json(self, name: str) -> dict[str, Any]:
+        """The object in a JSON file of the folder, empty where there is no such file. ModelFileError if it is none."""
+        path = self.folder / name
+        return read_json(path) if path.exists() else {}
+
+    def content(self, name: str) -> bytes | None:
+        """A small file of the folder, None where it is not there. ModelFileError where it cannot be read."""
+        path = self.folder / name
+        return _read(path) if path.exists() else None
+
+    def read(self, tensor: StoredTensor, start: int, n_bytes: int) -> bytes:
+        """`n_bytes` of a tensor from byte `start` of it on. ModelFileError where the file has become shorter."""
+        if tensor.path not in self._handles:
+            self._handles[tensor.path] = os.open(tensor.path, os.O_RDONLY | os.O_CLOEXEC)
+        parts, at = [], tensor.offset + start
+        while n_bytes:
+            part = os.pread(self._handles[tensor.path], n_bytes, at)
+            if not part:
+                raise ModelFileError(f"{tensor.path.name}: it ended inside {tensor.name!r} while it was read")
+            parts.append(part)
+            at += len(part)
+            n_bytes -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def close(self) -> None:
+        """Close the files."""
+        while self._handles:
+            with suppress(OSError):
+                os.close(self._handles.popitem()[1])
+
+    def __enter__(self) -> "Checkpoint":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. ModelFileError for a file that cannot be read or holds anything else."""
+    return _object(_read(path), path.name)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise ModelFileError(f"{path.name}: this is not a regular file")
+        if status.st_size > MAX_JSON_BYTES:
+            raise ModelFileError(f"{path.name}: {status.st_size} bytes, at most {MAX_JSON_BYTES} are read")
+        return path.read_bytes()
+    except OSError as exc:
+        raise ModelFileError(f"{path.name}: cannot be read: {exc.strerror or exc}") from exc
+
+
+def _object(raw: bytes, name: str) -> dict[str, Any]:
+    try:
+        value = json.loads(raw, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as exc:
+        raise ModelFileError(f"{name}: not valid JSON: {exc}; download it again") from exc
+    if not isinstance(value, dict):
+        raise ModelFileError(f"{name}: needed is a JSON object, this is a {type(value).__name__}; download it again")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key occurs twice")
+    return found
+
+
+def _tensors(folder: Path) -> dict[str, StoredTensor]:
+    """The tensors of all files, by name."""
+    if (folder / _SINGLE).exists():
+        return _file_tensors(folder / _SINGLE)
+    if not (folder / _INDEX).exists():
+        raise ModelFileError(f"{folder}: it has neither {_SINGLE} nor {_INDEX}; only safetensors are read")
+    places = read_json(folder / _INDEX).get("weight_map")
+    if not isinstance(places, dict) or not places:
+        raise ModelFileError(f"{_INDEX}: it has no weight_map; download it again")
+    tensors: dict[str, StoredTensor] = {}
+    for name in sorted(_names(places.values())):
+        if not (folder / name).exists():
+            raise ModelFileError(f"{folder}: {name} is missing, {_INDEX} names it; download it")
+        part = _file_tensors(folder / name)
+        twice = tensors.keys() & part.keys()
+        if twice:
+            raise ModelFileError(f"{name}: tensor {min(twice)!r} is also in {tensors[min(twice)].path.name}")
+        tensors |= part
+    for tensor, name in places.items():
+        if tensor not in tensors or tensors[tensor].path.name != name:
+            raise ModelFileError(f"{name}: it has no tensor {tensor!r}, {_INDEX} says so; download both again")
+    return tensors
+
+
+def _names(values: Iterable[Any]) -> set[str]:
+    """The file names of an index, none of which may lead out of the folder."""
+    names = set()
+    for name in values:
+        if not isinstance(name, str) or not name.endswith(".safetensors") or set(name) & set("/\\\0"):
+            raise ModelFileError(f"{_INDEX}: {name!r:.80} is not the name of a .safetensors file in this folder")
+        names.add(name)
+    return names
+
+
+def _file_tensors(path: Path) -> dict[str, StoredTensor]:
+    """The tensors of one file, whose ranges lie in it and do not overlap."""
+    name = path.name
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for ever
+            raise ModelFileError(f"{name}: this is not a regular file")
+        with path.open("rb") as file:
+            length = file.read(8)
+            if len(length) < 8:
+                raise ModelFileError(f"{name}: {len(length)} bytes are no safetensors file; download it again")
+            n_header = struct.unpack("<Q", length)[0]
+            if n_header > min(_MAX_HEADER_BYTES, status.st_size - 8):
+                raise ModelFileError(
+                    f"{name}: a header of {n_header} bytes, the file has {status.st_size}; it is no safetensors file, "
+                    "or incomplete: download it again"
+                )
+            header = _object(file.read(n_header), name)
+    except OSError as exc:
+        raise ModelFileError(f"{name}: cannot be read: {exc.strerror or exc}") from exc
+    header.pop("__metadata__", None)
+    if len(header) > _MAX_TENSORS:
+        raise ModelFileError(f"{name}: it claims {len(header)} tensors, at most {_MAX_TENSORS} are read")
+    tensors = {key: _tensor(path, key, entry, 8 + n_header) for key, entry in header.items()}
+    end, before = 8 + n_header, ""
+    for tensor in sorted(tensors.values(), key=lambda t: (t.offset, t.n_bytes)):
+        if tensor.offset < end:
+            raise ModelFileError(f"{name}: tensors {before!r} and {tensor.name!r} overlap; the file is damaged")
+        end, before = tensor.offset + tensor.n_bytes, tensor.name
+    if end > status.st_size:
+        raise ModelFileError(
+            f"{name}: tensor {before!r} ends at byte {end}, the file has {status.st_size}; the download is incomplete"
+        )
+    return tensors
+
+
+def _tensor(path: Path, name: str, entry: Any, data_start: int) -> StoredTensor:
+    """One entry of a header."""
+    fields = entry if isinstance(entry, dict) else {}
+    dtype, shape, offsets = fields.get("dtype"), _sizes(fields.get("shape")), _sizes(fields.get("data_offsets"))
+    if not isinstance(dtype, str) or shape is None or offsets is None or len(offsets) != 2:
+        raise ModelFileError(f"{path.name}: tensor {name!r:.200} has no dtype, shape and data_offsets; it is damaged")
+    start, end = offsets
+    need = math.prod(shape) * _SIZES.get(dtype, 0)
+    if end < start or (dtype in _SIZES and end - start != need):
+        raise ModelFileError(f"{path.name}: tensor {name!r} needs {need} bytes, it has {end - start}; it is damaged")
+    return StoredTensor(name, shape, dtype, path, data_start + start, end - start)
+
+
+def _sizes(value: Any) -> tuple[int, ...] | None:
+    """A short list of sizes; None for anything else."""
+    if not isinstance(value, list) or len(value) > _MAX_DIMS:
+        return None
+    return tuple(value) if all(type(item) is int and 0 <= item < 2**62 for item in value) else None

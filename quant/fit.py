@@ -1,0 +1,110 @@
+"""A type for each tensor, so that a file keeps to a budget and the damage is least: a pure function of a table.
+
+Damage is the mean KL divergence, in nats a token, of what the model predicts after a change from what it did before.
+Errors of different tensors are nearly independent, and the divergence is quadratic in small ones: so damages add up.
+What is left is the multiple-choice knapsack problem: one type for each tensor, the sum of bytes within the budget, the
+sum of damages least. HiGHS solves it to a gap that is stated.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from quant.types import TensorType
+
+LEAST_FILL = 0.995  # of the budget, that a file should use
+_GAP = 1e-4  # of the least damage: how near to it a solution must be proved to be
+_MOST_S = 60.0  # for proving it; what is found by then is used, with its gap
+# The solver keeps constraints to 1e-6 of their unit. A large unit makes that nothing, but some large sums then have no
+# solution for it; with a small one, as much of the budget is left out.
+_SCALES = ((1e5, 0.0), (1.0, 2e-6))  # (unit, part left out)
+
+
+class DoesNotFit(Exception):
+    """Even the smallest types exceed the budget. `least`: bytes that they take."""
+
+    def __init__(self, least: int) -> None:
+        super().__init__(f"at least {least} bytes")
+        self.least = least
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A type that a tensor may have."""
+
+    type: TensorType
+    n_bytes: int  # in the file, with padding
+    damage: float  # nats a token
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A choice for each tensor."""
+
+    choices: Mapping[str, Choice]
+    gap: float  # the damage is at most this part above the least possible
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all."""
+        return sum(choice.n_bytes for choice in self.choices.values())
+
+    @property
+    def damage(self) -> float:
+        """Expected, nats a token."""
+        return sum(choice.damage for choice in self.choices.values())
+
+
+def fit(table: Mapping[str, Sequence[Choice]], budget: int, reserved: int = 0) -> Fit:
+    """The choices with the least damage whose bytes, and `reserved` more, are at most `budget`.
+
+    They fill LEAST_FILL of it where choices do that at all. DoesNotFit where nothing is small enough.
+    """
+    useful = {name: undominated(choices) for name, choices in table.items()}
+    least = sum(choices[0].n_bytes for choices in useful.values())
+    if least + reserved > budget:
+        raise DoesNotFit(least + reserved)
+    if sum(choices[-1].n_bytes for choices in useful.values()) + reserved <= budget:
+        return Fit({name: choices[-1] for name, choices in useful.items()}, 0.0)
+    floor = int(LEAST_FILL * budget) + 1 - reserved
+    found = _solve(useful, budget - reserved, floor) or _solve(useful, budget - reserved, 0)
+    return found or Fit({name: choices[0] for name, choices in useful.items()}, math.inf)
+
+
+def undominated(choices: Sequence[Choice]) -> list[Choice]:
+    """Those that no other one beats in both bytes and damage, the smallest first."""
+    kept: list[Choice] = []
+    for choice in sorted(choices, key=lambda c: (c.n_bytes, c.damage)):
+        if not kept or choice.damage < kept[-1].damage:
+            kept.append(choice)
+    return kept
+
+
+def _solve(table: Mapping[str, Sequence[Choice]], most: int, least: int) -> Fit | None:
+    """The best choices with bytes from `least` to `most`; None if there are none."""
+    import numpy as np
+    from scipy.optimize import Bounds, LinearConstraint, milp
+    from scipy.sparse import csr_matrix
+
+    flat = [choice for choices in table.values() for choice in choices]
+    damages = np.array([choice.damage for choice in flat])
+    share = np.array([choice.n_bytes for choice in flat]) / most
+    owner = np.repeat(np.arange(len(table)), [len(choices) for choices in table.values()])
+    one_each = csr_matrix((np.ones(len(flat)), (owner, np.arange(len(flat)))))
+    for unit, margin in _SCALES:
+        result = milp(
+            damages / max(damages.max(), 1e-300),  # near 1, as solvers like it
+            constraints=[
+                LinearConstraint(one_each, 1, 1),
+                LinearConstraint(unit * share[None, :], unit * least / most, unit * (1 - margin)),
+            ],
+            integrality=np.ones(len(flat)),
+            bounds=Bounds(0, 1),
+            options={"mip_rel_gap": _GAP, "time_limit": _MOST_S},
+        )
+        if result.x is not None:
+            taken = [choice for choice, x in zip(flat, result.x, strict=True) if x > 0.5]
+            found = Fit(dict(zip(table, taken, strict=True)), float(result.mip_gap or 0.0))
+            if least <= found.n_bytes <= most:
+                return found
+    return None

@@ -1,0 +1,87 @@
+"""Values of a Hugging Face config.json, each checked for its type and range when it is asked for."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from quant.errors import ModelFileError
+
+MAX_COUNT = 2**31 - 1  # llama.cpp counts with 32 bits
+_MAX_NUMBER = 1e30  # a NaN is not below it
+
+
+class Config:
+    """A JSON object with defaults behind it. A null counts as a value that is not there."""
+
+    def __init__(self, values: Mapping[str, Any], defaults: Mapping[str, Any], name: str = "config.json") -> None:
+        """name: how errors call the object."""
+        self._values = {**defaults, **{key: value for key, value in values.items() if value is not None}}
+        self._null = {key for key, value in values.items() if value is None}
+        self._name = name
+
+    def error(self, problem: str) -> ModelFileError:
+        """The error to raise about this object."""
+        return ModelFileError(f"{self._name}: {problem}")
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._values
+
+    def is_null(self, key: str) -> bool:
+        """Whether the object itself says null, which turns some options off that have a default."""
+        return key in self._null
+
+    def value(self, key: str) -> Any:
+        """What is there, of any type; None where nothing is."""
+        return self._values.get(key)
+
+    def count(self, key: str, default: int | None = None, *, most: int = MAX_COUNT) -> int:
+        """A whole number from 1 to `most`. ModelFileError for anything else, and without a default for none."""
+        value = self._values.get(key, default)
+        if type(value) is not int or not 1 <= value <= most:
+            raise self._wrong(key, value, f"a whole number from 1 to {most}")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A finite number above 0."""
+        value = self._values.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _MAX_NUMBER:
+            raise self._wrong(key, value, "a number above 0")
+        return float(value)
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        """True or False."""
+        value = self._values.get(key, default)
+        if not isinstance(value, bool):
+            raise self._wrong(key, value, "true or false")
+        return value
+
+    def text(self, key: str, default: str = "") -> str:
+        """A string."""
+        value = self._values.get(key, default)
+        if not isinstance(value, str):
+            raise self._wrong(key, value, "a string")
+        return value
+
+    def items(self, key: str) -> list[Any]:
+        """A list, empty where there is none."""
+        value = self._values.get(key, [])
+        if not isinstance(value, list):
+            raise self._wrong(key, value, "a list")
+        return value
+
+    def section(self, key: str) -> "Config":
+        """The object inside, empty where there is none."""
+        value = self._values.get(key, {})
+        if not isinstance(value, dict):
+            raise self._wrong(key, value, "an object")
+        return Config(value, {}, f"{self._name}, {key}")
+
+    def layered(self, key: str, defaults: Mapping[str, Any]) -> "Config":
+        """This object with what the object inside says over it, and defaults behind both."""
+        inner = self._values.get(key, {})
+        if not isinstance(inner, dict):
+            raise self._wrong(key, inner, "an object")
+        return Config({**self._values, **dict.fromkeys(self._null), **inner}, defaults, self._name)
+
+    def _wrong(self, key: str, value: Any, needed: str) -> ModelFileError:
+        have = "not there" if value is None else f"{value!r:.60}"
+        return self.error(f"{key} is {have}, needed is {needed}")

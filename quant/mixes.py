@@ -1,0 +1,72 @@
+"""llama.cpp's mixes: what its quantizer makes of a model when told one word, such as q4_k_m.
+
+A mix has a main type, and llama.cpp's own rules give the head and other sensitive tensors a wider one. Ids are those of
+`general.file_type` in GGUF files.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from quant.errors import UnknownTypeError
+from quant.types import TYPES, TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """One word for the types of a whole model."""
+
+    id: int
+    name: str  # lower case, as people write it: "q4_k_m"
+    type: TensorType  # of most tensors
+
+
+# Id, name and main type, about in order of size.
+_TABLE = (
+    (24, "iq1_s", "iq1_s"),
+    (40, "q1_0", "q1_0"),
+    (36, "tq1_0", "tq1_0"),
+    (31, "iq1_m", "iq1_m"),
+    (19, "iq2_xxs", "iq2_xxs"),
+    (37, "tq2_0", "tq2_0"),
+    (41, "q2_0", "q2_0"),
+    (20, "iq2_xs", "iq2_xs"),
+    (28, "iq2_s", "iq2_xs"),
+    (29, "iq2_m", "iq2_s"),
+    (21, "q2_k_s", "q2_k"),
+    (10, "q2_k", "q2_k"),
+    (23, "iq3_xxs", "iq3_xxs"),
+    (22, "iq3_xs", "iq3_s"),
+    (26, "iq3_s", "iq3_s"),
+    (11, "q3_k_s", "q3_k"),
+    (27, "iq3_m", "iq3_s"),
+    (12, "q3_k_m", "q3_k"),
+    (13, "q3_k_l", "q3_k"),
+    (30, "iq4_xs", "iq4_xs"),
+    (38, "mxfp4_moe", "mxfp4"),
+    (25, "iq4_nl", "iq4_nl"),
+    (2, "q4_0", "q4_0"),
+    (14, "q4_k_s", "q4_k"),
+    (15, "q4_k_m", "q4_k"),
+    (3, "q4_1", "q4_1"),
+    (8, "q5_0", "q5_0"),
+    (16, "q5_k_s", "q5_k"),
+    (17, "q5_k_m", "q5_k"),
+    (9, "q5_1", "q5_1"),
+    (18, "q6_k", "q6_k"),
+    (7, "q8_0", "q8_0"),
+    (1, "f16", "f16"),
+    (32, "bf16", "bf16"),
+    (0, "f32", "f32"),
+)
+MIXES: Mapping[str, Mix] = MappingProxyType({name: Mix(n, name, TYPES[kind]) for n, name, kind in _TABLE})
+_SHORT = {"q3_k": "q3_k_m", "q4_k": "q4_k_m", "q5_k": "q5_k_m"}
+
+
+def mix_by_name(name: str) -> Mix:
+    """The mix called `name`, in any case; UnknownTypeError with the known names otherwise."""
+    lower = name.lower()
+    found = MIXES.get(_SHORT.get(lower, lower))
+    if found is None:
+        raise UnknownTypeError(f"unknown type {name!r}; known: {', '.join(MIXES)}")
+    return found

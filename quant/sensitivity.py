@@ -1,0 +1,54 @@
+"""What a model suffers when one of its tensors gets another type: measured figures, and what follows for the others."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """Damages and errors by tensor and type."""
+
+    damages: Mapping[str, Mapping[str, float]]  # measured: mean KL divergence, nats a token
+    errors: Mapping[str, Mapping[str, float]]  # of the weights: squared, over their squares, weighed by importance
+    tokens: int  # predictions that were compared
+
+    def damage(self, tensor: str, kind: str) -> float:
+        """Nats a token: measured, or where that was not done, what a measured type suggests.
+
+        A divergence is quadratic in small changes, so it grows as the squared error does:
+        damage(type) = damage(measured) * error(type) / error(measured), from the type whose error is nearest.
+        """
+        measured, errors = self.damages[tensor], self.errors[tensor]
+        if kind in measured:
+            return measured[kind]
+        error = errors[kind]
+        known = [name for name in measured if errors[name] > 0]
+        if error == 0 or not known:
+            return 0.0
+        nearest = min(known, key=lambda name: abs(math.log(errors[name] / error)))
+        return measured[nearest] * error / errors[nearest]
+
+    def to_json(self) -> dict[str, Any]:
+        """As `from_json` reads it."""
+        return {"tokens": self.tokens, "damages": self.damages, "errors": self.errors}
+
+    @classmethod
+    def from_json(cls, values: Any) -> "Sensitivity":
+        """ValueError for what `to_json` did not make."""
+        try:
+            tables = [
+                {str(tensor): {str(kind): _figure(x) for kind, x in row.items()} for tensor, row in values[key].items()}
+                for key in ("damages", "errors")
+            ]
+            return cls(tables[0], tables[1], int(values["tokens"]))
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError("not a table of sensitivities") from error
+
+
+def _figure(value: Any) -> float:
+    number = float(value)
+    if not (math.isfinite(number) and number >= 0):
+        raise ValueError(f"{value!r} is no damage")
+    return number
