@@ -30,7 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--imatrix", type=Path, metavar="FILE", help="importance matrix (--size and --fit make their own)"
     )
     parser.add_argument("--text", type=Path, metavar="FILE", help="to measure the damage with (default: a bundled one)")
-    parser.add_argument("--types", metavar="T,T", help="--size and --fit choose among these (default: by --kernels)")
+    parser.add_argument("--types", metavar="T,T", help="--size and --fit choose among these (default: iq2_xxs to q8_0)")
+    parser.add_argument(
+        "--fast", action="store_true", help="and not among those that decode slower here than a larger one, if possible"
+    )
     parser.add_argument(
         "--minutes",
         type=_minutes,
@@ -82,7 +85,9 @@ def _minutes(text: str) -> float:
 
 def _run_onnx(args: argparse.Namespace) -> int:
     given = [
-        name for name in ("size", "fit", "imatrix", "text", "types", "compare", "png", "minutes") if getattr(args, name)
+        name
+        for name in ("size", "fit", "imatrix", "text", "types", "compare", "png", "minutes", "fast")
+        if getattr(args, name)
     ]
     if given or args.report:
         name = given[0] if given else "report"
@@ -100,7 +105,7 @@ def _check(args: argparse.Namespace) -> None:
     if len(chosen) > 1:
         raise UsageError(f"--{chosen[0]} and --{chosen[1]} do not go together: give one")
     fits = args.size or args.fit
-    for name in ("types", "minutes"):
+    for name in ("types", "minutes", "fast"):
         if getattr(args, name) and not fits:
             raise UsageError(f"--{name} is for --size and --fit")
     for name in ("context", "kv_type"):

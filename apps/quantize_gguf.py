@@ -130,7 +130,7 @@ def _to_type(args: argparse.Namespace, file: GgufFile) -> Made:
 def _fit(args: argparse.Namespace, file: GgufFile) -> Made:
     _warn_of_loss(file)
     kinds = tuple(type_by_name(name) for name in _names(args.types))
-    options = FitOptions(args.imatrix, kinds, 60 * (args.minutes or DEFAULT_MINUTES), args.threads)
+    options = FitOptions(args.imatrix, kinds, args.fast, 60 * (args.minutes or DEFAULT_MINUTES), args.threads)
     budget = args.size or _budget(args, file)
     with quantize_report.stages() as show:
         fitted = fit_file(file, args.output, budget, read_text(args.text or BUNDLED), options, show)
@@ -209,4 +209,4 @@ def _print(args: argparse.Namespace, values: dict[str, Any], made: Made) -> None
         )
     if made.fitted and made.fitted.slow:
         words = ", ".join(f"{small} ({large} is faster)" for small, large in made.fitted.slow.items())
-        print_note(f"left out, because larger types decode faster on this device: {words}; --types names others")
+        print_note(f"it has types that decode slower on this device than larger ones: {words}; --fast does without")

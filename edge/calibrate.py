@@ -53,7 +53,7 @@ def collect(
     Interrupted after Ctrl-C.
     """
     file = GgufFile.open(path)
-    squares = Squares(_covered(file, output))
+    squares = Squares(covered(file, output))
     hooks = [squares.hook] if output else [squares.hook, _END_BEFORE_OUTPUT]
     options = options_for(options, chunk_tokens, ModelShape.from_gguf(file).n_vocab)
     with Engine(path, options, hooks) as engine, interrupt_stops(engine):
@@ -147,8 +147,8 @@ def _squares(x: NDArray[np.float32]) -> NDArray[np.float64]:
     return sums
 
 
-def _covered(file: GgufFile, output: bool) -> dict[str, TensorInfo]:
-    """The tensors that are to be covered, if they are multiplied with anything."""
+def covered(file: GgufFile, output: bool = False) -> dict[str, TensorInfo]:
+    """The tensors that an importance matrix has, if they are multiplied with anything. output: also the last one."""
     head = "output.weight" if "output.weight" in file.tensors else "token_embd.weight"
     return {
         name: tensor

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,7 +45,8 @@ class FitOptions:
     """What a person may set."""
 
     imatrix: Path | None = None  # an importance matrix; None: one is made of the text
-    kinds: tuple[TensorType, ...] = ()  # to choose among; none: KINDS, without those that are slow on this device
+    kinds: tuple[TensorType, ...] = ()  # to choose among; none: KINDS
+    fast: bool = False  # without those that decode slower on this device than a larger one, unless the size needs them
     within_s: float = 600.0  # for measuring, the first time
     threads: int | None = None
 
@@ -58,7 +59,7 @@ class Fitted:
     expected_divergence: float  # nats a token: the sum of what each tensor's type costs
     measured_divergence: float  # of the file, on the same text
     gap: float  # the expected one is at most this part above the least possible
-    slow: Mapping[str, str]  # types not chosen among: a larger one, the value, decodes faster here
+    slow: Mapping[str, str]  # types it has though a larger one, the value, decodes faster here
 
 
 def fit_file(
@@ -71,12 +72,12 @@ def fit_file(
     """
     free = _free(file)
     reserved = _reserved(file, free)
-    kinds, slow = _kinds(file, free, reserved, budget, options)
+    covered = read_imatrix(options.imatrix).of(file) if options.imatrix else calibrate.covered(file)
+    slow = slow_kinds(known_kernels(options.threads or default_threads()))
+    candidates = _choose_kinds(file, free, covered, reserved, budget, options, slow)
     folder = _folder(file, text, options.imatrix)
     imatrix = options.imatrix or _imatrix(file, text, folder / "imatrix.gguf", options, progress)
     importance = read_imatrix(imatrix).of(file)
-    candidates = {name: _candidates(file, name, kinds, name in importance) for name in free}
-    _check_possible(file, candidates, reserved, budget)
     found = _sensitivity(file, text, candidates, importance, folder, options, progress)
     chosen = fit(_table(file, candidates, found), budget, reserved)
     outcome = quantize(
@@ -88,6 +89,8 @@ def fit_file(
         threads=options.threads,
         progress=lambda done, total, _: progress("Quantizing", done, total),
     )
+    used = {choice.type.name for choice in chosen.choices.values()}
+    slow = {kind: larger for kind, larger in slow.items() if kind in used}
     return Fitted(outcome, chosen.damage, _measured(file, out, text, options, progress), chosen.gap, slow)
 
 
@@ -152,22 +155,36 @@ def _free(file: GgufFile) -> list[str]:
     return [name for name, tensor in file.tensors.items() if any(types[name] != tensor.type for types in changed)]
 
 
-def _kinds(
-    file: GgufFile, free: Sequence[str], reserved: int, budget: int, options: FitOptions
-) -> tuple[Sequence[TensorType], dict[str, str]]:
-    """(types to choose among, those left out because they are slow here, each with a faster, larger one).
+def _choose_kinds(
+    file: GgufFile,
+    free: Sequence[str],
+    covered: Container[str],
+    reserved: int,
+    budget: int,
+    options: FitOptions,
+    slow: Container[str],
+) -> dict[str, list[TensorType]]:
+    """The types that each tensor may have. SizeTooSmall where even the smallest of them are too large.
 
-    SizeTooSmall where all of them are too large.
+    covered: tensors that the importance matrix has. slow: types that are slow here.
     """
-    every = options.kinds or tuple(TYPES[name] for name in KINDS)
-    _check_possible(file, {name: _candidates(file, name, every, True) for name in free}, reserved, budget)
-    if options.kinds:
-        return every, {}
-    slow = slow_kinds(known_kernels(options.threads or default_threads()))
-    fast = [kind for kind in every if kind.name not in slow]
-    if _least(file, {name: _candidates(file, name, fast, True) for name in free}, reserved) <= budget:
-        return fast, slow
-    return every, {}
+    kinds = options.kinds or tuple(TYPES[name] for name in KINDS)
+
+    def candidates(kinds: Sequence[TensorType]) -> dict[str, list[TensorType]]:
+        return {name: _candidates(file, name, kinds, name in covered) for name in free}
+
+    every = candidates(kinds)
+    least = _least(file, every, reserved)
+    if least > budget:
+        raise SizeTooSmall(
+            f"{file.path.name} cannot be smaller than {least}B ({least / _MIB:,.1f} MiB) with the types to choose"
+            f" among; {budget}B ({budget / _MIB:,.1f} MiB) were asked for. Name smaller types with --types, or take a"
+            " smaller model"
+        )
+    if not options.fast:
+        return every
+    fast = candidates([kind for kind in kinds if kind.name not in slow])
+    return fast if _least(file, fast, reserved) <= budget else every
 
 
 def _candidates(file: GgufFile, name: str, kinds: Sequence[TensorType], has_importance: bool) -> list[TensorType]:
@@ -206,17 +223,6 @@ def _bytes(file: GgufFile, name: str, kind: TensorType) -> int:
 def _least(file: GgufFile, candidates: Mapping[str, Sequence[TensorType]], reserved: int) -> int:
     """Bytes of the smallest file."""
     return reserved + sum(min(_bytes(file, name, kind) for kind in kinds) for name, kinds in candidates.items())
-
-
-def _check_possible(file: GgufFile, candidates: Mapping[str, Sequence[TensorType]], reserved: int, budget: int) -> None:
-    """Before anything is measured."""
-    least = reserved + sum(min(_bytes(file, name, kind) for kind in kinds) for name, kinds in candidates.items())
-    if least > budget:
-        raise SizeTooSmall(
-            f"{file.path.name} cannot be smaller than {least}B ({least / _MIB:,.1f} MiB) with the types to choose"
-            f" among; {budget}B ({budget / _MIB:,.1f} MiB) were asked for. Name smaller types with --types, or take a"
-            " smaller model"
-        )
 
 
 def _sensitivity(

@@ -6,6 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,12 +84,12 @@ def known_kernels(threads: int, *, again: bool = False) -> list[KernelSpeed]:
     is repeated chooses among the same types."""
     path = cache_folder() / "kernels.json"
     key = hashlib.sha256(f"{PINNED_VERSION} {llama.system_info()} {threads}".encode()).hexdigest()[:32]
-    try:
-        known: dict[str, dict[str, float]] = json.loads(path.read_bytes())
-        if not again:
+    known: dict[str, dict[str, float]] = {}
+    with suppress(OSError, ValueError, TypeError):
+        known = dict(json.loads(path.read_bytes()))
+    if not again:
+        with suppress(KeyError, ValueError, TypeError):
             return [KernelSpeed(TYPES[name], float(known[key][name]), None, False) for name in KINDS]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        known = {}
     speeds = measure_kernels([TYPES[name] for name in KINDS], COLUMNS, threads)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_whole(path, json.dumps({**known, key: {one.type.name: one.decode for one in speeds}}).encode())
