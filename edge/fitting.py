@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -234,13 +235,14 @@ def _sensitivity(
     options: FitOptions,
     progress: Progress,
 ) -> Sensitivity:
-    """What was measured before, or is now."""
-    names = sorted({kind.name for kinds in candidates.values() for kind in kinds})
-    path = folder / f"sensitivity-{hashlib.sha256(' '.join(names).encode()).hexdigest()[:16]}.json"
-    try:
-        return Sensitivity.from_json(json.loads(path.read_bytes()))
-    except (OSError, ValueError):
-        pass
+    """What was measured before, if it has all these types, or is now."""
+    path = folder / "sensitivity.json"
+    with suppress(OSError, ValueError):
+        known = Sensitivity.from_json(json.loads(path.read_bytes()))
+        if all(
+            {kind.name for kind in kinds} <= known.errors.get(name, {}).keys() for name, kinds in candidates.items()
+        ):
+            return known
     found = sensitivity.measure(
         file,
         text,

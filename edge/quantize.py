@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -66,9 +66,8 @@ def types_of(
                 told[event["tensor"]] = type_by_name(event["type"])
             elif "misfit" in event:
                 misfits.append(Misfit(event["misfit"], event["columns"], event["wanted"], ""))
-            elif "instead" in event and misfits:
-                last = misfits.pop()
-                misfits.append(Misfit(last.tensor, last.columns, last.wanted, event["instead"]))
+            elif "instead" in event and misfits:  # the line that follows it
+                misfits[-1] = replace(misfits[-1], used=event["instead"])
     found = {name: told.get(name, tensor.type) for name, tensor in file.tensors.items()}
     said = {misfit.tensor for misfit in misfits}
     for name, tensor in file.tensors.items():  # of the head llama.cpp says nothing

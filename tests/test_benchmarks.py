@@ -13,6 +13,7 @@ TINY = {
     "bench_distributed.py": "--tiny",
     "bench_engine.py": f"--model {MODEL_PATH} --prompt-tokens 16 --gen-tokens 3 --rounds 1 --threads 1",
     "bench_paging.py": "--tiny",
+    "bench_quantize.py": "--tiny",
     "bench_slices.py": "--megabytes 8 --rounds 1 --seconds 0.2 --wires loopback",
     "bench_startup.py": "--repeats 1",
     "bench_transport.py": "--tiny",
@@ -64,6 +65,21 @@ def test_paging() -> None:
     [experts] = result["experts"]["cases"]
     assert 0 <= experts["median"]["hit_rate"] <= 1
     assert {row["type"] for row in result["repack"]["rows"]} == {"q4_0", "q4_k"}
+
+
+def test_quantize() -> None:
+    result = run("bench_quantize.py")
+    [fitted] = result["fit"]["rows"]
+    assert 0.995 <= fitted["of_budget"] <= 1
+    assert fitted["with"]["size_bytes"] <= fitted["size_bytes"]
+    q8_0, q2_k = result["types"]["with"]
+    assert q8_0["size_bytes"] > q2_k["size_bytes"]
+    assert q8_0["mean_divergence"] < q2_k["mean_divergence"]
+    for row in result["memory"]["rows"]:
+        assert row["seconds"] > 0
+        if "without_group" not in row:  # memory groups are for root, where there are any
+            assert 0 < row["group"]["anonymous_bytes"] <= row["group"]["max_usage_bytes"] <= 2 << 30
+    assert all(row["decode_s"] > 0 and row["kernels_s"] > 0 for row in result["kernels"]["rows"])
 
 
 def test_startup() -> None:
