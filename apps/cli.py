@@ -26,6 +26,7 @@ EXIT_CODES = {
     "WeightsError": 3,
     "NotEnoughMemory": 4,
     "SizeTooSmall": 4,
+    "DoesNotFit": 4,
     "ContextFull": 4,
     "EngineError": 5,
     "Interrupted": 130,

@@ -8,7 +8,15 @@ import sys
 import time
 from pathlib import Path
 
-from apps.options import UsageError, add_engine_arguments, engine_options, keep_to_cores, model_path, positive_int
+from apps.options import (
+    UsageError,
+    add_engine_arguments,
+    check_output,
+    engine_options,
+    keep_to_cores,
+    model_path,
+    positive_int,
+)
 from apps.progress import progress
 
 HELP = "Run a model over a text and note how large the inputs of its weights are, for quantizing."
@@ -36,13 +44,14 @@ def run(args: argparse.Namespace) -> int:
     keep_to_cores(args.affinity)
     from edge.calibrate import collect
     from edge.text_file import read_text
+    from quant.gguf_file import GgufFile
 
     began = time.monotonic()
     options = engine_options(args)
     text = read_text(args.text)
     path = model_path(args.model)
     output = args.output or Path(f"{path.stem}.imatrix.gguf")
-    _check_output(output, args.force)
+    check_output(output, (*GgufFile.open(path).paths, args.text), args.force)
     with progress("Calibrating", unit="chunks") as bar:
         matrix = collect(
             path,
@@ -78,13 +87,3 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(f"{output}: {len(matrix.entries)} tensors, {matrix.chunk_count} chunks of {matrix.chunk_size} tokens")
     return 0
-
-
-def _check_output(output: Path, force: bool) -> None:
-    """UsageError where `output` cannot be written: before anything is computed."""
-    if output.is_dir():
-        raise UsageError(f"{output} is a folder; name a file in it")
-    if output.exists() and not force:
-        raise UsageError(f"{output} exists; --force overwrites it")
-    if not output.absolute().parent.is_dir():
-        raise UsageError(f"there is no folder {output.absolute().parent}; create it first")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apps.format import bytes_text, count_text
-from apps.options import KV_TYPES, UsageError, context_size, model_path, natural, positive_int
+from apps.options import KV_TYPES, UsageError, check_output, context_size, model_path, natural, positive_int
 from apps.progress import progress
 from apps.table import print_table
 
@@ -164,12 +164,7 @@ def _synth(args: argparse.Namespace) -> int:
         synth.layout(shape, args.type, args.head_type)  # refuses types before anything is written
     except synth.ShapeError as exc:
         raise UsageError(str(exc)) from exc
-    if args.out.is_dir():
-        raise UsageError(f"{args.out} is a folder; name a file in it")
-    if args.out.exists() and not args.force:
-        raise UsageError(f"{args.out} exists; --force overwrites it")
-    if not args.out.absolute().parent.is_dir():
-        raise UsageError(f"there is no folder {args.out.absolute().parent}; create it first")
+    check_output(args.out, (), args.force)
     start_s = time.monotonic()
     with progress(f"writing {args.out.name}") as bar:
         n_bytes = synth.synthesize(args.out, shape, args.type, args.head_type, args.seed, bar.update)

@@ -6,7 +6,7 @@ import argparse
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -163,6 +163,25 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--io-threads", type=io_threads, metavar="N", help="that read them (default: measured)")
     group.add_argument("--io-chunk", type=io_chunk, metavar="SIZE", help="that is read at once (default: measured)")
     group.add_argument("--verify", action="store_true", help="check that what is read again has not changed")
+
+
+def check_output(output: Path, sources: Iterable[Path], force: bool) -> None:
+    """UsageError where a file cannot be written, or must not: to be known before anything is computed.
+
+    sources: all files that are read, which nothing may replace. force: any other one may be replaced.
+    """
+    if output.is_dir():
+        raise UsageError(f"{output} is a folder; name a file in it")
+    if not output.absolute().parent.is_dir():
+        raise UsageError(f"there is no folder {output.absolute().parent}; create it first")
+    if not output.exists():
+        return
+    if not output.is_file():
+        raise UsageError(f"{output} is no regular file; give another name to write to")
+    if any(path.exists() and output.samefile(path) for path in sources):
+        raise UsageError(f"{output} is read, so it cannot be written; give another name to write to")
+    if not force:
+        raise UsageError(f"{output} exists; --force overwrites it")
 
 
 def keep_to_cores(cores: Sequence[int] | None, where: str = "--affinity") -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from apps.options import UsageError
+from devices.files import temporary_beside
 
 _MB = 1e6
 _SIZE_INCHES, _DPI = (8.0, 5.0), 150
@@ -55,13 +54,9 @@ def size_against_divergence(points: Sequence[Point], chosen: str | None, path: P
     if not points:
         raise UsageError("there is no model to draw; give some to compare with the reference")
     figure = _figure(points, chosen, reference)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
+    with temporary_beside(path) as temporary:
         figure.savefig(temporary, format="png", dpi=_DPI)
         temporary.replace(path)
-    finally:
-        with suppress(FileNotFoundError):
-            temporary.unlink()
 
 
 def _figure(points: Sequence[Point], chosen: str | None, reference: str) -> Any:

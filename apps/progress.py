@@ -16,8 +16,8 @@ SHOW_AFTER_S = 0.3  # a bar for less would only flicker
 class Progress(Protocol):
     """A job under way."""
 
-    def update(self, n: float, total: float | None = None) -> None:
-        """`n` units are done, of `total` where that is news."""
+    def update(self, n: float, total: float | None = None, what: str = "") -> None:
+        """`n` units are done, of `total` where that is news. what: it is at now."""
 
 
 @contextmanager
@@ -58,10 +58,10 @@ class _Bar:
         self._starter.join()
         self._rich.stop()
 
-    def update(self, n: float, total: float | None = None) -> None:
-        """`n` units are done, of `total` where that is news."""
+    def update(self, n: float, total: float | None = None, what: str = "") -> None:
+        """`n` units are done, of `total` where that is news. what: it is at now."""
         self._total = total or self._total
-        self._rich.update(self._task, completed=n, total=self._total, text=_text(n, self._total, self._unit))
+        self._rich.update(self._task, completed=n, total=self._total, text=_text(n, self._total, self._unit, what))
 
 
 class _Lines:
@@ -73,16 +73,17 @@ class _Lines:
         self._unit = unit
         self._next_s = time.monotonic() + PLAIN_INTERVAL_S
 
-    def update(self, n: float, total: float | None = None) -> None:
-        """`n` units are done, of `total` where that is news."""
+    def update(self, n: float, total: float | None = None, what: str = "") -> None:
+        """`n` units are done, of `total` where that is news. what: it is at now."""
         self._total = total or self._total
         now_s = time.monotonic()
         if now_s >= self._next_s:
             self._next_s = now_s + PLAIN_INTERVAL_S
-            print(f"{self._label}: {_text(n, self._total, self._unit)}", file=sys.stderr, flush=True)
+            print(f"{self._label}: {_text(n, self._total, self._unit, what)}", file=sys.stderr, flush=True)
 
 
-def _text(n: float, total: float | None, unit: str) -> str:
-    """How much is done, in words: "1.00 GiB of 4.00 GiB, 25 %", "512 of 2.05 K tokens, 25 %"."""
+def _text(n: float, total: float | None, unit: str, what: str) -> str:
+    """How much is done, in words: "1.00 GiB of 4.00 GiB, 25 %", "512 of 2.05 K tokens, 25 %, the last"."""
     show, suffix = (bytes_text, "") if unit == "bytes" else (count_text, f" {unit}")
-    return f"{show(n)} of {show(total)}{suffix}, {100 * n / total:.0f} %" if total else show(n) + suffix
+    amount = f"{show(n)} of {show(total)}{suffix}, {100 * n / total:.0f} %" if total else show(n) + suffix
+    return f"{amount}, {what}" if what else amount

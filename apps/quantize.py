@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,6 +12,10 @@ from apps.options import KV_TYPES, UsageError, byte_size, context_size, positive
 HELP = "Make a model smaller: to a type, to a size, or to the memory there is; and say what that costs."
 
 DEFAULT_MINUTES = 10.0
+_FOR_GGUF = (
+    "size", "fit", "context", "kv_type", "imatrix", "text", "types", "compare", "png", "minutes", "fast", "report",
+)  # fmt: skip
+_FOR_ONNX = ("calibration", "block_size")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Quantize; the exit code."""
     if args.kernels:
+        _check_kernels(args)
         from apps import quantize_kernels
 
         return quantize_kernels.run(args)
@@ -83,15 +89,24 @@ def _minutes(text: str) -> float:
     return value
 
 
+def _given(args: argparse.Namespace, names: Iterable[str]) -> str | None:
+    """The first of these options that is given, as people write it."""
+    return next((f"--{name.replace('_', '-')}" for name in names if getattr(args, name)), None)
+
+
+def _check_kernels(args: argparse.Namespace) -> None:
+    """UsageError for what --kernels does not use."""
+    if args.model is not None:
+        raise UsageError("--kernels is about this device; leave IN and OUT out")
+    name = _given(args, ("type", *_FOR_ONNX, *_FOR_GGUF, "force"))
+    if name:
+        raise UsageError(f"--kernels is about this device; leave {name} out")
+
+
 def _run_onnx(args: argparse.Namespace) -> int:
-    given = [
-        name
-        for name in ("size", "fit", "imatrix", "text", "types", "compare", "png", "minutes", "fast")
-        if getattr(args, name)
-    ]
-    if given or args.report:
-        name = given[0] if given else "report"
-        raise UsageError(f"--{name} is for GGUF models; an ONNX model takes --type int8 or int4, and reports by itself")
+    name = _given(args, _FOR_GGUF)
+    if name:
+        raise UsageError(f"{name} is for GGUF models; an ONNX model takes --type int8 or int4, and reports by itself")
     if args.type is None:
         raise UsageError("an ONNX model takes --type int8 or int4")
     from apps import quantize_onnx
@@ -105,19 +120,15 @@ def _check(args: argparse.Namespace) -> None:
     if len(chosen) > 1:
         raise UsageError(f"--{chosen[0]} and --{chosen[1]} do not go together: give one")
     fits = args.size or args.fit
-    for name in ("types", "minutes", "fast"):
-        if getattr(args, name) and not fits:
-            raise UsageError(f"--{name} is for --size and --fit")
-    for name in ("context", "kv_type"):
-        if getattr(args, name) and not args.fit:
-            raise UsageError(f"--{name.replace('_', '-')} is for --fit")
-    for name in ("compare", "png"):
-        if getattr(args, name) and not args.report:
-            raise UsageError(f"--{name} is for --report")
-    if args.text and not (fits or args.report):
-        raise UsageError("--text is for --size, --fit and --report")
-    for name in ("calibration", "block_size"):
-        if getattr(args, name):
-            raise UsageError(f"--{name.replace('_', '-')} is for ONNX models")
+    for names, wanted, use in (
+        (("types", "minutes", "fast"), fits, "--size and --fit"),
+        (("context", "kv_type"), args.fit, "--fit"),
+        (("compare", "png"), args.report, "--report"),
+        (("text",), fits or args.report, "--size, --fit and --report"),
+        (_FOR_ONNX, None, "ONNX models"),
+    ):
+        name = None if wanted else _given(args, names)
+        if name:
+            raise UsageError(f"{name} is for {use}")
     if fits and find_spec("scipy") is None:
         raise UsageError('--size and --fit need scipy: pip install "edge-runtime[quantize]"')

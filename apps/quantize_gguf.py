@@ -8,7 +8,7 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,17 +16,21 @@ from typing import Any
 
 from apps import quantize_kernels, quantize_report
 from apps.format import bytes_text
-from apps.options import UsageError, model_path
+from apps.options import UsageError, check_output, model_path
 from apps.progress import progress
 from apps.quantize import DEFAULT_MINUTES
 from apps.table import print_note, print_table
+from devices.files import temporary_beside
 from edge.fitting import FitOptions, Fitted, file_within, fit_file
-from edge.quantize import Outcome, quantize, temporary_beside
+from edge.quantize import NEED_IMPORTANCE, Outcome, quantize
 from edge.text_file import BUNDLED, read_text
+from quant.checkpoint import Checkpoint
 from quant.convert import CONVERTED_TYPES, convert
 from quant.gguf_file import GgufFile
-from quant.mixes import mix_by_name
-from quant.types import type_by_name
+from quant.imatrix import read_imatrix
+from quant.mixes import Mix, mix_by_name, weight_type
+
+_NEED_IMPORTANCE = ("q2_k_s", "iq3_xs")  # mixes that need an importance matrix though their main type does not
 
 
 @dataclass(frozen=True)
@@ -42,21 +46,18 @@ class Made:
 def run(args: argparse.Namespace) -> int:
     """Quantize, report, and show; the exit code."""
     began = time.monotonic()
-    for name in (*_names(args.type), *_names(args.compare)):
-        mix_by_name(name)  # a word that is wrong is said before anything is computed
-    if args.png:
-        from apps.picture import check_picture
-
-        check_picture(args.png)
+    compared = _check(args)
+    report = None
     if _is_conversion(args):
-        file, report = _convert(args), None
+        file, source_bytes = _convert(args)
         types = {name: tensor.type for name, tensor in file.tensors.items()}
         made = Made(Outcome(types, file.size_bytes, ()), args.type.lower())
     else:
-        with _source(args) as file:
+        with _source(args) as (file, source_bytes):
             made = _fit(args, file) if args.size or args.fit else _to_type(args, file)
-            report = quantize_report.report(args, file) if args.report else None
-    values = _as_json(args, file, made, time.monotonic() - began)
+            if args.report:
+                report = quantize_report.report(args, file, compared)
+    values = _as_json(args, file, source_bytes, made, time.monotonic() - began)
     if args.json:
         print(json.dumps(values | {"report": report.to_json() if report else None}))
         return 0
@@ -71,65 +72,88 @@ def _names(text: str | None) -> list[str]:
     return [name.strip() for name in text.split(",")] if text else []
 
 
+def _check(args: argparse.Namespace) -> list[Mix]:
+    """The mixes to compare with. Raises what can be known to be wrong before anything is converted or computed."""
+    compared = [mix_by_name(name) for name in _names(args.compare)]
+    mixes = compared
+    if args.type:
+        kind = mix_by_name(args.type)
+        if Path(args.model).is_dir():  # for other models llama.cpp is asked at once, which knows each tensor
+            mixes = [kind, *compared]
+        if args.imatrix and kind.name in CONVERTED_TYPES and not compared:
+            raise UsageError(f"--imatrix is for types of fewer bits than {kind.name}; leave it out")
+    for name in _names(args.types):
+        weight_type(name)
+    if args.imatrix:
+        read_imatrix(args.imatrix)
+    else:
+        for mix in mixes:
+            if mix.type.name in NEED_IMPORTANCE or mix.name in _NEED_IMPORTANCE:
+                raise UsageError(
+                    f"{mix.name} needs an importance matrix; make one with edge imatrix MODEL TEXT and give it with"
+                    " --imatrix FILE"
+                )
+    if args.text:
+        read_text(args.text)
+    if args.png:
+        from apps.picture import check_picture
+
+        check_picture(args.png)
+    return compared
+
+
 def _is_conversion(args: argparse.Namespace) -> bool:
     """Whether a folder of safetensors is to become a GGUF, and no more."""
     return Path(args.model).is_dir() and (args.type or "").lower() in CONVERTED_TYPES and not args.report
 
 
-def _convert(args: argparse.Namespace) -> GgufFile:
-    """Write OUT from a folder of safetensors."""
-    _check_output(args.output, (), args.force)
+def _convert(args: argparse.Namespace) -> tuple[GgufFile, int]:
+    """Write OUT from a folder of safetensors. What was written, and bytes of the weights in the folder."""
+    source_bytes = _check_folder(args)
     with progress(f"Converting {args.model}") as bar:
         convert(Path(args.model), args.output, bar.update, args.type.lower())
-    return GgufFile.open(args.output)
+    return GgufFile.open(args.output), source_bytes
 
 
 @contextmanager
-def _source(args: argparse.Namespace) -> Iterator[GgufFile]:
-    """The model as GGUF. A folder of safetensors is converted first, into a temporary file beside OUT."""
+def _source(args: argparse.Namespace) -> Iterator[tuple[GgufFile, int]]:
+    """The model as GGUF, and bytes of IN. A folder of safetensors is converted first, to a file beside OUT."""
     if not Path(args.model).is_dir():
         file = GgufFile.open(model_path(args.model))
-        _check_output(args.output, file.paths, args.force)
-        yield file
+        _check_output(args, file.paths)
+        yield file, file.size_bytes
         return
-    _check_output(args.output, (), args.force)
+    source_bytes = _check_folder(args)
     with temporary_beside(args.output, ".gguf") as temporary:
         with progress(f"Converting {args.model}") as bar:
             convert(Path(args.model), temporary, bar.update)
-        yield GgufFile.open(temporary)
+        yield GgufFile.open(temporary), source_bytes
 
 
-def _check_output(output: Path, sources: Sequence[Path], force: bool) -> None:
-    """UsageError where it cannot be written: before anything is computed."""
-    if output.is_dir():
-        raise UsageError(f"{output} is a folder; name a file in it")
-    if not output.absolute().parent.is_dir():
-        raise UsageError(f"there is no folder {output.absolute().parent}; create it first")
-    if output.exists():
-        if any(output.samefile(path) for path in sources):
-            raise UsageError(f"{output} is the model itself; give another name to write to")
-        if not force:
-            raise UsageError(f"{output} exists; --force overwrites it")
+def _check_folder(args: argparse.Namespace) -> int:
+    """Bytes of the weights in a folder of safetensors. ModelFileError where it is none; UsageError where OUT is a file
+    of it, which a GGUF made from it before is not."""
+    with Checkpoint.open(Path(args.model)) as checkpoint:
+        held = {path for path in checkpoint.folder.iterdir() if path.suffix != ".gguf"}
+        _check_output(args, held)
+        return sum(path.stat().st_size for path in checkpoint.paths)
+
+
+def _check_output(args: argparse.Namespace, model: Iterable[Path]) -> None:
+    check_output(args.output, (*model, *(path for path in (args.imatrix, args.text) if path)), args.force)
 
 
 def _to_type(args: argparse.Namespace, file: GgufFile) -> Made:
     mix = mix_by_name(args.type) if args.type else quantize_kernels.default_mix(args.threads)
     _warn_of_loss(file)
     with progress(f"Quantizing to {mix.name}", sum(t.n_bytes for t in file.tensors.values())) as bar:
-        outcome = quantize(
-            file,
-            args.output,
-            mix,
-            imatrix=args.imatrix,
-            threads=args.threads,
-            progress=lambda done, total, tensor: bar.update(done, total),
-        )
+        outcome = quantize(file, args.output, mix, imatrix=args.imatrix, threads=args.threads, progress=bar.update)
     return Made(outcome, mix.name)
 
 
 def _fit(args: argparse.Namespace, file: GgufFile) -> Made:
     _warn_of_loss(file)
-    kinds = tuple(type_by_name(name) for name in _names(args.types))
+    kinds = tuple(weight_type(name) for name in _names(args.types))
     options = FitOptions(args.imatrix, kinds, args.fast, 60 * (args.minutes or DEFAULT_MINUTES), args.threads)
     budget = args.size or _budget(args, file)
     with quantize_report.stages() as show:
@@ -159,20 +183,20 @@ def _warn_of_loss(file: GgufFile) -> None:
         )
 
 
-def _as_json(args: argparse.Namespace, file: GgufFile, made: Made, duration_s: float) -> dict[str, Any]:
+def _as_json(
+    args: argparse.Namespace, file: GgufFile, source_bytes: int, made: Made, duration_s: float
+) -> dict[str, Any]:
     outcome, fitted = made.outcome, made.fitted
     sizes: Counter[str] = Counter()
     values = 0
     for name, kind in outcome.types.items():
-        tensor = file.tensors[name]
-        count = tensor.n_bytes * tensor.type.block // tensor.type.block_bytes
-        sizes[kind.name] += kind.n_bytes(count)
-        values += count
+        sizes[kind.name] += kind.n_bytes(file.tensors[name].n_values)
+        values += file.tensors[name].n_values
     return {
         "input": str(args.model),
         "output": str(args.output),
         "type": made.word,
-        "source_bytes": file.size_bytes,
+        "source_bytes": source_bytes,
         "size_bytes": outcome.n_bytes,
         "bits_per_weight": 8 * sum(sizes.values()) / values,
         "type_bytes": dict(sizes.most_common()),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apps.format import bytes_text
-from apps.options import UsageError
+from apps.options import UsageError, check_output
 from apps.progress import progress
 from apps.table import print_columns, print_note, print_table
 
@@ -55,16 +55,11 @@ def _check(args: argparse.Namespace, source: Path, target: Path, calibration: Pa
             raise UsageError("--block-size is for --type int4")
         if args.block_size not in BLOCK_SIZES:
             raise UsageError(f"--block-size needs one of {', '.join(map(str, BLOCK_SIZES))}, got {args.block_size}")
-    if target.is_dir():
-        raise UsageError(f"{target} is a folder; name a file in it")
-    if not target.absolute().parent.is_dir():
-        raise UsageError(f"there is no folder {target.absolute().parent}; create it first")
-    for path in (source, calibration):
-        if path is not None and path.resolve() == target.resolve():
-            raise UsageError(f"{path} cannot be read and written at once; name another file to write")
+    sources = [source]
+    if calibration is not None:
+        sources += calibration.glob("*.npz") if calibration.is_dir() else [calibration]
     for path in (target, target.with_name(f"{target.name}.data")):  # the second one, where weights go beside the model
-        if path.exists() and not args.force:
-            raise UsageError(f"{path} exists; --force overwrites it")
+        check_output(path, sources, args.force)
 
 
 def _as_json(args: argparse.Namespace, made: Quantized, duration_s: float) -> dict[str, Any]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from apps import evaluate as evaluate_command
 from apps.progress import Progress, progress
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from edge.evaluate import Quality
     from edge.speeds import Speed
     from quant.gguf_file import GgufFile
+    from quant.mixes import Mix
 
 
 @dataclass(frozen=True)
@@ -45,30 +46,22 @@ class Report:
             print_note(note)
 
 
-def report(args: argparse.Namespace, file: GgufFile) -> Report:
-    """Evaluate what was written, and the source in the types to compare with, made for that and removed."""
+def report(args: argparse.Namespace, file: GgufFile, mixes: Sequence[Mix]) -> Report:
+    """Evaluate what was written, and the source in `mixes`, made to compare with and removed."""
+    from devices.files import temporary_beside
     from edge.engine_options import EngineOptions
     from edge.evaluate import evaluate
-    from edge.quantize import quantize, temporary_beside
+    from edge.quantize import quantize
     from edge.speeds import measure_speeds, speed_notes
     from edge.text_file import BUNDLED, read_text
-    from quant.mixes import mix_by_name
 
-    mixes = [mix_by_name(name.strip()) for name in args.compare.split(",")] if args.compare else []
     options = EngineOptions(threads=args.threads)
     with ExitStack() as stack:
         paths: list[Path] = []
         for mix in mixes:
             path = stack.enter_context(temporary_beside(args.output, f".{mix.name}.gguf"))
             with progress(f"Quantizing to {mix.name}") as bar:
-                quantize(
-                    file,
-                    path,
-                    mix,
-                    imatrix=args.imatrix,
-                    threads=args.threads,
-                    progress=lambda n, of, _: bar.update(n, of),
-                )
+                quantize(file, path, mix, imatrix=args.imatrix, threads=args.threads, progress=bar.update)
             paths.append(path)
         with progress("Evaluating", unit="chunks") as bar:
             text = read_text(args.text or BUNDLED)
@@ -87,16 +80,23 @@ def report(args: argparse.Namespace, file: GgufFile) -> Report:
     return Report(names, results, speeds, speed_notes(names, [r.size_bytes for r in results], speeds))
 
 
+class Stages(Protocol):
+    """Shows how far each stage of a job is."""
+
+    def __call__(self, stage: str, done: int, total: int, what: str = "") -> None:
+        """what: it is at now."""
+
+
 @contextmanager
-def stages() -> Iterator[Callable[[str, int, int], None]]:
+def stages() -> Iterator[Stages]:
     """A bar for each stage of a long job, one after the other."""
     with ExitStack() as stack:
         bars: dict[str, Progress] = {}
 
-        def show(stage: str, done: int, total: int) -> None:
+        def show(stage: str, done: int, total: int, what: str = "") -> None:
             if stage not in bars:
                 stack.close()  # of the stage before
                 bars[stage] = stack.enter_context(progress(stage, unit="bytes" if stage == "Quantizing" else "passes"))
-            bars[stage].update(done, total)
+            bars[stage].update(done, total, what)
 
         yield show

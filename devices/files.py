@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -43,7 +43,25 @@ def check_room(path: Path, need: int) -> None:
     """Nothing, or OSError when the disk of `path` has not `need` bytes free."""
     free = shutil.disk_usage(path.absolute().parent).free
     if free < need:
-        raise OSError(f"no room for {path}: {need / 2**30:.1f} GiB needed, {free / 2**30:.1f} GiB free on that disk")
+        raise OSError(
+            f"no room for {path}: {need / 2**30:.1f} GiB needed, {free / 2**30:.1f} GiB free on that disk; free some"
+            " room or name a file on another disk"
+        )
+
+
+@contextmanager
+def temporary_beside(path: Path, suffix: str = ".part") -> Iterator[Path]:
+    """The name of an empty file beside `path`; it is removed at the end of the block, if it is still there.
+
+    Other programs write to it, and it is renamed when it is whole. Its mode is that of any new file.
+    """
+    temporary = path.absolute().with_name(f".{path.name}.{os.urandom(4).hex()}{suffix}")
+    temporary.open("xb").close()
+    try:
+        yield temporary
+    finally:
+        with suppress(FileNotFoundError):
+            temporary.unlink()
 
 
 @contextmanager

@@ -7,37 +7,57 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence
-from contextlib import suppress
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-from devices.files import write_whole
+from devices.files import temporary_beside, write_whole
 from devices.paths import cache_folder
 from devices.probe import default_threads
 from edge import calibrate, sensitivity
 from edge.accounts import beside_weights
 from edge.divergence import Floats
 from edge.engine_options import EngineOptions, resolve
-from edge.errors import SizeTooSmall
+from edge.errors import EngineError, SizeTooSmall
 from edge.evaluate import evaluate
+from edge.fit_choices import (
+    choices,
+    choose_kinds,
+    free_tensors,
+    from_mix,
+    mix_like,
+    reserved_bytes,
+    tensor_bytes,
+    too_small,
+)
 from edge.ggml import PINNED_VERSION
 from edge.kernel_speed import KINDS, known_kernels, slow_kinds
 from edge.llama import ContextSizes
-from edge.quantize import NEED_IMPORTANCE, Outcome, file_bytes, header_bytes, quantize, types_of
+from edge.quantize import Outcome, file_bytes, header_bytes, quantize, types_of
+from edge.tensor_rows import TensorRows
 from partition.model import ModelShape
+from quant.errors import DoesNotFit
 from quant.fit import Choice, Fit, fit
 from quant.gguf_file import GgufFile
-from quant.gguf_writer import NewTensor
 from quant.imatrix import read_imatrix
-from quant.mixes import MIXES, Mix, mix_by_name
 from quant.sensitivity import Sensitivity
 from quant.types import TYPES, TensorType
 
-Progress = Callable[[str, int, int], None]  # what is being done, steps done of it, steps in all
+
+class Progress(Protocol):
+    """Told how far things are."""
+
+    def __call__(self, stage: str, done: int, total: int, what: str = "") -> None:
+        """`done` steps of `total` of a stage are done; `what` comes now."""
+
 
 _CALIBRATION_CHUNKS = 32
+_DOUBT = 2.0  # times the least expected damage: what is within, may be less in truth
+_MORE = 1.5  # times as long: worth measuring again
 _MIB = 1 << 20
 
 
@@ -63,46 +83,92 @@ class Fitted:
     slow: Mapping[str, str]  # types it has though a larger one, the value, decodes faster here
 
 
+def _silent(stage: str, done: int, total: int, what: str = "") -> None:
+    """Nobody is told."""
+
+
 def fit_file(
-    file: GgufFile, out: Path, budget: int, text: str, options: FitOptions, progress: Progress = lambda *_: None
+    file: GgufFile, out: Path, budget: int, text: str, options: FitOptions, progress: Progress = _silent
 ) -> Fitted:
     """Write a model to `out` in a file of at most `budget` bytes, whose predictions on `text` differ least from it.
 
     SizeTooSmall, with the least size that can be, where that is larger. TextError where the text is too short; what
     `quantize` and Engine raise.
     """
-    free = _free(file)
-    reserved = _reserved(file, free)
-    covered = read_imatrix(options.imatrix).of(file) if options.imatrix else calibrate.covered(file)
+    free = free_tensors(file)
+    reserved = reserved_bytes(file, free)
     slow = slow_kinds(known_kernels(options.threads or default_threads()))
-    candidates = _choose_kinds(file, free, covered, reserved, budget, options, slow)
-    folder = _folder(file, text, options.imatrix)
-    imatrix = options.imatrix or _imatrix(file, text, folder / "imatrix.gguf", options, progress)
-    importance = read_imatrix(imatrix).of(file)
-    found = _sensitivity(file, text, candidates, importance, folder, options, progress)
-    chosen = fit(_table(file, candidates, found), budget, reserved)
-    outcome = quantize(
+    kinds = options.kinds or tuple(TYPES[name] for name in KINDS)
+    covered = read_imatrix(options.imatrix).of(file) if options.imatrix else calibrate.covered(file)
+    candidates = choose_kinds(file, free, covered, reserved, budget, kinds, options.fast, slow)
+    if file_bytes(file, {name: tensor.type for name, tensor in file.tensors.items()}) <= budget:
+        return _whole(file, out, free, options, progress)
+    with _folder(file, text, options.imatrix) as folder:
+        imatrix = options.imatrix or _imatrix(file, text, folder / "imatrix.gguf", options, progress)
+        importance = read_imatrix(imatrix).of(file)
+        found = _sensitivity(file, text, candidates, importance, folder, options, progress)
+        table = choices(file, candidates, found)
+        try:
+            chosen = fit(table, budget, reserved)
+        except DoesNotFit as error:  # some tensors cannot be measured, and stay as they are
+            raise too_small(file, error.least, budget) from None
+        tries = [chosen]
+        beside = from_mix(file, table, budget, reserved, imatrix)
+        if beside and beside.choices != chosen.choices and beside.damage < _DOUBT * chosen.damage:
+            tries.append(beside)
+        best, outcome, measured = _best(file, out, text, tries, imatrix, options, progress)
+    used = {choice.type.name for choice in best.choices.values()}
+    slow = {kind: larger for kind, larger in slow.items() if kind in used}
+    return Fitted(outcome, best.damage, measured, chosen.gap, slow)
+
+
+def _best(
+    file: GgufFile,
+    out: Path,
+    text: str,
+    tries: Sequence[Fit],
+    imatrix: Path,
+    options: FitOptions,
+    progress: Progress,
+) -> tuple[Fit, Outcome, float]:
+    """Write all, and keep the one whose predictions differ least: (which, what was written, its divergence)."""
+    with ExitStack() as stack:
+        paths = [stack.enter_context(temporary_beside(out, ".gguf")) for _ in tries]
+        outcomes = [_write(file, path, one, imatrix, options, progress) for path, one in zip(paths, tries, strict=True)]
+        measured = _measured(file, paths, text, options, progress)
+        best = min(range(len(tries)), key=lambda i: measured[i])
+        paths[best].replace(out)
+    return tries[best], outcomes[best], measured[best]
+
+
+def _whole(file: GgufFile, out: Path, free: Sequence[str], options: FitOptions, progress: Progress) -> Fitted:
+    """The model as it is: a larger file would hold no more."""
+    types = {name: file.tensors[name].type for name in free}
+    chosen = Fit({name: Choice(kind, tensor_bytes(file, name, kind), 0.0) for name, kind in types.items()}, 0.0)
+    return Fitted(_write(file, out, chosen, options.imatrix, options, progress), 0.0, 0.0, 0.0, {})
+
+
+def _write(
+    file: GgufFile, out: Path, chosen: Fit, imatrix: Path | None, options: FitOptions, progress: Progress
+) -> Outcome:
+    """Have llama.cpp write what was chosen. EngineError where it would write something else."""
+    types = {name: choice.type for name, choice in chosen.choices.items()}
+    planned = types_of(file, mix_like(chosen), types, imatrix).types
+    changed = next((name for name, kind in types.items() if planned[name] != kind), None)
+    if changed:
+        raise EngineError(
+            f"llama.cpp would make {changed} {planned[changed].name} where {types[changed].name} was chosen; name types"
+            " with --types"
+        )
+    return quantize(
         file,
         out,
-        _mix(chosen),
-        types={name: choice.type for name, choice in chosen.choices.items()},
+        mix_like(chosen),
+        types=types,
         imatrix=imatrix,
         threads=options.threads,
-        progress=lambda done, total, _: progress("Quantizing", done, total),
+        progress=lambda done, total, name: progress("Quantizing", done, total, name),
     )
-    used = {choice.type.name for choice in chosen.choices.values()}
-    slow = {kind: larger for kind, larger in slow.items() if kind in used}
-    return Fitted(outcome, chosen.damage, _measured(file, out, text, options, progress), chosen.gap, slow)
-
-
-def _mix(chosen: Fit) -> Mix:
-    """The mix whose name the file is to bear: of the type that most of it has. It decides nothing, because every tensor
-    that may change is given its type."""
-    n_bytes = Counter[str]()
-    for choice in chosen.choices.values():
-        if choice.type.block > 1:
-            n_bytes[choice.type.name] += choice.n_bytes
-    return mix_by_name(n_bytes.most_common(1)[0][0]) if n_bytes else MIXES["q8_0"]
 
 
 def file_within(file: GgufFile, memory: int, context: int | None, kv_type: str) -> tuple[int, dict[str, int]]:
@@ -125,16 +191,22 @@ def file_within(file: GgufFile, memory: int, context: int | None, kv_type: str) 
     return left + header_bytes(file), parts
 
 
-def _folder(file: GgufFile, text: str, imatrix: Path | None) -> Path:
-    """Where what is measured of a model, on a text, is kept."""
+@contextmanager
+def _folder(file: GgufFile, text: str, imatrix: Path | None) -> Iterator[Path]:
+    """Where what is measured of a model, on a text, is kept; a temporary one where the cache cannot be written to."""
     stamps = {str(path.resolve()): file.stamp(path) for path in file.paths}
     digests = [hashlib.sha256(text.encode()).hexdigest()]
     if imatrix is not None:
         digests.append(hashlib.sha256(imatrix.read_bytes()).hexdigest())
     key = json.dumps([PINNED_VERSION, stamps, digests])
     folder = cache_folder() / "quantize" / hashlib.sha256(key.encode()).hexdigest()[:32]
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return folder
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if os.access(folder, os.W_OK):
+        yield folder
+        return
+    with tempfile.TemporaryDirectory() as other:
+        yield Path(other)
 
 
 def _imatrix(file: GgufFile, text: str, path: Path, options: FitOptions, progress: Progress) -> Path:
@@ -150,82 +222,6 @@ def _imatrix(file: GgufFile, text: str, path: Path, options: FitOptions, progres
     return path
 
 
-def _free(file: GgufFile) -> list[str]:
-    """The tensors that llama.cpp's quantizer changes: those to which it gives another type in one of two mixes."""
-    changed = [types_of(file, MIXES[name]).types for name in ("q4_1", "q5_1")]
-    return [name for name, tensor in file.tensors.items() if any(types[name] != tensor.type for types in changed)]
-
-
-def _choose_kinds(
-    file: GgufFile,
-    free: Sequence[str],
-    covered: Container[str],
-    reserved: int,
-    budget: int,
-    options: FitOptions,
-    slow: Container[str],
-) -> dict[str, list[TensorType]]:
-    """The types that each tensor may have. SizeTooSmall where even the smallest of them are too large.
-
-    covered: tensors that the importance matrix has. slow: types that are slow here.
-    """
-    kinds = options.kinds or tuple(TYPES[name] for name in KINDS)
-
-    def candidates(kinds: Sequence[TensorType]) -> dict[str, list[TensorType]]:
-        return {name: _candidates(file, name, kinds, name in covered) for name in free}
-
-    every = candidates(kinds)
-    least = _least(file, every, reserved)
-    if least > budget:
-        raise SizeTooSmall(
-            f"{file.path.name} cannot be smaller than {least}B ({least / _MIB:,.1f} MiB) with the types to choose"
-            f" among; {budget}B ({budget / _MIB:,.1f} MiB) were asked for. Name smaller types with --types, or take a"
-            " smaller model"
-        )
-    if not options.fast:
-        return every
-    fast = candidates([kind for kind in kinds if kind.name not in slow])
-    return fast if _least(file, fast, reserved) <= budget else every
-
-
-def _candidates(file: GgufFile, name: str, kinds: Sequence[TensorType], has_importance: bool) -> list[TensorType]:
-    """The types that a tensor may have: at most as wide as it is, of whole blocks. Its own is among them."""
-    tensor = file.tensors[name]
-    wide = [TYPES["f16"]] if tensor.type.name == "f32" else []
-    return [tensor.type] + [
-        kind
-        for kind in (*kinds, *wide)
-        if kind.bits_per_weight < tensor.type.bits_per_weight
-        and tensor.shape[0] % kind.block == 0
-        and (has_importance or kind.name not in NEED_IMPORTANCE)
-    ]
-
-
-def _table(
-    file: GgufFile, candidates: Mapping[str, Sequence[TensorType]], found: Sensitivity
-) -> dict[str, list[Choice]]:
-    return {
-        name: [Choice(kind, _bytes(file, name, kind), found.damage(name, kind.name)) for kind in kinds]
-        for name, kinds in candidates.items()
-    }
-
-
-def _reserved(file: GgufFile, free: Sequence[str]) -> int:
-    """Bytes of a file that do not depend on the choice."""
-    whole = file_bytes(file, {name: tensor.type for name, tensor in file.tensors.items()})
-    return whole - sum(_bytes(file, name, file.tensors[name].type) for name in free)
-
-
-def _bytes(file: GgufFile, name: str, kind: TensorType) -> int:
-    tensor = NewTensor(name, file.tensors[name].shape, kind)
-    return tensor.n_bytes + tensor.padding
-
-
-def _least(file: GgufFile, candidates: Mapping[str, Sequence[TensorType]], reserved: int) -> int:
-    """Bytes of the smallest file."""
-    return reserved + sum(min(_bytes(file, name, kind) for kind in kinds) for name, kinds in candidates.items())
-
-
 def _sensitivity(
     file: GgufFile,
     text: str,
@@ -235,35 +231,47 @@ def _sensitivity(
     options: FitOptions,
     progress: Progress,
 ) -> Sensitivity:
-    """What was measured before, if it has all these types, or is now."""
+    """What was measured before, in as much time as there is now, or is measured."""
+    threads = options.threads or default_threads()
+    rows = {name: TensorRows(file, name, importance.get(name)) for name in candidates}
     path = folder / "sensitivity.json"
+    known: Sensitivity | None = None
     with suppress(OSError, ValueError):
         known = Sensitivity.from_json(json.loads(path.read_bytes()))
-        if all(
-            {kind.name for kind in kinds} <= known.errors.get(name, {}).keys() for name, kinds in candidates.items()
-        ):
-            return known
-    found = sensitivity.measure(
-        file,
-        text,
-        candidates,
-        importance,
-        within_s=options.within_s,
-        threads=options.threads,
-        progress=lambda done, total: progress("Measuring", done, total),
+        if options.within_s > _MORE * known.spent_s:
+            known = None
+    kinds = {name: {*candidates[name], *(() if known else sensitivity.probes(rows[name]))} for name in candidates}
+    if known:
+        kinds = {n: {k for k in kinds[n] if k.name not in known.errors[n]} for n in kinds if n in known.errors}
+    errors = sensitivity.measure_errors(
+        {name: rows[name] for name, new in kinds.items() if new}, kinds, threads, lambda *at: progress("Looking", *at)
     )
-    write_whole(path, json.dumps(found.to_json()).encode())
+    if known:
+        errors = {name: {**row, **errors.get(name, {})} for name, row in known.errors.items()}
+        found = Sensitivity(known.damages, errors, known.spent_s)
+    else:
+        found = sensitivity.measure_damages(
+            file,
+            text,
+            rows,
+            errors,
+            within_s=options.within_s,
+            threads=threads,
+            progress=lambda *at: progress("Measuring", *at),
+        )
+    if known is None or found.errors != known.errors:
+        write_whole(path, json.dumps(found.to_json()).encode())
     return found
 
 
-def _measured(file: GgufFile, out: Path, text: str, options: FitOptions, progress: Progress) -> float:
+def _measured(file: GgufFile, paths: Sequence[Path], text: str, options: FitOptions, progress: Progress) -> list[float]:
     """Mean divergence of what was written, nats a token."""
     results = evaluate(
         file.path,
-        [out],
+        paths,
         text,
         EngineOptions(threads=options.threads),
-        most=sensitivity.MOST_CHUNKS,
+        most=sensitivity.most_chunks(ModelShape.from_gguf(file).n_vocab),
         progress=lambda done, total: progress("Checking", done, total),
     )
-    return results[1].summary.mean_divergence
+    return [result.summary.mean_divergence for result in results[1:]]

@@ -77,8 +77,10 @@ def quantize(
     done = progress or (lambda n, total: None)
     file = onnx_file.load(source)
     data = target.with_name(f"{target.name}.data")
-    if data.resolve() in {held.resolve() for held in file.data_files}:
-        raise ModelFileError(f"{data} holds weights of {source}; name another file to write")
+    held = {path.resolve() for path in file.data_files}
+    for path in (target, data):
+        if path.resolve() in held:
+            raise ModelFileError(f"{path} holds weights of {source}; name another file to write")
     check_room(target, _COPIES * file.weight_bytes + file.size_bytes)
     folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".part", dir=target.absolute().parent))
     try:

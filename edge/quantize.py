@@ -6,7 +6,6 @@ The file appears under its name only when it is whole. Ctrl-C, an error, or the 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from devices.files import check_room
+from devices.files import check_room, temporary_beside
 from devices.probe import default_threads
 from edge.errors import EngineError
 from partition.check import check_loadable
@@ -142,25 +141,6 @@ def _check_needs_none(outcome: Outcome, mix: Mix) -> None:
                 f"{mix.name} gives {name} the type {kind.name}, which needs an importance matrix; make one with edge"
                 " imatrix MODEL TEXT and give it with --imatrix FILE"
             )
-
-
-@contextmanager
-def temporary_beside(out: Path, suffix: str = ".part") -> Iterator[Path]:
-    """The name of an empty file beside `out`; it is removed at the end of the block, if it is still there."""
-    handle, name = tempfile.mkstemp(dir=out.absolute().parent, prefix=f".{out.name}.", suffix=suffix)
-    os.fchmod(handle, 0o666 & ~_umask())
-    os.close(handle)
-    try:
-        yield Path(name)
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(name)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 @contextmanager

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import numpy as np
 
+from devices.probe import available_memory
 from edge.divergence import CHUNK_TOKENS, Chunks, Floats, Tokens, divergence, log_probabilities, options_for
 from edge.engine import Engine
 from edge.engine_options import EngineOptions
@@ -22,66 +23,92 @@ from edge.ggml import Node
 from edge.ggml_weights import Weight
 from edge.hooks import Hook
 from edge.interrupt import interrupt_stops
+from edge.quantize import NEED_IMPORTANCE
 from edge.tensor_rows import TensorRows
 from partition.model import ModelShape, block_of
 from quant.gguf_file import GgufFile
 from quant.sensitivity import Sensitivity
-from quant.types import TensorType
+from quant.types import TYPES, TensorType
 
-Progress = Callable[[int, int], None]  # passes done, passes that are planned
+Progress = Callable[[int, int], None]  # steps done, steps that are planned
 
-_LEVELS = (4.5, 2.6, 3.4, 6.5, 5.5, 8.5, 2.1, 4.3)  # bits a weight: the types near these are measured, in this order
+# The types that are measured, in this order, where a tensor can have them: from the middle to the ends, and those first
+# that weights are quantized to in a moment.
+PROBES = ("q4_0", "q3_k", "q6_k", "q2_k", "q5_k", "iq4_xs", "iq3_xxs", "iq2_xs", "q8_0")
 MOST_CHUNKS = 8
 _MOST_REFERENCE = 512 << 20  # bytes of predictions to compare with
-_LEAST_LEVELS = 2  # that chunks and groups are chosen for
+_PROBES_AT_LEAST = 2  # that chunks and groups are chosen for
+_MEMORY_SHARE = 4  # a group takes at most this part of what memory is free
+_QUANTIZE_S = 30e-9  # that a thread needs for a value in the first types
 
 
-def measure(
+def measure_errors(
+    rows: Mapping[str, TensorRows], kinds: Mapping[str, Iterable[TensorType]], threads: int, progress: Progress
+) -> dict[str, dict[str, float]]:
+    """The errors of tensors in types, as `TensorRows.errors` has them."""
+    pool = ThreadPoolExecutor(threads)
+    try:
+        jobs = {name: pool.submit(one.errors, list(kinds[name])) for name, one in rows.items()}
+        found: dict[str, dict[str, float]] = {}
+        for name, job in jobs.items():
+            found[name] = job.result()
+            progress(len(found), len(jobs))
+        return found
+    finally:
+        pool.shutdown(cancel_futures=True)  # also at Ctrl-C
+
+
+def measure_damages(
     file: GgufFile,
     text: str,
-    candidates: Mapping[str, Sequence[TensorType]],
-    importance: Mapping[str, Floats],
+    rows: Mapping[str, TensorRows],
+    errors: Mapping[str, Mapping[str, float]],
     *,
     within_s: float,
-    threads: int | None = None,
-    progress: Progress | None = None,
+    threads: int,
+    progress: Progress,
 ) -> Sensitivity:
-    """The sensitivities of the tensors in `candidates`, to the types that each may have, in about `within_s`.
+    """The sensitivities of tensors of a file, in about `within_s`. Of those that no graph uses as they are, none.
 
-    TextError where the text is too short; what Engine raises; Interrupted after Ctrl-C.
+    errors: of the types of `probes`, and any others. TextError where the text is too short; what Engine raises;
+    Interrupted after Ctrl-C.
     """
     began = time.monotonic()
-    found: dict[str, list[Weight]] = {}
+    weights: dict[str, list[Weight]] = {}
     shape = ModelShape.from_gguf(file)
     options = options_for(EngineOptions(threads=threads, repack=False, gpu_layers=0), CHUNK_TOKENS, shape.n_vocab)
     with ExitStack() as stack:
-        engine = stack.enter_context(Engine(file.path, options, [_finds(candidates, found)]))
+        engine = stack.enter_context(Engine(file.path, options, [_finds(rows, weights)]))
         stack.enter_context(interrupt_stops(engine))
-        pool = stack.enter_context(ThreadPoolExecutor(engine.threads))
+        pool = stack.enter_context(ThreadPoolExecutor(threads))
         probe = _Probe(engine, Chunks.cut(engine.model, text, most=MOST_CHUNKS))
-        rows = {name: TensorRows(file, name, importance.get(name)) for name in candidates}
-        errors = dict(zip(rows, pool.map(lambda name: rows[name].errors(candidates[name]), rows), strict=True))
-        left = within_s - (time.monotonic() - began)
-        probe.use(int(left / (_LEAST_LEVELS * len(candidates)) / probe.pass_s))
-        groups = _groups(candidates, int(left / probe.pass_s / _LEAST_LEVELS))
-        damages: dict[str, dict[str, float]] = {name: {} for name in candidates}
-        done = 0
-        for n_level, level in enumerate(_LEVELS):
-            if n_level and time.monotonic() - began + len(groups) * probe.pass_s > within_s:
+        names = [name for name in rows if name in weights and any(errors[name].get(probe, 0) for probe in PROBES)]
+        values = sum(rows[name].rows * rows[name].columns for name in names)
+        left = (within_s - (time.monotonic() - began)) / _PROBES_AT_LEAST - values * _QUANTIZE_S / threads
+        probe.use(int(left / max(1, len(names)) / probe.pass_s))
+        groups = _groups({name: rows[name] for name in names}, int(left / probe.pass_s))
+        damages: dict[str, dict[str, float]] = {name: {} for name in names}
+        planned = [(kind, group) for kind in PROBES for group in groups]
+        for done, (name, group) in enumerate(planned):
+            spent = time.monotonic() - began
+            if spent > within_s and all(damages.values()):
                 break
-            for group in groups:
-                kinds = {name: _nearest(candidates[name], level, errors[name]) for name in group}
-                done += 1
-                if any(kind.name in damages[name] or errors[name][kind.name] == 0 for name, kind in kinds.items()):
-                    continue
-                loss = probe.loss({name: (rows[name], found[name], kinds[name]) for name in group}, pool)
-                total = sum(errors[name][kinds[name].name] * rows[name].rows for name in group)
-                for name, kind in kinds.items():
-                    damages[name][kind.name] = loss * errors[name][kind.name] * rows[name].rows / total
-                if progress:
-                    left = within_s - (time.monotonic() - began)
-                    progress(done, _planned(done, len(groups), left / probe.pass_s))
-        return Sensitivity(damages, errors, probe.tokens)
+            kind = TYPES[name]
+            measurable = [one for one in group if errors[one].get(name, 0) > 0]
+            if measurable:
+                loss = probe.loss({one: (rows[one], weights[one]) for one in measurable}, kind, pool)
+                shares = {one: errors[one][name] * rows[one].rows for one in measurable}
+                for one, share in shares.items():
+                    damages[one][name] = loss * share / sum(shares.values())
+            per_step = spent / max(1, done)
+            progress(done + 1, max(done + 1, min(len(planned), int(within_s / per_step) if done else len(planned))))
+    return Sensitivity(damages, {name: errors[name] for name in names}, within_s)
+
+
+def probes(rows: TensorRows) -> list[TensorType]:
+    """The types that are measured of a tensor: narrower ones than its own, of whole blocks."""
+    kinds = [TYPES[name] for name in PROBES if rows.has_importance or name not in NEED_IMPORTANCE]
+    return [k for k in kinds if k.bits_per_weight < rows.type.bits_per_weight and rows.columns % k.block == 0]
 
 
 class _Probe:
@@ -97,7 +124,7 @@ class _Probe:
 
     def use(self, n: int) -> None:
         """Compare so many chunks: as many as there are, and have room, and one at least."""
-        room = _MOST_REFERENCE // (4 * self._chunks.scored * self._engine.model.n_vocab)
+        room = most_chunks(self._engine.model.n_vocab)
         for i in range(len(self._inputs), max(1, min(n, len(self._chunks), room))):
             self._inputs.append(self._chunks.inputs(i))
             self._reference.append(log_probabilities(self._engine, self._inputs[i]))
@@ -107,17 +134,12 @@ class _Probe:
         """Seconds of one comparison."""
         return self._chunk_s * len(self._inputs)
 
-    @property
-    def tokens(self) -> int:
-        """Predictions that are compared."""
-        return sum(len(one) for one in self._reference)
-
     def loss(
-        self, changed: Mapping[str, tuple[TensorRows, Sequence[Weight], TensorType]], pool: ThreadPoolExecutor
+        self, changed: Mapping[str, tuple[TensorRows, Sequence[Weight]]], kind: TensorType, pool: ThreadPoolExecutor
     ) -> float:
-        """Mean KL divergence, nats, when these tensors have these types."""
+        """Mean KL divergence, nats, when these tensors have another type."""
         with ExitStack() as stack:
-            for rows, weights, kind in changed.values():
+            for rows, weights in changed.values():
                 space = rows.quantized(kind, pool)
                 stack.callback(space.close)
                 for weight in weights:
@@ -126,7 +148,12 @@ class _Probe:
                 divergence(before, log_probabilities(self._engine, tokens)).sum()
                 for tokens, before in zip(self._inputs, self._reference, strict=True)
             ]
-        return float(np.sum(sums)) / self.tokens
+        return float(np.sum(sums)) / sum(len(one) for one in self._reference)
+
+
+def most_chunks(n_vocab: int) -> int:
+    """Chunks whose predictions may be kept to compare with, one at least."""
+    return max(1, min(MOST_CHUNKS, _MOST_REFERENCE // (2 * CHUNK_TOKENS * n_vocab)))
 
 
 def _finds(names: Mapping[str, object], found: dict[str, list[Weight]]) -> Hook:
@@ -145,27 +172,18 @@ def _finds(names: Mapping[str, object], found: dict[str, list[Weight]]) -> Hook:
     return Hook(wants, lambda node: None)
 
 
-def _nearest(kinds: Sequence[TensorType], bits: float, errors: Mapping[str, float]) -> TensorType:
-    """The type nearest to so many bits a weight; of several, that with the least error."""
-    return min(kinds, key=lambda kind: (abs(kind.bits_per_weight - bits), errors[kind.name]))
-
-
-def _groups(names: Mapping[str, object], most: int) -> list[list[str]]:
-    """Each tensor alone, or where those are more than `most`, like ones of neighbouring layers together."""
+def _groups(rows: Mapping[str, TensorRows], most: int) -> list[list[str]]:
+    """Each tensor alone, or where those are more than `most`, like ones of neighbouring layers together, as far as they
+    have room in memory."""
+    room = available_memory() // _MEMORY_SHARE
     size = 1
     while True:
-        groups: dict[tuple[str, int], list[str]] = {}
-        for name in names:
+        groups: dict[tuple[str, int, int], list[str]] = {}
+        for name, one in rows.items():
             layer = block_of(name)
-            key = (name, -1) if layer is None else (re.sub(r"\d+", "", name, count=1), layer // size)
-            groups.setdefault(key, []).append(name)
-        if len(groups) <= most or size > len(names):
+            kind = name if layer is None else re.sub(r"\d+", "", name, count=1)
+            part = 0 if layer is None else layer // min(size, max(1, room // (one.rows * one.columns)))
+            groups.setdefault((kind, part, one.type.id), []).append(name)
+        if len(groups) <= most or size >= len(rows):
             return list(groups.values())
         size += 1
-
-
-def _planned(done: int, groups: int, more: float) -> int:
-    """Passes in all, where there is time for so many more: a level that has begun is completed."""
-    begun = -(-done // groups)
-    whole = int((more - (begun * groups - done)) // groups)
-    return groups * min(len(_LEVELS), begun + max(0, whole))

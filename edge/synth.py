@@ -6,7 +6,6 @@ Speed and memory do not depend on what the weights say, so such a file is enough
 import os
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count, islice, product
 from math import prod
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from devices.files import check_room
+from devices.files import check_room, temporary_beside
 from edge.presets import SHAPES
 from edge.shapes import ARCHITECTURES, Shape, ShapeError, shape
 from quant.types import TYPES, TensorType, type_by_name
@@ -115,8 +114,7 @@ def synthesize(
     total = sum(_padded(t.n_bytes) for t in tensors)
     check_room(target, total + _HEADER_BYTES)
     rows = _Pool(seed) if shape.parameters > _RANDOM_VALUES else _Random(seed)
-    temporary = target.with_name(f"{target.name}.{os.getpid()}.part")
-    try:
+    with temporary_beside(target) as temporary:
         _write_header(temporary, shape, tensors, f"{shape.arch} random {seed}")
         done = 0
         with temporary.open("ab") as out:
@@ -130,9 +128,6 @@ def synthesize(
                 done += _pad(out)
             n_bytes = out.tell()
         temporary.replace(target)
-    finally:
-        with suppress(FileNotFoundError):
-            temporary.unlink()
     return n_bytes
 
 

@@ -33,6 +33,11 @@ class TensorRows:
         self._bytes = np.frombuffer(file.data(name), np.uint8).reshape(self.rows, -1)
         self._importance = None if importance is None else importance.reshape(self.matrices, self.columns)
 
+    @property
+    def has_importance(self) -> bool:
+        """Whether its columns are weighed; some types need that."""
+        return self._importance is not None
+
     def values(self, first: int, last: int) -> Floats:
         """Rows [first, last) as numbers: float32 [rows, columns]."""
         out = np.empty((last - first, self.columns), np.float32)

@@ -4,12 +4,9 @@ Weights pass through a buffer of a few MiB; memory does not grow with the model,
 """
 
 import math
-import os
-import shutil
 import struct
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from quant.checkpoint import Checkpoint
@@ -22,6 +19,7 @@ from quant.hf_rows import chunks
 from quant.hf_tensors import Target, targets
 from quant.hf_vocabulary import vocabulary_pairs
 from quant.types import TYPES
+from quant.whole_file import whole_file
 
 Progress = Callable[[int, int], None]  # bytes written so far, bytes in all
 
@@ -51,25 +49,17 @@ def convert(folder: Path, out: Path, progress: Progress | None = None, type_name
         pairs = general_pairs(model, _name(folder), _most(plan)) | pairs | vocabulary_pairs(model, checkpoint)
         head = header(pairs, tensors)
         total = len(head) + sum(tensor.n_bytes + tensor.padding for tensor in tensors)
-        _check_room(out, total)
-        temporary = out.with_name(f"{out.name}.{os.getpid()}.part")
-        try:
-            with temporary.open("wb") as file:
-                file.write(head)
-                if factors:
-                    file.write(struct.pack(f"<{len(factors)}f", *factors) + bytes(tensors[0].padding))
-                for target, kind in plan:
-                    for chunk in chunks(checkpoint, target, kind):
-                        file.write(chunk)
-                        if progress:
-                            progress(file.tell(), total)
-                    file.write(bytes(-file.tell() % ALIGNMENT))
-                n_bytes = file.tell()
-            temporary.replace(out)
-        finally:
-            with suppress(FileNotFoundError):
-                temporary.unlink()
-    return n_bytes
+        with whole_file(out, total) as file:
+            file.write(head)
+            if factors:
+                file.write(struct.pack(f"<{len(factors)}f", *factors) + bytes(tensors[0].padding))
+            for target, kind in plan:
+                for chunk in chunks(checkpoint, target, kind):
+                    file.write(chunk)
+                    if progress:
+                        progress(file.tell(), total)
+                file.write(bytes(-file.tell() % ALIGNMENT))
+            return file.tell()
 
 
 def _type(target: Target, type_name: str | None) -> str:
@@ -100,10 +90,3 @@ def _check_out(out: Path, checkpoint: Checkpoint) -> None:
     inside = out.resolve().parent == checkpoint.folder.resolve() and out.suffix != ".gguf"
     if out.exists() and (inside or any(out.samefile(path) for path in checkpoint.paths)):
         raise ModelFileError(f"{out}: this is a file of the checkpoint; give another name to write to")
-
-
-def _check_room(out: Path, need: int) -> None:
-    """Nothing, or OSError when the disk has not `need` bytes free."""
-    free = shutil.disk_usage(out.absolute().parent).free
-    if free < need:
-        raise OSError(f"no room for {out}: {need / 2**30:.1f} GiB needed, {free / 2**30:.1f} GiB free on that disk")

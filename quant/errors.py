@@ -11,3 +11,11 @@ class ModelFileError(QuantError):
 
 class UnknownTypeError(QuantError):
     """A tensor type nobody has heard of; the message lists the known ones."""
+
+
+class DoesNotFit(QuantError):
+    """Even the smallest types exceed the budget. `least`: bytes that they take."""
+
+    def __init__(self, least: int) -> None:
+        super().__init__(f"even the smallest types take {least} bytes; allow so much, or more and smaller types")
+        self.least = least

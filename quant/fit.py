@@ -10,22 +10,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from quant.errors import DoesNotFit
 from quant.types import TensorType
 
 LEAST_FILL = 0.995  # of the budget, that a file should use
 _GAP = 1e-4  # of the least damage: how near to it a solution must be proved to be
+_LARGE = 1e3
 _MOST_S = 60.0  # for proving it; what is found by then is used, with its gap
 # The solver keeps constraints to 1e-6 of their unit. A large unit makes that nothing, but some large sums then have no
 # solution for it; with a small one, as much of the budget is left out.
 _SCALES = ((1e5, 0.0), (1.0, 2e-6))  # (unit, part left out)
-
-
-class DoesNotFit(Exception):
-    """Even the smallest types exceed the budget. `least`: bytes that they take."""
-
-    def __init__(self, least: int) -> None:
-        super().__init__(f"at least {least} bytes")
-        self.least = least
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,20 +85,28 @@ def _solve(table: Mapping[str, Sequence[Choice]], most: int, least: int) -> Fit 
     share = np.array([choice.n_bytes for choice in flat]) / most
     owner = np.repeat(np.arange(len(table)), [len(choices) for choices in table.values()])
     one_each = csr_matrix((np.ones(len(flat)), (owner, np.arange(len(flat)))))
+    found: Fit | None = None
     for unit, margin in _SCALES:
-        result = milp(
-            damages / max(damages.max(), 1e-300),  # near 1, as solvers like it
-            constraints=[
-                LinearConstraint(one_each, 1, 1),
-                LinearConstraint(unit * share[None, :], unit * least / most, unit * (1 - margin)),
-            ],
-            integrality=np.ones(len(flat)),
-            bounds=Bounds(0, 1),
-            options={"mip_rel_gap": _GAP, "time_limit": _MOST_S},
-        )
-        if result.x is not None:
-            taken = [choice for choice, x in zip(flat, result.x, strict=True) if x > 0.5]
-            found = Fit(dict(zip(table, taken, strict=True)), float(result.mip_gap or 0.0))
-            if least <= found.n_bytes <= most:
-                return found
+        # The solver also stops at a gap of 1e-6 by itself: the sum should be large beside that, once it is known.
+        for harm in (damages.max(), None):
+            scale = harm if harm is not None else found.damage / _LARGE if found else 0.0
+            if scale <= 0 or (found and found.gap <= _GAP):
+                break
+            result = milp(
+                damages / scale,
+                constraints=[
+                    LinearConstraint(one_each, 1, 1),
+                    LinearConstraint(unit * share[None, :], unit * least / most, unit * (1 - margin)),
+                ],
+                integrality=np.ones(len(flat)),
+                bounds=Bounds(0, 1),
+                options={"mip_rel_gap": _GAP, "time_limit": _MOST_S},
+            )
+            if result.x is not None:
+                taken = [choice for choice, x in zip(flat, result.x, strict=True) if x > 0.5]
+                again = Fit(dict(zip(table, taken, strict=True)), float(result.mip_gap or 0.0))
+                if least <= again.n_bytes <= most and (found is None or again.damage <= found.damage):
+                    found = again
+        if found:
+            return found
     return None

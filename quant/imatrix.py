@@ -9,11 +9,12 @@ numbers, names and float32 values one after the other, with means over tokens ti
 
 import math
 import os
+import stat
 import struct
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ from quant.gguf_file import GgufFile
 from quant.gguf_header import GgufArray
 from quant.gguf_writer import NewTensor, encoded, header
 from quant.types import TYPES
+from quant.whole_file import whole_file
 
 __all__ = ["Entry", "ImportanceMatrix", "read_imatrix"]
 
@@ -32,6 +34,7 @@ Counts = NDArray[np.int64]
 _SUMS, _COUNTS = ".in_sum2", ".counts"
 _DATASETS, _CHUNK_COUNT, _CHUNK_SIZE = "imatrix.datasets", "imatrix.chunk_count", "imatrix.chunk_size"
 _MOST_ENTRIES = 65536
+_MOST_BYTES = 4 << 30  # of an older file: a model of 1e12 weights has 2 GiB
 _MOST_TOKENS = 2.0**53
 _I32 = struct.Struct("<i")
 _DAMAGED = "the file is damaged; make it again with `edge imatrix`"
@@ -76,10 +79,6 @@ class ImportanceMatrix:
             )
         return _means(entry)
 
-    def flat(self) -> dict[str, Floats]:
-        """The same for every tensor that is here, by name, at the size that was seen."""
-        return {name: _means(entry) for name, entry in self.entries.items()}
-
     def of(self, file: GgufFile) -> dict[str, Floats]:
         """By name, `weights` of all tensors of a model that are here. ModelFileError as there."""
         found = {
@@ -91,7 +90,7 @@ class ImportanceMatrix:
     def write(self, path: str | os.PathLike[str]) -> int:
         """Write it as GGUF; its bytes. The file appears under its name only when it is whole.
 
-        OSError when that fails; ModelFileError for entries that could not be read back.
+        OSError when that fails or the disk has no room; ModelFileError for entries that could not be read back.
         """
         target = Path(path)
         for name, entry in self.entries.items():
@@ -112,18 +111,12 @@ class ImportanceMatrix:
                 NewTensor(name + _COUNTS, (1, experts), TYPES["f32"]),
             ]
             data += [entry.sums.astype("<f4").tobytes(), entry.counts.astype("<f4").tobytes()]
-        temporary = target.with_name(f"{target.name}.{os.getpid()}.part")
-        try:
-            with temporary.open("xb") as out:
-                out.write(header(pairs, tensors))
-                for tensor, values in zip(tensors, data, strict=True):
-                    out.write(values + bytes(tensor.padding))
-                n_bytes = out.tell()
-            temporary.replace(target)
-        finally:
-            with suppress(FileNotFoundError):
-                temporary.unlink()
-        return n_bytes
+        head = header(pairs, tensors)
+        with whole_file(target, len(head) + sum(tensor.n_bytes + tensor.padding for tensor in tensors)) as out:
+            out.write(head)
+            for tensor, values in zip(tensors, data, strict=True):
+                out.write(values + bytes(tensor.padding))
+            return out.tell()
 
 
 def read_imatrix(path: str | os.PathLike[str]) -> ImportanceMatrix:
@@ -133,14 +126,18 @@ def read_imatrix(path: str | os.PathLike[str]) -> ImportanceMatrix:
     """
     path = Path(path)
     try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for ever
+            raise ModelFileError(f"{path}: cannot be read: it is no regular file")
         with path.open("rb") as file:
-            magic = file.read(4)
-            legacy = b"" if magic == b"GGUF" else magic + file.read()
+            is_gguf = file.read(4) == b"GGUF"
+            file.seek(0)
+            matrix = None if is_gguf else _Legacy(path.name, file, status.st_size).read()
     except FileNotFoundError:
         raise ModelFileError(f"{path}: no such file") from None
     except (OSError, ValueError) as exc:  # ValueError: a zero byte in the path
         raise ModelFileError(f"{path}: cannot be read: {getattr(exc, 'strerror', None) or exc}") from exc
-    matrix = _from_gguf(GgufFile.open(path)) if magic == b"GGUF" else _Legacy(path.name, legacy).read()
+    matrix = matrix or _from_gguf(GgufFile.open(path))
     for name, entry in matrix.entries.items():
         _check(path.name, name, entry)
     return matrix
@@ -182,19 +179,25 @@ def _gguf_entry(file: GgufFile, name: str) -> Entry:
 
 
 class _Legacy:
-    """A position in an older file; every step past the end is a ModelFileError."""
+    """An older file, read from its start, so that of any other one little is read.
 
-    def __init__(self, file_name: str, data: bytes) -> None:
-        self._file_name, self._data, self._position = file_name, data, 0
+    Every step past the end is a ModelFileError.
+    """
+
+    def __init__(self, file_name: str, file: IO[bytes], n_bytes: int) -> None:
+        self._file_name, self._file, self._left = file_name, file, n_bytes
 
     def read(self) -> ImportanceMatrix:
         """The whole file. What follows the entries (chunks, name of the text) may be missing."""
+        n_bytes = self._left
         n_entries = self._number("the number of tensors") if self._left >= _I32.size else 0
         if not 1 <= n_entries <= _MOST_ENTRIES:
             raise ModelFileError(
                 f"{self._file_name}: this is no importance matrix, neither in GGUF nor in the older format; make one"
                 " with `edge imatrix`"
             )
+        if n_bytes > _MOST_BYTES:
+            raise self._error(f"it has {n_bytes} bytes, at most {_MOST_BYTES} are read")
         entries: dict[str, Entry] = {}
         for i in range(n_entries):
             name = self._text(f"the name of tensor {i}")
@@ -212,10 +215,6 @@ class _Legacy:
         dataset = self._text("the name of the text") if self._left else ""
         return ImportanceMatrix(entries, (dataset,) if dataset else (), chunk_count)
 
-    @property
-    def _left(self) -> int:
-        return len(self._data) - self._position
-
     def _number(self, what: str) -> int:
         number: int = _I32.unpack(self._bytes(_I32.size, what))[0]
         return number
@@ -226,9 +225,11 @@ class _Legacy:
     def _bytes(self, n: int, what: str) -> bytes:
         if not 0 <= n <= self._left:
             raise self._error(f"{what} needs {n} bytes, {self._left} are left")
-        start = self._position
-        self._position += n
-        return self._data[start : self._position]
+        data = self._file.read(n)
+        if len(data) < n:
+            raise self._error(f"it ended inside {what} while it was read")
+        self._left -= n
+        return data
 
     def _error(self, problem: str) -> ModelFileError:
         return ModelFileError(f"{self._file_name}: {problem}; {_DAMAGED}")

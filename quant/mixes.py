@@ -60,6 +60,7 @@ _TABLE = (
     (0, "f32", "f32"),
 )
 MIXES: Mapping[str, Mix] = MappingProxyType({name: Mix(n, name, TYPES[kind]) for n, name, kind in _TABLE})
+WEIGHT_TYPES: Mapping[str, TensorType] = MappingProxyType({mix.type.name: mix.type for mix in MIXES.values()})
 _SHORT = {"q3_k": "q3_k_m", "q4_k": "q4_k_m", "q5_k": "q5_k_m"}
 
 
@@ -69,4 +70,12 @@ def mix_by_name(name: str) -> Mix:
     found = MIXES.get(_SHORT.get(lower, lower))
     if found is None:
         raise UnknownTypeError(f"unknown type {name!r}; known: {', '.join(MIXES)}")
+    return found
+
+
+def weight_type(name: str) -> TensorType:
+    """The type called `name`, in any case, if weights can be quantized to it; UnknownTypeError with those that are."""
+    found = WEIGHT_TYPES.get(name.lower())
+    if found is None:
+        raise UnknownTypeError(f"{name!r} is no type for weights; known: {', '.join(WEIGHT_TYPES)}")
     return found

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+_NEGLIGIBLE = 1e-5  # an error of the weights, such as F16 has, that needs no measuring
+
 
 @dataclass(frozen=True)
 class Sensitivity:
@@ -12,7 +14,7 @@ class Sensitivity:
 
     damages: Mapping[str, Mapping[str, float]]  # measured: mean KL divergence, nats a token
     errors: Mapping[str, Mapping[str, float]]  # of the weights: squared, over their squares, weighed by importance
-    tokens: int  # predictions that were compared
+    spent_s: float  # on measuring
 
     def damage(self, tensor: str, kind: str) -> float:
         """Nats a token: measured, or where that was not done, what a measured type suggests.
@@ -25,26 +27,31 @@ class Sensitivity:
             return measured[kind]
         error = errors[kind]
         known = [name for name in measured if errors[name] > 0]
-        if error == 0 or not known:
+        if not known or error == 0:
+            assert error <= _NEGLIGIBLE, f"{tensor} was not measured"
             return 0.0
         nearest = min(known, key=lambda name: abs(math.log(errors[name] / error)))
         return measured[nearest] * error / errors[nearest]
 
     def to_json(self) -> dict[str, Any]:
         """As `from_json` reads it."""
-        return {"tokens": self.tokens, "damages": self.damages, "errors": self.errors}
+        return {"spent_s": self.spent_s, "damages": self.damages, "errors": self.errors}
 
     @classmethod
     def from_json(cls, values: Any) -> "Sensitivity":
         """ValueError for what `to_json` did not make."""
         try:
-            tables = [
+            damages, errors = (
                 {str(tensor): {str(kind): _figure(x) for kind, x in row.items()} for tensor, row in values[key].items()}
                 for key in ("damages", "errors")
-            ]
-            return cls(tables[0], tables[1], int(values["tokens"]))
+            )
+            found = cls(damages, errors, _figure(values["spent_s"]))
+            for tensor, row in damages.items():
+                if (not row and max(errors[tensor].values()) > _NEGLIGIBLE) or row.keys() - errors[tensor].keys():
+                    raise ValueError(f"{tensor} was not measured")
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError("not a table of sensitivities") from error
+        return found
 
 
 def _figure(value: Any) -> float:

@@ -59,6 +59,25 @@ def chats(run: Run) -> Chat:
     return chat
 
 
+def runner(capsys: pytest.CaptureFixture[str], name: str) -> Run:
+    """Runs the command of this name with one thread."""
+
+    def run(*args: str | Path) -> Answer:
+        capsys.readouterr()
+        code = cli.main([name, *map(str, args), "--threads", "1"])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def said(run: Run, *args: str | Path) -> dict[str, Any]:
+    """What `--json` prints; it must succeed."""
+    code, out, error = run(*args, "--json")
+    assert code == 0, error
+    result: dict[str, Any] = json.loads(out)
+    return result
+
+
 def workers(*some: Worker) -> str:
     """For --workers."""
     return ",".join(one.address for one in some)

@@ -4,7 +4,6 @@ import json
 import struct
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from apps import cli
 from edge import synth
 from edge.calibrate import collect
 from edge.divergence import Chunks
@@ -22,7 +20,7 @@ from edge.llama import Model
 from partition.model import ModelShape
 from quant.gguf_file import GgufFile
 from quant.imatrix import read_imatrix
-from tests.commands import assert_refused
+from tests.commands import Run, assert_refused, runner, said
 from tests.conftest import FIGURES, SMALL, Synthetic
 
 F16 = Path(__file__).parent / "data" / "edge-demo-f16.gguf"
@@ -175,12 +173,13 @@ def test_a_model_that_computes_no_numbers_is_refused(tmp_path: Path, synthetic: 
 
 QUANTIZE = """
 import ctypes, sys, llama_cpp as L
+from quant.gguf_file import GgufFile
 from quant.imatrix import read_imatrix
 source, target, matrix = sys.argv[1:]
 params = L.llama_model_quantize_default_params()
 params.ftype, params.nthread = L.LLAMA_FTYPE_MOSTLY_IQ2_XXS, 1
 if matrix:
-    flat = {name.encode(): values for name, values in read_imatrix(matrix).flat().items()}
+    flat = {name.encode(): values for name, values in read_imatrix(matrix).of(GgufFile.open(source)).items()}
     array = (L.llama_model_imatrix_data * (len(flat) + 1))()
     for at, (name, values) in zip(array, flat.items()):
         at.name, at.size = name, values.size
@@ -207,19 +206,11 @@ def test_llama_cpp_quantizes_with_it(tmp_path: Path) -> None:
 
 # The command.
 
-Run = Callable[..., tuple[int, str, str]]
-
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
     """`edge imatrix` with these arguments: exit code, standard output, standard error."""
-
-    def command(*args: str | Path) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = cli.main(["imatrix", *map(str, args), "--threads", "1"])
-        return code, *capsys.readouterr()
-
-    return command
+    return runner(capsys, "imatrix")
 
 
 @pytest.fixture
@@ -229,20 +220,12 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def made(run: Run, *args: str | Path) -> dict[str, Any]:
-    """What `--json` prints; it must succeed."""
-    code, out, error = run(*args, "--json")
-    assert code == 0, error
-    said: dict[str, Any] = json.loads(out)
-    return said
-
-
 def test_the_command_writes_a_file(run: Run, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(text.parent)
-    said = made(run, F16, text, "--chunk-tokens", "64", "--chunks", "2")
-    assert said.pop("duration_s") > 0
+    values = said(run, F16, text, "--chunk-tokens", "64", "--chunks", "2")
+    assert values.pop("duration_s") > 0
     path = text.parent / "edge-demo-f16.imatrix.gguf"
-    assert said == {
+    assert values == {
         "output": path.name,
         "model": str(F16),
         "text": str(text),
@@ -274,6 +257,17 @@ def test_experts_that_nobody_used_are_told(run: Run, text: Path, tmp_path: Path)
     assert f"{sum(unseen.values())} experts in 6 tensors (blk." in error
 
 
+def test_what_is_read_is_never_written_over(run: Run, text: Path, tmp_path: Path, synthetic: Synthetic) -> None:
+    model, link = tmp_path / "model.gguf", tmp_path / "link.gguf"
+    model.write_bytes(synthetic("llama").read_bytes())
+    link.symlink_to(model)
+    before = model.read_bytes()
+    for source, output in ((model, model), (link, model), (model, link), (model, text)):
+        answer = run(source, text, "--output", output, "--force", "--chunk-tokens", "16", "--chunks", "1")
+        assert_refused(answer, 2, f"{output.name} is read, so it cannot be written; give another name")
+    assert (model.read_bytes(), text.read_text()) == (before, TEXT)
+
+
 def test_bad_input_to_the_command(run: Run, text: Path, tmp_path: Path) -> None:
     out = ("--output", tmp_path / "o.gguf")
     assert_refused(run(F16, text, *out, "--chunk-tokens", "5000"), 3, "5000 tokens is needed, this one has")
@@ -281,6 +275,7 @@ def test_bad_input_to_the_command(run: Run, text: Path, tmp_path: Path) -> None:
     assert_refused(run(F16, tmp_path, *out), 3, "cannot be read: Is a directory")
     assert_refused(run(tmp_path / "none.gguf", text, *out), 3, "none.gguf")
     assert_refused(run(F16, text, "--output", tmp_path), 2, "is a folder")
+    assert_refused(run(F16, text, "--output", text, "--force"), 2, "text.txt is read, so it cannot be written")
     assert_refused(run(F16, text, "--output", tmp_path / "none" / "o.gguf"), 2, "no folder")
     assert_refused(run(F16, text, *out, "--context", "64"), 2, "--chunk-tokens in place of --context")
     text.write_bytes(b"caf\xe9 au lait")

@@ -1,6 +1,5 @@
 """`edge evaluate`: the order of types, the table, JSON, picture, what each option does, and bad input."""
 
-import json
 import os
 import random
 import re
@@ -11,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 from collections import namedtuple
-from collections.abc import Callable
 from itertools import combinations, islice
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from apps import cli
 from apps.evaluate import without_common_start
 from apps.picture import Point, _figure, size_against_divergence
 from edge.calibrate import collect
@@ -31,7 +28,7 @@ from edge.speeds import Speed, measure_speeds, speed_notes
 from edge.text_file import BUNDLED, read_text
 from quant.errors import ModelFileError
 from quant.gguf_file import GgufFile
-from tests.commands import assert_refused
+from tests.commands import Run, assert_refused, runner, said
 from tests.conftest import Synthetic
 from tests.helpers import ROOT, assert_one_line_error, run_edge
 
@@ -51,7 +48,6 @@ for name in types:
 """
 
 Models = dict[str, Path]
-Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
@@ -65,13 +61,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
     """`edge evaluate` with these arguments: exit code, standard output, standard error."""
-
-    def command(*args: str | Path) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = cli.main(["evaluate", *map(str, args), "--threads", "1"])
-        return code, *capsys.readouterr()
-
-    return command
+    return runner(capsys, "evaluate")
 
 
 @pytest.fixture
@@ -79,14 +69,6 @@ def text(tmp_path: Path) -> Path:
     path = tmp_path / "text.txt"
     path.write_text(TEXT)
     return path
-
-
-def said(run: Run, *args: str | Path) -> dict[str, Any]:
-    """What `--json` prints; it must succeed."""
-    code, out, error = run(*args, "--json")
-    assert code == 0, error
-    result: dict[str, Any] = json.loads(out)
-    return result
 
 
 def test_fewer_bits_are_farther_away(models: Models) -> None:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from quant.fit import LEAST_FILL, Choice, DoesNotFit, fit, undominated
+from quant.errors import DoesNotFit
+from quant.fit import LEAST_FILL, Choice, fit, undominated
 from quant.types import TYPES
 
 KINDS = [TYPES[name] for name in ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k")]

@@ -90,7 +90,9 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> Setting:
 def fitted(file: GgufFile, out: Path, budget: int, text: str, options: FitOptions) -> tuple[Fitted, list[str]]:
     """What was made, and the stages that were gone through."""
     said: Said = []
-    result = fit_file(file, out, budget, text, options, lambda *step: said.append(step))
+    result = fit_file(
+        file, out, budget, text, options, lambda stage, done, total, what="": said.append((stage, done, total))
+    )
     assert all(0 <= done <= total for _, done, total in said)
     return result, list(dict.fromkeys(stage for stage, _, _ in said))
 
@@ -146,7 +148,7 @@ def small(tmp_path: Path) -> GgufFile:
 
 
 QUICK = FitOptions(None, kinds("q4_0", "q8_0"), within_s=0.1, threads=1)
-MEASURED = ["Calibrating", "Measuring", "Quantizing", "Checking"]
+MEASURED = ["Calibrating", "Looking", "Measuring", "Quantizing", "Checking"]
 
 
 def test_it_is_measured_once_and_again_where_something_has_changed(
@@ -160,7 +162,7 @@ def test_it_is_measured_once_and_again_where_something_has_changed(
     before, stages = made("first.gguf")
     assert stages == MEASURED
     after, stages = made("second.gguf")
-    assert stages == MEASURED[2:]
+    assert stages == MEASURED[3:]
     assert (after.expected_divergence, after.outcome) == (before.expected_divergence, before.outcome)
     assert (tmp_path / "first.gguf").read_bytes() == (tmp_path / "second.gguf").read_bytes()
     for path in (cache / "edge" / "quantize").rglob("*.json"):

@@ -1,6 +1,7 @@
 """Importance matrices in files: what is written is read, by others, too, and what is damaged is refused."""
 
 import io
+import os
 import struct
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -98,8 +99,9 @@ def test_older_files_are_read(tmp_path: Path) -> None:
     path.write_bytes(legacy(entries, struct.pack("<ii", 12, 5) + b"a.txt"))
     matrix = read_imatrix(path)
     assert (matrix.datasets, matrix.chunk_count, matrix.chunk_size) == (("a.txt",), 12, 0)
-    assert matrix.flat()["blk.0.attn_q.weight"].tolist() == [2, 0.5]
-    experts = matrix.weights("blk.0.ffn_up_exps.weight", 2, 2)
+    dense, experts = matrix.weights("blk.0.attn_q.weight", 1, 2), matrix.weights("blk.0.ffn_up_exps.weight", 2, 2)
+    assert dense is not None
+    assert dense.tolist() == [2, 0.5]
     assert experts is not None
     assert experts.tolist() == [3, 5, 7, 9]
     path.write_bytes(legacy(entries))
@@ -191,6 +193,25 @@ def test_what_is_no_file_or_a_model_is_refused(tmp_path: Path) -> None:
         read_imatrix(tmp_path)
     with pytest.raises(ModelFileError, match=r"this is a model \(llama\)"):
         read_imatrix(F16)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ModelFileError, match="pipe: cannot be read: it is no regular file"):
+        read_imatrix(tmp_path / "pipe")
+
+
+def test_of_another_large_file_only_the_start_is_read(tmp_path: Path) -> None:
+    """A terabyte, of which the disk holds a few bytes: reading it would end with MemoryError."""
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(struct.pack("<Q", 30_000) + b'{"')  # its size looks like a number of tensors
+    os.truncate(path, 1 << 40)
+    with pytest.raises(ModelFileError, match=r"it has 1099511627776 bytes, at most \d+ are read"):
+        read_imatrix(path)
+    path.write_bytes(b"PK\x03\x04")
+    os.truncate(path, 1 << 40)
+    with pytest.raises(ModelFileError, match="this is no importance matrix"):
+        read_imatrix(path)
 
 
 def test_what_could_not_be_read_is_not_written(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from apps import quantize_onnx
 from apps.options import UsageError
 from edge.onnx_compare import compare
 from edge.onnx_quantize import quantize
-from quant.errors import UnknownTypeError
-from tests.onnx_files import quick, samples, small_model, vectors  # noqa: F401 (fixtures)
+from quant.errors import ModelFileError, UnknownTypeError
+from tests.commands import assert_refused, runner
+from tests.onnx_files import external, quick, samples, small_model, vectors  # noqa: F401 (fixtures)
 from tests.onnx_graphs import run
 
 
@@ -90,8 +91,8 @@ def test_wrong_usage(tmp_path: Path, source: Path) -> None:
         (arguments(source, tmp_path / "weights.onnx"), "weights.onnx.data exists; --force overwrites it"),
         (arguments(source, tmp_path), "is a folder; name a file in it"),
         (arguments(source, tmp_path / "no" / "out.onnx"), "there is no folder"),
-        (arguments(source, source, force=True), "cannot be read and written at once"),
-        (arguments(source, tmp_path / "in" / ".." / "in" / "mlp.onnx", force=True), "read and written at once"),
+        (arguments(source, source, force=True), "mlp.onnx is read, so it cannot be written"),
+        (arguments(source, tmp_path / "in" / ".." / "in" / "mlp.onnx", force=True), "mlp.onnx is read"),
         (arguments(source, tmp_path / "o.onnx", type="q4_0"), "int8 or int4, not q4_0"),
         (arguments(source, tmp_path / "o.onnx", block_size=32), "--block-size is for --type int4"),
         (arguments(source, tmp_path / "o.onnx", type="int4", block_size=48), "one of 16, 32, 64, 128, 256, got 48"),
@@ -103,6 +104,38 @@ def test_wrong_usage(tmp_path: Path, source: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "there.onnx", "weights.onnx.data"]
     with pytest.raises(UnknownTypeError, match="int8, int4"):
         quantize(source, there, "int2")
+
+
+def test_what_is_read_is_never_written_over(tmp_path: Path, source: Path) -> None:
+    held = tmp_path / "held.onnx"
+    external(held)
+    folder = tmp_path / "samples"
+    folder.mkdir()
+    given = samples(folder / "x.npz", x=vectors())
+    beside = tmp_path / "x.data"
+    beside.write_bytes(given.read_bytes())
+    (tmp_path / "plain.data").symlink_to(source)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    cases: list[tuple[argparse.Namespace, type[Exception], str]] = [
+        (arguments(held, tmp_path / "held.onnx.data"), ModelFileError, "held.onnx.data holds weights of .*held.onnx;"),
+        (arguments(source, tmp_path / "plain"), UsageError, "plain.data is read, so it cannot be written"),
+        (arguments(source, given, calibration=given), UsageError, "x.npz is read"),
+        (arguments(source, given, calibration=folder), UsageError, "x.npz is read"),
+        (arguments(source, tmp_path / "x", calibration=beside), UsageError, "x.data is read"),
+    ]
+    for args, error, message in cases:
+        args.force = True
+        with pytest.raises(error, match=message):
+            quantize_onnx.run(args)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("option", [("--context", "512"), ("--kv-type", "q8_0"), ("--report",), ("--minutes", "1")])
+def test_options_of_language_models(
+    tmp_path: Path, source: Path, capsys: pytest.CaptureFixture[str], option: tuple[str, ...]
+) -> None:
+    answer = runner(capsys, "quantize")(source, tmp_path / "out.onnx", "--type", "int8", *option)
+    assert_refused(answer, 2, f"{option[0]} is for GGUF models; an ONNX model takes")
 
 
 def test_what_is_not_installed_is_named(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:

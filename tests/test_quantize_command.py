@@ -1,13 +1,15 @@
 """`edge quantize` from the command line: what each option does, JSON, the report, and what is refused."""
 
 import json
+import os
 import random
 import re
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pytest
 
 from apps import cli, quantize_kernels
@@ -16,9 +18,11 @@ from edge import shapes, synth
 from edge.calibrate import collect
 from edge.demo.grammar import statements
 from edge.engine_options import EngineOptions
+from quant.errors import DoesNotFit, QuantError
 from quant.gguf_file import GgufFile
+from quant.imatrix import Entry, ImportanceMatrix
 from quant.types import TYPES
-from tests.commands import assert_refused
+from tests.commands import Run, assert_refused, runner, said
 from tests.helpers import ROOT, run_edge
 from tests.test_evaluate import MODEL_KEYS
 from tests.test_kernel_speed import device
@@ -35,8 +39,6 @@ KERNEL_KEYS = {
     "type", "bits_per_weight", "decode_gweights_per_s", "prefill_gweights_per_s", "repacked", "slower_than",
 }  # fmt: skip
 
-Run = Callable[..., tuple[int, str, str]]
-
 
 @pytest.fixture(scope="module", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
@@ -48,13 +50,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
     """`edge quantize` with these arguments: exit code, standard output, standard error."""
-
-    def command(*args: str | Path) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = cli.main(["quantize", *map(str, args), "--threads", "1"])
-        return code, *capsys.readouterr()
-
-    return command
+    return runner(capsys, "quantize")
 
 
 @pytest.fixture(scope="module")
@@ -81,14 +77,6 @@ def out(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def folder(out: Path) -> None:
     out.parent.mkdir()
-
-
-def said(run: Run, *args: str | Path) -> dict[str, Any]:
-    """What `--json` prints; it must succeed."""
-    code, output, error = run(*args, "--json")
-    assert code == 0, error
-    result: dict[str, Any] = json.loads(output)
-    return result
 
 
 def kinds(path: Path) -> set[str]:
@@ -149,7 +137,10 @@ def test_off_a_terminal_progress_is_lines(run: Run, small: Path, out: Path, monk
     assert set(json.loads(output)) == KEYS
     lines = error.splitlines()
     assert len(lines) > 5
-    assert all(re.fullmatch(r"Quantizing to q4_0: .+ of .+, \d+ %", line) for line in lines)
+    *some, last = [re.fullmatch(r"Quantizing to q4_0: .+ of .+, \d+ %(?:, ([\w.]+))?", line) for line in lines]
+    assert {line and line[1] for line in some} == set(GgufFile.open(small).tensors)
+    assert len(some) == len(GgufFile.open(small).tensors)
+    assert last
     assert lines[-1].endswith("100 %")
 
 
@@ -277,8 +268,60 @@ def test_kernels(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_folder_of_safetensors(run: Run, out: Path, family: str) -> None:
     result = said(run, HF / family, out, "--type", "q8_0")
     assert result["input"] == str(HF / family)
+    assert result["source_bytes"] == (HF / family / "model.safetensors").stat().st_size
     assert "q8_0" in kinds(out)
     assert [path.name for path in out.parent.iterdir()] == ["out.gguf"]
+
+
+def test_a_folder_is_converted_and_no_more(run: Run, out: Path) -> None:
+    result = said(run, HF / "llama", out, "--type", "F16")
+    assert (result["type"], kinds(out)) == ("f16", {"f16"})
+    assert result["source_bytes"] == (HF / "llama" / "model.safetensors").stat().st_size
+    assert result["size_bytes"] == out.stat().st_size != result["source_bytes"]
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "f16"])
+def test_files_of_a_folder_are_never_written_over(run: Run, tmp_path: Path, kind: str) -> None:
+    folder = tmp_path / "hf"
+    shutil.copytree(HF / "llama", folder)
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    (tmp_path / "link").symlink_to(folder / "model.safetensors")
+    for output in (*before, tmp_path / "link"):
+        answer = run(folder, output, "--type", kind, "--force")
+        assert_refused(answer, 2, f"{output} is read, so it cannot be written; give another name to write to")
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+    (folder / "old.gguf").write_bytes(b"made before")
+    assert said(run, folder, folder / "old.gguf", "--type", kind, "--force")["type"] == kind
+    assert {path.name for path in folder.iterdir()} == {path.name for path in before} | {"old.gguf"}
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (("--size", "1MiB", "--types", "q4_0,q9_9"), 2, "'q9_9'"),
+        (("--size", "1MiB", "--types", "q8_1"), 2, "'q8_1'"),
+        (("--type", "iq2_xxs"), 2, "iq2_xxs needs an importance matrix; make one with edge imatrix"),
+        (("--type", "q8_0", "--imatrix", "/none"), 3, "/none: no such file"),
+        (("--type", "q8_0", "--report", "--text", "/none"), 3, "/none: cannot be read"),
+        (("--type", "q8_0", "--report", "--compare", "q4_0,iq2_m"), 2, "iq2_m needs an importance matrix"),
+        (("--type", "f16", "--imatrix", "/none"), 2, "--imatrix is for types of fewer bits than f16; leave it out"),
+    ],
+)
+def test_what_can_be_known_is_said_before_a_folder_is_read(
+    run: Run, tmp_path: Path, out: Path, args: tuple[str, ...], code: int, words: str
+) -> None:
+    folder = tmp_path / "empty"  # it cannot be converted
+    folder.mkdir()
+    assert_refused(run(folder, out, *args), code, words)
+    assert list(out.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("mix", ["iq2_m", "iq3_xs", "q2_k_s"])
+def test_types_that_need_a_matrix_are_not_compared_without(run: Run, small: Path, out: Path, mix: str) -> None:
+    assert_refused(run(small, out, "--type", mix), 5, "needs an importance matrix")
+    answer = run(small, out, "--type", "q8_0", "--report", "--compare", mix)
+    assert_refused(answer, 2, f"{mix} needs an importance matrix; make one", "--imatrix FILE")
+    assert list(out.parent.iterdir()) == []
 
 
 def test_a_folder_that_is_no_model(run: Run, tmp_path: Path, out: Path) -> None:
@@ -300,8 +343,13 @@ def test_files_that_cannot_be(run: Run, small: Path, tmp_path: Path, out: Path) 
     other.write_bytes(b"no model at all")
     given = ("--type", "q8_0")
     assert_refused(run(small, out, *given), 2, f"{out} exists; --force overwrites it")
-    assert_refused(run(small, small, *given, "--force"), 2, "is the model itself; give another name")
-    assert_refused(run(link, small, *given, "--force"), 2, "is the model itself")
+    assert_refused(run(small, small, *given, "--force"), 2, "is read, so it cannot be written; give another name")
+    assert_refused(run(link, small, *given, "--force"), 2, "small.gguf is read")
+    matrix, pipe = tmp_path / "m.gguf", tmp_path / "pipe.gguf"
+    ImportanceMatrix({"a": Entry(np.ones((1, 1), np.float32), np.ones(1, np.int64))}).write(matrix)
+    assert_refused(run(small, matrix, *given, "--force", "--imatrix", matrix), 2, "m.gguf is read")
+    os.mkfifo(pipe)
+    assert_refused(run(small, pipe, *given, "--force"), 2, "is no regular file")
     assert_refused(run(small, tmp_path, *given), 2, "is a folder; name a file in it")
     assert_refused(run(small, tmp_path / "none" / "out.gguf", *given), 2, "there is no folder", "create it first")
     assert_refused(run(tmp_path / "none.gguf", out, *given), 3, "none.gguf")
@@ -327,7 +375,9 @@ def test_files_that_cannot_be(run: Run, small: Path, tmp_path: Path, out: Path) 
         (("--type", "q4_0", "--text", "a.txt"), "--text is for --size, --fit and --report"),
         (("--type", "q4_0", "--calibration", "a.npz"), "--calibration is for ONNX models"),
         (("--type", "q4_0", "--block-size", "32"), "--block-size is for ONNX models"),
-        (("--size", "1MiB", "--types", "q4_0,q9_9"), "unknown tensor type 'q9_9'"),
+        (("--size", "1MiB", "--types", "q4_0,q9_9"), "'q9_9' is no type for weights; known: "),
+        (("--type", "q8_0,q4_0"), "unknown type 'q8_0,q4_0'"),
+        (("--type", "f32", "--imatrix", "m.gguf"), "--imatrix is for types of fewer bits than f32"),
         (("--type", "q8_0", "--report", "--compare", "q9_9"), "unknown type 'q9_9'"),
         (("--type", "q8_0", "--report", "--png", "a.jpg"), "must end in .png"),
         (("--size", "much"), "much"),
@@ -351,6 +401,30 @@ def test_wrong_usage_is_one_line(
 @pytest.mark.parametrize("args", [(), (F16,)])
 def test_in_and_out_are_needed(run: Run, args: tuple[Path, ...]) -> None:
     assert_refused(run(*args), 2, "needs IN, the model, and OUT, the file to write; or --kernels")
+
+
+@pytest.mark.parametrize(
+    ("args", "name"),
+    [
+        (("in.gguf",), "IN and OUT"),
+        (("in.gguf", "out.gguf"), "IN and OUT"),
+        (("--type", "q4_0"), "--type"),
+        (("--size", "1MiB"), "--size"),
+        (("--kv-type", "f16"), "--kv-type"),
+        (("--report",), "--report"),
+        (("--block-size", "32"), "--block-size"),
+        (("--force",), "--force"),
+    ],
+)
+def test_kernels_are_of_no_model(run: Run, args: tuple[str, ...], name: str) -> None:
+    assert_refused(run("--kernels", *args), 2, f"--kernels is about this device; leave {name} out")
+
+
+def test_errors_of_quantizing_have_an_exit_code() -> None:
+    for error in QuantError.__subclasses__():
+        assert any(parent.__name__ in cli.EXIT_CODES for parent in error.__mro__), error
+    assert DoesNotFit(70).least == 70
+    assert "70 bytes" in str(DoesNotFit(70))
 
 
 def test_the_command_as_people_run_it(small: Path, out: Path) -> None:

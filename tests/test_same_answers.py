@@ -26,7 +26,7 @@ from tests.deployments import (
 from tests.workers import Worker
 
 TOGETHER = replace(OPTIONS, context=1536, sequences=20)
-FEWER = (6, 7)  # ranks that are asked half of them: many ranks on few cores take long
+FEWER = (6, 8)  # ranks that are asked half of them: many ranks on few cores take long
 MOST_DIFFERENCES = 2  # answers in QUESTIONS, where two tokens are as likely as rounding can tell
 MOST_NOISE = 0.2  # deviations of the logits: what rounding of activations to 8 bits may make of another order of sums
 
@@ -65,12 +65,11 @@ def test_the_questions_are_answered_at_length(expected: Expected) -> None:
 @pytest.mark.parametrize(
     "shares",
     [
-        *((1,) * n for n in range(2, 9)),
+        *((1,) * n for n in (2, 3, 4, 8)),
         (3, 1),
         (1, 3),
         (5, 2, 1),
         (1, 2, 3, 2),
-        (3, 1, 1, 2, 1),
         (2, 1, 1, 2, 1, 1),
     ],
     ids=str,

@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from edge import sensitivity
 from edge.calibrate import collect
 from edge.demo.grammar import statements
 from edge.divergence import CHUNK_TOKENS, Chunks, options_for
@@ -20,7 +22,7 @@ from edge.errors import TextError
 from edge.evaluate import evaluate
 from edge.ggml_weights import Weight
 from edge.quantize import quantize
-from edge.sensitivity import MOST_CHUNKS, _finds, _groups, _planned, _Probe, measure
+from edge.sensitivity import MOST_CHUNKS, _finds, _groups, _Probe, measure_damages, measure_errors, probes
 from edge.tensor_rows import TensorRows
 from quant.gguf_file import GgufFile
 from quant.imatrix import read_imatrix
@@ -39,6 +41,23 @@ def kinds(*names: str) -> list[TensorType]:
     return [TYPES[name] for name in names]
 
 
+def measure(
+    file: GgufFile,
+    types: Mapping[str, list[TensorType]],
+    importance: Mapping[str, NDArray[np.float32]],
+    within_s: float,
+    text: str = TEXT,
+) -> tuple[Sensitivity, list[tuple[int, int]]]:
+    """What is measured of tensors in some types, and the steps that were told."""
+    seen: list[tuple[int, int]] = []
+    rows = {name: TensorRows(file, name, importance.get(name)) for name in types}
+    errors = measure_errors(rows, types, 1, lambda *at: None)
+    found = measure_damages(
+        file, text, rows, errors, within_s=within_s, threads=1, progress=lambda *at: seen.append(at)
+    )
+    return found, seen
+
+
 @pytest.fixture(scope="module")
 def matrices(tmp_path_factory: pytest.TempPathFactory, synthetic: Synthetic) -> dict[str, Path]:
     """Importance matrices of synthetic models, by architecture."""
@@ -52,7 +71,11 @@ def matrices(tmp_path_factory: pytest.TempPathFactory, synthetic: Synthetic) -> 
 
 # What follows from figures.
 
-TABLE = Sensitivity({"a": {"q4_k": 0.02, "q2_k": 0.5}, "b": {}}, {"a": {}, "b": {"q4_k": 0.1}}, 9)
+TABLE = Sensitivity(
+    {"a": {"q4_k": 0.02, "q2_k": 0.5}, "b": {}},
+    {"a": {"q4_k": 1e-3, "q2_k": 1e-1, "f16": 0.0}, "b": {"f16": 1e-8}},
+    9.0,
+)
 
 
 def test_damage_is_measured_or_follows_from_the_nearest_error() -> None:
@@ -68,15 +91,16 @@ def test_damage_is_measured_or_follows_from_the_nearest_error() -> None:
 
 
 def test_damage_where_nothing_is_known() -> None:
-    assert TABLE.damage("b", "q4_k") == 0
-    assert Sensitivity({"a": {"q4_k": 0.02}}, {"a": {"q4_k": 0.0, "q2_k": 0.1}}, 9).damage("a", "q2_k") == 0
+    assert TABLE.damage("b", "f16") == 0  # an error of no weight
+    with pytest.raises(AssertionError, match="not measured"):
+        Sensitivity({"a": {}}, {"a": {"q2_k": 0.1}}, 9).damage("a", "q2_k")
     with pytest.raises(KeyError):
         TABLE.damage("none", "q4_k")
 
 
 def test_it_is_kept_as_json() -> None:
     again = Sensitivity.from_json(json.loads(json.dumps(TABLE.to_json())))
-    assert (again.damages, again.errors, again.tokens) == (TABLE.damages, TABLE.errors, TABLE.tokens)
+    assert again == TABLE
 
 
 @pytest.mark.parametrize(
@@ -86,13 +110,16 @@ def test_it_is_kept_as_json() -> None:
         [],
         "text",
         {},
-        {"tokens": 1, "damages": {}},
-        {"tokens": "many", "damages": {}, "errors": {}},
-        {"tokens": 1, "damages": {"a": 3}, "errors": {}},
-        {"tokens": 1, "damages": {"a": {"q4_k": "x"}}, "errors": {}},
-        {"tokens": 1, "damages": {"a": {"q4_k": float("nan")}}, "errors": {}},
-        {"tokens": 1, "damages": {"a": {"q4_k": -1}}, "errors": {}},
-        {"tokens": None, "damages": {}, "errors": {}},
+        {"spent_s": 1, "damages": {}},
+        {"spent_s": "long", "damages": {}, "errors": {}},
+        {"spent_s": 1, "damages": {"a": 3}, "errors": {}},
+        {"spent_s": 1, "damages": {"a": {"q4_k": "x"}}, "errors": {}},
+        {"spent_s": 1, "damages": {"a": {"q4_k": float("nan")}}, "errors": {"a": {"q4_k": 1}}},
+        {"spent_s": 1, "damages": {"a": {"q4_k": -1}}, "errors": {"a": {"q4_k": 1}}},
+        {"spent_s": 1, "damages": {"a": {}}, "errors": {"a": {"q4_k": 1}}},
+        {"spent_s": 1, "damages": {"a": {"q4_k": 1}}, "errors": {"a": {"q2_k": 1}}},
+        {"spent_s": 1, "damages": {"a": {"q4_k": 1}}, "errors": {}},
+        {"spent_s": None, "damages": {}, "errors": {}},
     ],
 )
 def test_what_is_no_table_is_a_value_error(values: Any) -> None:
@@ -153,8 +180,8 @@ def test_errors_fall_with_the_bits_and_are_weighed() -> None:
     ("arch", "name", "kind"),
     [
         ("llama", "blk.0.ffn_down.weight", "q4_0"),
-        ("llama", "output.weight", "q4_1"),
-        ("llama", "token_embd.weight", "q5_0"),
+        ("llama", "output.weight", "q8_0"),
+        ("llama", "token_embd.weight", "q4_0"),
         ("gemma", "token_embd.weight", "q4_0"),  # which is the head, too
         ("qwen3moe", "blk.1.ffn_up_exps.weight", "q4_0"),
     ],
@@ -165,13 +192,12 @@ def test_it_is_what_a_file_with_that_tensor_changed_predicts(
     source, out = synthetic(arch), tmp_path / "out.gguf"
     file = GgufFile.open(source)
     importance = read_imatrix(matrices[arch]).of(file)
-    found = measure(file, TEXT, {name: kinds("f16", kind)}, importance, within_s=30, threads=1)
+    found, _ = measure(file, {name: kinds("f16", kind)}, importance, 30)
     types = {n: tensor.type for n, tensor in file.tensors.items() if tensor.type.name == "f16"} | {name: TYPES[kind]}
     quantize(file, out, MIXES["q8_0"], types=types, imatrix=matrices[arch], threads=1)
     written = {n: tensor.type.name for n, tensor in GgufFile.open(out).tensors.items()}
     assert [n for n, tensor in file.tensors.items() if tensor.type.name != written[n]] == [name]
     summary = evaluate(source, [out], TEXT, AS_MEASURED, most=MOST_CHUNKS)[1].summary
-    assert found.tokens == summary.tokens
     assert found.damages == {name: {kind: pytest.approx(summary.mean_divergence, rel=1e-6)}}
     assert summary.mean_divergence > 1e-9
     assert found.errors[name]["f16"] == 0 < found.errors[name][kind]
@@ -186,10 +212,10 @@ def test_weights_are_as_before_afterwards(synthetic: Synthetic) -> None:
         before = engine.decode([1, 2, 3], 0, outputs="all").copy()
         assert found.keys() == names.keys()
         probe = _Probe(engine, Chunks.cut(engine.model, TEXT, most=1))
-        changed = {n: (TensorRows(file, n, None), found[n], TYPES["q4_0"]) for n in names}
-        losses = [probe.loss(changed, pool) for _ in range(2)]
+        changed = {n: (TensorRows(file, n, None), found[n]) for n in names}
+        losses = [probe.loss(changed, TYPES["q4_0"], pool) for _ in range(2)]
         assert losses[0] == losses[1] > 0
-        assert probe.loss({}, pool) == 0
+        assert probe.loss({}, TYPES["q4_0"], pool) == 0
         engine.kv_clear()
         np.testing.assert_array_equal(engine.decode([1, 2, 3], 0, outputs="all"), before)
 
@@ -200,11 +226,8 @@ def test_weights_are_as_before_afterwards(synthetic: Synthetic) -> None:
 def test_little_time_is_spent_on_groups(synthetic: Synthetic) -> None:
     file = GgufFile.open(synthetic("llama"))
     names = [name for name, tensor in file.tensors.items() if tensor.type.name == "f16"]
-    candidates = {name: kinds("f16", "q8_0", "q4_0", "q5_1") for name in names}
-    seen: list[tuple[int, int]] = []
-    found = measure(file, TEXT, candidates, {}, within_s=1e-3, threads=1, progress=lambda *at: seen.append(at))
-    assert found.tokens == CHUNK_TOKENS // 2 - 1  # a chunk
-    assert seen[-1] == (9, 9)  # seven kinds of matrices in layers, and two outside: one level
+    found, seen = measure(file, {name: kinds("f16", "q8_0", "q4_0", "q5_1") for name in names}, {}, 1e-3)
+    assert len(seen) == 9  # seven kinds of matrices in layers, and two outside: one type
     assert all(set(row) == {"q4_0"} for row in found.damages.values())
     up = [f"blk.{i}.ffn_up.weight" for i in range(2)]
     shares = [found.damages[name]["q4_0"] / found.errors[name]["q4_0"] for name in up]
@@ -214,32 +237,50 @@ def test_little_time_is_spent_on_groups(synthetic: Synthetic) -> None:
 def test_more_time_is_spent_on_single_tensors_and_more_types(synthetic: Synthetic) -> None:
     file = GgufFile.open(synthetic("llama"))
     names = [f"blk.{i}.ffn_up.weight" for i in range(2)]
-    candidates = {name: kinds("f16", "q8_0", "q4_0", "q5_1") for name in names}
-    found = measure(file, TEXT, candidates, {}, within_s=60, threads=1)
-    assert found.tokens > CHUNK_TOKENS
+    found, seen = measure(file, {name: kinds("f16", "q8_0", "q4_0", "q5_1") for name in names}, {}, 60)
+    assert all(done <= planned for done, planned in seen)
     for name in names:
-        assert set(found.damages[name]) == {"q8_0", "q4_0", "q5_1"}
-        assert found.damages[name]["q8_0"] < found.damages[name]["q5_1"] < found.damages[name]["q4_0"]
+        assert set(found.damages[name]) == {"q8_0", "q4_0"}
+        assert found.damages[name]["q8_0"] < found.damage(name, "q5_1") < found.damages[name]["q4_0"]
 
 
-def test_groups_are_of_neighbouring_layers() -> None:
-    names = {f"blk.{i}.{what}.weight": () for i in range(8) for what in ("attn_q", "ffn_up")} | {"output.weight": ()}
-    assert _groups(names, 100) == [[name] for name in names]
-    nine = _groups(names, 9)
+def test_every_tensor_is_measured_however_little_time_there_is(tmp_path: Path) -> None:
+    source = tmp_path / "q4_0.gguf"
+    quantize(GgufFile.open(F16), source, MIXES["q4_0"], threads=1)
+    file = GgufFile.open(source)
+    [head] = [name for name, tensor in file.tensors.items() if tensor.type.name == "q6_k"]
+    rows = {name: TensorRows(file, name, None) for name in ("blk.0.attn_v.weight", head)}
+    found, _ = measure(file, {name: probes(one) for name, one in rows.items()}, {}, 1e-6)
+    assert {name: list(row) for name, row in found.damages.items()} == {
+        "blk.0.attn_v.weight": ["q3_k"],
+        head: ["q4_0"],  # it is q6_k
+    }
+
+
+def test_probes_are_narrower_and_of_whole_blocks(synthetic: Synthetic) -> None:
+    rows = TensorRows(GgufFile.open(F16), "blk.0.ffn_down.weight", None)
+    names = [kind.name for kind in probes(rows)]
+    assert names[:3] == ["q4_0", "q3_k", "q6_k"]
+    assert "iq2_xs" not in names  # needs importance
+    weighed = TensorRows(GgufFile.open(F16), "blk.0.ffn_down.weight", np.ones(768, np.float32))
+    assert "iq2_xs" in [kind.name for kind in probes(weighed)]
+
+
+def test_groups_are_of_neighbouring_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = GgufFile.open(F16)
+    names = [f"blk.{i}.{what}.weight" for i in range(8) for what in ("attn_q", "ffn_up")] + ["token_embd.weight"]
+    rows = {name: TensorRows(file, name, None) for name in names}
+    assert _groups(rows, 100) == [[name] for name in rows]
+    nine = _groups(rows, 9)
     assert len(nine) == 9
     assert ["blk.2.attn_q.weight", "blk.3.attn_q.weight"] in nine
-    assert sorted(len(group) for group in _groups(names, 1)) == [1, 8, 8]
+    assert sorted(len(group) for group in _groups(rows, 1)) == [1, 8, 8]
     assert sorted(name for group in nine for name in group) == sorted(names)
-
-
-@pytest.mark.parametrize(
-    ("done", "groups", "more", "planned"), [(1, 9, 0, 9), (9, 9, 0, 9), (10, 9, 0, 18), (1, 9, 99, 72)]
-)
-def test_a_level_that_has_begun_is_completed(done: int, groups: int, more: float, planned: int) -> None:
-    assert _planned(done, groups, more) == planned
+    monkeypatch.setattr(sensitivity, "available_memory", lambda: 4 * 2 * 256 * 768)  # for two of the larger ones
+    assert max(len(group) for group in _groups(rows, 1) if "ffn_up" in group[0]) == 2
 
 
 def test_a_text_that_is_too_short(synthetic: Synthetic) -> None:
     file = GgufFile.open(synthetic("llama"))
     with pytest.raises(TextError, match="at least 512 tokens"):
-        measure(file, "short", {"output.weight": kinds("f16", "q8_0")}, {}, within_s=1, threads=1)
+        measure(file, {"output.weight": kinds("f16", "q8_0")}, {}, 1, text="short")

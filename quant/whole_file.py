@@ -1,0 +1,30 @@
+"""Files that appear under their names only when they are whole."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+
+@contextmanager
+def whole_file(path: Path, n_bytes: int) -> Iterator[IO[bytes]]:
+    """A file of about `n_bytes` to write to. It is called `path` once the block has ended; nothing stays if that fails.
+
+    OSError where it cannot be written or the disk has not so much room.
+    """
+    free = shutil.disk_usage(path.absolute().parent).free
+    if free < n_bytes:
+        raise OSError(
+            f"no room for {path}: {n_bytes / 2**30:.1f} GiB needed, {free / 2**30:.1f} GiB free on that disk; free some"
+            " room or name a file on another disk"
+        )
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.part")
+    try:
+        with temporary.open("xb") as file:
+            yield file
+        temporary.replace(path)
+    finally:
+        with suppress(FileNotFoundError):
+            temporary.unlink()

@@ -1,0 +1,60 @@
+"""Files that appear when they are whole: quant's own, and names for other programs to write to."""
+
+import os
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from devices.files import check_room, temporary_beside
+from quant.whole_file import whole_file
+
+
+def test_a_file_appears_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    path.write_bytes(b"old")
+    with whole_file(path, 3) as file:
+        file.write(b"new")
+        file.flush()
+        assert path.read_bytes() == b"old"
+    assert path.read_bytes() == b"new"
+    assert [one.name for one in tmp_path.iterdir()] == ["out"]
+
+
+def test_what_fails_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    path.write_bytes(b"old")
+    with pytest.raises(TypeError), whole_file(path, 3) as file:
+        file.write("no bytes")  # type: ignore[arg-type]
+    with pytest.raises(TypeError), temporary_beside(path) as temporary:
+        temporary.write_bytes("no bytes")  # type: ignore[arg-type]
+    assert path.read_bytes() == b"old"
+    assert [one.name for one in tmp_path.iterdir()] == ["out"]
+    with pytest.raises(FileNotFoundError), whole_file(tmp_path / "none" / "out", 3):
+        pass
+
+
+def test_a_temporary_name_is_beside_it_and_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    usual = tmp_path / "usual"
+    usual.touch()
+    with temporary_beside(Path("out.gguf"), ".x.gguf") as one, temporary_beside(Path("out.gguf"), ".x.gguf") as other:
+        assert one != other
+        assert one.parent == tmp_path
+        assert one.name.startswith(".out.gguf.")
+        assert one.name.endswith(".x.gguf")
+        assert (one.stat().st_size, one.stat().st_mode) == (0, usual.stat().st_mode)
+        one.replace("out.gguf")
+    assert sorted(os.listdir()) == ["out.gguf", "usual"]
+
+
+def test_no_room_is_said_before_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1 << 40, 0, 1 << 30))
+    message = r"no room for .*out: 3\.0 GiB needed, 1\.0 GiB free on that disk; free some room or name a"
+    with pytest.raises(OSError, match=message), whole_file(tmp_path / "out", 3 << 30):
+        pass
+    with pytest.raises(OSError, match=message):
+        check_room(tmp_path / "out", 3 << 30)
+    assert list(tmp_path.iterdir()) == []
