@@ -343,7 +343,7 @@ def test_a_command_that_is_stopped_leaves_nothing(tmp_path: Path, signum: int) -
     finally:
         process.kill()
         process.communicate()
-    assert process.returncode == (130 if signum == signal.SIGINT else -signum)
+    assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}.get(signum, -signum)
     assert output == b""
     assert b"Traceback" not in error
     assert source.read_bytes() == F16.read_bytes()
