@@ -80,6 +80,9 @@ def report(args: argparse.Namespace, file: GgufFile, mixes: Sequence[Mix]) -> Re
     return Report(names, results, speeds, speed_notes(names, [r.size_bytes for r in results], speeds))
 
 
+_UNITS = {"Quantizing": "bytes", "Reading weights": "tensors", "Calibrating": "chunks", "Checking": "chunks"}
+
+
 class Stages(Protocol):
     """Shows how far each stage of a job is."""
 
@@ -96,7 +99,7 @@ def stages() -> Iterator[Stages]:
         def show(stage: str, done: int, total: int, what: str = "") -> None:
             if stage not in bars:
                 stack.close()  # of the stage before
-                bars[stage] = stack.enter_context(progress(stage, unit="bytes" if stage == "Quantizing" else "passes"))
+                bars[stage] = stack.enter_context(progress(stage, unit=_UNITS.get(stage, "passes")))
             bars[stage].update(done, total, what)
 
         yield show

@@ -243,9 +243,8 @@ def _sensitivity(
     kinds = {name: {*candidates[name], *(() if known else sensitivity.probes(rows[name]))} for name in candidates}
     if known:
         kinds = {n: {k for k in kinds[n] if k.name not in known.errors[n]} for n in kinds if n in known.errors}
-    errors = sensitivity.measure_errors(
-        {name: rows[name] for name, new in kinds.items() if new}, kinds, threads, lambda *at: progress("Looking", *at)
-    )
+    new = {name: rows[name] for name in kinds if kinds[name]}
+    errors = sensitivity.measure_errors(new, kinds, threads, lambda *at: progress("Reading weights", *at))
     if known:
         errors = {name: {**row, **errors.get(name, {})} for name, row in known.errors.items()}
         found = Sensitivity(known.damages, errors, known.spent_s)

@@ -148,7 +148,7 @@ def small(tmp_path: Path) -> GgufFile:
 
 
 QUICK = FitOptions(None, kinds("q4_0", "q8_0"), within_s=0.1, threads=1)
-MEASURED = ["Calibrating", "Looking", "Measuring", "Quantizing", "Checking"]
+MEASURED = ["Calibrating", "Reading weights", "Measuring", "Quantizing", "Checking"]
 
 
 def test_it_is_measured_once_and_again_where_something_has_changed(
