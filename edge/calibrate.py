@@ -7,6 +7,7 @@ for: it is quantized well without, and its inputs, of one kind only, would have 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -39,15 +40,16 @@ def collect(
     *,
     chunk_tokens: int = CHUNK_TOKENS,
     most: int | None = None,
+    within_s: float | None = None,
     output: bool = False,
     dataset: str = "",
     progress: Progress | None = None,
 ) -> ImportanceMatrix:
     """The importance matrix of a model on `text`, cut into chunks of so many tokens, `most` of them or all.
 
-    Every chunk is computed with an empty cache. output: also for the output matrix, or the token table where that is
-    the output matrix, too. dataset: what the text is called in the file. The context and outputs of `options` are
-    replaced by what the chunks need.
+    Every chunk is computed with an empty cache. within_s: no chunk begins later. output: also for the output matrix, or
+    the token table where that is the output matrix, too. dataset: what the text is called in the file. The context and
+    outputs of `options` are replaced by what the chunks need.
 
     TextError where the text is too short; EngineError where the model computes what is no number; what Engine raises;
     Interrupted after Ctrl-C.
@@ -60,16 +62,20 @@ def collect(
         chunks = Chunks.cut(engine.model, text, chunk_tokens, most)
         # The last layer leaves out rows that give no logits: all of them do.
         step = min(engine.batch, engine.outputs)
+        began, done = time.monotonic(), 0
         for i in range(len(chunks)):
+            if i and within_s is not None and time.monotonic() - began > within_s:
+                break
             tokens = chunks.inputs(i)
             engine.kv_clear()
             for start in range(0, len(tokens), step):
                 squares.begin()
                 engine.decode(tokens[start : start + step], start, outputs="all")
+            done = i + 1
             if progress:
-                progress(i + 1, len(chunks))
+                progress(done, len(chunks))
     datasets = (dataset,) if dataset else ()
-    return ImportanceMatrix(squares.entries(Path(path).name), datasets, len(chunks), chunk_tokens)
+    return ImportanceMatrix(squares.entries(Path(path).name), datasets, done, chunk_tokens)
 
 
 class Squares:

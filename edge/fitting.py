@@ -56,6 +56,7 @@ class Progress(Protocol):
 
 
 _CALIBRATION_CHUNKS = 32
+_CALIBRATION_SHARE = 3  # it takes at most this part of the time for measuring, beside it
 _DOUBT = 2.0  # times the least expected damage: what is within, may be less in truth
 _MORE = 1.5  # times as long: worth measuring again
 _MIB = 1 << 20
@@ -217,6 +218,7 @@ def _imatrix(file: GgufFile, text: str, path: Path, options: FitOptions, progres
             text,
             EngineOptions(threads=options.threads),
             most=_CALIBRATION_CHUNKS,
+            within_s=options.within_s / _CALIBRATION_SHARE,
             progress=lambda done, total: progress("Calibrating", done, total),
         ).write(path)
     return path

@@ -154,6 +154,16 @@ def test_threads_and_batches_make_no_difference(synthetic: Synthetic, type_name:
             np.testing.assert_array_equal(other.entries[name].counts, entry.counts)
 
 
+def test_time_is_kept_to_after_the_first_chunk(synthetic: Synthetic) -> None:
+    path = synthetic("llama")
+    short = collect(path, TEXT, EXACT, chunk_tokens=32, most=5, within_s=0)
+    one = collect(path, TEXT, EXACT, chunk_tokens=32, most=1)
+    assert short.chunk_count == one.chunk_count == 1
+    for name, entry in one.entries.items():
+        np.testing.assert_array_equal(short.entries[name].sums, entry.sums)
+    assert collect(path, TEXT, EXACT, chunk_tokens=32, most=5, within_s=60).chunk_count == 5
+
+
 def test_a_text_must_fill_a_chunk(synthetic: Synthetic) -> None:
     with pytest.raises(TextError, match="a text of at least 512 tokens is needed, this one has"):
         collect(synthetic("llama"), "Too short.", EXACT)
