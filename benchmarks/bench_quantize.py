@@ -90,6 +90,8 @@ def main() -> None:
             if args.json != "-":
                 print(f"## {section}\n\n{getattr(quantize_tables, section)(result[section])}\n")
                 print(f"Took {result[section]['took_s']:.0f} s.\n", flush=True)
+    if args.png and "fit" in result:
+        quantize_tables.draw_fit(result["fit"], args.png)
     if args.json == "-":
         print(json.dumps(result))
     elif args.json:
@@ -102,6 +104,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--work", type=Path, metavar="DIR", help="for model files (default: a folder that is deleted)")
     parser.add_argument("--minutes", type=float, default=10.0, help="that `fit` measures, once (default: 10)")
     parser.add_argument("--rounds", type=int, default=3, help="of `kernels` (default: 3)")
+    parser.add_argument("--png", type=Path, metavar="FILE", help="draw what `fit` found")
     parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write all figures")
     parser.add_argument("--tiny", action="store_true", help="see that it works; the figures mean nothing")
     args = parser.parse_args()

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from transport_tables import table
 
+from apps.picture import Point, size_against_divergence
+
+_DRAWN = ("q2_k", "q3_k_m", "q4_0", "q4_k_m", "q5_k_m", "q6_k", "q8_0")
 _MIB = 1 << 20
 
 
@@ -58,6 +62,15 @@ def fit(r: Mapping[str, Any]) -> str:
             *_slow(r["rows"]),
         ]
     )
+
+
+def draw_fit(r: Mapping[str, Any], path: Path) -> None:
+    """Fitted files beside the usual types, as a picture."""
+    usual = [one for one in r["uniform"]["with"] if one["name"] in _DRAWN]
+    fitted = [(f"{row['budget_bytes'] / 1e6:.1f} MB", row) for row in r["rows"] if row["choice"] == "default"]
+    points = [Point(one["name"], one["size_bytes"], one["mean_divergence"], uniform=True) for one in usual]
+    points += [Point(f"--size {name}", row["size_bytes"], row["mean_divergence"]) for name, row in fitted]
+    size_against_divergence(points, None, path, reference="the bundled model in F16")
 
 
 def memory(r: Mapping[str, Any]) -> str:
