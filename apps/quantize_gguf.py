@@ -22,15 +22,13 @@ from apps.quantize import DEFAULT_MINUTES
 from apps.table import print_note, print_table
 from devices.files import temporary_beside
 from edge.fitting import FitOptions, Fitted, file_within, fit_file
-from edge.quantize import NEED_IMPORTANCE, Outcome, quantize
+from edge.quantize import Outcome, quantize
 from edge.text_file import BUNDLED, read_text
 from quant.checkpoint import Checkpoint
 from quant.convert import CONVERTED_TYPES, convert
 from quant.gguf_file import GgufFile
 from quant.imatrix import read_imatrix
 from quant.mixes import Mix, mix_by_name, weight_type
-
-_NEED_IMPORTANCE = ("q2_k_s", "iq3_xs")  # mixes that need an importance matrix though their main type does not
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,7 @@ def _check(args: argparse.Namespace) -> list[Mix]:
         read_imatrix(args.imatrix)
     else:
         for mix in mixes:
-            if mix.type.name in NEED_IMPORTANCE or mix.name in _NEED_IMPORTANCE:
+            if mix.needs_importance:
                 raise UsageError(
                     f"{mix.name} needs an importance matrix; make one with edge imatrix MODEL TEXT and give it with"
                     " --imatrix FILE"

@@ -7,17 +7,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from apps import evaluate as evaluate_command
 from apps.progress import Progress, progress
 from apps.table import print_columns, print_note
-
-if TYPE_CHECKING:
-    from edge.evaluate import Quality
-    from edge.speeds import Speed
-    from quant.gguf_file import GgufFile
-    from quant.mixes import Mix
+from devices.files import temporary_beside
+from edge.engine_options import EngineOptions
+from edge.evaluate import Quality, evaluate
+from edge.quantize import quantize
+from edge.speeds import Speed, measure_speeds, speed_notes
+from edge.text_file import BUNDLED, read_text
+from quant.gguf_file import GgufFile
+from quant.mixes import Mix
 
 
 @dataclass(frozen=True)
@@ -48,13 +50,6 @@ class Report:
 
 def report(args: argparse.Namespace, file: GgufFile, mixes: Sequence[Mix]) -> Report:
     """Evaluate what was written, and the source in `mixes`, made to compare with and removed."""
-    from devices.files import temporary_beside
-    from edge.engine_options import EngineOptions
-    from edge.evaluate import evaluate
-    from edge.quantize import quantize
-    from edge.speeds import measure_speeds, speed_notes
-    from edge.text_file import BUNDLED, read_text
-
     options = EngineOptions(threads=args.threads)
     with ExitStack() as stack:
         paths: list[Path] = []

@@ -8,12 +8,12 @@ from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 
 from edge.errors import SizeTooSmall
-from edge.quantize import NEED_IMPORTANCE, file_bytes, types_of
+from edge.quantize import file_bytes, types_of
 from quant.errors import DoesNotFit
 from quant.fit import LEAST_FILL, Choice, Fit, fit
 from quant.gguf_file import GgufFile
 from quant.gguf_writer import NewTensor
-from quant.mixes import MIXES, Mix
+from quant.mixes import MIXES, NEED_IMPORTANCE, Mix
 from quant.sensitivity import Sensitivity
 from quant.types import TYPES, TensorType
 

@@ -1,6 +1,6 @@
 """A file of the size that is asked for, with the least damage: measures, chooses types, quantizes, and measures again.
 
-What was measured of a model is kept in the cache folder, so that another size of it takes no longer than quantizing.
+What was measured of a model is kept in the cache folder: another size of it takes quantizing and one comparison.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from edge import calibrate, sensitivity
 from edge.accounts import beside_weights
 from edge.divergence import Floats
 from edge.engine_options import EngineOptions, resolve
-from edge.errors import EngineError, SizeTooSmall
+from edge.errors import SizeTooSmall
 from edge.evaluate import evaluate
 from edge.fit_choices import (
     choices,
@@ -37,7 +37,7 @@ from edge.fit_choices import (
 from edge.ggml import PINNED_VERSION
 from edge.kernel_speed import KINDS, known_kernels, slow_kinds
 from edge.llama import ContextSizes
-from edge.quantize import Outcome, file_bytes, header_bytes, quantize, types_of
+from edge.quantize import Outcome, file_bytes, header_bytes, quantize
 from edge.tensor_rows import TensorRows
 from partition.model import ModelShape
 from quant.errors import DoesNotFit
@@ -100,13 +100,15 @@ def fit_file(
     reserved = reserved_bytes(file, free)
     slow = slow_kinds(known_kernels(options.threads or default_threads()))
     kinds = options.kinds or tuple(TYPES[name] for name in KINDS)
-    covered = read_imatrix(options.imatrix).of(file) if options.imatrix else calibrate.covered(file)
+    importance = read_imatrix(options.imatrix).of(file) if options.imatrix else None
+    covered = calibrate.covered(file) if importance is None else importance
     candidates = choose_kinds(file, free, covered, reserved, budget, kinds, options.fast, slow)
     if file_bytes(file, {name: tensor.type for name, tensor in file.tensors.items()}) <= budget:
         return _whole(file, out, free, options, progress)
     with _folder(file, text, options.imatrix) as folder:
         imatrix = options.imatrix or _imatrix(file, text, folder / "imatrix.gguf", options, progress)
-        importance = read_imatrix(imatrix).of(file)
+        if importance is None:
+            importance = read_imatrix(imatrix).of(file)
         found = _sensitivity(file, text, candidates, importance, folder, options, progress)
         table = choices(file, candidates, found)
         try:
@@ -152,15 +154,8 @@ def _whole(file: GgufFile, out: Path, free: Sequence[str], options: FitOptions, 
 def _write(
     file: GgufFile, out: Path, chosen: Fit, imatrix: Path | None, options: FitOptions, progress: Progress
 ) -> Outcome:
-    """Have llama.cpp write what was chosen. EngineError where it would write something else."""
+    """Have llama.cpp write what was chosen."""
     types = {name: choice.type for name, choice in chosen.choices.items()}
-    planned = types_of(file, mix_like(chosen), types, imatrix).types
-    changed = next((name for name, kind in types.items() if planned[name] != kind), None)
-    if changed:
-        raise EngineError(
-            f"llama.cpp would make {changed} {planned[changed].name} where {types[changed].name} was chosen; name types"
-            " with --types"
-        )
     return quantize(
         file,
         out,

@@ -23,13 +23,12 @@ from partition.check import check_loadable
 from quant.errors import ModelFileError
 from quant.gguf_file import GgufFile
 from quant.gguf_writer import NewTensor, encoded, header
-from quant.mixes import Mix
+from quant.mixes import NEED_IMPORTANCE, Mix
 from quant.types import TensorType, type_by_name
 
 Progress = Callable[[int, int, str], None]  # bytes of the source done, bytes in all, the tensor that comes
 
 _END_S = 5.0  # for the process to end after its standard input was closed
-NEED_IMPORTANCE = ("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs")
 _NEVER_NEED_IT = ("token_embd.weight", "output.weight", "per_layer_token_embd.weight")
 _SPLIT = "split."
 
@@ -93,6 +92,9 @@ def quantize(
     """
     check_loadable(file)
     outcome = types_of(file, mix, types, imatrix)
+    for name, kind in (types or {}).items():
+        if outcome.types[name] != kind:
+            raise EngineError(f"llama.cpp would make {name} {outcome.types[name].name}, not {kind.name} as was chosen")
     if imatrix is None:
         _check_needs_none(outcome, mix)
     check_room(out, outcome.n_bytes)

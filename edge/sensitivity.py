@@ -23,10 +23,10 @@ from edge.ggml import Node
 from edge.ggml_weights import Weight
 from edge.hooks import Hook
 from edge.interrupt import interrupt_stops
-from edge.quantize import NEED_IMPORTANCE
 from edge.tensor_rows import TensorRows
 from partition.model import ModelShape, block_of
 from quant.gguf_file import GgufFile
+from quant.mixes import NEED_IMPORTANCE
 from quant.sensitivity import Sensitivity
 from quant.types import TYPES, TensorType
 

@@ -15,7 +15,7 @@ from quant.types import TensorType
 
 LEAST_FILL = 0.995  # of the budget, that a file should use
 _GAP = 1e-4  # of the least damage: how near to it a solution must be proved to be
-_LARGE = 1e3
+_LARGE = 1e3  # the sum of damages, for the solver
 _MOST_S = 60.0  # for proving it; what is found by then is used, with its gap
 # The solver keeps constraints to 1e-6 of their unit. A large unit makes that nothing, but some large sums then have no
 # solution for it; with a small one, as much of the budget is left out.
@@ -85,28 +85,30 @@ def _solve(table: Mapping[str, Sequence[Choice]], most: int, least: int) -> Fit 
     share = np.array([choice.n_bytes for choice in flat]) / most
     owner = np.repeat(np.arange(len(table)), [len(choices) for choices in table.values()])
     one_each = csr_matrix((np.ones(len(flat)), (owner, np.arange(len(flat)))))
-    found: Fit | None = None
+
+    def solved(unit: float, margin: float, scale: float) -> Fit | None:
+        result = milp(
+            damages / scale,
+            constraints=[
+                LinearConstraint(one_each, 1, 1),
+                LinearConstraint(unit * share[None, :], unit * least / most, unit * (1 - margin)),
+            ],
+            integrality=np.ones(len(flat)),
+            bounds=Bounds(0, 1),
+            options={"mip_rel_gap": _GAP, "time_limit": _MOST_S},
+        )
+        if result.x is None:
+            return None
+        taken = [choice for choice, x in zip(flat, result.x, strict=True) if x > 0.5]
+        found = Fit(dict(zip(table, taken, strict=True)), float(result.mip_gap or 0.0))
+        return found if least <= found.n_bytes <= most else None
+
     for unit, margin in _SCALES:
-        # The solver also stops at a gap of 1e-6 by itself: the sum should be large beside that, once it is known.
-        for harm in (damages.max(), None):
-            scale = harm if harm is not None else found.damage / _LARGE if found else 0.0
-            if scale <= 0 or (found and found.gap <= _GAP):
-                break
-            result = milp(
-                damages / scale,
-                constraints=[
-                    LinearConstraint(one_each, 1, 1),
-                    LinearConstraint(unit * share[None, :], unit * least / most, unit * (1 - margin)),
-                ],
-                integrality=np.ones(len(flat)),
-                bounds=Bounds(0, 1),
-                options={"mip_rel_gap": _GAP, "time_limit": _MOST_S},
-            )
-            if result.x is not None:
-                taken = [choice for choice, x in zip(flat, result.x, strict=True) if x > 0.5]
-                again = Fit(dict(zip(table, taken, strict=True)), float(result.mip_gap or 0.0))
-                if least <= again.n_bytes <= most and (found is None or again.damage <= found.damage):
-                    found = again
+        found = solved(unit, margin, damages.max())
+        if found and found.gap > _GAP and found.damage > 0:
+            # The solver also stops at a gap of 1e-6 by itself: the sum should be large beside that.
+            again = solved(unit, margin, found.damage / _LARGE)
+            found = again if again and again.damage <= found.damage else found
         if found:
             return found
     return None

@@ -11,6 +11,10 @@ from types import MappingProxyType
 from quant.errors import UnknownTypeError
 from quant.types import TYPES, TensorType
 
+# Without an importance matrix llama.cpp refuses to give these to a matrix of a layer: it would be garbage.
+NEED_IMPORTANCE = ("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs")
+_MIXES_THAT_NEED_IT = ("q2_k_s", "iq3_xs")  # though their main type does not
+
 
 @dataclass(frozen=True, slots=True)
 class Mix:
@@ -19,6 +23,11 @@ class Mix:
     id: int
     name: str  # lower case, as people write it: "q4_k_m"
     type: TensorType  # of most tensors
+
+    @property
+    def needs_importance(self) -> bool:
+        """Whether it cannot be made without an importance matrix."""
+        return self.type.name in NEED_IMPORTANCE or self.name in _MIXES_THAT_NEED_IT
 
 
 # Id, name and main type, about in order of size.

@@ -14,7 +14,7 @@ class Sensitivity:
 
     damages: Mapping[str, Mapping[str, float]]  # measured: mean KL divergence, nats a token
     errors: Mapping[str, Mapping[str, float]]  # of the weights: squared, over their squares, weighed by importance
-    spent_s: float  # on measuring
+    spent_s: float  # on measuring, or that there was for it
 
     def damage(self, tensor: str, kind: str) -> float:
         """Nats a token: measured, or where that was not done, what a measured type suggests.
