@@ -1,0 +1,222 @@
+"""Shapes and types of every tensor in an ONNX graph, without its weights' data and without running it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from partition.errors import CannotSlice, PlanError
+
+_KEEP = 1024  # bytes: larger weights are known by shape alone; smaller ones, such as target shapes, with their values
+_BITS = re.compile(r"[a-z]+(\d+)")  # in the name of a type; bool has none
+_STANDARD = ("", "ai.onnx", "ai.onnx.ml")
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor of a graph: its shape at the dimensions the graph is looked at with, and what the model leaves open."""
+
+    name: str
+    type: str  # as numpy calls it: "float32"; in ONNX's words where numpy has none: "bfloat16"
+    shape: tuple[int, ...]
+    dims: tuple[int | str, ...]  # as the model has them: a name, or "" for an open dimension without one
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of its values, packed."""
+        return type_bytes(self.type, prod(self.shape))
+
+
+def type_bytes(type_name: str, values: int) -> int:
+    """Bytes of so many values of a type that `type_name` gave a name, packed where a value takes less than one."""
+    bits = _BITS.match(type_name)
+    return (values * (int(bits[1]) if bits else 8) + 7) // 8
+
+
+def type_name(elem_type: int) -> str | None:
+    """What numpy calls an element type of ONNX; None for text and for what nobody knows."""
+    import onnx
+
+    if elem_type not in onnx.TensorProto.DataType.values():
+        return None
+    name = str(onnx.TensorProto.DataType.Name(elem_type)).lower()
+    return {"float": "float32", "double": "float64", "string": None, "undefined": None}.get(name, name)
+
+
+def elem_type(type_name: str) -> int:
+    """The element type that `type_name` gave a name."""
+    import onnx
+
+    name = {"float32": "float", "float64": "double"}.get(type_name, type_name)
+    return int(onnx.TensorProto.DataType.Value(name.upper()))
+
+
+def inferred(
+    model: Any, nodes: Sequence[Any], constants: Iterable[str], dims: Mapping[str, int]
+) -> tuple[dict[str, Value], str]:
+    """The tensors whose shape can be told, by name, and why others cannot be: the words of shape inference, or "".
+
+    nodes: of the model, functions inlined. constants: names of what depends on no input. dims: the size of each open
+    dimension, by its name, or as "input[axis]" where it has none. PlanError for an open dimension of an input without
+    a size, and for a size that no input asks for. CannotSlice for an input without a shape.
+    """
+    held = {tensor.name for tensor in (*model.graph.initializer, *(s.values for s in model.graph.sparse_initializer))}
+    inputs = [value for value in model.graph.input if value.name not in held]
+    sizes = _sizes(inputs, dims)
+    skeleton = _skeleton(model, nodes, inputs)
+    symbols = {key for key in sizes if not key.endswith("]")}
+    open_types = _types(skeleton) if sizes else {}
+    _bind(skeleton, sizes)
+    found: dict[str, Value] = {}
+    types = _types(skeleton)
+    for name, (elem, shape) in types.items():
+        known = type_name(elem)
+        if known is None or shape is None or not all(isinstance(dim, int) for dim in shape):
+            continue
+        sized = tuple(int(dim) for dim in shape)
+        left: tuple[int | str, ...] = sized
+        if sizes:
+            known_dims = open_types.get(name, (0, None))[1]
+            left = known_dims if known_dims is not None and len(known_dims) == len(sized) else ("",) * len(sized)
+        # Names that shape inference makes up mean nothing to anybody.
+        told = tuple(dim if isinstance(dim, int) or dim in symbols else "" for dim in left)
+        found[name] = Value(name, known, sized, told)
+    fixed = set(constants)
+    missing = [name for node in nodes for name in node.output if name and name not in found and name not in fixed]
+    return found, _reason(skeleton) if missing else ""
+
+
+def _sizes(inputs: Sequence[Any], dims: Mapping[str, int]) -> dict[str, int]:
+    """The size of every open dimension, by its key in `dims`."""
+    sizes: dict[str, int] = {}
+    for value in inputs:
+        tensor = value.type.tensor_type
+        if not value.type.HasField("tensor_type") or not tensor.HasField("shape"):
+            raise CannotSlice(
+                f"input {value.name!r} has no shape in the model; export it with the shapes of its inputs"
+            )
+        for axis, dim in enumerate(tensor.shape.dim):
+            if not _is_open(dim):
+                continue
+            key = dim.dim_param or f"{value.name}[{axis}]"
+            if key not in dims:
+                raise PlanError(f"input {value.name!r}: dimension {axis} ({key}) is open; needed is a size for {key!r}")
+            sizes[key] = dims[key]
+    for key, size in dims.items():
+        if key not in sizes:
+            known = f"open are {', '.join(sizes)}" if sizes else "the inputs have no open dimension"
+            raise PlanError(f"a size is given for {key!r}, which no input has; {known}")
+        if size < 1:
+            raise PlanError(f"the size of {key!r} is {size}; needed is 1 or more")
+    return sizes
+
+
+def _is_open(dim: Any) -> bool:
+    """Whether a dimension has no size. Some exporters write -1 for that."""
+    return not dim.HasField("dim_value") or dim.dim_value < 0
+
+
+def _skeleton(model: Any, nodes: Sequence[Any], inputs: Sequence[Any]) -> Any:
+    """The model without the data of its weights, which become inputs. What the model says of shapes inside is left out,
+    other than for operators that ONNX does not know, because it may hold at other sizes only."""
+    import onnx
+
+    bare = onnx.ModelProto(ir_version=max(model.ir_version, 4))
+    bare.opset_import.extend(model.opset_import)
+    bare.graph.name = "shapes"
+    bare.graph.input.extend(inputs)
+    for tensor in model.graph.initializer:
+        if tensor.ByteSize() <= _KEEP:
+            bare.graph.initializer.append(tensor)
+        else:
+            bare.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    for sparse in model.graph.sparse_initializer:
+        kind = sparse.values.data_type
+        bare.graph.input.append(onnx.helper.make_tensor_value_info(sparse.values.name, kind, sparse.dims))
+    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    for node in nodes:
+        large = node.op_type == "Constant" and node.ByteSize() > _KEEP
+        value = next((a.t for a in node.attribute if a.name == "value" and large), None)
+        if value is None:
+            _add_node(bare.graph, node, weights)
+        else:
+            name = node.output[0]
+            bare.graph.input.append(onnx.helper.make_tensor_value_info(name, value.data_type, value.dims))
+    foreign = {name for node in nodes if node.domain not in _STANDARD for name in node.output}
+    bare.graph.value_info.extend(value for value in model.graph.value_info if value.name in foreign)
+    for output in model.graph.output:
+        kept = bare.graph.output.add(name=output.name)
+        if output.name in foreign or not output.type.HasField("tensor_type"):
+            kept.CopyFrom(output)
+        else:
+            kept.type.tensor_type.elem_type = output.type.tensor_type.elem_type
+    return bare
+
+
+def _add_node(graph: Any, node: Any, weights: Mapping[str, Any]) -> None:
+    """The node; for ONNX Runtime's operators with weights packed into 4 bits, the one with whole weights it is for."""
+    import onnx
+
+    options = {a.name: a.i for a in node.attribute}
+    if node.op_type == "MatMulNBits" and {"K", "N"} <= options.keys() and node.input[2] in weights:
+        name = f"{node.output[0]}.unpacked"
+        kind = weights[node.input[2]].data_type  # of the scales
+        graph.input.append(onnx.helper.make_tensor_value_info(name, kind, [options["K"], options["N"]]))
+        graph.node.append(onnx.helper.make_node("MatMul", [node.input[0], name], node.output, node.name))
+    elif node.op_type == "GatherBlockQuantized" and node.input[0] in weights and node.input[2] in weights:
+        table = weights[node.input[0]]
+        shape = list(table.dims)
+        if table.data_type == onnx.TensorProto.UINT8:  # two in a byte
+            shape[options.get("quantize_axis", len(shape) - 1)] *= 8 // options.get("bits", 4)
+        name = f"{node.output[0]}.unpacked"
+        graph.input.append(onnx.helper.make_tensor_value_info(name, weights[node.input[2]].data_type, shape))
+        axis = options.get("gather_axis", 0)
+        graph.node.append(onnx.helper.make_node("Gather", [name, node.input[1]], node.output, node.name, axis=axis))
+    else:
+        graph.node.append(node)
+
+
+def _bind(skeleton: Any, sizes: Mapping[str, int]) -> None:
+    """Give the open dimensions their sizes."""
+    for value in (*skeleton.graph.input, *skeleton.graph.value_info, *skeleton.graph.output):
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            key = dim.dim_param or f"{value.name}[{axis}]"
+            if _is_open(dim) and key in sizes:
+                dim.dim_value = sizes[key]
+
+
+def _types(skeleton: Any) -> dict[str, tuple[int, tuple[int | str, ...] | None]]:
+    """Element type and shape of every tensor; a dimension is its size, its name or "", an unknown shape is None."""
+    import onnx
+
+    try:
+        graph = onnx.shape_inference.infer_shapes(skeleton, data_prop=True).graph
+    except Exception as exc:  # InferenceError, and others for what cannot be encoded
+        raise CannotSlice(f"the shapes of the model's tensors cannot be inferred: {_first_line(exc)}") from exc
+    found: dict[str, tuple[int, tuple[int | str, ...] | None]] = {}
+    for value in (*graph.value_info, *graph.input, *graph.output):
+        tensor = value.type.tensor_type
+        if value.type.HasField("tensor_type"):
+            dims = tuple(str(d.dim_param) if _is_open(d) else d.dim_value for d in tensor.shape.dim)
+            found[value.name] = (tensor.elem_type, dims if tensor.HasField("shape") else None)
+    for held in graph.initializer:
+        found[held.name] = (held.data_type, tuple(held.dims))
+    return found
+
+
+def _reason(skeleton: Any) -> str:
+    """Why shape inference stopped, in its own words; "" where it found nothing wrong."""
+    import onnx
+
+    try:
+        onnx.shape_inference.infer_shapes(skeleton, strict_mode=True, data_prop=True)
+    except Exception as exc:  # InferenceError, and others for what cannot be encoded
+        return _first_line(exc)
+    return ""
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
