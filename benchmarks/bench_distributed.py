@@ -31,9 +31,10 @@ from pathlib import Path
 from typing import Any
 
 import distributed_tables
-from lent_device import EDGE, ROOT, CpuGroup, NoGroups, busy, cpu_group, pin, worker
+from lent_device import EDGE, ROOT, busy, cpu_group, pin, worker
 from sides import NOTHING_ASKED, alternate, compared, medians, sides, steady
 
+from devices.control_group import NoGroups
 from edge import synth
 from edge.demo import MODEL_PATH
 from edge.presets import SHAPES
@@ -69,7 +70,7 @@ def main() -> None:
     }
     if "unequal" in wanted:
         try:
-            CpuGroup().close()
+            cpu_group().close()
         except NoGroups as error:
             if not args.tiny:
                 raise SystemExit(f"unequal: {error}; be root, or choose other sections with --only") from error
@@ -182,7 +183,7 @@ def unequal(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
         plans = {name: some.at(name, "deploy", LOAD_S, **there, shares=shares) for name, shares in given.items()}
         for words, part, wanted in PARTS_OF_A_CORE:
             for period_us in PERIODS_US[-1:] if args.tiny else PERIODS_US:
-                group.limit(part, period_us)
+                group.limit_cpu(part, period_us)
                 if cases:
                     some.at("measured", "drop", name="engine")
                 plans["measured"] = some.at("measured", "deploy", LOAD_S, **there, measure=True)

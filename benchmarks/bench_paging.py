@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import paging_tables
-from memory_group import Grouped, MemoryGroup, NoMemoryGroups
+from memory_group import Grouped, memory_group
 from paging_runs import (
     CONTEXT,
     DISK_S,
@@ -54,6 +54,7 @@ from ranks import Ranks
 from raw_disk import NoDirectReads, RawDisk
 from sides import alternate, compared, medians
 
+from devices.control_group import NoGroups
 from edge.version import version
 
 SECTIONS = ("limit", "mmap", "keeps-up", "experts", "repack")
@@ -134,9 +135,9 @@ def parsed() -> argparse.Namespace:
 def groups(args: argparse.Namespace, wanted: list[str], result: dict[str, Any]) -> bool:
     """Whether processes can be put into memory groups. Sections about limits need them, except in tiny runs."""
     try:
-        MemoryGroup(GIB).close()
+        memory_group(GIB).close()
         return True
-    except NoMemoryGroups as error:
+    except NoGroups as error:
         needing = [section for section in ("limit", "mmap") if section in wanted]
         if needing and not args.tiny:
             raise SystemExit(f"{needing[0]}: {error}; be root, or choose other sections with --only") from error

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from memory_group import Grouped, MemoryGroup
+from memory_group import Grouped, memory_group
 from ranks import RankFailed
 from raw_disk import RawDisk, forget
 from skewed import louder_tokens, skew_router
@@ -128,7 +128,7 @@ def alone(
     forget(model)
     found: dict[str, Any] = {"killed": False}
     with ExitStack() as stack:
-        group = stack.enter_context(MemoryGroup(limit)) if limit else None
+        group = stack.enter_context(memory_group(limit)) if limit else None
         side = Grouped(SIDE, group)
         with side:
             try:
@@ -139,7 +139,7 @@ def alone(
                 found["failed"] = str(failed)
         found["killed"] = side.killed
         if group:
-            found["group"] = group.report()
+            found["group"] = group.memory_report()
     after = disk.gbps(disk_s)
     found["disk_gbps"] = {setting: (rate, after[setting]) for setting, rate in before.items()}
     return found

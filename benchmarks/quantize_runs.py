@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 from bench_slices import bare_write
-from memory_group import Grouped, MemoryGroup, NoMemoryGroups
+from memory_group import Grouped, memory_group
 from ranks import RankFailed
 from raw_disk import NoDirectReads, RawDisk, forget
 
+from devices.control_group import ControlGroup, NoGroups
 from devices.probe import default_threads
 from edge.engine_options import EngineOptions
 from edge.kernel_speed import measure_kernels
@@ -96,8 +97,8 @@ def alone(do: str, source: Path, target: Path, **arguments: str) -> dict[str, An
     found: dict[str, Any] = {}
     with ExitStack() as stack:
         try:
-            group: MemoryGroup | None = stack.enter_context(MemoryGroup(LIMIT))
-        except NoMemoryGroups as error:
+            group: ControlGroup | None = stack.enter_context(memory_group(LIMIT))
+        except NoGroups as error:
             group, found["without_group"] = None, str(error)
         side = stack.enter_context(Grouped(SIDE, group))
         peaks = stack.enter_context(anonymous(group))
@@ -107,21 +108,20 @@ def alone(do: str, source: Path, target: Path, **arguments: str) -> dict[str, An
         except RankFailed as failed:
             found["failed"] = str(failed)
         if group:
-            found["group"] = {**group.report(), "anonymous_bytes": max(peaks, default=0)}
+            found["group"] = {**group.memory_report(), "anonymous_bytes": max(peaks, default=0)}
     target.unlink(missing_ok=True)
     return found
 
 
 @contextmanager
-def anonymous(group: MemoryGroup | None) -> Iterator[list[int]]:
+def anonymous(group: ControlGroup | None) -> Iterator[list[int]]:
     """Samples of the memory of a group that is not the page cache, bytes, during a block."""
     samples: list[int] = []
     ended = threading.Event()
 
     def watch() -> None:
         while group is not None and not ended.wait(SAMPLE_S):
-            lines = (line.split() for line in (group.folder / "memory.stat").read_text().splitlines())
-            stat = {key: int(value) for key, value in lines}
+            stat = group.memory_stat()
             samples.append(stat["total_rss"] if "total_rss" in stat else stat["anon"])
 
     watcher = threading.Thread(target=watch)

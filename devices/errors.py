@@ -7,3 +7,11 @@ class TrustError(Exception):
 
 class DiscoveryError(Exception):
     """Workers cannot be found, or this one not announced, through the network; addresses given by hand still work."""
+
+
+class LabFileError(Exception):
+    """A lab file that cannot be used; the message names the key, what it needs and what it has."""
+
+
+class LabError(Exception):
+    """A lab that cannot be brought up: one is up already, or a worker does not start; the message says why."""

@@ -1,0 +1,152 @@
+"""A control group of Linux: how much processor time and memory the processes in it get together.
+
+Needs root, and a system that lets it make groups. Versions 1 and 2 of control groups are told apart by their files. A
+group that reaches its processor time waits for the next period; one that reaches its memory has a process killed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+GROUPS = Path("/sys/fs/cgroup")
+PERIOD_US = 10_000  # short, so that who is out of processor time waits for milliseconds
+_END_S = 15.0  # until the processes of a group that is removed are gone
+
+
+class NoGroups(Exception):
+    """Control groups cannot be made here; the message says where and why."""
+
+
+def remove_group(folder: Path, before: Callable[[], None] = lambda: None) -> None:
+    """Remove a control group; `before` is called before each attempt. What still runs in it is killed."""
+    deadline = time.monotonic() + _END_S
+    while folder.exists() and time.monotonic() < deadline:
+        before()
+        with suppress(OSError):  # its processes are still ending
+            folder.rmdir()
+            return
+        with suppress(OSError):
+            for pid in (folder / "cgroup.procs").read_text().split():
+                with suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+        time.sleep(0.02)
+
+
+def remove_groups(prefix: str) -> None:
+    """Remove all groups whose name begins so, as `ControlGroup` made them. What still runs in them is killed."""
+    for pattern in (f"{prefix}*", f"cpu/{prefix}*", f"memory/{prefix}*"):
+        for folder in sorted(GROUPS.glob(pattern)):
+            remove_group(folder, lambda folder=folder: _empty(folder))  # type: ignore[misc]
+
+
+class ControlGroup:
+    """A control group with a limit of processor time, of memory without swap, or both.
+
+    `close()` removes it, and ends what runs in it; it is also a context that does so.
+    """
+
+    def __init__(self, name: str, *, cores: float | None = None, memory: int | None = None) -> None:
+        """cores: of processor time; memory: bytes. NoGroups where this user, or this machine, has none to give."""
+        self._new = (GROUPS / "cgroup.controllers").exists()  # version 2: one tree for everything
+        wanted = [kind for kind, limit in (("cpu", cores), ("memory", memory)) if limit is not None]
+        parents = [GROUPS] if self._new else [GROUPS / kind for kind in wanted]
+        self.folders = [parent / name for parent in parents]
+        try:
+            for folder in self.folders:
+                folder.mkdir()
+            if self._new:
+                self._enable(wanted)
+            if cores is not None:
+                self.limit_cpu(cores)
+            if memory is not None:
+                self.limit_memory(memory)
+        except OSError as error:
+            self.close()
+            where = error.filename or GROUPS
+            raise NoGroups(f"a control group cannot be made: {where}: {error.strerror}") from error
+
+    def add(self, pid: int = 0) -> None:
+        """A process, and all it will start. 0: the one that calls this."""
+        for folder in self.folders:
+            (folder / "cgroup.procs").write_text(str(pid))
+
+    def limit_cpu(self, cores: float, period_us: int = PERIOD_US) -> None:
+        """Give all in the group together `cores` of processor time in every period."""
+        folder = self._folder("cpu")
+        quota_us = max(1000, round(cores * period_us))  # less is refused by the kernel
+        if self._new:
+            (folder / "cpu.max").write_text(f"{quota_us} {period_us}")
+            return
+        (folder / "cpu.cfs_quota_us").write_text("-1")  # or a longer period with the old quota may be refused
+        (folder / "cpu.cfs_period_us").write_text(str(period_us))
+        (folder / "cpu.cfs_quota_us").write_text(str(quota_us))
+
+    def limit_memory(self, limit: int) -> None:
+        """Let all in the group together hold `limit` bytes, with their page cache and without swap."""
+        folder = self._folder("memory")
+        (folder / ("memory.max" if self._new else "memory.limit_in_bytes")).write_text(str(limit))
+        # Version 1 counts memory and swap together there. Some kernels have no such file.
+        swap, most = ("memory.swap.max", 0) if self._new else ("memory.memsw.limit_in_bytes", limit)
+        if (folder / swap).exists():
+            (folder / swap).write_text(str(most))
+
+    def throttled(self) -> int:
+        """Periods so far in which it wanted more processor time than it got."""
+        return _pairs(self._folder("cpu") / "cpu.stat").get("nr_throttled", 0)
+
+    def memory_report(self) -> dict[str, int]:
+        """max_usage_bytes: the most it ever held, page cache and what the kernel keeps for it included. failcnt: how
+        often it was at its limit and something had to be given back; some kernels do not count that. oom_kills:
+        processes killed for want of memory."""
+        folder = self._folder("memory")
+        most = "memory.peak" if self._new else "memory.max_usage_in_bytes"
+        events = _pairs(folder / ("memory.events" if self._new else "memory.oom_control"))
+        # Where memory and swap have the same limit, it may be that of both together that counts.
+        counters = [folder / f"memory{kind}.failcnt" for kind in ("", ".memsw")]
+        failed = [int(counter.read_text()) for counter in counters if counter.exists()]
+        return {
+            "max_usage_bytes": int((folder / most).read_text()),
+            "failcnt": max(failed, default=events.get("max", 0)),
+            "oom_kills": events.get("oom_kill", 0),
+        }
+
+    def memory_stat(self) -> dict[str, int]:
+        """What its memory is used for, bytes by the kernel's own names."""
+        return _pairs(self._folder("memory") / "memory.stat")
+
+    def close(self) -> None:
+        """Remove it. What still runs in it is killed."""
+        for folder in self.folders:
+            remove_group(folder, lambda folder=folder: _empty(folder))  # type: ignore[misc]
+
+    def __enter__(self) -> ControlGroup:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _folder(self, kind: str) -> Path:
+        return self.folders[0] if self._new else next(f for f in self.folders if f.parent.name == kind)
+
+    def _enable(self, wanted: list[str]) -> None:
+        """Version 2: a tree hands its kinds of limits down only when told to."""
+        there = (self.folders[0] / "cgroup.controllers").read_text().split()
+        for kind in wanted:
+            if kind not in there:
+                (GROUPS / "cgroup.subtree_control").write_text(f"+{kind}")
+
+
+def _empty(folder: Path) -> None:
+    """Version 1: let go of the page cache of a group, which would keep it in the kernel after it was removed."""
+    with suppress(OSError):
+        if (folder / "memory.force_empty").exists():
+            (folder / "memory.force_empty").write_text("0")
+
+
+def _pairs(path: Path) -> dict[str, int]:
+    return {key: int(value) for key, value in (line.split() for line in path.read_text().splitlines())}

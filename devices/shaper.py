@@ -1,0 +1,73 @@
+"""What one direction of a network link does to packets: when each arrives, or that it does not.
+
+Pure arithmetic on times and sizes. A packet waits for those before it, takes its size divided by the bandwidth to pass,
+travels for the delay and up to the jitter, and may be lost. The order stays: jitter delays, it does not reorder.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+LEAST_QUEUE_BYTES = 128 << 10
+QUEUE_S = 0.25  # a queue holds so much of a link's bandwidth, as those of home routers do, or more
+JUMBO_MTU = 65520  # the largest packet: fewest packets for the most bytes
+USUAL_MTU = 1500
+PACKET_S = 0.005  # where bandwidth is limited, a packet takes no longer than this
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What one direction of a link is like."""
+
+    delay_s: float = 0.0  # one way
+    jitter_s: float = 0.0  # up to so much more, evenly distributed
+    bytes_per_s: float | None = None  # None: no limit
+    loss: float = 0.0  # probability that a packet never arrives
+
+    def queue_bytes(self) -> float:
+        """What may wait before the link; what comes on top is dropped. Infinite where there is nothing to wait for.
+
+        Twice what is on its way there and back, so that TCP keeps the link busy after a loss.
+        """
+        if self.bytes_per_s is None:
+            return float("inf")
+        on_the_way = self.bytes_per_s * 2 * (self.delay_s + self.jitter_s)
+        return max(2 * on_the_way, QUEUE_S * self.bytes_per_s, LEAST_QUEUE_BYTES)
+
+    def mtu(self) -> int:
+        """The largest packet, bytes. With losses the usual one, since what is lost is a packet."""
+        if self.loss:
+            return USUAL_MTU
+        if self.bytes_per_s is None:
+            return JUMBO_MTU
+        return int(min(JUMBO_MTU, max(USUAL_MTU, self.bytes_per_s * PACKET_S)))
+
+
+class Shaper:
+    """One direction of a link, and what is on its way there."""
+
+    def __init__(self, shape: Shape, seed: int = 0) -> None:
+        """seed: of jitter and losses."""
+        self.shape = shape
+        self._most = shape.queue_bytes()
+        self._random = random.Random(seed).random
+        self._free = 0.0  # when the last bit of what waits will be on its way
+        self._last = 0.0  # when the packet before arrives
+
+    def arrival(self, now: float, n_bytes: int) -> float | None:
+        """When a packet handed over at `now` (s) arrives; None where the queue is full, or it is lost on the way."""
+        shape, rate = self.shape, self.shape.bytes_per_s
+        start = now
+        if rate is not None:
+            start = max(now, self._free)
+            if (start - now) * rate + n_bytes > self._most:
+                return None
+            start = self._free = start + n_bytes / rate
+        if shape.loss and self._random() < shape.loss:
+            return None
+        due = start + shape.delay_s
+        if shape.jitter_s:
+            due += shape.jitter_s * self._random()
+        self._last = due = max(due, self._last)
+        return due
