@@ -8,7 +8,10 @@ import os
 import sys
 from typing import NoReturn
 
-COMMANDS = ("chat", "bench", "model", "quantize", "imatrix", "evaluate", "worker", "devices", "link", "cluster")
+COMMANDS = (
+    "chat", "bench", "model", "quantize", "imatrix", "evaluate", "run", "worker",
+    "devices", "link", "lab", "cluster",
+)  # fmt: skip
 
 # Exit codes, as documented in docs/cli.md. Classes are named, not imported: importing them would make --help slow.
 EXIT_CODES = {
@@ -33,6 +36,8 @@ EXIT_CODES = {
     "HubError": 6,
     "TrustError": 3,
     "DiscoveryError": 7,
+    "LabError": 7,
+    "LabFileError": 3,
     "TransportError": 7,
     "WorkerError": 7,
     "NoRoom": 4,

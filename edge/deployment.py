@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import json
 import secrets
-import threading
-import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
 from devices.probe import default_threads
 from edge import llama, trust
-from edge.blame import is_cause, telling
 from edge.closing import Closing, results
 from edge.distributed import DistributedEngine
 from edge.engine_options import EngineOptions, resolve
@@ -23,12 +18,14 @@ from edge.engine_session import EngineSession, answers, tell_peers
 from edge.errors import SliceError
 from edge.fleet import Fleet, device
 from edge.joining import TRANSPORTS, join, polling_s
+from edge.last_words import last_words
 from edge.own_slices import OwnSlices
 from edge.peers import SECRET_BYTES, Peer
 from edge.place import place
 from edge.preflight import LEAST_PROCESS_BYTES, check_room
 from edge.remote_session import RemoteSession
 from edge.shard import Shard
+from edge.total import Progress, Total
 from partition.errors import PlanError
 from partition.gguf_slice import limits, slice_recipe
 from partition.model import ModelShape
@@ -40,16 +37,10 @@ from quant.wire import WIRES
 from transport import edge_pb2 as pb
 from transport.choice import ALGORITHMS
 from transport.collective import Group
-from transport.errors import LinkTimeout, TransportError
+from transport.errors import TransportError
 from transport.link import Deadlines
 
-Progress = Callable[[float, float], None]  # (bytes in place, of)
-
 _NOWHERE = "127.0.0.1"  # where rank 0 is dialled: it never is
-WORD_S = 1.5  # for a rank to say why it made others wait for too long
-# For a rank to say why its link broke: its daemon first waits for a process that is about to end and for what it
-# said last (`edge.child.EXIT_S` each), and that a daemon's host has vanished is known after five seconds.
-LAST_WORD_S = 6.0
 _AT_ONCE_S = 0.05  # for the last step, which nothing depends on
 
 # A slow rank may take minutes for its part of a long chunk, and reads nothing meanwhile.
@@ -136,7 +127,7 @@ class Deployment:
         options = replace(options, context=resolve(options, shape)[0], batch=options.rows)  # the same for all ranks
         recipes = [slice_recipe(file, digest, plan.slice(rank)) for rank in range(plan.world_size)]
         check_room(self._fleet, plan, recipes, shape, options)
-        total = _Total(progress, 3 * sum(recipe.n_bytes for recipe in recipes), self._closing.check)
+        total = Total(progress, 3 * sum(recipe.n_bytes for recipe in recipes), self._closing.check)
 
         pool = ThreadPoolExecutor(plan.world_size, "deploy")
         try:
@@ -162,34 +153,34 @@ class Deployment:
         )
         self._closing.then(partial(self._end, group))
 
-    def _load_here(self, recipe: Recipe, options: EngineOptions, total: _Total) -> tuple[llama.Model, Shard]:
+    def _load_here(self, recipe: Recipe, options: EngineOptions, total: Total) -> tuple[llama.Model, Shard]:
         """The vocabulary and rank 0's slice, in this process. One after the other, as llama.cpp says what is wrong
         with a model for all of a process."""
         model = llama.Model(self._file.path, vocabulary_only=True)
         self._closing.then(model.close)
         digest = self._digest(recipe, total)
-        with total.part(recipe) as cut:
+        with total.part(recipe.n_bytes) as cut:
             path = self._closing.enter(self._slices.use(recipe, self._file.path, digest, cut))
         own = replace(options, **_own(self.plan.shard(0)))
         here = place(0, self._widths)
         if not here.last:
             own = replace(own, outputs=own.rows)
-        with total.part(recipe) as loaded:
+        with total.part(recipe.n_bytes) as loaded:
             shard = Shard(path, own, here, lambda fraction: loaded(fraction * recipe.n_bytes, recipe.n_bytes))
             self._closing.then(shard.close)
         return model, shard
 
-    def _digest(self, recipe: Recipe, total: _Total) -> str:
+    def _digest(self, recipe: Recipe, total: Total) -> str:
         """A slice's name, for which it may have to be cut once."""
-        with total.part(recipe) as read:
+        with total.part(recipe.n_bytes) as read:
             return self._slices.digest(recipe, self._file.path, read)
 
-    def _open(self, rank: int, recipe: Recipe, secret: bytes, total: _Total) -> str:
+    def _open(self, rank: int, recipe: Recipe, secret: bytes, total: Total) -> str:
         """A rank's slice on its worker, and its engine process: the slice's digest."""
         part = self.plan.shard(rank)
         worker = self._fleet.workers[part.device]
         digest = self._digest(recipe, total)
-        with total.part(recipe) as sent:
+        with total.part(recipe.n_bytes) as sent:
             worker.send_slice(recipe, self._file.path, digest, sent)
         session = RemoteSession(
             worker, rank, self.plan.world_size, secret, self._exchange.deadlines, affinity=part.affinity
@@ -221,7 +212,7 @@ class Deployment:
         answers(sessions)
         return group
 
-    def _load(self, rank: int, digest: str, recipe: Recipe, options: EngineOptions, total: _Total) -> None:
+    def _load(self, rank: int, digest: str, recipe: Recipe, options: EngineOptions, total: Total) -> None:
         part = self.plan.shard(rank)
         values = {k: v for k, v in asdict(options).items() if k not in _OF_A_DEVICE}
         ranks = [device(other) for other in self.plan.devices].count(device(part.device))
@@ -233,7 +224,7 @@ class Deployment:
             values["memory"] = max(1, (limit - LEAST_PROCESS_BYTES) // ranks)
         values |= _own(part)
         command = pb.Load(slice=digest, options_json=json.dumps(values), stages=self._widths)
-        with total.part(recipe) as loaded:
+        with total.part(recipe.n_bytes) as loaded:
             self._sessions[rank].ask(
                 pb.Command(load=command),
                 lambda event: loaded(event.loading.fraction * recipe.n_bytes, recipe.n_bytes),
@@ -252,49 +243,14 @@ class Deployment:
 
         A process that died is the cause; ranks that lost their links to it only follow.
         """
-        broken = self._group is None or any(link.broken for link in self._group.links.values())
-        if not (broken and isinstance(error, TransportError)):
-            return error
-        deadline = time.monotonic() + (WORD_S if isinstance(error, LinkTimeout) else LAST_WORD_S)
-        while True:
-            words = [word for session in self._sessions.values() if (word := session.word()) is not None]
-            if any(map(is_cause, words)) or len(words) == len(self._sessions) or time.monotonic() > deadline:
-                return telling(words, error)
-            time.sleep(_LOOK_S)
+        links = self._group.links.values() if self._group else None
+        return last_words(error, links, list(self._sessions.values()))
 
 
 _OF_A_DEVICE = frozenset({"threads", "gpu_layers", "memory", "window", "io_threads", "io_chunk", "verify"})
-_LOOK_S = 0.02
 
 
 def _own(part: Part) -> dict[str, Any]:
     """Engine options that a plan sets for one device."""
     given = {"threads": part.threads, "gpu_layers": part.gpu_layers, "memory": part.memory}
     return {name: value for name, value in given.items() if value is not None}
-
-
-class _Total:
-    """One progress of many parts, which move in threads."""
-
-    def __init__(self, progress: Progress, of: int, check: Callable[[], None]) -> None:
-        """check: raises where nobody waits any more; so does every part then."""
-        self._progress, self._of, self._check = progress, of, check
-        self._done: list[float] = []
-        self._lock = threading.Lock()
-
-    @contextmanager
-    def part(self, recipe: Recipe) -> Iterator[Progress]:
-        """Of what is done with a slice: to be called with the bytes done. At the end of the block these are all."""
-        self._check()
-        with self._lock:
-            mine = len(self._done)
-            self._done.append(0.0)
-
-        def count(done: float, _: float) -> None:
-            self._check()
-            with self._lock:
-                self._done[mine] = max(self._done[mine], done)
-                self._progress(sum(self._done), self._of)
-
-        yield count
-        count(recipe.n_bytes, recipe.n_bytes)

@@ -15,6 +15,7 @@ from edge.cutting import CHUNK_BYTES, Progress, digest_of
 from edge.errors import SliceError
 from partition.recipe import Recipe, is_digest, whole
 
+MODEL_SUFFIXES = (".gguf", ".onnx")
 _REMEMBERED = 10_000  # files, and as many slices; the oldest are forgotten
 # A file system may give two changes this close to each other the same time, and the second would go unnoticed.
 _SETTLED_NS = 50_000_000
@@ -42,7 +43,7 @@ class Digests:
             raise SliceError(f"cannot read {path}: {exc.strerror}") from exc
 
     def find_model(self, folder: Path, digest: str, size: int, progress: Progress | None = None) -> Path | None:
-        """A `*.gguf` file in `folder`, or below it, with this SHA-256 and size in bytes; None where there is none.
+        """A model file in `folder`, or below it, with this SHA-256 and size in bytes; None where there is none.
 
         Only files of that size are hashed, and first those are tried whose digest is remembered. Links are followed,
         also to other folders: whoever made the folder put them there. Files that cannot be read are passed over.
@@ -138,7 +139,7 @@ def _state(found: os.stat_result) -> dict[str, int]:
 
 
 def _files_of_size(folder: Path, size: int) -> Iterator[Path]:
-    """The real paths of the `*.gguf` files of `size` bytes, in the order of their names. Each folder is seen once."""
+    """The real paths of the model files of `size` bytes, in the order of their names. Each folder is seen once."""
     seen: set[tuple[int, int]] = set()
     for parent, folders, names in os.walk(folder, followlinks=True):
         try:
@@ -153,7 +154,7 @@ def _files_of_size(folder: Path, size: int) -> Iterator[Path]:
         folders.sort()
         for name in sorted(names):
             path = Path(parent, name)
-            if not name.endswith(".gguf"):
+            if not name.endswith(MODEL_SUFFIXES):
                 continue
             try:
                 found = path.stat()

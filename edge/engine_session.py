@@ -37,9 +37,17 @@ class EngineSession(ABC):
         self._events: queue.SimpleQueue[pb.Event | Exception] = queue.SimpleQueue()
 
     def open(
-        self, world_size: int, secret: bytes, deadlines: Deadlines = DEFAULTS, affinity: Sequence[int] = ()
+        self,
+        world_size: int,
+        secret: bytes,
+        deadlines: Deadlines = DEFAULTS,
+        affinity: Sequence[int] = (),
+        streams: bool = False,
     ) -> pb.Opened:
-        """The first command: make it a rank of a group, on these cores, and wait until it can be dialled."""
+        """The first command: make it a rank of a group, on these cores, and wait until it can be dialled.
+
+        streams: what its links are for (`transport.tcp_link.tune`).
+        """
         asked = pb.Open(
             rank=self.rank,
             world_size=world_size,
@@ -48,6 +56,7 @@ class EngineSession(ABC):
             step_timeout_s=deadlines.step_timeout_s,
             send_timeout_s=deadlines.send_timeout_s,
             affinity=affinity,
+            streams=streams,
         )
         try:
             return self.ask(pb.Command(open=asked)).opened

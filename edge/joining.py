@@ -25,10 +25,12 @@ def join(
     transport: str,
     poll_s: float,
     doorway: peers.Doorway | None = None,
+    streams: bool = False,
 ) -> tuple[Group, dict[int, peers.Dialled]]:
     """The group of this rank and `others`, and how the links that it dialled were chosen.
 
-    doorway: where those below dial; None for rank 0, which has none below. Errors are those of links, of the first rank
+    doorway: where those below dial; None for rank 0, which has none below. streams: what the links are for
+    (`transport.tcp_link.tune`). Errors are those of links, of the first rank
     that failed; then no link is left.
     """
     above = sorted((peer for peer in others if peer.rank > rank), key=lambda peer: peer.rank)
@@ -46,13 +48,14 @@ def join(
                     credentials=credentials,
                     transport=transport,
                     poll_s=poll_s,
+                    streams=streams,
                 )
             except LinkClosed as error:  # not to be taken for a link that was there, and that somebody else closed
                 raise Refused(f"{peer} cannot be reached: {error}") from error
             links[peer.rank] = dialled[peer.rank].link
         if doorway is not None:
             # Those below dial one after the other, in two ways, and measure.
-            links |= doorway.wait_for(below, 2 * deadlines.connect_timeout_s * (len(others) + 1))
+            links |= doorway.wait_for(below, 4 * deadlines.connect_timeout_s * (len(others) + 1))
         group = Group(rank, links)
         figures = [one.figures for one in dialled.values()]
         group.agree(

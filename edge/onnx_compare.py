@@ -69,6 +69,16 @@ def compare(reference: Any, quantized: Any, feeds: Iterable[Feeds]) -> Compariso
     return Comparison(samples, outputs, float_ms, quantized_ms, rounds)
 
 
+def errors(expected: Feeds, found: Feeds) -> tuple[OutputError, ...]:
+    """The error of every output in `found`, arrays by name, against those `expected`."""
+    made = []
+    for name, array in expected.items():
+        one = _Sums()
+        one.add(array, found[name])
+        made.append(one.error(name))
+    return tuple(made)
+
+
 class _Sums:
     """One output's figures, added up over the samples."""
 

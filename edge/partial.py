@@ -104,7 +104,7 @@ class Partial:
                 " again, and see that both sides have the same model file"
             )
         folder = self._store.folder
-        final = folder / f"{self.digest}.gguf"
+        final = folder / f"{self.digest}.slice"
         try:
             with explained(folder):
                 os.fsync(self._handle)

@@ -42,6 +42,7 @@ from transport.tcp_link import TcpLink
 
 if TYPE_CHECKING:
     from edge.engine import Engine
+    from edge.onnx_stage import LoadedStage
     from edge.shard import Shard
 
 _IDLE_S = 7 * 86400.0  # for the next command; whoever lets go earlier closes the daemon's end of the pair
@@ -76,11 +77,11 @@ class Rank:
             open_.send_timeout_s or Deadlines.send_timeout_s,
         )
         self._doorway = peers.Doorway(
-            host, folder / "door", open_.rank, open_.secret, self._deadlines, credentials, self._poll_s
+            host, folder / "door", open_.rank, open_.secret, self._deadlines, credentials, self._poll_s, open_.streams
         )
         self._connecting = False
         self._group: Group | None = None
-        self._loaded: Engine | Shard | None = None
+        self._loaded: Engine | Shard | LoadedStage | None = None
         self._stages: tuple[int, ...] = ()  # that what is loaded is a part of
         self.opened = pb.Opened(tcp_port=self._doorway.tcp_port, pid=os.getpid())
 
@@ -112,26 +113,32 @@ class Rank:
             transport=asked.transport or "auto",
             poll_s=self._poll_s,
             doorway=self._doorway,
+            streams=self._open.streams,
         )
         return pb.Event(connected=pb.Connected(links=[_state(rank, one) for rank, one in dialled.items()]))
 
     def _load(self, asked: pb.Load) -> pb.Event:
-        from edge.rank_load import load
-        from edge.shard import Shard
-
         if self._loaded is not None:
             raise EdgeError("a slice is loaded already; unload it first")
         began = time.monotonic()
-        self._loaded, need = load(asked, self._open.rank, self._lent, self._report)
+        loaded = self._load_stage(asked) if asked.stage_json else self._load_layers(asked)
         self._stages = tuple(asked.stages)
-        engine = self._loaded.engine if isinstance(self._loaded, Shard) else self._loaded
-        loaded = pb.Loaded(
-            memory_bytes=need.total,
-            layers=engine.shape.n_layers,
-            context=engine.context,
-            load_s=time.monotonic() - began,
-        )
+        loaded.load_s = time.monotonic() - began
         return pb.Event(loaded=loaded)
+
+    def _load_layers(self, asked: pb.Load) -> pb.Loaded:
+        from edge.rank_load import load
+        from edge.shard import Shard
+
+        self._loaded, need = load(asked, self._open.rank, self._lent, self._report)
+        engine = self._loaded.engine if isinstance(self._loaded, Shard) else self._loaded
+        return pb.Loaded(memory_bytes=need.total, layers=engine.shape.n_layers, context=engine.context)
+
+    def _load_stage(self, asked: pb.Load) -> pb.Loaded:
+        from edge.onnx_stage import load
+
+        self._loaded, need = load(asked.path, asked.stage_json, self._lent.threads, asked.memory_limit_bytes)
+        return pb.Loaded(memory_bytes=need)
 
     def _report(self, fraction: float) -> None:
         emit(self._control, pb.Event(loading=pb.Loading(fraction=fraction)))
@@ -189,15 +196,19 @@ class Rank:
 
     def _run(self, asked: pb.Run) -> pb.Event:
         """Follow rank 0. Who fails says why to all others, which fail then, too."""
-        from edge.shard_worker import follow
+        from edge import onnx_stage, shard_worker
 
-        group, shard = self._joined(), self._shard()
-        if asked.wire not in WIRES or asked.algorithm not in ("auto", *ALGORITHMS):
-            raise EdgeError(f"{asked.algorithm!r} over {asked.wire!r} is not known here; update this worker")
-        if sum(self._stages) != group.world_size:
-            raise EdgeError(f"a slice for {sum(self._stages)} ranks is loaded, {group.world_size} are connected")
+        group, loaded = self._joined(), self._loaded
         try:
-            follow(shard, group, asked.algorithm, WIRES[asked.wire])
+            if asked.wire not in WIRES or asked.algorithm not in ("auto", *ALGORITHMS):
+                raise EdgeError(f"{asked.algorithm!r} over {asked.wire!r} is not known here; update this worker")
+            if sum(self._stages) != group.world_size:
+                raise EdgeError(f"a slice for {sum(self._stages)} ranks is loaded, {group.world_size} are connected")
+            if isinstance(loaded, onnx_stage.LoadedStage):
+                before, after = group.rank - 1, (group.rank + 1) % group.world_size
+                onnx_stage.follow(loaded, group.links[before], group.links[after])
+            else:
+                shard_worker.follow(self._shard(), group, asked.algorithm, WIRES[asked.wire])
         except Exception as error:
             for link in group.links.values():
                 link.refuse(f"rank {group.rank}: {error}")
@@ -205,8 +216,11 @@ class Rank:
         return pb.Event(ran=pb.Ran())
 
     def _time(self, asked: pb.Time) -> pb.Event:
+        from edge.onnx_stage import LoadedStage
         from edge.profiler import time_shard
 
+        if isinstance(self._loaded, LoadedStage):
+            return pb.Event(timed=pb.Timed(run_s=self._loaded.time(asked.steps)))
         decode_s, prefill_s = time_shard(self._shard(), asked.rows, asked.steps)
         return pb.Event(timed=pb.Timed(decode_s=decode_s, prefill_s=prefill_s))
 

@@ -29,13 +29,17 @@ class RemoteSession(EngineSession):
         secret: bytes,
         deadlines: Deadlines = DEFAULTS,
         affinity: Sequence[int] = (),
+        streams: bool = False,
     ) -> None:
-        """Starts the process, on these cores of the worker where some are named, and waits until it can be dialled."""
+        """Starts the process, on these cores of the worker where some are named, and waits until it can be dialled.
+
+        streams: what its links are for (`transport.tcp_link.tune`).
+        """
         super().__init__(worker.name, rank)
         self._commands: queue.SimpleQueue[pb.Command | None] = queue.SimpleQueue()
         self._call = rpc.stub(worker.channel, "Session")(iter(self._commands.get, None))
         threading.Thread(target=self._read, daemon=True, name=f"events of {worker.name}").start()
-        opened = self.open(world_size, secret, deadlines, affinity)
+        opened = self.open(world_size, secret, deadlines, affinity, streams)
         self.name, self.pid = opened.session, opened.pid
         self.peer = Peer(rank, worker.name, worker.host, worker.port, opened.tcp_port, opened.session)
 

@@ -1,6 +1,6 @@
 """Slices on disk, each under the SHA-256 of its bytes: what was sent or cut once is not sent or cut again.
 
-    <digest>.gguf             a whole slice, verified and read-only
+    <digest>.slice            a whole slice, verified and read-only
     <digest>.<size>.partial   what has come of one; the next attempt continues it
     .lock                     held for moments, by whoever adds, removes or begins to use one
 
@@ -25,7 +25,7 @@ from edge.partial import Partial
 from edge.store_files import explained, lock, open_alone, release, size
 from partition.recipe import Recipe, is_digest
 
-_NAME = re.compile(r"(?P<digest>[0-9a-f]{64})\.(gguf|(?P<n_bytes>[0-9]{1,15})\.partial)")
+_NAME = re.compile(r"(?P<digest>[0-9a-f]{64})\.(slice|(?P<n_bytes>[0-9]{1,15})\.partial)")
 
 
 class _File(NamedTuple):
@@ -160,7 +160,7 @@ class SliceStore:
         """Where a slice belongs. Digests come from other machines: only 64 hexadecimal digits ever reach a path."""
         if not is_digest(digest):
             raise SliceError(f"{digest[:80]!r} is no name of a slice; needed are 64 lower-case hexadecimal digits")
-        return self.folder / f"{digest}.gguf"
+        return self.folder / f"{digest}.slice"
 
     def _partial(self, digest: str, n_bytes: int) -> Path:
         return self._path(digest).with_name(f"{digest}.{n_bytes}.partial")

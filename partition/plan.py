@@ -80,20 +80,13 @@ class Shard:
     memory: int | None = None  # bytes: a budget for the rank's process, which pages weights that do not fit
 
     def __post_init__(self) -> None:
-        if not (0 < len(self.device) <= 255 and self.device.isprintable()):
-            raise PlanError(f"the device {self.device[:80]!r}; needed is an address or a name, 1 to 255 characters")
-        if self.threads is not None and self.threads < 1:
-            raise PlanError(f"{self.device}: threads is {self.threads}, needed is 1 or more")
+        check_device(self.device, self.threads, self.affinity)
         if self.gpu_layers is not None and self.gpu_layers < 0:
             raise PlanError(f"{self.device}: gpu_layers is {self.gpu_layers}, needed is 0 or more")
         if self.memory is not None and self.memory < 1:
             raise PlanError(f"{self.device}: memory is {self.memory}, needed is 1 byte or more")
         if self.memory is not None and self.gpu_layers:
             raise PlanError(f"{self.device}: memory is a budget without a GPU, and gpu_layers is {self.gpu_layers}")
-        if len(set(self.affinity)) < len(self.affinity) or any(cpu < 0 for cpu in self.affinity):
-            raise PlanError(
-                f"{self.device}: affinity is {list(self.affinity)}; needed are processors' numbers, each once"
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +115,7 @@ class Plan:
             raise PlanError(
                 f"model_digest is {self.model_digest[:80]!r}; needed is a SHA-256 in hexadecimal, or nothing"
             )
-        _tiles("layers of the stages", [stage.layers for stage in self.stages], self.sizes.layers)
+        tiles("layers of the stages", [stage.layers for stage in self.stages], self.sizes.layers)
         for i, stage in enumerate(self.stages):
             self._check_shards(f"stage {i}", stage.shards, last=stage is self.stages[-1])
         if self.world_size > MAX_WORLD_SIZE:
@@ -140,9 +133,9 @@ class Plan:
                 if ranges[0] != NOTHING:
                     raise PlanError(f"{where}, {name}: {ranges[0]} of a model that has none")
             else:
-                _tiles(f"{where}, {name}", ranges, total)
+                tiles(f"{where}, {name}", ranges, total)
         if last:
-            _tiles(f"{where}, vocab", [shard.vocab for shard in shards], self.sizes.vocab)
+            tiles(f"{where}, vocab", [shard.vocab for shard in shards], self.sizes.vocab)
         elif any(shard.vocab for shard in shards):
             raise PlanError(f"{where}, vocab: it is not the last stage, so it holds no vocabulary rows")
 
@@ -228,7 +221,17 @@ class Plan:
         )
 
 
-def _tiles(what: str, ranges: Sequence[Range], total: int) -> None:
+def check_device(device: str, threads: int | None, affinity: Sequence[int]) -> None:
+    """PlanError unless a plan may name this device, so many threads and these processors of it."""
+    if not (0 < len(device) <= 255 and device.isprintable()):
+        raise PlanError(f"the device {device[:80]!r}; needed is an address or a name, 1 to 255 characters")
+    if threads is not None and threads < 1:
+        raise PlanError(f"{device}: threads is {threads}, needed is 1 or more")
+    if len(set(affinity)) < len(affinity) or any(cpu < 0 for cpu in affinity):
+        raise PlanError(f"{device}: affinity is {list(affinity)}; needed are processors' numbers, each once")
+
+
+def tiles(what: str, ranges: Sequence[Range], total: int) -> None:
     """PlanError unless `ranges`, none of them empty, make up [0, total) in this order."""
     at = 0
     for i, held in enumerate(ranges):
@@ -239,6 +242,17 @@ def _tiles(what: str, ranges: Sequence[Range], total: int) -> None:
         at = held.stop
     if at != total:
         raise PlanError(f"{what}: the parts end at {at}, needed is {total}")
+
+
+def range_of(values: Any, where: str) -> Range:
+    """The range that [start, stop], parsed from JSON, says."""
+    ends = fields.items(values, where)
+    if len(ends) != 2:
+        raise PlanError(f"{where}: {len(ends)} numbers; needed are two, [start, stop]")
+    start, stop = (fields.number(end, where) for end in ends)
+    if start > stop:
+        raise PlanError(f"{where}: [{start}, {stop}]; needed is start <= stop")
+    return Range(start, stop)
 
 
 def _pair(held: Range) -> list[int]:
@@ -263,7 +277,7 @@ def _stage(values: Any, where: str) -> Stage:
     stage = fields.record(values, where, ("layers", "shards"))
     shards = fields.items(stage["shards"], f"{where}.shards")
     return Stage(
-        _range(stage["layers"], f"{where}.layers"),
+        range_of(stage["layers"], f"{where}.layers"),
         tuple(_shard(shard, f"{where}.shards[{i}]") for i, shard in enumerate(shards)),
     )
 
@@ -272,9 +286,9 @@ def _shard(values: Any, where: str) -> Shard:
     optional = ("vocab", "threads", "affinity", "gpu_layers", "memory")
     shard = fields.record(values, where, ("device", "heads", "ff"), optional)
     device = fields.text(shard["device"], f"{where}.device")
-    heads = _range(shard["heads"], f"{where}.heads")
-    ff = _range(shard["ff"], f"{where}.ff")
-    vocab = _range(shard.get("vocab", [0, 0]), f"{where}.vocab")
+    heads = range_of(shard["heads"], f"{where}.heads")
+    ff = range_of(shard["ff"], f"{where}.ff")
+    vocab = range_of(shard.get("vocab", [0, 0]), f"{where}.vocab")
     threads = fields.number_or_none(shard.get("threads"), f"{where}.threads")
     affinity = fields.items(shard.get("affinity", []), f"{where}.affinity")
     processors = tuple(fields.number(cpu, f"{where}.affinity[{i}]") for i, cpu in enumerate(affinity))
@@ -284,14 +298,3 @@ def _shard(values: Any, where: str) -> Shard:
         return Shard(device, heads, ff, vocab, threads, processors, gpu_layers, memory)
     except PlanError as error:
         raise PlanError(f"{where}: {error}") from None
-
-
-def _range(values: Any, where: str) -> Range:
-    """The range that [start, stop] says."""
-    ends = fields.items(values, where)
-    if len(ends) != 2:
-        raise PlanError(f"{where}: {len(ends)} numbers; needed are two, [start, stop]")
-    start, stop = (fields.number(end, where) for end in ends)
-    if start > stop:
-        raise PlanError(f"{where}: [{start}, {stop}]; needed is start <= stop")
-    return Range(start, stop)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from edge import deployment as deployments
-from edge import llama, own_slices
+from edge import last_words, llama, own_slices
 from edge.demo import MODEL_PATH
 from edge.deployment import Deployment, Exchange
 from edge.distributed import DistributedEngine
@@ -129,7 +129,7 @@ def test_who_could_not_be_reached_is_named(two: list[Worker], monkeypatch: pytes
         true(sessions, [replace(peer, host="127.0.0.9") if peer.rank == 2 else peer for peer in ranks], transport)
 
     monkeypatch.setattr(deployments, "tell_peers", wrong)
-    monkeypatch.setattr(deployments, "LAST_WORD_S", 1.0)
+    monkeypatch.setattr(last_words, "LAST_WORD_S", 1.0)
     with Fleet([one.address for one in two]) as fleet:
         plan = plan_for(MODEL_PATH, two, tensor(1, 1, 1))
         with pytest.raises(

@@ -107,7 +107,7 @@ def test_a_slice_is_sent_once_and_loaded(one: Worker, remote: Remote, demo: Reci
     assert told[-1] == (demo.n_bytes, demo.n_bytes)
     assert told == sorted(told)
     assert remote.send_slice(demo, MODEL_PATH, demo.model_digest) == 0
-    assert (one.slices / f"{demo.model_digest}.gguf").read_bytes() == MODEL_PATH.read_bytes()
+    assert (one.slices / f"{demo.model_digest}.slice").read_bytes() == MODEL_PATH.read_bytes()
     assert remote.describe()[1].slices_bytes >= demo.n_bytes
     with RemoteSession(remote, 0, 1, SECRET) as session:
         fractions: list[float] = []
@@ -141,7 +141,7 @@ def test_where_the_model_is_nothing_is_sent(tmp_path: Path, synthetic: Synthetic
     digest = digest_of(recipe, model)
     with worker(tmp_path / "w", "--models", model.parent) as one, one.remote() as remote:
         assert remote.send_slice(recipe, tmp_path / "not here", digest) == 0
-        assert (one.slices / f"{digest}.gguf").read_bytes() == b"".join(chunks(recipe, model))
+        assert (one.slices / f"{digest}.slice").read_bytes() == b"".join(chunks(recipe, model))
         assert "slice-cut" in one.log()
         (state,) = offer(remote, digest, recipe.n_bytes)
         assert state.state == pb.SliceState.READY
@@ -154,7 +154,7 @@ def test_where_the_model_is_nothing_is_sent(tmp_path: Path, synthetic: Synthetic
         with pytest.raises(WorkerError, match="no recipe") as caught:
             offer(remote, "ab" * 32, 5, b"nonsense")
         assert caught.value.error == "RecipeError"
-        assert [path.name for path in one.slices.glob("*.*f*")] == [f"{digest}.gguf"]
+        assert [path.name for path in one.slices.glob("*.slice")] == [f"{digest}.slice"]
 
 
 def test_a_slice_of_a_model_that_is_elsewhere_is_sent(tmp_path: Path, one: Worker, remote: Remote) -> None:
@@ -162,7 +162,7 @@ def test_a_slice_of_a_model_that_is_elsewhere_is_sent(tmp_path: Path, one: Worke
     recipe = Recipe(sha(model.read_bytes()), 3 * MIB, (Literal(b"head"), Copy(5, 7, 11, 1000), Zeros(100)))
     digest = digest_of(recipe, model)
     assert remote.send_slice(recipe, model, digest) == recipe.n_bytes
-    assert (one.slices / f"{digest}.gguf").read_bytes() == b"".join(chunks(recipe, model))
+    assert (one.slices / f"{digest}.slice").read_bytes() == b"".join(chunks(recipe, model))
 
 
 def test_a_model_that_cannot_be_read_here(tmp_path: Path, remote: Remote) -> None:
@@ -192,7 +192,7 @@ def test_a_broken_connection_is_continued(tmp_path: Path, one: Worker, seed: int
             assert size <= sent <= size + proxy.cuts * 16 * MIB
             assert sent < size * (proxy.cuts + 1)
             assert remote.send_slice(recipe, path, recipe.model_digest) == 0
-    assert (one.slices / f"{recipe.model_digest}.gguf").read_bytes() == path.read_bytes()
+    assert (one.slices / f"{recipe.model_digest}.slice").read_bytes() == path.read_bytes()
 
 
 def test_a_worker_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_a_worker_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
         again = stack.enter_context(worker(tmp_path / "w", listen=one.address))
         thread.join()
         assert recipe.n_bytes <= sent[0] < recipe.n_bytes + 16 * MIB
-        assert (again.slices / f"{recipe.model_digest}.gguf").read_bytes() == path.read_bytes()
+        assert (again.slices / f"{recipe.model_digest}.slice").read_bytes() == path.read_bytes()
 
 
 def test_a_worker_that_does_not_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +243,7 @@ def test_wrong_bytes_leave_nothing(one: Worker, remote: Remote) -> None:
     (state,) = offer(remote, digest, len(data))
     assert (state.state, state.held_bytes) == (pb.SliceState.MISSING, 0)
     upload(remote, [data], digest, len(data)).result()
-    assert (one.slices / f"{digest}.gguf").read_bytes() == data
+    assert (one.slices / f"{digest}.slice").read_bytes() == data
 
 
 def test_uploads_that_cannot_be(one: Worker, remote: Remote) -> None:
@@ -292,7 +292,7 @@ def test_an_upload_that_stands_still_is_alone_with_that(tmp_path: Path, one: Wor
         go.set()
         until(lambda: offer(other, digest, len(data))[-1].held_bytes == 2 * MIB, "the end of the first attempt")
         upload(other, [data[2 * MIB :]], digest, len(data), 2 * MIB).result()
-    assert (one.slices / f"{digest}.gguf").read_bytes() == data
+    assert (one.slices / f"{digest}.slice").read_bytes() == data
 
 
 def test_an_upload_that_stands_still_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,7 +338,7 @@ def test_two_send_the_same_slice_at_once(tmp_path: Path, one: Worker) -> None:
             thread.join()
         assert len(sent) == 3
         assert max(sent) == recipe.n_bytes
-        assert (one.slices / f"{recipe.model_digest}.gguf").read_bytes() == path.read_bytes()
+        assert (one.slices / f"{recipe.model_digest}.slice").read_bytes() == path.read_bytes()
 
 
 # Room.
@@ -353,7 +353,7 @@ def test_the_cache_has_a_size_and_forgets_what_is_old(tmp_path: Path, demo: Reci
             return recipe.model_digest
 
         def held() -> set[str]:
-            return {path.stem for path in one.slices.glob("*.gguf")}
+            return {path.stem for path in one.slices.glob("*.slice")}
 
         too_large, path = noise(tmp_path, 50, 25 * MIB)
         with pytest.raises(WorkerError, match=r"25 MiB needed .* holds at most 24 MiB; .*--cache-size") as caught:
@@ -423,7 +423,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
         held = offer(remote, digest, len(data))[-1].held_bytes
         assert MIB <= held < len(data)
         upload(remote, [data[held:]], digest, len(data), held).result()
-        assert (one.slices / f"{digest}.gguf").read_bytes() == data
+        assert (one.slices / f"{digest}.slice").read_bytes() == data
 
 
 def test_memory_has_a_limit(tmp_path: Path, demo: Recipe) -> None:

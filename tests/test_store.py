@@ -129,7 +129,7 @@ def test_names_are_checked_before_they_reach_a_path(store: SliceStore, name: str
 
 def test_links_and_strange_files_are_not_slices(store: SliceStore, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")
-    (store.folder / f"{'a' * 64}.gguf").symlink_to(tmp_path / "secret")
+    (store.folder / f"{'a' * 64}.slice").symlink_to(tmp_path / "secret")
     (store.folder / f"{'b' * 64}.5.partial").symlink_to(tmp_path / "secret")
     (store.folder / "notes.txt").write_text("mine")
     assert store.find("a" * 64) is None
@@ -464,7 +464,7 @@ class StoreMachine(RuleBasedStateMachine):
     @invariant()
     def the_folder_holds_what_it_should(self) -> None:
         assert self.store.used_bytes() <= self.LIMIT
-        names = {f"{m.digest}.gguf" if m.is_whole else f"{m.digest}.{len(m.data)}.partial" for m in self.order}
+        names = {f"{m.digest}.slice" if m.is_whole else f"{m.digest}.{len(m.data)}.partial" for m in self.order}
         assert {path.name for path in self.store.folder.iterdir()} - {".lock"} == names
         assert self.store.used_bytes() == sum(model.held for model in self.order)
 

@@ -100,7 +100,7 @@ class Event(_message.Message):
     def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., connected: _Optional[_Union[Connected, _Mapping]] = ..., loading: _Optional[_Union[Loading, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., answered: _Optional[_Union[Answered, _Mapping]] = ..., measured: _Optional[_Union[Measured, _Mapping]] = ..., allreduced: _Optional[_Union[Allreduced, _Mapping]] = ..., unloaded: _Optional[_Union[Unloaded, _Mapping]] = ..., ran: _Optional[_Union[Ran, _Mapping]] = ..., timed: _Optional[_Union[Timed, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., died: _Optional[_Union[Died, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("rank", "world_size", "secret", "connect_timeout_s", "step_timeout_s", "send_timeout_s", "affinity")
+    __slots__ = ("rank", "world_size", "secret", "connect_timeout_s", "step_timeout_s", "send_timeout_s", "affinity", "streams")
     RANK_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
     SECRET_FIELD_NUMBER: _ClassVar[int]
@@ -108,6 +108,7 @@ class Open(_message.Message):
     STEP_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     SEND_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     AFFINITY_FIELD_NUMBER: _ClassVar[int]
+    STREAMS_FIELD_NUMBER: _ClassVar[int]
     rank: int
     world_size: int
     secret: bytes
@@ -115,7 +116,8 @@ class Open(_message.Message):
     step_timeout_s: float
     send_timeout_s: float
     affinity: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, rank: _Optional[int] = ..., world_size: _Optional[int] = ..., secret: _Optional[bytes] = ..., connect_timeout_s: _Optional[float] = ..., step_timeout_s: _Optional[float] = ..., send_timeout_s: _Optional[float] = ..., affinity: _Optional[_Iterable[int]] = ...) -> None: ...
+    streams: bool
+    def __init__(self, rank: _Optional[int] = ..., world_size: _Optional[int] = ..., secret: _Optional[bytes] = ..., connect_timeout_s: _Optional[float] = ..., step_timeout_s: _Optional[float] = ..., send_timeout_s: _Optional[float] = ..., affinity: _Optional[_Iterable[int]] = ..., streams: bool = ...) -> None: ...
 
 class Opened(_message.Message):
     __slots__ = ("session", "tcp_port", "pid")
@@ -172,18 +174,20 @@ class LinkState(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., kind: _Optional[str] = ..., tcp_round_trip_s: _Optional[float] = ..., grpc_round_trip_s: _Optional[float] = ..., why: _Optional[str] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("slice", "options_json", "path", "memory_limit_bytes", "stages")
+    __slots__ = ("slice", "options_json", "path", "memory_limit_bytes", "stages", "stage_json")
     SLICE_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_JSON_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     MEMORY_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
+    STAGE_JSON_FIELD_NUMBER: _ClassVar[int]
     slice: str
     options_json: str
     path: str
     memory_limit_bytes: int
     stages: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, slice: _Optional[str] = ..., options_json: _Optional[str] = ..., path: _Optional[str] = ..., memory_limit_bytes: _Optional[int] = ..., stages: _Optional[_Iterable[int]] = ...) -> None: ...
+    stage_json: str
+    def __init__(self, slice: _Optional[str] = ..., options_json: _Optional[str] = ..., path: _Optional[str] = ..., memory_limit_bytes: _Optional[int] = ..., stages: _Optional[_Iterable[int]] = ..., stage_json: _Optional[str] = ...) -> None: ...
 
 class Loading(_message.Message):
     __slots__ = ("fraction",)
@@ -292,12 +296,14 @@ class Time(_message.Message):
     def __init__(self, rows: _Optional[int] = ..., steps: _Optional[int] = ...) -> None: ...
 
 class Timed(_message.Message):
-    __slots__ = ("decode_s", "prefill_s")
+    __slots__ = ("decode_s", "prefill_s", "run_s")
     DECODE_S_FIELD_NUMBER: _ClassVar[int]
     PREFILL_S_FIELD_NUMBER: _ClassVar[int]
+    RUN_S_FIELD_NUMBER: _ClassVar[int]
     decode_s: float
     prefill_s: float
-    def __init__(self, decode_s: _Optional[float] = ..., prefill_s: _Optional[float] = ...) -> None: ...
+    run_s: float
+    def __init__(self, decode_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., run_s: _Optional[float] = ...) -> None: ...
 
 class Failed(_message.Message):
     __slots__ = ("error", "message")

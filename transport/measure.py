@@ -18,6 +18,9 @@ TENSOR_BYTES = 8 << 10  # one row of 2,048 floats: what decode exchanges
 _BLOCK_BYTES = 256 << 10
 _MOST_BLOCKS = 1 << 20  # that one may ask for at a time
 _LEAST_ROUND_TRIPS, _MOST_ROUND_TRIPS = 20, 2000
+_FAR_S = 0.02  # a round trip of more: a few tell as much as many, and TCP takes some to find out what the path holds
+_FAR_ROUND_TRIPS = 3
+_FASTER = 1.25  # than before: TCP is still finding out
 _FLOOD = struct.Struct("<cI")  # b"s": I send n blocks; b"r": you send them; b"e": the end
 
 
@@ -40,8 +43,8 @@ class LinkFigures:
 def measure(link: Link, seconds: float = 1.0) -> LinkFigures:
     """Measure for about so long: half of it round trips, half of it bandwidth. The other end must `answer`."""
     trips = round_trips(link, SMALL_BYTES, seconds / 2)
-    send = _bandwidth(link, b"s", seconds / 4)
-    receive = _bandwidth(link, b"r", seconds / 4)
+    send = _bandwidth(link, b"s", seconds / 4, trips[0])
+    receive = _bandwidth(link, b"r", seconds / 4, trips[0])
     done(link)
     return LinkFigures(
         trips[len(trips) // 2], trips[min(len(trips) - 1, len(trips) * 99 // 100)], trips[0], send, receive
@@ -53,14 +56,18 @@ def round_trips(link: Link, n_bytes: int, seconds: float, most: int = _MOST_ROUN
     payload, back = bytes(n_bytes), bytearray(n_bytes)
     times: list[float] = []
     warm_up, end = 3, time.monotonic() + seconds
-    while len(times) < _LEAST_ROUND_TRIPS or (len(times) < most and time.monotonic() < end):
+    least = _LEAST_ROUND_TRIPS
+    while len(times) < least or (len(times) < most and time.monotonic() < end):
         began = time.perf_counter()
         link.send(payload, Kind.PING)
         link.receive_into(back, kind=Kind.PONG)
+        took = time.perf_counter() - began
+        if took > _FAR_S:
+            warm_up, least = min(warm_up, 1), _FAR_ROUND_TRIPS
         if warm_up:
             warm_up -= 1
         else:
-            times.append(time.perf_counter() - began)
+            times.append(took)
     return sorted(times)
 
 
@@ -69,9 +76,12 @@ def done(link: Link) -> None:
     link.send(_FLOOD.pack(b"e", 0), Kind.CONTROL)
 
 
-def _bandwidth(link: Link, direction: bytes, seconds: float) -> float:
-    """Bytes/s of large frames in one direction: more and more of them, until they take long enough to trust."""
-    blocks = 4
+def _bandwidth(link: Link, direction: bytes, seconds: float, round_trip_s: float) -> float:
+    """Bytes/s of large frames in one direction: more and more of them, until they take long enough to trust.
+
+    Each time a round trip is spent on asking; what is left of it counts.
+    """
+    blocks, best = 4, 0.0
     while True:
         began = time.perf_counter()
         link.send(_FLOOD.pack(direction, blocks), Kind.CONTROL)
@@ -81,9 +91,12 @@ def _bandwidth(link: Link, direction: bytes, seconds: float) -> float:
             link.receive_into(bytearray(1), kind=Kind.CONTROL)
         else:
             _drain(link, blocks)
-        took = time.perf_counter() - began
+        took = max(time.perf_counter() - began - round_trip_s, 1e-9)
         if took > seconds / 2 or blocks >= _MOST_BLOCKS // 16:
-            return blocks * _BLOCK_BYTES / took
+            before, best = best, max(best, blocks * _BLOCK_BYTES / took)
+            if round_trip_s < _FAR_S or best < _FASTER * before:
+                return best
+            continue
         # The first try knows little: it grows at most 16-fold.
         blocks = int(blocks * min(16, max(2, 0.9 * seconds / took)))
 

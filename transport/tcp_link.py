@@ -50,8 +50,18 @@ class TcpLink(Link):
 
     kind = "tcp"
 
-    def __init__(self, sock: socket.socket, peer: str, deadlines: Deadlines = DEFAULTS, poll_s: float = POLL_S) -> None:
-        """poll_s: the most a wait polls before it blocks; 0 for a rank that is throttled by a CPU quota."""
+    def __init__(
+        self,
+        sock: socket.socket,
+        peer: str,
+        deadlines: Deadlines = DEFAULTS,
+        poll_s: float = POLL_S,
+        streams: bool = False,
+    ) -> None:
+        """poll_s: the most a wait polls before it blocks; 0 for a rank that is throttled by a CPU quota.
+
+        streams: see `tune`.
+        """
         super().__init__(peer, deadlines)
         self._socket = sock
         if sock.family in _INTERNET:
@@ -62,7 +72,7 @@ class TcpLink(Link):
         self._poll_most_s = poll_s
         self._poll_s = poll_s
         self._info = sock.family in _INTERNET and sys.platform == "linux"
-        tune(sock)
+        tune(sock, streams)
         self._readable = select.poll()
         self._readable.register(sock, select.POLLIN)
 
@@ -259,10 +269,15 @@ def _after(parts: list[memoryview], n: int) -> list[memoryview]:
     return [parts[0][n:], *parts[1:]] if parts else []
 
 
-def tune(sock: socket.socket) -> None:
-    """Set a socket up for links: non-blocking, no delay for small messages, a dead peer noticed in seconds."""
+def tune(sock: socket.socket, streams: bool = False) -> None:
+    """Set a socket up for links: non-blocking, no delay for small messages, a dead peer noticed in seconds.
+
+    streams: for tensors that follow one another without an answer. The kernel then lets the buffer grow to what is
+    under way on the path; a fixed one would hold a fast path of long delay to its size in every round trip.
+    """
     sock.setblocking(False)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+    if not streams:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
     if sock.family in _INTERNET:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -1,0 +1,181 @@
+"""`edge run MODEL.onnx`: what a model makes of an input, and how fast it does."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from apps.options import UsageError, check_output, natural, number, positive_int, thread_count
+from apps.progress import progress
+
+if TYPE_CHECKING:
+    from edge.onnx_bench import Speed
+    from edge.onnx_engine import OnnxEngine
+    from edge.onnx_images import Scaling
+    from edge.onnx_inputs import Given
+    from edge.onnx_samples import Feeds
+
+HELP = "Run an ONNX model on a picture or on arrays, and measure its latency and throughput."
+
+_NEEDED = {"onnx": "onnx", "onnxruntime": "onnxruntime", "PIL": "pillow"}  # module to package
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL.onnx")
+    parser.add_argument(
+        "--input",
+        action="append",
+        default=[],
+        metavar="[NAME=]FILE",
+        help="a picture, or a .npz file with an array for each input; may be given more than once",
+    )
+    parser.add_argument("--output", metavar="FILE", help="write the outputs here, as a .npz file")
+    parser.add_argument("--force", action="store_true", help="overwrite it")
+    parser.add_argument("--labels", metavar="FILE", help="names of the classes, one a line: print the likeliest")
+    parser.add_argument("--top", type=positive_int, default=5, metavar="N", help="how many of them (default: 5)")
+    parser.add_argument(
+        "--dim", action="append", default=[], type=_dim, metavar="NAME=N", help="value of a dimension that is open"
+    )
+    group = parser.add_argument_group("pictures", "(pixel / scale - mean) / std, for inputs of floats")
+    group.add_argument("--mean", type=_channels, metavar="R,G,B", help="default: ImageNet's")
+    group.add_argument("--std", type=_divisors, metavar="R,G,B", help="default: ImageNet's")
+    group.add_argument("--scale", type=_scale, metavar="S", help="divide by S only, such as 255 for values from 0 to 1")
+    parser.add_argument(
+        "--repeats", type=natural, default=10, metavar="N", help="runs of each measurement; 0: none (default: 10)"
+    )
+    parser.add_argument("--threads", type=thread_count, metavar="N", help="default: one per physical core")
+    parser.add_argument(
+        "--provider", type=str.lower, metavar="NAME", help="of ONNX Runtime (default: the best there is)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    scaling = _check(args)
+    from edge.interrupt import interrupt_stops
+    from edge.onnx_engine import OnnxEngine
+    from edge.onnx_inputs import read
+
+    labels = None
+    if args.labels is not None:
+        from edge.onnx_outputs import read_labels
+
+        labels = read_labels(Path(args.labels))
+    with OnnxEngine(Path(args.model), args.threads, args.provider, dims=dict(args.dim)) as engine:
+        if args.output is not None:
+            check_output(Path(args.output), engine.files, args.force)  # weights beside the model, too
+        given = read(engine.inputs, args.input, scaling)
+        with interrupt_stops(engine):
+            outputs = engine.run(given.feeds)
+            speed = _measure(engine, given.feeds, args.repeats) if args.repeats else None
+    _tell(args, engine, given, outputs, labels, speed)
+    return 0
+
+
+def _check(args: argparse.Namespace) -> Scaling | None:
+    """How pixels are scaled, where that was asked for. UsageError for what cannot be, before anything is loaded."""
+    from edge.onnx_inputs import is_arrays, path_of
+
+    files = [path_of(text) for text in args.input]
+    pictures = not all(map(is_arrays, files))
+    lacking = [name for module, name in _NEEDED.items() if find_spec(module) is None and (module != "PIL" or pictures)]
+    if lacking:
+        raise UsageError(f'{", ".join(lacking)} needed for this: pip install "edge-runtime[onnx]"')
+    asked = next((name for name in ("mean", "std", "scale") if getattr(args, name) is not None), None)
+    if asked and not pictures:
+        raise UsageError(f"--{asked} is for pictures; arrays go in as they are")
+    if args.scale is not None and asked != "scale":
+        raise UsageError(f"--scale is in place of --mean and --std; leave --{asked} out")
+    if (args.mean is None) != (args.std is None):
+        raise UsageError("--mean and --std go together; give both, or none for ImageNet's")
+    if len({name for name, _ in args.dim}) < len(args.dim):
+        raise UsageError("--dim gives one dimension two values; give it once")
+    if args.output is not None:
+        model, output = Path(args.model), Path(args.output)
+        labels = [Path(args.labels)] if args.labels is not None else []
+        check_output(output, [model, *files, *labels], args.force)
+    if not asked:
+        return None
+    from edge.onnx_images import Scaling
+
+    return Scaling(args.scale) if asked == "scale" else Scaling(mean=args.mean, std=args.std)
+
+
+def _measure(engine: OnnxEngine, feeds: Feeds, repeats: int) -> Speed:
+    """One engine computes one input at a time, with all its threads."""
+    from edge.onnx_bench import in_turn, measure
+
+    with progress("Measuring", unit="runs") as bar:
+        return measure(in_turn(engine.run), feeds, repeats, 1, bar.update)
+
+
+def _tell(
+    args: argparse.Namespace,
+    engine: OnnxEngine,
+    given: Given,
+    outputs: Feeds,
+    labels: list[str] | None,
+    speed: Speed | None,
+) -> None:
+    """Write the outputs, where they are wanted, and print what there is to say."""
+    from apps.run_outputs import Report
+    from edge.onnx_outputs import likeliest, summaries, write
+
+    notes = [*given.notes, *(f"{one}; what runs is {engine.provider}" for one in engine.fell_back_from)]
+    top = likeliest(outputs, labels, args.top) if labels is not None else None
+    report = Report(summaries(outputs), top, speed, notes)
+    if args.output is not None:
+        write(Path(args.output), outputs)
+    if not args.json:
+        report.show(args.model, [("provider", f"{engine.provider}, {engine.threads} threads")])
+        return
+    about = {
+        "model": args.model,
+        "provider": engine.provider,
+        "fell_back_from": list(engine.fell_back_from),
+        "threads": engine.threads,
+        "inputs": [
+            {"name": one.name, "type": str(given.feeds[one.name].dtype), "shape": list(given.feeds[one.name].shape)}
+            for one in engine.inputs
+        ],
+        "scaling": {name: _scaling_json(one) for name, one in given.scalings.items()},
+        "output": args.output,
+    }
+    print(json.dumps(about | report.to_json()))
+
+
+def _scaling_json(scaling: Scaling) -> Mapping[str, Any]:
+    return {"scale": scaling.scale, "mean": list(scaling.mean), "std": list(scaling.std)}
+
+
+def _dim(text: str) -> tuple[str, int]:
+    """The name of a dimension and its value, from "NAME=N"."""
+    name, equals, value = text.rpartition("=")
+    if not equals or not name:
+        raise argparse.ArgumentTypeError(f"needs NAME=N, got {text!r}")
+    return name, positive_int(value)
+
+
+def _channels(text: str) -> tuple[float, ...]:
+    """A number for each channel, or one for all."""
+    return tuple(number(part) for part in text.split(","))
+
+
+def _divisors(text: str) -> tuple[float, ...]:
+    """Numbers that can be divided by."""
+    values = _channels(text)
+    if not all(values):
+        raise argparse.ArgumentTypeError(f"needs numbers other than 0, got {text}")
+    return values
+
+
+def _scale(text: str) -> float:
+    """A number above 0."""
+    value = number(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"needs a number above 0, got {text}")
+    return value

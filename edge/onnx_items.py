@@ -1,0 +1,192 @@
+"""Items: one input, or one batch, on its way through the stages of an ONNX model, as it crosses a link.
+
+An item is a CONTROL frame, followed by its tensors in the order of the boundary, each in DATA frames of PART_BYTES, the
+last one of the rest. Between stages float32 goes in the item's wire type; all else, and all that the owner sends and
+gets, goes as it is.
+
+| bytes | field |
+| 0     | operation (Op) |
+| 1     | wire type: 0 f32, 1 f16, 2 q8 |
+| 2-3   | stages that it has passed |
+| 4-7   | number of the item, from 0 on |
+| 8-    | float32 for each stage passed: the seconds it computed; then uint32 for each dimension of each tensor |
+
+All little-endian.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quant.wire import WIRES
+from transport.errors import ProtocolError
+from transport.frame import Kind, Payload
+from transport.link import Link
+
+Array = NDArray[Any]
+
+PART_BYTES = 1 << 20  # far below what frames and gRPC messages may hold
+MOST_TENSOR_BYTES = 1 << 30  # of one tensor of an item
+MOST_STAGES = 64
+TYPES = ("float32", "float16", "float64", "bool", *(f"{u}int{bits}" for u in ("", "u") for bits in (8, 16, 32, 64)))
+WIRE_NAMES = tuple(WIRES)
+
+_HEAD = struct.Struct("<BBHI")
+
+
+class Op(IntEnum):
+    """What an item does."""
+
+    RUN = 1
+    END = 2  # no more come
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor that crosses from one stage to the next. ValueError for one that cannot."""
+
+    name: str
+    type: str  # as numpy calls it, one of TYPES
+    shape: tuple[int, ...]  # as the model was cut for
+    open: tuple[int, ...] = ()  # the dimensions that may have other sizes
+
+    def __post_init__(self) -> None:
+        if self.type not in TYPES:
+            raise ValueError(f"tensor {self.name!r} is of type {self.type}, which does not cross a wire")
+        if any(dim < 1 for dim in self.shape) or not set(self.open) <= set(range(len(self.shape))):
+            raise ValueError(f"tensor {self.name!r} has the shape {list(self.shape)}; needed are sizes of 1 or more")
+
+    @property
+    def n_bytes(self) -> int:
+        """Of the shape as the model was cut for."""
+        return math.prod(self.shape) * np.dtype(self.type).itemsize
+
+    def takes(self, shape: Sequence[int]) -> bool:
+        """Whether it may have this shape."""
+        return (
+            len(shape) == len(self.shape)
+            and all(dim == own or i in self.open for i, (dim, own) in enumerate(zip(shape, self.shape, strict=True)))
+            and math.prod(shape) * np.dtype(self.type).itemsize <= MOST_TENSOR_BYTES
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """What crosses between two stages, or between the owner and a stage."""
+
+    tensors: tuple[Tensor, ...]
+    inner: bool  # between stages: float32 goes in the item's wire type
+
+    @property
+    def max_bytes(self) -> int:
+        """The longest header of an item here."""
+        return _HEAD.size + 4 * MOST_STAGES + 4 * sum(len(tensor.shape) for tensor in self.tensors)
+
+    def to_json(self) -> dict[str, Any]:
+        """As values that json.dumps takes."""
+        tensors = [{"name": t.name, "type": t.type, "shape": t.shape, "open": t.open} for t in self.tensors]
+        return {"tensors": tensors, "inner": self.inner}
+
+    @classmethod
+    def from_json(cls, values: Any) -> Boundary:
+        """What `to_json` wrote. ValueError, TypeError or KeyError for anything else."""
+        tensors = [
+            Tensor(str(t["name"]), str(t["type"]), tuple(map(int, t["shape"])), tuple(map(int, t["open"])))
+            for t in values["tensors"]
+        ]
+        return cls(tuple(tensors), bool(values["inner"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One item without its tensors."""
+
+    op: Op
+    number: int = 0
+    wire: str = "f32"
+    compute_s: tuple[float, ...] = ()  # of each stage that it has passed
+
+
+def send(link: Link, boundary: Boundary, item: Item, tensors: Mapping[str, Array]) -> None:
+    """Send an item with its tensors, which are by name and have what `boundary` says."""
+    arrays = [np.asarray(tensors[tensor.name], order="C") for tensor in boundary.tensors] if item.op is Op.RUN else []
+    head = _HEAD.pack(item.op, WIRE_NAMES.index(item.wire), len(item.compute_s), item.number)
+    dims = [dim for array in arrays for dim in array.shape]
+    passed = struct.pack(f"<{len(item.compute_s)}f{len(dims)}I", *item.compute_s, *dims)
+    link.send(head + passed, Kind.CONTROL)
+    wire = WIRES[item.wire] if boundary.inner else None
+    for array in arrays:
+        flat = array.reshape(-1)
+        step = PART_BYTES // array.itemsize
+        for lo in range(0, flat.size, step):
+            part = flat[lo : lo + step]
+            if wire is not None and part.dtype == np.float32:
+                coded = np.empty(wire.n_bytes(part.size), np.uint8)
+                wire.encode(part, coded)
+                part = coded
+            link.send(part)
+
+
+class Receiver:
+    """Takes items from one link into buffers that it makes once and uses again."""
+
+    def __init__(self, link: Link, boundary: Boundary) -> None:
+        self._link = link
+        self._boundary = boundary
+
+    def item(self, timeout_s: float) -> tuple[Item, list[tuple[int, ...]]]:
+        """The next item's header: the item, and the shape of each tensor. ProtocolError for what `send` cannot have
+        written, or for a shape that this boundary does not take."""
+        frame = self._link.receive(timeout_s, self._boundary.max_bytes)
+        if frame.kind is not Kind.CONTROL:
+            raise ProtocolError(f"{self._link.peer} sent {frame.kind.name} where an item was expected")
+        return _unpack(frame.payload, self._boundary, self._link.peer)
+
+    def tensors(self, item: Item, shapes: Sequence[tuple[int, ...]], held: dict[str, Array]) -> None:
+        """The item's tensors, into `held`: arrays by name, of which those that have the right shape are filled anew."""
+        wire = WIRES[item.wire] if self._boundary.inner else None
+        for tensor, shape in zip(self._boundary.tensors, shapes, strict=True):
+            array = held.get(tensor.name)
+            if array is None or array.shape != shape:
+                array = held[tensor.name] = np.empty(shape, tensor.type)
+            flat = array.reshape(-1)
+            step = PART_BYTES // array.itemsize
+            for lo in range(0, flat.size, step):
+                part = flat[lo : lo + step]
+                if wire is not None and part.dtype == np.float32:
+                    coded = np.empty(wire.n_bytes(part.size), np.uint8)
+                    self._link.receive_into(coded)
+                    wire.decode(coded, part)
+                else:
+                    self._link.receive_into(part)
+
+
+def _unpack(data: Payload, boundary: Boundary, peer: str) -> tuple[Item, list[tuple[int, ...]]]:
+    if len(data) < _HEAD.size:
+        raise ProtocolError(f"{peer} sent an item of {len(data)} bytes; it has at least {_HEAD.size}")
+    op, wire, passed, number = _HEAD.unpack_from(data)
+    ranks = [len(tensor.shape) for tensor in boundary.tensors] if op == Op.RUN else []
+    if op not in tuple(Op) or wire >= len(WIRE_NAMES) or passed > MOST_STAGES:
+        raise ProtocolError(
+            f"{peer} sent operation {op} in wire type {wire} after {passed} stages; update both devices"
+        )
+    if len(data) != _HEAD.size + 4 * passed + 4 * sum(ranks):
+        raise ProtocolError(f"{peer} sent an item of {len(data)} bytes, for {len(ranks)} tensors of {ranks} dimensions")
+    rest = memoryview(data)[_HEAD.size :]
+    seconds = struct.unpack_from(f"<{passed}f", rest)
+    dims = struct.unpack_from(f"<{sum(ranks)}I", rest, 4 * passed)
+    shapes: list[tuple[int, ...]] = []
+    for tensor, n in zip(boundary.tensors, ranks, strict=False):
+        shape, dims = dims[:n], dims[n:]
+        if not tensor.takes(shape):
+            raise ProtocolError(f"{peer} sent {tensor.name!r} of shape {list(shape)}; it is cut for {tensor.shape}")
+        shapes.append(shape)
+    return Item(Op(op), number, WIRE_NAMES[wire], seconds), shapes

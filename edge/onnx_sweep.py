@@ -1,0 +1,71 @@
+"""Two devices, every cut: what each stage takes alone, what the cut should give by that, and what it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from edge.onnx_bench import Speed, measure
+from edge.onnx_deployment import OnnxDeployment
+from edge.onnx_items import Array
+from edge.onnx_model import OnnxModel
+from partition.onnx_cuts import Cut, routes
+from partition.onnx_shapes import Value
+from quant.wire import WIRES
+
+
+@dataclass(frozen=True)
+class CutSpeed:
+    """One cut, measured."""
+
+    cut: Cut
+    stage_s: tuple[float, ...]  # one run of each stage alone on its device, medians
+    transfer_s: tuple[float, ...]  # how long one input keeps each link busy: to the first stage, on, and back here
+    delay_s: float  # of these links together
+    speed: Speed  # of the pipeline
+
+    @property
+    def expected_latency_s(self) -> float:
+        """The sum of what the stages and the links take."""
+        return sum(self.stage_s) + sum(self.transfer_s) + self.delay_s
+
+    @property
+    def expected_throughput_per_s(self) -> float:
+        """One over the slowest of the stages and the links."""
+        return 1 / max(*self.stage_s, *self.transfer_s)
+
+
+def sweep(
+    deployment: OnnxDeployment,
+    model: OnnxModel,
+    cuts: Sequence[Cut],
+    feeds: Mapping[str, Array],
+    *,
+    repeats: int,
+    window: int | None = None,
+    wire: str = "f32",
+    on_step: Callable[[int, int], None] = lambda done, of: None,
+) -> Iterator[CutSpeed]:
+    """Each cut in turn, on the two devices of a deployment that runs nothing yet. on_step(cuts done, of) is called as
+    they are done. Errors as of `OnnxDeployment.load` and of pipelines."""
+    hops = deployment.hops()
+    own = deployment.plan.own is not None
+    for i, cut in enumerate(cuts):
+        deployment.load(model.plan(deployment.plan.devices, [cut]))
+        stage_s = deployment.times(repeats)
+        speed = measure(partial(deployment.start().map, wire=wire), feeds, repeats, window)
+        on_step(i + 1, len(cuts))
+        before, between, after = routes(model.graph, [cut.position])
+        moved = [_bytes(before, "f32"), _bytes(between, wire), _bytes(after, "f32")][own:]
+        transfer_s = tuple(hop.seconds(n_bytes) for hop, n_bytes in zip(hops, moved, strict=True))
+        yield CutSpeed(cut, stage_s, transfer_s, sum(hop.latency_s for hop in hops), speed)
+
+
+def _bytes(values: Sequence[Value], wire: str) -> int:
+    """What tensors take on the wire."""
+    codec = WIRES[wire]
+    return sum(
+        codec.n_bytes(value.n_bytes // 4) if codec is not None and value.type == "float32" else value.n_bytes
+        for value in values
+    )
