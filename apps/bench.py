@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from apps import distributed, step_table
+from apps import bench_onnx, distributed, step_table
 from apps.memory_use import memory_json, paging_rows
 from apps.options import UsageError, add_engine_arguments, engine_options, model_path, positive_int
 
@@ -20,7 +20,9 @@ HELP = "Measure prefill and decode of a model, beside what this machine's memory
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="GGUF file or REPO:FILE (default: the bundled model)")
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL", help="GGUF or ONNX file, or REPO:FILE (default: the bundled model)"
+    )
     parser.add_argument("--prompt-tokens", type=positive_int, default=512, metavar="N", help="default: 512")
     parser.add_argument("--gen-tokens", type=positive_int, default=128, metavar="N", help="default: 128")
     parser.add_argument("--repeats", type=positive_int, default=5, metavar="N", help="after one warm-up (default: 5)")
@@ -30,9 +32,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_engine_arguments(parser)
     distributed.add_arguments(parser)
+    bench_onnx.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    if bench_onnx.is_onnx(args.model):
+        return bench_onnx.run(args)
+    bench_onnx.check_unused(args)
     from edge.engine import Engine
 
     args.context = args.context or args.requests * (args.prompt_tokens + args.gen_tokens)

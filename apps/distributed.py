@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from edge.fleet import Fleet
     from edge.own_slices import OwnSlices
     from edge.step_times import Summary
+    from partition.onnx_plan import OnnxPlan
     from partition.plan import Plan
     from quant.gguf_file import GgufFile
 
@@ -44,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--parallel", choices=PARALLEL, help="every layer on all devices, or some layers on each (default: auto)"
     )
     group.add_argument(
-        "--shares", type=_shares, metavar="X,Y,Z", help="what part each does, this device first (default: measured)"
+        "--shares", type=shares_of, metavar="X,Y,Z", help="what part each does, this device first (default: measured)"
     )
     group.add_argument("--plan", type=Path, metavar="FILE", help="run as a saved plan says, instead of --workers")
     group.add_argument("--save-plan", type=Path, metavar="FILE", help="write the plan as JSON, to be used or edited")
@@ -109,7 +110,7 @@ def prepare(args: argparse.Namespace) -> Devices | None:
     that cannot be used.
     """
     if args.plan is None and args.workers is None:
-        given = _given(args, _OF_SEVERAL)
+        given = first_given(args, _OF_SEVERAL)
         if given:
             raise UsageError(
                 f"{given} is for several devices: name them with --workers HOST:PORT,..., or give a --plan"
@@ -121,7 +122,7 @@ def prepare(args: argparse.Namespace) -> Devices | None:
         _check_shares(args.shares, args.workers)
         keep_to_cores(args.affinity)
         return Devices(args.workers, None)
-    given = _given(args, _OF_A_PLAN)
+    given = first_given(args, _OF_A_PLAN)
     if given:
         raise UsageError(f"--plan says which device does what, and so does {given}: leave one of them out")
     plan = _read_plan(args.plan)
@@ -153,7 +154,7 @@ def deployed(args: argparse.Namespace, devices: Devices, path: Path, sequences: 
     with Fleet(devices.addresses, insecure=args.insecure) as fleet:
         plan, why = _plan(args, devices, fleet, file, OwnSlices())
         if args.save_plan is not None:
-            _save_plan(args.save_plan, plan)
+            save_plan(args.save_plan, plan)
         label = f"Loading {path.name} on {len(set(plan.devices))} devices"
         with progress(label) as bar:
             deployment = Deployment(fleet, plan, file, options, exchange, bar.update)
@@ -229,7 +230,7 @@ def _read_plan(path: Path) -> Plan:
     return plan
 
 
-def _save_plan(path: Path, plan: Plan) -> None:
+def save_plan(path: Path, plan: Plan | OnnxPlan) -> None:
     """OSError where it cannot be written."""
     from devices.files import write_whole
 
@@ -238,7 +239,7 @@ def _save_plan(path: Path, plan: Plan) -> None:
     write_whole(path, (text + "\n").encode())
 
 
-def _given(args: argparse.Namespace, names: Sequence[str]) -> str:
+def first_given(args: argparse.Namespace, names: Sequence[str]) -> str:
     """The first of these options that was given, as it was written; "" if none was."""
     return next((f"--{name.replace('_', '-')}" for name in names if getattr(args, name) not in (None, False)), "")
 
@@ -260,7 +261,7 @@ def _workers(text: str) -> tuple[str, ...]:
     return tuple(map(address, parts))
 
 
-def _shares(text: str) -> tuple[float, ...]:
+def shares_of(text: str) -> tuple[float, ...]:
     """Numbers above 0."""
     shares = tuple(map(number, text.split(",")))
     if min(shares) <= 0:

@@ -74,6 +74,14 @@ def _integer(text: str, least: int, most: int = 2**31 - 1) -> int:
     return value
 
 
+def dimension(text: str) -> tuple[str, int]:
+    """The name of a dimension and its value, from "NAME=N"."""
+    name, equals, value = text.rpartition("=")
+    if not equals or not name:
+        raise argparse.ArgumentTypeError(f"needs NAME=N, got {text!r}")
+    return name, positive_int(value)
+
+
 def number(text: str) -> float:
     """A finite number."""
     try:

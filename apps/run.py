@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from apps.options import UsageError, check_output, natural, number, positive_int, thread_count
+from apps import onnx_devices
+from apps.options import UsageError, check_output, dimension, natural, number, positive_int, thread_count
 from apps.progress import progress
 
 if TYPE_CHECKING:
-    from edge.onnx_bench import Speed
+    from edge.onnx_bench import Flow, Speed
     from edge.onnx_engine import OnnxEngine
     from edge.onnx_images import Scaling
     from edge.onnx_inputs import Given
@@ -38,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--labels", metavar="FILE", help="names of the classes, one a line: print the likeliest")
     parser.add_argument("--top", type=positive_int, default=5, metavar="N", help="how many of them (default: 5)")
     parser.add_argument(
-        "--dim", action="append", default=[], type=_dim, metavar="NAME=N", help="value of a dimension that is open"
+        "--dim", action="append", default=[], type=dimension, metavar="NAME=N", help="value of a dimension that is open"
     )
     group = parser.add_argument_group("pictures", "(pixel / scale - mean) / std, for inputs of floats")
     group.add_argument("--mean", type=_channels, metavar="R,G,B", help="default: ImageNet's")
@@ -52,28 +55,93 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--provider", type=str.lower, metavar="NAME", help="of ONNX Runtime (default: the best there is)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    onnx_devices.add_arguments(parser)
+
+
+@dataclass(frozen=True)
+class Made:
+    """What came of the input, and where."""
+
+    given: Given
+    outputs: Feeds
+    speed: Speed | None  # None where nothing was measured
+    about: Mapping[str, Any]  # what ran it, for --json
+    rows: Sequence[tuple[str, str]]  # the same for people, by name
+    notes: Sequence[str] = ()  # sentences without their full stop
 
 
 def run(args: argparse.Namespace) -> int:
     scaling = _check(args)
-    from edge.interrupt import interrupt_stops
-    from edge.onnx_engine import OnnxEngine
-    from edge.onnx_inputs import read
-
+    devices = onnx_devices.prepare(args)
     labels = None
     if args.labels is not None:
         from edge.onnx_outputs import read_labels
 
         labels = read_labels(Path(args.labels))
+    made = _here(args, scaling) if devices is None else _there(args, scaling, devices)
+    _tell(args, made, labels)
+    return 0
+
+
+def _here(args: argparse.Namespace, scaling: Scaling | None) -> Made:
+    """On this device alone: one engine computes one input at a time, with all its threads."""
+    from edge.interrupt import interrupt_stops
+    from edge.onnx_bench import in_turn
+    from edge.onnx_engine import OnnxEngine
+    from edge.onnx_inputs import read
+
     with OnnxEngine(Path(args.model), args.threads, args.provider, dims=dict(args.dim)) as engine:
         if args.output is not None:
             check_output(Path(args.output), engine.files, args.force)  # weights beside the model, too
         given = read(engine.inputs, args.input, scaling)
         with interrupt_stops(engine):
             outputs = engine.run(given.feeds)
-            speed = _measure(engine, given.feeds, args.repeats) if args.repeats else None
-    _tell(args, engine, given, outputs, labels, speed)
-    return 0
+            speed = _measure(in_turn(engine.run), given.feeds, args.repeats, 1) if args.repeats else None
+        about = {
+            "provider": engine.provider,
+            "fell_back_from": list(engine.fell_back_from),
+            "threads": engine.threads,
+            "stages": None,
+        }
+        rows = [("provider", f"{engine.provider}, {engine.threads} threads")]
+        return Made(given, outputs, speed, about, rows, _fallbacks(engine))
+
+
+def _there(args: argparse.Namespace, scaling: Scaling | None, devices: onnx_devices.Devices) -> Made:
+    """On several devices, as a pipeline."""
+    from apps.run_stages import stage_rows
+    from edge.interrupt import interrupt_stops
+    from edge.onnx_compare import errors
+    from edge.onnx_file import load
+    from edge.onnx_inputs import read
+    from edge.onnx_model import OnnxModel, declared_inputs, dims_of, with_dims
+
+    file = load(Path(args.model))
+    if args.output is not None:
+        check_output(Path(args.output), [file.path, *file.data_files], args.force)
+    declared = declared_inputs(file)
+    given = read(with_dims(declared, dict(args.dim)), args.input, scaling)
+    model = OnnxModel.of(file, dims_of(declared, given.feeds))
+    with onnx_devices.deployed(args, devices, model) as deployed:
+        pipeline = deployed.deployment.start()
+        with interrupt_stops(pipeline):
+            outputs = pipeline.run(given.feeds, deployed.wire).outputs
+            wire_errors = errors(pipeline.run(given.feeds).outputs, outputs) if deployed.wire != "f32" else ()
+            flow = partial(pipeline.map, wire=deployed.wire)
+            speed = _measure(flow, given.feeds, args.repeats, args.in_flight) if args.repeats else None
+        stages = deployed.stages(speed.compute_ms if speed else ())
+        about = {
+            "provider": None,
+            "fell_back_from": [],
+            "threads": None,
+            "stages": stages,
+            "plan": deployed.deployment.plan.to_json(),
+            "why": deployed.why,
+            "transport": deployed.transport,
+            "wire": deployed.wire,
+            "wire_errors": [asdict(one) for one in wire_errors] if wire_errors else None,
+        }
+        return Made(given, outputs, speed, about, stage_rows(stages, deployed, wire_errors))
 
 
 def _check(args: argparse.Namespace) -> Scaling | None:
@@ -105,59 +173,43 @@ def _check(args: argparse.Namespace) -> Scaling | None:
     return Scaling(args.scale) if asked == "scale" else Scaling(mean=args.mean, std=args.std)
 
 
-def _measure(engine: OnnxEngine, feeds: Feeds, repeats: int) -> Speed:
-    """One engine computes one input at a time, with all its threads."""
-    from edge.onnx_bench import in_turn, measure
+def _measure(flow: Flow, feeds: Feeds, repeats: int, window: int | None) -> Speed:
+    from edge.onnx_bench import measure
 
     with progress("Measuring", unit="runs") as bar:
-        return measure(in_turn(engine.run), feeds, repeats, 1, bar.update)
+        return measure(flow, feeds, repeats, window, bar.update)
 
 
-def _tell(
-    args: argparse.Namespace,
-    engine: OnnxEngine,
-    given: Given,
-    outputs: Feeds,
-    labels: list[str] | None,
-    speed: Speed | None,
-) -> None:
+def _fallbacks(engine: OnnxEngine) -> list[str]:
+    return [f"{one}; what runs is {engine.provider}" for one in engine.fell_back_from]
+
+
+def _tell(args: argparse.Namespace, made: Made, labels: list[str] | None) -> None:
     """Write the outputs, where they are wanted, and print what there is to say."""
     from apps.run_outputs import Report
     from edge.onnx_outputs import likeliest, summaries, write
 
-    notes = [*given.notes, *(f"{one}; what runs is {engine.provider}" for one in engine.fell_back_from)]
-    top = likeliest(outputs, labels, args.top) if labels is not None else None
-    report = Report(summaries(outputs), top, speed, notes)
+    given = made.given
+    top = likeliest(made.outputs, labels, args.top) if labels is not None else None
+    report = Report(summaries(made.outputs), top, made.speed, [*given.notes, *made.notes])
     if args.output is not None:
-        write(Path(args.output), outputs)
+        write(Path(args.output), made.outputs)
     if not args.json:
-        report.show(args.model, [("provider", f"{engine.provider}, {engine.threads} threads")])
+        report.show(args.model, made.rows)
         return
     about = {
         "model": args.model,
-        "provider": engine.provider,
-        "fell_back_from": list(engine.fell_back_from),
-        "threads": engine.threads,
         "inputs": [
-            {"name": one.name, "type": str(given.feeds[one.name].dtype), "shape": list(given.feeds[one.name].shape)}
-            for one in engine.inputs
+            {"name": name, "type": str(array.dtype), "shape": list(array.shape)} for name, array in given.feeds.items()
         ],
         "scaling": {name: _scaling_json(one) for name, one in given.scalings.items()},
         "output": args.output,
     }
-    print(json.dumps(about | report.to_json()))
+    print(json.dumps(about | dict(made.about) | report.to_json()))
 
 
 def _scaling_json(scaling: Scaling) -> Mapping[str, Any]:
     return {"scale": scaling.scale, "mean": list(scaling.mean), "std": list(scaling.std)}
-
-
-def _dim(text: str) -> tuple[str, int]:
-    """The name of a dimension and its value, from "NAME=N"."""
-    name, equals, value = text.rpartition("=")
-    if not equals or not name:
-        raise argparse.ArgumentTypeError(f"needs NAME=N, got {text!r}")
-    return name, positive_int(value)
 
 
 def _channels(text: str) -> tuple[float, ...]:

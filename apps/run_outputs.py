@@ -31,7 +31,7 @@ class Report:
             "latency_ms_median": speed.latency_ms_median if speed else None,
             "latency_ms_p90": speed.latency_ms_p90 if speed else None,
             "throughput_per_s": speed.throughput_per_s if speed else None,
-            "window": speed.window if speed else None,
+            "in_flight": speed.window if speed else None,
             "repeats": speed.repeats if speed else 0,
             "notes": [f"{note}." for note in self.notes],
         }

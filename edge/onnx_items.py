@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quant.wire import WIRES
+from transport.collective import Wire
 from transport.errors import ProtocolError
 from transport.frame import Kind, Payload
 from transport.link import Link
@@ -121,8 +122,19 @@ def send(link: Link, boundary: Boundary, item: Item, tensors: Mapping[str, Array
     head = _HEAD.pack(item.op, WIRE_NAMES.index(item.wire), len(item.compute_s), item.number)
     dims = [dim for array in arrays for dim in array.shape]
     passed = struct.pack(f"<{len(item.compute_s)}f{len(dims)}I", *item.compute_s, *dims)
-    link.send(head + passed, Kind.CONTROL)
     wire = WIRES[item.wire] if boundary.inner else None
+    pieces = _pieces(arrays, wire)
+    first = next(pieces, None)
+    if first is None:
+        link.send(head + passed, Kind.CONTROL)
+        return
+    link.send_behind(head + passed, first)
+    for piece in pieces:
+        link.send(piece)
+
+
+def _pieces(arrays: Sequence[Array], wire: Wire | None) -> Iterator[Array]:
+    """What goes into DATA frames."""
     for array in arrays:
         flat = array.reshape(-1)
         step = PART_BYTES // array.itemsize
@@ -132,7 +144,7 @@ def send(link: Link, boundary: Boundary, item: Item, tensors: Mapping[str, Array
                 coded = np.empty(wire.n_bytes(part.size), np.uint8)
                 wire.encode(part, coded)
                 part = coded
-            link.send(part)
+            yield part
 
 
 class Receiver:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from edge.onnx_file import OnnxFile
 from edge.onnx_items import Array, Boundary, Tensor
-from edge.onnx_samples import Input, SamplesError
+from edge.onnx_samples import Feeds, Input, SamplesError, made_up
 from edge.own_slices import OwnSlices
 from partition.errors import CannotSlice, PlanError
 from partition.onnx_cuts import Cut, cut_at, stage_io
@@ -64,6 +64,14 @@ class OnnxModel:
     def inputs(self) -> tuple[Input, ...]:
         """What it takes."""
         return declared_inputs(self.file)
+
+    def noise(self) -> Feeds:
+        """A made-up input of the sizes that the graph is looked at with; the same each time."""
+        fixed = [
+            Input(one.name, one.type, self.graph.values[one.name].shape if one.name in self.graph.values else one.shape)
+            for one in self.inputs
+        ]
+        return next(made_up(tuple(fixed), 1))
 
     def plan(self, devices: Sequence[str], cuts: Sequence[Cut]) -> OnnxPlan:
         """The plan that cuts here, with a stage for each of `devices`."""

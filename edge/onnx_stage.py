@@ -115,7 +115,7 @@ def load(path: str, stage_json: str, threads: int, limit_bytes: int) -> tuple[Lo
 def follow(stage: LoadedStage, source: Link, sink: Link) -> None:
     """Compute the items that come from `source` and send them to `sink`, until an END has passed. The first error of
     any thread is raised: those of links and of the engine."""
-    free: queue.SimpleQueue[Held] = queue.SimpleQueue()
+    free: queue.SimpleQueue[Held | None] = queue.SimpleQueue()
     for _ in range(SETS):
         free.put(Held())
     come: queue.SimpleQueue[Held | Exception] = queue.SimpleQueue()
@@ -136,12 +136,14 @@ def follow(stage: LoadedStage, source: Link, sink: Link) -> None:
         with suppress(queue.Empty):  # what the sender said last
             raise cast(Exception, come.get_nowait())
     finally:
-        go.put(None)  # the receiver ends with its link
+        go.put(None)
+        free.put(None)  # or the receiver would wait here, and not end with its link
 
 
-def _receive(receiver: Receiver, free: queue.SimpleQueue[Held], come: queue.SimpleQueue[Held | Exception]) -> None:
-    while True:
-        held = free.get()
+def _receive(
+    receiver: Receiver, free: queue.SimpleQueue[Held | None], come: queue.SimpleQueue[Held | Exception]
+) -> None:
+    while (held := free.get()) is not None:
         held.item, shapes = receiver.item(IDLE_S)
         if held.item.op is Op.RUN:
             receiver.tensors(held.item, shapes, held.came)
@@ -150,7 +152,9 @@ def _receive(receiver: Receiver, free: queue.SimpleQueue[Held], come: queue.Simp
             return
 
 
-def _send(sink: Link, gives: Boundary, go: queue.SimpleQueue[Held | None], free: queue.SimpleQueue[Held]) -> None:
+def _send(
+    sink: Link, gives: Boundary, go: queue.SimpleQueue[Held | None], free: queue.SimpleQueue[Held | None]
+) -> None:
     while (held := go.get()) is not None:
         send(sink, gives, held.item, held.made)
         if held.item.op is Op.END:

@@ -1,17 +1,20 @@
-"""Two devices, every cut: what each stage takes alone, what the cut should give by that, and what it gives."""
+"""Every cut in two: what each stage takes alone, what the cut should give by that, and what it gives on two devices."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from edge.onnx_bench import Speed, measure
 from edge.onnx_deployment import OnnxDeployment
+from edge.onnx_engine import OnnxEngine
 from edge.onnx_items import Array
 from edge.onnx_model import OnnxModel
+from edge.onnx_stage import LoadedStage
 from partition.onnx_cuts import Cut, routes
 from partition.onnx_shapes import Value
+from partition.plan import LOCAL
 from quant.wire import WIRES
 
 
@@ -23,7 +26,7 @@ class CutSpeed:
     stage_s: tuple[float, ...]  # one run of each stage alone on its device, medians
     transfer_s: tuple[float, ...]  # how long one input keeps each link busy: to the first stage, on, and back here
     delay_s: float  # of these links together
-    speed: Speed  # of the pipeline
+    speed: Speed | None = None  # of the pipeline, where it ran as one
 
     @property
     def expected_latency_s(self) -> float:
@@ -36,6 +39,16 @@ class CutSpeed:
         return 1 / max(*self.stage_s, *self.transfer_s)
 
 
+def stages_here(model: OnnxModel, cuts: Sequence[Cut], repeats: int, threads: int | None) -> Iterator[CutSpeed]:
+    """Each cut in turn, on this device: what both stages take, one after the other."""
+    for cut in cuts:
+        stage_s = []
+        for part in model.parts(model.plan((LOCAL, "other"), [cut])):
+            with OnnxEngine(part.content, threads) as engine:
+                stage_s.append(LoadedStage(engine, part.takes, part.gives).time(repeats))
+        yield CutSpeed(cut, tuple(stage_s), (), 0.0)
+
+
 def sweep(
     deployment: OnnxDeployment,
     model: OnnxModel,
@@ -45,17 +58,15 @@ def sweep(
     repeats: int,
     window: int | None = None,
     wire: str = "f32",
-    on_step: Callable[[int, int], None] = lambda done, of: None,
 ) -> Iterator[CutSpeed]:
-    """Each cut in turn, on the two devices of a deployment that runs nothing yet. on_step(cuts done, of) is called as
-    they are done. Errors as of `OnnxDeployment.load` and of pipelines."""
+    """Each cut in turn, on the two devices of a deployment that runs nothing yet. Errors as of `OnnxDeployment.load`
+    and of pipelines."""
     hops = deployment.hops()
     own = deployment.plan.own is not None
-    for i, cut in enumerate(cuts):
+    for cut in cuts:
         deployment.load(model.plan(deployment.plan.devices, [cut]))
         stage_s = deployment.times(repeats)
         speed = measure(partial(deployment.start().map, wire=wire), feeds, repeats, window)
-        on_step(i + 1, len(cuts))
         before, between, after = routes(model.graph, [cut.position])
         moved = [_bytes(before, "f32"), _bytes(between, wire), _bytes(after, "f32")][own:]
         transfer_s = tuple(hop.seconds(n_bytes) for hop, n_bytes in zip(hops, moved, strict=True))

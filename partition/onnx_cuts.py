@@ -93,6 +93,17 @@ def cut_at(graph: OnnxGraph, where: str | int) -> Cut:
     raise PlanError(f"there is no cut after {where[:200]!r}; near ones: {', '.join(told) or 'none, it has one node'}")
 
 
+def choose(graph: OnnxGraph, which: str) -> list[Cut]:
+    """The cuts that a word names: "all"; "distinct", without those that another does as well as; "blocks", between
+    whole blocks; "auto", blocks where there are any, else distinct ones. Else `which` is labels, with commas between.
+    PlanError for a label that is none."""
+    found = cuts(graph)
+    blocks = [cut for cut in found if cut.block]
+    distinct = [cut for cut in found if cut.distinct]
+    words = {"all": found, "distinct": distinct, "blocks": blocks, "auto": blocks or distinct}
+    return words[which] if which in words else [cut_at(graph, label.strip()) for label in which.split(",")]
+
+
 def routes(graph: OnnxGraph, positions: Iterable[int]) -> list[tuple[Value, ...]]:
     """What crosses each boundary of a pipeline with cuts at these positions: first what goes into the first stage,
     last what comes out of the last one.

@@ -37,16 +37,20 @@ def split(graph: OnnxGraph, cuts: Sequence[Cut], shares: Sequence[float]) -> lis
     moved = [0, *(cut.payload_bytes for cut in cuts), 0]
     # (seconds of the slowest stage, bytes moved, place of the cut before) for each place a stage may end at.
     best: list[list[tuple[float, int, int]]] = []
-    for i, share in enumerate(shares):
-        row: list[tuple[float, int, int]] = []
-        for at, end in enumerate(ends):
-            found = (float("inf"), 0, 0)
-            for before in range(at) if i else range(min(at, 1)):
-                slowest, bytes_, _ = best[i - 1][before] if i else (0.0, 0, 0)
-                seconds = max(slowest, (done[end] - done[ends[before]]) / share)
-                found = min(found, (seconds, bytes_ + moved[at], before))
-            row.append(found)
-        best.append(row)
+    least = 0.0
+    for _ in range(2):  # at last, stages that are no slower than the slowest has to be are equal: bytes decide
+        best = []
+        for i, share in enumerate(shares):
+            row: list[tuple[float, int, int]] = []
+            for at, end in enumerate(ends):
+                found = (float("inf"), 0, 0)
+                for before in range(at) if i else range(min(at, 1)):
+                    slowest, bytes_, _ = best[i - 1][before] if i else (least, 0, 0)
+                    seconds = max(slowest, (done[end] - done[ends[before]]) / share)
+                    found = min(found, (seconds, bytes_ + moved[at], before))
+                row.append(found)
+            best.append(row)
+        least = best[-1][-1][0]
     at, chosen = len(ends) - 1, []
     for row in best[:0:-1]:
         at = row[at][2]

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parent.parent
 TINY = {
     "bench_distributed.py": "--tiny",
     "bench_engine.py": f"--model {MODEL_PATH} --prompt-tokens 16 --gen-tokens 3 --rounds 1 --threads 1",
+    "bench_onnx_cuts.py": "--tiny",
     "bench_paging.py": "--tiny",
     "bench_quantize.py": "--tiny",
     "bench_slices.py": "--megabytes 8 --rounds 1 --seconds 0.2 --wires loopback",
@@ -49,6 +50,15 @@ def test_engine() -> None:
     result = run("bench_engine.py")
     assert result["decode_ratio"] > 0
     assert result["prefill_ratio"] > 0
+
+
+def test_onnx_cuts() -> None:
+    result = run("bench_onnx_cuts.py")
+    for found in (result["cuts"]["mobilenet_v2"], result["thin"]):
+        assert all(row["measured_per_s"] > 0 for row in found["rows"])
+        assert found["apart"] < len(found["rows"])
+    assert result["delay"]["latency_grew_by_delays"] > 0
+    assert set(result["wire"]["of_bare_copy"]) == {"item f32", "item f16", "item q8"}
 
 
 def test_paging() -> None:

@@ -135,7 +135,7 @@ def test_a_classifier(tmp_path: Path, edge_run: Run) -> None:
     assert [entry["value"] for entry in other["top"]["rows"][0]] != [entry["value"] for entry in row]
     assert 0 < one["latency_ms_median"] <= one["latency_ms_p90"]
     assert one["throughput_per_s"] > 0
-    assert (one["window"], one["repeats"], one["threads"], one["provider"]) == (1, 2, 1, "cpu")
+    assert (one["in_flight"], one["repeats"], one["threads"], one["provider"]) == (1, 2, 1, "cpu")
     assert one["scaling"] == {"data_0": {"scale": 255, "mean": list(MEAN), "std": list(STD)}}
     assert one["inputs"] == [{"name": "data_0", "type": "float32", "shape": [1, 3, 224, 224]}]
     assert "200 x 300 pixels, became 224 x 224; RGB" in one["notes"][0]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from transport.errors import LinkClosed, LinkTimeout, ProtocolError, Refused, TransportError
-from transport.frame import Buffer, Frame, Kind, Payload, pack_header
+from transport.frame import HEADER_BYTES, Buffer, Frame, Kind, Payload, pack_header
 
 CONTROL_BYTES = 1 << 20  # the largest payload `receive` takes where the caller names no other
 MAX_REASON = 1 << 10  # bytes of text in an ERROR or CLOSE frame
@@ -68,6 +68,21 @@ class Link(ABC):
                 self._fail(error)
             self.sent_bytes += len(view)
 
+    def send_behind(self, head: bytes, payload: Buffer) -> None:
+        """Send `head` as a CONTROL frame and `payload` as a DATA frame behind it, in one go where the link can: the
+        peer then finds the payload there when it has read the head. Errors as `send`."""
+        self._check()
+        view = memoryview(payload).cast("B")
+        with self._sending:
+            first = pack_header(Kind.CONTROL, len(head), self._sent)
+            second = pack_header(Kind.DATA, len(view), (self._sent + 1) % _SEQUENCES)
+            self._sent = (self._sent + 2) % _SEQUENCES
+            try:
+                self._write_both(first + head, second, view, self.deadlines.send_timeout_s)
+            except TransportError as error:
+                self._fail(error)
+            self.sent_bytes += len(head) + len(view)
+
     def receive(self, timeout_s: float | None = None, max_bytes: int = CONTROL_BYTES) -> Frame:
         """The next frame, of at most `max_bytes`. The default wait is `step_timeout_s`.
 
@@ -117,6 +132,11 @@ class Link(ABC):
     @abstractmethod
     def _write(self, header: bytes, payload: memoryview, timeout_s: float) -> None:
         """Hand over the bytes of one frame within `timeout_s`."""
+
+    def _write_both(self, frame: bytes, header: bytes, payload: memoryview, timeout_s: float) -> None:
+        """Hand over a whole frame, and one behind it. Links that can do it at once do."""
+        self._write(frame[:HEADER_BYTES], memoryview(frame)[HEADER_BYTES:], timeout_s)
+        self._write(header, payload, timeout_s)
 
     @abstractmethod
     def _read(self, timeout_s: float, max_bytes: int) -> Frame:

@@ -91,6 +91,12 @@ class TcpLink(Link):
             if sent < HEADER_BYTES + len(payload):  # a short message nearly always goes out at once
                 self._write_all(_after(parts, sent), timeout_s)
 
+    def _write_both(self, frame: bytes, header: bytes, payload: memoryview, timeout_s: float) -> None:
+        if self._tls:
+            super()._write_both(frame, header, payload, timeout_s)
+        else:
+            self._write_all([memoryview(frame + header), payload], timeout_s)
+
     def _write_all(self, parts: list[memoryview], timeout_s: float) -> None:
         deadline = None
         while True:
