@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from devices.probe import cpu_quota
 from edge.errors import EngineError
 from edge.onnx_runtime import refusals, runtime
 
@@ -86,8 +87,11 @@ def _session(
     for dim, value in dims.items():
         options.add_free_dimension_override_by_name(dim, value)
     settings: list[dict[str, str]] = [{} for _ in providers]
-    if "XnnpackExecutionProvider" in providers:  # it has threads of its own, which ours must not keep from working
+    xnnpack = "XnnpackExecutionProvider" in providers
+    if xnnpack:
         settings[providers.index("XnnpackExecutionProvider")]["intra_op_num_threads"] = str(threads)
+    # Threads that wait spin, by default: they would keep XNNPACK's own from working, or use up a CPU quota.
+    if xnnpack or (cpu_quota() or threads) < threads:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     ort.set_default_logger_severity(_NOTHING)  # libraries that cannot be loaded are told there
     try:
