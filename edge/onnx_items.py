@@ -136,15 +136,20 @@ def send(link: Link, boundary: Boundary, item: Item, tensors: Mapping[str, Array
 def _pieces(arrays: Sequence[Array], wire: Wire | None) -> Iterator[Array]:
     """What goes into DATA frames."""
     for array in arrays:
-        flat = array.reshape(-1)
-        step = PART_BYTES // array.itemsize
-        for lo in range(0, flat.size, step):
-            part = flat[lo : lo + step]
+        for part in _parts(array):
             if wire is not None and part.dtype == np.float32:
                 coded = np.empty(wire.n_bytes(part.size), np.uint8)
                 wire.encode(part, coded)
                 part = coded
             yield part
+
+
+def _parts(array: Array) -> Iterator[Array]:
+    """The values of a contiguous array, PART_BYTES at a time, where they lie."""
+    flat = array.reshape(-1)
+    step = PART_BYTES // array.itemsize
+    for lo in range(0, flat.size, step):
+        yield flat[lo : lo + step]
 
 
 class Receiver:
@@ -169,10 +174,7 @@ class Receiver:
             array = held.get(tensor.name)
             if array is None or array.shape != shape:
                 array = held[tensor.name] = np.empty(shape, tensor.type)
-            flat = array.reshape(-1)
-            step = PART_BYTES // array.itemsize
-            for lo in range(0, flat.size, step):
-                part = flat[lo : lo + step]
+            for part in _parts(array):
                 if wire is not None and part.dtype == np.float32:
                     coded = np.empty(wire.n_bytes(part.size), np.uint8)
                     self._link.receive_into(coded)

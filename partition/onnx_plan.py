@@ -6,8 +6,7 @@ from typing import Any
 
 from partition import fields
 from partition.errors import PlanError
-from partition.plan import LOCAL, Range, check_device, range_of, tiles
-from partition.recipe import is_digest
+from partition.plan import LOCAL, Range, check_device, check_model, range_of, tiles
 
 FORMAT = "edge-onnx-plan-1"
 MOST_STAGES = 63  # as many workers as a group can have
@@ -42,11 +41,7 @@ class OnnxPlan:
     stages: tuple[OnnxStage, ...]
 
     def __post_init__(self) -> None:
-        fields.text(self.model, "model")
-        if self.model_digest and not is_digest(self.model_digest):
-            raise PlanError(
-                f"model_digest is {self.model_digest[:80]!r}; needed is a SHA-256 in hexadecimal, or nothing"
-            )
+        check_model(self.model, self.model_digest)
         if len(self.stages) > MOST_STAGES:
             raise PlanError(f"{len(self.stages)} stages; the most are {MOST_STAGES}")
         tiles("nodes of the stages", [stage.nodes for stage in self.stages], self.n_nodes)

@@ -110,11 +110,7 @@ class Plan:
     stages: tuple[Stage, ...]
 
     def __post_init__(self) -> None:
-        fields.text(self.model, "model")
-        if self.model_digest and not is_digest(self.model_digest):
-            raise PlanError(
-                f"model_digest is {self.model_digest[:80]!r}; needed is a SHA-256 in hexadecimal, or nothing"
-            )
+        check_model(self.model, self.model_digest)
         tiles("layers of the stages", [stage.layers for stage in self.stages], self.sizes.layers)
         for i, stage in enumerate(self.stages):
             self._check_shards(f"stage {i}", stage.shards, last=stage is self.stages[-1])
@@ -219,6 +215,13 @@ class Plan:
             Sizes(**{name: fields.number(count, f"sizes.{name}") for name, count in counts.items()}),
             tuple(_stage(stage, f"stages[{i}]") for i, stage in enumerate(fields.items(plan["stages"], "stages"))),
         )
+
+
+def check_model(name: str, digest: str) -> None:
+    """PlanError unless a plan may call its model so, and its digest is one, or empty."""
+    fields.text(name, "model")
+    if digest and not is_digest(digest):
+        raise PlanError(f"model_digest is {digest[:80]!r}; needed is a SHA-256 in hexadecimal, or nothing")
 
 
 def check_device(device: str, threads: int | None, affinity: Sequence[int]) -> None:

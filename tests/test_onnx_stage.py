@@ -221,6 +221,8 @@ def test_what_a_stage_holds_is_bounded(first: LoadedStage) -> None:
             stage.may.release()
             assert here.take()[0].number == done
         until(lambda: here.source._received == 2 * SETS * frames, "the rest came")
+        for _ in range(SETS):
+            stage.may.release()
 
 
 def test_a_receiver_that_is_slow_holds_the_stage_back(first: LoadedStage) -> None:
