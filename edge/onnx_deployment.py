@@ -1,7 +1,7 @@
 """An ONNX plan brought to life: stages where they belong, engine processes connected, a pipeline to talk to.
 
 Sessions and links are made once, for the devices of the first plan. Other plans for the same devices follow on them
-with `load`, so that a sweep over cuts pays for a stage only: `load`, `times`, `start`, use, `load` again.
+with `load`, so that a sweep over cuts pays for stages only: `load`, `times`, `start`, use, `load` again.
 """
 
 from __future__ import annotations
@@ -148,15 +148,17 @@ class OnnxDeployment:
         self.plan, self._parts, self.loaded = plan, parts, tuple(there)
 
     def times(self, repeats: int) -> tuple[float, ...]:
-        """The seconds that each stage computes, alone, one after the other: medians. Before `start`."""
+        """The seconds that each stage computes, alone, one after the other: medians. Ends a pipeline that runs."""
+        self._end()
         command = pb.Command(time=pb.Time(steps=repeats))
         remote = tuple(float(session.ask(command).timed.run_s) for session in self._sessions)
         return (self._own.time(repeats), *remote) if self._own is not None else remote
 
     def hops(self, seconds: float = 0.2) -> tuple[Hop, ...]:
         """The links that items take, measured for about so long each, one after the other: from this process to the
-        first worker, on to the others, and back here. Before `start`."""
+        first worker, on to the others, and back here. Ends a pipeline that runs."""
         assert self._group is not None
+        self._end()
         links, n = self._group.links, len(self._sessions)
         found = []
         for rank in range(1, n):
@@ -178,9 +180,9 @@ class OnnxDeployment:
         )
 
     def start(self) -> Pipeline:
-        """Let the stages follow; what to talk to."""
+        """Let the stages follow; what to talk to. Ends a pipeline that runs."""
         assert self._group is not None
-        assert self._pipeline is None, "it runs already"
+        self._end()
         for session in self._sessions:
             session.tell(pb.Command(run=pb.Run(wire=next(iter(WIRES)), algorithm="auto")))
         links, last = self._group.links, max(self._group.links)
@@ -238,13 +240,17 @@ class OnnxDeployment:
             loaded = session.ask(pb.Command(load=command)).loaded
         return Loaded(stage.device, part.weight_bytes, int(loaded.memory_bytes))
 
-    def _unload(self) -> None:
-        """End the pipeline that runs, and free the stages."""
+    def _end(self) -> None:
+        """End the pipeline that runs; the stages stay."""
         if self._pipeline is not None:
-            self._pipeline.end()
+            pipeline, self._pipeline = self._pipeline, None
+            pipeline.end()
             for session in self._sessions:
                 session.answer()  # to `run`
-            self._pipeline = None
+
+    def _unload(self) -> None:
+        """End the pipeline that runs, and free the stages."""
+        self._end()
         if self.loaded:
             for session in self._sessions:
                 session.unload()

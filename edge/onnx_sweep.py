@@ -59,8 +59,7 @@ def sweep(
     window: int | None = None,
     wire: str = "f32",
 ) -> Iterator[CutSpeed]:
-    """Each cut in turn, on the two devices of a deployment that runs nothing yet. Errors as of `OnnxDeployment.load`
-    and of pipelines."""
+    """Each cut in turn, on the two devices of a deployment. Errors as of `OnnxDeployment.load` and of pipelines."""
     hops = deployment.hops()
     own = deployment.plan.own is not None
     for cut in cuts:
