@@ -61,8 +61,8 @@ def _delay(found: Mapping[str, Any]) -> list[str]:
             for name in ("plain", "far")
         ),
         "",
-        f"Latency grew by {found['latency_grew_by_delays']:.2f} delays; throughput is {found['throughput_ratio']:.3f} of"
-        " that on loopback.",
+        f"Latency grew by {found['latency_grew_by_delays']:.2f} delays; throughput is {found['throughput_ratio']:.3f}"
+        " of that on loopback.",
     ]
 
 
@@ -70,10 +70,11 @@ def _wire(found: Mapping[str, Any]) -> list[str]:
     return [
         f"{found['n_bytes']:,} bytes of floats from one process to another on loopback, medians of {found['repeats']}",
         "",
-        "| as | time | of a bare copy's speed |",
-        "| --- | ---: | ---: |",
+        "| processes | as | time | of a bare copy's speed |",
+        "| --- | --- | ---: | ---: |",
         *(
-            f"| {name} | {1e6 * s:.0f} us | {found['of_bare_copy'].get(name, 1.0):.2f} |"
-            for name, s in found["median_s"].items()
+            f"| {placed} | {name} | {1e6 * s:.0f} us | {one['of_bare_copy'].get(name, 1.0):.2f} |"
+            for placed, one in found["placed"].items()
+            for name, s in one["median_s"].items()
         ),
     ]

@@ -5,6 +5,7 @@ Run by bench_onnx_cuts.py. The receiving process says when it had all of the byt
 
 from __future__ import annotations
 
+import os
 import socket
 import statistics
 import sys
@@ -23,6 +24,11 @@ class Side:
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
+
+    def pin(self) -> None:
+        """Keep to a core of its own, where there are two."""
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[self._rank % len(cores)]})
 
     def listen(self) -> int:
         """Wait for both connections at a port, from the next command on."""
@@ -79,10 +85,18 @@ class Side:
 
 
 def wire(n_bytes: int, repeats: int, rounds: int) -> dict[str, Any]:
-    """Seconds from send to receive, medians, and how much of a bare copy's speed items reach."""
+    """Seconds from send to receive, medians, and how much of a bare copy's speed items reach: with a core for each
+    process, and wherever the scheduler puts them."""
+    placed = {"own cores": _measured(n_bytes, repeats, rounds, True), "anywhere": _measured(n_bytes, repeats, rounds)}
+    return {"n_bytes": n_bytes, "repeats": repeats * rounds, "placed": placed}
+
+
+def _measured(n_bytes: int, repeats: int, rounds: int, pinned: bool = False) -> dict[str, Any]:
     ways = [("bare", "f32"), ("item", "f32"), ("item", "f16"), ("item", "q8")]
     times: dict[str, list[float]] = {f"{way} {kind}": [] for way, kind in ways}
     with Ranks(Path(__file__), 2) as ranks:
+        if pinned:
+            ranks.tell("pin")
         port, _ = ranks.tell_each("listen", [{}, None])
         ranks.tell_each("connect", [{"port": None, "n_bytes": n_bytes}, {"port": port, "n_bytes": n_bytes}])
         for turn in range(rounds + 1):
@@ -92,8 +106,6 @@ def wire(n_bytes: int, repeats: int, rounds: int) -> dict[str, Any]:
                     times[f"{way} {kind}"] += [b - a for a, b in zip(began, ended, strict=True)]
     median_s = {name: statistics.median(some) for name, some in times.items()}
     return {
-        "n_bytes": n_bytes,
-        "repeats": repeats * rounds,
         "median_s": median_s,
         "of_bare_copy": {name: median_s["bare f32"] / s for name, s in median_s.items() if name != "bare f32"},
     }

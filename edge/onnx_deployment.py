@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 
@@ -95,6 +95,7 @@ class OnnxDeployment:
         self._pipeline: Pipeline | None = None
         self._own: LoadedStage | None = None
         self._parts: list[Part] = []
+        self._dirty = False  # whether workers may have something loaded
         self.plan = plan
         self.loaded: tuple[Loaded, ...] = ()
         try:
@@ -130,6 +131,7 @@ class OnnxDeployment:
         parts = self._model.parts(plan)
         _check_room(self._fleet, plan, parts)
         self._unload()
+        self._dirty = True
         remote = parts[len(parts) - len(plan.remote) :]
         total = Total(progress, sum(2 * len(part.content) for part in remote), self._closing.check)
         pool = ThreadPoolExecutor(len(remote), "deploy")
@@ -139,6 +141,9 @@ class OnnxDeployment:
                 for session, stage, part in zip(self._sessions, plan.remote, remote, strict=True)
             ]
             there = results(loading)
+        except Exception:
+            wait(loading)  # another plan may be loaded, and a session answers one at a time
+            raise
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
         if plan.own is not None:
@@ -251,9 +256,10 @@ class OnnxDeployment:
     def _unload(self) -> None:
         """End the pipeline that runs, and free the stages."""
         self._end()
-        if self.loaded:
+        if self._dirty:  # also where only some could load
             for session in self._sessions:
                 session.unload()
+            self._dirty = False
         if self._own is not None:
             self._own.close()
             self._own = None

@@ -7,10 +7,11 @@ gets, goes as it is.
 | bytes | field |
 | 0     | operation (Op) |
 | 1     | wire type: 0 f32, 1 f16, 2 q8 |
-| 2-3   | stages that it has passed |
+| 2-3   | 0 |
 | 4-7   | number of the item, from 0 on |
 | 8-    | float32 for each stage passed: the seconds it computed; then uint32 for each dimension of each tensor |
 
+At one boundary all of them have the same length, so that a receiver takes header and frame in one system call.
 All little-endian.
 """
 
@@ -21,6 +22,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -29,7 +31,7 @@ from numpy.typing import NDArray
 from quant.wire import WIRES
 from transport.collective import Wire
 from transport.errors import ProtocolError
-from transport.frame import Kind, Payload
+from transport.frame import Kind
 from transport.link import Link
 
 Array = NDArray[Any]
@@ -40,14 +42,15 @@ MOST_STAGES = 64
 TYPES = ("float32", "float16", "float64", "bool", *(f"{u}int{bits}" for u in ("", "u") for bits in (8, 16, 32, 64)))
 WIRE_NAMES = tuple(WIRES)
 
-_HEAD = struct.Struct("<BBHI")
-
 
 class Op(IntEnum):
     """What an item does."""
 
     RUN = 1
     END = 2  # no more come
+
+
+_OPS = {int(op): op for op in Op}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +88,21 @@ class Boundary:
 
     tensors: tuple[Tensor, ...]
     inner: bool  # between stages: float32 goes in the item's wire type
+    passed: int = 0  # stages before it
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.passed <= MOST_STAGES:
+            raise ValueError(f"{self.passed} stages before a boundary; the most are {MOST_STAGES}")
 
     @property
-    def max_bytes(self) -> int:
-        """The longest header of an item here."""
-        return _HEAD.size + 4 * MOST_STAGES + 4 * sum(len(tensor.shape) for tensor in self.tensors)
+    def layout(self) -> struct.Struct:
+        """Of an item's header: operation, wire type, 0, number, seconds, dimensions."""
+        return _layout(self.passed, sum(len(tensor.shape) for tensor in self.tensors))
 
     def to_json(self) -> dict[str, Any]:
         """As values that json.dumps takes."""
         tensors = [{"name": t.name, "type": t.type, "shape": t.shape, "open": t.open} for t in self.tensors]
-        return {"tensors": tensors, "inner": self.inner}
+        return {"tensors": tensors, "inner": self.inner, "passed": self.passed}
 
     @classmethod
     def from_json(cls, values: Any) -> Boundary:
@@ -103,7 +111,12 @@ class Boundary:
             Tensor(str(t["name"]), str(t["type"]), tuple(map(int, t["shape"])), tuple(map(int, t["open"])))
             for t in values["tensors"]
         ]
-        return cls(tuple(tensors), bool(values["inner"]))
+        return cls(tuple(tensors), bool(values["inner"]), int(values["passed"]))
+
+
+@cache
+def _layout(passed: int, dims: int) -> struct.Struct:
+    return struct.Struct(f"<BBHI{passed}f{dims}I")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,17 +131,21 @@ class Item:
 
 def send(link: Link, boundary: Boundary, item: Item, tensors: Mapping[str, Array]) -> None:
     """Send an item with its tensors, which are by name and have what `boundary` says."""
-    arrays = [np.asarray(tensors[tensor.name], order="C") for tensor in boundary.tensors] if item.op is Op.RUN else []
-    head = _HEAD.pack(item.op, WIRE_NAMES.index(item.wire), len(item.compute_s), item.number)
-    dims = [dim for array in arrays for dim in array.shape]
-    passed = struct.pack(f"<{len(item.compute_s)}f{len(dims)}I", *item.compute_s, *dims)
+    arrays: list[Array] = []
+    seconds: tuple[float, ...] = (0.0,) * boundary.passed
+    dims = [dim for tensor in boundary.tensors for dim in tensor.shape]
+    if item.op is Op.RUN:
+        assert len(item.compute_s) == boundary.passed, "every stage adds its seconds"
+        arrays = [np.asarray(tensors[tensor.name], order="C") for tensor in boundary.tensors]
+        seconds, dims = item.compute_s, [dim for array in arrays for dim in array.shape]
+    head = boundary.layout.pack(item.op, WIRE_NAMES.index(item.wire), 0, item.number, *seconds, *dims)
     wire = WIRES[item.wire] if boundary.inner else None
     pieces = _pieces(arrays, wire)
     first = next(pieces, None)
     if first is None:
-        link.send(head + passed, Kind.CONTROL)
+        link.send(head, Kind.CONTROL)
         return
-    link.send_behind(head + passed, first)
+    link.send_behind(head, first)
     for piece in pieces:
         link.send(piece)
 
@@ -158,14 +175,36 @@ class Receiver:
     def __init__(self, link: Link, boundary: Boundary) -> None:
         self._link = link
         self._boundary = boundary
+        self._head = bytearray(boundary.layout.size)
+        self._dims: tuple[int, ...] = ()  # of the last item, whose shapes were checked
+        self._shapes: list[tuple[int, ...]] = []
 
     def item(self, timeout_s: float) -> tuple[Item, list[tuple[int, ...]]]:
         """The next item's header: the item, and the shape of each tensor. ProtocolError for what `send` cannot have
         written, or for a shape that this boundary does not take."""
-        frame = self._link.receive(timeout_s, self._boundary.max_bytes)
-        if frame.kind is not Kind.CONTROL:
-            raise ProtocolError(f"{self._link.peer} sent {frame.kind.name} where an item was expected")
-        return _unpack(frame.payload, self._boundary, self._link.peer)
+        self._link.receive_into(self._head, timeout_s, Kind.CONTROL)
+        op, wire, zero, number, *rest = self._boundary.layout.unpack(self._head)
+        if op not in _OPS or wire >= len(WIRE_NAMES) or zero:
+            raise ProtocolError(f"{self._link.peer} sent operation {op} in wire type {wire}; update both devices")
+        if op == Op.END:
+            return Item(Op.END), []
+        passed = self._boundary.passed
+        return Item(_OPS[op], number, WIRE_NAMES[wire], tuple(rest[:passed])), self._checked(tuple(rest[passed:]))
+
+    def _checked(self, dims: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """The shape of each tensor, if the boundary takes it."""
+        if dims != self._dims or not self._shapes:
+            at, shapes = 0, []
+            for tensor in self._boundary.tensors:
+                shape = dims[at : at + len(tensor.shape)]
+                at += len(shape)
+                if not tensor.takes(shape):
+                    raise ProtocolError(
+                        f"{self._link.peer} sent {tensor.name!r} of shape {list(shape)}; it is cut for {tensor.shape}"
+                    )
+                shapes.append(shape)
+            self._dims, self._shapes = dims, shapes
+        return self._shapes
 
     def tensors(self, item: Item, shapes: Sequence[tuple[int, ...]], held: dict[str, Array]) -> None:
         """The item's tensors, into `held`: arrays by name, of which those that have the right shape are filled anew."""
@@ -181,26 +220,3 @@ class Receiver:
                     wire.decode(coded, part)
                 else:
                     self._link.receive_into(part)
-
-
-def _unpack(data: Payload, boundary: Boundary, peer: str) -> tuple[Item, list[tuple[int, ...]]]:
-    if len(data) < _HEAD.size:
-        raise ProtocolError(f"{peer} sent an item of {len(data)} bytes; it has at least {_HEAD.size}")
-    op, wire, passed, number = _HEAD.unpack_from(data)
-    ranks = [len(tensor.shape) for tensor in boundary.tensors] if op == Op.RUN else []
-    if op not in tuple(Op) or wire >= len(WIRE_NAMES) or passed > MOST_STAGES:
-        raise ProtocolError(
-            f"{peer} sent operation {op} in wire type {wire} after {passed} stages; update both devices"
-        )
-    if len(data) != _HEAD.size + 4 * passed + 4 * sum(ranks):
-        raise ProtocolError(f"{peer} sent an item of {len(data)} bytes, for {len(ranks)} tensors of {ranks} dimensions")
-    rest = memoryview(data)[_HEAD.size :]
-    seconds = struct.unpack_from(f"<{passed}f", rest)
-    dims = struct.unpack_from(f"<{sum(ranks)}I", rest, 4 * passed)
-    shapes: list[tuple[int, ...]] = []
-    for tensor, n in zip(boundary.tensors, ranks, strict=False):
-        shape, dims = dims[:n], dims[n:]
-        if not tensor.takes(shape):
-            raise ProtocolError(f"{peer} sent {tensor.name!r} of shape {list(shape)}; it is cut for {tensor.shape}")
-        shapes.append(shape)
-    return Item(Op(op), number, WIRE_NAMES[wire], seconds), shapes

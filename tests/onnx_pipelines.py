@@ -126,6 +126,8 @@ def same(found: Mapping[str, Array], expected: Mapping[str, Array]) -> None:
 
 def owned(model: ModelProto, path: Path, **how: Any) -> OnnxModel:
     """The model as its owner has it, saved in `path`; looked at with 1 for every open dimension."""
+    if not all(value.HasField("type") for value in model.graph.output):
+        model = onnx.shape_inference.infer_shapes(model)
     file = onnx_file.load(saved(model, path, **how))
     dims = dict.fromkeys((d.dim_param for v in model.graph.input for d in v.type.tensor_type.shape.dim), 1)
     dims.pop("", None)

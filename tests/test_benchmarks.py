@@ -58,7 +58,8 @@ def test_onnx_cuts() -> None:
         assert all(row["measured_per_s"] > 0 for row in found["rows"])
         assert found["apart"] < len(found["rows"])
     assert result["delay"]["latency_grew_by_delays"] > 0
-    assert set(result["wire"]["of_bare_copy"]) == {"item f32", "item f16", "item q8"}
+    for placed in result["wire"]["placed"].values():
+        assert set(placed["of_bare_copy"]) == {"item f32", "item f16", "item q8"}
 
 
 def test_paging() -> None:

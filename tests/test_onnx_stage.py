@@ -287,8 +287,8 @@ def test_an_operator_that_fails_names_its_node(first: LoadedStage) -> None:
 @pytest.mark.parametrize(
     ("raw", "expected", "words"),
     [
-        (frame(b"\x01\0\0\0", Kind.CONTROL), ProtocolError, "an item of 4 bytes"),
-        (frame(b"hello"), ProtocolError, "sent DATA where an item was expected"),
+        (frame(b"\x01\0\0\0", Kind.CONTROL), ProtocolError, "it sent 4 of CONTROL"),
+        (frame(b"hello"), ProtocolError, "it sent 5 of DATA"),
         (frame(bytes(2000), Kind.CONTROL), ProtocolError, "2000 bytes of CONTROL where at most"),
         (frame(bytes(8), Kind.CONTROL)[:-3], ProtocolError, "announced 8 bytes, 5 came"),
         (b"EDGE", ProtocolError, "cut off inside its header"),
