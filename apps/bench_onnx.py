@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apps.distributed import first_given
-from apps.options import UsageError, dimension, positive_int, quiet_grpc
+from apps.options import UsageError, dimension, in_flight, quiet_grpc
 from apps.table import print_columns, print_note, print_table
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dim", action="append", type=dimension, metavar="NAME=N", help="value of an open dimension (default: 1)"
     )
     group.add_argument(
-        "--in-flight", type=positive_int, metavar="N", help="inputs in flight for throughput (default: what fills it)"
+        "--in-flight", type=in_flight, metavar="N", help="inputs in flight for throughput (default: what fills it)"
     )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from apps.distributed import MOST_WORKERS, TRANSPORTS, WIRES, first_given, save_plan, shares_of
 from apps.link import address
-from apps.options import MAX_THREADS, UsageError, positive_int, quiet_grpc
+from apps.options import MAX_THREADS, UsageError, in_flight, keep_to_cores, quiet_grpc
 
 if TYPE_CHECKING:
     from edge.onnx_deployment import OnnxDeployment
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--transport", choices=TRANSPORTS, help="of links (default: auto, the faster of the two)")
     group.add_argument("--wire", choices=WIRES, help="type of floats on their way between stages (default: f32)")
     group.add_argument(
-        "--in-flight", type=positive_int, metavar="N", help="inputs in flight for throughput (default: what fills it)"
+        "--in-flight", type=in_flight, metavar="N", help="inputs in flight for throughput (default: what fills it)"
     )
     group.add_argument("--insecure", action="store_true", help="allow workers that run with --insecure")
 
@@ -116,6 +116,8 @@ def prepare(args: argparse.Namespace) -> Devices | None:
         if given:
             raise UsageError(f"--plan says which device does what, and so does {given}: leave one of them out")
         plan = _read_plan(args.plan)
+        if plan.own is not None:
+            keep_to_cores(plan.own.affinity, f"{args.plan}: affinity of {LOCAL}")
         return Devices(plan.devices, plan)
     n = len(args.workers)
     if args.cut is not None and args.shares is not None:

@@ -19,6 +19,7 @@ MAX_CONTEXT = 1 << 24
 MAX_THREADS = 512
 MAX_IO_THREADS = 64
 MAX_IO_CHUNK = 256 << 20
+MAX_IN_FLIGHT = 64
 MAX_SEED = 2**32 - 2
 
 
@@ -72,6 +73,11 @@ def _integer(text: str, least: int, most: int = 2**31 - 1) -> int:
     if not least <= value <= most:
         raise argparse.ArgumentTypeError(f"needs a number from {least} to {most}, got {value}")
     return value
+
+
+def in_flight(text: str) -> int:
+    """Inputs that are under way at a time."""
+    return _integer(text, 1, MAX_IN_FLIGHT)
 
 
 def dimension(text: str) -> tuple[str, int]:

@@ -115,12 +115,15 @@ def _there(args: argparse.Namespace, scaling: Scaling | None, devices: onnx_devi
     from edge.onnx_file import load
     from edge.onnx_inputs import read
     from edge.onnx_model import OnnxModel, declared_inputs, dims_of, with_dims
+    from edge.onnx_values import fit
 
     file = load(Path(args.model))
     if args.output is not None:
         check_output(Path(args.output), [file.path, *file.data_files], args.force)
     declared = declared_inputs(file)
-    given = read(with_dims(declared, dict(args.dim)), args.input, scaling)
+    fixed = with_dims(declared, dict(args.dim))
+    given = read(fixed, args.input, scaling)
+    fit(fixed, given.feeds)
     model = OnnxModel.of(file, dims_of(declared, given.feeds))
     with onnx_devices.deployed(args, devices, model) as deployed:
         pipeline = deployed.deployment.start()

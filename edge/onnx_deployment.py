@@ -128,6 +128,8 @@ class OnnxDeployment:
         self._model.check(plan)
         if plan.devices != self.plan.devices:
             raise PlanError(f"the plan is for {', '.join(plan.devices)}; connected are {', '.join(self.plan.devices)}")
+        if [stage.affinity for stage in plan.remote] != [stage.affinity for stage in self.plan.remote]:
+            raise PlanError("the plan has other affinities than those that the sessions were opened with")
         parts = self._model.parts(plan)
         _check_room(self._fleet, plan, parts)
         self._unload()

@@ -145,7 +145,8 @@ class Pipeline:
     def _result(self, number: int, began: float) -> Result:
         item, shapes = self._receiver.item(ANSWER_TIMEOUT_S)
         if item.op is not Op.RUN or item.number != number:
-            raise ProtocolError(f"{self._ends.last.peer} sent item {item.number} where {number} was expected")
+            came = f"item {item.number}" if item.op is Op.RUN else "the end"
+            raise ProtocolError(f"{self._ends.last.peer} sent {came} where item {number} was expected")
         outputs: Feeds = {}
         self._receiver.tensors(item, shapes, outputs)
         return Result(outputs, began, time.perf_counter(), item.compute_s)

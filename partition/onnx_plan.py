@@ -118,7 +118,7 @@ def _stage(values: Any, where: str) -> OnnxStage:
     stage = fields.record(values, where, ("device", "nodes"), ("until", "threads", "affinity", "provider"))
     affinity: Sequence[Any] = fields.items(stage.get("affinity", []), f"{where}.affinity")
     provider = stage.get("provider")
-    return OnnxStage(
+    values = (
         fields.text(stage["device"], f"{where}.device"),
         range_of(stage["nodes"], f"{where}.nodes"),
         fields.text(stage.get("until", ""), f"{where}.until"),
@@ -126,3 +126,7 @@ def _stage(values: Any, where: str) -> OnnxStage:
         tuple(fields.number(cpu, f"{where}.affinity[{i}]") for i, cpu in enumerate(affinity)),
         None if provider is None else fields.text(provider, f"{where}.provider"),
     )
+    try:
+        return OnnxStage(*values)
+    except PlanError as error:
+        raise PlanError(f"{where}: {error}") from None

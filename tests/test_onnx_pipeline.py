@@ -334,8 +334,8 @@ class Liar:
 @pytest.mark.parametrize(
     ("lie", "expected", "words"),
     [
-        (lambda liar: liar.answer(number=1), ProtocolError, "rank 1 sent item 1 where 0 was expected"),
-        (lambda liar: liar.answer(op=Op.END), ProtocolError, "rank 1 sent item 0 where 0"),
+        (lambda liar: liar.answer(number=1), ProtocolError, "rank 1 sent item 1 where item 0 was expected"),
+        (lambda liar: liar.answer(op=Op.END), ProtocolError, "rank 1 sent the end where item 0 was expected"),
         (lambda liar: liar.answer(y=np.zeros((1, 6), np.float32)), ProtocolError, "sent 'y' of shape [1, 6]"),
         (lambda liar: liar.answer(y=np.zeros((1, 5), np.float64)), ProtocolError, "40 bytes of DATA where at most 20"),
         (lambda liar: liar.raw(b"EDGE"), ProtocolError, "cut off inside its header"),
