@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apps.distributed import first_given
-from apps.options import UsageError, dimension, in_flight, quiet_grpc
+from apps.options import UsageError, check_dimensions, check_onnx, dimension, in_flight, quiet_grpc
 from apps.table import print_columns, print_note, print_table
 
 if TYPE_CHECKING:
@@ -53,11 +53,15 @@ def check_unused(args: argparse.Namespace) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
     _check(args)
+    check_onnx()
     from apps.progress import progress
+    from partition.errors import PlanError
     from partition.onnx_cuts import choose
 
     model = _model(args)
     cuts = choose(model.graph, args.cuts or "auto")
+    if not cuts:
+        raise PlanError(f"{model.name} has no cuts of that kind; --cuts all shows every one")
     results: list[CutSpeed] = []
     with progress(f"Measuring cuts of {model.name}", len(cuts), "cuts") as bar:
         whole, devices, found = _here(args, model, cuts) if args.workers is None else _there(args, model, cuts)
@@ -80,6 +84,9 @@ def _check(args: argparse.Namespace) -> None:
             raise UsageError(f"{given} is for several devices: name one or two with --workers HOST:PORT,...")
     elif len(args.workers) > 2:
         raise UsageError(f"a cut is between two devices; --workers names {len(args.workers)}")
+    elif len(args.workers) == 2 and args.threads is not None:
+        raise UsageError("--threads is for a stage on this device, and there is none: name one worker")
+    check_dimensions(args.dim or ())
 
 
 def _model(args: argparse.Namespace) -> OnnxModel:

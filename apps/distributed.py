@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apps.link import address
-from apps.options import MAX_THREADS, UsageError, engine_options, keep_to_cores, number, quiet_grpc
+from apps.options import MAX_THREADS, UsageError, check_output, engine_options, keep_to_cores, number, quiet_grpc
 
 if TYPE_CHECKING:
     from edge.deployment import Exchange
@@ -154,6 +154,7 @@ def deployed(args: argparse.Namespace, devices: Devices, path: Path, sequences: 
     with Fleet(devices.addresses, insecure=args.insecure) as fleet:
         plan, why = _plan(args, devices, fleet, file, OwnSlices())
         if args.save_plan is not None:
+            check_output(args.save_plan, [path], force=True)
             save_plan(args.save_plan, plan)
         label = f"Loading {path.name} on {len(set(plan.devices))} devices"
         with progress(label) as bar:

@@ -24,6 +24,7 @@ LOCAL = "local"  # partition.plan.LOCAL, named here so that --help stays quick
 
 _OF_SEVERAL = ("cut", "shares", "save_plan", "transport", "wire", "in_flight", "insecure")
 _OF_A_PLAN = ("workers", "cut", "shares")
+_OF_THIS_DEVICE = ("threads", "provider")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,7 +76,7 @@ class Deployed:
         """What each stage holds, sends on and takes. compute_ms: medians, where they were measured."""
         from partition.onnx_cuts import routes
 
-        plan = self.deployment.plan
+        plan, links = self.deployment.plan, self.deployment.links
         leaving = routes(self.model.graph, plan.cuts)[1:]
         return [
             {
@@ -85,6 +86,10 @@ class Deployed:
                 "until": stage.until or None,
                 "weight_bytes": held.weight_bytes,
                 "memory_bytes": held.memory_bytes or None,
+                "provider": held.provider,
+                "fell_back_from": list(held.fell_back_from),
+                "threads": held.threads,
+                "link": links.get(stage.device),
                 "payload_bytes": sum(value.n_bytes for value in tensors),
                 "tensors": [value.name for value in tensors],
                 "compute_ms_median": ms,
@@ -111,6 +116,15 @@ def prepare(args: argparse.Namespace) -> Devices | None:
             )
         return None
     quiet_grpc()
+    found = _prepared(args)
+    given = first_given(args, _OF_THIS_DEVICE)
+    if given and LOCAL not in found.addresses:
+        raise UsageError(f"{given} is for a stage on this device, and there is none: name {LOCAL} first in --workers")
+    return found
+
+
+def _prepared(args: argparse.Namespace) -> Devices:
+    """As `prepare`, where devices are named."""
     if args.plan is not None:
         given = first_given(args, _OF_A_PLAN)
         if given:
@@ -139,14 +153,20 @@ def deployed(args: argparse.Namespace, devices: Devices, model: OnnxModel) -> It
 
     plan, why = _plan(args, devices, model)
     transport = args.transport or "auto"
-    if args.save_plan is not None:
-        save_plan(args.save_plan, plan)
     with Fleet(devices.workers, insecure=args.insecure) as fleet:
         with progress(f"Loading {model.name} on {len(set(plan.devices))} devices") as bar:
             deployment = OnnxDeployment(
-                fleet, model, plan, transport=transport, threads=args.threads, progress=bar.update
+                fleet,
+                model,
+                plan,
+                transport=transport,
+                threads=args.threads,
+                provider=args.provider,
+                progress=bar.update,
             )
         with deployment:
+            if args.save_plan is not None:
+                save_plan(args.save_plan, plan)
             names = tuple("this device" if one == LOCAL else fleet.workers[one].name for one in plan.devices)
             yield Deployed(deployment, model, why, names, transport, args.wire or "f32")
 
@@ -180,8 +200,9 @@ def _read_plan(path: Path) -> OnnxPlan:
         plan = OnnxPlan.from_json(json.loads(path.read_text(encoding="utf-8")))
         if not plan.remote:
             raise PlanError("it is for this device alone; leave --plan out")
-        for stage in plan.remote:
-            parse_address(stage.device)
+        for stage in plan.stages:
+            if stage.device != LOCAL:
+                parse_address(stage.device)
             if (stage.threads or 1) > MAX_THREADS:
                 raise PlanError(f"{stage.device} is to have {stage.threads} threads, {MAX_THREADS} are the most")
     except (ValueError, RecursionError) as error:  # among them PlanError, and what is not JSON

@@ -7,6 +7,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -196,6 +197,20 @@ def check_output(output: Path, sources: Iterable[Path], force: bool) -> None:
         raise UsageError(f"{output} is read, so it cannot be written; give another name to write to")
     if not force:
         raise UsageError(f"{output} exists; --force overwrites it")
+
+
+def check_onnx(pictures: bool = False) -> None:
+    """UsageError where what ONNX models need is not installed; pictures: what reading these needs, too."""
+    needed = {"onnx": "onnx", "onnxruntime": "onnxruntime"} | ({"PIL": "pillow"} if pictures else {})
+    lacking = [name for module, name in needed.items() if find_spec(module) is None]
+    if lacking:
+        raise UsageError(f'{", ".join(lacking)} needed for this: pip install "edge-runtime[onnx]"')
+
+
+def check_dimensions(given: Sequence[tuple[str, int]]) -> None:
+    """UsageError where --dim names one twice."""
+    if len({name for name, _ in given}) < len(given):
+        raise UsageError("--dim gives one dimension two values; give it once")
 
 
 def keep_to_cores(cores: Sequence[int] | None, where: str = "--affinity") -> None:

@@ -7,12 +7,21 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apps import onnx_devices
-from apps.options import UsageError, check_output, dimension, natural, number, positive_int, thread_count
+from apps.options import (
+    UsageError,
+    check_dimensions,
+    check_onnx,
+    check_output,
+    dimension,
+    natural,
+    number,
+    positive_int,
+    thread_count,
+)
 from apps.progress import progress
 
 if TYPE_CHECKING:
@@ -23,8 +32,6 @@ if TYPE_CHECKING:
     from edge.onnx_samples import Feeds
 
 HELP = "Run an ONNX model on a picture or on arrays, and measure its latency and throughput."
-
-_NEEDED = {"onnx": "onnx", "onnxruntime": "onnxruntime", "PIL": "pillow"}  # module to package
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -113,13 +120,17 @@ def _there(args: argparse.Namespace, scaling: Scaling | None, devices: onnx_devi
     from edge.interrupt import interrupt_stops
     from edge.onnx_compare import errors
     from edge.onnx_file import load
-    from edge.onnx_inputs import read
+    from edge.onnx_inputs import path_of, read
     from edge.onnx_model import OnnxModel, declared_inputs, dims_of, with_dims
     from edge.onnx_values import fit
 
     file = load(Path(args.model))
+    read_files = [file.path, *file.data_files]
     if args.output is not None:
-        check_output(Path(args.output), [file.path, *file.data_files], args.force)
+        check_output(Path(args.output), read_files, args.force)
+    if args.save_plan is not None:
+        others = [Path(name) for name in (args.labels, args.output) if name is not None]
+        check_output(args.save_plan, [*read_files, *map(path_of, args.input), *others], force=True)
     declared = declared_inputs(file)
     fixed = with_dims(declared, dict(args.dim))
     given = read(fixed, args.input, scaling)
@@ -153,9 +164,7 @@ def _check(args: argparse.Namespace) -> Scaling | None:
 
     files = [path_of(text) for text in args.input]
     pictures = not all(map(is_arrays, files))
-    lacking = [name for module, name in _NEEDED.items() if find_spec(module) is None and (module != "PIL" or pictures)]
-    if lacking:
-        raise UsageError(f'{", ".join(lacking)} needed for this: pip install "edge-runtime[onnx]"')
+    check_onnx(pictures)
     asked = next((name for name in ("mean", "std", "scale") if getattr(args, name) is not None), None)
     if asked and not pictures:
         raise UsageError(f"--{asked} is for pictures; arrays go in as they are")
@@ -163,8 +172,7 @@ def _check(args: argparse.Namespace) -> Scaling | None:
         raise UsageError(f"--scale is in place of --mean and --std; leave --{asked} out")
     if (args.mean is None) != (args.std is None):
         raise UsageError("--mean and --std go together; give both, or none for ImageNet's")
-    if len({name for name, _ in args.dim}) < len(args.dim):
-        raise UsageError("--dim gives one dimension two values; give it once")
+    check_dimensions(args.dim)
     if args.output is not None:
         model, output = Path(args.model), Path(args.output)
         labels = [Path(args.labels)] if args.labels is not None else []

@@ -58,7 +58,7 @@ def main() -> None:
     if set(wanted) & {"cuts", "thin"}:
         result["cuts"] = cuts(args, ("mobilenet_v2",) if args.tiny or args.only == "thin" else tuple(BATCHES))
     if "delay" in wanted:
-        near = result["cuts"]["mobilenet_v2"]["rows"][0] if args.tiny else _balanced(args, None)
+        near = result["cuts"]["mobilenet_v2"]["rows"][0] if "cuts" in result and args.tiny else _balanced(args, None)
         result["delay"] = delay(args, near)
     if "thin" in wanted:
         result["thin"] = thin(args)

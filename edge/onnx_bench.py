@@ -38,11 +38,12 @@ def measure(
     """Latency and throughput of `flow` by `time.perf_counter`. Errors are those of the flow.
 
     Latency: one input at a time, after one that does not count. Throughput: `window` inputs are in flight and, whenever
-    one is complete, another one follows; the first `window` to be complete warm up, and from the last of these on
-    `repeats` completions are counted. window: None takes what `full_window` says. Both are 1 or more.
+    one is complete, another one follows. The first `window` to be complete warm up; from the last of these on `repeats`
+    completions are counted, with as many behind them as keep the window full. window: None takes what `full_window`
+    says. Both are 1 or more.
     """
     done = 0
-    steps = 1 + repeats + (window or 1) + repeats
+    steps = 1 + repeats + 2 * (window or 1) - 1 + repeats
 
     def completed(result: Result) -> Result:
         nonlocal done
@@ -54,14 +55,14 @@ def measure(
     alone = sorted(islice(map(completed, flow(repeat(feeds, 1 + repeats), 1)), 1, None), key=lambda one: one.seconds)
     if window is None:
         window = full_window(flow, feeds, alone[len(alone) // 2])
-        steps += window - 1
-    ended = [completed(result).ended for result in flow(repeat(feeds, window + repeats), window)]
+        steps += 2 * window - 2
+    ended = [completed(result).ended for result in flow(repeat(feeds, 2 * window - 1 + repeats), window)]
     stages = zip(*(one.compute_s for one in alone), strict=True)
     return Speed(
         latency_ms_median=1e3 * statistics.median(one.seconds for one in alone),
         latency_ms_p90=1e3 * alone[math.ceil(0.9 * repeats) - 1].seconds,
         compute_ms=tuple(1e3 * statistics.median(stage) for stage in stages),
-        throughput_per_s=repeats / max(ended[-1] - ended[window - 1], 1e-9),
+        throughput_per_s=repeats / max(ended[window - 1 + repeats] - ended[window - 1], 1e-9),
         window=window,
         repeats=repeats,
     )

@@ -10,7 +10,7 @@ import json
 import secrets
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from devices.probe import available_memory
@@ -64,6 +64,9 @@ class Loaded:
     device: str
     weight_bytes: int
     memory_bytes: int  # of its process, once it has run; 0 for a stage in this process
+    provider: str  # of ONNX Runtime, that it runs on
+    fell_back_from: tuple[str, ...]  # better ones of that device that did not take it, each with the reason
+    threads: int
 
 
 class OnnxDeployment:
@@ -78,16 +81,17 @@ class OnnxDeployment:
         transport: str = "auto",
         deadlines: Deadlines = DEADLINES,
         threads: int | None = None,
+        provider: str | None = None,
         progress: Progress = lambda done, total: None,
     ) -> None:
-        """Bring `plan` to life, up to `start`. threads: of a stage in this process, where the plan names none.
+        """Bring `plan` to life, up to `start`. threads, provider: of a stage in this process, where the plan has none.
 
         Where it fails, everything is unloaded again, and the first error raised: PlanError (not this model's),
         CannotSlice, NotEnoughMemory, NoRoom, WorkerError, EngineError, or a TransportError. The fleet stays open.
         """
         if transport not in TRANSPORTS:
             raise ValueError(f"transport is {transport!r:.80}; known are {', '.join(TRANSPORTS)}")
-        self._fleet, self._model, self._threads = fleet, model, threads
+        self._fleet, self._model, self._threads, self._provider = fleet, model, threads, provider
         self._transport, self._deadlines = transport, deadlines
         self._sessions: list[EngineSession] = []
         self._group: Group | None = None
@@ -107,6 +111,12 @@ class OnnxDeployment:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def links(self) -> dict[str, str]:
+        """The kind of this process's link to each worker, by its address: "tcp" or "grpc"."""
+        links = self._group.links if self._group else {}
+        return {stage.device: links[rank].kind for rank, stage in enumerate(self.plan.remote, 1) if rank in links}
 
     def close(self) -> None:
         """Unload everything, here and there."""
@@ -132,6 +142,7 @@ class OnnxDeployment:
             raise PlanError("the plan has other affinities than those that the sessions were opened with")
         parts = self._model.parts(plan)
         _check_room(self._fleet, plan, parts)
+        again = self._dirty
         self._unload()
         self._dirty = True
         remote = parts[len(parts) - len(plan.remote) :]
@@ -144,15 +155,19 @@ class OnnxDeployment:
             ]
             there = results(loading)
         except Exception:
-            wait(loading)  # another plan may be loaded, and a session answers one at a time
+            if again:
+                wait(loading)  # yet another plan may be loaded, and a session answers one at a time
             raise
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
         if plan.own is not None:
-            engine = OnnxEngine(parts[0].content, plan.own.threads or self._threads, plan.own.provider, buffers=1)
+            own, provider = plan.own, plan.own.provider or self._provider
+            engine = OnnxEngine(parts[0].content, own.threads or self._threads, provider, buffers=1)
             self._own = LoadedStage(engine, parts[0].takes, parts[0].gives)
-            there.insert(0, Loaded(LOCAL, parts[0].weight_bytes, 0))
-        self.plan, self._parts, self.loaded = plan, parts, tuple(there)
+            given = (engine.provider, engine.fell_back_from, engine.threads)
+            there.insert(0, Loaded(LOCAL, parts[0].weight_bytes, 0, *given))
+        self.plan, self.loaded = plan, tuple(there)
+        self._parts = [replace(part, content=b"") for part in parts]  # who computes it has it
 
     def times(self, repeats: int) -> tuple[float, ...]:
         """The seconds that each stage computes, alone, one after the other: medians. Ends a pipeline that runs."""
@@ -190,6 +205,8 @@ class OnnxDeployment:
         """Let the stages follow; what to talk to. Ends a pipeline that runs."""
         assert self._group is not None
         self._end()
+        if not self.loaded:
+            raise PlanError("nothing is loaded, because the last plan could not be; load one")
         for session in self._sessions:
             session.tell(pb.Command(run=pb.Run(wire=next(iter(WIRES)), algorithm="auto")))
         links, last = self._group.links, max(self._group.links)
@@ -245,7 +262,8 @@ class OnnxDeployment:
         command = pb.Load(slice=part.digest, stages=[1] * (len(self._sessions) + 1), stage_json=described)
         with total.part(n_bytes):
             loaded = session.ask(pb.Command(load=command)).loaded
-        return Loaded(stage.device, part.weight_bytes, int(loaded.memory_bytes))
+        given = (loaded.provider, tuple(loaded.fell_back_from), int(loaded.threads))
+        return Loaded(stage.device, part.weight_bytes, int(loaded.memory_bytes), *given)
 
     def _end(self) -> None:
         """End the pipeline that runs; the stages stay."""

@@ -8,15 +8,17 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
+from edge.errors import NotEnoughMemory
 from edge.onnx_file import OnnxFile
-from edge.onnx_items import Array, Boundary, Tensor
+from edge.onnx_items import MOST_TENSOR_BYTES, TYPES, Array, Boundary, Tensor
 from edge.onnx_samples import Feeds, Input, SamplesError, made_up
 from edge.own_slices import OwnSlices
 from partition.errors import CannotSlice, PlanError
-from partition.onnx_cuts import Cut, cut_at, stage_io
+from partition.onnx_cuts import Cut, cut_at, cuts, stage_io
 from partition.onnx_graph import OnnxGraph
 from partition.onnx_plan import OnnxPlan, OnnxStage
 from partition.onnx_recipe import stage_recipe
@@ -71,7 +73,11 @@ class OnnxModel:
             Input(one.name, one.type, self.graph.values[one.name].shape if one.name in self.graph.values else one.shape)
             for one in self.inputs
         ]
-        return next(made_up(tuple(fixed), 1))
+        try:
+            return next(made_up(tuple(fixed), 1))
+        except MemoryError as error:
+            shapes = ", ".join(f"{one.name} {list(one.shape)}" for one in fixed)
+            raise NotEnoughMemory(f"memory ran out for an input of {shapes}; choose smaller dimensions") from error
 
     def plan(self, devices: Sequence[str], cuts: Sequence[Cut]) -> OnnxPlan:
         """The plan that cuts here, with a stage for each of `devices`."""
@@ -95,9 +101,15 @@ class OnnxModel:
                 " make a new plan"
             )
         for stage in plan.stages[:-1]:
-            label = cut_at(self.graph, stage.nodes.stop).label
+            known = self._labels.get(stage.nodes.stop)
+            label = known if known is not None else cut_at(self.graph, stage.nodes.stop).label
             if stage.until and stage.until != label:
                 raise PlanError(f"the cut at node {stage.nodes.stop} is after {label!r}, the plan says {stage.until!r}")
+
+    @cached_property
+    def _labels(self) -> dict[int, str]:
+        """Of all cuts, by position: a sweep asks for each of them."""
+        return {cut.position: cut.label for cut in cuts(self.graph)}
 
     def parts(self, plan: OnnxPlan) -> list[Part]:
         """The stages of a plan that was checked. CannotSlice where one is too large to be sent, or its shapes are not
@@ -150,9 +162,13 @@ def declared_inputs(file: OnnxFile) -> tuple[Input, ...]:
     for value in file.model.graph.input:
         tensor = value.type.tensor_type
         kind = type_name(tensor.elem_type) if value.type.HasField("tensor_type") and tensor.HasField("shape") else None
-        if kind is None:
-            raise SamplesError(f"input {value.name!r} is no tensor of numbers with a shape; such a model cannot be cut")
-        shape = tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?" for dim in tensor.shape.dim)
+        if kind not in TYPES:
+            what = kind or "no tensor of numbers with a shape"
+            raise SamplesError(f"input {value.name!r} is {what}; such a model cannot be cut")
+        shape = tuple(
+            dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else dim.dim_param or "?"
+            for dim in tensor.shape.dim
+        )
         found.append(Input(value.name, _TYPES.get(kind, f"tensor({kind})"), shape))
     return tuple(found)
 
@@ -189,6 +205,9 @@ def _boundary(values: tuple[Value, ...], inner: bool, passed: int) -> Boundary:
 def _tensor(value: Value) -> Tensor:
     try:
         open_dims = tuple(i for i, dim in enumerate(value.dims) if isinstance(dim, str))
-        return Tensor(value.name, value.type, value.shape, open_dims)
+        made = Tensor(value.name, value.type, value.shape, open_dims)
+        if made.n_bytes > MOST_TENSOR_BYTES:
+            raise ValueError(f"tensor {made.name!r} has {made.n_bytes:,} bytes, at most {MOST_TENSOR_BYTES:,} cross")
+        return made
     except ValueError as error:
         raise CannotSlice(f"{error}; cut the model elsewhere") from None

@@ -117,7 +117,8 @@ class Pipeline:
         """Tell the stages that no more items come, and wait until all know. Why a link breaks, the workers say."""
         with suppress(TransportError):
             send(self._ends.first, self._ends.entry, Item(Op.END), {})
-            self._receiver.item(ANSWER_TIMEOUT_S)
+            if self._receiver.item(ANSWER_TIMEOUT_S)[0].op is not Op.END:
+                self._break()
 
     # --- inside ---
 
@@ -130,7 +131,7 @@ class Pipeline:
                 fit(self._ends.inputs, one)
                 self._submit(one, wire, flight)
             flight.done(None)
-        except Exception as error:  # of the links, of the inputs, or of whoever makes them
+        except BaseException as error:  # of the links, of the inputs, or of whoever makes them
             flight.done(error)
 
     def _submit(self, feeds: Mapping[str, Array], wire: str, flight: _Flight) -> None:
@@ -148,17 +149,22 @@ class Pipeline:
             came = f"item {item.number}" if item.op is Op.RUN else "the end"
             raise ProtocolError(f"{self._ends.last.peer} sent {came} where item {number} was expected")
         outputs: Feeds = {}
-        self._receiver.tensors(item, shapes, outputs)
+        try:
+            self._receiver.tensors(item, shapes, outputs)
+        except BaseException:  # memory may run out: what is left of the item would be taken for the next one
+            self._break()
+            raise
         return Result(outputs, began, time.perf_counter(), item.compute_s)
 
     def _drain(self, flight: _Flight, feeder: threading.Thread) -> None:
         """Take back what is in flight, so that the next item meets an idle pipeline."""
         flight.ended = True
-        with suppress(TransportError):
+        try:
             while feeder.is_alive() or flight.under_way:
                 with suppress(queue.Empty):
-                    number, began = flight.wait(_LOOK_S)
-                    self._result(number, began)
+                    self._result(*flight.wait(_LOOK_S))
+        except TransportError:
+            self._break()  # or the feeder would go on sending
 
     def _break(self) -> None:
         """End the links. Whoever sends or receives hears of it."""
@@ -172,7 +178,7 @@ class _Flight:
     def __init__(self, window: int) -> None:
         self.ended = False
         self._room = threading.Semaphore(window)
-        self._sent: queue.SimpleQueue[tuple[int, float] | Exception | None] = queue.SimpleQueue()
+        self._sent: queue.SimpleQueue[tuple[int, float] | BaseException | None] = queue.SimpleQueue()
 
     # The thread that hands over.
 
@@ -187,7 +193,7 @@ class _Flight:
         """An item is on its way."""
         self._sent.put((number, began))
 
-    def done(self, error: Exception | None) -> None:
+    def done(self, error: BaseException | None) -> None:
         """No more follow; error: why not."""
         self._sent.put(error)
 
@@ -196,7 +202,7 @@ class _Flight:
     def next(self) -> tuple[int, float] | None:
         """The oldest item in flight: its number, and when it began. None at the end; raises why there is no more."""
         found = self._sent.get()
-        if isinstance(found, Exception):
+        if isinstance(found, BaseException):
             raise found
         return found
 

@@ -21,7 +21,7 @@ from typing import Any, cast
 import numpy as np
 
 from devices.probe import own_rss
-from edge.errors import EdgeError, NotEnoughMemory
+from edge.errors import EdgeError, EngineError, NotEnoughMemory
 from edge.onnx_engine import OnnxEngine
 from edge.onnx_items import Array, Boundary, Item, Op, Receiver, send
 from partition.onnx_plan import OnnxStage
@@ -29,6 +29,7 @@ from transport.link import Link
 
 SETS = 3  # one is received, one computed, one sent
 IDLE_S = 7 * 86400.0  # for the next item: a person may think for long, and a link that breaks is noticed
+_COPIES = 2  # of a stage's file while it is loaded: as it was read, and as ONNX Runtime lays it out
 _MIB = 1 << 20
 
 
@@ -45,27 +46,33 @@ class LoadedStage:
     """A loaded stage. `close()` frees it."""
 
     def __init__(self, engine: OnnxEngine, takes: Boundary, gives: Boundary) -> None:
-        """EdgeError where the boundaries are not those of the model."""
+        """EdgeError where the boundaries are not those of the model; then the engine is closed."""
         self.engine = engine
+        self._last: dict[str, Array] = {}  # what was computed last
         self.takes, self.gives = takes, gives
         self.inputs = tuple(value.name for value in engine.inputs)
         came = {tensor.name for tensor in takes.tensors}
         made = {value.name for value in engine.outputs}
         lacking = sorted({*self.inputs} - came) or sorted({t.name for t in gives.tensors} - came - made)
         if lacking:
+            engine.close()
             raise EdgeError(f"the stage lacks the tensors {', '.join(lacking)!s:.200}; cut it again")
 
     def compute(self, item: Item, came: Mapping[str, Array]) -> tuple[Item, dict[str, Array]]:
         """What leaves the stage for what came: the item with the seconds this took, and the tensors by name."""
+        self._last = {name: came[name] for name in self.inputs}
         began = time.perf_counter()
-        made = self.engine.run({name: came[name] for name in self.inputs})
+        made = self.engine.run(self._last)
         seconds = time.perf_counter() - began
         leaves = {t.name: made[t.name] if t.name in made else came[t.name] for t in self.gives.tensors}
         return replace(item, compute_s=(*item.compute_s, seconds)), leaves
 
     def time(self, repeats: int) -> float:
-        """The median of the seconds that seeded noise takes, after one run to warm up."""
-        feeds = {t.name: _noise(t.type, t.shape) for t in self.takes.tensors if t.name in self.inputs}
+        """The median of the seconds that the last input takes, after one run to warm up; without one, seeded noise.
+
+        EngineError where the model does not take noise, for instance where a shape is among its inputs.
+        """
+        feeds = self._last or {t.name: _noise(t.type, t.shape) for t in self.takes.tensors if t.name in self.inputs}
         times = []
         for _ in range(max(repeats, 1) + 1):
             began = time.perf_counter()
@@ -98,13 +105,20 @@ def load(path: str, stage_json: str, threads: int, limit_bytes: int) -> tuple[Lo
             raise TypeError(f"threads are {asked!r:.80}, the provider is {provider!r:.80}")
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise EdgeError(f"this stage is not described as needed: {error!s:.300}; update both devices") from error
-    before = own_rss()
-    _check_limit(Path(path).stat().st_size, limit_bytes)  # at least: before native code reads it
-    engine = OnnxEngine(Path(path), max(1, min(asked or threads, threads)), provider, buffers=SETS)
+    before, size = own_rss(), Path(path).stat().st_size
+    crossing = sum(tensor.n_bytes for boundary in (takes, gives) for tensor in boundary.tensors)
+    _check_limit(_COPIES * size + crossing, limit_bytes)  # at least: before native code reads it
     try:
-        stage = LoadedStage(engine, takes, gives)
-        stage.time(0)  # buffers are made as it first runs
-        need = max(own_rss() - before, 0)
+        engine = OnnxEngine(Path(path), max(1, min(asked or threads, threads)), provider, buffers=SETS)
+    except ModuleNotFoundError as error:
+        raise EngineError(f'{error.name} is not installed there: pip install "edge-runtime[onnx]"') from error
+    stage = LoadedStage(engine, takes, gives)
+    try:
+        if len(engine.files) > 1:  # in a worker's store that would be somebody's slice
+            raise EdgeError("a stage has its weights in its own file; this one names another")
+        with suppress(EngineError):  # of what is not for noise to be: it shows when it runs
+            stage.time(0)  # buffers are made as it first runs
+        need = max(own_rss() - before, size)  # memory that an earlier stage left behind is used again
         _check_limit(need, limit_bytes)
     except BaseException:
         engine.close()

@@ -137,8 +137,14 @@ class Rank:
     def _load_stage(self, asked: pb.Load) -> pb.Loaded:
         from edge.onnx_stage import load
 
-        self._loaded, need = load(asked.path, asked.stage_json, self._lent.threads, asked.memory_limit_bytes)
-        return pb.Loaded(memory_bytes=need)
+        stage, need = load(asked.path, asked.stage_json, self._lent.threads, asked.memory_limit_bytes)
+        self._loaded, engine = stage, stage.engine
+        return pb.Loaded(
+            memory_bytes=need,
+            provider=engine.provider,
+            fell_back_from=engine.fell_back_from,
+            threads=engine.threads,
+        )
 
     def _report(self, fraction: float) -> None:
         emit(self._control, pb.Event(loading=pb.Loading(fraction=fraction)))
@@ -217,10 +223,11 @@ class Rank:
 
     def _time(self, asked: pb.Time) -> pb.Event:
         from edge.onnx_stage import LoadedStage
-        from edge.profiler import time_shard
 
         if isinstance(self._loaded, LoadedStage):
-            return pb.Event(timed=pb.Timed(run_s=self._loaded.time(asked.steps)))
+            return pb.Event(timed=pb.Timed(run_s=self._loaded.time(min(asked.steps, _MOST_REPEATS))))
+        from edge.profiler import time_shard
+
         decode_s, prefill_s = time_shard(self._shard(), asked.rows, asked.steps)
         return pb.Event(timed=pb.Timed(decode_s=decode_s, prefill_s=prefill_s))
 

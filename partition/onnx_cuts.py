@@ -73,7 +73,10 @@ def cuts(graph: OnnxGraph) -> list[Cut]:
 def cut_at(graph: OnnxGraph, where: str | int) -> Cut:
     """The cut with a label, or at a position (also as text). PlanError where there is none, naming near ones;
     CannotSlice where shapes that nobody knows cross."""
-    found = cuts(graph)
+    return _cut_of(cuts(graph), graph, where)
+
+
+def _cut_of(found: list[Cut], graph: OnnxGraph, where: str | int) -> Cut:
     n = len(graph.nodes)
     for cut in found:
         if where in (cut.label, cut.position):
@@ -101,7 +104,7 @@ def choose(graph: OnnxGraph, which: str) -> list[Cut]:
     blocks = [cut for cut in found if cut.block]
     distinct = [cut for cut in found if cut.distinct]
     words = {"all": found, "distinct": distinct, "blocks": blocks, "auto": blocks or distinct}
-    return words[which] if which in words else [cut_at(graph, label.strip()) for label in which.split(",")]
+    return words[which] if which in words else [_cut_of(found, graph, label.strip()) for label in which.split(",")]
 
 
 def routes(graph: OnnxGraph, positions: Iterable[int]) -> list[tuple[Value, ...]]:

@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnx import helper
 
 from apps import onnx_devices, options
 from edge.demo import MODEL_PATH
 from edge.onnx_pipeline import MOST_WINDOW
 from partition.plan import LOCAL
 from tests.commands import Answer, Run, Two, assert_refused, runs, two_workers
-from tests.onnx_networks import mobilenet_v2
+from tests.onnx_graphs import light
+from tests.onnx_networks import mobilenet_v2, model_of
 from tests.onnx_pipelines import whole
 from transport.tcp_link import TcpLink
 
@@ -91,6 +93,7 @@ def test_a_pipeline_gives_what_one_device_gives(edge: Run, two: Two, net: Path, 
     assert found["in_flight"] >= 3
     assert (found["why"], found["wire"], found["wire_errors"]) == ("equal parts of the estimated work", "f32", None)
     assert (found["provider"], found["threads"]) == (None, None)
+    assert [(s["provider"], s["fell_back_from"], s["threads"]) for s in found["stages"]] == [("cpu", [], 1)] * 2
     assert asked(edge, net, image)["stages"] is None
 
 
@@ -167,8 +170,48 @@ def test_links_and_inputs_in_flight(
     monkeypatch.setattr(TcpLink, "__init__", counted)
     found = asked(edge, net, image, "--workers", both(two), "--transport", "grpc", "--in-flight", "2")
     assert (found["transport"], found["in_flight"], kinds) == ("grpc", 2, [])
-    assert asked(edge, net, image, "--workers", both(two), "--transport", "tcp")["transport"] == "tcp"
+    assert [stage["link"] for stage in found["stages"]] == ["grpc", "grpc"]
+    found = asked(edge, net, image, "--workers", both(two), "--transport", "tcp")
+    assert [stage["link"] for stage in found["stages"]] == ["tcp", "tcp"]
     assert kinds
+
+
+def test_what_is_for_this_device(edge: Run, two: Two, net: Path, image: Path) -> None:
+    local = ("run", net, "--input", image, "--workers", f"local,{two[0].address}", "--repeats", "0")
+    assert_refused(edge(*local, "--provider", "abacus"), 5, "no provider 'abacus'")
+    found = said(edge(*local, "--threads", "2", "--provider", "cpu", "--json"))
+    assert [(stage["threads"], stage["link"]) for stage in found["stages"]] == [(2, None), (1, "tcp")]
+    for option in ("--threads", "--provider"):
+        answer = edge("run", net, "--input", image, "--workers", both(two), option, "1")
+        assert_refused(answer, 2, f"{option} is for a stage on this device")
+
+
+def test_a_plan_is_not_written_over_what_is_read(edge: Run, two: Two, net: Path, image: Path) -> None:
+    for read in (net, image):
+        before = read.read_bytes()
+        answer = edge("run", net, "--input", image, "--workers", both(two), "--save-plan", read)
+        assert_refused(answer, 2, "is read, so it cannot be written")
+        assert read.read_bytes() == before
+    plan = net.with_name("bad.json")
+    answer = edge("run", net, "--input", image, "--workers", "127.0.0.1:1", "--save-plan", plan)
+    assert_refused(answer, 7)
+    assert not plan.exists()
+
+
+def test_a_shape_may_cross(edge: Run, two: Two, tmp_path: Path) -> None:
+    """What a stage takes may be no noise: the target of a Reshape, made in the stage before."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("Concat", ["s", "one"], ["t"], axis=0),
+        helper.make_node("Relu", ["x"], ["h"]),
+        helper.make_node("Reshape", ["h", "t"], ["y"]),
+    ]
+    model = model_of(nodes, {"x": [3, 4]}, ["y"], {"one": np.array([1])})
+    path = tmp_path / "reshape.onnx"
+    onnx.save(onnx.shape_inference.infer_shapes(model), str(path))
+    bench = ("bench", path, "--repeats", "1", "--cuts", "all", "--json")
+    there = said(edge(*bench, "--workers", both(two)))
+    assert len(there["cuts"]) == len(said(edge(*bench))["cuts"]) > 1
 
 
 def test_every_cut_is_measured(edge: Run, two: Two, net: Path) -> None:
@@ -245,6 +288,9 @@ def test_options_that_are_none(
         (("net", "--requests", "2"), "--requests is for language models"),
         (("net", "--memory", "1GiB"), "--memory is for language models"),
         (("net", "--wire", "f16"), "--wire is for several devices"),
+        (("net", "--dim", "batch=1", "--dim", "batch=2"), "--dim gives one dimension two values"),
+        (("net", "--workers", "a,b", "--threads", "2"), "--threads is for a stage on this device"),
+        (("squeezenet", "--cuts", "blocks"), "has no cuts of that kind"),
         (("net", "--cuts", "nothing"), "there is no cut after 'nothing'"),
         (("net", "--workers", "a,b,c"), "a cut is between two devices"),
         (("gguf", "--cuts", "all"), "--cuts is for ONNX models"),
@@ -253,4 +299,6 @@ def test_options_that_are_none(
 )
 def test_what_cannot_be_measured(edge: Run, net: Path, args: tuple[str, ...], words: str) -> None:
     model, *rest = args
-    assert_refused(edge("bench", {"net": net, "gguf": MODEL_PATH}[model], *rest), 2, words)
+    assert_refused(
+        edge("bench", {"net": net, "gguf": MODEL_PATH, "squeezenet": light("squeezenet")}[model], *rest), 2, words
+    )

@@ -196,16 +196,22 @@ class Loading(_message.Message):
     def __init__(self, fraction: _Optional[float] = ...) -> None: ...
 
 class Loaded(_message.Message):
-    __slots__ = ("memory_bytes", "layers", "context", "load_s")
+    __slots__ = ("memory_bytes", "layers", "context", "load_s", "provider", "fell_back_from", "threads")
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     LOAD_S_FIELD_NUMBER: _ClassVar[int]
+    PROVIDER_FIELD_NUMBER: _ClassVar[int]
+    FELL_BACK_FROM_FIELD_NUMBER: _ClassVar[int]
+    THREADS_FIELD_NUMBER: _ClassVar[int]
     memory_bytes: int
     layers: int
     context: int
     load_s: float
-    def __init__(self, memory_bytes: _Optional[int] = ..., layers: _Optional[int] = ..., context: _Optional[int] = ..., load_s: _Optional[float] = ...) -> None: ...
+    provider: str
+    fell_back_from: _containers.RepeatedScalarFieldContainer[str]
+    threads: int
+    def __init__(self, memory_bytes: _Optional[int] = ..., layers: _Optional[int] = ..., context: _Optional[int] = ..., load_s: _Optional[float] = ..., provider: _Optional[str] = ..., fell_back_from: _Optional[_Iterable[str]] = ..., threads: _Optional[int] = ...) -> None: ...
 
 class Answer(_message.Message):
     __slots__ = ("rank",)
