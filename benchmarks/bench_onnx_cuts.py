@@ -1,9 +1,10 @@
 """Every cut of a network between two emulated devices: what stages and links take alone, what that lets expect, and
 what the pipeline gives. Beside it the cost of the wire: an activation as an item, and as a bare TCP copy.
 
-    python benchmarks/bench_onnx_cuts.py [--only cuts|delay|thin|wire] [--rounds 3] [--json]
+    python benchmarks/bench_onnx_cuts.py [--only cuts|gain|delay|thin|wire] [--rounds 3] [--json]
 
 cuts    MobileNetV2 and ResNet18 on two devices of half a core each, loopback between them
+gain    their balanced cuts with twice the batch, where resting in between matters half as much
 delay   the same with 200 ms on every way and no limit of bandwidth, beside loopback
 thin    the same with 5 Mbit/s between the two devices, beside loopback
 wire    1 MiB of floats from one process to another
@@ -34,10 +35,10 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # for the test suite's networks
 
 SIDE = Path(__file__).with_name("onnx_cuts_side.py")
-SECTIONS = ("cuts", "delay", "thin", "wire")
+SECTIONS = ("cuts", "gain", "delay", "thin", "wire")
 RUN_S = 1800.0
 BATCHES = {"mobilenet_v2": 8, "resnet18": 4}
-BALANCED = "features.6"  # of MobileNetV2: half of its time
+BALANCED = {"mobilenet_v2": "features.6", "resnet18": "layer2.1"}  # half of the time is before it
 TINY = "features.6,features.14"
 _DELAY_S, _THIN_BYTES_PER_S = 0.2, 5e6 / 8
 _MOST_THIN_S = 1.3
@@ -57,6 +58,12 @@ def main() -> None:
     wanted = SECTIONS if args.only is None else (args.only,)
     if set(wanted) & {"cuts", "thin"}:
         result["cuts"] = cuts(args, ("mobilenet_v2",) if args.tiny or args.only == "thin" else tuple(BATCHES))
+    if "gain" in wanted and not args.tiny:
+        twice = {name: 2 * batch for name, batch in BATCHES.items()}
+        result["gain"] = {
+            name: {"batch": batch, **_judged(_sweep(args, name, BALANCED[name], batch=batch))}
+            for name, batch in twice.items()
+        }
     if "delay" in wanted:
         near = result["cuts"]["mobilenet_v2"]["rows"][0] if "cuts" in result and args.tiny else _balanced(args, None)
         result["delay"] = delay(args, near)
@@ -88,7 +95,7 @@ def delay(args: argparse.Namespace, plain: dict[str, Any]) -> dict[str, Any]:
 
 
 def _balanced(args: argparse.Namespace, link: Mapping[str, Any] | None) -> dict[str, Any]:
-    return _medians(_sweep(args, "mobilenet_v2", BALANCED, link))[0]
+    return _medians(_sweep(args, "mobilenet_v2", BALANCED["mobilenet_v2"], link))[0]
 
 
 def thin(args: argparse.Namespace) -> dict[str, Any]:
@@ -108,6 +115,7 @@ def _sweep(
     link: Mapping[str, Any] | None = None,
     most_bytes: int = 1 << 40,
     rounds: int | None = None,
+    batch: int | None = None,
 ) -> list[list[dict[str, Any]]]:
     """Rounds of what every cut gave, in a lab of two workers of half a core."""
     import onnx
@@ -122,7 +130,7 @@ def _sweep(
         lab["link"] = [dict(link)]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{network}.onnx"
-        onnx.save(getattr(onnx_networks, network)(BATCHES[network], 32 if args.tiny else 224), str(path))
+        onnx.save(getattr(onnx_networks, network)(batch or BATCHES[network], 32 if args.tiny else 224), str(path))
         with Lab(parse_lab(lab), Path(folder) / "lab") as up:
             asked = {
                 "model": str(path),

@@ -11,7 +11,7 @@ _HEAD = "| cut after | payload | stage 0 | stage 1 | links | expected | measured
 def table(result: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     lines = [f"{result['cpu_count']} cores, Python {result['python']}, {versions}"]
-    for network, found in result.get("cuts", {}).items():
+    for network, found in (*result.get("cuts", {}).items(), *result.get("gain", {}).items()):
         lines += ["", f"{network}, batch {found['batch']}, two devices of half a core", "", *_cuts(found)]
     if "delay" in result:
         lines += ["", *_delay(result["delay"])]
