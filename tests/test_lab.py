@@ -15,6 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import psutil
 import pytest
 
@@ -28,6 +30,7 @@ from edge.diagnose import measure_link
 from edge.membership import reach
 from tests.helpers import ROOT, assert_one_line_error, run_edge, until
 from tests.namespaces import _need
+from tests.onnx_pipelines import images, residual
 from tests.workers import gone
 
 A, B = {"name": "a", "cpu": 0.5, "memory": "1GiB"}, {"name": "b", "threads": 2}
@@ -327,3 +330,18 @@ def test_a_group_holds_back_and_kills() -> None:
     finally:
         remove_groups(name)
     assert not any(folder.exists() for folder in group.folders)
+
+
+def test_a_network_runs_on_its_devices(linked: Lab, tmp_path: Path) -> None:
+    """They are beyond loopback and in the clear, so that --insecure has to be said."""
+    net = tmp_path / "net.onnx"
+    onnx.save(residual(), str(net))
+    np.savez(tmp_path / "image.npz", **images())
+    command = ["run", net, "--input", tmp_path / "image.npz", "--repeats", "0", "--json"]
+    command += ["--workers", ",".join(linked.addresses.values())]
+    refused = run_edge(*command)
+    assert refused.returncode == 7
+    assert "or say --insecure" in refused.stderr
+    done = run_edge(*command, "--insecure")
+    assert done.returncode == 0, done.stderr
+    assert [stage["name"] for stage in json.loads(done.stdout)["stages"]] == ["a", "b"]
