@@ -149,12 +149,13 @@ def deployed(args: argparse.Namespace, devices: Devices, path: Path, sequences: 
 
     file = GgufFile.open(path)
     check_loadable(file)
+    if args.save_plan is not None:
+        check_output(args.save_plan, [path], force=True)
     options = engine_options(args, sequences)
     exchange = Exchange(args.transport or "auto", args.allreduce or "auto", args.wire or "f32")
     with Fleet(devices.addresses, insecure=args.insecure) as fleet:
         plan, why = _plan(args, devices, fleet, file, OwnSlices())
         if args.save_plan is not None:
-            check_output(args.save_plan, [path], force=True)
             save_plan(args.save_plan, plan)
         label = f"Loading {path.name} on {len(set(plan.devices))} devices"
         with progress(label) as bar:

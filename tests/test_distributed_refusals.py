@@ -1,12 +1,14 @@
 """`edge chat` on several devices: options, plans and models that cannot be used."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from edge.demo import MODEL_PATH
 from tests.commands import ASKED, Chat, Run, Two, assert_refused, chats, runs, two_workers
 from tests.conftest import Synthetic
 from tests.deployments import own_folders
@@ -102,7 +104,10 @@ def test_a_damaged_plan(run: Run, tmp_path: Path, content: bytes, words: str) ->
 def test_a_plan_that_is_not_there_or_cannot_be_saved(run: Run, two: Two, tmp_path: Path) -> None:
     assert_refused(run("chat", *ASKED, "--plan", tmp_path / "none"), 3, "none: No such file")
     how = ("--workers", two[0].address, "--parallel", "pipeline", "--shares", "1,1")
-    assert_refused(run("chat", *ASKED, *how, "--save-plan", tmp_path / "no" / "plan"), 3, "No such file")
+    assert_refused(run("chat", *ASKED, *how, "--save-plan", tmp_path / "no" / "plan"), 2, "there is no folder")
+    model = tmp_path / "model.gguf"
+    shutil.copy(MODEL_PATH, model)
+    assert_refused(run("chat", model, *ASKED, *how, "--save-plan", model), 2, "is read, so it cannot be written")
 
 
 def test_a_plan_that_this_device_cannot_follow(run: Run, chat: Chat, two: Two, tmp_path: Path) -> None:
