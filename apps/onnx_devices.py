@@ -76,7 +76,7 @@ class Deployed:
         """What each stage holds, sends on and takes. compute_ms: medians, where they were measured."""
         from partition.onnx_cuts import routes
 
-        plan, links = self.deployment.plan, self.deployment.links
+        plan = self.deployment.plan
         leaving = routes(self.model.graph, plan.cuts)[1:]
         return [
             {
@@ -89,15 +89,16 @@ class Deployed:
                 "provider": held.provider,
                 "fell_back_from": list(held.fell_back_from),
                 "threads": held.threads,
-                "link": links.get(stage.device),
+                "link": link,
                 "payload_bytes": sum(value.n_bytes for value in tensors),
                 "tensors": [value.name for value in tensors],
                 "compute_ms_median": ms,
             }
-            for stage, name, held, tensors, ms in zip(
+            for stage, name, held, link, tensors, ms in zip(
                 plan.stages,
                 self.names,
                 self.deployment.loaded,
+                self.deployment.links,
                 leaving,
                 compute_ms if compute_ms else [None] * len(plan.stages),
                 strict=True,

@@ -113,10 +113,11 @@ class OnnxDeployment:
             raise
 
     @property
-    def links(self) -> dict[str, str]:
-        """The kind of this process's link to each worker, by its address: "tcp" or "grpc"."""
-        links = self._group.links if self._group else {}
-        return {stage.device: links[rank].kind for rank, stage in enumerate(self.plan.remote, 1) if rank in links}
+    def links(self) -> tuple[str | None, ...]:
+        """The kind of this process's link to the device of each stage, "tcp" or "grpc"; None for its own stage."""
+        assert self._group is not None
+        kinds = [link.kind for _, link in sorted(self._group.links.items())]
+        return (None, *kinds) if self.plan.own is not None else tuple(kinds)
 
     def close(self) -> None:
         """Unload everything, here and there."""
