@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.onnx_samples import TYPES
 from quant.wire import WIRES
 from transport.collective import Wire
 from transport.errors import ProtocolError
@@ -39,7 +40,6 @@ Array = NDArray[Any]
 PART_BYTES = 1 << 20  # far below what frames and gRPC messages may hold
 MOST_TENSOR_BYTES = 1 << 30  # of one tensor of an item
 MOST_STAGES = 64
-TYPES = ("float32", "float16", "float64", "bool", *(f"{u}int{bits}" for u in ("", "u") for bits in (8, 16, 32, 64)))
 WIRE_NAMES = tuple(WIRES)
 
 
@@ -58,12 +58,12 @@ class Tensor:
     """A tensor that crosses from one stage to the next. ValueError for one that cannot."""
 
     name: str
-    type: str  # as numpy calls it, one of TYPES
+    type: str  # as numpy calls it, one of those in edge.onnx_samples
     shape: tuple[int, ...]  # as the model was cut for
     open: tuple[int, ...] = ()  # the dimensions that may have other sizes
 
     def __post_init__(self) -> None:
-        if self.type not in TYPES:
+        if self.type not in TYPES.values():
             raise ValueError(f"tensor {self.name!r} is of type {self.type}, which does not cross a wire")
         if any(dim < 1 for dim in self.shape) or not set(self.open) <= set(range(len(self.shape))):
             raise ValueError(f"tensor {self.name!r} has the shape {list(self.shape)}; needed are sizes of 1 or more")
@@ -131,14 +131,13 @@ class Item:
 
 def send(link: Link, boundary: Boundary, item: Item, tensors: Mapping[str, Array]) -> None:
     """Send an item with its tensors, which are by name and have what `boundary` says."""
-    arrays: list[Array] = []
-    seconds: tuple[float, ...] = (0.0,) * boundary.passed
-    dims = [dim for tensor in boundary.tensors for dim in tensor.shape]
-    if item.op is Op.RUN:
-        assert len(item.compute_s) == boundary.passed, "every stage adds its seconds"
-        arrays = [np.asarray(tensors[tensor.name], order="C") for tensor in boundary.tensors]
-        seconds, dims = item.compute_s, [dim for array in arrays for dim in array.shape]
-    head = boundary.layout.pack(item.op, WIRE_NAMES.index(item.wire), 0, item.number, *seconds, *dims)
+    if item.op is Op.END:
+        link.send(bytes([Op.END]).ljust(boundary.layout.size, b"\0"), Kind.CONTROL)
+        return
+    assert len(item.compute_s) == boundary.passed, "every stage adds its seconds"
+    arrays = [np.asarray(tensors[tensor.name], order="C") for tensor in boundary.tensors]
+    dims = [dim for array in arrays for dim in array.shape]
+    head = boundary.layout.pack(item.op, WIRE_NAMES.index(item.wire), 0, item.number, *item.compute_s, *dims)
     wire = WIRES[item.wire] if boundary.inner else None
     pieces = _pieces(arrays, wire)
     first = next(pieces, None)

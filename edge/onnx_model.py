@@ -14,8 +14,8 @@ from pathlib import Path
 
 from edge.errors import NotEnoughMemory
 from edge.onnx_file import OnnxFile
-from edge.onnx_items import MOST_TENSOR_BYTES, TYPES, Array, Boundary, Tensor
-from edge.onnx_samples import Feeds, Input, SamplesError, made_up
+from edge.onnx_items import MOST_TENSOR_BYTES, Array, Boundary, Tensor
+from edge.onnx_samples import TYPES, Feeds, Input, SamplesError, made_up
 from edge.own_slices import OwnSlices
 from partition.errors import CannotSlice, PlanError
 from partition.onnx_cuts import Cut, cut_at, cuts, stage_io
@@ -162,14 +162,14 @@ def declared_inputs(file: OnnxFile) -> tuple[Input, ...]:
     for value in file.model.graph.input:
         tensor = value.type.tensor_type
         kind = type_name(tensor.elem_type) if value.type.HasField("tensor_type") and tensor.HasField("shape") else None
-        if kind not in TYPES:
+        if kind not in _NAMES:
             what = kind or "no tensor of numbers with a shape"
             raise SamplesError(f"input {value.name!r} is {what}; such a model cannot be cut")
         shape = tuple(
             dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else dim.dim_param or "?"
             for dim in tensor.shape.dim
         )
-        found.append(Input(value.name, _TYPES.get(kind, f"tensor({kind})"), shape))
+        found.append(Input(value.name, _NAMES[kind], shape))
     return tuple(found)
 
 
@@ -195,7 +195,7 @@ def with_dims(inputs: Sequence[Input], dims: Mapping[str, int]) -> tuple[Input, 
     )
 
 
-_TYPES = {"float32": "tensor(float)", "float64": "tensor(double)"}  # others have numpy's name
+_NAMES = {name: type_ for type_, name in TYPES.items()}  # as ONNX Runtime calls what numpy calls so
 
 
 def _boundary(values: tuple[Value, ...], inner: bool, passed: int) -> Boundary:

@@ -19,12 +19,9 @@ from quant.errors import ModelFileError
 Array = npt.NDArray[Any]
 Feeds = dict[str, Array]  # by name of the input
 
-_TYPES = {
-    "tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16,
-    "tensor(int64)": np.int64, "tensor(int32)": np.int32, "tensor(int16)": np.int16, "tensor(int8)": np.int8,
-    "tensor(uint64)": np.uint64, "tensor(uint32)": np.uint32, "tensor(uint16)": np.uint16, "tensor(uint8)": np.uint8,
-    "tensor(bool)": np.bool_,
-}  # fmt: skip
+# Tensors of numbers that numpy has, too: as ONNX Runtime calls them, and as numpy does.
+TYPES = {"tensor(float)": "float32", "tensor(double)": "float64", "tensor(float16)": "float16", "tensor(bool)": "bool"}
+TYPES |= {f"tensor({u}int{bits})": f"{u}int{bits}" for u in ("", "u") for bits in (8, 16, 32, 64)}
 
 
 class SamplesError(ModelFileError):
@@ -52,7 +49,7 @@ def inputs_of(session: Any) -> tuple[Input, ...]:
         for value in session.get_inputs()
     )
     for one in found:
-        if one.type not in _TYPES:
+        if one.type not in TYPES:
             raise SamplesError(f"input {one.name!r} is a {one.type}; values can be given to tensors of numbers only")
     return found
 
@@ -66,7 +63,7 @@ def made_up(inputs: tuple[Input, ...], n: int, seed: int = 0) -> Iterator[Feeds]
     for _ in range(n):
         feeds: Feeds = {}
         for one in inputs:
-            dtype = np.dtype(_TYPES[one.type])
+            dtype = np.dtype(TYPES[one.type])
             if dtype.kind == "f":
                 feeds[one.name] = rng.standard_normal(one.made_up_shape).astype(dtype)
             else:
@@ -125,7 +122,7 @@ class Samples:
 
     def _runs(self, path: Path, one: Input, array: Array) -> Array:
         """What of the array goes into each run, along the first axis."""
-        wanted = np.dtype(_TYPES[one.type])
+        wanted = np.dtype(TYPES[one.type])
         what = f"{path}: {one.name!r}"
         if not np.can_cast(array.dtype, wanted, "same_kind"):
             raise SamplesError(f"{what} has values of type {array.dtype}; the model takes {wanted}")

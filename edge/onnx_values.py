@@ -10,16 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edge.onnx_samples import Input, SamplesError
+from edge.onnx_samples import TYPES, Input, SamplesError
 from quant.errors import ModelFileError
 
 Array = npt.NDArray[Any]
 Shape = tuple["int | str", ...]  # a name or "?" where the dimension is open
-
-_NUMPY = {"float": "float32", "double": "float64"}  # others have the same name
-_KNOWN = {"float16", "float32", "float64", "bool"} | {
-    f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
-}
 
 
 @dataclass(frozen=True)
@@ -39,11 +34,9 @@ class Output:
 @cache
 def dtype_of(type_name: str) -> np.dtype[Any]:
     """What numpy calls "tensor(float)". ModelFileError for what is no tensor of numbers, or of none that numpy has."""
-    name = type_name.removeprefix("tensor(").removesuffix(")")
-    name = _NUMPY.get(name, name)
-    if name not in _KNOWN or not type_name.startswith("tensor("):
+    if type_name not in TYPES:
         raise ModelFileError(f"values of type {type_name} cannot be used; a model needs tensors of numbers")
-    return np.dtype(name)
+    return np.dtype(TYPES[type_name])
 
 
 def outputs_of(session: Any) -> tuple[Output, ...]:
