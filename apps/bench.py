@@ -65,7 +65,7 @@ def _measure(args: argparse.Namespace, engine: TextEngine, deployed: distributed
         def on_step(done: int, total: int) -> None:
             nonlocal times
             if deployed and done in (1, args.repeats + 1):  # neither the warm-up is in, nor requests that share steps
-                times = deployed.engine.times(clear=True)
+                times = deployed.times(clear=True)
             if done == 1 and engine.paging is not None:
                 engine.paging.clear_stats()  # of the warm-up
             bar.update(done, total)

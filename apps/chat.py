@@ -112,7 +112,7 @@ def _answer_once(args: argparse.Namespace, loaded: Loaded, prompt: str, sampling
     lost: Exception | None = None
     if loaded.deployed:
         try:
-            times = loaded.deployed.engine.times()
+            times = loaded.deployed.times()
         except (EdgeError, TransportError) as error:  # the answer is complete, and worth more than the figures
             lost, times = error, [{} for _ in loaded.deployed.names]
     result = {

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 COMMANDS = (
     "chat", "bench", "model", "quantize", "imatrix", "evaluate", "run", "worker",
-    "devices", "link", "lab", "cluster",
+    "devices", "link", "plan", "pareto", "lab", "simulate", "cluster",
 )  # fmt: skip
 
 # Exit codes, as documented in docs/cli.md. Classes are named, not imported: importing them would make --help slow.
@@ -38,6 +38,8 @@ EXIT_CODES = {
     "DiscoveryError": 7,
     "LabError": 7,
     "LabFileError": 3,
+    "ClusterFileError": 3,
+    "TraceError": 3,
     "TransportError": 7,
     "WorkerError": 7,
     "NoRoom": 4,

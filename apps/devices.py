@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
+from apps import devices_probe
 from apps.format import bytes_text
 from apps.link import address, show, timeout
 from apps.options import quiet_grpc
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 HELP = "List the workers there are: found on the network, and those whose addresses you give."
 AT_ONCE = 16  # workers asked at a time
 COLUMNS = ("name", "address", "what", "threads", "memory", "state")
+PROBE = "probe"  # in place of addresses: look at this machine itself
 EXIT_NO_ANSWER = 7  # as for any connection that fails
 
 
@@ -51,6 +53,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--links", action="store_true", help="measure the connection of every pair")
     parser.add_argument("--insecure", action="store_true", help="allow workers that run with --insecure")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    _add_probe(parser)
+
+
+def _add_probe(parser: argparse.ArgumentParser) -> None:
+    """Let the word `probe` lead to a parser of its own. Those of argparse cannot be beside a list of addresses."""
+    probe = type(parser)(prog=f"{parser.prog} probe", description=devices_probe.HELP)
+    devices_probe.add_arguments(probe)
+    probe.set_defaults(run=devices_probe.run, parser=probe)
+    parser.epilog = f"{probe.prog}: {devices_probe.HELP} See {probe.prog} --help."
+    of_addresses = parser.parse_known_args
+
+    def parse_known_args(args: Any = None, namespace: Any = None) -> Any:
+        if args and PROBE in args:
+            args = list(args)
+            args.remove(PROBE)
+            return probe.parse_known_args(args, namespace)
+        return of_addresses(args, namespace)
+
+    parser.parse_known_args = parse_known_args  # type: ignore[method-assign]
 
 
 @dataclass

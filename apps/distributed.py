@@ -6,7 +6,7 @@ import argparse
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,10 +16,11 @@ from apps.options import MAX_THREADS, UsageError, check_output, engine_options, 
 
 if TYPE_CHECKING:
     from edge.deployment import Exchange
-    from edge.distributed import DistributedEngine
+    from edge.engine import Engine
+    from edge.engine_options import EngineOptions
     from edge.fleet import Fleet
-    from edge.own_slices import OwnSlices
     from edge.step_times import Summary
+    from edge.text_engine import TextEngine
     from partition.onnx_plan import OnnxPlan
     from partition.plan import Plan
     from quant.gguf_file import GgufFile
@@ -42,7 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("several devices")
     group.add_argument("--workers", type=_workers, metavar="A,B", help="run on this device and these: HOST[:PORT],...")
     group.add_argument(
-        "--parallel", choices=PARALLEL, help="every layer on all devices, or some layers on each (default: auto)"
+        "--parallel",
+        choices=PARALLEL,
+        help="every layer on all devices, some layers on each, or what the planner finds best (default: auto)",
     )
     group.add_argument(
         "--shares", type=shares_of, metavar="X,Y,Z", help="what part each does, this device first (default: measured)"
@@ -67,14 +70,22 @@ class Devices:
 class Deployed:
     """A model that runs on several devices."""
 
-    engine: DistributedEngine
+    engine: TextEngine
     plan: Plan
     why: str  # this plan
     exchange: Exchange
     names: tuple[str, ...]  # of the devices by rank, for people
 
+    def times(self, *, clear: bool = False) -> list[dict[str, Summary]]:
+        """As `DistributedEngine.times`; nothing is known of a plan for this device alone."""
+        from edge.distributed import DistributedEngine
+
+        return self.engine.times(clear=clear) if isinstance(self.engine, DistributedEngine) else [{}]
+
     def line(self) -> str:
         """The devices, what each holds, and why, in one line."""
+        if len(self.names) == 1:
+            return self.why
         staged = len(self.plan.stages) > 1
         parts = []
         for rank, name in enumerate(self.names):
@@ -87,7 +98,9 @@ class Deployed:
 
     def to_json(self, times: Sequence[Mapping[str, Summary]]) -> dict[str, Any]:
         """What a command's --json adds to its own figures. times: what the steps of each rank took."""
-        links = self.engine.links
+        from edge.distributed import DistributedEngine
+
+        links = self.engine.links if isinstance(self.engine, DistributedEngine) else {}
         ranks: list[dict[str, Any]] = []
         for rank, of in enumerate(times):
             kinds = {"decode": of.get("decode"), "prefill": of.get("prefill")}
@@ -143,7 +156,6 @@ def deployed(args: argparse.Namespace, devices: Devices, path: Path, sequences: 
     from apps.progress import progress
     from edge.deployment import Deployment, Exchange
     from edge.fleet import Fleet
-    from edge.own_slices import OwnSlices
     from partition.check import check_loadable
     from quant.gguf_file import GgufFile
 
@@ -153,10 +165,14 @@ def deployed(args: argparse.Namespace, devices: Devices, path: Path, sequences: 
         check_output(args.save_plan, [path], force=True)
     options = engine_options(args, sequences)
     exchange = Exchange(args.transport or "auto", args.allreduce or "auto", args.wire or "f32")
-    with Fleet(devices.addresses, insecure=args.insecure) as fleet:
-        plan, why = _plan(args, devices, fleet, file, OwnSlices())
+    with ExitStack() as stack:
+        fleet = stack.enter_context(Fleet(devices.addresses, insecure=args.insecure)) if devices.addresses else None
+        plan, why = _plan(args, devices, fleet, file, options)
         if args.save_plan is not None:
             save_plan(args.save_plan, plan)
+        if fleet is None or plan.world_size == 1:
+            yield Deployed(stack.enter_context(_alone(path, options, plan)), plan, why, exchange, ("this device",))
+            return
         label = f"Loading {path.name} on {len(set(plan.devices))} devices"
         with progress(label) as bar:
             deployment = Deployment(fleet, plan, file, options, exchange, bar.update)
@@ -164,18 +180,38 @@ def deployed(args: argparse.Namespace, devices: Devices, path: Path, sequences: 
             yield Deployed(deployment.engine, plan, why, exchange, _names(fleet, plan))
 
 
+def _alone(path: Path, options: EngineOptions, plan: Plan) -> Engine:
+    """The whole model on this device, as its plan says."""
+    from apps.progress import progress
+    from edge.engine import Engine
+
+    shard, size = plan.shard(0), path.stat().st_size
+    options = replace(options, memory=options.memory or shard.memory, threads=options.threads or shard.threads)
+    with progress(f"Loading {path.name}", size) as bar:
+        return Engine(path, options, progress=lambda fraction: bar.update(fraction * size))
+
+
 def _plan(
-    args: argparse.Namespace, devices: Devices, fleet: Fleet, file: GgufFile, slices: OwnSlices
+    args: argparse.Namespace, devices: Devices, fleet: Fleet | None, file: GgufFile, options: EngineOptions
 ) -> tuple[Plan, str]:
     """The plan, with what the options say of this device, and why it is this one."""
     from apps.progress import progress
-    from edge.arrangement import arrange
+    from edge.arrangement import arrange, work_of
+    from edge.engine_options import resolve
+    from edge.own_slices import OwnSlices
+    from partition.errors import PlanError
+    from partition.model import ModelShape
 
     with progress(f"Reading {file.path.name}") as bar:
-        digest = slices.model_digest(file.path, bar.update)
-    if devices.plan is not None:
+        digest = OwnSlices().model_digest(file.path, bar.update)
+    if devices.plan is not None or fleet is None:
+        assert devices.plan is not None, "without a plan there are workers"
+        if fleet is None and devices.plan.model_digest not in ("", digest):
+            raise PlanError(f"{args.plan} is for another model than {file.path.name}, or it has changed; plan again")
         return _with_own(devices.plan, args), f"as {args.plan} says"
-    with progress("Measuring devices", len(devices.addresses) + 1, "devices") as bar:
+    context, _, kv = resolve(options, ModelShape.from_gguf(file))
+    work = work_of(file, context=context, concurrency=options.sequences, kv_type=kv.name, wire=args.wire or "f32")
+    with progress("Measuring devices", unit="steps") as bar:
         made = arrange(
             fleet,
             devices.addresses,
@@ -183,6 +219,7 @@ def _plan(
             digest,
             parallel=args.parallel or "auto",
             shares=args.shares,
+            work=work,
             threads=args.threads,
             transport=args.transport or "auto",
             on_step=bar.update,
@@ -218,8 +255,6 @@ def _read_plan(path: Path) -> Plan:
 
     try:
         plan = Plan.from_json(json.loads(path.read_text(encoding="utf-8")))
-        if plan.world_size < 2:
-            raise PlanError("it is for this device alone; leave --plan out")
         for rank, device in enumerate(plan.devices):
             if rank:
                 parse_address(device)

@@ -78,7 +78,7 @@ def _show(state: LabState, as_json: bool) -> None:
     print_columns(COLUMNS, [_row(device) for device in state.to_json()["devices"]], whole=("name", "address"))
     for note in state.not_enforced:
         print_note(f"not enforced{': ' + note['device'] if note['device'] else ''}: {note['what']}: {note['why']}")
-    print(f"Next: edge chat {' '.join(options)}, and then edge lab down.", file=sys.stderr)
+    print(f"Next: edge chat {' '.join(options)}, or edge pareto; and then edge lab down.", file=sys.stderr)
 
 
 def _options(state: LabState) -> list[str]:

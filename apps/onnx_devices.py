@@ -118,6 +118,11 @@ def prepare(args: argparse.Namespace) -> Devices | None:
         return None
     quiet_grpc()
     found = _prepared(args)
+    if found.plan is not None and found.plan.own is not None:
+        args.threads = args.threads or found.plan.own.threads
+        args.provider = args.provider or found.plan.own.provider
+    if not found.workers:
+        return None
     given = first_given(args, _OF_THIS_DEVICE)
     if given and LOCAL not in found.addresses:
         raise UsageError(f"{given} is for a stage on this device, and there is none: name {LOCAL} first in --workers")
@@ -199,8 +204,6 @@ def _read_plan(path: Path) -> OnnxPlan:
 
     try:
         plan = OnnxPlan.from_json(json.loads(path.read_text(encoding="utf-8")))
-        if not plan.remote:
-            raise PlanError("it is for this device alone; leave --plan out")
         for stage in plan.stages:
             if stage.device != LOCAL:
                 parse_address(stage.device)

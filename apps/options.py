@@ -100,6 +100,14 @@ def number(text: str) -> float:
     return value
 
 
+def positive(text: str) -> float:
+    """A finite number above 0."""
+    value = number(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"needs a number above 0, got {text!r}")
+    return value
+
+
 def byte_size(text: str) -> int:
     """Bytes, from "2GiB", "900MiB", "1.5GB" or "943718400B"."""
     match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([KMGT]?)(i?)B", text.strip(), re.IGNORECASE)

@@ -5,19 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from apps.labels import Label, add_labels
 from apps.options import UsageError
 from devices.files import temporary_beside
 
 _MB = 1e6
 _SIZE_INCHES, _DPI = (8.0, 5.0), 150
 _TEXT, _LINE, _POINT, _CHOSEN = "#222222", "#9aa5b1", "#33658a", "#d1495b"
-_BESIDE = 9.0  # pixels at 100 dots an inch between a point and a label beside it
-_DISTANCES = (_BESIDE, 18.0, 28.0, 40.0, 54.0, 70.0)
-_ANGLES = (45, 30, 60, 0, 90, -135, -150, -120, 180, -90, 135, -45, 150, 120, -30, -60)  # the best first
 
 _Place = tuple[float, float]
 
@@ -100,7 +97,7 @@ def _figure(points: Sequence[Point], chosen: str | None, reference: str) -> Any:
     if len(line) > 1:
         axes.legend(frameon=False, fontsize=11, labelcolor=_TEXT)
     figure.draw_without_rendering()  # where everything is, is known from here on
-    _add_labels(axes, points, places, chosen, line)
+    add_labels(axes, _labels(points, places, chosen), places, line)
     return figure
 
 
@@ -117,81 +114,17 @@ def _drawn(point: Point, foot: float) -> float:
     return point.divergence if point.divergence > 0 else foot
 
 
-def _add_labels(
-    axes: Any, points: Sequence[Point], places: Sequence[_Place], chosen: str | None, line: Sequence[_Place]
-) -> None:
-    """A label beside each point; farther away, with a line to its point, where it is crowded. The chosen goes first."""
-    from matplotlib.transforms import Bbox
-
-    figure = axes.figure
-    renderer = figure.canvas.get_renderer()
-    pixel = figure.dpi / 100
-    at: list[_Place] = [tuple(axes.transData.transform(place)) for place in places]
-    radius = 6 * pixel
-    taken = [Bbox.from_extents(x - radius, y - radius, x + radius, y + radius) for x, y in at]
-    legend = axes.get_legend()
-    if legend is not None:
-        taken.append(legend.get_window_extent(renderer))
-    drawn = _along([tuple(axes.transData.transform(place)) for place in line])
-    for i in sorted(range(len(points)), key=lambda i: (points[i].label != chosen, places[i])):
-        point, is_chosen = points[i], points[i].label == chosen
-        text = axes.text(
-            *places[i],
-            point.label + (" (0)" if point.divergence <= 0 else ""),
-            fontsize=12 if is_chosen else 10.5,
-            fontweight="bold" if is_chosen else "normal",
-            color=_CHOSEN if is_chosen else _TEXT,
-            verticalalignment="bottom",
-            zorder=4,
+def _labels(points: Sequence[Point], places: Sequence[_Place], chosen: str | None) -> list[Label]:
+    """One for each point, the chosen one first."""
+    order = sorted(range(len(points)), key=lambda i: (points[i].label != chosen, places[i]))
+    return [
+        Label(
+            i,
+            points[i].label + (" (0)" if points[i].divergence <= 0 else ""),
+            color=_CHOSEN if points[i].label == chosen else _TEXT,
+            size=12 if points[i].label == chosen else 10.5,
+            bold=points[i].label == chosen,
+            farther=5 if points[i].label == chosen else 0,
         )
-        extent = text.get_window_extent(renderer)
-        others = [box for j, box in enumerate(taken) if j != i]
-        tried = (
-            (_box(at[i], extent.width, extent.height, (far + 5 * is_chosen) * pixel, angle), far, rank)
-            for far in _DISTANCES
-            for rank, angle in enumerate(_ANGLES)
-        )
-        inside = axes.get_window_extent(renderer)
-        box, far, _ = min(tried, key=lambda one: _cost(one[0], one[1], one[2], at[i], inside, others, drawn))
-        taken.append(box)
-        text.set_position(axes.transData.inverted().transform((box.x0, box.y0)))
-        if far > _BESIDE:
-            end = axes.transData.inverted().transform(_nearest(box, at[i]))
-            axes.plot(*zip(places[i], end, strict=True), color=_TEXT, linewidth=0.7, zorder=1.5)
-
-
-def _box(at: _Place, width: float, height: float, far: float, angle: float) -> Any:
-    """Where a label of this size lies in a direction (degrees) from a point, so far that they do not touch."""
-    from matplotlib.transforms import Bbox
-
-    cos, sin = math.cos(math.radians(angle)), math.sin(math.radians(angle))
-    left = at[0] + far * cos - width * (1 - cos) / 2
-    low = at[1] + far * sin - height * (1 - sin) / 2
-    return Bbox.from_bounds(left, low, width, height)
-
-
-def _cost(
-    box: Any, far: float, rank: int, at: _Place, inside: Any, taken: Sequence[Any], drawn: Sequence[_Place]
-) -> float:
-    """How bad a place for a label is: it or its line covers others, or the line of types, or it is far away."""
-    outside = not (inside.x0 <= box.x0 and box.x1 <= inside.x1 and inside.y0 <= box.y0 and box.y1 <= inside.y1)
-    covered = sum(1 for other in taken if box.overlaps(other))
-    leader = _along([at, _nearest(box, at)]) if far > _BESIDE else []
-    crossed = sum(1 for other in taken if any(other.contains(*place) for place in leader))
-    on_line = sum(1 for place in drawn if box.contains(*place))
-    beside = sum(1 for a in leader[3:] if any(math.dist(a, b) < 5 for b in drawn))
-    return 1000 * outside + 300 * covered + 60 * crossed + 4 * min(on_line, 15) + 3 * beside + far + 0.6 * rank
-
-
-def _along(line: Sequence[_Place]) -> list[_Place]:
-    """Places in pixels, close to each other, along a line through some."""
-    found = []
-    for (x0, y0), (x1, y1) in pairwise(line):
-        n = 1 + int(math.hypot(x1 - x0, y1 - y0) / 4)
-        found += [(x0 + (x1 - x0) * i / n, y0 + (y1 - y0) * i / n) for i in range(n + 1)]
-    return found
-
-
-def _nearest(box: Any, at: _Place) -> _Place:
-    """The place of a box that is nearest to a point."""
-    return min(max(at[0], box.x0), box.x1), min(max(at[1], box.y0), box.y1)
+        for i in order
+    ]

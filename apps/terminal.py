@@ -190,7 +190,7 @@ class _Talk:
         for name, value in rows:
             self._console.print(f"  [bold]{name:8}[/] {value}")
         if self._deployed:
-            times = step_table.rows(self._deployed.names, self._deployed.engine.times())
+            times = step_table.rows(self._deployed.names, self._deployed.times())
             print_columns(step_table.NAMES, times, whole=step_table.WHOLE)
             self._console.print(f"[dim]{step_table.NOTE}[/]")
 

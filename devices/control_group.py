@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 GROUPS = Path("/sys/fs/cgroup")
-PERIOD_US = 10_000  # short, so that who is out of processor time waits for milliseconds
+PERIOD_US = 4_000  # short, so that who is out of processor time waits for milliseconds
 _END_S = 15.0  # until the processes of a group that is removed are gone
 
 

@@ -13,5 +13,9 @@ class LabFileError(Exception):
     """A lab file that cannot be used; the message names the key, what it needs and what it has."""
 
 
+class ClusterFileError(Exception):
+    """A file that describes a cluster, and cannot be used; the message names the key, what it needs and what it has."""
+
+
 class LabError(Exception):
     """A lab that cannot be brought up: one is up already, or a worker does not start; the message says why."""

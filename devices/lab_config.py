@@ -5,9 +5,7 @@ Data and checks only; `devices/lab.py` makes it real.
 
 from __future__ import annotations
 
-import re
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +17,7 @@ from devices.errors import LabFileError
 from devices.lab_presets import PRESETS
 from devices.names import MAX_NAME, is_name
 from devices.shaper import Shape
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from devices.toml_tables import Table, check_keys, read_toml, short_text, tables
 
 OWNER = "owner"  # in links: this machine itself, where commands such as `edge chat --workers` run
 MAX_DEVICES = 64
@@ -33,7 +27,6 @@ MAX_DELAY_MS = 5_000.0
 MAX_MBPS = 1e6
 MAX_LOSS = 50.0  # per cent; of more TCP makes nothing
 LEAST_MEMORY = 128 << 20  # a worker with nothing loaded takes about as much
-_SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([KMGT]?)(i?)B", re.IGNORECASE)
 _DEVICE_KEYS = ("name", "preset", "cpu", "memory", "threads", "affinity", "cache_size", "models")
 _LINK_KEYS = ("between", "delay_ms", "jitter_ms", "bandwidth_mbps", "loss")
 
@@ -80,10 +73,7 @@ class LabConfig:
 
 def read_lab(path: Path) -> LabConfig:
     """The lab of a TOML file. LabFileError says what is wrong in it and where; OSError where it cannot be read."""
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # of TOML, of UTF-8, or a number of thousands of digits
-        raise LabFileError(f"{path} is no TOML: {error}") from error
+    data = read_toml(path, LabFileError)
     try:
         return parse_lab(data, path.absolute().parent)
     except LabFileError as error:
@@ -95,15 +85,15 @@ def parse_lab(data: Mapping[str, Any], folder: Path | None = None) -> LabConfig:
 
     folder: what relative paths in it are relative to; by default the current one.
     """
-    _known(data, ("device", "link"), "the file")
-    devices = [_device(table, where, folder or Path()) for table, where in _tables(data, "device")]
+    check_keys(data, ("device", "link"), "the file", LabFileError)
+    devices = [_device(table, folder or Path()) for table in tables(data, "device", LabFileError)]
     if not 1 <= len(devices) <= MAX_DEVICES:
         raise LabFileError(f"a lab has 1 to {MAX_DEVICES} devices, each a [[device]]; got {len(devices)}")
     names = [device.name for device in devices]
     for i, name in enumerate(names):
         if name in names[:i]:
-            raise LabFileError(f"device[{i}].name: another device is called {_text(name)}; names differ")
-    links = [_link(table, where, names) for table, where in _tables(data, "link")]
+            raise LabFileError(f"device[{i}].name: another device is called {short_text(name)}; names differ")
+    links = [_link(table, names) for table in tables(data, "link", LabFileError)]
     pairs = [frozenset(link.between or ()) for link in links]
     for i, pair in enumerate(pairs):
         if pair in pairs[:i]:
@@ -144,105 +134,61 @@ def _given(table: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in table.items() if value is not None}
 
 
-def _tables(data: Mapping[str, Any], key: str) -> Iterable[tuple[Mapping[str, Any], str]]:
-    tables = data.get(key, [])
-    if not isinstance(tables, list) or not all(isinstance(table, Mapping) for table in tables):
-        raise LabFileError(f"{key} needs to be tables, each below a line [[{key}]]")
-    return [(table, f"{key}[{i}]") for i, table in enumerate(tables)]
-
-
-def _known(table: Mapping[str, Any], keys: Sequence[str], where: str) -> None:
-    for key in table:
-        if key not in keys:
-            raise LabFileError(f"{where} has an unknown key {str(key)[:80]!r}; known are {', '.join(keys)}")
-
-
-def _device(table: Mapping[str, Any], where: str, folder: Path) -> LabDevice:
-    _known(table, _DEVICE_KEYS, where)
+def _device(table: Table, folder: Path) -> LabDevice:
+    table.check_keys(_DEVICE_KEYS)
     name = table.get("name")
     if not isinstance(name, str) or not is_name(name) or name == OWNER:
-        raise LabFileError(
-            f"{where}.name needs 1 to {MAX_NAME} letters, digits, '-', '_' or '.', and not {OWNER!r},"
-            f" which is this machine; got {_text(name)}"
+        table.refuse(
+            "name",
+            f"needs 1 to {MAX_NAME} letters, digits, '-', '_' or '.', and not {OWNER!r}, which is this machine",
         )
     preset = table.get("preset")
     if preset is not None and (not isinstance(preset, str) or preset not in PRESETS):
-        raise LabFileError(f"{where}.preset needs one of {', '.join(PRESETS)}; got {_text(preset)}")
+        table.refuse("preset", f"needs one of {', '.join(PRESETS)}")
     usual = PRESETS[preset] if preset else None
-    memory = _size(table, "memory", where) or (usual.memory_bytes if usual else None)
+    memory = table.size("memory") or (usual.memory_bytes if usual else None)
     most = psutil.virtual_memory().total
     if memory is not None and not LEAST_MEMORY <= memory <= most:
         raise LabFileError(
-            f"{where}.memory needs {LEAST_MEMORY >> 20}MiB to {most / 2**30:.1f}GiB, all that this machine has; got"
-            f" {memory / 2**30:.2f}GiB{f', of the preset {preset}' if 'memory' not in table else ''}"
+            f"{table.where}.memory needs {LEAST_MEMORY >> 20}MiB to {most / 2**30:.1f}GiB, all that this machine has;"
+            f" got {memory / 2**30:.2f}GiB{f', of the preset {preset}' if 'memory' not in table.values else ''}"
         )
-    threads = _number(table, "threads", where, 1, MAX_THREADS)
-    if threads is not None and threads != int(threads):
-        raise LabFileError(f"{where}.threads needs a whole number; got {threads}")
     models = table.get("models")
     if models is not None and (not isinstance(models, str) or not (folder / models).is_dir()):
-        raise LabFileError(f"{where}.models needs a folder that exists; got {_text(models)}")
+        table.refuse("models", "needs a folder that exists")
     return LabDevice(
         name=name,
-        cpu=_number(table, "cpu", where, 0.01, MAX_CORES) or (usual.cpu if usual else None),
+        cpu=table.number("cpu", 0.01, MAX_CORES) or (usual.cpu if usual else None),
         memory_bytes=memory,
-        threads=None if threads is None else int(threads),
-        affinity=_cores(table, where),
-        cache_bytes=_size(table, "cache_size", where),
+        threads=table.whole("threads", 1, MAX_THREADS),
+        affinity=_cores(table),
+        cache_bytes=table.size("cache_size"),
         models=None if models is None else (folder / models).absolute(),
         preset=preset,
     )
 
 
-def _link(table: Mapping[str, Any], where: str, names: list[str]) -> LabLink:
-    _known(table, _LINK_KEYS, where)
+def _link(table: Table, names: list[str]) -> LabLink:
+    table.check_keys(_LINK_KEYS)
     between = table.get("between")
     if between is not None:
         if not isinstance(between, list) or len(between) != 2 or between[0] == between[1]:
-            raise LabFileError(f"{where}.between needs two different names; got {_text(between)}")
+            table.refuse("between", "needs two different names")
         for name in between:
             if name not in names and name != OWNER:
-                raise LabFileError(f"{where}.between names {_text(name)}; there are {', '.join([OWNER, *names])}")
-    mbps = _number(table, "bandwidth_mbps", where, 0.01, MAX_MBPS)
+                known = ", ".join([OWNER, *names])
+                raise LabFileError(f"{table.where}.between names {short_text(name)}; there are {known}")
+    mbps = table.number("bandwidth_mbps", 0.01, MAX_MBPS)
     shape = Shape(
-        delay_s=(_number(table, "delay_ms", where, 0, MAX_DELAY_MS) or 0.0) / 1e3,
-        jitter_s=(_number(table, "jitter_ms", where, 0, MAX_DELAY_MS) or 0.0) / 1e3,
+        delay_s=(table.number("delay_ms", 0, MAX_DELAY_MS) or 0.0) / 1e3,
+        jitter_s=(table.number("jitter_ms", 0, MAX_DELAY_MS) or 0.0) / 1e3,
         bytes_per_s=None if mbps is None else mbps * 125_000,
-        loss=(_number(table, "loss", where, 0, MAX_LOSS) or 0.0) / 100,
+        loss=(table.number("loss", 0, MAX_LOSS) or 0.0) / 100,
     )
     return LabLink(shape, None if between is None else (between[0], between[1]))
 
 
-def _text(value: object) -> str:
-    """What a file has, short enough for one line."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}..."
-
-
-def _number(table: Mapping[str, Any], key: str, where: str, least: float, most: float) -> float | None:
-    value = table.get(key)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
-        raise LabFileError(f"{where}.{key} needs a number from {least:g} to {most:g}; got {_text(value)}")
-    return float(value)
-
-
-def _size(table: Mapping[str, Any], key: str, where: str) -> int | None:
-    value = table.get(key)
-    if value is None:
-        return None
-    match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
-    size = 0
-    if match:
-        base = 1024 if match[3] else 1000
-        size = int(float(match[1]) * base ** " KMGT".index(match[2].upper() or " "))
-    if not 0 < size < 2**60:
-        raise LabFileError(f'{where}.{key} needs a size such as "1GiB" or "900MiB"; got {_text(value)}')
-    return size
-
-
-def _cores(table: Mapping[str, Any], where: str) -> tuple[int, ...]:
+def _cores(table: Table) -> tuple[int, ...]:
     value = table.get("affinity")
     if value is None:
         return ()
@@ -250,5 +196,5 @@ def _cores(table: Mapping[str, Any], where: str) -> tuple[int, ...]:
         cores = parse_cores(str(value))
         check_cores(cores)
     except ValueError as error:
-        raise LabFileError(f"{where}.affinity: {error}") from None
+        raise LabFileError(f"{table.where}.affinity: {error}") from None
     return cores

@@ -35,6 +35,7 @@ class DeviceProfile:
     cores_physical: int
     cores_logical: int
     threads: int  # the worker may compute with
+    cpu_quota: float | None  # cores that its control groups let it keep busy, on average
     memory_total_bytes: int
     memory_available_bytes: int  # without swapping, within the limits of the control group
     memory_limit_bytes: int | None  # the owner's own limit for the worker
@@ -101,6 +102,7 @@ def describe(
         cores_physical=psutil.cpu_count(logical=False) or logical,  # unknown on some ARM boards
         cores_logical=logical,
         threads=threads or probe.default_threads(),
+        cpu_quota=probe.cpu_quota(),
         memory_total_bytes=int(psutil.virtual_memory().total),
         memory_available_bytes=probe.available_memory(),
         memory_limit_bytes=memory_limit_bytes,

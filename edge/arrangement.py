@@ -1,4 +1,4 @@
-"""Which rank gets what: as the person says, and for the rest by what was measured."""
+"""Which rank gets what: as the person says, and for the rest what the planner finds best by measurement."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ from dataclasses import dataclass
 from edge.fleet import Fleet
 from edge.survey import Survey, survey
 from partition.arrange import make_plan
+from partition.cost import Work
 from partition.errors import CannotSlice, PlanError
+from partition.explain import best_of
 from partition.gguf_slice import check_tensor, limits
+from partition.model import ModelShape
 from partition.plan import LOCAL, Plan
-from partition.tensor import Limits, attention_bytes
+from partition.planner import Planner
+from partition.predict import predict
 from quant.gguf_file import GgufFile
+from quant.types import type_by_name
+from transport.choice import choose
 
 PARALLEL = ("auto", "tensor", "pipeline")
-_SUMS_A_LAYER = 2
-# Of a core's time for a sum: system calls, Python and adding, with caches that hold the last layer's weights. Measured
-# on two devices: 50 us where a rank polls, 95 where a CPU quota forbids that. Slow devices take longer in proportion.
-_SUM_CPU_S = 90e-6
-_LEAST_SHARE = 0.02  # of the largest: who would be left less has at least that, for every rank holds something
+CONTEXT = 4096  # tokens, where none is said
+PROMPT, DEPTH = 128, 64  # tokens of a prompt, and behind a row that decodes, where none are said
 
 
 @dataclass(frozen=True)
@@ -39,93 +42,84 @@ def arrange(
     *,
     parallel: str = "auto",
     shares: Sequence[float] | None = None,
-    threads: int | None = None,
+    work: Work | None = None,
+    threads: int | None = None,  # of this device
     transport: str = "auto",
     on_step: Callable[[float, float], None] = lambda done, of: None,
 ) -> Arrangement:
-    """A plan for this device and the workers at `addresses`, in this order.
+    """A plan for this device and the workers at `addresses`.
 
-    parallel: "tensor", "pipeline", or "auto": what is predicted to decode sooner. shares: how much each device is to
-    compute, this one first; None: by measured speed. PlanError for shares or ranks that cannot be, CannotSlice where
-    the model cannot be cut so; else the errors of `survey`.
+    parallel: "tensor" and "pipeline" use all devices, in this order; "auto" those that make decoding the fastest, as
+    the planner says, which may be this one alone. shares: how much each is to compute, this one first; None: by
+    measurement. PlanError for shares or ranks that cannot be, CannotSlice where the model cannot be cut so; else the
+    errors of `survey`.
     """
     if parallel not in PARALLEL:
         raise PlanError(f"parallel is {parallel[:40]!r}; known are {', '.join(PARALLEL)}")
     if parallel == "tensor":
         check_tensor(file)
-    can, devices = limits(file), [LOCAL, *addresses]
-    name = str(file.metadata.get("general.name") or file.path.stem)
-
-    def plan(kind: str, parts: Sequence[float]) -> Plan:
-        return make_plan(can, name, model_digest, devices, kind, parts)
-
+    can, devices, name = limits(file), [LOCAL, *addresses], name_of(file)
     if shares is not None and parallel != "auto":
-        return Arrangement(plan(parallel, shares), f"{parallel}, with shares as given", None)
-    found = survey(fleet, addresses, file, model_digest, threads=threads, transport=transport, on_step=on_step)
-    by = "by measured speed" if shares is None else "as given"
+        plan = make_plan(can, name, model_digest, devices, parallel, shares)
+        return Arrangement(plan, f"{parallel}, with shares as given", None)
+    own = {LOCAL: threads} if threads else {}
+    found = survey(fleet, addresses, file, model_digest, threads=own, transport=transport, on_step=on_step)
+    work = work or work_of(file)
+    planner = Planner(work, found.speeds, found.links, name, model_digest, tensor=can_share(file))
+    if parallel == "auto" and shares is None:
+        plan, why = best_of(planner)
+        return Arrangement(plan, why, found)
+    kinds = ("tensor", "pipeline") if parallel == "auto" else (parallel,)
     plans, refused = {}, {}
-    for kind in ("tensor", "pipeline") if parallel == "auto" else (parallel,):
-        measured = tensor_shares(found) if kind == "tensor" else speeds(found)
+    for kind in kinds:
+        by_speed = planner.shares() if kind == "tensor" else [1 / speed.layer_s.at(1) for speed in found.speeds]
         try:
             if kind == "tensor":
                 check_tensor(file)
-            plans[kind] = plan(kind, measured if shares is None else shares)
+            plans[kind] = make_plan(can, name, model_digest, devices, kind, by_speed if shares is None else shares)
         except (CannotSlice, PlanError) as error:
             refused[kind] = error
     if not plans:
         raise next(iter(refused.values()))
-    if len(plans) == 1:
-        kind, only = next(iter(plans.items()))
-        return Arrangement(only, f"{kind}, shares {by}" + "".join(f": {error}" for error in refused.values()), found)
-    tensor_s, pipeline_s = tensor_seconds(plans["tensor"], can, found), pipeline_seconds(plans["pipeline"], can, found)
-    told = f"a token is predicted to take {tensor_s * 1e3:.3g} ms tensor-parallel, {pipeline_s * 1e3:.3g} ms in stages"
-    kind = "tensor" if tensor_s < pipeline_s else "pipeline"
-    return Arrangement(plans[kind], f"{kind}, shares {by}: {told}", found)
+    of = {speed.device: speed for speed in found.speeds}
+    predicted = {kind: predict(plan, work, of, found.links).latency_s for kind, plan in plans.items()}
+    kind = min(predicted, key=lambda kind: predicted[kind])
+    told = "; ".join(f"{kind} {seconds * 1e3:.3g} ms" for kind, seconds in predicted.items())
+    by = "by measured speed" if shares is None else "as given"
+    return Arrangement(plans[kind], f"{kind}, shares {by}: a token is predicted to take {told}", found)
 
 
-def speeds(found: Survey) -> list[float]:
-    """Layers a second, by rank."""
-    return [1 / speed.decode_s for speed in found.speeds]
+def work_of(
+    file: GgufFile,
+    *,
+    context: int = CONTEXT,
+    concurrency: int = 1,
+    prompt: int = PROMPT,
+    depth: int = DEPTH,
+    kv_type: str = "f16",
+    wire: str = "f32",
+) -> Work:
+    """What is to be done with a model, for the planner."""
+    return Work(
+        ModelShape.from_gguf(file), limits(file), context, depth, prompt, concurrency, type_by_name(kv_type),
+        allreduce_s, wire,
+    )  # fmt: skip
 
 
-def tensor_shares(found: Survey) -> list[float]:
-    """The parts with which all ranks end their part of a layer at once, the sums included.
-
-    Every rank does every sum, whatever its part; that takes k of a layer's time, k being what it is on the fastest. So
-    (part + k) * time is to be equal for all N ranks, and the parts add up to 1: part = (1 + N k) speed / speeds - k.
-    """
-    rates = speeds(found)
-    k = _SUMS_A_LAYER * _SUM_CPU_S * max(rates)
-    parts = [(1 + len(rates) * k) * rate / sum(rates) - k for rate in rates]
-    return [max(part, _LEAST_SHARE * max(parts)) for part in parts]
+def allreduce_s(n_bytes: int, ranks: int, latency_s: float, bytes_per_s: float) -> float:
+    """Seconds of one allreduce by the algorithm that is predicted to be the best, as ranks choose it."""
+    return min(choose(n_bytes, n_bytes, ranks, latency_s, bytes_per_s).seconds.values())
 
 
-def tensor_seconds(plan: Plan, can: Limits, found: Survey) -> float:
-    """A token, every rank computing its part of every layer: the slowest rank's parts and sums, and a hop for each sum.
-
-    Computing is taken to be in proportion to the bytes of weights it reads.
-    """
-    layers, fastest, layer_bytes = can.sizes.layers, max(speeds(found)), _layer_bytes(can)
-    slowest = 0.0
-    for rank, speed in enumerate(found.speeds):
-        shard = plan.shard(rank)
-        layer = attention_bytes(can, shard.heads) + len(shard.ff) * can.ff_bytes
-        own = layers * layer + len(shard.vocab) * can.vocab_bytes
-        sums_s = layers * _SUMS_A_LAYER * _SUM_CPU_S * speed.decode_s * fastest
-        slowest = max(slowest, speed.decode_s * own / layer_bytes + sums_s)
-    return slowest + layers * _SUMS_A_LAYER * found.hop_s
+def can_share(file: GgufFile) -> bool:
+    """Whether several ranks can share a layer of the model."""
+    try:
+        check_tensor(file)
+    except CannotSlice:
+        return False
+    return True
 
 
-def pipeline_seconds(plan: Plan, can: Limits, found: Survey) -> float:
-    """A token through one stage after the other, with a hop after each; the last has the head."""
-    total, layer_bytes = 0.0, _layer_bytes(can)
-    for rank, speed in enumerate(found.speeds):
-        cut = plan.slice(rank)
-        own = sum(can.layer_bytes[cut.layers.start : cut.layers.stop]) + len(cut.vocab) * can.vocab_bytes
-        total += speed.decode_s * own / layer_bytes + found.hop_s
-    return total
-
-
-def _layer_bytes(can: Limits) -> float:
-    """Of the layer that was timed: the average one."""
-    return sum(can.layer_bytes) / len(can.layer_bytes)
+def name_of(file: GgufFile) -> str:
+    """What a model is called, for people."""
+    return str(file.metadata.get("general.name") or file.path.stem)

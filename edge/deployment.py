@@ -88,6 +88,7 @@ class Deployment:
         self.plan = plan
         self._fleet, self._file, self._exchange = fleet, file, exchange
         self._widths = [len(stage.shards) for stage in plan.stages]
+        self.memory_bytes: dict[str, int] = {}  # of the other devices: what their ranks were granted
         self._sessions: dict[int, EngineSession] = {}
         self._group: Group | None = None
         self._slices = OwnSlices()
@@ -224,11 +225,12 @@ class Deployment:
             values["memory"] = max(1, (limit - LEAST_PROCESS_BYTES) // ranks)
         values |= _own(part)
         command = pb.Load(slice=digest, options_json=json.dumps(values), stages=self._widths)
-        with total.part(recipe.n_bytes) as loaded:
-            self._sessions[rank].ask(
+        with total.part(recipe.n_bytes) as shown:
+            loaded = self._sessions[rank].ask(
                 pb.Command(load=command),
-                lambda event: loaded(event.loading.fraction * recipe.n_bytes, recipe.n_bytes),
+                lambda event: shown(event.loading.fraction * recipe.n_bytes, recipe.n_bytes),
             )
+        self.memory_bytes[part.device] = self.memory_bytes.get(part.device, 0) + loaded.loaded.memory_bytes
 
     # --- the end, and when something fails ---
 

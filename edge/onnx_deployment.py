@@ -171,7 +171,7 @@ class OnnxDeployment:
         self._parts = [replace(part, content=b"") for part in parts]  # who computes it has it
 
     def times(self, repeats: int) -> tuple[float, ...]:
-        """The seconds that each stage computes, alone, one after the other: medians. Ends a pipeline that runs."""
+        """The seconds that each stage computes, alone, one after the other: means. Ends a pipeline that runs."""
         self._end()
         command = pb.Command(time=pb.Time(steps=repeats))
         remote = tuple(float(session.ask(command).timed.run_s) for session in self._sessions)

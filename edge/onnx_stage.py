@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import queue
-import statistics
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -18,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-from devices.probe import own_rss
+from devices.probe import cpu_quota, own_rss
 from edge.errors import EdgeError, EngineError, NotEnoughMemory
 from edge.onnx_engine import OnnxEngine
 from edge.onnx_items import Array, Boundary, Item, Op, Receiver, send
@@ -29,6 +28,8 @@ from transport.link import Link
 SETS = 3  # one is received, one computed, one sent
 IDLE_S = 7 * 86400.0  # for the next item: a person may think for long, and a link that breaks is noticed
 _COPIES = 2  # of a stage's file while it is loaded: as it was read, and as ONNX Runtime lays it out
+_LEAST_S = 0.3  # of timing: many periods of a CPU quota, which lets single runs pass as if there were none
+_MOST_RUNS = 10_000  # that are added for that
 _MIB = 1 << 20
 
 
@@ -67,19 +68,28 @@ class LoadedStage:
         return replace(item, compute_s=(*item.compute_s, seconds)), leaves
 
     def time(self, repeats: int) -> float:
-        """The median of the seconds that the last input takes, after one run to warm up; without one, seeded noise.
+        """The mean of the seconds that the last input takes, of so many runs or more, after one to warm up; without a
+        last input, of seeded noise. Errors as of `warm_up`."""
+        feeds = self.warm_up()
+        quota = cpu_quota()
+        least_s = 0.0 if quota is None or quota >= self.engine.threads else _LEAST_S
+        began, done, took = time.perf_counter(), 0, 0.0
+        while done < max(repeats, 1) or (took < least_s and done < _MOST_RUNS):
+            self.engine.run(feeds)
+            done += 1
+            took = time.perf_counter() - began
+        return took / done
+
+    def warm_up(self) -> Mapping[str, Array]:
+        """Run once, with the last input or with seeded noise; what it was.
 
         EngineError where the model does not take noise, for instance where a shape is among its inputs.
         """
         shapes = {tensor.name: tensor.shape for tensor in self.takes.tensors}
         noise = made_up(tuple(replace(one, shape=shapes[one.name]) for one in self.engine.inputs), 1)
         feeds = self._last or next(noise)
-        times = []
-        for _ in range(max(repeats, 1) + 1):
-            began = time.perf_counter()
-            self.engine.run(feeds)
-            times.append(time.perf_counter() - began)
-        return statistics.median(times[1:])
+        self.engine.run(feeds)
+        return feeds
 
     def close(self) -> None:
         """Free the model."""
@@ -118,7 +128,7 @@ def load(path: str, stage_json: str, threads: int, limit_bytes: int) -> tuple[Lo
         if len(engine.files) > 1:  # in a worker's store that would be somebody's slice
             raise EdgeError("a stage has its weights in its own file; this one names another")
         with suppress(EngineError):  # of what is not for noise to be: it shows when it runs
-            stage.time(0)  # buffers are made as it first runs
+            stage.warm_up()  # buffers are made as it first runs
         need = max(own_rss() - before, size)  # memory that an earlier stage left behind is used again
         _check_limit(need, limit_bytes)
     except BaseException:

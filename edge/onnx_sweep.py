@@ -23,7 +23,7 @@ class CutSpeed:
     """One cut, measured."""
 
     cut: Cut
-    stage_s: tuple[float, ...]  # one run of each stage alone on its device, medians
+    stage_s: tuple[float, ...]  # one run of each stage alone on its device, means
     transfer_s: tuple[float, ...]  # how long one input keeps each link busy: to the first stage, on, and back here
     delay_s: float  # of these links together
     speed: Speed | None = None  # of the pipeline, where it ran as one

@@ -49,6 +49,7 @@ _IDLE_S = 7 * 86400.0  # for the next command; whoever lets go earlier closes th
 _MOST_RANKS = 256
 _MOST_FLOATS = 16 << 20
 _MOST_REPEATS = 10_000
+_MOST_TIMED = 16  # kinds of steps
 _MOST_TEXT = 4000  # characters of an error, which may repeat what the owner sent: events have 1 MiB
 
 
@@ -228,8 +229,19 @@ class Rank:
             return pb.Event(timed=pb.Timed(run_s=self._loaded.time(min(asked.steps, _MOST_REPEATS))))
         from edge.profiler import time_shard
 
-        decode_s, prefill_s = time_shard(self._shard(), asked.rows, asked.steps)
-        return pb.Event(timed=pb.Timed(decode_s=decode_s, prefill_s=prefill_s))
+        if len(asked.rows) > _MOST_TIMED:
+            raise EdgeError(f"{len(asked.rows)} kinds of steps to time; the most are {_MOST_TIMED}")
+        step_s = time_shard(self._shard(), asked.rows, asked.steps, asked.depth)
+        return pb.Event(timed=pb.Timed(step_s=step_s, disk_bytes_per_s=self._disk() if asked.disk else 0.0))
+
+    def _disk(self) -> float:
+        """Bytes a second from the disk that what is loaded lies on; 0 where that cannot be measured."""
+        from devices.machine_disk import disk_read_rate
+
+        try:
+            return disk_read_rate(self._shard().engine.path.parent)[0]
+        except (OSError, ValueError):
+            return 0.0
 
     def _shard(self) -> Shard:
         from edge.shard import Shard

@@ -46,9 +46,17 @@ class _Running:
 class Scheduler:
     """Runs requests on an engine whose KV cache it has to itself."""
 
-    def __init__(self, engine: TextEngine, on_token: Callable[[int, int], None] = lambda index, token: None) -> None:
-        """on_token(request's index, token) is called for every token as it is chosen."""
+    def __init__(
+        self,
+        engine: TextEngine,
+        on_token: Callable[[int, int], None] = lambda index, token: None,
+        microbatches: int | None = None,
+    ) -> None:
+        """on_token(request's index, token) is called for every token as it is chosen. microbatches: how many groups
+        requests form; None: one for each stage."""
         self._engine = engine
+        self._groups = microbatches or engine.stages
+        self._in_flight = self._groups if engine.stages > 1 else 1  # a single stage has one at a time
         self._on_token = on_token
         self._waiting: deque[tuple[int, Request]] = deque()
         self._ready: deque[_Running] = deque()  # the next step of these can be submitted
@@ -73,7 +81,7 @@ class Scheduler:
         try:
             while self._waiting or self._ready or self._flying:
                 self._admit()
-                if self._ready and len(self._flying) < self._engine.stages:
+                if self._ready and len(self._flying) < self._in_flight:
                     self._submit()
                 else:
                     self._collect()
@@ -106,7 +114,7 @@ class Scheduler:
             return
         decoding = [one for one in self._ready if one.generated]
         in_all = len(decoding) + sum(len(group) for group in self._flying)
-        group = decoding[: max(1, -(-in_all // self._engine.stages))]
+        group = decoding[: max(1, -(-in_all // self._groups))]
         for one in group:
             self._ready.remove(one)
         self._engine.submit(

@@ -1,143 +1,145 @@
-"""What a plan goes by, measured: how fast each device computes the model's layers, and how long the links take.
+"""What a plan of a language model goes by, measured: what each device takes for its parts, and what the links do.
 
-The layers are of the model's real shape and types, and their weights are zero. Such a slice is a header and zeros, so
-every device makes it by itself and nothing of the model crosses the network.
+Layers are of the model's real shape and types, and their weights are zero. Such a slice is a header and zeros, so every
+device makes it by itself and nothing of the model crosses the network.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
-from devices.probe import default_threads
+from devices.probe import available_memory, default_threads
+from devices.profile import DeviceProfile, describe
 from edge.closing import Closing, results
 from edge.engine_session import EngineSession, connect_all
-from edge.errors import WorkerError
 from edge.fleet import Fleet
+from edge.layer_times import device_speed, probes, timed
+from edge.link_survey import measure_links
 from edge.local_session import LocalSession
-from edge.own_slices import OwnSlices
 from edge.peers import SECRET_BYTES
 from edge.remote_session import RemoteSession
-from partition.gguf_slice import blank_recipe, limits
-from partition.plan import LOCAL, NOTHING, Range, Slice
-from partition.recipe import Recipe
+from edge.speed_cache import SpeedCache, key_of
+from edge.version import version
+from partition.plan import LOCAL
+from partition.speeds import DeviceSpeed, Links
 from quant.gguf_file import GgufFile
-from transport import edge_pb2 as pb
 
-PREFILL_ROWS = 32
-_STEPS = 15
-_LEAST_BYTES = 96 << 20  # of layers: more than caches hold, for decoding is bound by what memory gives
-_MOST_S = 3600.0  # no figure is that large
-_OPTIONS = {"context": 2 * PREFILL_ROWS, "batch": PREFILL_ROWS}
-
-
-@dataclass(frozen=True)
-class Speed:
-    """Seconds that one layer takes on one device."""
-
-    device: str  # as in a plan
-    decode_s: float  # one token
-    prefill_s: float  # PREFILL_ROWS tokens
+# Of a core's time for a sum: system calls, Python and adding, with caches that hold the last layer's weights. Measured
+# on two devices: 50 us where a rank polls, 95 where a CPU quota forbids that. Slow devices take longer in proportion.
+_SUM_CPU_S = 90e-6
+NOTHING_SAID: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class Survey:
     """What was measured."""
 
-    speeds: tuple[Speed, ...]  # by rank
-    hop_s: float  # 8 KiB to another rank, over the slowest of the links
+    speeds: tuple[DeviceSpeed, ...]  # this device first, then in the order of addresses
+    links: Links
 
 
 def survey(
-    fleet: Fleet,
+    fleet: Fleet | None,
     addresses: Sequence[str],
     file: GgufFile,
     model_digest: str,
     *,
-    threads: int | None = None,
+    threads: Mapping[str, int] = NOTHING_SAID,
     transport: str = "auto",
+    fresh: bool = False,
     on_step: Callable[[float, float], None] = lambda done, of: None,
 ) -> Survey:
-    """Measure this device, with so many threads, and the workers at `addresses`, which are ranks 1 and up: all at once.
+    """Measure this device and the workers at `addresses`: links, this one, then all others at once.
+    fleet: where they are connected; None: there are none. threads: by device, where it is not to be as it has it.
 
-    on_step(done, of) is called as devices are done. CannotSlice where the model has no layers to be timed; else the
-    errors of sessions.
+    A device's times are remembered for a day; fresh: measure them anyway. on_step(done, of) is called as links and
+    slices are done. CannotSlice where the model has no layers to be timed; else the errors of sessions.
     """
-    slices = OwnSlices()
-    recipe, layers = _layers(file, model_digest)
-    digest = slices.digest(recipe, file.path)
     world_size = len(addresses) + 1
+    own_threads = threads.get(LOCAL) or default_threads()
     secret = secrets.token_bytes(SECRET_BYTES)
+    devices = [LOCAL, *addresses]
+    own_name, credentials = (fleet.local_name, fleet.credentials) if fleet else (LOCAL, None)
+    others = [fleet.profiles[address] for address in addresses] if fleet else []
+    profiles = [own_profile(own_name, own_threads), *others]
+    cache = SpeedCache()
     pool = ThreadPoolExecutor(world_size, "survey")
     try:
         with Closing() as closing:  # and whoever still waits for a session then hears that it was closed
-            path = closing.enter(slices.use(recipe, file.path, digest))
+            slices, n = probes(file, model_digest, closing)
+            short = [_memory(fleet, device) < file.size_bytes for device in devices]  # it may have to page
+            digests = [probe.digest for probe in slices.values()]
+            keys = [
+                key_of([*digests, str(threads.get(device)), str(pages)], profile)
+                for device, pages, profile in zip(devices, short, profiles, strict=True)
+            ]
+            known = [
+                None if fresh else cache.get(key, device, _name(fleet, device))
+                for key, device in zip(keys, devices, strict=True)
+            ]
+            steps = len(slices) * known.count(None) + world_size * (world_size - 1) // 2
+            done: list[None] = []
+
+            def step() -> None:
+                closing.check()  # nobody shows progress any more
+                done.append(None)
+                on_step(len(done), steps)
 
             def start(rank: int) -> EngineSession:
                 session: EngineSession
-                if rank == 0:
-                    own = threads or default_threads()
-                    session = LocalSession(fleet.local_name, world_size, secret, fleet.credentials, own)
+                if fleet is None or rank == 0:
+                    session = LocalSession(own_name, world_size, secret, credentials, own_threads)
                 else:
                     worker = fleet.workers[addresses[rank - 1]]
-                    worker.send_slice(recipe, file.path, digest, closing.check)
+                    for probe in slices.values() if known[rank] is None else ():
+                        worker.send_slice(probe.recipe, file.path, probe.digest, closing.check)
                     closing.check()
                     session = RemoteSession(worker, rank, world_size, secret)
                 closing.then(session.close)
                 return session
 
-            def timed(session: EngineSession) -> Speed:
-                device = addresses[session.rank - 1] if session.rank else LOCAL
-                speed = _timed(session, device, _load(session.rank, world_size, digest, path), layers)
-                closing.check()  # nobody shows progress any more
-                done.append(device)
-                on_step(len(done), world_size)
-                return speed
+            def speed(session: EngineSession) -> DeviceSpeed:
+                device, found = devices[session.rank], known[session.rank]
+                memory_bytes = _memory(fleet, device)
+                if found is None:
+                    many, pages = threads.get(device), short[session.rank]
+                    times = timed(session, slices, n, step, threads=many, disk=pages)
+                    found = device_speed(times, device, _name(fleet, device), memory_bytes)
+                    cache.put(keys[session.rank], found)
+                return replace(found, memory_bytes=memory_bytes, threads=threads.get(device))
 
-            done: list[str] = []
             sessions = results(pool.submit(start, rank) for rank in range(world_size))
-            trips = [
-                _trip(session, state)
-                for session, states in zip(sessions, connect_all(sessions, transport), strict=True)
-                for state in states
-            ]
-            speeds = results(pool.submit(timed, session) for session in sessions)
-            return Survey(tuple(speeds), max(trips, default=0.0) / 2)
+            links = measure_links(sessions, devices, connect_all(sessions, transport), step, fresh=fresh)
+            # This device hands out the work, so it is alone with its own; the others are on their own in any case.
+            speeds = [speed(sessions[0]), *results(pool.submit(speed, session) for session in sessions[1:])]
+            return Survey(tuple(_with_sums(speeds)), links)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _layers(file: GgufFile, model_digest: str) -> tuple[Recipe, int]:
-    """The first layers of a model, with weights of zero, and how many they are."""
-    can = limits(file)
-    n = next((n for n in range(1, can.sizes.layers) if sum(can.layer_bytes[:n]) >= _LEAST_BYTES), can.sizes.layers)
-    cut = Slice(Range(0, n), Range(0, can.sizes.heads), Range(0, can.sizes.ff), NOTHING, first=True)
-    return blank_recipe(file, model_digest, cut), n
+def _with_sums(speeds: Sequence[DeviceSpeed]) -> list[DeviceSpeed]:
+    """What a sum takes of each processor: on the fastest a known time, on others so many times that."""
+    fastest = min(speed.layer_s.at(1) for speed in speeds)
+    return [replace(speed, sum_s=_SUM_CPU_S * speed.layer_s.at(1) / fastest) for speed in speeds]
 
 
-def _load(rank: int, world_size: int, digest: str, path: Path) -> pb.Load:
-    """The layers as a stage of its own that is not the last, so that they end in hidden states."""
-    stages = [1] * (world_size + 1)  # `place` allows one more than there can be ranks
-    return pb.Load(slice=digest, path=str(path), stages=stages, options_json=json.dumps(_OPTIONS))
+def own_profile(name: str, threads: int) -> DeviceProfile:
+    """This device as a worker would describe it."""
+    return describe(name, threads=threads, runtime=version("edge-runtime"), llama_cpp=version("llama-cpp-python"))
 
 
-def _trip(session: EngineSession, state: pb.LinkState) -> float:
-    """The round trip of a link, which its lower rank measured. WorkerError where it says what cannot be."""
-    trip = {"tcp": state.tcp_round_trip_s, "grpc": state.grpc_round_trip_s}.get(state.kind, math.nan)
-    if not 0 <= trip < _MOST_S:
-        raise WorkerError(f"{session.device} says of its links what cannot be; is it of another version?")
-    return trip
+def _name(fleet: Fleet | None, device: str) -> str:
+    return "this device" if fleet is None or device == LOCAL else fleet.workers[device].name
 
 
-def _timed(session: EngineSession, device: str, load: pb.Load, layers: int) -> Speed:
-    session.ask(pb.Command(load=load))
-    found = session.ask(pb.Command(time=pb.Time(rows=PREFILL_ROWS, steps=_STEPS))).timed
-    session.unload()
-    if not (0 < found.decode_s < _MOST_S and 0 < found.prefill_s < _MOST_S):
-        raise WorkerError(f"{session.device} answers with times that cannot be; is it of another version?")
-    return Speed(device, found.decode_s / layers, found.prefill_s / layers)
+def _memory(fleet: Fleet | None, device: str) -> int:
+    """Bytes of memory that a model may take there."""
+    if fleet is None or device == LOCAL:
+        return available_memory()
+    profile = fleet.profiles[device]
+    have = profile.memory_available_bytes
+    return min(have, profile.memory_limit_bytes or have)

@@ -14,6 +14,8 @@ TINY = {
     "bench_engine.py": f"--model {MODEL_PATH} --prompt-tokens 16 --gen-tokens 3 --rounds 1 --threads 1",
     "bench_onnx_cuts.py": "--tiny",
     "bench_paging.py": "--tiny",
+    "bench_planner.py": "--tiny",
+    "bench_plans.py": "--tiny",
     "bench_quantize.py": "--tiny",
     "bench_slices.py": "--megabytes 8 --rounds 1 --seconds 0.2 --wires loopback",
     "bench_startup.py": "--repeats 1",
@@ -78,6 +80,12 @@ def test_paging() -> None:
     assert {row["type"] for row in result["repack"]["rows"]} == {"q4_0", "q4_k"}
 
 
+def test_planner() -> None:
+    rows = run("bench_planner.py")["rows"]
+    assert all(row["seconds"] > 0 and row["points"] for row in rows)
+    assert [row["exact"] for row in rows[:-1]] == [True] * 4
+
+
 def test_quantize() -> None:
     result = run("bench_quantize.py")
     [fitted] = result["fit"]["rows"]
@@ -112,3 +120,14 @@ def test_slices() -> None:
     assert all(rate > 0 for rate in found["bytes_per_s"].values())
     assert found["second_load_bytes"] == 0
     assert 0 < found["sent_after_cut_bytes"] <= 8_000_000  # of so little all may have been on its way at the cut
+
+
+def test_plans() -> None:
+    result = run("bench_plans.py")
+    (setting,) = result["settings"]
+    assert any(plan["chosen"] for plan in setting["plans"])
+    for plan in setting["plans"]:
+        assert plan["predicted"]["latency_s"] > 0
+        assert all(one["throughput_per_s"] > 0 for one in plan["measured"])
+    assert set(result["summary"]["errors"]) == {"latency_s", "throughput_per_s", "ttft_s"}
+    assert result["summary"]["chosen_over_best_measured"]["worst"] >= 1

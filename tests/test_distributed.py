@@ -178,11 +178,11 @@ def test_a_second_deployment_sends_nothing(tmp_path: Path, one: Worker) -> None:
 def test_measuring_sends_no_weights(tmp_path: Path, one: Worker) -> None:
     file = GgufFile.open(MODEL_PATH)
     with worker(tmp_path / "new", *ONE_THREAD) as new, Fleet([new.address]) as fleet:
-        found = survey(fleet, [new.address], file, "ab" * 32, threads=1)
+        found = survey(fleet, [new.address], file, "ab" * 32, threads={LOCAL: 1})
         idle([new], fleet)
         assert [speed.device for speed in found.speeds] == [LOCAL, new.address]
-        assert all(0 < speed.decode_s < speed.prefill_s < 10 for speed in found.speeds)
-        assert 0 < found.hop_s < 1
+        assert all(0 < speed.layer_s.at(1) < speed.layer_s.at(64) < 10 for speed in found.speeds)
+        assert 0 < found.links.of(LOCAL, new.address).latency_s < 1
         assert "slice-received" not in new.log()
         assert "slice-cut" in new.log()
 

@@ -73,7 +73,7 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> Setting:
     file, matrix = GgufFile.open(F16), folder / "m.gguf"
     collect(F16, TEXT, ONE).write(matrix)
     importance = read_imatrix(matrix).of(file)
-    options = FitOptions(matrix, kinds(*KINDS), within_s=12.0, threads=1)
+    options = FitOptions(matrix, kinds(*KINDS), within_s=6.0, threads=1)
     paths = {name: folder / f"{name}.gguf" for name in (*UNIFORM, *BUDGETS)}
     for name in UNIFORM:
         job = {"types": {}, "importance": importance, "dry": False, "heard": lambda line: None}

@@ -18,8 +18,12 @@ MAY_IMPORT = {
     "quant": set(),
     "devices": set(),
 }
-# What computes on arrays loads numpy; whoever imports it is about to run a model.
-ON_ARRAYS = {"quant.imatrix", "quant.wire", "transport.collective"}
+# What computes on arrays loads numpy; whoever imports it is about to run a model, or to plan how.
+PLANNING = (
+    "changes cost explain measures onnx_planner onnx_predict planner predict search search_best search_bounds"
+    " search_labels search_tables stage_group"
+)
+ON_ARRAYS = {"quant.imatrix", "quant.wire", "transport.collective"} | {f"partition.{name}" for name in PLANNING.split()}
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "edge" / "demo" / "README.md"]
 FILES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
 

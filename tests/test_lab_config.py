@@ -22,8 +22,8 @@ TOTAL = psutil.virtual_memory().total
 def test_the_example() -> None:
     lab = read_lab(ROOT / "docs" / "example-lab.toml")
     pi, laptop = lab.devices
-    assert (pi.name, pi.preset, pi.cpu, pi.memory_bytes) == ("pi", "pi5", PRESETS["pi5"].cpu, 2 << 30)
-    assert (laptop.cpu, laptop.threads, laptop.cache_bytes) == (0.5, 1, 4 << 30)
+    assert (pi.name, pi.preset, pi.cpu, pi.memory_bytes) == ("pi", "pi4", PRESETS["pi4"].cpu, 2 << 30)
+    assert (laptop.cpu, laptop.threads, laptop.cache_bytes) == (0.4, 1, 4 << 30)
     between = Shape(0.003, 0.002, 6_250_000, 0.001)
     assert lab.shape("pi", "old-laptop") == lab.shape("old-laptop", "pi") == between
     assert lab.shape("owner", "pi") == Shape(0.0005)

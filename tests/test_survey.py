@@ -8,19 +8,22 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
+from itertools import permutations
 from typing import Any
 
 import pytest
 
-from edge import engine_session, survey
+from edge import engine_session, link_survey, survey
 from edge.demo import MODEL_PATH
 from edge.engine_session import EngineSession
 from edge.errors import WorkerError
-from edge.fleet import MAX_WORKERS, Fleet
+from edge.fleet import Fleet
+from edge.layer_times import Times
 from edge.local_session import LocalSession
-from edge.place import place
+from edge.remembered import MAX_AGE_S
 from edge.remote_session import RemoteSession
+from partition.plan import LOCAL
+from partition.speeds import Curve
 from quant.gguf_file import GgufFile
 from tests.deployments import ONE_THREAD, own_folders
 from tests.helpers import until
@@ -45,7 +48,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Worker]]:
 
 
 def measured(two: list[Worker], fleet: Fleet) -> survey.Survey:
-    return survey.survey(fleet, [one.address for one in two], GgufFile.open(MODEL_PATH), "0" * 64, threads=1)
+    return survey.survey(fleet, [one.address for one in two], GgufFile.open(MODEL_PATH), "0" * 64, threads={LOCAL: 1})
 
 
 def idle(two: list[Worker]) -> None:
@@ -53,11 +56,45 @@ def idle(two: list[Worker]) -> None:
     until(lambda: not any(t.name.startswith("survey") for t in threading.enumerate()), "the end of threads", 10)
 
 
-def test_as_many_devices_as_there_can_be() -> None:
-    world_size = MAX_WORKERS + 1
-    for rank in range(world_size):
-        load = survey._load(rank, world_size, "0" * 64, Path("x"))
-        assert not place(rank, load.stages).last
+def test_what_is_measured_is_remembered_for_a_day(two: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[float] = []
+
+    def again(fresh: bool = False) -> survey.Survey:
+        steps.clear()
+        file, addresses = GgufFile.open(MODEL_PATH), [one.address for one in two]
+        with Fleet(addresses) as fleet:
+            return survey.survey(
+                fleet,
+                addresses,
+                file,
+                "0" * 64,
+                threads={LOCAL: 1},
+                fresh=fresh,
+                on_step=lambda n, of: steps.append(of),
+            )
+
+    first = again(fresh=True)
+    assert len(steps) == steps[-1] == 3 * 4 + 3  # four slices on each device, three links
+    assert [speed.device for speed in first.speeds] == [LOCAL, *(one.address for one in two)]
+    for speed in first.speeds:
+        assert 0 < speed.layer_s.at(1) < speed.layer_s.at(64) < 10
+        assert speed.memory_bytes > speed.runtime_bytes > 0
+        assert speed.age_s == 0
+    assert {*first.links.between} == {*permutations([LOCAL, *(one.address for one in two)], 2)}
+    second = again()
+    assert steps[-1] == 3
+    assert [speed.layer_s for speed in second.speeds] == [speed.layer_s for speed in first.speeds]
+    assert all(0 < speed.age_s < 600 for speed in second.speeds)
+    # From here on what would be measured is what was: it takes long.
+    timed: list[int] = []
+    times = Times(1, {name: Curve(((1, 1e-3),)) for name in ("layers", "more", "head")}, 0.0, 1, None)
+    monkeypatch.setattr(survey, "timed", lambda session, *_, **__: timed.append(session.rank) or times)
+    again(fresh=True)
+    assert sorted(timed) == [0, 1, 2]
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + MAX_AGE_S + 1)
+    again()
+    assert sorted(timed) == [0, 0, 1, 1, 2, 2]
 
 
 def test_a_session_that_cannot_start_leaves_no_other(two: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,16 +113,18 @@ def test_a_session_that_cannot_start_leaves_no_other(two: list[Worker], monkeypa
 
 
 def test_an_error_does_not_wait_for_a_device_that_hangs(two: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
-    true = survey._timed
+    true = survey.timed
 
-    def timed(session: EngineSession, *args: Any) -> survey.Speed:
-        if session.rank == 0:
+    def timed(session: EngineSession, *args: Any, **options: Any) -> Times:
+        if session.rank == 1:
             time.sleep(0.2)
-            raise WorkerError("local: not today")
-        os.kill(session.pid, signal.SIGSTOP)
-        return true(session, *args)
+            raise WorkerError("one: not today")
+        if session.rank == 2:
+            os.kill(session.pid, signal.SIGSTOP)
+        return true(session, *args, **options)
 
-    monkeypatch.setattr(survey, "_timed", timed)
+    monkeypatch.setattr(survey, "timed", timed)
+    monkeypatch.setattr(survey.SpeedCache, "get", lambda *_: None)
     with Fleet([one.address for one in two]) as fleet:
         began = time.monotonic()
         with pytest.raises(WorkerError, match="not today"):
@@ -100,8 +139,8 @@ def test_an_error_does_not_wait_for_a_device_that_hangs(two: list[Worker], monke
 def test_round_trips_that_cannot_be(kind: str, trip: float) -> None:
     state = pb.LinkState(rank=1, kind=kind, tcp_round_trip_s=trip, grpc_round_trip_s=trip)
     with pytest.raises(WorkerError, match=r"fake says of its links what cannot be"):
-        survey._trip(Fake(), state)
-    assert survey._trip(Fake(), pb.LinkState(rank=1, kind="tcp", tcp_round_trip_s=2e-4)) == pytest.approx(2e-4)
+        link_survey._trip(Fake(), state)
+    assert link_survey._trip(Fake(), pb.LinkState(rank=1, kind="tcp", tcp_round_trip_s=2e-4)) == pytest.approx(2e-4)
 
 
 class Fake(EngineSession):

@@ -294,22 +294,26 @@ class Ran(_message.Message):
     def __init__(self) -> None: ...
 
 class Time(_message.Message):
-    __slots__ = ("rows", "steps")
+    __slots__ = ("rows", "steps", "depth", "disk")
     ROWS_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
-    rows: int
+    DEPTH_FIELD_NUMBER: _ClassVar[int]
+    DISK_FIELD_NUMBER: _ClassVar[int]
+    rows: _containers.RepeatedScalarFieldContainer[int]
     steps: int
-    def __init__(self, rows: _Optional[int] = ..., steps: _Optional[int] = ...) -> None: ...
+    depth: int
+    disk: bool
+    def __init__(self, rows: _Optional[_Iterable[int]] = ..., steps: _Optional[int] = ..., depth: _Optional[int] = ..., disk: bool = ...) -> None: ...
 
 class Timed(_message.Message):
-    __slots__ = ("decode_s", "prefill_s", "run_s")
-    DECODE_S_FIELD_NUMBER: _ClassVar[int]
-    PREFILL_S_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("step_s", "run_s", "disk_bytes_per_s")
+    STEP_S_FIELD_NUMBER: _ClassVar[int]
     RUN_S_FIELD_NUMBER: _ClassVar[int]
-    decode_s: float
-    prefill_s: float
+    DISK_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    step_s: _containers.RepeatedScalarFieldContainer[float]
     run_s: float
-    def __init__(self, decode_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., run_s: _Optional[float] = ...) -> None: ...
+    disk_bytes_per_s: float
+    def __init__(self, step_s: _Optional[_Iterable[float]] = ..., run_s: _Optional[float] = ..., disk_bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class Failed(_message.Message):
     __slots__ = ("error", "message")

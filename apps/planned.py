@@ -1,0 +1,96 @@
+"""How plans and what is known of devices are shown, and given as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from apps.format import bytes_text
+
+if TYPE_CHECKING:
+    from apps.planning import Space
+    from partition.prediction import Prediction
+
+COLUMNS = ("stage", "device", "holds", "computes", "then sends", "memory")
+
+
+def known_json(space: Space) -> dict[str, Any]:
+    """The devices and links that plans were made from."""
+    known, names = space.known, space.names
+    return {
+        "devices": [
+            {
+                "name": speed.name,
+                "address": speed.device,
+                "estimate": speed.estimate,
+                "measured_age_s": None if speed.estimate else round(speed.age_s, 1),
+                "memory_bytes": speed.memory_bytes,
+            }
+            for speed in known.speeds
+        ],
+        "links": [
+            {
+                "from": names.get(a, a),
+                "to": names.get(b, b),
+                "latency_s": way.latency_s,
+                "bytes_per_s": way.bytes_per_s,
+                "estimate": way.estimate,
+            }
+            for (a, b), way in known.links.between.items()
+        ],
+        "notes": list(known.notes),
+    }
+
+
+def stage_rows(predicted: Prediction, names: Mapping[str, str]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Columns, and a row for each stage."""
+    rows: list[tuple[str, ...]] = []
+    for i, stage in enumerate(predicted.stages):
+        sums = f", {1e3 * stage.sums_s:.3g} of it sums" if stage.sums_s else ""
+        paged = f", pages {bytes_text(stage.paged_bytes)}" if stage.paged_bytes else ""
+        memory = " + ".join(bytes_text(n) for n in stage.memory_bytes.values())
+        rows.append(
+            (
+                str(i),
+                " + ".join(names.get(device, device) for device in stage.devices),
+                stage.what,
+                f"{1e3 * stage.compute_s:.3g} ms{sums}",
+                f"{1e3 * stage.transfer_s:.3g} ms",
+                f"{memory}{paged}",
+            )
+        )
+    return COLUMNS, rows
+
+
+def prediction_rows(predicted: Prediction, names: Mapping[str, str]) -> list[tuple[str, str]]:
+    """What the whole plan is predicted to do."""
+    unit = "token" if predicted.ttft_s is not None else "input"
+    many = f"{predicted.in_flight} in flight"
+    if predicted.ttft_s is not None:
+        many = f"{predicted.in_flight} requests in {predicted.microbatches} microbatches"
+    rows = [
+        ("latency", f"{1e3 * predicted.latency_s:.3g} ms a {unit}, one alone"),
+        ("throughput", f"{predicted.throughput_per_s:.3g} {unit}s/s with {many}"),
+    ]
+    if predicted.ttft_s is not None:
+        rows.append(("first token", f"{predicted.ttft_s:.3g} s after a prompt of {predicted.prompt} tokens"))
+    if predicted.energy_j is not None:
+        rows.append(("energy", f"{predicted.energy_j:.3g} J a {unit}"))
+    return [*rows, ("bound", bound_text(predicted, names))]
+
+
+def bound_text(predicted: Prediction, names: Mapping[str, str]) -> str:
+    """What takes the most of the latency, with devices called by their names."""
+    text = predicted.bound
+    for device, name in sorted(names.items(), key=lambda one: -len(one[0])):
+        text = text.replace(device, name) if device != "local" else text
+    return text
+
+
+def unit_text(objective: str, value: float | None) -> str:
+    """An objective as a person reads it; None: still nothing fits."""
+    if value is None:
+        return "no plan either"
+    if objective in ("latency", "throughput"):
+        return f"{1e3 * value:.3g} ms a token or input" + (f" ({1 / value:.3g}/s)" if objective == "throughput" else "")
+    return {"ttft": f"{value:.3g} s", "memory": bytes_text(round(value)), "energy": f"{value:.3g} J"}[objective]

@@ -1,0 +1,100 @@
+"""The plans of a language model, of one file or of several types made of it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from devices.cluster_file import Cluster
+    from edge.fleet import Fleet
+    from edge.llm_space import LlmSpace
+
+_CONTEXT, _CONCURRENCY, _PROMPT = 4096, 4, 128
+
+
+def llm_spaces(
+    args: argparse.Namespace,
+    path: Path,
+    cluster: Cluster,
+    fleet: Fleet | None,
+    notes: Sequence[str],
+    types: Sequence[str],
+) -> list[LlmSpace]:
+    """A space for the file, or one for each type. The errors of reading, quantizing and measuring."""
+    if not types:
+        return [_space(args, path, cluster, fleet, notes, None)]
+    return [_space(args, of_type(path, type_), cluster, fleet, notes, type_) for type_ in types]
+
+
+def of_type(path: Path, type_: str) -> Path:
+    """The model quantized to a type, in this user's cache; made where it is not there."""
+    from apps.progress import progress
+    from devices.paths import cache_folder
+    from edge.own_slices import OwnSlices
+    from edge.quantize import quantize
+    from quant.gguf_file import GgufFile
+    from quant.mixes import mix_by_name
+
+    file, mix = GgufFile.open(path), mix_by_name(type_)
+    digest = OwnSlices().model_digest(path)
+    folder = cache_folder() / "types"
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / f"{path.stem}-{digest[:12]}-{mix.name}.gguf"
+    if not target.exists():
+        with progress(f"Quantizing {path.name} to {type_}", file.size_bytes) as bar:
+            quantize(file, target, mix, progress=bar.update)
+    return target
+
+
+def _space(
+    args: argparse.Namespace,
+    path: Path,
+    cluster: Cluster,
+    fleet: Fleet | None,
+    notes: Sequence[str],
+    type_: str | None,
+) -> LlmSpace:
+    from apps.progress import progress
+    from edge.arrangement import work_of
+    from edge.cluster_speeds import llm_speeds
+    from edge.deployment import Exchange
+    from edge.llm_space import LlmSpace
+    from edge.own_slices import OwnSlices
+    from partition.check import check_loadable
+    from partition.model import ModelShape
+    from quant.gguf_file import GgufFile
+
+    file = GgufFile.open(path)
+    check_loadable(file)
+    shape = ModelShape.from_gguf(file)
+    work = work_of(
+        file,
+        context=args.context or min(shape.context_length or _CONTEXT, _CONTEXT),
+        concurrency=args.concurrency or _CONCURRENCY,
+        prompt=args.prompt_tokens or _PROMPT,
+        kv_type=args.kv_type or "f16",
+        wire=args.wire or "f32",
+    )
+    with progress(f"Reading {path.name}") as bar:
+        digest = OwnSlices().model_digest(path, bar.update)
+    with progress("Measuring devices", unit="steps") as bar:
+        known = llm_speeds(
+            cluster,
+            fleet,
+            notes,
+            file,
+            digest,
+            threads=args.threads,
+            transport=args.transport or "auto",
+            fresh=args.fresh,
+            on_step=bar.update,
+        )
+    if args.memory is not None:
+        own, *others = known.speeds
+        known = replace(known, speeds=(replace(own, memory_bytes=min(own.memory_bytes, args.memory)), *others))
+    exchange = Exchange(args.transport or "auto", wire=args.wire or "f32")
+    return LlmSpace(path, file, digest, work, known, threads=args.threads, exchange=exchange, type_=type_)

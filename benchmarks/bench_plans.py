@@ -1,0 +1,228 @@
+"""How true predictions are: plans of a language model and of two networks, predicted and then run in a lab.
+
+    python benchmarks/bench_plans.py [--only NAME] [--rounds N] [--json [FILE]] [--tiny]
+
+Each setting is a lab: devices with a share of a core each, links of a delay and a bandwidth. The owner surveys the
+devices, and predicts. Run are the best plan of each kind by latency and by throughput, and the one that --parallel auto
+takes. Beside it, each device alone. Needs root, for shares of cores. --tiny: one setting on this machine as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+SIDE = ROOT / "benchmarks" / "plans_side.py"
+sys.path.insert(0, str(ROOT))
+RUN_S = 1200.0  # for one setting
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A lab, and what runs there."""
+
+    name: str
+    model: str  # llm, mobilenet_v2 or resnet18
+    cores: tuple[float, ...]  # the owner's first
+    link: Mapping[str, Any] | None = None  # between all; None: loopback
+
+
+FAR = {"delay_ms": 10}
+NEAR = {"delay_ms": 2}
+THIN = {"delay_ms": 1, "bandwidth_mbps": 20}
+BOTH = {"delay_ms": 10, "bandwidth_mbps": 20}
+SETTINGS = (
+    Setting("two alike", "llm", (0.6, 0.6)),
+    Setting("a slow second", "llm", (0.8, 0.4)),
+    Setting("a slow owner", "llm", (0.4, 0.8)),
+    Setting("three", "llm", (0.6, 0.4, 0.4)),
+    Setting("four", "llm", (0.5, 0.4, 0.4, 0.3)),
+    Setting("2 ms", "llm", (0.6, 0.6), NEAR),
+    Setting("10 ms", "llm", (0.4, 0.8), FAR),
+    Setting("20 Mbit/s", "llm", (0.6, 0.6), THIN),
+    Setting("three, 10 ms, 20 Mbit/s", "llm", (0.5, 0.5, 0.4), BOTH),
+    Setting("two alike", "mobilenet_v2", (0.5, 0.5)),
+    Setting("three, 10 ms, 20 Mbit/s", "mobilenet_v2", (0.5, 0.4, 0.4), BOTH),
+    Setting("a slow second", "resnet18", (0.6, 0.3)),
+    Setting("three, 10 ms", "resnet18", (0.4, 0.5, 0.3), FAR),
+)
+BATCHES = {"mobilenet_v2": 16, "resnet18": 8}  # so that a stage takes many periods of a quota
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", metavar="TEXT", help="settings whose name or model has it")
+    parser.add_argument("--rounds", type=int, default=2, help="of measuring (default: 2)")
+    parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write all figures; alone: print them")
+    parser.add_argument("--tiny", action="store_true", help="see that it works; the figures mean nothing")
+    args = parser.parse_args()
+    if not args.tiny and os.geteuid() != 0:
+        raise SystemExit("shares of cores need root; --tiny goes without")
+    settings = [Setting("as it is", "llm", (0, 0))] if args.tiny else SETTINGS
+    if args.only:
+        settings = [one for one in settings if args.only in f"{one.model} {one.name}"]
+    result: dict[str, Any] = {
+        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
+        "settings": [],
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        models = Models(Path(folder), args.tiny)
+        for setting in settings:
+            row = measured(setting, models, args)
+            result["settings"].append(row)
+            if args.json != "-":
+                print(_told(row), flush=True)
+    result["summary"] = summary(result["settings"])
+    if args.json == "-":
+        print(json.dumps(result))
+        return
+    print(_summary_text(result["summary"]))
+    if args.json:
+        Path(args.json).write_text(json.dumps(result, indent=1))
+
+
+class Models:
+    """The files, made when they are needed."""
+
+    def __init__(self, folder: Path, tiny: bool) -> None:
+        self.folder, self._tiny = folder, tiny
+
+    def path(self, name: str) -> Path:
+        from edge import synth
+        from edge.demo import MODEL_PATH
+        from edge.presets import SHAPES
+
+        if name == "llm":
+            if self._tiny:
+                return MODEL_PATH
+            path = self.folder / "llm.gguf"
+            if not path.exists():
+                synth.synthesize(path, SHAPES["tinyllama-1.1b"])
+            return path
+        import onnx
+
+        from tests import onnx_networks
+
+        path = self.folder / f"{name}.onnx"
+        if not path.exists():
+            onnx.save(getattr(onnx_networks, name)(BATCHES[name], 224), str(path))
+        return path
+
+
+def measured(setting: Setting, models: Models, args: argparse.Namespace) -> dict[str, Any]:
+    """One setting: every plan that was run, and each device alone."""
+    from devices.control_group import remove_groups
+    from devices.lab import Lab
+    from devices.lab_config import parse_lab
+
+    path = models.path(setting.model)
+    workers = [
+        {"name": f"d{i}", "threads": 1, "models": str(path.parent), **({"cpu": share} if share else {})}
+        for i, share in enumerate(setting.cores[1:], 1)
+    ]
+    lab: dict[str, Any] = {"device": [{"name": "own"}, *workers]}
+    if setting.link is not None:
+        lab["link"] = [dict(setting.link)]
+    asked = {"model": str(path), "rounds": args.rounds, "tiny": args.tiny}
+    with tempfile.TemporaryDirectory() as folder, Lab(parse_lab(lab), Path(folder) / "lab") as up:
+        kind = "llm" if setting.model == "llm" else "onnx"
+        addresses = [up.addresses[worker["name"]] for worker in workers]
+        found = _side(up, asked | {"kind": kind, "workers": addresses, "cores": setting.cores[0]}, folder)
+        shares = sorted(set(setting.cores))
+        alone = {share: _side(up, asked | {"kind": "alone", "cores": share}, folder)["latency_s"] for share in shares}
+    remove_groups("edge-plans-")
+    return {
+        "name": setting.name,
+        "model": setting.model,
+        "cores": setting.cores,
+        "link": dict(setting.link or {}),
+        **found,
+        "alone_s": {str(share): statistics.median(values) for share, values in alone.items()},
+    }
+
+
+def _side(up: Any, asked: dict[str, Any], folder: str) -> dict[str, Any]:
+    state = {**os.environ, "XDG_STATE_HOME": folder}  # nothing is remembered from another setting
+    command = up.command("own", [sys.executable, str(SIDE), json.dumps(asked)])
+    done = subprocess.run(command, cwd=ROOT, env=state, stdout=subprocess.PIPE, timeout=RUN_S, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def _ratio(plan: dict[str, Any], name: str) -> float | None:
+    """Predicted over the median of what was measured."""
+    values = [one.get(name) for one in plan["measured"]]
+    predicted = plan["predicted"].get(name)
+    return None if predicted is None or None in values else predicted / statistics.median(values)
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Errors of all predictions; how far what was chosen is from the best measured; and from the best single device."""
+    errors: dict[str, list[float]] = {}
+    behind, beside = [], []
+    for row in rows:
+        for plan in row["plans"]:
+            for name in ("latency_s", "throughput_per_s", "ttft_s"):
+                if (ratio := _ratio(plan, name)) is not None:
+                    errors.setdefault(name, []).append(abs(ratio - 1))
+        latency = {
+            plan["plan"]: statistics.median(one["latency_s"] for one in plan["measured"]) for plan in row["plans"]
+        }
+        chosen = next(latency[plan["plan"]] for plan in row["plans"] if plan["chosen"])
+        behind.append(chosen / min(latency.values()))
+        beside.append(chosen / min(row["alone_s"].values()))
+    return {
+        "settings": len(rows),
+        "errors": {
+            name: {"median": statistics.median(of), "worst": max(of), "n": len(of)} for name, of in errors.items()
+        },
+        "chosen_over_best_measured": {"median": statistics.median(behind), "worst": max(behind)},
+        "chosen_over_best_single": {"median": statistics.median(beside), "worst": max(beside)},
+    }
+
+
+def _told(row: dict[str, Any]) -> str:
+    link = ", ".join(f"{value:g} {name}" for name, value in row["link"].items()) or "loopback"
+    lines = [
+        f"## {row['model']}: {row['name']}",
+        "",
+        f"Cores {', '.join(map(str, row['cores']))}; {link}. {row['why']}",
+    ]
+    lines += [
+        "",
+        "| plan | latency, ms | predicted | throughput/s | predicted |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    for plan in row["plans"]:
+        latency = statistics.median(one["latency_s"] for one in plan["measured"])
+        rate = statistics.median(one["throughput_per_s"] for one in plan["measured"])
+        lines.append(
+            f"| {plan['plan'].replace('|', '/')}{' (auto)' if plan['chosen'] else ''} | {1e3 * latency:.1f} |"
+            f" {_ratio(plan, 'latency_s'):.2f} | {rate:.2f} | {_ratio(plan, 'throughput_per_s'):.2f} |"
+        )
+    alone = ", ".join(f"{share} cores {1e3 * value:.1f} ms" for share, value in row["alone_s"].items())
+    return "\n".join([*lines, "", f"Alone: {alone}.", ""])
+
+
+def _summary_text(found: dict[str, Any]) -> str:
+    lines = [f"{found['settings']} settings."]
+    for name, of in found["errors"].items():
+        lines.append(f"{name}: off by {of['median']:.1%} in the median, {of['worst']:.1%} at worst, of {of['n']}.")
+    for name in ("chosen_over_best_measured", "chosen_over_best_single"):
+        lines.append(f"{name}: {found[name]['median']:.3f} in the median, {found[name]['worst']:.3f} at worst.")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

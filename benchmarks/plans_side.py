@@ -1,0 +1,129 @@
+"""The owner's process of bench_plans.py: surveys devices, predicts plans, runs them, and prints both.
+
+It is a process of its own so that it can run in the network of a lab's device, and in a control group with its share of
+a core.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+_CONTEXT, _PROMPT, _DEPTH, _REQUESTS = 1024, 64, 128, 4
+
+
+def main() -> None:
+    from devices.control_group import ControlGroup
+
+    asked = json.loads(sys.argv[1])
+    group = ControlGroup(f"edge-plans-{os.getpid()}", cores=asked["cores"]) if asked["cores"] else None
+    if group is not None:
+        group.add()
+    run = {"llm": _llm, "onnx": _onnx, "alone": _alone}[asked["kind"]]
+    print(json.dumps(run(asked)))
+    # The group cannot be closed from within; bench_plans.py removes what is left.
+
+
+def _llm(asked: dict[str, Any]) -> dict[str, Any]:
+    from devices.cluster_file import Cluster
+    from edge.arrangement import work_of
+    from edge.cluster_speeds import llm_speeds, reachable
+    from edge.llm_space import LlmSpace
+    from edge.own_slices import OwnSlices
+    from quant.gguf_file import GgufFile
+
+    path = Path(asked["model"])
+    file, digest = GgufFile.open(path), OwnSlices().model_digest(path)
+    depth = 8 if asked["tiny"] else _DEPTH
+    work = work_of(file, context=256 if asked["tiny"] else _CONTEXT, concurrency=_REQUESTS, prompt=_PROMPT, depth=depth)
+    cluster = Cluster.of_addresses(asked["workers"])
+    with reachable(cluster, insecure=True) as (fleet, notes):
+        assert not notes, notes
+        known = llm_speeds(cluster, fleet, notes, file, digest, threads=1, fresh=True)
+        return _measured(LlmSpace(path, file, digest, work, known, threads=1), fleet, asked)
+
+
+def _onnx(asked: dict[str, Any]) -> dict[str, Any]:
+    from devices.cluster_file import Cluster
+    from edge.cluster_speeds import reachable
+    from edge.onnx_file import load
+    from edge.onnx_known import onnx_speeds
+    from edge.onnx_model import OnnxModel
+    from edge.onnx_space import OnnxSpace
+
+    model = OnnxModel.of(load(Path(asked["model"])), {})
+    cluster = Cluster.of_addresses(asked["workers"])
+    with reachable(cluster, insecure=True) as (fleet, notes):
+        assert not notes, notes
+        known = onnx_speeds(model, cluster, fleet, notes, threads=1, fresh=True)
+        return _measured(OnnxSpace(model, known, threads=1), fleet, asked)
+
+
+def _measured(space: Any, fleet: Any, asked: dict[str, Any]) -> dict[str, Any]:
+    """The best plan of each kind, by latency and by throughput, and what `best` takes: predicted and measured."""
+    points = space.points(("latency", "throughput"))
+    chosen, why = space.best("latency", {})
+    chosen = (
+        next(point for point in points if point.key == chosen.key)
+        if any(p.key == chosen.key for p in points)
+        else chosen
+    )
+    wanted = {chosen.key: chosen}
+    for kind in ("single", "tensor", "pipeline", "hybrid"):
+        of = [point for point in points if point.parallel == kind]
+        for axis in ("latency", "throughput"):
+            if of:
+                best = min(of, key=lambda point: point.objectives((axis,)))
+                wanted[best.key] = best
+    if asked["tiny"]:
+        wanted = dict(list(wanted.items())[:1])
+    rounds: list[dict[str, dict[str, Any]]] = []
+    for _ in range(asked["rounds"]):
+        rounds.append({key: space.measure(point, fleet).to_json() for key, point in wanted.items()})
+    rows = []
+    for key, point in wanted.items():
+        predicted = point.predicted.to_json()
+        rows.append(
+            {
+                "plan": point.label,
+                "parallel": point.parallel,
+                "chosen": key == chosen.key,
+                "predicted": {name: predicted[name] for name in ("latency_s", "throughput_per_s", "ttft_s")},
+                "measured": [one[key] for one in rounds],
+            }
+        )
+    return {"why": why, "plans": rows}
+
+
+def _alone(asked: dict[str, Any]) -> dict[str, Any]:
+    """The whole model within one device's share of a core, nothing else: what the best single device does."""
+    if asked["model"].endswith(".onnx"):
+        return {"latency_s": [_onnx_alone(asked) for _ in range(asked["rounds"])]}
+    from edge.engine import Engine
+    from edge.engine_options import EngineOptions
+    from edge.plan_speed import token_s
+
+    options = EngineOptions(context=256 if asked["tiny"] else _CONTEXT, threads=1)
+    with Engine(Path(asked["model"]), options) as engine:
+        depth = 8 if asked["tiny"] else _DEPTH
+        return {"latency_s": [token_s(engine, depth) for _ in range(asked["rounds"])]}
+
+
+def _onnx_alone(asked: dict[str, Any]) -> float:
+    from edge.onnx_bench import in_turn, measure
+    from edge.onnx_engine import OnnxEngine
+    from edge.onnx_file import load
+    from edge.onnx_model import OnnxModel
+
+    model = OnnxModel.of(load(Path(asked["model"])), {})
+    with OnnxEngine(Path(asked["model"]), 1) as engine:
+        return measure(in_turn(engine.run), model.noise(), 6, 1).latency_ms_median / 1e3
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+"""The devices and links that a plan is for: cluster.toml, or the addresses of workers.
+
+Data and checks only. What the file does not say about a device or a link is measured.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from devices.catalog import CATALOG
+from devices.errors import ClusterFileError
+from devices.names import MAX_NAME, is_name, name_from
+from devices.toml_tables import Table, check_keys, parse_toml, read_toml, short_text, tables
+
+LOCAL = "local"  # the address of this device, and in links its name where the file gives it none
+DEFAULT_PORT = 7070
+MAX_DEVICES = 64
+MAX_THREADS = 512
+MAX_WATTS = 100_000.0
+MAX_SPEED = 1000.0
+MAX_DISK_MB_PER_S = 100_000.0
+MAX_DELAY_MS = 60_000.0
+# 400 Gbit/s are 50 GB/s: as much as the memory of a good laptop, so no link between such devices is faster.
+MAX_MBPS = 400_000.0
+_DEVICE_KEYS = ("name", "address", "preset", "memory", "watts", "threads", "speed", "disk_mb_per_s")
+_LINK_KEYS = ("between", "delay_ms", "bandwidth_mbps")
+# "name", "name:port", "[::1]" or "[::1]:port"; what has more colons and no brackets is an IPv6 address.
+_ADDRESS = re.compile(r"(?:\[(?P<inside>[^\[\]]+)\]|(?P<host>[^\s:/\[\]@]{1,253}))(?::(?P<port>[0-9]{1,5}))?")
+
+
+@dataclass(frozen=True)
+class ClusterDevice:
+    """A device that may take part, and what is to be assumed of it. None: it is measured, or has no limit."""
+
+    name: str
+    address: str | None = None  # HOST:PORT of a worker, or LOCAL; None for a preset that is nowhere
+    preset: str | None = None  # of `devices.catalog`: what-if, and not asked
+    memory_bytes: int | None = None  # that may be used
+    watts: float | None = None  # while it computes
+    threads: int | None = None
+    speed: float | None = None  # times as fast as measured, or as the preset
+    disk_bytes_per_s: float | None = None  # read
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is this device itself."""
+        return self.address == LOCAL
+
+
+@dataclass(frozen=True)
+class ClusterLink:
+    """What is to be assumed of the way between two devices, in both directions. None: as measured."""
+
+    a: str | None = None  # names; both None for every pair that has no link of its own
+    b: str | None = None
+    latency_s: float | None = None  # one way
+    bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Devices and what is said of the links between them."""
+
+    devices: tuple[ClusterDevice, ...]
+    links: tuple[ClusterLink, ...] = ()
+
+    @classmethod
+    def of_addresses(cls, addresses: Iterable[str]) -> Cluster:
+        """This device and the workers at these addresses, of which nothing is assumed. ClusterFileError for an address
+        that is none, or is there twice."""
+        devices = [ClusterDevice(LOCAL, LOCAL)]
+        for text in addresses:
+            address = _parse_address(text)
+            if address is None:
+                raise ClusterFileError(f"an address is HOST or HOST:PORT; got {short_text(text)}")
+            if address in (device.address for device in devices):
+                raise ClusterFileError(f"{address} is named twice; name each device once")
+            devices.append(ClusterDevice(_free_name(address, devices), address))
+        return cls(tuple(devices))
+
+    @property
+    def local(self) -> ClusterDevice | None:
+        """This device itself, where it is listed."""
+        return next((device for device in self.devices if device.is_local), None)
+
+    @property
+    def local_name(self) -> str:
+        """What this device is called in links."""
+        return self.local.name if self.local else LOCAL
+
+    @property
+    def workers(self) -> tuple[ClusterDevice, ...]:
+        """The devices whose workers can be asked: neither this one nor a preset."""
+        return tuple(d for d in self.devices if d.address is not None and not d.is_local and d.preset is None)
+
+    def device(self, name: str) -> ClusterDevice:
+        """The device of this name; KeyError where there is none."""
+        return {device.name: device for device in self.devices}[name]
+
+    def link(self, a: str, b: str) -> ClusterLink | None:
+        """What is said of the way between two devices: by the link that names them, else by that of all pairs; None
+        where there is neither. Their order does not matter."""
+        named = {frozenset((link.a, link.b)): link for link in self.links}
+        return named.get(frozenset((a, b)), named.get(frozenset((None,))))
+
+
+def read_cluster(path: Path) -> Cluster:
+    """The cluster of a TOML file. ClusterFileError says what is wrong and where; OSError where it cannot be read."""
+    return _checked(read_toml(path, ClusterFileError), str(path))
+
+
+def parse_cluster(text: str, where: str) -> Cluster:
+    """The cluster of a text in TOML. ClusterFileError, beginning with `where` the text is from, says what is wrong."""
+    return _checked(parse_toml(text, where, ClusterFileError), where)
+
+
+def _checked(data: Mapping[str, Any], where: str) -> Cluster:
+    try:
+        return _cluster(data)
+    except ClusterFileError as error:
+        raise ClusterFileError(f"{where}: {error}") from None
+
+
+def _cluster(data: Mapping[str, Any]) -> Cluster:
+    check_keys(data, ("device", "link"), "the file", ClusterFileError)
+    devices = [_device(table) for table in tables(data, "device", ClusterFileError)]
+    if not 1 <= len(devices) <= MAX_DEVICES:
+        raise ClusterFileError(f"a cluster has 1 to {MAX_DEVICES} devices, each a [[device]]; got {len(devices)}")
+    for i, device in enumerate(devices):
+        if any(device.name == other.name for other in devices[:i]):
+            raise ClusterFileError(f"device[{i}].name: another device is called {device.name!r}; names differ")
+        twin = next((other for other in devices[:i] if device.address == other.address), None)
+        if twin is not None and device.address is not None:
+            raise ClusterFileError(f"device[{i}].address: {twin.name} is at {device.address} too; addresses differ")
+    cluster = Cluster(tuple(devices))
+    names = list(dict.fromkeys([cluster.local_name, *(device.name for device in devices)]))
+    links = [_link(table, names, cluster.local_name) for table in tables(data, "link", ClusterFileError)]
+    for i, link in enumerate(links):
+        if any({link.a, link.b} == {other.a, other.b} for other in links[:i]):
+            what = "for all pairs" if link.a is None else f"between {link.a} and {link.b}"
+            raise ClusterFileError(f"link[{i}]: there is a link {what} already; give one")
+    return Cluster(tuple(devices), tuple(links))
+
+
+def _device(table: Table) -> ClusterDevice:
+    table.check_keys(_DEVICE_KEYS)
+    name, address, preset = table.get("name"), table.get("address"), table.get("preset")
+    if not isinstance(name, str) or not is_name(name):
+        table.refuse("name", f"needs 1 to {MAX_NAME} letters, digits, '-', '_' or '.', the first a letter or digit")
+    if preset is not None and (not isinstance(preset, str) or preset not in CATALOG):
+        table.refuse("preset", f"needs one of {', '.join(CATALOG)}")
+    if address is None and preset is None:
+        table.refuse("address", f'needs HOST:PORT of a worker or "{LOCAL}", or the device a preset')
+    found = None if address is None else _parse_address(address)
+    if address is not None and found is None:
+        table.refuse("address", f'needs HOST, HOST:PORT or "{LOCAL}", which is this device')
+    if name == LOCAL and found != LOCAL:
+        table.refuse("name", f'needs another one: {LOCAL} is this device, whose address is "{LOCAL}"')
+    disk = table.number("disk_mb_per_s", 0.1, MAX_DISK_MB_PER_S)
+    return ClusterDevice(
+        name=name,
+        address=found,
+        preset=preset,
+        memory_bytes=table.size("memory"),
+        watts=table.number("watts", 0.01, MAX_WATTS),
+        threads=table.whole("threads", 1, MAX_THREADS),
+        speed=table.number("speed", 1 / MAX_SPEED, MAX_SPEED),
+        disk_bytes_per_s=None if disk is None else disk * 1e6,
+    )
+
+
+def _link(table: Table, names: list[str], local_name: str) -> ClusterLink:
+    table.check_keys(_LINK_KEYS)
+    a, b = _between(table, names, local_name)
+    delay = table.number("delay_ms", 0, MAX_DELAY_MS)
+    mbps = table.number("bandwidth_mbps", 0.001, MAX_MBPS, "50 GB/s: no link is faster than memory")
+    if delay is None and mbps is None:
+        raise ClusterFileError(f"{table.where} says nothing: give delay_ms, bandwidth_mbps or both")
+    return ClusterLink(a, b, None if delay is None else delay / 1e3, None if mbps is None else mbps * 125_000)
+
+
+def _between(table: Table, names: list[str], local_name: str) -> tuple[str | None, str | None]:
+    """The names of a link's ends; None for all pairs."""
+    between = table.get("between")
+    if between is None:
+        return None, None
+    if not isinstance(between, list) or len(between) != 2:
+        table.refuse("between", "needs two different names")
+    ends = [local_name if end == LOCAL else end for end in between]
+    for end in ends:
+        if end not in names:
+            raise ClusterFileError(f"{table.where}.between names {short_text(end)}; there are {', '.join(names)}")
+    if ends[0] == ends[1]:
+        table.refuse("between", "needs two different devices")
+    return ends[0], ends[1]
+
+
+def _parse_address(text: object) -> str | None:
+    """HOST:PORT or LOCAL, from a text that may lack the port; None where it is no address."""
+    if text == LOCAL:
+        return LOCAL
+    if not isinstance(text, str):
+        return None
+    if _is_ipv6(text):
+        return f"[{text}]:{DEFAULT_PORT}"
+    match = _ADDRESS.fullmatch(text)
+    if not match or int(match["port"] or 0) > 65535 or (match["inside"] and not _is_ipv6(match["inside"])):
+        return None
+    port = int(match["port"] or DEFAULT_PORT)
+    return f"[{match['inside']}]:{port}" if match["inside"] else f"{match['host']}:{port}"
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        return ipaddress.ip_address(text).version == 6
+    except ValueError:
+        return False
+
+
+def _free_name(address: str, devices: list[ClusterDevice]) -> str:
+    """A name made of an address that no device has: without the usual port, and with a number where it must be."""
+    name = name_from(address.removesuffix(f":{DEFAULT_PORT}"))
+    taken = {device.name for device in devices}
+    return next(
+        one for one in (name, *(f"{name[: MAX_NAME - 4]}-{n}" for n in range(2, len(devices) + 2))) if one not in taken
+    )

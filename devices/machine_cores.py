@@ -1,0 +1,119 @@
+"""What kinds of cores a machine has, and the instruction sets that ggml computes faster with."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import psutil
+
+_DEVICES = Path("/sys/devices")
+_CPUINFO = Path("/proc/cpuinfo")
+# A core below this part of the fastest one's speed is an efficiency core. Cores of one kind differ by less, as some may
+# clock a bit higher than others; kinds differ by more.
+_SLOWER = 0.75
+# What /proc/cpuinfo calls the sets that ggml has kernels for, and what they are called in general, if otherwise.
+_FLAGS = {
+    "avx": "avx", "avx2": "avx2", "fma": "fma", "f16c": "f16c", "bmi2": "bmi2", "avx_vnni": "avx_vnni",
+    "avx512f": "avx512f", "avx512vbmi": "avx512_vbmi", "avx512_vnni": "avx512_vnni", "avx512_bf16": "avx512_bf16",
+    "amx_int8": "amx_int8",
+    "asimd": "neon", "asimdhp": "fp16", "asimddp": "dotprod", "i8mm": "i8mm", "bf16": "bf16", "sve": "sve",
+    "sve2": "sve2", "sme": "sme",
+}  # fmt: skip
+# The same for macOS: keys of sysctl that are 1. Every Apple processor has neon, and every Intel one they used f16c.
+_SYSCTLS = {
+    "hw.optional.neon": "neon", "hw.optional.arm.FEAT_FP16": "fp16", "hw.optional.arm.FEAT_DotProd": "dotprod",
+    "hw.optional.arm.FEAT_I8MM": "i8mm", "hw.optional.arm.FEAT_BF16": "bf16", "hw.optional.arm.FEAT_SME": "sme",
+    "hw.optional.avx1_0": "avx", "hw.optional.avx2_0": "avx2", "hw.optional.fma": "fma", "hw.optional.f16c": "f16c",
+    "hw.optional.avx512f": "avx512f",
+}  # fmt: skip
+
+
+def core_kinds(devices: Path = _DEVICES) -> tuple[int, int]:
+    """(performance, efficiency): physical cores of each kind. Where all are of one kind, they are performance cores.
+
+    devices: what Linux shows of its hardware.
+    """
+    if sys.platform == "darwin":
+        performance, efficiency = (_sysctl_number(f"hw.perflevel{i}.physicalcpu") for i in (0, 1))
+        return (performance, efficiency) if performance else (_physical(), 0)
+    cores = _cores(devices / "system" / "cpu")
+    if not cores:
+        return _physical(), 0
+    slow = _intel_slow(devices)
+    if not slow:
+        speeds = {cpu: _speed(devices / "system" / "cpu" / f"cpu{cpu}") for cpus in cores for cpu in cpus}
+        fastest = max(speeds.values())
+        slow = {cpu for cpu, speed in speeds.items() if 0 < speed < _SLOWER * fastest}
+    efficiency = sum(1 for cpus in cores if cpus <= slow)
+    return len(cores) - efficiency, efficiency
+
+
+def instruction_sets(cpuinfo: Path = _CPUINFO) -> tuple[str, ...]:
+    """The sets this processor has, of those that ggml has kernels for: "avx2", "avx512_vnni", "neon", "i8mm" and so on.
+
+    Where cores differ, those that all have. cpuinfo: what Linux shows of its processors.
+    """
+    if sys.platform == "darwin":
+        return tuple(name for key, name in _SYSCTLS.items() if _sysctl_number(key) == 1)
+    try:
+        lines = cpuinfo.read_text(errors="replace").splitlines()
+    except OSError:
+        return ()
+    pairs = [line.partition(":") for line in lines]
+    found = [set(value.split()) for key, _, value in pairs if key.strip() in ("flags", "Features")]
+    common = set.intersection(*found) if found else set()
+    return tuple(name for flag, name in _FLAGS.items() if flag in common)
+
+
+def _physical() -> int:
+    return psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
+
+
+def _cores(cpus: Path) -> list[frozenset[int]]:
+    """The logical processors of each physical core that is there; empty where Linux does not say."""
+    cores = set()
+    for folder in cpus.glob("cpu[0-9]*"):
+        siblings = _read(folder / "topology" / "thread_siblings_list")
+        if siblings and folder.name[3:].isdigit():  # an offline processor has no siblings
+            cores.add(frozenset(_numbers(siblings)))
+    return sorted(cores, key=min)
+
+
+def _intel_slow(devices: Path) -> set[int]:
+    """Logical processors that Intel's hybrids list as efficiency cores; their clocks alone do not tell."""
+    return set(_numbers(_read(devices / "cpu_atom" / "cpus"))) if (devices / "cpu_core").exists() else set()
+
+
+def _speed(cpu: Path) -> int:
+    """How fast a processor is beside the others of its machine: as the kernel's scheduler rates it, or by its highest
+    clock; 0 where neither is known."""
+    text = _read(cpu / "cpu_capacity") or _read(cpu / "cpufreq" / "cpuinfo_max_freq")
+    return int(text) if text.isdigit() else 0
+
+
+def _numbers(text: str) -> Iterable[int]:
+    """0, 2 and 3 of "0,2-3"."""
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if first.isdigit():
+            yield from range(int(first), int(last if last.isdigit() else first) + 1)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _sysctl_number(key: str) -> int:
+    """A number that macOS tells; 0 where it does not."""
+    try:
+        done = subprocess.run(["/usr/sbin/sysctl", "-n", key], capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    text = done.stdout.strip()
+    return int(text) if text.isdigit() else 0

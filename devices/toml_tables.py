@@ -1,0 +1,108 @@
+"""The tables of a TOML file that a person wrote: read, and checked key by key."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([KMGT]?)(i?)B", re.IGNORECASE)
+
+
+def parse_toml(text: str, where: str, fault: type[Exception]) -> dict[str, Any]:
+    """What a text in TOML says. `fault`, which names `where` it stands, for one that is none."""
+    try:
+        data: dict[str, Any] = tomllib.loads(text)
+    except ValueError as error:  # of TOML, or a number of thousands of digits
+        raise fault(f"{where} is no TOML: {error}") from error
+    return data
+
+
+def read_toml(path: Path, fault: type[Exception]) -> dict[str, Any]:
+    """What a file in TOML says. `fault` where it is none; OSError where it cannot be read."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise fault(f"{path} is no TOML: {error}") from error
+    return parse_toml(text, str(path), fault)
+
+
+def tables(data: Mapping[str, Any], key: str, fault: type[Exception]) -> list[Table]:
+    """Those below the lines [[key]], none where there is no such line."""
+    found = data.get(key, [])
+    if not isinstance(found, list) or not all(isinstance(table, Mapping) for table in found):
+        raise fault(f"{key} needs to be tables, each below a line [[{key}]]")
+    return [Table(table, f"{key}[{i}]", fault) for i, table in enumerate(found)]
+
+
+def check_keys(values: Mapping[str, Any], keys: Sequence[str], where: str, fault: type[Exception]) -> None:
+    """`fault` where there are others than these keys."""
+    for key in values:
+        if key not in keys:
+            raise fault(f"{where} has an unknown key {str(key)[:80]!r}; known are {', '.join(keys)}")
+
+
+def short_text(value: object) -> str:
+    """What a file has, short enough for one line."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table. What does not fit is raised as `fault`, with the key, what it needs and what it has."""
+
+    values: Mapping[str, Any]
+    where: str  # "device[0]"
+    fault: type[Exception]
+
+    def get(self, key: str) -> Any:
+        """The value as it is; None where the key is not there."""
+        return self.values.get(key)
+
+    def refuse(self, key: str, needs: str) -> NoReturn:
+        """Raise what is wrong with the value of a key."""
+        raise self.fault(f"{self.where}.{key} {needs}; got {short_text(self.get(key))}")
+
+    def check_keys(self, keys: Sequence[str]) -> None:
+        """`fault` where the table has others than these keys."""
+        check_keys(self.values, keys, self.where, self.fault)
+
+    def number(self, key: str, least: float, most: float, why: str = "") -> float | None:
+        """A number in a range, whose bounds have a reason to be told or none; None where the key is not there."""
+        value = self.get(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+            unit = ", without a unit" if isinstance(value, str) else ""
+            self.refuse(key, f"needs a number from {least:g} to {most:g}{unit}{why and f' ({why})'}")
+        return float(value)
+
+    def whole(self, key: str, least: int, most: int) -> int | None:
+        """A whole number in a range; None where the key is not there."""
+        value = self.number(key, least, most)
+        if value is not None and value != int(value):
+            self.refuse(key, "needs a whole number")
+        return None if value is None else int(value)
+
+    def size(self, key: str) -> int | None:
+        """Bytes, from a text such as "1GiB"; None where the key is not there."""
+        value = self.get(key)
+        if value is None:
+            return None
+        match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
+        size = 0
+        if match:
+            base = 1024 if match[3] else 1000
+            size = int(float(match[1]) * base ** " KMGT".index(match[2].upper() or " "))
+        if not 0 < size < 2**60:
+            self.refuse(key, 'needs a size such as "1GiB" or "900MiB"')
+        return size

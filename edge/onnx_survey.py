@@ -1,0 +1,165 @@
+"""What plans of an ONNX model go by, measured: what each device takes for what lies between cuts, and the links."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from devices.probe import available_memory, default_threads
+from devices.profile import DeviceProfile
+from edge.closing import Closing, results
+from edge.engine_session import EngineSession, connect_all
+from edge.fleet import Fleet
+from edge.link_survey import measure_links
+from edge.local_session import LocalSession
+from edge.onnx_model import OnnxModel
+from edge.onnx_times import Probes, Times, probes, timed
+from edge.peers import SECRET_BYTES
+from edge.remembered import Remembered
+from edge.remote_session import RemoteSession
+from edge.speed_cache import key_of
+from edge.survey import own_profile
+from partition.onnx_cuts import Cut
+from partition.onnx_predict import OnnxDevice
+from partition.plan import LOCAL
+from partition.speeds import Links
+
+# Of a core's time for an item on its way through a stage: system calls, Python, threads that wake each other. Measured
+# on two processes: 0.2 ms for small tensors, 0.5 for 0.8 MB in and out. Slow devices take longer in proportion.
+_ITEM_CPU_S = 0.25e-3
+_MOST_SLOWER = 10.0  # times than the fastest, which may have a GPU for its nodes, and none for this
+
+
+@dataclass(frozen=True)
+class OnnxSurvey:
+    """What was measured."""
+
+    cuts: tuple[Cut, ...]  # the candidates; between them, and at both ends, are the segments
+    devices: Mapping[str, OnnxDevice]  # as in a plan; this device first, then in the order of addresses
+    links: Links
+    estimated: tuple[str, ...]  # segments that some device could not be timed with, by what ends them: estimates
+
+    @property
+    def segments(self) -> dict[str, tuple[float, ...]]:
+        """Seconds of each segment, by device."""
+        return {device: found.segments_s for device, found in self.devices.items()}
+
+
+def onnx_survey(
+    fleet: Fleet | None,
+    addresses: Sequence[str],
+    model: OnnxModel,
+    cuts: Sequence[Cut],
+    *,
+    threads: int | None = None,
+    provider: str | None = None,
+    transport: str = "auto",
+    fresh: bool = False,
+    on_step: Callable[[float, float], None] = lambda done, of: None,
+) -> OnnxSurvey:
+    """Measure the links, this device, with so many threads, and then all workers at `addresses` at once. fleet:
+    where they are connected; None: there are none. cuts: the candidates, which ascend; there may be none. provider:
+    ONNX Runtime's, on every device; None: the best of each.
+
+    A device's times are remembered for a day; fresh: measure them anyway. on_step(done, of) is called as links and
+    parts are done. PlanError for cuts that are none, CannotSlice for a part that cannot be sent, EngineError where
+    nothing can be timed; else the errors of sessions.
+    """
+    devices = [LOCAL, *(address for address in addresses if address != LOCAL)] if fleet else [LOCAL]
+    world_size = len(devices)
+    threads = threads or default_threads()
+    secret = secrets.token_bytes(SECRET_BYTES)
+    own_name, credentials = (fleet.local_name, fleet.credentials) if fleet else (LOCAL, None)
+    workers = [None, *(fleet.workers[address] for address in devices[1:])] if fleet else [None]
+    profiles = [own_profile(own_name, threads), *(fleet.profiles[address] for address in devices[1:] if fleet)]
+    cache = Remembered("onnx-speeds")
+    pool = ThreadPoolExecutor(world_size, "survey")
+    try:
+        with Closing() as closing:  # and whoever still waits for a session then hears that it was closed
+            found = probes(model, cuts, provider, closing)
+            keys = [_key(found, provider, profile) for profile in profiles]
+            known = [None if fresh else _known(cache, key, found) for key in keys]
+            steps = found.steps * known.count(None) + world_size * (world_size - 1) // 2
+            done: list[None] = []
+
+            def step() -> None:
+                closing.check()  # nobody shows progress any more
+                done.append(None)
+                on_step(len(done), steps)
+
+            def start(rank: int) -> EngineSession:
+                session: EngineSession
+                worker = workers[rank]
+                if worker is None:
+                    session = LocalSession(own_name, world_size, secret, credentials, threads, streams=True)
+                else:
+                    session = RemoteSession(worker, rank, world_size, secret, streams=True)
+                closing.then(session.close)
+                return session
+
+            def times(session: EngineSession) -> tuple[Times, float]:
+                rank = session.rank
+                remembered = known[rank]
+                if remembered is not None:
+                    return remembered
+                taken = timed(session, workers[rank], found, _memory(fleet, devices[rank]), step)
+                cache.put(keys[rank], taken.to_json())
+                return taken, 0.0
+
+            sessions = results(pool.submit(start, rank) for rank in range(world_size))
+            links = measure_links(sessions, devices, connect_all(sessions, transport), step, fresh=fresh)
+            # This device on its own: what a lab emulates is a part of it.
+            [own] = results([pool.submit(times, sessions[0])])
+            taken = [own, *results(pool.submit(times, session) for session in sessions[1:])]
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+    labels = [*(cut.label for cut in cuts), "the end"]
+    fastest_s = min(sum(one.segments_s) for one, _ in taken)
+    return OnnxSurvey(
+        tuple(cuts),
+        {
+            device: _device(fleet, device, one, age_s, fastest_s)
+            for device, (one, age_s) in zip(devices, taken, strict=True)
+        },
+        links,
+        tuple(labels[i] for i in sorted({i for one, _ in taken for i in one.estimated})),
+    )
+
+
+def _key(found: Probes, provider: str | None, profile: DeviceProfile) -> str:
+    """What times depend on."""
+    return key_of([*(probe.part.digest for probe in found.parts), str(provider)], profile)
+
+
+def _known(cache: Remembered, key: str, found: Probes) -> tuple[Times, float] | None:
+    """Times that are remembered, and how old they are; None where they have to be taken."""
+    remembered = cache.get(key)
+    if remembered is None:
+        return None
+    value, age_s = remembered
+    times = Times.from_json(value, len(found.segments_s))
+    return None if times is None else (times, age_s)
+
+
+def _device(fleet: Fleet | None, device: str, times: Times, age_s: float, fastest_s: float) -> OnnxDevice:
+    slower = min(_MOST_SLOWER, sum(times.segments_s) / fastest_s) if fastest_s else 1.0
+    return OnnxDevice(
+        device=device,
+        name="this device" if fleet is None or device == LOCAL else fleet.workers[device].name,
+        segments_s=times.segments_s,
+        stage_s=times.stage_s + _ITEM_CPU_S * slower,
+        memory_bytes=_memory(fleet, device),
+        runtime_bytes=times.runtime_bytes,
+        age_s=age_s,
+    )
+
+
+def _memory(fleet: Fleet | None, device: str) -> int:
+    """Bytes of memory that a model may take there."""
+    if fleet is None or device == LOCAL:
+        return available_memory()
+    profile = fleet.profiles[device]
+    have = profile.memory_available_bytes
+    return min(have, profile.memory_limit_bytes or have)

@@ -1,0 +1,47 @@
+"""Figures that took long to measure, remembered on this device by what they depend on, with when that was."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from devices.files import locked, write_whole
+from devices.paths import state_folder
+
+MAX_AGE_S = 86400.0  # then it is measured anew: systems are updated, and cases gather dust
+_MOST = 500  # entries of a file
+
+
+class Remembered:
+    """A file of this user's. What cannot be read counts as nothing remembered."""
+
+    def __init__(self, name: str, folder: Path | None = None) -> None:
+        self._path = (folder or state_folder()) / f"{name}.json"
+
+    def get(self, key: str, max_age_s: float = MAX_AGE_S) -> tuple[Any, float] | None:
+        """(value, its age in seconds) under a key; None where there is none, or it is older."""
+        entry: Any = self._read().get(key)
+        try:
+            age_s = time.time() - float(entry["measured_at"])
+            value = entry["value"]
+        except (TypeError, KeyError, ValueError):
+            return None
+        # From the future: a clock was wrong, so its age is not known.
+        return (value, age_s) if 0 <= age_s <= max_age_s else None
+
+    def put(self, key: str, value: Any) -> None:
+        """Remember a value, which json.dumps takes, as measured now. OSError where it cannot be written."""
+        with locked(self._path.parent):
+            entries = self._read()
+            entries.pop(key, None)
+            entries[key] = {"measured_at": time.time(), "value": value}
+            write_whole(self._path, json.dumps(dict(list(entries.items())[-_MOST:])).encode())
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            values = json.loads(self._path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return values if isinstance(values, dict) else {}

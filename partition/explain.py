@@ -1,0 +1,98 @@
+"""Which of the plans found to take, and why, in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from partition.errors import PlanError
+from partition.plan import Plan
+from partition.planner import Placed, Planner
+
+WORTH = 1.05  # what more devices must be better by than this one alone: predictions are off by some
+_MIB = 1 << 20
+_UNITS = {  # of an objective as a person reads it
+    "latency": (1e3, "ms a token"),
+    "throughput": (1e3, "ms a token"),
+    "ttft": (1.0, "s to the first token"),
+    "memory": (1 / _MIB, "MiB on the fullest device"),
+    "energy": (1.0, "J a token"),
+}
+
+
+def best_of(planner: Planner, objective: str = "latency") -> tuple[Plan, str]:
+    """The plan to take, and why it is this one, in one line. PlanError, with need and have, where nothing fits."""
+    placed = best(planner, objective)
+    return placed.plan, reason(planner, placed, objective)
+
+
+def best(planner: Planner, objective: str, caps: Mapping[str, float] | None = None) -> Placed:
+    """The best plan by one objective; this device alone, where others bring less than WORTH.
+
+    caps: what other objectives, or this one, may be at most. PlanError, with need and have, where nothing fits.
+    """
+    others = [name for name in caps or {} if name != objective]
+    objectives = (objective, *others)
+    most = [(caps or {}).get(name, math.inf) for name in objectives]
+    found, _ = planner.front(objectives, caps=most)
+    if not found:
+        if caps and (anything := planner.front((objective,))[0]):
+            raise PlanError(_out_of_reach(caps, objective, anything[0]))
+        raise PlanError(infeasible(planner))
+    own = alone(planner, objective, caps)
+    is_time = objective in ("latency", "throughput", "ttft")
+    if own is not None and is_time and own.objectives[0] <= WORTH * found[0].objectives[0]:
+        return own
+    return found[0]
+
+
+def alone(planner: Planner, objective: str, caps: Mapping[str, float] | None = None) -> Placed | None:
+    """The whole model on the owner's device; None where it has no room for it, not even by paging, or is above caps."""
+    others = [name for name in caps or {} if name != objective]
+    most = [(caps or {}).get(name, math.inf) for name in (objective, *others)]
+    found, _ = planner.only_own().front((objective, *others), caps=most)
+    return found[0] if found else None
+
+
+def _out_of_reach(caps: Mapping[str, float], objective: str, nearest: Placed) -> str:
+    told = ", ".join(f"{name} of at most {cap * _UNITS[name][0]:.3g} {_UNITS[name][1]}" for name, cap in caps.items())
+    factor, unit = _UNITS[objective]
+    return f"no plan has {told}; the best {objective} there is is {nearest.objectives[0] * factor:.3g} {unit}"
+
+
+def reason(planner: Planner, placed: Placed, objective: str) -> str:
+    """Why this plan, in one line."""
+    factor, unit = _UNITS[objective]
+    own = alone(planner, objective)
+    told = f"{placed.objectives[0] * factor:.3g} {unit}"
+    if placed.plan.world_size == 1:
+        others = "" if len(planner.speeds) == 1 else "; with the others it is predicted to be no better"
+        return f"use one device: {told} on this device alone{others}"
+    beside = (
+        "this device alone has no room for it"
+        if own is None
+        else f"{own.objectives[0] * factor:.3g} on this device alone"
+    )
+    return f"{kind_of(placed.plan)} on {len(set(placed.plan.devices))} devices: {told}, {beside}"
+
+
+def kind_of(plan: Plan) -> str:
+    """single, tensor, pipeline or hybrid."""
+    widths = [len(stage.shards) for stage in plan.stages]
+    if len(widths) == 1:
+        return "tensor" if widths[0] > 1 else "single"
+    return "pipeline" if max(widths) == 1 else "hybrid"
+
+
+def infeasible(planner: Planner) -> str:
+    """Need and have: of the whole model, and of each device."""
+    work = planner.work
+    parts = {"weights": work.weights_before[-1], "KV cache": work.kv_before[-1], "head": work.shape.head_bytes}
+    told = ", ".join(f"{name} {n / _MIB:,.0f}" for name, n in parts.items())
+    have = "; ".join(
+        f"{speed.name} has {max(0, speed.memory_bytes - speed.runtime_bytes) / _MIB:,.0f}" for speed in planner.speeds
+    )
+    return (
+        f"no plan fits: the model needs {sum(parts.values()) / _MIB:,.0f} MiB ({told}), and beside its own process"
+        f" {have}; use a smaller type or a smaller --context, or add a device"
+    )

@@ -1,0 +1,123 @@
+"""When requests come: at random, one after the other, or as a file says."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from partition import fields
+
+MOST_REQUESTS = 1_000_000
+MOST_TOKENS = 1 << 24
+_KEYS = ("arrival_s", "prompt_tokens", "gen_tokens")
+
+
+class TraceError(ValueError):
+    """A file of arrivals that cannot be used. The message names the line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What somebody asks for. Of an ONNX model: one input, and both numbers are 1."""
+
+    arrival_s: float  # where no fixed number of clients asks
+    prompt: int  # tokens
+    tokens: int  # to be generated
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """Requests in the order they come."""
+
+    requests: tuple[Request, ...]
+    told: str  # for people: "2 a second at random"
+    rate_per_s: float | None = None  # None: as fast as `clients` ask
+    clients: int | None = None  # each sends its next request when it has its answer
+
+
+def poisson(rate_per_s: float, n: int, prompt: int, tokens: int, seed: int) -> Arrivals:
+    """So many requests at random times, independent of each other."""
+    dice = random.Random(f"arrivals {seed}")
+    times = accumulate(dice.expovariate(rate_per_s) for _ in range(n))
+    requests = tuple(Request(time, prompt, tokens) for time in times)
+    return Arrivals(requests, f"{rate_per_s:g} a second at random", rate_per_s)
+
+
+def closed(clients: int, n: int, prompt: int, tokens: int) -> Arrivals:
+    """So many requests, from clients of which each waits for its answer before it asks again."""
+    return Arrivals(
+        (Request(0.0, prompt, tokens),) * n, f"{clients} {'client' if clients == 1 else 'clients'}", clients=clients
+    )
+
+
+def trace(lines: Iterable[str], prompt: int, tokens: int, most: int = MOST_REQUESTS) -> Arrivals:
+    """The first `most` requests of a file: CSV (seconds, and optionally prompt and generated tokens; a first line may
+    name the columns), or JSON lines with arrival_s, and optionally prompt_tokens and gen_tokens.
+
+    prompt, tokens: where a line does not say. TraceError names a line that is wrong, or earlier than the one before.
+    """
+    found: list[Request] = []
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if not text or (number == 1 and text.replace(" ", "").split(",")[0] == _KEYS[0]):
+            continue
+        if len(found) == most:
+            break
+        where = f"line {number}"
+        values = _object(text, where) if text.startswith("{") else _columns(text, where)
+        time = _time(values[0], where)
+        if found and time < found[-1].arrival_s:
+            raise TraceError(f"{where}: {time:g} s is before {found[-1].arrival_s:g} s of the line before; sort them")
+        found.append(
+            Request(time, _tokens(values[1], prompt, where, _KEYS[1]), _tokens(values[2], tokens, where, _KEYS[2]))
+        )
+    if not found:
+        raise TraceError("there are no arrivals; needed is a line for each, with its seconds")
+    span = found[-1].arrival_s - found[0].arrival_s
+    rate = (len(found) - 1) / span if span else None
+    return Arrivals(tuple(found), f"{len(found)} of a trace", rate)
+
+
+def _columns(text: str, where: str) -> list[Any]:
+    """Of a line of CSV; what is empty is None."""
+    columns = [column.strip() for column in text.split(",")]
+    if len(columns) > len(_KEYS):
+        raise TraceError(f"{where}: {len(columns)} columns; needed are {', '.join(_KEYS)}, or the first of them")
+    values: list[Any] = []
+    for i, column in enumerate(columns):
+        try:
+            values.append((float(column) if i == 0 else int(column)) if column else None)
+        except ValueError:
+            kind = "a number of seconds" if i == 0 else "a whole number"
+            raise TraceError(f"{where}: {_KEYS[i]} is {fields.told(column)}; needed is {kind}") from None
+    return [*values, None, None]
+
+
+def _object(text: str, where: str) -> list[Any]:
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        raise TraceError(f"{where}: this is no JSON object") from None
+    unknown = next((key for key in values if key not in _KEYS), None)
+    if unknown is not None:
+        raise TraceError(f"{where}: unknown field {fields.told(unknown)}; known are {', '.join(_KEYS)}")
+    return [values.get(key) for key in _KEYS]
+
+
+def _time(value: Any, where: str) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1e9 or math.isnan(value):
+        raise TraceError(f"{where}: {_KEYS[0]} is {fields.told(value)}; needed are seconds from 0 to 1e9")
+    return float(value)
+
+
+def _tokens(value: Any, usual: int, where: str, key: str) -> int:
+    if value is None:
+        return usual
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST_TOKENS:
+        raise TraceError(f"{where}: {key} is {fields.told(value)}; needed is a whole number from 1 to {MOST_TOKENS}")
+    return value

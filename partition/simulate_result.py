@@ -1,0 +1,147 @@
+"""What came of a simulation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+_AT_ITS_LIMIT = 0.95  # of the time busy
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Of a time over requests, in seconds."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread | None:
+        """None without values. Percentiles lie on straight lines between the sorted values."""
+        if not values:
+            return None
+        ordered = sorted(values)
+        return cls(math.fsum(ordered) / len(ordered), *(_percentile(ordered, part) for part in (0.5, 0.9, 0.99)))
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A stage, or a link, over the whole time."""
+
+    devices: tuple[str, ...]  # of a link: from, to
+    is_link: bool
+    utilization: float  # the part of the time in which it was busy
+    queue_mean: float  # requests that waited for it
+    queue_max: int
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return (" to " if self.is_link else " + ").join(self.devices)
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What became of requests, by a plan."""
+
+    requests: int
+    completed: int
+    failed: int
+    failed_in_flight: int  # of these, that had arrived when it ended
+    stalled_s: float | None  # when a device left and the deployment ended; None: that did not happen before the end
+    left: str | None  # that device
+    of_text: bool  # whether the plan is of a language model
+    seconds: float  # from the beginning to the last answer, or to the end of the deployment
+    ttft_s: Spread | None  # from a request's arrival to its first token; None for an ONNX model
+    tpot_s: Spread | None  # of each request that has several tokens, the mean after the first
+    latency_s: Spread | None  # from a request's arrival to its last token, or to the outputs of an input
+    throughput_per_s: float  # tokens, or inputs
+    stages: tuple[Use, ...]
+    links: tuple[Use, ...]
+    waiting_mean: float  # requests that none of the places in flight was free for
+    waiting_max: int
+    in_flight: int  # these places
+    in_flight_mean: float
+    arrivals_per_s: float | None  # None: as fast as clients got their answers
+    capacity_per_s: float  # requests of this size that the plan can do, by formula
+
+    @property
+    def devices(self) -> dict[str, float]:
+        """The part of the time in which each computed, for ranks of a stage with their sums."""
+        return {device: stage.utilization for stage in self.stages for device in stage.devices}
+
+    @property
+    def saturates(self) -> str | None:
+        """What is at its limit, in words; None where nothing is."""
+        busiest = max((*self.stages, *self.links), key=lambda use: use.utilization)
+        if busiest.utilization >= _AT_ITS_LIMIT:
+            does = "the way from" if busiest.is_link else "computing on"
+            return f"{does} {busiest.name} takes {100 * busiest.utilization:.0f} % of the time"
+        if self.in_flight_mean >= _AT_ITS_LIMIT * self.in_flight:
+            return (
+                f"all {self.in_flight} places in flight are taken, and nothing is busy all the time: a plan for more at"
+                " once could do more"
+            )
+        return None
+
+    @property
+    def notes(self) -> list[str]:
+        """What to know of it, a sentence each: that more arrives than can be done, that it ended early."""
+        found = []
+        if self.arrivals_per_s is not None and self.arrivals_per_s > self.capacity_per_s:
+            found.append(
+                f"arrivals of {self.arrivals_per_s:.3g}/s are above what the plan can do, {self.capacity_per_s:.3g}/s:"
+                " the queue grows"
+            )
+        if self.stalled_s is not None:
+            found.append(
+                f"{self.left} left at {self.stalled_s:g} s, which ends the deployment; failed requests:"
+                f" {self.failed_in_flight} in flight or waiting, {self.failed - self.failed_in_flight} to come later"
+            )
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        values = {
+            name: getattr(self, name)
+            for name in (
+                "requests",
+                "completed",
+                "failed",
+                "failed_in_flight",
+                "stalled_s",
+                "left",
+                "seconds",
+                "throughput_per_s",
+            )
+        }
+        for name in ("ttft_s", "tpot_s", "latency_s"):
+            spread = getattr(self, name)
+            values[name] = None if spread is None else asdict(spread)
+        return values | {
+            "devices": self.devices,
+            "stages": [_use_to_json(use) for use in self.stages],
+            "links": [_use_to_json(use) for use in self.links],
+            "in_flight": {"most": self.in_flight, "mean": self.in_flight_mean},
+            "waiting": {"mean": self.waiting_mean, "max": self.waiting_max},
+            "arrivals_per_s": self.arrivals_per_s,
+            "capacity_per_s": self.capacity_per_s,
+            "saturates": self.saturates,
+            "notes": self.notes,
+        }
+
+
+def _use_to_json(use: Use) -> dict[str, Any]:
+    ends = {"from": use.devices[0], "to": use.devices[1]} if use.is_link else {"devices": list(use.devices)}
+    return {**ends, "utilization": use.utilization, "queue": {"mean": use.queue_mean, "max": use.queue_max}}
+
+
+def _percentile(ordered: Sequence[float], part: float) -> float:
+    place = part * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)

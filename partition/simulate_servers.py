@@ -1,0 +1,164 @@
+"""The parts of a simulation: a clock with events, and servers that take one step after the other."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from partition.errors import PlanError
+
+MOST_EVENTS = 5_000_000  # in one simulation; so many take about half a minute
+_Then = Callable[["Step"], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """A device that takes so many times as long, for what it begins in that time."""
+
+    device: str
+    factor: float
+    start_s: float
+    stop_s: float = math.inf
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """What goes through the stages together: a token of each of some requests, a chunk of a prompt, or one input."""
+
+    requests: tuple[int, ...]  # indices
+    rows: int
+    prompt: int = 0  # of a chunk: tokens of the whole prompt
+    chunks: int = 1  # that it is cut into
+    answers: bool = True  # False: a chunk that others follow
+
+
+class Clock:
+    """The time of a simulation, and what is to happen."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._events: list[tuple[float, int, Callable[[Any], None], Any]] = []
+        self._n = 0
+
+    def at(self, time_s: float, then: Callable[[Any], None], what: Any) -> None:
+        """Call then(what) at this time. What is to happen at the same time happens in the order of these calls."""
+        self._n += 1
+        heapq.heappush(self._events, (time_s, self._n, then, what))
+
+    def run(self, until_s: float) -> None:
+        """Let everything before `until_s` happen; PlanError where that is more than MOST_EVENTS."""
+        done, events = 0, self._events
+        while events and events[0][0] < until_s:
+            self.now, _, then, what = heapq.heappop(events)
+            then(what)
+            done += 1
+            if done > MOST_EVENTS:
+                raise PlanError(
+                    f"the simulation has come to {self.now:.4g} s after {MOST_EVENTS:,} events, the most it may take;"
+                    " use fewer requests, or fewer tokens of each"
+                )
+
+
+class Tally:
+    """How long a queue was over time. What passes through it at once was not in it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._since, self._area, self._length, self._most = 0.0, 0.0, 0, 0
+
+    def add(self, n: int) -> None:
+        """It is longer by n now, or shorter."""
+        self._pass(self._clock.now)
+        self._length += n
+
+    def over(self, seconds: float) -> tuple[float, int]:
+        """(mean, most) from the beginning of the simulation to this time, which is now or later."""
+        self._pass(seconds)
+        return (self._area / seconds if seconds else 0.0), self._most
+
+    def _pass(self, now: float) -> None:
+        if now > self._since:
+            self._area += self._length * (now - self._since)
+            self._most = max(self._most, self._length)
+            self._since = now
+
+
+class Jitter:
+    """Factors with mean 1 and this coefficient of variation, lognormal: exp(N(-s^2 / 2, s)), s^2 = ln(1 + cv^2)."""
+
+    def __init__(self, variation: float, seed: int) -> None:
+        self._sigma = math.sqrt(math.log1p(variation * variation))
+        self._random = random.Random(f"jitter {seed}")
+
+    def __call__(self) -> float:
+        return self._random.lognormvariate(-self._sigma * self._sigma / 2, self._sigma) if self._sigma else 1.0
+
+
+class Server:
+    """A stage, or a link: one step at a time, in the order they come; the others wait.
+
+    A link is free again when the bytes are sent. They arrive later, by its latency, and in the order they were sent.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        jitter: Jitter,
+        seconds: Callable[[Step], float],
+        latency_s: float = 0.0,
+        slow: Sequence[Slow] = (),
+    ) -> None:
+        """seconds: that a step keeps it busy. slow: when it takes longer."""
+        self._clock, self._jitter, self._seconds, self._latency_s, self._slow = clock, jitter, seconds, latency_s, slow
+        self._steps: deque[Step] = deque()
+        self._factor = 1.0
+        self._busy_s, self._until, self._arrived = 0.0, 0.0, 0.0
+        self.idle = True
+        self.queue = Tally(clock)  # requests in the steps that wait
+        self.then: _Then = lambda step: None  # who has the step next
+        self.freed: Callable[[], None] = lambda: None  # called when it has nothing to do
+
+    def take(self, step: Step) -> None:
+        """Serve it when its turn has come."""
+        if self.idle:
+            self._begin(step)
+            return
+        self._steps.append(step)
+        self.queue.add(len(step.requests))
+
+    def utilization(self, seconds: float) -> float:
+        """The part of this time, up to now, in which it was busy."""
+        served = self._busy_s - max(0.0, self._until - seconds)
+        return min(1.0, served / seconds) if seconds else 0.0
+
+    def _begin(self, step: Step) -> None:
+        now = self._clock.now
+        self.idle = False
+        self._factor = self._jitter()
+        for slow in self._slow:
+            if slow.start_s <= now < slow.stop_s:
+                self._factor *= slow.factor
+        seconds = self._seconds(step) * self._factor
+        self._busy_s += seconds
+        self._until = now + seconds
+        self._clock.at(self._until, self._end, step)
+
+    def _end(self, step: Step) -> None:
+        now = self._clock.now
+        self.idle = True
+        self._arrived = max(self._arrived, now + self._latency_s * self._factor)
+        if self._arrived > now:
+            self._clock.at(self._arrived, self.then, step)
+        else:
+            self.then(step)
+        if self._steps:
+            following = self._steps.popleft()
+            self.queue.add(-len(following.requests))
+            self._begin(following)
+        else:
+            self.freed()

@@ -1,0 +1,166 @@
+"""What planning goes by: how fast devices compute a model's parts, and what the links between them can do.
+
+Plain values. `edge` measures them, `devices.catalog` makes estimates of them, and a cluster file may override some.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from partition import fields
+from partition.errors import PlanError
+
+FASTEST_LINK_BYTES_PER_S = 50e9  # 400 Gbit/s: a link that is said to do more contradicts the memory behind it
+_MOST_S = 3600.0  # for one step of a layer
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Seconds by the rows of a batch: measured at some, on straight lines between them and beyond the last two."""
+
+    points: tuple[tuple[int, float], ...]  # (rows, seconds), rows ascending
+
+    def __post_init__(self) -> None:
+        rows = [n for n, _ in self.points]
+        if not rows or rows != sorted(set(rows)) or rows[0] < 1:
+            raise PlanError(f"a curve at rows {rows}; needed are one or more, ascending from 1")
+        if not all(0 <= seconds <= _MOST_S for _, seconds in self.points):
+            raise PlanError(
+                f"a curve of {[seconds for _, seconds in self.points]} seconds; needed are 0 to {_MOST_S:g}"
+            )
+
+    def at(self, rows: float) -> float:
+        """Seconds of a step of so many rows, never less than 0. Below the first point it is the first's."""
+        if rows <= self.points[0][0] or len(self.points) == 1:
+            return self.points[0][1]
+        (a, low), (b, high) = next((pair for pair in pairwise(self.points) if rows <= pair[1][0]), self.points[-2:])
+        return max(0.0, low + (high - low) * (rows - a) / (b - a))
+
+    def times(self, factor: float) -> Curve:
+        """The same, so many times as long."""
+        return Curve(tuple((rows, seconds * factor) for rows, seconds in self.points))
+
+
+@dataclass(frozen=True)
+class DeviceSpeed:
+    """One device and one language model, or one type of its weights."""
+
+    device: str  # as in a plan: a worker's address, or LOCAL
+    name: str  # for people
+    step_s: Curve  # what a step takes beside its layers and its head
+    layer_s: Curve  # one layer, the average one
+    token_s: float  # of a layer's attention, for each row and each token that it has behind it
+    half_layer_s: Curve  # half of its heads and of its FFN columns; a half of layer_s where it cannot be shared
+    head_s: Curve  # the last norm and all rows of the head, for every row of the batch
+    memory_bytes: int  # that the model may take there
+    runtime_bytes: int  # of these, what a process takes beside weights and KV cache
+    sum_s: float = 0.0  # of its processor, for its part in one sum over ranks: system calls, adding, cold caches
+    disk_bytes_per_s: float | None = None  # it reads weights at, where it pages; None: it cannot
+    watts: float | None = None  # while it computes
+    threads: int | None = None  # that it was measured with, where that is not as many as the device lends
+    estimate: bool = False  # not measured
+    age_s: float = 0.0  # since it was measured
+
+    def __post_init__(self) -> None:
+        for what in ("disk_bytes_per_s", "watts"):
+            value = getattr(self, what)
+            if value is not None and not 0 < value < math.inf:
+                raise PlanError(f"{self.name}: {what} is {value}; needed is a number above 0")
+
+    def part_s(self, part: float, rows: float) -> float:
+        """Seconds of a layer of which the device computes `part`, by weights, for so many rows.
+
+        A straight line through the half and the whole, both measured: part = 1 gives layer_s, 1/2 half_layer_s.
+        """
+        whole, half = self.layer_s.at(rows), self.half_layer_s.at(rows)
+        return max(0.0, half + (whole - half) * (2 * part - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSpeed:
+    """One way from a device to another."""
+
+    latency_s: float  # a small message, one way
+    bytes_per_s: float
+    estimate: bool = False
+    age_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.latency_s < math.inf:
+            raise PlanError(f"a link with a latency of {self.latency_s} s; needed is 0 or more")
+        if not 0 < self.bytes_per_s <= FASTEST_LINK_BYTES_PER_S:
+            raise PlanError(
+                f"a link of {self.bytes_per_s:.3g} bytes/s; needed is a number above 0, at most"
+                f" {FASTEST_LINK_BYTES_PER_S:.3g}, which no memory behind it exceeds; measure it again"
+            )
+
+    def seconds(self, n_bytes: float) -> float:
+        """Until so many bytes have arrived: latency + bytes / bandwidth."""
+        return self.latency_s + n_bytes / self.bytes_per_s
+
+
+NOWHERE = LinkSpeed(0.0, FASTEST_LINK_BYTES_PER_S)  # from a device to itself
+
+
+@dataclass(frozen=True)
+class Links:
+    """The links between devices, both ways: by (from, to). PlanError for a pair that is not known."""
+
+    between: Mapping[tuple[str, str], LinkSpeed] = field(default_factory=dict)
+
+    def of(self, a: str, b: str) -> LinkSpeed:
+        """From `a` to `b`."""
+        if a == b:
+            return NOWHERE
+        try:
+            return self.between[a, b]
+        except KeyError:
+            raise PlanError(f"the link from {a} to {b} was not measured; probe the devices again") from None
+
+    def slowest(self, members: Sequence[str]) -> LinkSpeed:
+        """The largest latency and the least bandwidth of any way between these devices."""
+        ways = [self.of(a, b) for a in members for b in members if a != b] or [NOWHERE]
+        return LinkSpeed(max(way.latency_s for way in ways), min(way.bytes_per_s for way in ways))
+
+
+_CURVES = ("step_s", "layer_s", "half_layer_s", "head_s")
+_NUMBERS = ("token_s", "memory_bytes", "runtime_bytes", "sum_s")
+
+
+def speed_to_json(speed: DeviceSpeed) -> dict[str, Any]:
+    """What was measured of a device, as plain values: not its name, nor its age."""
+    values: dict[str, Any] = {name: curve_to_json(getattr(speed, name)) for name in _CURVES}
+    return values | {name: getattr(speed, name) for name in (*_NUMBERS, "disk_bytes_per_s")}
+
+
+def speed_of(values: Any, device: str, name: str, age_s: float) -> DeviceSpeed:
+    """The speed that `speed_to_json` wrote, of a device called so now; PlanError names what is wrong."""
+    known = fields.record(values, name, (*_CURVES, *_NUMBERS), ("disk_bytes_per_s",))
+    numbers: dict[str, Any] = {}
+    for key in (*_NUMBERS, *(("disk_bytes_per_s",) if known.get("disk_bytes_per_s") is not None else ())):
+        value = known[key]
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
+            raise PlanError(f"{name}: {key} is {fields.told(value)}; needed is a number of 0 or more")
+        numbers[key] = value
+    curves: dict[str, Any] = {key: curve_of(known[key], f"{name}: {key}") for key in _CURVES}
+    return DeviceSpeed(device, name, **curves, **numbers, age_s=age_s)
+
+
+def curve_to_json(curve: Curve) -> list[list[float]]:
+    """[[rows, seconds], ...]."""
+    return [[rows, seconds] for rows, seconds in curve.points]
+
+
+def curve_of(values: Any, where: str) -> Curve:
+    """The curve that `curve_to_json` wrote; PlanError names what is wrong."""
+    points = []
+    for i, point in enumerate(fields.items(values, where)):
+        pair = fields.items(point, f"{where}[{i}]")
+        if len(pair) != 2 or not isinstance(pair[1], int | float) or isinstance(pair[1], bool):
+            raise PlanError(f"{where}[{i}]: needed are rows and seconds")
+        points.append((fields.number(pair[0], f"{where}[{i}]"), float(pair[1])))
+    return Curve(tuple(points))
