@@ -186,7 +186,12 @@ def _alone(path: Path, options: EngineOptions, plan: Plan) -> Engine:
     from edge.engine import Engine
 
     shard, size = plan.shard(0), path.stat().st_size
-    options = replace(options, memory=options.memory or shard.memory, threads=options.threads or shard.threads)
+    options = replace(
+        options,
+        memory=options.memory or shard.memory,
+        threads=options.threads or shard.threads,
+        gpu_layers=shard.gpu_layers if options.gpu_layers is None else options.gpu_layers,
+    )
     with progress(f"Loading {path.name}", size) as bar:
         return Engine(path, options, progress=lambda fraction: bar.update(fraction * size))
 
@@ -221,6 +226,7 @@ def _plan(
             shares=args.shares,
             work=work,
             threads=args.threads,
+            memory=options.memory,
             transport=args.transport or "auto",
             on_step=bar.update,
         )

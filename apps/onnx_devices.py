@@ -24,6 +24,7 @@ LOCAL = "local"  # partition.plan.LOCAL, named here so that --help stays quick
 
 _OF_SEVERAL = ("cut", "shares", "save_plan", "transport", "wire", "in_flight", "insecure")
 _OF_A_PLAN = ("workers", "cut", "shares")
+_BESIDE_A_PLAN = ("save_plan", "transport", "wire", "in_flight", "insecure")  # of several devices
 _OF_THIS_DEVICE = ("threads", "provider")
 
 
@@ -107,8 +108,8 @@ class Deployed:
 
 
 def prepare(args: argparse.Namespace) -> Devices | None:
-    """The devices asked for; None: this one alone. UsageError for options that do not go together, PlanError for a plan
-    that cannot be used."""
+    """The devices asked for; None: this one alone, and there is no plan. UsageError for options that do not go
+    together, PlanError for a plan that cannot be used."""
     if args.plan is None and args.workers is None:
         given = first_given(args, _OF_SEVERAL)
         if given:
@@ -122,11 +123,23 @@ def prepare(args: argparse.Namespace) -> Devices | None:
         args.threads = args.threads or found.plan.own.threads
         args.provider = args.provider or found.plan.own.provider
     if not found.workers:
-        return None
+        given = first_given(args, _BESIDE_A_PLAN)
+        if given:
+            raise UsageError(f"{given} is for several devices, and {args.plan} is for this one alone; leave it out")
+        return found
     given = first_given(args, _OF_THIS_DEVICE)
     if given and LOCAL not in found.addresses:
         raise UsageError(f"{given} is for a stage on this device, and there is none: name {LOCAL} first in --workers")
     return found
+
+
+def check_own(args: argparse.Namespace, devices: Devices | None) -> None:
+    """PlanError where there is a plan for this device alone, and it is for another model."""
+    from edge.onnx_file import load
+    from edge.onnx_model import OnnxModel
+
+    if devices is not None and devices.plan is not None:
+        OnnxModel.of(load(Path(args.model)), dict(args.dim)).check(devices.plan)
 
 
 def _prepared(args: argparse.Namespace) -> Devices:

@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
             measured, errors = measure(args, points, of, fleet)
         result = _result(args, spaces, points, of, measured, errors)
-    _write(args, result)
+    _write(args, result, spaces)
     if args.pick is not None:
         _pick(args, result, points)
     return 0
@@ -79,8 +79,9 @@ def _check(args: argparse.Namespace) -> None:
     files += [file for file in (args.html, args.png, args.save) if file is not None]
     if len({file.absolute() for file in files}) < len(files):
         raise UsageError("--json, --html, --png and --save are to be different files")
+    read = planning.sources(args) if files else []
     for file in files:
-        check_output(file, [planning.model_file(args)], args.force)
+        check_output(file, read, args.force)
     if args.png is not None:
         check_picture(args.png)
     if args.html is not None:
@@ -163,14 +164,18 @@ def _measured_values(measured: dict[str, Any], axes: Sequence[str]) -> tuple[flo
     return tuple(of[axis] for axis in axes)
 
 
-def _write(args: argparse.Namespace, result: dict[str, Any]) -> None:
+def _write(args: argparse.Namespace, result: dict[str, Any], spaces: Sequence[planning.Space]) -> None:
     from apps.pareto_table import print_front
+    from apps.planned import notes
+    from apps.table import print_note
     from devices.files import write_whole
 
     if args.json == "-":
         print(json.dumps(result))
     else:
         print_front(result)
+        for note in dict.fromkeys(note for space in spaces for note in notes(space)):
+            print_note(note)
         if args.json is not None:
             write_whole(Path(args.json), (json.dumps(result, indent=1) + "\n").encode())
     if args.png is not None:

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Plan, say why, and save."""
     if args.save is not None:
-        check_output(args.save, [planning.model_file(args)], args.force)
+        check_output(args.save, planning.sources(args), args.force)
     with planning.spaces(args) as ((space,), _):
         point, why = space.best(args.objective, _caps(args))
         changes = space.changes(args.objective, _caps(args))
@@ -85,7 +85,7 @@ def _as_json(
 
 
 def _show(args: argparse.Namespace, space: planning.Space, point: Point, why: str, changes: list[Change]) -> None:
-    from apps.planned import prediction_rows, stage_rows
+    from apps.planned import notes, prediction_rows, stage_rows
     from apps.table import print_columns, print_note, printable
 
     names = space.names
@@ -98,7 +98,7 @@ def _show(args: argparse.Namespace, space: planning.Space, point: Point, why: st
         print(printable(f"{name}: {text}"))
     for change in changes:
         print(printable(f"with {change.what}: {unit_text(args.objective, change.value)}"))
-    for note in space.known.notes:
+    for note in notes(space):
         print_note(note)
     if args.save is not None:
         print(f"saved: {args.save}")

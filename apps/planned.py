@@ -9,8 +9,12 @@ from apps.format import bytes_text
 
 if TYPE_CHECKING:
     from apps.planning import Space
+    from partition.onnx_predict import OnnxDevice
     from partition.prediction import Prediction
+    from partition.speeds import DeviceSpeed
 
+_OLD_S = 60.0  # figures that are older are said to be
+_SPEEDS = ("layer_s", "half_layer_s", "head_s", "step_s", "token_s", "disk_bytes_per_s")
 COLUMNS = ("stage", "device", "holds", "computes", "then sends", "memory")
 
 
@@ -25,6 +29,7 @@ def known_json(space: Space) -> dict[str, Any]:
                 "estimate": speed.estimate,
                 "measured_age_s": None if speed.estimate else round(speed.age_s, 1),
                 "memory_bytes": speed.memory_bytes,
+                "speeds": _speeds_json(speed),
             }
             for speed in known.speeds
         ],
@@ -35,11 +40,32 @@ def known_json(space: Space) -> dict[str, Any]:
                 "latency_s": way.latency_s,
                 "bytes_per_s": way.bytes_per_s,
                 "estimate": way.estimate,
+                "age_s": round(way.age_s, 1),
             }
             for (a, b), way in known.links.between.items()
         ],
         "notes": list(known.notes),
     }
+
+
+def notes(space: Space) -> list[str]:
+    """What is to be known of the figures that plans were made from, a sentence each."""
+    from apps.devices_probe import age_text
+
+    known = space.known
+    oldest_s = max(one.age_s for one in (*known.speeds, *known.links.between.values()))
+    told = [f"measured {age_text(oldest_s)}; --fresh measures again"] if oldest_s > _OLD_S else []
+    return [*known.notes, *told]
+
+
+def _speeds_json(speed: DeviceSpeed | OnnxDevice) -> dict[str, Any]:
+    """What a device was measured, or is estimated, to take."""
+    from partition.speeds import DeviceSpeed, speed_to_json
+
+    if not isinstance(speed, DeviceSpeed):
+        return {"segments_s": list(speed.segments_s), "stage_s": speed.stage_s}
+    values = speed_to_json(speed)
+    return {name: values[name] for name in _SPEEDS}
 
 
 def stage_rows(predicted: Prediction, names: Mapping[str, str]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

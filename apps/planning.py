@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from apps.bench_onnx import is_onnx
-from apps.distributed import TRANSPORTS, WIRES, first_given
+from apps.distributed import MOST_WORKERS, TRANSPORTS, WIRES, first_given
 from apps.link import address
 from apps.options import (
+    KV_TYPES,
     UsageError,
     byte_size,
     context_size,
@@ -59,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--concurrency", type=in_flight, metavar="C", help="requests at once, for the throughput (default: 4)"
     )
     work.add_argument("--prompt-tokens", type=positive_int, metavar="N", help="of a prompt (default: 128)")
-    work.add_argument("--kv-type", metavar="TYPE", help="of stored keys and values (default: f16)")
+    work.add_argument("--kv-type", choices=KV_TYPES, help="of stored keys and values (default: f16)")
     work.add_argument("--dim", type=dimension, action="append", metavar="NAME=N", help="size of an open ONNX dimension")
 
 
@@ -72,11 +73,12 @@ def spaces(args: argparse.Namespace, types: tuple[str, ...] = ()) -> Iterator[tu
     quiet_grpc()
     if args.cluster is not None and args.workers is not None:
         raise UsageError("--cluster names the devices, and so does --workers: leave one of them out")
-    _check_kind(args)
+    _check_kind(args, types)
     insecure = args.insecure
     if args.cluster is None and args.workers is None:
         args.workers, insecure = _of_the_lab(insecure)
     cluster = read_cluster(args.cluster) if args.cluster else Cluster.of_addresses(args.workers or ())
+    _check_number(cluster)
     path = model_file(args)
     with ExitStack() as stack:
         fleet, notes = stack.enter_context(reachable(cluster, insecure=insecure))
@@ -86,8 +88,6 @@ def spaces(args: argparse.Namespace, types: tuple[str, ...] = ()) -> Iterator[tu
         if is_onnx(args.model):
             from apps.planning_onnx import onnx_space
 
-            if types:
-                raise UsageError("--types is of language models; quantize an ONNX model with edge quantize")
             made = [onnx_space(args, path, cluster, fleet, notes)]
         else:
             from apps.planning_llm import llm_spaces
@@ -96,11 +96,25 @@ def spaces(args: argparse.Namespace, types: tuple[str, ...] = ()) -> Iterator[tu
         yield made, fleet
 
 
-def _check_kind(args: argparse.Namespace) -> None:
+def _check_kind(args: argparse.Namespace, types: tuple[str, ...]) -> None:
     """UsageError for options that mean nothing for this kind of model."""
     given = first_given(args, _OF_TEXT if is_onnx(args.model) else _OF_ONNX)
     if given:
         raise UsageError(f"{given} is of {'language' if is_onnx(args.model) else 'ONNX'} models")
+    if types and is_onnx(args.model):
+        raise UsageError("--types is of language models; quantize an ONNX model with edge quantize")
+
+
+def _check_number(cluster: Cluster) -> None:
+    """UsageError for more devices than can take part."""
+    others = sum(not device.is_local for device in cluster.devices)
+    if others > MOST_WORKERS:
+        raise UsageError(f"{MOST_WORKERS} devices beside this one are the most, got {others}; leave some out")
+
+
+def sources(args: argparse.Namespace) -> list[Path]:
+    """The files that are read, which nothing may overwrite."""
+    return [model_file(args), *([args.cluster] if args.cluster is not None else [])]
 
 
 def model_file(args: argparse.Namespace) -> Path:
@@ -128,4 +142,8 @@ def _named(cluster: Cluster, fleet: Fleet) -> Cluster:
 
 
 def _workers(text: str) -> tuple[str, ...]:
-    return tuple(address(part.strip()) for part in text.split(","))
+    """HOST:PORT of each worker."""
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) > MOST_WORKERS:
+        raise argparse.ArgumentTypeError(f"takes up to {MOST_WORKERS} workers, got {len(parts)}")
+    return tuple(map(address, parts))

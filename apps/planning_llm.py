@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from apps.options import UsageError
 
 if TYPE_CHECKING:
     from devices.cluster_file import Cluster
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from edge.llm_space import LlmSpace
 
 _CONTEXT, _CONCURRENCY, _PROMPT = 4096, 4, 128
+_ANSWER = 64  # tokens that are to have room after a prompt
+_A_REQUEST = 16  # tokens that each of several requests needs at least
 
 
 def llm_spaces(
@@ -25,9 +28,27 @@ def llm_spaces(
     types: Sequence[str],
 ) -> list[LlmSpace]:
     """A space for the file, or one for each type. The errors of reading, quantizing and measuring."""
+    from quant.mixes import mix_by_name
+
+    _check_room(args)
+    for type_ in types:
+        mix_by_name(type_)  # before any of them is made
     if not types:
         return [_space(args, path, cluster, fleet, notes, None)]
     return [_space(args, of_type(path, type_), cluster, fleet, notes, type_) for type_ in types]
+
+
+def _check_room(args: argparse.Namespace) -> None:
+    """UsageError where the context that was asked for has no room for the work."""
+    if args.context is None:
+        return
+    prompt, requests = args.prompt_tokens or _PROMPT, args.concurrency or _CONCURRENCY
+    for need, what in (
+        (prompt + _ANSWER, f"a prompt of {prompt} tokens and {_ANSWER} more (--prompt-tokens)"),
+        (requests * _A_REQUEST, f"{requests} requests of {_A_REQUEST} tokens (--concurrency)"),
+    ):
+        if need > args.context:
+            raise UsageError(f"--context {args.context} is too small: {what} need {need} tokens")
 
 
 def of_type(path: Path, type_: str) -> Path:
@@ -89,12 +110,10 @@ def _space(
             file,
             digest,
             threads=args.threads,
+            memory=args.memory,
             transport=args.transport or "auto",
             fresh=args.fresh,
             on_step=bar.update,
         )
-    if args.memory is not None:
-        own, *others = known.speeds
-        known = replace(known, speeds=(replace(own, memory_bytes=min(own.memory_bytes, args.memory)), *others))
     exchange = Exchange(args.transport or "auto", wire=args.wire or "f32")
     return LlmSpace(path, file, digest, work, known, threads=args.threads, exchange=exchange, type_=type_)

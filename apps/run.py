@@ -85,7 +85,11 @@ def run(args: argparse.Namespace) -> int:
         from edge.onnx_outputs import read_labels
 
         labels = read_labels(Path(args.labels))
-    made = _here(args, scaling) if devices is None else _there(args, scaling, devices)
+    if devices is not None and devices.workers:
+        made = _there(args, scaling, devices)
+    else:
+        onnx_devices.check_own(args, devices)
+        made = _here(args, scaling)
     _tell(args, made, labels)
     return 0
 

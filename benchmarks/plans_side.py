@@ -14,7 +14,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-_CONTEXT, _PROMPT, _DEPTH, _REQUESTS = 1024, 64, 128, 4
+_CONTEXT, _PROMPT, _DEPTH, _REQUESTS = 1024, 64, 48, 4
 
 
 def main() -> None:

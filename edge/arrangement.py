@@ -43,7 +43,8 @@ def arrange(
     parallel: str = "auto",
     shares: Sequence[float] | None = None,
     work: Work | None = None,
-    threads: int | None = None,  # of this device
+    threads: int | None = None,
+    memory: int | None = None,
     transport: str = "auto",
     on_step: Callable[[float, float], None] = lambda done, of: None,
 ) -> Arrangement:
@@ -51,8 +52,10 @@ def arrange(
 
     parallel: "tensor" and "pipeline" use all devices, in this order; "auto" those that make decoding the fastest, as
     the planner says, which may be this one alone. shares: how much each is to compute, this one first; None: by
-    measurement. PlanError for shares or ranks that cannot be, CannotSlice where the model cannot be cut so; else the
-    errors of `survey`.
+    measurement. threads, memory (bytes): of this device, at most.
+
+    PlanError for shares or ranks that cannot be, CannotSlice where the model cannot be cut so; else the errors of
+    `survey`.
     """
     if parallel not in PARALLEL:
         raise PlanError(f"parallel is {parallel[:40]!r}; known are {', '.join(PARALLEL)}")
@@ -63,26 +66,27 @@ def arrange(
         plan = make_plan(can, name, model_digest, devices, parallel, shares)
         return Arrangement(plan, f"{parallel}, with shares as given", None)
     own = {LOCAL: threads} if threads else {}
-    found = survey(fleet, addresses, file, model_digest, threads=own, transport=transport, on_step=on_step)
+    room = {LOCAL: memory} if memory else {}
+    found = survey(fleet, addresses, file, model_digest, threads=own, memory=room, transport=transport, on_step=on_step)
     work = work or work_of(file)
     planner = Planner(work, found.speeds, found.links, name, model_digest, tensor=can_share(file))
     if parallel == "auto" and shares is None:
         plan, why = best_of(planner)
         return Arrangement(plan, why, found)
     kinds = ("tensor", "pipeline") if parallel == "auto" else (parallel,)
-    plans, refused = {}, {}
+    of = {speed.device: speed for speed in found.speeds}
+    plans, predicted, refused = {}, {}, {}
     for kind in kinds:
-        by_speed = planner.shares() if kind == "tensor" else [1 / speed.layer_s.at(1) for speed in found.speeds]
         try:
             if kind == "tensor":
                 check_tensor(file)
-            plans[kind] = make_plan(can, name, model_digest, devices, kind, by_speed if shares is None else shares)
+            given = shares or (planner.shares() if kind == "tensor" else [speed.rate for speed in found.speeds])
+            plans[kind] = make_plan(can, name, model_digest, devices, kind, given)
+            predicted[kind] = predict(plans[kind], work, of, found.links).latency_s
         except (CannotSlice, PlanError) as error:
             refused[kind] = error
-    if not plans:
+    if not predicted:
         raise next(iter(refused.values()))
-    of = {speed.device: speed for speed in found.speeds}
-    predicted = {kind: predict(plan, work, of, found.links).latency_s for kind, plan in plans.items()}
     kind = min(predicted, key=lambda kind: predicted[kind])
     told = "; ".join(f"{kind} {seconds * 1e3:.3g} ms" for kind, seconds in predicted.items())
     by = "by measured speed" if shares is None else "as given"

@@ -73,18 +73,24 @@ def llm_speeds(
     model_digest: str,
     *,
     threads: int | None = None,
+    memory: int | None = None,
     transport: str = "auto",
     fresh: bool = False,
     on_step: Callable[[float, float], None] = lambda done, of: None,
 ) -> Known:
-    """What a cluster takes for a language model. The errors of `survey`."""
+    """What a cluster takes for a language model. threads, memory (bytes): of this device, at most.
+
+    The errors of `survey`.
+    """
     said = {device.address: device.threads for device in cluster.devices if device.address and device.threads}
+    rooms = {one.address: one.memory_bytes for one in cluster.devices if one.address and one.memory_bytes}
     found = survey(
         fleet,
         tuple(fleet.workers) if fleet else (),
         file,
         model_digest,
         threads=said | ({LOCAL: threads} if threads else {}),
+        memory=rooms | ({LOCAL: min(memory, rooms.get(LOCAL, memory))} if memory else {}),
         transport=transport,
         fresh=fresh,
         on_step=on_step,

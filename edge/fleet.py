@@ -69,6 +69,11 @@ class Fleet:
         own = held.load(credentials_folder()) if self.secure else None
         return own.holder.name if own else name_from(socket.gethostname().partition(".")[0])
 
+    def memory_of(self, address: str) -> int:
+        """Bytes of memory that a model may take on a worker's device."""
+        have = self.profiles[address].memory_available_bytes
+        return min(have, self.profiles[address].memory_limit_bytes or have)
+
     def close(self) -> None:
         """End all connections, and with them all sessions."""
         self._closing.close()

@@ -17,7 +17,7 @@ from transport.measure import TENSOR_BYTES
 _PAIR_S = 0.4  # about so long for each pair, of which a half is for its bandwidth
 _MOST = 1e15  # seconds, or bytes a second; no figure is that large
 _MOST_S = 3600.0  # nor is a round trip that long
-# A link is as it was where a row of decode takes as long as then: within so much of it, and the noise of a system.
+# A link is as it was where 8 KiB take as long as then: within so much of what their bytes take, and a system's noise.
 _ALIKE, _NOISE_S = 0.3, 100e-6
 
 
@@ -40,6 +40,8 @@ def measure_links(
     remembered = Remembered("links")
     found: dict[tuple[str, str], LinkSpeed] = {}
     for a, b in combinations(range(len(sessions)), 2):
+        if (a, b) not in dialled:
+            raise WorkerError(f"{sessions[a].device} has no link to {sessions[b].device}; is it of another version?")
         trip_s, kind = _trip(*dialled[a, b]), dialled[a, b][1].kind
         key = " ".join((sessions[a].device, devices[a], sessions[b].device, devices[b], kind))
         known = None if fresh else _as_before(remembered.get(key), trip_s)
@@ -62,7 +64,8 @@ def _as_before(remembered: tuple[Any, float] | None, trip_s: float) -> tuple[Lin
         there, back = (LinkSpeed(latency_s, float(values[way]), age_s=age_s) for way in ("there", "back"))
     except (TypeError, KeyError, ValueError, PlanError):  # of another version
         return None
-    return (there, back) if abs(trip_s - then_s) <= _ALIKE * then_s + _NOISE_S else None
+    of_bytes_s = max(0.0, then_s - 2 * latency_s)  # what latency hides would not be noticed in the whole
+    return (there, back) if abs(trip_s - then_s) <= _ALIKE * of_bytes_s + _NOISE_S else None
 
 
 def _measured(a: EngineSession, b: EngineSession, trip_s: float) -> tuple[LinkSpeed, LinkSpeed]:
@@ -76,7 +79,10 @@ def _measured(a: EngineSession, b: EngineSession, trip_s: float) -> tuple[LinkSp
     # A row of decode takes longer than an empty message on its way through both systems.
     row_s = trip_s / 2 - TENSOR_BYTES / min(there, back)
     latency_s = max(latency_s, min(row_s, 3 * latency_s))
-    return LinkSpeed(latency_s, there), LinkSpeed(latency_s, back)
+    try:
+        return LinkSpeed(latency_s, there), LinkSpeed(latency_s, back)
+    except PlanError as error:
+        raise WorkerError(f"{a.device} and {b.device}: {error}") from None
 
 
 def _trip(session: EngineSession, state: pb.LinkState) -> float:

@@ -91,7 +91,7 @@ class LlmSpace:
         """The plan to take by one objective, and why, in one line. caps: what objectives may be at most."""
         planner = self.planner()
         placed = best(planner, objective, caps)
-        return self.point(placed.plan, placed.microbatches), reason(planner, placed, objective)
+        return self.point(placed.plan, placed.microbatches), reason(planner, placed, objective, caps)
 
     def changes(self, objective: str, caps: Mapping[str, float]) -> list[Change]:
         """What one change would buy, within the same caps."""
@@ -104,7 +104,8 @@ class LlmSpace:
     def measured_key(self, point: Point, fleet: Fleet | None) -> str:
         """What a measurement depends on."""
         others = [fleet.profiles[device] for device in point.plan.devices if fleet and device != LOCAL]
-        of = [point.key, str(self.work.context), str(self.work.prompt), str(self.work.depth), str(self._exchange)]
+        work = (self.work.context, self.work.prompt, self.work.depth, self.work.kv.name)
+        of = [point.key, repr(work), str(self._exchange)]
         links = [told_link(self.known.links.between.get(pair)) for pair in permutations(point.plan.devices, 2)]
         return key_of([*of, *links], own_profile(LOCAL, self._threads or default_threads()), *others)
 
@@ -115,7 +116,7 @@ class LlmSpace:
         options = EngineOptions(
             context=self.work.context,
             sequences=self.work.concurrency,
-            threads=self._threads,
+            threads=self._threads or plan.shard(0).threads,
             kv_type=self.work.kv.name,
             memory=plan.shard(0).memory,
         )

@@ -13,6 +13,7 @@ from edge.fleet import Fleet
 from edge.onnx_model import OnnxModel
 from edge.onnx_survey import onnx_survey
 from edge.total import Progress
+from partition.errors import CannotSlice
 from partition.onnx_cuts import Cut, choose
 from partition.onnx_predict import OnnxDevice
 from partition.plan import LOCAL
@@ -44,7 +45,7 @@ def onnx_speeds(
     on_step: Progress = lambda done, of: None,
 ) -> OnnxKnown:
     """Measure the devices that answer, and estimate the presets. The errors of `onnx_survey`."""
-    cuts = choose(model.graph, "auto")
+    cuts, said = _cuts(model)
     found = onnx_survey(
         fleet,
         tuple(fleet.workers) if fleet else (),
@@ -62,11 +63,19 @@ def onnx_speeds(
         speeds[0] = replace(_overridden(_estimated(own, model, cuts), own), device=LOCAL)
     presets = [one for one in cluster.devices if one.preset is not None and not one.is_local]
     speeds += [_overridden(_estimated(one, model, cuts), one) for one in presets]
-    said = [*notes, *(f"{one.name} is a preset ({one.preset}): its figures are estimates" for one in presets)]
+    said = [*notes, *said, *(f"{one.name} is a preset ({one.preset}): its figures are estimates" for one in presets)]
     if found.estimated:
         said.append(f"estimated, as made-up input does not run there: up to {', '.join(found.estimated)}")
     links = with_links(cluster, [one.device for one in speeds], found.links)
     return OnnxKnown(tuple(speeds), links, tuple(said), tuple(cuts))
+
+
+def _cuts(model: OnnxModel) -> tuple[list[Cut], list[str]]:
+    """The candidates, and a note where unknown shapes leave none: the whole model can still run on one device."""
+    try:
+        return choose(model.graph, "auto"), []
+    except CannotSlice as error:
+        return [], [f"planned for one device at a time: {error}"]
 
 
 def _overridden(speed: OnnxDevice, said: ClusterDevice | None) -> OnnxDevice:

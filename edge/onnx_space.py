@@ -141,7 +141,8 @@ class OnnxSpace:
         links = [
             told_link(self.known.links.between.get(pair)) for pair in permutations((LOCAL, *point.plan.devices), 2)
         ]
-        of = [point.key, self._transport, self._wire, str(self._in_flight), *links]
+        sizes = [repr(self.work.crossing_bytes), repr(self.work.activation_bytes)]  # they differ with open dimensions
+        of = [point.key, self._transport, self._wire, str(self._in_flight), *sizes, *links]
         return key_of(of, own_profile(LOCAL, self._threads or default_threads()), *others)
 
     def measure(self, point: Point, fleet: Fleet | None) -> OnnxMeasured:

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.metadata import version
 
 from devices.probe import available_memory, default_threads
 from devices.profile import DeviceProfile
@@ -129,8 +130,12 @@ def onnx_survey(
 
 
 def _key(found: Probes, provider: str | None, profile: DeviceProfile) -> str:
-    """What times depend on."""
-    return key_of([*(probe.part.digest for probe in found.parts), str(provider)], profile)
+    """What times depend on. The shapes are not in a part's file where dimensions are open."""
+    of = [str(provider), version("onnxruntime")]
+    for probe in found.parts:
+        part = probe.part
+        of += [part.digest, repr([(value.name, value.shape) for value in (*part.takes, *part.gives)])]
+    return key_of(of, profile)
 
 
 def _known(cache: Remembered, key: str, found: Probes) -> tuple[Times, float] | None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from devices.probe import own_rss
+from edge.errors import ContextFull
 from edge.scheduler import Request, Scheduler
 from edge.text_engine import TextEngine
 from partition.cost import Work
@@ -81,7 +82,7 @@ def token_s(engine: TextEngine, depth: int) -> float:
         engine.decode([1], position, top=1)
         done += 1
         position += 1
-        if position >= engine.context:
+        if position >= min(engine.context, start + 2 * _LEAST_STEPS):
             engine.kv_remove(0, start)
             position = start
     return took / done
@@ -93,6 +94,11 @@ def steady_per_s(engine: TextEngine, requests: int, depth: int, microbatches: in
     room = engine.context // requests - 2
     each = min(room // 2, 8 * _SETTLED)
     depth = min(depth, room - each)
+    if each <= _SETTLED + 1:
+        least = requests * 2 * (_SETTLED + 4)
+        raise ContextFull(
+            f"{requests} requests at once need a context of {least} tokens or more; it has {engine.context}"
+        )
     asked = [Request([1 + i] * max(1, depth - each // 2), each, ends=False) for i in range(requests)]
     Scheduler(engine, lambda index, _: times.append((time.perf_counter(), index)), microbatches).run(asked)
     counts = [0] * requests

@@ -38,9 +38,7 @@ def check_room(fleet: Fleet, plan: Plan, recipes: Sequence[Recipe], shape: Model
     for one, address in addresses.items():
         name, have = "this device", available_memory()
         if one != LOCAL:
-            profile = fleet.profiles[address]
-            name, have = fleet.workers[address].name, profile.memory_available_bytes
-            have = min(have, profile.memory_limit_bytes or have)
+            name, have = fleet.workers[address].name, fleet.memory_of(address)
         need = sum(needs[one].values())
         if need > have:
             parts = ", ".join(f"{part} {n / MIB:,.0f}" for part, n in needs[one].items())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,11 @@ class Remembered:
         return (value, age_s) if 0 <= age_s <= max_age_s else None
 
     def put(self, key: str, value: Any) -> None:
-        """Remember a value, which json.dumps takes, as measured now. OSError where it cannot be written."""
-        with locked(self._path.parent):
+        """Remember a value, which json.dumps takes, as measured now.
+
+        Where it cannot be written, as on a full disk, it is not remembered: what was measured is worth more than that.
+        """
+        with suppress(OSError), locked(self._path.parent):
             entries = self._read()
             entries.pop(key, None)
             entries[key] = {"measured_at": time.time(), "value": value}

@@ -31,7 +31,7 @@ class SpeedCache:
             return None
 
     def put(self, key: str, speed: DeviceSpeed) -> None:
-        """Remember it as measured now. OSError where it cannot be written."""
+        """Remember it as measured now, where it can be written."""
         self._remembered.put(key, speed_to_json(speed))
 
 

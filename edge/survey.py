@@ -31,6 +31,8 @@ from quant.gguf_file import GgufFile
 # Of a core's time for a sum: system calls, Python and adding, with caches that hold the last layer's weights. Measured
 # on two devices: 50 us where a rank polls, 95 where a CPU quota forbids that. Slow devices take longer in proportion.
 _SUM_CPU_S = 90e-6
+_AMPLE = 1.5  # times a model's file: weights, KV cache and buffers take less, but for very long contexts
+_MOST_BYTES = 1 << 60
 NOTHING_SAID: Mapping[str, int] = MappingProxyType({})
 
 
@@ -49,12 +51,14 @@ def survey(
     model_digest: str,
     *,
     threads: Mapping[str, int] = NOTHING_SAID,
+    memory: Mapping[str, int] = NOTHING_SAID,
     transport: str = "auto",
     fresh: bool = False,
     on_step: Callable[[float, float], None] = lambda done, of: None,
 ) -> Survey:
     """Measure this device and the workers at `addresses`: links, this one, then all others at once.
-    fleet: where they are connected; None: there are none. threads: by device, where it is not to be as it has it.
+    fleet: where they are connected; None: there are none. threads, memory: of devices that are to
+    have other ones than they lend: bytes, at most.
 
     A device's times are remembered for a day; fresh: measure them anyway. on_step(done, of) is called as links and
     slices are done. CannotSlice where the model has no layers to be timed; else the errors of sessions.
@@ -71,7 +75,8 @@ def survey(
     try:
         with Closing() as closing:  # and whoever still waits for a session then hears that it was closed
             slices, n = probes(file, model_digest, closing)
-            short = [_memory(fleet, device) < file.size_bytes for device in devices]  # it may have to page
+            rooms = [min(_memory(fleet, device), memory.get(device, _MOST_BYTES)) for device in devices]
+            short = [room < _AMPLE * file.size_bytes for room in rooms]  # it may have to page
             digests = [probe.digest for probe in slices.values()]
             keys = [
                 key_of([*digests, str(threads.get(device)), str(pages)], profile)
@@ -104,7 +109,7 @@ def survey(
 
             def speed(session: EngineSession) -> DeviceSpeed:
                 device, found = devices[session.rank], known[session.rank]
-                memory_bytes = _memory(fleet, device)
+                memory_bytes = rooms[session.rank]
                 if found is None:
                     many, pages = threads.get(device), short[session.rank]
                     times = timed(session, slices, n, step, threads=many, disk=pages)
@@ -138,8 +143,4 @@ def _name(fleet: Fleet | None, device: str) -> str:
 
 def _memory(fleet: Fleet | None, device: str) -> int:
     """Bytes of memory that a model may take there."""
-    if fleet is None or device == LOCAL:
-        return available_memory()
-    profile = fleet.profiles[device]
-    have = profile.memory_available_bytes
-    return min(have, profile.memory_limit_bytes or have)
+    return available_memory() if fleet is None or device == LOCAL else fleet.memory_of(device)

@@ -6,11 +6,10 @@ from itertools import accumulate, pairwise
 from partition.apportion import checked_shares
 from partition.errors import PlanError
 from partition.pipeline import stages
-from partition.plan import Plan, Stage
+from partition.plan import Plan, Stage, clean_name
 from partition.tensor import Limits, shards
 
 PARALLEL = ("tensor", "pipeline")
-_MOST_NAME = 255  # characters of a model's name in a plan
 
 
 def make_plan(
@@ -53,5 +52,4 @@ def make_plan(
         )
         for held, ranks in zip(layers, members, strict=True)
     ]
-    name = "".join(c if c.isprintable() else " " for c in model)[:_MOST_NAME].strip()
-    return Plan(name or "model", digest, limits.sizes, tuple(made))
+    return Plan(clean_name(model), digest, limits.sizes, tuple(made))

@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from partition.plan import LOCAL
+from partition.plan import LOCAL, MAX_WORLD_SIZE
 from partition.planner import Planner
-from partition.speeds import DeviceSpeed, Links, LinkSpeed
+from partition.speeds import FASTEST_LINK_BYTES_PER_S, DeviceSpeed, Links, LinkSpeed
 
 FASTER = 10.0  # links, in both latency and bandwidth
 SMALLER = 0.5  # weights of another type; decoding takes as much less, which is what memory gives
-_FASTEST = 1e10  # bytes a second
 _ANOTHER = "another"  # device
 
 
@@ -53,7 +52,7 @@ def faster_links(links: Links) -> Links:
     """The same, FASTER in latency and bandwidth."""
     return Links(
         {
-            pair: LinkSpeed(way.latency_s / FASTER, min(way.bytes_per_s * FASTER, _FASTEST), estimate=True)
+            pair: LinkSpeed(way.latency_s / FASTER, min(way.bytes_per_s * FASTER, FASTEST_LINK_BYTES_PER_S), True)
             for pair, way in links.between.items()
         }
     )
@@ -63,8 +62,8 @@ def _with_another(
     speeds: Sequence[DeviceSpeed], links: Links, like: DeviceSpeed
 ) -> tuple[list[DeviceSpeed], Links | None]:
     """One more device, linked to each as `like` is, and to `like` as that is to this one."""
-    if like.device == LOCAL:
-        return list(speeds), None  # how it would be linked is not known
+    if like.device == LOCAL or len(speeds) >= MAX_WORLD_SIZE:
+        return list(speeds), None  # how it would be linked is not known; or there are as many as can be
     between = dict(links.between)
     for speed in speeds:
         other = LOCAL if speed.device == like.device else like.device

@@ -94,7 +94,7 @@ class GroupCost:
         attention = [attention_bytes(limits, shard.heads) for shard in shards]
         ff = [len(shard.ff) * limits.ff_bytes for shard in shards]
         average = sum(limits.layer_bytes) / len(limits.layer_bytes)
-        # Of a layer's weights; what is neither (norms) goes with the FFN.
+        # Parts of a layer's weights. Norms, which all ranks have, are in the constant part that was measured.
         self._attention = [n / average for n in attention] if len(shards) > 1 else [0.0]
         self._ff = [n / average for n in ff] if len(shards) > 1 else [1.0]
         self._heads = [len(shard.heads) / max(1, limits.sizes.heads) for shard in shards]
@@ -135,7 +135,11 @@ class GroupCost:
 
     def bytes_needed(self, weights: Numbers, kv: Numbers, last: Numbers) -> list[Numbers]:
         """Of each rank: runtime + its part of the stage's weights, of its KV cache, and of the head."""
-        head = last * self.work.shape.head_bytes
+        shape = self.work.shape
+        head = last * shape.head_bytes
+        if len(self.speeds) == 1 and not shape.head_is_tied:  # alone it has the token table; ranks look rows up in it
+            whole = np.asarray(weights) >= self.work.weights_before[-1]
+            head = head + np.where(whole, shape.embedding_bytes, 0)
         parts = (a + f for a, f in zip(self._attention, self._ff, strict=True))
         return [
             speed.runtime_bytes + weights * min(part, 1.0) + kv * held + head * vocab
@@ -194,6 +198,12 @@ def ttft_s(passes: float, busiest: float, prompt: int) -> float:
 def chunks(prompt: int) -> int:
     """How many chunks a prompt is cut into."""
     return max(1, min(PROMPT_CHUNKS, prompt // LEAST_CHUNK))
+
+
+def groups(concurrency: int, microbatches: int) -> int:
+    """How many groups C requests form where M are wanted: of C / M each, rounded up."""
+    each = -(-concurrency // max(1, min(microbatches, concurrency)))
+    return -(-concurrency // each)
 
 
 def per_token_s(pass_s: Numbers, busy_s: Numbers, rows: float, concurrency: int) -> Numbers:

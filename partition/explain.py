@@ -13,11 +13,12 @@ WORTH = 1.05  # what more devices must be better by than this one alone: predict
 _MIB = 1 << 20
 _UNITS = {  # of an objective as a person reads it
     "latency": (1e3, "ms a token"),
-    "throughput": (1e3, "ms a token"),
     "ttft": (1.0, "s to the first token"),
     "memory": (1 / _MIB, "MiB on the fullest device"),
     "energy": (1.0, "J a token"),
 }
+
+_TIMES = ("latency", "throughput", "ttft")  # objectives that more devices have to be WORTH it for
 
 
 def best_of(planner: Planner, objective: str = "latency") -> tuple[Plan, str]:
@@ -40,8 +41,7 @@ def best(planner: Planner, objective: str, caps: Mapping[str, float] | None = No
             raise PlanError(_out_of_reach(caps, objective, anything[0]))
         raise PlanError(infeasible(planner))
     own = alone(planner, objective, caps)
-    is_time = objective in ("latency", "throughput", "ttft")
-    if own is not None and is_time and own.objectives[0] <= WORTH * found[0].objectives[0]:
+    if own is not None and objective in _TIMES and own.objectives[0] <= WORTH * found[0].objectives[0]:
         return own
     return found[0]
 
@@ -55,24 +55,34 @@ def alone(planner: Planner, objective: str, caps: Mapping[str, float] | None = N
 
 
 def _out_of_reach(caps: Mapping[str, float], objective: str, nearest: Placed) -> str:
-    told = ", ".join(f"{name} of at most {cap * _UNITS[name][0]:.3g} {_UNITS[name][1]}" for name, cap in caps.items())
-    factor, unit = _UNITS[objective]
-    return f"no plan has {told}; the best {objective} there is is {nearest.objectives[0] * factor:.3g} {unit}"
-
-
-def reason(planner: Planner, placed: Placed, objective: str) -> str:
-    """Why this plan, in one line."""
-    factor, unit = _UNITS[objective]
-    own = alone(planner, objective)
-    told = f"{placed.objectives[0] * factor:.3g} {unit}"
-    if placed.plan.world_size == 1:
-        others = "" if len(planner.speeds) == 1 else "; with the others it is predicted to be no better"
-        return f"use one device: {told} on this device alone{others}"
-    beside = (
-        "this device alone has no room for it"
-        if own is None
-        else f"{own.objectives[0] * factor:.3g} on this device alone"
+    told = ", ".join(
+        f"{name} of at {'least' if name == 'throughput' else 'most'} {_told(name, cap)}" for name, cap in caps.items()
     )
+    return f"no plan has {told}; the best {objective} there is is {_told(objective, nearest.objectives[0])}"
+
+
+def _told(objective: str, value: float) -> str:
+    """An objective as a person reads it; throughput, which is planned in seconds a token, as what was asked for."""
+    if objective == "throughput":
+        return f"{1 / value:.3g} tokens/s"
+    factor, unit = _UNITS[objective]
+    return f"{value * factor:.3g} {unit}"
+
+
+def reason(planner: Planner, placed: Placed, objective: str, caps: Mapping[str, float] | None = None) -> str:
+    """Why this plan, in one line. caps: what objectives were to be at most."""
+    own = alone(planner, objective, caps)
+    told = _told(objective, placed.objectives[0])
+    if placed.plan.world_size == 1:
+        gain = f"less than {100 * (WORTH - 1):.0f} %" if objective in _TIMES else "no"
+        others = "" if len(planner.speeds) == 1 else f"; with the others it is predicted to be {gain} better"
+        return f"use one device: {told} on this device alone{others}"
+    if own is not None:
+        beside = f"{_told(objective, own.objectives[0])} on this device alone"
+    else:
+        beside = (
+            "this device alone cannot do it within what was asked" if caps else "this device alone has no room for it"
+        )
     return f"{kind_of(placed.plan)} on {len(set(placed.plan.devices))} devices: {told}, {beside}"
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from partition.errors import PlanError
 from partition.onnx_plan import MOST_STAGES, OnnxPlan, OnnxStage
 from partition.onnx_predict import MOST_IN_FLIGHT, OnnxDevice, OnnxWork, hop_s, predict, way
-from partition.plan import LOCAL, Range
+from partition.plan import LOCAL, Range, clean_name
 from partition.prediction import Prediction
 from partition.search import Group, Problem, Solution, front
 from partition.speeds import Links
@@ -66,7 +66,7 @@ class OnnxPlanner:
             raise PlanError(f"{in_flight} inputs in flight; needed are 1 to {MOST_IN_FLIGHT}")
         self.work, self.speeds, self.links = work, tuple(speeds), links
         self.in_flight = in_flight
-        self._model, self._digest = model[:255], digest
+        self._model, self._digest = clean_name(model), digest
 
     def front(
         self, objectives: Sequence[str] = ("latency", "throughput"), caps: Sequence[float] | None = None

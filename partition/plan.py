@@ -12,6 +12,7 @@ from partition.recipe import is_digest
 FORMAT = "edge-plan-1"
 LOCAL = "local"  # the device of rank 0: the owner's own
 MAX_WORLD_SIZE = 64  # ranks of a plan
+_MOST_NAME = 255  # characters of a model's name
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +223,12 @@ def check_model(name: str, digest: str) -> None:
     fields.text(name, "model")
     if digest and not is_digest(digest):
         raise PlanError(f"model_digest is {digest[:80]!r}; needed is a SHA-256 in hexadecimal, or nothing")
+
+
+def clean_name(name: str) -> str:
+    """A model's name as a plan may have it: of what can be printed."""
+    kept = "".join(c if c.isprintable() else " " for c in name)[:_MOST_NAME].strip()
+    return kept or "model"
 
 
 def check_device(device: str, threads: int | None, affinity: Sequence[int]) -> None:

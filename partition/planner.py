@@ -17,7 +17,7 @@ from partition import cost
 from partition.cost import Work
 from partition.errors import PlanError
 from partition.measures import Measures
-from partition.plan import LOCAL, Plan, Range, Stage
+from partition.plan import LOCAL, Plan, Range, Stage, clean_name
 from partition.search import Front, Problem, Solution, front
 from partition.speeds import DeviceSpeed, Links
 from partition.stage_group import StageGroup
@@ -60,7 +60,7 @@ class Planner:
         if not speeds or speeds[0].device != LOCAL:
             raise PlanError("the first device is to be the owner's own")
         self.work, self.speeds, self.links = work, tuple(speeds), links
-        self._model, self._digest, self._tensor, self._pipeline = model, digest, tensor, pipeline
+        self._model, self._digest, self._tensor, self._pipeline = clean_name(model), digest, tensor, pipeline
         self._groups = [StageGroup(work, self.speeds, links, members) for members in self._members(tensor)]
 
     def front(
@@ -97,9 +97,9 @@ class Planner:
 
     @property
     def microbatches(self) -> list[int]:
-        """1, 2, 4 ... and as many as there are requests."""
+        """1, 2, 4 ... and as many as there are requests, where so many groups of one size make up all of them."""
         most = self.work.concurrency
-        return sorted({*(1 << i for i in range(most.bit_length()) if 1 << i <= most), most})
+        return sorted({cost.groups(most, many) for many in (*(1 << i for i in range(most.bit_length())), most)})
 
     def problem(self, objectives: Sequence[str], microbatches: int) -> Problem:
         """The search's problem. Its measures: sums of seconds alone, of a pass, of a prompt, and of joules; peaks of

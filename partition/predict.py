@@ -23,7 +23,7 @@ def predict(
     latency = sum over stages of (seconds + hop), of one row; a token of many = cost.per_token_s of the same with C / M
     rows; ttft = cost.ttft_s. PlanError where a link is not known, or a device has no room for its part and cannot page.
     """
-    many = max(1, min(microbatches or len(plan.stages), work.concurrency))
+    many = cost.groups(work.concurrency, microbatches or len(plan.stages))
     rows = work.concurrency / many
     made = [_Stage(plan, i, work, speeds, links) for i in range(len(plan.stages))]
     predicted = [stage.predicted(rows) for stage in made]

@@ -88,7 +88,11 @@ class Prediction:
     @property
     def memory_bytes(self) -> dict[str, int]:
         """The most that each device holds."""
-        return {name: n for stage in self.stages for name, n in stage.memory_bytes.items()}
+        most: dict[str, int] = {}
+        for stage in self.stages:
+            for name, n in stage.memory_bytes.items():
+                most[name] = max(n, most.get(name, 0))
+        return most
 
     @property
     def bound(self) -> str:

@@ -71,6 +71,11 @@ class DeviceSpeed:
             if value is not None and not 0 < value < math.inf:
                 raise PlanError(f"{self.name}: {what} is {value}; needed is a number above 0")
 
+    @property
+    def rate(self) -> float:
+        """Layers a second, decoding."""
+        return 1 / max(self.layer_s.at(1), 1e-9)
+
     def part_s(self, part: float, rows: float) -> float:
         """Seconds of a layer of which the device computes `part`, by weights, for so many rows.
 

@@ -20,6 +20,7 @@ from partition.tensor import shards
 
 Array = NDArray[np.float64]
 _LENGTHS = 4  # of stages for which shares are made anew, where memory does not allow those by speed
+_BUDGET_STEP = 64 << 20  # bytes
 _TIGHT = 0.98  # of the memory that shares are made for: heads and columns go out in whole units
 
 
@@ -53,7 +54,7 @@ class StageGroup:
                 shard,
                 threads=speed.threads,
                 vocab=shard.vocab if last else NOTHING,
-                memory=speed.memory_bytes if float(n) > 0 else None,
+                memory=_budget(speed.memory_bytes) if float(n) > 0 else None,
             )
             for shard, speed, n in zip(chosen.shards, self.speeds, paged, strict=True)
         )
@@ -138,6 +139,11 @@ class StageGroup:
             for speed in self.speeds
         ]
         return parts(own, [speed.part_s(1.0, 1) - speed.part_s(0.0, 1) for speed in self.speeds], most)
+
+
+def _budget(n_bytes: int) -> int:
+    """Of a rank that pages: in whole steps, so that a plan is the same one when a little memory comes and goes."""
+    return max(_BUDGET_STEP, n_bytes // _BUDGET_STEP * _BUDGET_STEP)
 
 
 def _spans(before: Sequence[float]) -> Array:
