@@ -9,17 +9,21 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from apps import devices_model
+from apps.distributed import first_given
 from apps.format import bytes_text
+from apps.options import UsageError
 from apps.table import print_note, print_table
 
 if TYPE_CHECKING:
     from devices.machine import Machine, Rate
 
-HELP = "Show what this machine is and can do: cores, memory, disk, GPU, battery, temperature."
+HELP = "Show what this machine is and can do; with a model, what devices take for its parts."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to measure, and how to print it."""
+    devices_model.add_arguments(parser)
     parser.add_argument("--fresh", action="store_true", help="measure now, also what was measured within a day")
     parser.add_argument(
         "--folder", type=Path, metavar="DIR", help="measure the disk of this folder (default: where slices are kept)"
@@ -28,9 +32,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure what is not known, and print all of it."""
-    from apps.options import UsageError
-
+    """Measure what is not known, and print all of it. UsageError for options that are not for what is asked."""
+    if args.model is not None:
+        if args.folder is not None:
+            raise UsageError("--folder is of this machine alone; leave MODEL out")
+        return devices_model.run(args)
+    if given := first_given(args, ("cluster", "workers", "insecure")):
+        raise UsageError(f"{given} is for a MODEL: name one")
     if args.folder is not None and not args.folder.is_dir():
         raise UsageError(f"--folder needs a folder that exists; {args.folder} is none")
     machine = this_machine(args.folder, args.fresh)

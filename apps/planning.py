@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("devices")
     group.add_argument("--cluster", type=Path, metavar="FILE", help="devices and links: cluster.toml")
     group.add_argument(
-        "--workers", type=_workers, metavar="A,B", help="this device and HOST[:PORT],... (default: the lab that is up)"
+        "--workers", type=workers, metavar="A,B", help="this device and HOST[:PORT],... (default: the lab that is up)"
     )
     group.add_argument("--transport", choices=TRANSPORTS, help="of links (default: auto, the faster of the two)")
     group.add_argument("--wire", choices=WIRES, help="type of floats between devices (default: f32)")
@@ -141,7 +141,7 @@ def _named(cluster: Cluster, fleet: Fleet) -> Cluster:
     return replace(cluster, devices=tuple(replace(d, name=names.get(d.address or "", d.name)) for d in cluster.devices))
 
 
-def _workers(text: str) -> tuple[str, ...]:
+def workers(text: str) -> tuple[str, ...]:
     """HOST:PORT of each worker."""
     parts = [part.strip() for part in text.split(",")]
     if len(parts) > MOST_WORKERS:

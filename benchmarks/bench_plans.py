@@ -46,8 +46,8 @@ SETTINGS = (
     Setting("two alike", "llm", (0.6, 0.6)),
     Setting("a slow second", "llm", (0.8, 0.4)),
     Setting("a slow owner", "llm", (0.4, 0.8)),
-    Setting("three", "llm", (0.6, 0.4, 0.4)),
-    Setting("four", "llm", (0.5, 0.4, 0.4, 0.3)),
+    Setting("three", "llm", (0.5, 0.3, 0.3)),
+    Setting("four", "llm", (0.4, 0.25, 0.25, 0.2)),
     Setting("2 ms", "llm", (0.6, 0.6), NEAR),
     Setting("10 ms", "llm", (0.4, 0.8), FAR),
     Setting("20 Mbit/s", "llm", (0.6, 0.6), THIN),
@@ -81,15 +81,15 @@ def main() -> None:
         for setting in settings:
             row = measured(setting, models, args)
             result["settings"].append(row)
+            result["summary"] = summary(result["settings"])
             if args.json != "-":
                 print(_told(row), flush=True)
-    result["summary"] = summary(result["settings"])
+            if args.json not in (None, "-"):
+                Path(args.json).write_text(json.dumps(result, indent=1))
     if args.json == "-":
         print(json.dumps(result))
         return
     print(_summary_text(result["summary"]))
-    if args.json:
-        Path(args.json).write_text(json.dumps(result, indent=1))
 
 
 class Models:

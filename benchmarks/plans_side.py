@@ -68,11 +68,6 @@ def _measured(space: Any, fleet: Any, asked: dict[str, Any]) -> dict[str, Any]:
     """The best plan of each kind, by latency and by throughput, and what `best` takes: predicted and measured."""
     points = space.points(("latency", "throughput"))
     chosen, why = space.best("latency", {})
-    chosen = (
-        next(point for point in points if point.key == chosen.key)
-        if any(p.key == chosen.key for p in points)
-        else chosen
-    )
     wanted = {chosen.key: chosen}
     for kind in ("single", "tensor", "pipeline", "hybrid"):
         of = [point for point in points if point.parallel == kind]
@@ -81,7 +76,8 @@ def _measured(space: Any, fleet: Any, asked: dict[str, Any]) -> dict[str, Any]:
                 best = min(of, key=lambda point: point.objectives((axis,)))
                 wanted[best.key] = best
     if asked["tiny"]:
-        wanted = dict(list(wanted.items())[:1])
+        several = [key for key, point in wanted.items() if len(point.plan.devices) > 1]
+        wanted = {key: wanted[key] for key in dict.fromkeys((chosen.key, *several[:1]))}
     rounds: list[dict[str, dict[str, Any]]] = []
     for _ in range(asked["rounds"]):
         rounds.append({key: space.measure(point, fleet).to_json() for key, point in wanted.items()})

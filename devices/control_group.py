@@ -6,6 +6,7 @@ group that reaches its processor time waits for the next period; one that reache
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -14,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 GROUPS = Path("/sys/fs/cgroup")
+LEAST_QUOTA_US = 1_000  # the kernel refuses less
 PERIOD_US = 4_000  # short, so that who is out of processor time waits for milliseconds
 _END_S = 15.0  # until the processes of a group that is removed are gone
 
@@ -76,9 +78,11 @@ class ControlGroup:
             (folder / "cgroup.procs").write_text(str(pid))
 
     def limit_cpu(self, cores: float, period_us: int = PERIOD_US) -> None:
-        """Give all in the group together `cores` of processor time in every period."""
+        """Give all in the group together `cores` of processor time in every period, which is longer where that would be
+        less than the kernel gives."""
         folder = self._folder("cpu")
-        quota_us = max(1000, round(cores * period_us))  # less is refused by the kernel
+        period_us = max(period_us, math.ceil(LEAST_QUOTA_US / cores))
+        quota_us = round(cores * period_us)
         if self._new:
             (folder / "cpu.max").write_text(f"{quota_us} {period_us}")
             return

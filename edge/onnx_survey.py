@@ -134,7 +134,7 @@ def _key(found: Probes, provider: str | None, profile: DeviceProfile) -> str:
     of = [str(provider), version("onnxruntime")]
     for probe in found.parts:
         part = probe.part
-        of += [part.digest, repr([(value.name, value.shape) for value in (*part.takes, *part.gives)])]
+        of += [part.digest, repr([(value.name, value.shape) for value in (*part.takes.tensors, *part.gives.tensors)])]
     return key_of(of, profile)
 
 

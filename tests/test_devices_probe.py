@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import onnx
 import pytest
 
 from apps import cli
@@ -14,6 +15,7 @@ from devices import machine, machine_disk
 from devices.machine import Machine, Rate
 from devices.profile import DeviceProfile, describe
 from tests.helpers import ROOT, assert_one_line_error, run_edge
+from tests.onnx_networks import chain
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -136,3 +138,32 @@ def test_rows_of_all_kinds() -> None:
 )
 def test_ages(seconds: float, text: str) -> None:
     assert age_text(seconds) == text
+
+
+def test_with_a_model_its_parts_are_measured(edge_devices: Run, tmp_path: Path) -> None:
+    network = tmp_path / "chain.onnx"
+    onnx.save(chain(("Relu", "a"), ("Tanh", "b"), ("Sigmoid", "c")), str(network))
+    code, out, _ = edge_devices("probe", str(network), "--json")
+    said = json.loads(out)
+    assert (code, said["kind"], said["model"]) == (0, "onnx", str(network))
+    (device,) = said["devices"]
+    assert device["address"] == "local"
+    assert device["measured_age_s"] >= 0
+    code, out, _ = edge_devices("probe", str(network))
+    assert code == 0
+    assert re.search(r"device +whole +parts +longest part", out)
+    assert re.search(r"^local +[\d.e-]+ ms +\d+ ", out, re.M)
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--workers", "127.0.0.1:1"], "--workers is for a MODEL"),
+        (["--insecure"], "--insecure is for a MODEL"),
+        (["model.gguf", "--folder", "."], "--folder is of this machine alone"),
+    ],
+)
+def test_options_that_are_not_for_what_is_asked(edge_devices: Run, args: list[str], said: str) -> None:
+    code, _, err = edge_devices("probe", *args)
+    assert code == 2
+    assert said in err

@@ -306,7 +306,7 @@ def test_without_root_it_says_what_does_not_hold(tmp_path: Path) -> None:
 def test_a_group_holds_back_and_kills() -> None:
     name = f"edge-test-{os.getpid()}"
     try:
-        group = ControlGroup(name, cores=0.25, memory=64 << 20)
+        group = ControlGroup(name, cores=0.1, memory=64 << 20)  # of the usual period that is less than the kernel gives
     except NoGroups as error:
         _need(False, str(error))
         raise
@@ -319,7 +319,7 @@ def test_a_group_holds_back_and_kills() -> None:
             before, began = psutil.Process(process.pid).cpu_times().user, time.monotonic()
             time.sleep(0.5)
             spent = psutil.Process(process.pid).cpu_times().user - before
-            assert spent < 0.4 * (time.monotonic() - began)
+            assert spent < 0.2 * (time.monotonic() - began)
             assert group.throttled() > 0
             process.kill()
         group.limit_cpu(1.0)
