@@ -36,12 +36,15 @@ class Setting:
     model: str  # llm, mobilenet_v2 or resnet18
     cores: tuple[float, ...]  # the owner's first
     link: Mapping[str, Any] | None = None  # between all; None: loopback
+    near: tuple[tuple[str, str], ...] = ()  # pairs with a link of PAIR instead; the owner is "own", others d1, d2 ...
 
 
 FAR = {"delay_ms": 10}
 NEAR = {"delay_ms": 2}
 THIN = {"delay_ms": 1, "bandwidth_mbps": 20}
 BOTH = {"delay_ms": 10, "bandwidth_mbps": 20}
+APART = {"delay_ms": 4, "bandwidth_mbps": 100}
+PAIR = {"delay_ms": 0.05}
 SETTINGS = (
     Setting("two alike", "llm", (0.6, 0.6)),
     Setting("a slow second", "llm", (0.8, 0.4)),
@@ -52,6 +55,7 @@ SETTINGS = (
     Setting("10 ms", "llm", (0.4, 0.8), FAR),
     Setting("20 Mbit/s", "llm", (0.6, 0.6), THIN),
     Setting("three, 10 ms, 20 Mbit/s", "llm", (0.5, 0.5, 0.4), BOTH),
+    Setting("pairs, 4 ms apart", "llm", (0.4, 0.4, 0.4, 0.4), APART, (("own", "d1"), ("d2", "d3"))),
     Setting("two alike", "mobilenet_v2", (0.5, 0.5)),
     Setting("three, 10 ms, 20 Mbit/s", "mobilenet_v2", (0.5, 0.4, 0.4), BOTH),
     Setting("a slow second", "resnet18", (0.6, 0.3)),
@@ -133,7 +137,7 @@ def measured(setting: Setting, models: Models, args: argparse.Namespace) -> dict
     ]
     lab: dict[str, Any] = {"device": [{"name": "own"}, *workers]}
     if setting.link is not None:
-        lab["link"] = [dict(setting.link)]
+        lab["link"] = [dict(setting.link), *({**PAIR, "between": list(pair)} for pair in setting.near)]
     asked = {"model": str(path), "rounds": args.rounds, "tiny": args.tiny}
     with tempfile.TemporaryDirectory() as folder, Lab(parse_lab(lab), Path(folder) / "lab") as up:
         kind = "llm" if setting.model == "llm" else "onnx"
@@ -167,6 +171,18 @@ def _ratio(plan: dict[str, Any], name: str) -> float | None:
     return None if predicted is None or None in values else predicted / statistics.median(values)
 
 
+def _latency_s(plan: dict[str, Any]) -> float:
+    return statistics.median(one["latency_s"] for one in plan["measured"])
+
+
+def _best_single_s(row: dict[str, Any]) -> float:
+    """What the owner gets from the best device alone: from another one with the way there and back."""
+    own, *others = row["cores"]
+    ways_s = 2e-3 * row["link"].get("delay_ms", 0)
+    here = [_latency_s(plan) for plan in row["plans"] if plan["parallel"] == "single"] or [row["alone_s"][str(own)]]
+    return min(*here, *(row["alone_s"][str(share)] + ways_s for share in others))
+
+
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Errors of all predictions; how far what was chosen is from the best measured; and from the best single device."""
     errors: dict[str, list[float]] = {}
@@ -176,12 +192,10 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
             for name in ("latency_s", "throughput_per_s", "ttft_s"):
                 if (ratio := _ratio(plan, name)) is not None:
                     errors.setdefault(name, []).append(abs(ratio - 1))
-        latency = {
-            plan["plan"]: statistics.median(one["latency_s"] for one in plan["measured"]) for plan in row["plans"]
-        }
+        latency = {plan["plan"]: _latency_s(plan) for plan in row["plans"]}
         chosen = next(latency[plan["plan"]] for plan in row["plans"] if plan["chosen"])
         behind.append(chosen / min(latency.values()))
-        beside.append(chosen / min(row["alone_s"].values()))
+        beside.append(chosen / _best_single_s(row))
     return {
         "settings": len(rows),
         "errors": {

@@ -15,7 +15,7 @@ TINY = {
     "bench_onnx_cuts.py": "--tiny",
     "bench_paging.py": "--tiny",
     "bench_planner.py": "--tiny",
-    "bench_plans.py": "--tiny",
+    "bench_plans.py": "--tiny --rounds 1",
     "bench_quantize.py": "--tiny",
     "bench_slices.py": "--megabytes 8 --rounds 1 --seconds 0.2 --wires loopback",
     "bench_startup.py": "--repeats 1",
