@@ -62,7 +62,7 @@ def _as_before(remembered: tuple[Any, float] | None, trip_s: float) -> tuple[Lin
     try:
         then_s, latency_s = float(values["trip_s"]), float(values["latency_s"])
         there, back = (LinkSpeed(latency_s, float(values[way]), age_s=age_s) for way in ("there", "back"))
-    except (TypeError, KeyError, ValueError, PlanError):  # of another version
+    except (TypeError, KeyError, ValueError, OverflowError, PlanError):  # of another version
         return None
     of_bytes_s = max(0.0, then_s - 2 * latency_s)  # what latency hides would not be noticed in the whole
     return (there, back) if abs(trip_s - then_s) <= _ALIKE * of_bytes_s + _NOISE_S else None

@@ -27,7 +27,7 @@ class Remembered:
         try:
             age_s = time.time() - float(entry["measured_at"])
             value = entry["value"]
-        except (TypeError, KeyError, ValueError):
+        except (TypeError, KeyError, ValueError, OverflowError):
             return None
         # From the future: a clock was wrong, so its age is not known.
         return (value, age_s) if 0 <= age_s <= max_age_s else None

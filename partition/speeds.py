@@ -165,7 +165,8 @@ def curve_of(values: Any, where: str) -> Curve:
     points = []
     for i, point in enumerate(fields.items(values, where)):
         pair = fields.items(point, f"{where}[{i}]")
-        if len(pair) != 2 or not isinstance(pair[1], int | float) or isinstance(pair[1], bool):
-            raise PlanError(f"{where}[{i}]: needed are rows and seconds")
+        is_number = len(pair) == 2 and isinstance(pair[1], int | float) and not isinstance(pair[1], bool)
+        if not is_number or not 0 <= pair[1] <= _MOST_S:
+            raise PlanError(f"{where}[{i}]: needed are rows, and seconds from 0 to {_MOST_S:g}")
         points.append((fields.number(pair[0], f"{where}[{i}]"), float(pair[1])))
     return Curve(tuple(points))

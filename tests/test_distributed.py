@@ -15,9 +15,7 @@ from edge.engine import Engine, EngineOptions
 from edge.errors import ContextFull, EngineError, Interrupted
 from edge.fleet import Fleet
 from edge.sampler import SamplingParams
-from edge.survey import survey
 from edge.text_engine import TextEngine
-from partition.plan import LOCAL
 from quant.gguf_file import GgufFile
 from tests.deployments import (
     ONE_THREAD,
@@ -173,18 +171,6 @@ def test_a_second_deployment_sends_nothing(tmp_path: Path, one: Worker) -> None:
         with deployed(new, MODEL_PATH, tensor(1, 2, 1)):  # another cut is other bytes
             pass
         assert new.log().count("slice-received") > 2
-
-
-def test_measuring_sends_no_weights(tmp_path: Path, one: Worker) -> None:
-    file = GgufFile.open(MODEL_PATH)
-    with worker(tmp_path / "new", *ONE_THREAD) as new, Fleet([new.address]) as fleet:
-        found = survey(fleet, [new.address], file, "ab" * 32, threads={LOCAL: 1})
-        idle([new], fleet)
-        assert [speed.device for speed in found.speeds] == [LOCAL, new.address]
-        assert all(0 < speed.layer_s.at(1) < speed.layer_s.at(64) < 10 for speed in found.speeds)
-        assert 0 < found.links.of(LOCAL, new.address).latency_s < 1
-        assert "slice-received" not in new.log()
-        assert "slice-cut" in new.log()
 
 
 def test_progress_ends_at_the_whole(one: Worker) -> None:

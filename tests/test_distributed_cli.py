@@ -13,9 +13,13 @@ import edge.channel
 from apps import distributed
 from edge.arrangement import PARALLEL
 from edge.demo import MODEL_PATH
+from edge.deployment import DEFAULT_EXCHANGE
 from edge.fleet import MAX_WORKERS
 from edge.joining import TRANSPORTS
-from partition.plan import Plan
+from partition.arrange import make_plan
+from partition.gguf_slice import limits
+from partition.plan import LOCAL, Plan
+from quant.gguf_file import GgufFile
 from quant.wire import WIRES
 from tests.commands import ASKED, CORES, Chat, Run, Two, assert_refused, chats, runs, two_workers, workers
 from tests.deployments import own_folders
@@ -90,11 +94,45 @@ def test_the_answer_is_that_of_one_device(chat: Chat, two: Two, alone: list[int]
     assert said["why"] == f"{parallel}, with shares as given"
 
 
-def test_without_shares_devices_are_measured(chat: Chat, two: Two, alone: list[int]) -> None:
-    said = chat("--workers", two[0].address)
-    assert said["token_ids"] == alone
-    assert "a token" in said["why"]
-    Plan.from_json(said["plan"])
+def test_without_shares_the_planner_says_who_computes(
+    run: Run, chat: Chat, two: Two, alone: list[int], own: Path
+) -> None:
+    """Which may be this device alone. What is remembered of the devices is changed, so that it is one, and another."""
+    how = ("--workers", two[0].address)
+    measured = chat(*how)
+    assert measured["token_ids"] == alone
+    assert re.match(r"(use one device|(tensor|pipeline) on 2 devices): [\d.]+ ms a token", measured["why"])
+    assert Plan.from_json(measured["plan"]).world_size == len(measured["ranks"])
+
+    remembered = own / "state" / "edge" / "speeds.json"
+    entries = json.loads(remembered.read_text())
+    here, there = entries.values()  # this device is the first to be measured
+
+    def take(here_s: float, there_s: float) -> None:
+        for entry, seconds in ((here, here_s), (there, there_s)):
+            for curve in ("step_s", "layer_s", "half_layer_s", "head_s"):  # half a layer takes as long as a whole one
+                entry["value"][curve] = [[1, seconds]]
+            entry["value"]["token_s"] = 0
+        remembered.write_text(json.dumps(entries))
+
+    take(1e-2, 1e-4)
+    several = chat(*how)
+    assert several["token_ids"] == alone
+    assert [rank["device"] for rank in several["ranks"]] == ["local", two[0].address]
+    assert layers(several) == [[0, 1], [1, 8]]
+    assert re.fullmatch(
+        r"pipeline on 2 devices: 2[\d.]+ ms a token, 100 ms a token on this device alone", several["why"]
+    )
+
+    take(1e-4, 1e-2)
+    single = chat(*how)
+    assert single["token_ids"] == alone
+    assert single["why"].startswith("use one device: 1 ms a token on this device alone; with the others")
+    assert [(rank["device"], rank["link"], rank["decode"]) for rank in single["ranks"]] == [("local", None, None)]
+    assert single["plan"]["stages"][0]["layers"] == [0, 8]
+    code, out, error = run("bench", *QUICK, *how)
+    assert code == 0, error
+    assert f"plan: {single['why']}\n" in out
 
 
 def test_shares_say_how_much_each_does(chat: Chat, two: Two) -> None:
@@ -193,6 +231,20 @@ def test_bench_prints_a_table_of_ranks(run: Run, two: Two) -> None:
     ]
     assert "local heads 0-3, ff 0-383; one heads 4-7, ff 384-767 (tensor, with shares as given)" in out
     assert re.match(r"decode: [\d.]+ ms a token \(median\); rank [01] \((local|one)\) computes the longest", lines[-1])
+
+
+def test_a_line_says_who_holds_what_or_that_one_device_does() -> None:
+    can = limits(GgufFile.open(MODEL_PATH))
+
+    def line(*names: str, **how: Any) -> str:
+        plan = make_plan(can, "m", "", [LOCAL, *names[1:]], **how)
+        return distributed.Deployed(None, plan, "why", DEFAULT_EXCHANGE, names).line()  # type: ignore[arg-type]
+
+    assert line("this device") == "why"
+    assert line("here", "pi", parallel="pipeline") == "here layers 0-3; pi layers 4-7 (why)"
+    assert line("here", "pi", "tv", stages_of=(2, 1)) == (
+        "here layers 0-4, heads 0-3, ff 0-383; pi layers 0-4, heads 4-7, ff 384-767; tv layers 5-7 (why)"
+    )
 
 
 def test_bench_json_has_the_ranks(run: Run, two: Two) -> None:

@@ -1,7 +1,7 @@
 """The planner finds what trying everything finds; fronts are fronts; what published work says of plans holds."""
 
-from collections.abc import Iterator, Sequence
-from itertools import combinations, pairwise
+from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -16,108 +16,14 @@ from partition.measures import OBJECTIVES
 from partition.plan import LOCAL, Plan, Range, Sizes, Stage
 from partition.planner import Placed, Planner, non_dominated
 from partition.predict import predict
-from partition.prediction import Prediction
-from partition.speeds import Curve, DeviceSpeed, Links, LinkSpeed
+from partition.speeds import Links, LinkSpeed
 from partition.stage_group import StageGroup
 from partition.tensor import Limits
-from tests.planning import MIB, MS, device, linked, model, uneven_links, work
+from tests.planning import MIB, MS, device, linked, model, work
+from tests.random_plans import NAMES, Case, objectives
 
 BOTH = ("latency", "throughput")
-NAMES = (LOCAL, "b", "c", "d")
 Vector = tuple[float, ...]
-
-
-class Case:
-    """A small random instance. Memory is short in some, so that devices page or nothing fits at all."""
-
-    def __init__(self, rng: np.random.Generator, layers: int, devices: int, tensor: bool) -> None:
-        def some(low: float, high: float) -> float:
-            return float(rng.uniform(low, high))
-
-        given = model([some(4, 12) for _ in range(layers)] if rng.random() < 0.5 else layers)
-        self.tensor = tensor
-        self.work = work(
-            given,
-            context=int(rng.choice([64, 4096])),
-            depth=int(rng.choice([0, 200])),
-            prompt=int(rng.choice([8, 300])),
-            concurrency=int(rng.choice([1, 1, 1, 2, 3, 4])),
-        )
-        whole = sum(given[0].layer_bytes) + given[0].head_bytes
-        short, watts = rng.random() < 0.4, rng.random() < 0.8
-        self.speeds = []
-        for name in NAMES[:devices]:
-            layer_s = float(rng.choice([1, 1, 2, 5])) * MS
-            layer = Curve(((1, layer_s), (4, layer_s * some(1, 3)), (64, layer_s * some(4, 20))))
-            self.speeds.append(
-                DeviceSpeed(
-                    name,
-                    name,
-                    step_s=Curve(((1, some(0, 1) * MS),)),
-                    layer_s=layer,
-                    token_s=some(0, 1e-6),
-                    half_layer_s=layer.times(some(0.5, 0.8)),
-                    head_s=Curve(((1, some(0, 2) * MS), (4, 3 * MS))),
-                    memory_bytes=round(whole * some(0.05, 1.2)) if short else 1 << 30,
-                    runtime_bytes=round(whole * some(0, 0.1)),
-                    sum_s=some(0, 1e-4),
-                    disk_bytes_per_s=1e9 * some(0.2, 2) if short and rng.random() < 0.4 else None,
-                    watts=some(3, 60) if watts else None,
-                )
-            )
-        self.links = uneven_links(rng, NAMES[:devices])
-
-    def planner(self) -> Planner:
-        return Planner(self.work, self.speeds, self.links, "m", "", tensor=self.tensor)
-
-    def predict(self, plan: Plan, microbatches: int) -> Prediction:
-        return predict(plan, self.work, {speed.device: speed for speed in self.speeds}, self.links, microbatches)
-
-    def plans(self) -> Iterator[Plan]:
-        """Every sequence of groups without a common device, the owner in the first, with every choice of cuts."""
-        n = self.work.limits.sizes.layers
-        everybody = range(len(self.speeds))
-        sizes = everybody if self.tensor else (0,)
-        members = [group for size in sizes for group in combinations(everybody, size + 1)]
-        groups = {one: StageGroup(self.work, self.speeds, self.links, one) for one in members}
-
-        def sequences(so_far: tuple[tuple[int, ...], ...], used: set[int]) -> Iterator[tuple[tuple[int, ...], ...]]:
-            if so_far:
-                yield so_far
-            for group in members if len(so_far) < n else ():
-                if not used & set(group) and (so_far or 0 in group):
-                    yield from sequences((*so_far, group), used | set(group))
-
-        for chosen in sequences((), set()):
-            for inner in combinations(range(1, n), len(chosen) - 1):
-                cuts = pairwise((0, *inner, n))
-                stages = [Stage(Range(*cut), groups[one].shards(*cut)) for one, cut in zip(chosen, cuts, strict=True)]
-                yield Plan("m", "", self.work.limits.sizes, tuple(stages))
-
-    def all(self) -> list[dict[str, float]]:
-        """Every objective of every plan that is possible, with each number of microbatches."""
-        found = []
-        for plan in self.plans():
-            for many in {1, 2, 4, self.work.concurrency}:
-                if many <= self.work.concurrency:
-                    try:
-                        predicted = self.predict(plan, many)
-                    except PlanError:
-                        break  # no room for it
-                    found.append(objectives(predicted))
-        return found
-
-
-def objectives(of: Prediction) -> dict[str, float]:
-    """What a prediction says, each to be small."""
-    assert of.ttft_s is not None
-    return {
-        "latency": of.latency_s,
-        "throughput": 1 / of.throughput_per_s,
-        "ttft": of.ttft_s,
-        "memory": max(of.memory_bytes.values()),
-        "energy": float("nan") if of.energy_j is None else of.energy_j,
-    }
 
 
 def front(vectors: Sequence[Vector]) -> list[Vector]:
@@ -127,10 +33,6 @@ def front(vectors: Sequence[Vector]) -> list[Vector]:
         if not any(all(a <= b for a, b in zip(other, one, strict=True)) for other in kept):
             kept.append(one)
     return kept
-
-
-def vectors(found: Sequence[Placed]) -> list[Vector]:
-    return front([placed.objectives for placed in found])
 
 
 @pytest.mark.parametrize(
@@ -285,12 +187,27 @@ def test_one_device_is_taken_where_others_bring_little() -> None:
     assert why == "use one device: 4 ms a token on this device alone"
     plan, why = best_of(Planner(work(4), two, near, "m", ""))
     assert kind_of(plan) == "tensor"
-    assert why == "tensor on 2 devices: 2.09 ms a token, 4 on this device alone"
+    assert why == "tensor on 2 devices: 2.09 ms a token, 4 ms a token on this device alone"
     little = [device(), device("b", 25 * MS)]  # it could have one head of 32
     planner = Planner(work(model(4, heads=32, kv=32, ff=1024, embd=512)), little, linked(NAMES[:2]), "m", "")
     found, _ = planner.front(("latency",))
     assert 4 * MS / WORTH < found[0].objectives[0] < 4 * MS
     assert best(planner, "latency").plan.world_size == 1
+
+
+def test_the_best_within_limits() -> None:
+    two = [device(by_row=True), device("b", by_row=True)]
+    planner = Planner(work(8, concurrency=2), two, linked(NAMES[:2], LinkSpeed(MS, 1e9)), "m", "", tensor=False)
+    assert kind_of(best(planner, "latency").plan) == "single"
+    assert kind_of(best(planner, "throughput").plan) == "pipeline"
+    assert kind_of(best(planner, "throughput", {"latency": 9 * MS}).plan) == "single"
+    assert kind_of(best(planner, "latency", {"throughput": 6 * MS}).plan) == "pipeline"
+    assert kind_of(best(planner, "latency", {"memory": 50.0 * MIB}).plan) == "pipeline"
+    with pytest.raises(PlanError) as raised:
+        best(planner, "latency", {"latency": 5 * MS})
+    assert str(raised.value) == (
+        "no plan has latency of at most 5 ms a token; the best latency there is is 8 ms a token"
+    )
 
 
 def test_what_does_not_fit_is_told_with_need_and_have() -> None:
