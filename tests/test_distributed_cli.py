@@ -134,6 +134,14 @@ def test_without_shares_the_planner_says_who_computes(
     assert code == 0, error
     assert f"plan: {single['why']}\n" in out
 
+    given = chat(*how, "--shares", "1,3")  # all are used, in the quicker of two ways
+    assert given["token_ids"] == alone
+    predicted = r"pipeline, shares as given: a token is predicted to take tensor ([\d.]+) ms; pipeline ([\d.]+) ms"
+    found = re.fullmatch(predicted, given["why"])
+    assert found, given["why"]
+    assert float(found[1]) > float(found[2]) > 60  # its 6 layers, and the head
+    assert layers(given) == [[0, 2], [2, 8]]
+
 
 def test_shares_say_how_much_each_does(chat: Chat, two: Two) -> None:
     said = chat("--workers", workers(*two), "--parallel", "tensor", "--shares", "2,1,1")
@@ -243,7 +251,7 @@ def test_a_line_says_who_holds_what_or_that_one_device_does() -> None:
     assert line("this device") == "why"
     assert line("here", "pi", parallel="pipeline") == "here layers 0-3; pi layers 4-7 (why)"
     assert line("here", "pi", "tv", stages_of=(2, 1)) == (
-        "here layers 0-4, heads 0-3, ff 0-383; pi layers 0-4, heads 4-7, ff 384-767; tv layers 5-7 (why)"
+        "here layers 0-5, heads 0-3, ff 0-383; pi layers 0-5, heads 4-7, ff 384-767; tv layers 6-7 (why)"
     )
 
 
