@@ -24,6 +24,7 @@ from apps.options import (
     positive_int,
     seed,
 )
+from apps.table import printable
 
 if TYPE_CHECKING:
     from edge.chat import Chat
@@ -97,6 +98,8 @@ def _answer_once(args: argparse.Namespace, loaded: Loaded, prompt: str, sampling
     from transport.errors import TransportError
 
     chat = loaded.chat
+    if loaded.deployed and not args.json:
+        print(printable(f"edge chat: {loaded.deployed.line()}"), file=sys.stderr)
     responses: list[Response] = []
     with interrupt_stops(chat.engine):
         for response in answer(chat, prompt, sampling, max_tokens=args.max_tokens, stop=args.stop):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from apps import planning
 from apps.format import bytes_text
+from apps.options import dimension
 from apps.table import print_columns, print_note
 
 if TYPE_CHECKING:
@@ -28,7 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--cluster", type=Path, metavar="FILE", help="devices and links: cluster.toml")
     group.add_argument("--workers", type=planning.workers, metavar="A,B", help="this device and HOST[:PORT],...")
     group.add_argument("--insecure", action="store_true", help="allow workers that run with --insecure")
-    others = ("transport", "wire", "threads", "memory", "context", "concurrency", "prompt_tokens", "kv_type", "dim")
+    group.add_argument(
+        "--dim", type=dimension, action="append", metavar="NAME=N", help="size of an open ONNX dimension"
+    )
+    others = ("transport", "wire", "threads", "memory", "context", "concurrency", "prompt_tokens", "kv_type")
     parser.set_defaults(**dict.fromkeys(others))
 
 

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         if args.folder is not None:
             raise UsageError("--folder is of this machine alone; leave MODEL out")
         return devices_model.run(args)
-    if given := first_given(args, ("cluster", "workers", "insecure")):
+    if given := first_given(args, ("cluster", "workers", "insecure", "dim")):
         raise UsageError(f"{given} is for a MODEL: name one")
     if args.folder is not None and not args.folder.is_dir():
         raise UsageError(f"--folder needs a folder that exists; {args.folder} is none")

@@ -71,12 +71,13 @@ class Planner:
     ) -> tuple[list[Placed], bool]:
         """The non-dominated plans, sorted by the first objective, and whether the search was exhaustive.
 
-        microbatches: how many may be in flight; None: 1, 2, 4 ... up to the number of requests. caps: what each
-        objective may be at most.
+        microbatches: how many may be in flight, as `cost.groups` makes them; None: 1, 2, 4 ... up to the number of
+        requests. caps: what each objective may be at most.
         """
         found: list[Placed] = []
         exact = True
-        for many in microbatches or self.microbatches:
+        wanted = self.microbatches if microbatches is None else microbatches
+        for many in sorted({cost.groups(self.work.concurrency, n) for n in wanted}):
             result = self._search(objectives, many, caps)
             exact &= result.exact
             found += [Placed(self.plan(one), many, one.objectives) for one in result.solutions]

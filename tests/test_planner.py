@@ -113,6 +113,18 @@ def test_a_device_without_memory_is_never_used(disk: float | None) -> None:
     assert {name for placed in found for name in placed.plan.devices} == {LOCAL, "c"}
 
 
+def test_a_fast_device_with_little_memory_has_the_part_that_fits() -> None:
+    """By speed it would have three quarters of 68 MiB; neither can page."""
+    speeds = [device(memory_bytes=34 * MIB), device("b", 3 * MS, memory_bytes=44 * MIB)]
+    to_do = work(model(8, heads=32, kv=32, ff=256, embd=512), context=1)
+    planner = Planner(to_do, speeds, linked(NAMES[:2]), "m", "", pipeline=False)
+    (found,), _ = planner.front(("latency",))
+    assert kind_of(found.plan) == "tensor"
+    held = predict(found.plan, to_do, {s.device: s for s in speeds}, planner.links).memory_bytes
+    assert 30 * MIB < held[LOCAL] <= 34 * MIB
+    assert held["b"] <= 44 * MIB
+
+
 @given(
     stages=st.integers(2, 4), layers=st.integers(4, 9), latency_s=st.floats(0, 2 * MS), layer_s=st.floats(MS, 5 * MS)
 )
@@ -157,6 +169,19 @@ def test_what_is_above_a_cap_is_left_out() -> None:
         cap[i] = found[i].objectives[i]
         assert planner.front(BOTH, caps=cap)[0] == [found[i]]
     assert planner.front(BOTH, caps=[0.0, 0.0])[0] == []
+
+
+def test_requests_form_groups_that_can_be() -> None:
+    """Six in four groups are two in each of three, as `predict` and the scheduler have it."""
+    two = [device(by_row=True), device("b", by_row=True)]
+    planner = Planner(work(4, concurrency=6), two, linked(NAMES[:2], LinkSpeed(MS, 1e6)), "m", "", tensor=False)
+    for asked, made in ((4, 3), (5, 3), (6, 6), (8, 6)):
+        found, _ = planner.front(BOTH, microbatches=[asked])
+        assert [kind_of(placed.plan) for placed in found] == ["single", "pipeline"]
+        for placed in found:
+            of = predict(placed.plan, planner.work, {s.device: s for s in two}, planner.links, asked)
+            assert placed.microbatches == of.microbatches == made
+            assert placed.objectives == pytest.approx((of.latency_s, 1 / of.throughput_per_s), rel=1e-9)
 
 
 def test_more_devices_than_all_groups_are_tried_of() -> None:
