@@ -135,7 +135,9 @@ def test_a_plan_for_another_model(run: Run, chat: Chat, two: Two, tmp_path: Path
     alone = plan["stages"][0] | {"layers": [0, 8]}
     alone["shards"][0]["vocab"] = [0, 2048]
     file.write_text(json.dumps(plan | {"stages": [alone]}))
-    assert_refused(run("chat", *ASKED, "--plan", file), 2, "for this device alone")
+    assert run("chat", *ASKED, "--plan", file)[0] == 0  # for this device alone
+    file.write_text(json.dumps(plan | {"stages": [alone], "model_digest": "0" * 64}))
+    assert_refused(run("chat", *ASKED, "--plan", file), 2, "is for another model", "plan again")
 
 
 def test_a_model_that_cannot_be_cut(run: Run, two: Two, tmp_path: Path, synthetic: Synthetic) -> None:
