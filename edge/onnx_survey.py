@@ -163,8 +163,4 @@ def _device(fleet: Fleet | None, device: str, times: Times, age_s: float, fastes
 
 def _memory(fleet: Fleet | None, device: str) -> int:
     """Bytes of memory that a model may take there."""
-    if fleet is None or device == LOCAL:
-        return available_memory()
-    profile = fleet.profiles[device]
-    have = profile.memory_available_bytes
-    return min(have, profile.memory_limit_bytes or have)
+    return available_memory() if fleet is None or device == LOCAL else fleet.memory_of(device)
