@@ -17,7 +17,7 @@ from tests.brute_force import devices, priced, small_problem
 SEEDS = st.integers(0, 2**32 - 1)
 
 
-@pytest.mark.parametrize(("quick", "cells", "first"), [(48, 30_000_000, 0), (1, 30_000_000, 700), (1, 50, 1400)])
+@pytest.mark.parametrize(("quick", "cells", "first"), [(48, 30_000_000, 0), (1, 30_000_000, 1000), (1, 50, 2000)])
 def test_a_thousand_small_problems_have_the_front_that_brute_force_finds(
     quick: int, cells: int, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -25,7 +25,7 @@ def test_a_thousand_small_problems_have_the_front_that_brute_force_finds(
     monkeypatch.setattr(search, "QUICK_BEAM", quick)
     monkeypatch.setattr(search_bounds, "MAX_CELLS", cells)
     empty = several = 0
-    for seed in range(first, first + 700):
+    for seed in range(first, first + 1000):
         problem = small_problem(np.random.default_rng(seed))
         found, wanted = front(problem), brute_force.front(problem)
         assert found.exact
