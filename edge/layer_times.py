@@ -1,4 +1,4 @@
-"""What a model's layers, its head and a sum take on a device: slices of weights that are zero, timed and compared.
+"""What a model's layers and its head take on a device: slices of weights that are zero, timed and compared.
 
 Timed are n layers, twice as many, n of half width, and one with the head:
 

@@ -128,11 +128,6 @@ class GroupCost:
         n_bytes = self.work.state_bytes(rows)
         return self.work.allreduce_s(n_bytes, len(self.speeds), way.latency_s, way.bytes_per_s)
 
-    def bytes_held(self, weights: Numbers, kv: Numbers, last: Numbers) -> list[Numbers]:
-        """The same, but no more than there is: the rest is paged."""
-        needs = self.bytes_needed(weights, kv, last)
-        return [np.minimum(need, speed.memory_bytes) for need, speed in zip(needs, self.speeds, strict=True)]
-
     def bytes_needed(self, weights: Numbers, kv: Numbers, last: Numbers) -> list[Numbers]:
         """Of each rank: runtime + its part of the stage's weights, of its KV cache, and of the head."""
         shape = self.work.shape
@@ -145,6 +140,11 @@ class GroupCost:
             speed.runtime_bytes + weights * min(part, 1.0) + kv * held + head * vocab
             for speed, part, held, vocab in zip(self.speeds, parts, self._kv, self._vocab, strict=True)
         ]
+
+    def bytes_held(self, weights: Numbers, kv: Numbers, last: Numbers) -> list[Numbers]:
+        """The same, but no more than there is: the rest is paged."""
+        needs = self.bytes_needed(weights, kv, last)
+        return [np.minimum(need, speed.memory_bytes) for need, speed in zip(needs, self.speeds, strict=True)]
 
     def paged(self, k: Numbers, weights: Numbers, kv: Numbers, last: Numbers) -> list[Numbers]:
         """Of each rank: bytes of weights that are read again in every pass; inf where it cannot page.
