@@ -51,7 +51,7 @@ DEADLINES = Deadlines(step_timeout_s=300.0, send_timeout_s=300.0)
 class Exchange:
     """How tensors go between the ranks. ValueError for what is not known."""
 
-    transport: str = "auto"  # tcp, grpc, or the faster
+    transport: str = "auto"  # tcp, grpc, or tcp unless grpc is clearly faster
     algorithm: str = "auto"  # of the sums: star, mesh, split, ring, or what is best for their size
     wire: str = "f32"  # type of the parts that are summed: f32, f16, q8
     deadlines: Deadlines = DEADLINES

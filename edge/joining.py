@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from devices.probe import cpu_quota
 from edge import peers
+from edge.dialling import Dialled, Dialler
 from transport.collective import Group
 from transport.errors import LinkClosed, Refused
 from transport.link import Deadlines, Link
@@ -26,7 +27,7 @@ def join(
     poll_s: float,
     doorway: peers.Doorway | None = None,
     streams: bool = False,
-) -> tuple[Group, dict[int, peers.Dialled]]:
+) -> tuple[Group, dict[int, Dialled]]:
     """The group of this rank and `others`, and how the links that it dialled were chosen.
 
     doorway: where those below dial; None for rank 0, which has none below. streams: what the links are for
@@ -35,21 +36,13 @@ def join(
     """
     above = sorted((peer for peer in others if peer.rank > rank), key=lambda peer: peer.rank)
     below = {peer.rank: peer.name for peer in others if peer.rank < rank}
+    dialler = Dialler(rank, secret, deadlines, credentials, poll_s, transport, streams)
     links: dict[int, Link] = {}
-    dialled: dict[int, peers.Dialled] = {}
+    dialled: dict[int, Dialled] = {}
     try:
         for peer in above:
             try:
-                dialled[peer.rank] = peers.dial(
-                    peer,
-                    rank,
-                    secret,
-                    deadlines=deadlines,
-                    credentials=credentials,
-                    transport=transport,
-                    poll_s=poll_s,
-                    streams=streams,
-                )
+                dialled[peer.rank] = dialler.dial(peer)
             except LinkClosed as error:  # not to be taken for a link that was there, and that somebody else closed
                 raise Refused(f"{peer} cannot be reached: {error}") from error
             links[peer.rank] = dialled[peer.rank].link

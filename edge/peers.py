@@ -1,8 +1,8 @@
 """How the ranks of a group come to have links: the lower rank dials, the higher one answers, and both know the secret.
 
 A rank is reached in two ways: its own TCP port, and a gRPC stream through its daemon, which relays to the rank's door,
-a Unix socket. The dialler tries both, measures, and keeps the faster. So a rank behind a firewall that lets only the
-daemon's port through is reached all the same.
+a Unix socket. The dialler (edge/dialling.py) tries both. So a rank behind a firewall that lets only the daemon's port
+through is reached all the same.
 
 On the Unix socket the daemon first says, in a CONTROL frame, whom it admitted: the name in the certificate, nothing in
 the clear. Then, on either, the first frame both ways is HELLO. Then the dialler measures (transport/measure.py), and at
@@ -12,7 +12,6 @@ last says USE, or closes.
 from __future__ import annotations
 
 import hmac
-import math
 import socket
 import struct
 import threading
@@ -23,10 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge import log
-from transport.errors import LinkClosed, LinkTimeout, ProtocolError, Refused, TransportError
+from transport.errors import LinkClosed, LinkTimeout, ProtocolError, Refused
 from transport.frame import Kind
 from transport.link import Deadlines, Link
-from transport.measure import TENSOR_BYTES, LinkFigures, answer, done, measure, round_trips
+from transport.measure import answer
 from transport.tcp_link import TcpLink
 
 if TYPE_CHECKING:  # loaded only where there are credentials: it takes cryptography with it
@@ -34,10 +33,8 @@ if TYPE_CHECKING:  # loaded only where there are credentials: it takes cryptogra
 
 Fetch = Callable[[], "Credentials"]  # asked at every connection: certificates and revocations change meanwhile
 SECRET_BYTES = 16
-_HELLO = struct.Struct(f"<{SECRET_BYTES}sHH")  # secret, from rank, to rank
-_USE = b"use"
-_TRIAL_S = 0.1  # for measuring one of the two ways
-_MEASURE_S = 0.1  # for the latency and bandwidth of the one in use, from which `auto` chooses an allreduce
+HELLO = struct.Struct(f"<{SECRET_BYTES}sHH")  # secret, from rank, to rank
+USE = b"use"
 _MOST_NAME = 256  # bytes of whom the daemon admitted
 _HANDSHAKES = 64  # at a time; a stranger's connections wait in the kernel beyond that
 _WAYS_WAIT = 4  # connect timeouts a dialler may take with the other way before it says USE
@@ -57,17 +54,6 @@ class Peer:
 
     def __str__(self) -> str:
         return f"rank {self.rank} ({self.name})"
-
-
-@dataclass(frozen=True)
-class Dialled:
-    """A link to a peer and how it was chosen."""
-
-    link: Link
-    tcp_s: float  # round trip of 8 KiB, median; 0 where it was not reached or not tried
-    grpc_s: float
-    figures: LinkFigures  # a first, short measurement
-    why: str
 
 
 class Doorway:
@@ -162,7 +148,7 @@ class Doorway:
                     name = bytes(link.receive(self._deadlines.connect_timeout_s, _MOST_NAME).payload).decode()
                 rank = self._greet(link)
                 answer(link)
-                if bytes(link.receive(self._deadlines.connect_timeout_s * _WAYS_WAIT).payload) != _USE:
+                if bytes(link.receive(self._deadlines.connect_timeout_s * _WAYS_WAIT).payload) != USE:
                     raise ProtocolError(f"{link.peer} neither uses nor closes its link")
                 with self._came:
                     if self._closed:
@@ -194,10 +180,10 @@ class Doorway:
         return tls, found.name
 
     def _greet(self, link: Link) -> int:
-        frame = link.receive(self._deadlines.connect_timeout_s, _HELLO.size)
-        if frame.kind is not Kind.HELLO or len(frame.payload) != _HELLO.size:
+        frame = link.receive(self._deadlines.connect_timeout_s, HELLO.size)
+        if frame.kind is not Kind.HELLO or len(frame.payload) != HELLO.size:
             raise ProtocolError(f"{link.peer} did not begin with HELLO")
-        secret, source, target = _HELLO.unpack(frame.payload)
+        secret, source, target = HELLO.unpack(frame.payload)
         if not hmac.compare_digest(secret, self._secret):
             link.refuse("the secret is not this group's")
             raise Refused(f"{link.peer} does not know the group's secret")
@@ -218,124 +204,3 @@ class Doorway:
         if rank in self._links:
             link.refuse(f"rank {rank} has a link already")
             raise Refused(f"{link.peer} dialled again, as somebody who has a link already")
-
-
-def dial(
-    peer: Peer,
-    rank: int,
-    secret: bytes,
-    *,
-    deadlines: Deadlines,
-    credentials: Fetch | None,
-    transport: str = "auto",
-    poll_s: float,
-    streams: bool = False,
-) -> Dialled:
-    """A link to a higher rank, over TCP or gRPC, whichever answers 8 KiB sooner; or as `transport` says.
-
-    What counts is a tenth of the trips, the fast ones: others tell of a busy or throttled processor more than of a way.
-
-    The error of the last way tried where none works.
-    """
-    own = credentials() if credentials else None
-    ways: dict[str, Callable[[], Link]] = {}
-    if transport in ("auto", "tcp") and peer.tcp_port:
-        ways["tcp"] = lambda: _dial_tcp(peer, deadlines, own, poll_s, streams)
-    if transport in ("auto", "grpc"):
-        ways["grpc"] = lambda: _dial_grpc(peer, deadlines, own)
-    if not ways:
-        raise Refused(f"{peer} takes no TCP links; use gRPC")
-    links: dict[str, Link] = {}
-    taken: dict[str, list[float]] = {}  # round trips
-    fast: dict[str, float] = {}
-    trips: dict[str, float] = {}  # medians
-    failed: dict[str, TransportError] = {}
-    for kind, connect in ways.items():
-        try:
-            links[kind] = connect()
-            _hello(links[kind], rank, peer, secret)
-            taken[kind] = times = round_trips(links[kind], TENSOR_BYTES, _TRIAL_S)
-            fast[kind], trips[kind] = times[len(times) // 10], times[len(times) // 2]
-        except TransportError as error:
-            failed[kind] = error
-    best = min(fast, key=lambda kind: fast[kind], default="")
-    for kind, link in links.items():
-        if kind != best:
-            link.close()
-    if not best:
-        raise list(failed.values())[-1]
-    link = links[best]
-    try:
-        if streams:  # nobody sums over them, so nobody asks
-            done(link)
-            figures = LinkFigures(trips[best], max(taken[best]), min(taken[best]), math.inf, math.inf)
-        else:
-            figures = measure(link, _MEASURE_S)
-        link.send(_USE, Kind.CONTROL)
-    except BaseException:
-        link.close()
-        raise
-    return Dialled(link, trips.get("tcp", 0.0), trips.get("grpc", 0.0), figures, _why(best, trips, failed))
-
-
-def _why(best: str, trips: dict[str, float], failed: dict[str, TransportError]) -> str:
-    others = [f"{kind} {trips[kind] * 1e6:.0f} us" for kind in trips if kind != best]
-    others += [f"{kind} failed: {error}" for kind, error in failed.items()]
-    return f"{best} {trips[best] * 1e6:.0f} us for 8 KiB there and back" + "".join(f", {other}" for other in others)
-
-
-def _hello(link: Link, rank: int, peer: Peer, secret: bytes) -> None:
-    hello = _HELLO.pack(secret, rank, peer.rank)
-    link.send(hello, Kind.HELLO)
-    back = link.receive(link.deadlines.connect_timeout_s)
-    if back.kind is not Kind.HELLO or bytes(back.payload) != hello:
-        raise ProtocolError(f"{peer} did not return our HELLO")
-
-
-def _dial_tcp(peer: Peer, deadlines: Deadlines, credentials: Credentials | None, poll_s: float, streams: bool) -> Link:
-    sock = connect(peer.host, peer.tcp_port, str(peer), deadlines.connect_timeout_s)
-    if credentials is not None:
-        from transport import security
-
-        context = security.client_context(credentials)
-        tls = security.handshake(
-            sock, context, server_side=False, peer=str(peer), timeout_s=deadlines.connect_timeout_s
-        )
-        try:
-            found = security.admit(tls.getpeercert(binary_form=True), credentials, security.MEMBERS)
-            if found.name != peer.name:
-                raise Refused(f"{peer} was to answer at {peer.host}:{peer.tcp_port}, it is {found.name}")
-        except BaseException:
-            tls.close()
-            raise
-        sock = tls
-    return TcpLink(sock, str(peer), deadlines, poll_s, streams)
-
-
-def connect(host: str, port: int, peer: str, timeout_s: float) -> socket.socket:
-    """A TCP connection; LinkTimeout or Refused."""
-    try:
-        return socket.create_connection((host, port), timeout_s)
-    except TimeoutError:
-        where = f"{peer} at {host}:{port}"
-        raise LinkTimeout(f"{where}: no connection within {timeout_s:g} s (connect_timeout_s)") from None
-    except OSError as error:
-        raise Refused(f"{peer} at {host}:{port}: {error.strerror or error}") from error
-
-
-def _dial_grpc(peer: Peer, deadlines: Deadlines, credentials: Credentials | None) -> Link:
-    from edge.channel import open_channel
-    from transport import grpc_link
-
-    # A worker without credentials was told that everything may pass in the clear.
-    insecure = credentials is None
-    channel, found = open_channel(peer.host, peer.port, credentials, deadlines.connect_timeout_s, insecure)
-    if credentials is not None and (found is None or found.name != peer.name):
-        channel.close()
-        who = found.name if found else "somebody in the clear"
-        raise Refused(f"{peer} was to answer at {peer.host}:{peer.port}, it is {who}")
-
-    def ended() -> None:  # in gRPC's thread, which closing the channel waits for
-        threading.Thread(target=channel.close, daemon=True, name="close").start()
-
-    return grpc_link.dial(channel, str(peer), peer.session, deadlines, ended)

@@ -26,6 +26,7 @@ import numpy as np
 
 from devices.network import path_hints
 from edge import log, peers
+from edge.dialling import Dialled
 from edge.errors import EdgeError
 from edge.joining import TRANSPORTS, join, polling_s
 from edge.lent import Lent, add_arguments, compute_on
@@ -262,7 +263,7 @@ class Rank:
         return links[rank]
 
 
-def _state(rank: int, dialled: peers.Dialled) -> pb.LinkState:
+def _state(rank: int, dialled: Dialled) -> pb.LinkState:
     """How a link was chosen."""
     return pb.LinkState(
         rank=rank,

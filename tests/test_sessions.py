@@ -19,10 +19,11 @@ import numpy as np
 import pytest
 
 from edge.demo import MODEL_PATH
+from edge.dialling import Dialler
 from edge.digests import Digests
 from edge.engine_session import answers, connect_all
 from edge.errors import WorkerError
-from edge.peers import Doorway, Peer, dial
+from edge.peers import Doorway, Peer
 from edge.remote import Remote
 from edge.remote_session import RemoteSession
 from edge.sessions import LINKS_PER_RANK, MAX_SESSIONS
@@ -265,11 +266,11 @@ def test_a_rank_is_dialled_by_each_lower_one_once(remotes: list[Remote], transpo
         how: dict[str, Any] = {"deadlines": QUICK, "credentials": None, "transport": transport, "poll_s": 0}
         for rank in (1, 2, 500):
             with pytest.raises(Refused, match=f"rank {rank} is dialled by rank 1"):
-                dial(high.peer, rank, SECRET, **how)
-        with dial(high.peer, 0, SECRET, **how).link:
+                Dialler(rank, SECRET, **how).dial(high.peer)
+        with Dialler(0, SECRET, **how).dial(high.peer).link:
             time.sleep(0.2)  # until it is the one in use
             with pytest.raises(Refused, match="rank 0 has a link already"):
-                dial(high.peer, 0, SECRET, **how)
+                Dialler(0, SECRET, **how).dial(high.peer)
 
 
 def test_a_rank_is_the_device_that_was_named(tmp_path: Path) -> None:
@@ -285,7 +286,7 @@ def test_a_rank_is_the_device_that_was_named(tmp_path: Path) -> None:
                 link = at_the_door(door, b"desk")
             else:
                 how: dict[str, Any] = {"deadlines": QUICK, "transport": "tcp", "poll_s": 0}
-                link = dial(peer, 0, SECRET, credentials=lambda: own["desk"], **how).link
+                link = Dialler(0, SECRET, credentials=lambda: own["desk"], **how).dial(peer).link
             try:
                 if why is None:
                     with doorway.wait_for({0: claimed}, 5)[0] as found:
@@ -571,4 +572,4 @@ def test_a_rank_with_credentials_does_not_link_in_the_clear(tmp_path: Path, two:
     mine = shown(Cluster(tmp_path / "cluster", time.time()).owner)
     peer = Peer(1, "pi", two[0].host, two[0].port, 0, "session")
     with pytest.raises(Refused, match=r"rank 1 \(pi\) was to answer at .*, it is somebody in the clear"):
-        dial(peer, 0, SECRET, deadlines=Deadlines(), credentials=lambda: mine, transport="grpc", poll_s=0)
+        Dialler(0, SECRET, Deadlines(), lambda: mine, 0, "grpc").dial(peer)

@@ -536,7 +536,7 @@ DOOR = """
 import json, sys
 from edge import trust
 from edge.membership import reach
-from edge.peers import Peer, dial
+from edge.dialling import Dialler
 from edge.remote_session import RemoteSession
 from pathlib import Path
 from transport.errors import TransportError
@@ -552,8 +552,9 @@ with reach(address) as worker:
                 own = None if who == "plain" else trust.credentials(Path(who))
                 for known in (True,) if who == "plain" else (True, False):
                     try:
-                        dial(session.peer, 0, secret if known else bytes(16), deadlines=Deadlines(3, 3, 3),
-                             credentials=own and (lambda own=own: own), transport=transport, poll_s=0).link.close()
+                        how = own and (lambda own=own: own), 0, transport
+                        dialler = Dialler(0, secret if known else bytes(16), Deadlines(3, 3, 3), *how)
+                        dialler.dial(session.peer).link.close()
                         came = "in"
                     except TransportError as error:
                         came = f"{type(error).__name__}: {error}"

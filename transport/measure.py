@@ -5,6 +5,7 @@ One end calls `measure`, the other `answer` at the same time.
 
 from __future__ import annotations
 
+import math
 import struct
 import time
 from dataclasses import dataclass
@@ -21,12 +22,17 @@ _LEAST_ROUND_TRIPS, _MOST_ROUND_TRIPS = 20, 2000
 _FAR_S = 0.02  # a round trip of more: a few tell as much as many, and TCP takes some to find out what the path holds
 _FAR_ROUND_TRIPS = 3
 _FASTER = 1.25  # than before: TCP is still finding out
+_PIECES = 4  # that a measurement is spread over, so that a processor that is gone for a moment spoils one of them
+Flood = tuple[int, float]  # bytes, and the seconds that they took with the asking
 _FLOOD = struct.Struct("<cI")  # b"s": I send n blocks; b"r": you send them; b"e": the end
 
 
 @dataclass(frozen=True)
 class LinkFigures:
-    """Round trips are of 8 bytes, in seconds; half of one is the one-way latency."""
+    """Round trips are of 8 bytes, in seconds; half of one is the one-way latency.
+
+    A measurement has several pieces. The median and the bandwidths are those of the best piece, best and p99 of all.
+    """
 
     round_trip_median_s: float
     round_trip_p99_s: float
@@ -41,14 +47,28 @@ class LinkFigures:
 
 
 def measure(link: Link, seconds: float = 1.0) -> LinkFigures:
-    """Measure for about so long: half of it round trips, half of it bandwidth. The other end must `answer`."""
-    trips = round_trips(link, SMALL_BYTES, seconds / 2)
-    send = _bandwidth(link, b"s", seconds / 4, trips[0])
-    receive = _bandwidth(link, b"r", seconds / 4, trips[0])
+    """Measure for about so long: half of it round trips, half of it bandwidth, in turns.
+
+    The other end must `answer`.
+    """
+    trips: list[float] = []
+    median_s = math.inf
+    sent: list[Flood] = []
+    received: list[Flood] = []
+    pieces, piece_s = _PIECES, seconds / _PIECES
+    while pieces:
+        found = round_trips(link, SMALL_BYTES, piece_s / 2)
+        if found[0] > _FAR_S:  # TCP takes its time to find out what a long path holds: all of it at once
+            pieces, piece_s = 1, seconds
+        trips += found
+        median_s = min(median_s, found[len(found) // 2])
+        sent += _floods(link, b"s", piece_s / 4, found[0])
+        received += _floods(link, b"r", piece_s / 4, found[0])
+        pieces -= 1
     done(link)
-    return LinkFigures(
-        trips[len(trips) // 2], trips[min(len(trips) - 1, len(trips) * 99 // 100)], trips[0], send, receive
-    )
+    trips.sort()
+    p99_s = trips[min(len(trips) - 1, len(trips) * 99 // 100)]
+    return LinkFigures(median_s, p99_s, trips[0], _bandwidth(sent, trips[0]), _bandwidth(received, trips[0]))
 
 
 def round_trips(link: Link, n_bytes: int, seconds: float, most: int = _MOST_ROUND_TRIPS) -> list[float]:
@@ -76,12 +96,10 @@ def done(link: Link) -> None:
     link.send(_FLOOD.pack(b"e", 0), Kind.CONTROL)
 
 
-def _bandwidth(link: Link, direction: bytes, seconds: float, round_trip_s: float) -> float:
-    """Bytes/s of large frames in one direction: more and more of them, until they take long enough to trust.
-
-    Each time a round trip is spent on asking; what is left of it counts.
-    """
+def _floods(link: Link, direction: bytes, seconds: float, round_trip_s: float) -> list[Flood]:
+    """Large frames in one direction: more and more of them, until they take long enough to trust. Those that do."""
     blocks, best = 4, 0.0
+    counted: list[Flood] = []
     while True:
         began = time.perf_counter()
         link.send(_FLOOD.pack(direction, blocks), Kind.CONTROL)
@@ -91,14 +109,20 @@ def _bandwidth(link: Link, direction: bytes, seconds: float, round_trip_s: float
             link.receive_into(bytearray(1), kind=Kind.CONTROL)
         else:
             _drain(link, blocks)
-        took = max(time.perf_counter() - began - round_trip_s, 1e-9)
-        if took > seconds / 2 or blocks >= _MOST_BLOCKS // 16:
-            before, best = best, max(best, blocks * _BLOCK_BYTES / took)
+        flood = blocks * _BLOCK_BYTES, time.perf_counter() - began
+        if flood[1] - round_trip_s > seconds / 2 or blocks >= _MOST_BLOCKS // 16:
+            counted.append(flood)
+            before, best = best, _bandwidth(counted, round_trip_s)
             if round_trip_s < _FAR_S or best < _FASTER * before:
-                return best
+                return counted
             continue
         # The first try knows little: it grows at most 16-fold.
-        blocks = int(blocks * min(16, max(2, 0.9 * seconds / took)))
+        blocks = int(blocks * min(16, max(2, 0.9 * seconds / max(flood[1] - round_trip_s, 1e-9))))
+
+
+def _bandwidth(floods: list[Flood], round_trip_s: float) -> float:
+    """Bytes/s of the fastest. A round trip was spent on asking; what is left of its time counts."""
+    return max(n_bytes / max(took_s - round_trip_s, 1e-9) for n_bytes, took_s in floods)
 
 
 def answer(link: Link) -> None:
