@@ -10,6 +10,7 @@ from hypothesis import settings
 from edge import shapes, synth
 from edge.demo import MODEL_PATH
 from edge.engine import Engine, EngineOptions
+from tests.thorough import THOROUGH
 
 # Tests fork (pexpect does); gRPC would want to be told of it, and sometimes ends the child.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
@@ -17,6 +18,20 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 # A busy machine is no failure; a test that hangs is ended by its own deadlines.
 settings.register_profile("edge", deadline=None)
 settings.load_profile("edge")
+
+
+def pytest_report_header() -> str:
+    """Say whether all cases run."""
+    return "all cases (EDGE_THOROUGH=1)" if THOROUGH else "fewer cases of some tests; EDGE_THOROUGH=1 runs all"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is marked `thorough`, unless it was asked for."""
+    left_out = [] if THOROUGH else [item for item in items if item.get_closest_marker("thorough")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
+
 
 SMALL = {"layers": 2, "embd": 128, "ff": 96, "heads": 4, "vocab": 512, "context": 512}
 FIGURES: dict[str, dict[str, int]] = {

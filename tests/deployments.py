@@ -26,9 +26,10 @@ from partition.gguf_slice import limits
 from partition.plan import LOCAL, Plan
 from quant.gguf_file import GgufFile
 from tests.helpers import until
+from tests.thorough import some
 from tests.workers import Worker, worker
 
-QUESTIONS = 200  # held-out ones, for the bundled model
+QUESTIONS = some(60, 200)  # held-out ones, for the bundled model
 
 Floats = NDArray[np.float32]
 

@@ -1,10 +1,12 @@
-"""Every benchmark runs, on tiny sizes; what it measures is for a quiet machine."""
+"""Every benchmark runs, on tiny sizes, with EDGE_THOROUGH=1; what it measures is for a quiet machine."""
 
 import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from edge.demo import MODEL_PATH
 
@@ -34,6 +36,7 @@ def test_every_benchmark_is_run_here() -> None:
     assert {path.name for path in (ROOT / "benchmarks").glob("bench_*.py")} == set(TINY)
 
 
+@pytest.mark.thorough
 def test_distributed() -> None:
     result = run("bench_distributed.py")
     assert set(result["speed"]["median"]) == {"two threads", "one thread", "tcp", "grpc"}
@@ -48,12 +51,14 @@ def test_distributed() -> None:
         assert all(row["least"] <= row["ratio"] <= row["most"] for row in result[section]["compared"])
 
 
+@pytest.mark.thorough
 def test_engine() -> None:
     result = run("bench_engine.py")
     assert result["decode_ratio"] > 0
     assert result["prefill_ratio"] > 0
 
 
+@pytest.mark.thorough
 def test_onnx_cuts() -> None:
     result = run("bench_onnx_cuts.py")
     for found in (result["cuts"]["mobilenet_v2"], result["thin"]):
@@ -64,6 +69,7 @@ def test_onnx_cuts() -> None:
         assert set(placed["of_bare_copy"]) == {"item f32", "item f16", "item q8"}
 
 
+@pytest.mark.thorough
 def test_paging() -> None:
     result = run("bench_paging.py")
     [case] = result["limit"]["cases"]
@@ -80,12 +86,14 @@ def test_paging() -> None:
     assert {row["type"] for row in result["repack"]["rows"]} == {"q4_0", "q4_k"}
 
 
+@pytest.mark.thorough
 def test_planner() -> None:
     rows = run("bench_planner.py")["rows"]
     assert all(row["seconds"] > 0 and row["points"] for row in rows)
     assert [row["exact"] for row in rows[:-1]] == [True] * 4
 
 
+@pytest.mark.thorough
 def test_quantize() -> None:
     result = run("bench_quantize.py")
     [fitted] = result["fit"]["rows"]
@@ -106,6 +114,7 @@ def test_startup() -> None:
     assert 0 < result["python_s"] < result["first_token_s"]
 
 
+@pytest.mark.thorough
 def test_transport() -> None:
     result = run("bench_transport.py")
     assert all(seconds > 0 for seconds in result["roundtrip"]["median_s"].values())
@@ -115,6 +124,7 @@ def test_transport() -> None:
     assert links == ["tcp", "tls", "grpc", "shaped", "memory"]
 
 
+@pytest.mark.thorough
 def test_slices() -> None:
     found = run("bench_slices.py")["wires"]["loopback"]
     assert all(rate > 0 for rate in found["bytes_per_s"].values())
@@ -122,6 +132,7 @@ def test_slices() -> None:
     assert 0 < found["sent_after_cut_bytes"] <= 8_000_000  # of so little all may have been on its way at the cut
 
 
+@pytest.mark.thorough
 def test_plans() -> None:
     result = run("bench_plans.py")
     (setting,) = result["settings"]

@@ -23,6 +23,7 @@ from tests.deployments import (
     stages,
     tensor,
 )
+from tests.thorough import thorough
 from tests.workers import Worker
 
 TOGETHER = replace(OPTIONS, context=1536, sequences=20)
@@ -64,26 +65,19 @@ def test_the_questions_are_answered_at_length(expected: Expected) -> None:
 
 @pytest.mark.parametrize(
     "shares",
-    [
-        *((1,) * n for n in (2, 3, 4, 8)),
-        (3, 1),
-        (1, 3),
-        (5, 2, 1),
-        (1, 2, 3, 2),
-        (2, 1, 1, 2, 1, 1),
-    ],
+    [(3, 1), *thorough(*((1,) * n for n in (2, 3, 4, 8)), (1, 3), (5, 2, 1), (1, 2, 3, 2), (2, 1, 1, 2, 1, 1))],
     ids=str,
 )
 def test_shards_answer_as_one_device(one: Worker, expected: Expected, shares: tuple[int, ...]) -> None:
     answered_alike(one, expected, tensor(*shares), MOST_DIFFERENCES)
 
 
-@pytest.mark.parametrize("shares", [(1, 1), (1, 1, 1), (1, 1, 1, 1), (1, 3, 2)], ids=str)
+@pytest.mark.parametrize("shares", [(1, 1, 1), *thorough((1, 1), (1, 1, 1, 1), (1, 3, 2))], ids=str)
 def test_stages_answer_as_one_device(one: Worker, expected: Expected, shares: tuple[int, ...]) -> None:
     answered_alike(one, expected, pipeline(*shares), most=0)
 
 
-@pytest.mark.parametrize("ranks", [(2, 2), (1, 3), (3, 1), (2, 3)], ids=str)
+@pytest.mark.parametrize("ranks", [(1, 3), *thorough((2, 2), (3, 1), (2, 3))], ids=str)
 def test_stages_of_shards_answer_as_one_device(one: Worker, expected: Expected, ranks: tuple[int, ...]) -> None:
     answered_alike(one, expected, stages(*ranks), MOST_DIFFERENCES)
 
