@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from apps import bench_onnx, distributed, step_table
+from apps.format import counted
 from apps.memory_use import memory_json, paging_rows
 from apps.options import UsageError, add_engine_arguments, engine_options, model_path, positive_int
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from edge.bench import BenchResult
     from edge.step_times import Summary
     from edge.text_engine import TextEngine
+
+    Times: TypeAlias = Sequence[Mapping[str, Summary]]
 
 HELP = "Measure prefill and decode of a model, beside what this machine's memory allows."
 
@@ -39,27 +42,34 @@ def run(args: argparse.Namespace) -> int:
     if bench_onnx.is_onnx(args.model):
         return bench_onnx.run(args)
     bench_onnx.check_unused(args)
+    from edge.bench import beside_memory
     from edge.engine import Engine
 
     args.context = args.context or args.requests * (args.prompt_tokens + args.gen_tokens)
     devices = distributed.prepare(args)
     path = model_path(args.model)
     if devices is None:
-        with Engine(path, engine_options(args, args.requests)) as engine:
-            _measure(args, engine, None)
+        with Engine(path, engine_options(args, args.requests, follows_load=True)) as engine:
+            result, _ = _measure(args, engine, None)
+            memory, paging = memory_json(engine), paging_rows(engine)
+        _show(args, engine, beside_memory(result, args.memory), memory, paging)
     else:
         with distributed.deployed(args, devices, path, args.requests) as deployed:
-            _measure(args, deployed.engine, deployed)
+            result, times = _measure(args, deployed.engine, deployed)
+            memory, paging = memory_json(deployed.engine), paging_rows(deployed.engine)
+            _show(args, deployed.engine, result, memory, paging, deployed, times)
     return 0
 
 
-def _measure(args: argparse.Namespace, engine: TextEngine, deployed: distributed.Deployed | None) -> None:
-    """Measure and print. deployed: where the engine runs on several devices."""
+def _measure(
+    args: argparse.Namespace, engine: TextEngine, deployed: distributed.Deployed | None
+) -> tuple[BenchResult, Times]:
+    """What was measured, and the steps of each rank where the engine runs on several devices."""
     from apps.progress import progress
     from edge.bench import measure
     from edge.interrupt import interrupt_stops
 
-    times: list[dict[str, Summary]] = []
+    times: Times = []
     with interrupt_stops(engine), progress("Measuring", unit="runs") as bar:
 
         def on_step(done: int, total: int) -> None:
@@ -82,17 +92,32 @@ def _measure(args: argparse.Namespace, engine: TextEngine, deployed: distributed
             )
         except ValueError as error:
             raise UsageError(str(error)) from error
+    return result, times
+
+
+def _show(
+    args: argparse.Namespace,
+    engine: TextEngine,
+    result: BenchResult,
+    memory: dict[str, Any],
+    paging: list[tuple[str, str]],
+    deployed: distributed.Deployed | None = None,
+    times: Times = (),
+) -> None:
+    """Print it. memory, paging: what was asked of the engine before it was closed."""
     if args.json:
         values = _as_json(args, engine, result) | (deployed.to_json(times) if deployed else {})
-        print(json.dumps(values | memory_json(engine)))
+        print(json.dumps(values | memory))
         return
     _print_speeds(args, engine, result)
     if deployed:
         _print_ranks(result, deployed, times)
     else:
         _print_bandwidth(result)
-    for name, figures in paging_rows(engine):
+    for name, figures in paging:
         print(f"{name}: {figures}")
+    if result.scattered:
+        print(_scatter(result))
 
 
 def _as_json(args: argparse.Namespace, engine: TextEngine, r: BenchResult) -> dict[str, Any]:
@@ -106,9 +131,14 @@ def _as_json(args: argparse.Namespace, engine: TextEngine, r: BenchResult) -> di
         "repeats": r.repeats,
         "prefill_tokens_per_s": r.prefill.mean,
         "prefill_tokens_per_s_deviation": r.prefill.deviation,
+        "prefill_tokens_per_s_median": r.prefill.median,
         "decode_tokens_per_s": r.decode.mean,
         "decode_tokens_per_s_deviation": r.decode.deviation,
+        "decode_tokens_per_s_median": r.decode.median,
         "decode_ms_median": r.decode_ms_median,
+        "decode_ms_p10": r.decode_ms_p10,
+        "decode_ms_p90": r.decode_ms_p90,
+        "others_cores": r.others_cores,
         "requests": args.requests,
         "throughput_tokens_per_s": r.throughput.mean if r.throughput else None,
         "throughput_tokens_per_s_deviation": r.throughput.deviation if r.throughput else None,
@@ -123,23 +153,35 @@ def _print_speeds(args: argparse.Namespace, engine: TextEngine, r: BenchResult) 
     """A Markdown table, so that it can be pasted into an issue."""
     from apps.format import bytes_text
 
-    print("| model | size | threads | test | tokens/s |")
-    print("| --- | ---: | ---: | --- | ---: |")
+    print("| model | size | threads | test | tokens/s | median |")
+    print("| --- | ---: | ---: | --- | ---: | ---: |")
     row = f"| {engine.path.name} | {bytes_text(engine.shape.weight_bytes)} | {r.threads} |"
-    print(f"{row} prefill {r.prompt_tokens} | {r.prefill.mean:.2f} ± {r.prefill.deviation:.2f} |")
-    print(f"{row} decode {r.gen_tokens} | {r.decode.mean:.2f} ± {r.decode.deviation:.2f} |")
+    tests = [(f"prefill {r.prompt_tokens}", r.prefill), (f"decode {r.gen_tokens}", r.decode)]
     if r.throughput:
-        print(f"{row} {args.requests} requests | {r.throughput.mean:.2f} ± {r.throughput.deviation:.2f} |")
+        tests.append((f"{args.requests} requests", r.throughput))
+    for test, rate in tests:
+        print(f"{row} {test} | {rate.mean:.2f} ± {rate.deviation:.2f} | {rate.median:.2f} |")
     print()
+
+
+def _scatter(r: BenchResult) -> str:
+    """What is to be known of figures that scatter."""
+    line = f"these figures scatter: of ten tokens one took less than {r.decode_ms_p10:.2f} ms and one more than"
+    line += f" {r.decode_ms_p90:.2f}"
+    if r.others_cores >= 0.1:
+        line += f"; something else kept {counted(round(r.others_cores, 1), 'core')} busy meanwhile"
+    return f"{line}. Measure again when nothing else runs; medians say the most until then"
 
 
 def _print_bandwidth(r: BenchResult) -> None:
     """What decoding got out of this machine's memory."""
     from apps.format import bytes_text
 
+    of = ""
+    if r.memory_bandwidth_gbps is not None:
+        of = f" of the {r.memory_bandwidth_gbps:.1f} GB/s this machine's memory gives {counted(r.threads, 'thread')}"
     print(
-        f"decode: {r.decode_ms_median:.2f} ms a token (median), {r.bandwidth_gbps:.1f} GB/s of the"
-        f" {r.memory_bandwidth_gbps:.1f} GB/s this machine's memory gives {r.threads} threads;"
+        f"decode: {r.decode_ms_median:.2f} ms a token (median), {r.bandwidth_gbps:.1f} GB/s{of};"
         f" peak memory {bytes_text(r.peak_rss_bytes)}"
     )
 

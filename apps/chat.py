@@ -173,7 +173,7 @@ def _engine(args: argparse.Namespace, path: Path) -> Engine:
     with progress(f"Loading {path.name}", size) as bar:
         engine = Engine(
             path,
-            engine_options(args),
+            engine_options(args, follows_load=True),
             progress=lambda fraction: bar.update(fraction * size),
             accounted=_say_memory,
         )

@@ -1,5 +1,7 @@
 """Numbers as people read them."""
 
+import math
+
 
 def bytes_text(n: float) -> str:
     """Bytes in binary units with three digits: "640 B", "1.23 GiB"."""
@@ -9,6 +11,19 @@ def bytes_text(n: float) -> str:
 def count_text(n: float) -> str:
     """A count in thousands, millions or billions with three digits: "640", "1.10 B"."""
     return f"{n:.0f}" if abs(n) < 1000 else _scaled(n, 1000, ("K", "M", "B", "T"))
+
+
+def counted(n: float, what: str) -> str:
+    """A number and what it counts: "1 thread", "2 threads", "1.5 cores"."""
+    return f"{n:g} {what}" if n == 1 else f"{n:g} {what}s"
+
+
+def ms_text(milliseconds: float) -> str:
+    """Milliseconds with three digits and no exponent, down to a nanosecond: "1,764", "12.3", "0.00102"."""
+    if milliseconds == 0:
+        return "0"
+    digits = min(6, max(0, 2 - math.floor(math.log10(abs(milliseconds)))))
+    return f"{milliseconds:,.{digits}f}"
 
 
 def _scaled(n: float, base: int, units: tuple[str, ...]) -> str:

@@ -157,7 +157,12 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--context", type=context_size, metavar="N", help="tokens of context (default: the model's, at most 4096)"
     )
-    group.add_argument("--threads", type=thread_count, metavar="N", help="default: one per physical core")
+    group.add_argument(
+        "--threads",
+        type=thread_count,
+        metavar="N",
+        help="default: by cores and model",
+    )
     group.add_argument("--affinity", type=cores, metavar="CORES", help="run on these cores only, such as 0,2-3")
     group.add_argument(
         "--batch",
@@ -238,8 +243,9 @@ def quiet_grpc() -> None:
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
-def engine_options(args: argparse.Namespace, sequences: int = 1) -> EngineOptions:
-    """The parsed engine options, for so many sequences. UsageError for those that do not go together."""
+def engine_options(args: argparse.Namespace, sequences: int = 1, *, follows_load: bool = False) -> EngineOptions:
+    """The parsed engine options, for so many sequences. follows_load: without --threads, there are as many as others
+    leave free. UsageError for options that do not go together."""
     from edge.engine_options import EngineOptions
 
     given = next((name for name in ("window", "io_threads", "io_chunk", "verify") if getattr(args, name)), None)
@@ -252,6 +258,7 @@ def engine_options(args: argparse.Namespace, sequences: int = 1) -> EngineOption
         batch=args.batch,
         sequences=sequences,
         threads=args.threads,
+        follows_load=follows_load,
         gpu_layers=args.gpu_layers,
         repack=args.repack,
         flash_attention=args.flash_attention,

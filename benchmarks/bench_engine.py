@@ -24,13 +24,13 @@ import numpy as np
 
 from devices.probe import default_threads, memory_bandwidth_gbps
 from edge import llama, synth
-from edge.bench import decode_bytes
 from edge.engine import Engine
 from edge.engine_options import EngineOptions
 from edge.generate import generate
 from edge.presets import SHAPES
 from edge.sampler import SamplingParams
 from edge.session import Session
+from partition.model import decode_bytes
 
 
 def main() -> None:
@@ -70,7 +70,7 @@ def compare(path: Path, args: argparse.Namespace) -> dict[str, object]:
                 if turn:  # the first round is the warm-up
                     prefill[name].append(seconds)
                     decode[name] += steps
-        bytes_read = decode_bytes(engine)
+        bytes_read = decode_bytes(engine.file, engine.shape)
     prefill_rate = {name: n / statistics.median(s) for name, s in prefill.items()}
     decode_ms = {name: statistics.median(s) * 1e3 for name, s in decode.items()}
     return {

@@ -27,9 +27,6 @@ from devices.paths import cache_folder, state_folder
 from devices.profile import MAX_TEXT, DeviceProfile
 
 MAX_AGE_S = 86_400.0  # what was measured longer ago is measured anew
-_MOST_MEMORY_MB = 256  # read to measure the memory: more than caches hold
-_LEAST_MEMORY_MB = 64
-_MEMORY_SHARE = 4  # of what is free, at most this part is taken for it
 _MOST_RATE = 1e15  # bytes a second; nothing is as fast
 _THERMAL = ("normal", "hot", "critical")
 
@@ -188,10 +185,7 @@ def _is_recent(rate: Rate) -> bool:
 
 def _memory_rate(threads: int) -> tuple[float, str]:
     """Bytes a second, and by how many threads. OSError where too little memory is free to tell."""
-    megabytes = min(_MOST_MEMORY_MB, probe.available_memory() // _MEMORY_SHARE // 1_000_000)
-    if megabytes < _LEAST_MEMORY_MB:
-        raise OSError(f"less than {_LEAST_MEMORY_MB * _MEMORY_SHARE} MB of memory are free")
-    rate = probe.memory_bandwidth_gbps(threads, megabytes) * 1e9
+    rate = probe.memory_bandwidth_gbps(threads) * 1e9
     return rate, f"{threads} thread{'s' if threads != 1 else ''}"
 
 

@@ -14,6 +14,9 @@ import psutil
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_GROUPS = Path("/proc/self/cgroup")
+_MOST_MEMORY_MB = 256  # read to measure the memory: more than caches hold
+_LEAST_MEMORY_MB = 64
+_MEMORY_SHARE = 4  # of what is free, at most this part is taken for it
 
 
 def default_threads() -> int:
@@ -110,12 +113,18 @@ def peak_rss() -> int:
         return peak if sys.platform == "darwin" else peak * 1024
 
 
-def memory_bandwidth_gbps(threads: int, megabytes: int = 256, repeats: int = 5) -> float:
+def memory_bandwidth_gbps(threads: int, most_bytes: int | None = None, repeats: int = 5) -> float:
     """GB/s that `threads` threads read from memory: the bound of decoding, which reads every weight once a token.
 
     Each thread takes dot products of its own part of an array far larger than the caches; the best of `repeats`.
+    most_bytes: that it may take. OSError where that, or a part of what is free, is too little to tell.
     """
     import numpy as np
+
+    room = available_memory() // _MEMORY_SHARE
+    megabytes = min(_MOST_MEMORY_MB, (room if most_bytes is None else min(room, most_bytes)) // 1_000_000)
+    if megabytes < _LEAST_MEMORY_MB:
+        raise OSError(f"less than {_LEAST_MEMORY_MB} MB of memory may be taken to measure it")
 
     parts = [np.ones(megabytes * 1_000_000 // 4 // threads, np.float32) for _ in range(threads)]
     n_bytes = sum(part.nbytes for part in parts)

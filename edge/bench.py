@@ -5,13 +5,19 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from devices.probe import memory_bandwidth_gbps, peak_rss
+from devices.load import OthersLoad
+from devices.probe import memory_bandwidth_gbps, own_rss, peak_rss
 from edge.scheduler import Request, Scheduler
 from edge.text_engine import TextEngine
+from partition.model import decode_bytes
+
+_SCATTERED = 1.5  # times as long as the fastest tenth
+_BANDWIDTH_BYTES = 128_000_000  # read to measure the memory, where the engine had less
+_BUDGET_SHARE = 2  # of what a closed engine leaves of a budget, this part may be read
 
 
 @dataclass(frozen=True)
@@ -20,6 +26,7 @@ class Rate:
 
     mean: float
     deviation: float  # standard deviation; 0 for one repeat
+    median: float
 
 
 @dataclass(frozen=True)
@@ -32,12 +39,20 @@ class BenchResult:
     threads: int
     prefill: Rate
     decode: Rate
-    decode_ms_median: float  # over every token of every repeat
+    decode_ms_median: float  # over every token of every repeat, as the next two
+    decode_ms_p10: float
+    decode_ms_p90: float
+    others_cores: float  # that other programs, or the host of a virtual machine, kept busy meanwhile
     throughput: Rate | None  # tokens generated with several requests in flight, prompts included; None for one
     decode_bytes: int  # weights one token reads
     bandwidth_gbps: float | None  # decode_bytes over decode_ms_median: what decoding got out of the memory
-    memory_bandwidth_gbps: float | None  # what reading alone gets, with as many threads; None on several devices
-    peak_rss_bytes: int
+    memory_bandwidth_gbps: float | None  # what reading alone gets, with as many threads; None: not measured
+    peak_rss_bytes: int  # of the process so far
+
+    @property
+    def scattered(self) -> bool:
+        """Whether tokens took so different times that a mean says little."""
+        return self.decode_ms_p90 > _SCATTERED * self.decode_ms_p10
 
 
 def measure(
@@ -62,6 +77,7 @@ def measure(
         )
     tokens = np.random.default_rng(0).integers(0, engine.model.n_vocab, prompt_tokens + gen_tokens, np.int32)
     steps_in_all = (repeats + 1) * (2 if requests > 1 else 1)
+    others = OthersLoad()
     prefill_s: list[float] = []
     decode_s: list[list[float]] = []
     for repeat in range(repeats + 1):
@@ -80,9 +96,10 @@ def measure(
             repeats=repeats,
             on_step=lambda done, _: on_step(repeats + 1 + done, steps_in_all),
         )
-    median_s = statistics.median(s for steps in decode_s for s in steps)
-    bytes_read = decode_bytes(engine)
-    peak = peak_rss()  # before the bandwidth is measured, which takes memory of its own
+    all_s = [s for steps in decode_s for s in steps]
+    median_s = statistics.median(all_s)
+    p10_s, p90_s = np.quantile(all_s, (0.1, 0.9))
+    bytes_read = decode_bytes(engine.file, engine.shape)
     return BenchResult(
         prompt_tokens=prompt_tokens,
         gen_tokens=gen_tokens,
@@ -91,12 +108,29 @@ def measure(
         prefill=_rate([prompt_tokens / s for s in prefill_s]),
         decode=_rate([gen_tokens / sum(steps) for steps in decode_s]),
         decode_ms_median=median_s * 1e3,
+        decode_ms_p10=float(p10_s) * 1e3,
+        decode_ms_p90=float(p90_s) * 1e3,
+        others_cores=others.cores(),
         throughput=together,
         decode_bytes=bytes_read,
         bandwidth_gbps=bytes_read / median_s / 1e9 if alone else None,
-        memory_bandwidth_gbps=memory_bandwidth_gbps(engine.threads) if alone else None,
-        peak_rss_bytes=peak,
+        memory_bandwidth_gbps=None,
+        peak_rss_bytes=peak_rss(),
     )
+
+
+def beside_memory(result: BenchResult, budget: int | None) -> BenchResult:
+    """The same with what reading alone gets, to be called when the engine is closed. budget: bytes that this process
+    may hold; without one, no more is taken than the engine had, as far as that is enough to tell."""
+    if budget is None:
+        most_bytes = max(_BANDWIDTH_BYTES, result.peak_rss_bytes - own_rss())
+    else:
+        most_bytes = (budget - own_rss()) // _BUDGET_SHARE
+    try:
+        gbps = memory_bandwidth_gbps(result.threads, most_bytes)
+    except OSError:  # too little memory to tell
+        gbps = None
+    return replace(result, memory_bandwidth_gbps=gbps, peak_rss_bytes=peak_rss())
 
 
 def throughput(
@@ -144,19 +178,6 @@ def _once(engine: TextEngine, tokens: np.ndarray[tuple[int], np.dtype[np.int32]]
     return prefill, steps
 
 
-def decode_bytes(engine: TextEngine) -> int:
-    """Bytes of weights one token reads: all but the token table (one row of it), and of experts those it uses."""
-    shape = engine.shape
-    total = 0
-    for name, tensor in engine.file.tensors.items():
-        if name == "token_embd.weight" and not shape.head_is_tied:
-            total += tensor.n_bytes // tensor.shape[1]
-        elif "_exps." in name:
-            total += tensor.n_bytes * shape.n_experts_used // shape.n_experts
-        else:
-            total += tensor.n_bytes
-    return total
-
-
 def _rate(values: list[float]) -> Rate:
-    return Rate(statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0)
+    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+    return Rate(statistics.mean(values), deviation, statistics.median(values))

@@ -189,6 +189,9 @@ class DistributedEngine:
         check_shift(self.file)
         self._keep(Step(Op.SHIFT, numbers=(sequence, start, end, delta)))
 
+    def answered(self, step_s: Sequence[float]) -> None:
+        """An answer is complete. All ranks wait for each other: their threads are those that shares were made for."""
+
     def kv_clear(self) -> None:
         """Forget everything."""
         self._keep(Step(Op.CLEAR))

@@ -21,6 +21,7 @@ from edge.hooks import Hook, NodeHooks
 from edge.memory import MemoryNeed
 from edge.page_plan import PagePlan
 from edge.paged_weights import PagedWeights
+from edge.thread_choice import ThreadChoice, worth_threads
 from partition.check import check_loadable
 from partition.model import ModelShape
 from partition.slice_rules import has_window
@@ -52,6 +53,10 @@ class Engine:
         check_loadable(self.file)
         self.shape = ModelShape.from_gguf(self.file)
         self.context, self.threads, kv = resolve(options, self.shape)
+        self._choice: ThreadChoice | None = None  # where threads follow the load
+        if options.threads is None:
+            self.threads = min(self.threads, worth_threads(self.file, self.shape))
+            self._choice = ThreadChoice(self.threads) if options.follows_load else None
         batch = min(options.rows, self.context)
         options.check_sequences(batch)
         sizes = llama.ContextSizes(
@@ -73,6 +78,8 @@ class Engine:
             sizes = self._load_within(options.memory, options, sizes, hooks, progress, accounted, tokens=not embeddings)
         self.batch = sizes.batch
         self.rows = llama.Batch(self.batch, self.shape.n_embd if embeddings else 0)
+        if self._choice is not None:
+            self._use(self._choice.begin())
 
     def _load(
         self,
@@ -241,6 +248,16 @@ class Engine:
     def logits(self, row: int) -> NDArray[np.float32]:
         """Logits [n_vocab] of batch row `row` of the last decode; a view that holds until the next one."""
         return self._context.logits(row)
+
+    def answered(self, step_s: Sequence[float]) -> None:
+        """An answer is complete, whose tokens took so many seconds: the next one may have another number of threads,
+        unless the options say one."""
+        if self._choice is not None:
+            self._use(self._choice.answered(step_s))
+
+    def _use(self, threads: int) -> None:
+        self.threads = threads
+        self._context.use_threads(threads)
 
     def stop(self) -> None:
         """Make a decode that runs in another thread, and later ones, raise Interrupted."""

@@ -30,7 +30,8 @@ class EngineOptions:
     batch: int | None = None  # rows one decode may have; None: DEFAULT_BATCH, or what suits a disk weights come from
     sequences: int = 1  # independent sequences sharing the KV cache
     outputs: int | None = None  # rows of one decode that may give logits; None: one a sequence
-    threads: int | None = None  # None: one per physical core this process may use
+    threads: int | None = None  # None: one per physical core this process may use, as far as the model is worth it
+    follows_load: bool = False  # of these, those that others leave free; answers are then not the same to the last bit
     gpu_layers: int | None = None  # None: all where the build has a GPU, else 0
     repack: bool | None = None  # lay weights out for this CPU; None: where they fit in memory
     flash_attention: str = "auto"  # auto, on, off

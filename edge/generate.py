@@ -64,6 +64,7 @@ def generate(
     session.top = sampler.needs
     text = TextStream(stop)
     clock = _Clock(accepted, len(prompt))
+    step_s: list[float] = []
     try:
         logits = session.prefill(prompt, on_prefill)
         clock.prefilled(session.computed)
@@ -84,9 +85,12 @@ def generate(
             if clock.completion_tokens == max_tokens or session.full:
                 finish = "length"
                 break
+            began = time.perf_counter()
             logits = session.step(token)
+            step_s.append(time.perf_counter() - began)
     finally:
         sampler.close()
+        session.engine.answered(step_s)
     yield Response(text.rest(), None, finish, clock.usage(), clock.timing())
 
 

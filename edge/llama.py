@@ -302,6 +302,11 @@ class Context:
             raise EngineError(f"no room in the KV cache of {self.n_ctx} tokens for {n} more")
         raise EngineError(f"llama_decode failed with code {code}: {_why()}")
 
+    def use_threads(self, threads: int) -> None:
+        """Compute with so many threads from the next decode on."""
+        if self._handle:
+            L.llama_set_n_threads(self._handle, threads, threads)
+
     def stop(self) -> None:
         """Make a decode that runs in another thread end at its next graph node (CPU only), and later ones fail."""
         self._stop.value = b"x"

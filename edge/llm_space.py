@@ -116,7 +116,7 @@ class LlmSpace:
         options = EngineOptions(
             context=self.work.context,
             sequences=self.work.concurrency,
-            threads=self._threads or plan.shard(0).threads,
+            threads=self._threads or plan.shard(0).threads or default_threads(),  # as predicted
             kv_type=self.work.kv.name,
             memory=plan.shard(0).memory,
         )

@@ -10,11 +10,13 @@ import os
 import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from devices.probe import default_threads
 from edge.engine import Engine
 from edge.engine_options import EngineOptions
 from edge.errors import EngineError
@@ -52,6 +54,7 @@ class Shard:
         """Load it. The errors are those of Engine."""
         self.place = place
         file = GgufFile.open(path)
+        options = replace(options, threads=options.threads or default_threads())  # that shares were made for
         self.engine = Engine(path, options, self._hooks(file), progress, embeddings=True)
         self.sequences = options.sequences
         self.rows = self.engine.rows

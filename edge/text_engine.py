@@ -82,5 +82,8 @@ class TextEngine(Protocol):
     def kv_copy(self, source: int, target: int, start: int = 0, end: int = -1) -> None:
         """Let `target` share positions of `source`."""
 
+    def answered(self, step_s: Sequence[float]) -> None:
+        """An answer is complete, whose tokens took so many seconds."""
+
     def kv_clear(self) -> None:
         """Forget everything."""

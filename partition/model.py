@@ -125,3 +125,16 @@ def _layer_bytes(file: GgufFile, n_layers: int) -> tuple[int, ...]:
         if block is not None and block < n_layers:
             layers[block] += tensor.n_bytes
     return tuple(layers)
+
+
+def decode_bytes(file: GgufFile, shape: ModelShape) -> int:
+    """Bytes of weights one token reads: all but the token table (one row of it), and of experts those it uses."""
+    total = 0
+    for name, tensor in file.tensors.items():
+        if name == "token_embd.weight" and not shape.head_is_tied:
+            total += tensor.n_bytes // tensor.shape[1]
+        elif "_exps." in name:
+            total += tensor.n_bytes * shape.n_experts_used // shape.n_experts
+        else:
+            total += tensor.n_bytes
+    return total

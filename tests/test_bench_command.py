@@ -25,9 +25,14 @@ KEYS = {
     "repeats": int,
     "prefill_tokens_per_s": float,
     "prefill_tokens_per_s_deviation": float,
+    "prefill_tokens_per_s_median": float,
     "decode_tokens_per_s": float,
     "decode_tokens_per_s_deviation": float,
+    "decode_tokens_per_s_median": float,
     "decode_ms_median": float,
+    "decode_ms_p10": float,
+    "decode_ms_p90": float,
+    "others_cores": float,
     "requests": int,
     "throughput_tokens_per_s": type(None),
     "throughput_tokens_per_s_deviation": type(None),
@@ -68,23 +73,26 @@ def test_the_table_is_markdown_with_prefill_and_decode() -> None:
     done = run_edge("bench", *QUICK)
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout + done.stderr
-    header, rule, prefill, decode, empty, summary = done.stdout.splitlines()
-    assert header == "| model | size | threads | test | tokens/s |"
+    header, rule, prefill, decode, empty, summary, *scatter = done.stdout.splitlines()
+    assert header == "| model | size | threads | test | tokens/s | median |"
     assert re.fullmatch(r"(\| -+:? )+\|", rule)
     start = rf"\| {re.escape(MODEL_PATH.name)} \| [\d.]+ MiB \| 1 \| "
-    assert re.fullmatch(start + r"prefill 16 \| [\d.]+ ± [\d.]+ \|", prefill)
-    assert re.fullmatch(start + r"decode 4 \| [\d.]+ ± [\d.]+ \|", decode)
+    assert re.fullmatch(start + r"prefill 16 \| [\d.]+ ± [\d.]+ \| [\d.]+ \|", prefill)
+    assert re.fullmatch(start + r"decode 4 \| [\d.]+ ± [\d.]+ \| [\d.]+ \|", decode)
     assert empty == ""
+    assert all(line.startswith("these figures scatter: ") for line in scatter)
     assert re.fullmatch(r"decode: [\d.]+ ms a token .* GB/s .* peak memory [\d.]+ \wiB", summary)
 
 
 def test_json_has_the_documented_keys_and_they_agree_with_each_other() -> None:
     result = bench_json()
     assert {key: type(value) for key, value in result.items()} == KEYS
-    assert all(result[key] > 0 for key, kind in KEYS.items() if kind in (int, float))
+    assert all(result[key] > 0 for key, kind in KEYS.items() if kind in (int, float) and key != "others_cores")
+    assert result["others_cores"] >= 0
+    assert result["decode_ms_p10"] <= result["decode_ms_median"] <= result["decode_ms_p90"]
     assert (result["model"], result["architecture"]) == (str(MODEL_PATH), "llama")
     assert result["decode_bytes"] < result["weight_bytes"] < result["peak_rss_bytes"]
-    assert result["peak_rss_bytes"] < 200 << 20  # the model's, not that of measuring the memory
+    assert result["peak_rss_bytes"] < 200 << 20  # measuring the memory takes little more than the model had
     achieved = result["decode_bytes"] / (result["decode_ms_median"] / 1e3) / 1e9
     assert result["bandwidth_gbps"] == pytest.approx(achieved)
 
@@ -128,7 +136,14 @@ def test_engine_options_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> Non
         *("--batch", "8", "--kv-type", "q8_0", "--flash-attention", "on", "--gpu-layers", "0", "--no-repack"),
     )
     assert options == EngineOptions(
-        context=20, batch=8, threads=1, gpu_layers=0, repack=False, flash_attention="on", kv_type="q8_0"
+        context=20,
+        batch=8,
+        threads=1,
+        gpu_layers=0,
+        repack=False,
+        flash_attention="on",
+        kv_type="q8_0",
+        follows_load=True,
     )
 
 

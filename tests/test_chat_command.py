@@ -190,11 +190,13 @@ def test_threads_batch_and_context_reach_the_engine() -> None:
         assert (engine.threads, engine.batch, engine.context) == (1, 8, 64)
 
 
-def test_threads_are_one_per_physical_core_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_are_one_per_physical_core_where_the_model_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edge.engine_options.default_threads", lambda: 3)
     unsaid = engine_options(build_parser().parse_args(["chat", "--context", "64"]))
-    with Engine(MODEL_PATH, unsaid) as engine:
-        assert engine.threads == 3
+    for worth, threads in ((1, 1), (2, 2), (9, 3)):
+        monkeypatch.setattr("edge.engine.worth_threads", lambda *_, worth=worth: worth)
+        with Engine(MODEL_PATH, unsaid) as engine:
+            assert engine.threads == threads
 
 
 def test_gpu_layers_need_a_gpu() -> None:

@@ -1,0 +1,38 @@
+"""How many cores other programs, and the host of a virtual machine, keep busy beside this process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import psutil
+
+_LEAST_S = 0.05  # the system counts in hundredths of a second
+
+Counted = tuple[float, float, float]
+"""Seconds: the clock, all cores in use by anybody, this process."""
+
+
+def counted() -> Counted:
+    """What the system has counted so far; `steal` is what the host took."""
+    cores = psutil.cpu_times()
+    idle = cores.idle + getattr(cores, "iowait", 0.0)
+    guests = getattr(cores, "guest", 0.0) + getattr(cores, "guest_nice", 0.0)  # counted as user, too
+    return time.monotonic(), sum(cores) - guests - idle, time.process_time()
+
+
+class OthersLoad:
+    """Cores that others use, from one question to the next."""
+
+    def __init__(self, count: Callable[[], Counted] = counted) -> None:
+        self._count = count
+        self._before = count()
+
+    def cores(self) -> float:
+        """On the average since the last answer that was not 0 for want of time; 0 where that was too short ago."""
+        now, before = self._count(), self._before
+        took_s = now[0] - before[0]
+        if took_s < _LEAST_S:
+            return 0.0
+        self._before = now
+        return max(0.0, (now[1] - before[1]) - (now[2] - before[2])) / took_s
