@@ -52,7 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--plan", type=Path, metavar="FILE", help="run as a saved plan says, instead of --workers")
     group.add_argument("--save-plan", type=Path, metavar="FILE", help="write the plan as JSON, to be used or edited")
-    group.add_argument("--transport", choices=TRANSPORTS, help="of links (default: auto, tcp unless grpc is clearly faster)")
+    group.add_argument(
+        "--transport", choices=TRANSPORTS, help="of links (default: auto, tcp unless grpc is clearly faster)"
+    )
     group.add_argument("--wire", choices=WIRES, help="type of the partial sums on their way (default: f32)")
     group.add_argument("--allreduce", choices=ALGORITHMS, help="how partial sums are summed (default: auto)")
     group.add_argument("--insecure", action="store_true", help="allow workers that run with --insecure")

@@ -31,7 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seconds", type=_seconds, default=1.0, metavar="S", help="measure for about so long, 0.1 to 60 (default: 1)"
     )
     parser.add_argument(
-        "--transport", choices=("auto", "tcp", "grpc"), default="auto", help="default: auto, tcp unless grpc is clearly faster"
+        "--transport",
+        choices=("auto", "tcp", "grpc"),
+        default="auto",
+        help="default: auto, tcp unless grpc is clearly faster",
     )
     parser.add_argument(
         "--timeout", type=timeout, default=5.0, metavar="S", help="wait so long for each worker (default: 5)"

@@ -41,7 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--shares", type=shares_of, metavar="X,Y,Z", help="what part of the work each device is to do")
     group.add_argument("--plan", type=Path, metavar="FILE", help="run as a saved plan says, instead of --workers")
     group.add_argument("--save-plan", type=Path, metavar="FILE", help="write the plan as JSON, to be used or edited")
-    group.add_argument("--transport", choices=TRANSPORTS, help="of links (default: auto, tcp unless grpc is clearly faster)")
+    group.add_argument(
+        "--transport", choices=TRANSPORTS, help="of links (default: auto, tcp unless grpc is clearly faster)"
+    )
     group.add_argument("--wire", choices=WIRES, help="type of floats on their way between stages (default: f32)")
     group.add_argument(
         "--in-flight", type=in_flight, metavar="N", help="inputs in flight for throughput (default: what fills it)"

@@ -48,7 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--workers", type=workers, metavar="A,B", help="this device and HOST[:PORT],... (default: the lab that is up)"
     )
-    group.add_argument("--transport", choices=TRANSPORTS, help="of links (default: auto, tcp unless grpc is clearly faster)")
+    group.add_argument(
+        "--transport", choices=TRANSPORTS, help="of links (default: auto, tcp unless grpc is clearly faster)"
+    )
     group.add_argument("--wire", choices=WIRES, help="type of floats between devices (default: f32)")
     group.add_argument("--threads", type=thread_count, metavar="N", help="of this device")
     group.add_argument("--memory", type=byte_size, metavar="SIZE", help="that a language model may take on this device")

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ctypes as C
 import functools
+import itertools
 from collections.abc import Callable
+from typing import Any
 
 import llama_cpp as L
 
@@ -197,18 +199,35 @@ def _other_layout() -> EngineError:
     )
 
 
+def leave_amx_out() -> None:
+    """Take the kernels for Intel's AMX out of what llama.cpp repacks weights for. It then uses its next best ones.
+
+    GCC before 13 drops the stores in front of `_tile_loadconfig`, and the first product ends the process. And only the
+    kernels of CPU_REPACK compute the same bits for weights that stay in memory and for those that are paged.
+    """
+    types = _extra_types()
+    kept = [kind for kind in types if _type_name(kind) != b"AMX"]
+    for i in range(len(types)):
+        _extra_array()[i] = kept[i] if i < len(kept) else None
+
+
+@functools.cache
+def _extra_array() -> Any:
+    """ggml's own array of buffer types that repack for this CPU, the preferred one first, ended by a null pointer."""
+    found = cpu_procedure(b"ggml_backend_dev_get_extra_bufts")
+    return C.CFUNCTYPE(C.POINTER(_P), _P)(found)(cpu_device()) if found else None
+
+
+def _extra_types() -> list[int]:
+    return list(itertools.takewhile(bool, _extra_array() or ()))
+
+
 @functools.cache
 def _repack_buffer() -> int | None:
     """A buffer of ggml's type for repacked weights: tensors said to lie in it are computed with its kernels."""
-    found = cpu_procedure(b"ggml_backend_dev_get_extra_bufts")
-    if not found:
-        return None
-    types = C.CFUNCTYPE(C.POINTER(_P), _P)(found)(cpu_device())
-    i = 0
-    while types and types[i]:
-        if _type_name(types[i]) == b"CPU_REPACK":
-            return int(_alloc_buffer(types[i], 64))
-        i += 1
+    for kind in _extra_types():
+        if _type_name(kind) == b"CPU_REPACK":
+            return int(_alloc_buffer(kind, 64))
     return None
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from edge import ggml
 from edge.errors import EngineError, Interrupted
-from edge.ggml_weights import OwnMemory
+from edge.ggml_weights import OwnMemory, leave_amx_out
 from edge.interrupt import interrupts_noted
 from quant.types import TensorType
 
@@ -57,6 +57,7 @@ def initialise() -> None:
     ggml.on_abort_exit()
     L.llama_log_set(_on_log, None)
     L.llama_backend_init()
+    leave_amx_out()
 
 
 @contextmanager

@@ -1,10 +1,12 @@
 """What edge/ggml.py reads and writes of ggml: rows of every type, and nodes in place."""
 
+import ctypes
+
 import gguf
 import numpy as np
 import pytest
 
-from edge import ggml
+from edge import ggml, ggml_weights, llama
 from edge.engine import Engine
 from edge.errors import EngineError
 from edge.ggml import Node
@@ -113,3 +115,19 @@ def test_there_is_no_view_of_other_types(synthetic: Synthetic) -> None:
         engine.decode(TOKENS, 0)
     assert seen
     assert all(view is None for view in seen)
+
+
+def test_amx_is_taken_out_of_what_weights_are_repacked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {1: b"AMX", 2: b"CPU_REPACK", 3: b"KLEIDIAI"}
+    array = (ctypes.c_void_p * 4)(1, 2, 3, None)
+    monkeypatch.setattr(ggml_weights, "_extra_array", lambda: array)
+    monkeypatch.setattr(ggml_weights, "_type_name", names.get)
+    ggml_weights.leave_amx_out()
+    assert list(array) == [2, 3, None, None]
+    ggml_weights.leave_amx_out()  # once more changes nothing
+    assert list(array) == [2, 3, None, None]
+
+
+def test_llama_cpp_repacks_for_no_kernel_that_may_end_the_process() -> None:
+    llama.initialise()
+    assert b"AMX" not in [ggml_weights._type_name(kind) for kind in ggml_weights._extra_types()]
