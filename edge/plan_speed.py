@@ -111,4 +111,6 @@ def steady_per_s(engine: TextEngine, requests: int, depth: int, microbatches: in
             end = i
             break
     assert begin is not None
+    # From a token of the request that ends: requests that share steps then count for whole steps.
+    begin = next((i for i in range(begin, end) if times[i][1] == times[end][1]), begin)
     return (end - begin) / (times[end][0] - times[begin][0])

@@ -1,0 +1,239 @@
+"""What is said of speed where text is made: known steps by a known clock give known figures."""
+
+import io
+import json
+import re
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from apps import bench as bench_command
+from edge import bench, generate, plan_speed, profiler, speeds
+from edge.bench import BenchResult, Rate
+from edge.engine import Engine, EngineOptions
+from edge.sampler import SamplingParams
+from edge.session import Session
+from tests.clock import Clock
+from tests.conftest import Synthetic
+
+ROW_S, TOKEN_S = 0.01, 0.05  # of a row of a prompt, and of a step of decode
+GREEDY = SamplingParams(temperature=0)
+
+
+@pytest.fixture
+def engine(synthetic: Synthetic) -> Iterator[Engine]:
+    options = EngineOptions(threads=1, context=256, batch=8, sequences=2)
+    with Engine(synthetic("llama", "q8_0"), options) as engine:
+        yield engine
+
+
+@pytest.fixture
+def timed(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Clock]:
+    """`timed(modules)`: their clock, by which the engine takes ROW_S and TOKEN_S times `clock.slow`, the list of what
+    it is after each time everything was forgotten."""
+
+    def start(*modules: Any, slow: list[float] | None = None) -> Clock:
+        clock = Clock().of(monkeypatch, *modules)
+        factors = iter(slow or ())
+        factor = [1.0]
+
+        def decode_s(tokens: Any, *_: Any, **__: Any) -> float:
+            return factor[0] * (TOKEN_S if len(tokens) == 1 else ROW_S * len(tokens))
+
+        def submit_s(tokens: Any, positions: Any, sequences: Any, *_: Any, **__: Any) -> float:
+            decodes = len(set(sequences.tolist())) == len(tokens)
+            return factor[0] * (TOKEN_S if decodes else ROW_S * len(tokens))
+
+        def clear(forget: Callable[[], None] = engine.kv_clear) -> None:
+            factor[0] = next(factors, factor[0])
+            forget()
+
+        monkeypatch.setattr(engine, "decode", clock.while_it_runs(engine.decode, decode_s))
+        monkeypatch.setattr(engine, "submit", clock.while_it_runs(engine.submit, submit_s))
+        monkeypatch.setattr(engine, "kv_clear", clear)
+        return clock
+
+    return start
+
+
+def test_ttft_tpot_and_rates_of_an_answer(engine: Engine, timed: Callable[..., Clock]) -> None:
+    clock = timed(generate)
+    session = Session(engine)
+    prompt = list(range(10, 26))  # two chunks of 8 rows
+    responses = generate.generate(session, prompt, GREEDY, max_tokens=5)
+    clock.now += 0.5  # before anybody asks: an answer is accepted when its first piece is asked for
+    found = list(responses)
+    first, last = found[0].timing, found[-1].timing
+    prompt_s = 16 * ROW_S
+    assert [one.usage.completion_tokens for one in found] == [1, 2, 3, 4, 5, 5]
+    assert first.ttft_s == last.ttft_s == pytest.approx(prompt_s)
+    assert (first.tpot_s, first.decode_tokens_per_s) == (0, 0)  # nothing to measure yet
+    assert [one.timing.tpot_s for one in found[1:]] == pytest.approx([TOKEN_S] * 5)
+    assert last.decode_tokens_per_s == pytest.approx(20)
+    assert last.prefill_tokens_per_s == pytest.approx(100)
+    # Half of the next prompt is held already: what was not computed counts for no rate.
+    again = [*prompt[:8], *range(40, 48)]
+    (_, answer) = generate.generate(session, again, GREEDY, max_tokens=1)
+    assert (answer.usage.prompt_tokens, answer.usage.cached_tokens) == (16, 8)
+    assert answer.timing.prefill_tokens_per_s == pytest.approx(100)
+    assert answer.timing.ttft_s == pytest.approx(8 * ROW_S)
+
+
+def test_a_benchmark_of_known_steps(
+    engine: Engine, timed: Callable[..., Clock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "memory_bandwidth_gbps", lambda threads, *_, **__: 7.0 * threads)
+    timed(bench, slow=[10, 1, 2])  # the warm-up, then two repeats
+    found = bench.measure(engine, prompt_tokens=16, gen_tokens=5, repeats=2)
+    assert found.prefill.mean == pytest.approx((100 + 50) / 2)
+    assert found.prefill.deviation == pytest.approx(50 / 2**0.5)
+    assert found.decode.mean == pytest.approx((20 + 10) / 2)
+    assert found.decode.deviation == pytest.approx(10 / 2**0.5)
+    assert found.decode_ms_median == pytest.approx(75)  # of five steps of 50 and five of 100
+    assert found.memory_bandwidth_gbps == 7.0
+    shape, tensors = engine.shape, engine.file.tensors
+    assert shape.head_is_tied is False
+    table = tensors["token_embd.weight"]
+    read = sum(one.n_bytes for one in tensors.values()) - table.n_bytes * (shape.n_vocab - 1) // shape.n_vocab
+    assert found.decode_bytes == read
+    assert found.bandwidth_gbps == pytest.approx(read / 0.075 / 1e9)
+    assert (found.prompt_tokens, found.gen_tokens, found.repeats, found.threads) == (16, 5, 2, 1)
+    assert found.throughput is None
+
+
+def test_a_mixture_reads_the_experts_it_uses(synthetic: Synthetic) -> None:
+    with Engine(synthetic("qwen3moe"), EngineOptions(threads=1, context=32)) as engine:
+        tensors = engine.file.tensors
+        assert "output.weight" in tensors
+        experts = sum(one.n_bytes for name, one in tensors.items() if "_exps." in name)
+        table = tensors["token_embd.weight"].n_bytes
+        rest = sum(one.n_bytes for one in tensors.values()) - experts - table
+        assert bench.decode_bytes(engine) == rest + experts * 2 // 4 + table // engine.shape.n_vocab
+
+
+def test_throughput_counts_what_all_requests_generate(engine: Engine, timed: Callable[..., Clock]) -> None:
+    timed(bench, slow=[3, 1, 2])
+    found = bench.throughput(engine, requests=2, prompt_tokens=8, gen_tokens=4, repeats=2)
+    once_s = 2 * 8 * ROW_S + 3 * TOKEN_S  # the first token of each comes with its prompt
+    assert found.mean == pytest.approx((8 / once_s + 4 / once_s) / 2)
+
+
+RESULT = BenchResult(
+    prompt_tokens=512,
+    gen_tokens=128,
+    repeats=5,
+    threads=2,
+    prefill=Rate(321.0, 3.0),
+    decode=Rate(45.0, 2.0),
+    decode_ms_median=22.5,
+    throughput=Rate(67.0, 4.0),
+    decode_bytes=10**9,
+    bandwidth_gbps=44.4,
+    memory_bandwidth_gbps=55.5,
+    peak_rss_bytes=3 << 30,
+)
+
+
+def test_edge_bench_prints_each_figure_where_it_belongs(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+    args = Namespace(requests=4)
+    bench_command._print_speeds(args, engine, RESULT)
+    bench_command._print_bandwidth(RESULT)
+    said = capsys.readouterr().out
+    assert re.search(r"\| 2 \| prefill 512 \| 321\.00 ± 3\.00 \|", said)
+    assert re.search(r"\| 2 \| decode 128 \| 45\.00 ± 2\.00 \|", said)
+    assert re.search(r"\| 2 \| 4 requests \| 67\.00 ± 4\.00 \|", said)
+    assert re.search(r"decode: 22\.50? ms a token.* 44\.4 GB/s of the 55\.5 GB/s .*2 threads.*3\.00 GiB", said)
+    values = json.loads(json.dumps(bench_command._as_json(args, engine, RESULT)))
+    known = {
+        "prefill_tokens_per_s": 321.0,
+        "prefill_tokens_per_s_deviation": 3.0,
+        "decode_tokens_per_s": 45.0,
+        "decode_tokens_per_s_deviation": 2.0,
+        "decode_ms_median": 22.5,
+        "throughput_tokens_per_s": 67.0,
+        "throughput_tokens_per_s_deviation": 4.0,
+        "decode_bytes": 10**9,
+        "bandwidth_gbps": 44.4,
+        "memory_bandwidth_gbps": 55.5,
+        "peak_rss_bytes": 3 << 30,
+        "threads": 2,
+    }
+    assert {name: values[name] for name in known} == known
+
+
+def test_speeds_belong_to_their_models(monkeypatch: pytest.MonkeyPatch, synthetic: Synthetic) -> None:
+    """In every other round models are measured in reverse: the second file's figures stay the second's."""
+    paths = [synthetic("llama", "q8_0"), synthetic("llama", "f16")]
+
+    def measured(engine: Engine, **_: Any) -> Any:
+        at = 1 + paths.index(engine.path)
+        return SimpleNamespace(prefill=Rate(100.0 * at, 0), decode=Rate(10.0 * at, 0))
+
+    monkeypatch.setattr(speeds, "measure", measured)
+    found = speeds.measure_speeds(paths, EngineOptions(threads=1), rounds=3, prompt_tokens=8, gen_tokens=2)
+    assert [(one.prefill_rounds, one.decode_rounds) for one in found] == [
+        ((100.0,) * 3, (10.0,) * 3),
+        ((200.0,) * 3, (20.0,) * 3),
+    ]
+    assert found[0].slower_than(found[1]) == 2
+    assert found[1].slower_than(found[0]) is None
+    sizes = [100, 200]
+    assert speeds.speed_notes(["small", "large"], sizes, found) == [
+        "small is smaller than large and decodes slower: 2.00x"
+    ]
+    assert speeds.speed_notes(["small", "large"], sizes[::-1], found) == []
+
+
+def test_what_a_plan_does_by_known_steps(engine: Engine, timed: Callable[..., Clock]) -> None:
+    timed(plan_speed, slow=[10, 1, 2, 1])  # the first prompt warms up
+    assert plan_speed._prompt_s(engine, 16) == pytest.approx(16 * ROW_S * 1.5)
+    assert plan_speed.token_s(engine, 40) == pytest.approx(TOKEN_S)
+    # Two requests in one step: two tokens every TOKEN_S.
+    assert plan_speed.steady_per_s(engine, 2, 8) == pytest.approx(2 / TOKEN_S)
+
+
+def test_a_step_takes_the_mean_of_those_that_were_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock().of(monkeypatch, profiler)
+    computed: list[tuple[int, int, bool]] = []
+    rows = SimpleNamespace(
+        capacity=64,
+        embeddings=np.ones((64, 4), np.float32),
+        outputs=np.zeros(64, np.int8),
+        sequences=np.zeros(64, np.int32),
+        positions=np.zeros(64, np.int32),
+    )
+
+    def compute(n: int) -> None:
+        clock.now += 1.0 if not computed else 0.1 * n  # the first, of the warm-up, is slow
+        decodes = len(set(rows.sequences[:n].tolist())) == n
+        computed.append((n, int(rows.positions[0]), decodes))
+
+    engine = SimpleNamespace(kv_clear=lambda: None, kv_remove=lambda *_: None)
+    shard: Any = SimpleNamespace(rows=rows, sequences=8, engine=engine, compute=compute)
+    found = profiler.time_shard(shard, (1, 4, 64), steps=3, depth=32)
+    assert found == pytest.approx([0.1, 0.4, 6.4, 0.1])
+    assert {(n, decodes) for n, at, decodes in computed if at == 0} == {(1, True), (4, True), (64, False), (32, False)}
+    assert {n for n, at, _ in computed if at == 32} == {1}
+
+
+def test_stop_holds_on_a_terminal(demo: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rich.console import Console
+
+    from apps import terminal
+    from apps.chat import Loaded
+    from edge.chat import Chat
+
+    def said(stop: tuple[str, ...], most: int | None = None) -> str:
+        chat = Chat(demo)
+        talk = terminal._Talk(Loaded(chat, 0.0, None), GREEDY, most, stop)
+        talk._console = Console(file=io.StringIO(), width=100)
+        talk._answer("How many minutes are in 3 hours?")
+        return chat.messages[-1]["content"]
+
+    assert said(()) == "3 hours are 180 minutes."
+    assert said((" minutes",)) == "3 hours are 180"
+    assert len(said((), 2)) < len("3 hours are 180")
