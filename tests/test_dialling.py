@@ -8,7 +8,8 @@ from typing import Any
 import grpc
 import pytest
 
-from edge.peers import SECRET_BYTES, Doorway, Peer, dial
+from edge.dialling import Dialler
+from edge.peers import SECRET_BYTES, Doorway, Peer
 from tests.trust import Cluster, held, shown
 from transport import security
 from transport.errors import Refused
@@ -31,7 +32,7 @@ def dialled(cluster: Cluster, transport: str, **where: Any) -> None:
     """Dial `pi` as the desk, and hang up."""
     peer = Peer(**({"rank": 1, "name": "pi", "host": "127.0.0.1", "port": 0, "tcp_port": 0, "session": "s"} | where))
     own = shown(held(cluster.at("desk")))
-    dial(peer, 0, SECRET, deadlines=QUICK, credentials=lambda: own, transport=transport, poll_s=0).link.close()
+    Dialler(0, SECRET, QUICK, lambda: own, 0, transport).dial(peer).link.close()
 
 
 @pytest.mark.parametrize(("answers", "admitted"), [("pi", True), ("mallory", False)])

@@ -26,7 +26,8 @@ MIB = 1 << 20
 
 def test_memory_bandwidth_is_bytes_over_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     Clock(tick_s=0.25).of(monkeypatch, probe)
-    assert probe.memory_bandwidth_gbps(2, megabytes=16, repeats=3) == pytest.approx(16e6 / 0.25 / 1e9)
+    monkeypatch.setattr(probe, "available_memory", lambda: 1 << 40)
+    assert probe.memory_bandwidth_gbps(2, 64_000_000, repeats=3) == pytest.approx(64e6 / 0.25 / 1e9)
 
 
 def test_a_disks_rate_is_bytes_over_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

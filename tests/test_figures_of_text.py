@@ -17,6 +17,7 @@ from edge.bench import BenchResult, Rate
 from edge.engine import Engine, EngineOptions
 from edge.sampler import SamplingParams
 from edge.session import Session
+from partition.model import decode_bytes
 from tests.clock import Clock
 from tests.conftest import Synthetic
 
@@ -83,10 +84,7 @@ def test_ttft_tpot_and_rates_of_an_answer(engine: Engine, timed: Callable[..., C
     assert answer.timing.ttft_s == pytest.approx(8 * ROW_S)
 
 
-def test_a_benchmark_of_known_steps(
-    engine: Engine, timed: Callable[..., Clock], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bench, "memory_bandwidth_gbps", lambda threads, *_, **__: 7.0 * threads)
+def test_a_benchmark_of_known_steps(engine: Engine, timed: Callable[..., Clock]) -> None:
     timed(bench, slow=[10, 1, 2])  # the warm-up, then two repeats
     found = bench.measure(engine, prompt_tokens=16, gen_tokens=5, repeats=2)
     assert found.prefill.mean == pytest.approx((100 + 50) / 2)
@@ -94,7 +92,9 @@ def test_a_benchmark_of_known_steps(
     assert found.decode.mean == pytest.approx((20 + 10) / 2)
     assert found.decode.deviation == pytest.approx(10 / 2**0.5)
     assert found.decode_ms_median == pytest.approx(75)  # of five steps of 50 and five of 100
-    assert found.memory_bandwidth_gbps == 7.0
+    assert (found.decode_ms_p10, found.decode_ms_p90) == pytest.approx((50, 100))
+    assert found.scattered
+    assert (found.prefill.median, found.decode.median) == pytest.approx((75, 15))
     shape, tensors = engine.shape, engine.file.tensors
     assert shape.head_is_tied is False
     table = tensors["token_embd.weight"]
@@ -112,7 +112,7 @@ def test_a_mixture_reads_the_experts_it_uses(synthetic: Synthetic) -> None:
         experts = sum(one.n_bytes for name, one in tensors.items() if "_exps." in name)
         table = tensors["token_embd.weight"].n_bytes
         rest = sum(one.n_bytes for one in tensors.values()) - experts - table
-        assert bench.decode_bytes(engine) == rest + experts * 2 // 4 + table // engine.shape.n_vocab
+        assert decode_bytes(engine.file, engine.shape) == rest + experts * 2 // 4 + table // engine.shape.n_vocab
 
 
 def test_throughput_counts_what_all_requests_generate(engine: Engine, timed: Callable[..., Clock]) -> None:
@@ -122,15 +122,25 @@ def test_throughput_counts_what_all_requests_generate(engine: Engine, timed: Cal
     assert found.mean == pytest.approx((8 / once_s + 4 / once_s) / 2)
 
 
+def test_bandwidth_is_measured_with_as_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "memory_bandwidth_gbps", lambda threads, most_bytes: 7.0 * threads + most_bytes / 1e9)
+    monkeypatch.setattr(bench, "own_rss", lambda: 1 << 30)
+    assert bench.beside_memory(RESULT, 3 << 30).memory_bandwidth_gbps == pytest.approx(14 + (1 << 30) / 1e9)
+    assert bench.beside_memory(RESULT, None).memory_bandwidth_gbps == pytest.approx(14 + (2 << 30) / 1e9)
+
+
 RESULT = BenchResult(
     prompt_tokens=512,
     gen_tokens=128,
     repeats=5,
     threads=2,
-    prefill=Rate(321.0, 3.0),
-    decode=Rate(45.0, 2.0),
+    prefill=Rate(321.0, 3.0, 320.0),
+    decode=Rate(45.0, 2.0, 44.0),
     decode_ms_median=22.5,
-    throughput=Rate(67.0, 4.0),
+    decode_ms_p10=21.5,
+    decode_ms_p90=23.5,
+    others_cores=0.5,
+    throughput=Rate(67.0, 4.0, 66.0),
     decode_bytes=10**9,
     bandwidth_gbps=44.4,
     memory_bandwidth_gbps=55.5,
@@ -143,9 +153,9 @@ def test_edge_bench_prints_each_figure_where_it_belongs(engine: Engine, capsys: 
     bench_command._print_speeds(args, engine, RESULT)
     bench_command._print_bandwidth(RESULT)
     said = capsys.readouterr().out
-    assert re.search(r"\| 2 \| prefill 512 \| 321\.00 ± 3\.00 \|", said)
-    assert re.search(r"\| 2 \| decode 128 \| 45\.00 ± 2\.00 \|", said)
-    assert re.search(r"\| 2 \| 4 requests \| 67\.00 ± 4\.00 \|", said)
+    assert re.search(r"\| 2 \| prefill 512 \| 321\.00 ± 3\.00 \| 320\.00 \|", said)
+    assert re.search(r"\| 2 \| decode 128 \| 45\.00 ± 2\.00 \| 44\.00 \|", said)
+    assert re.search(r"\| 2 \| 4 requests \| 67\.00 ± 4\.00 \| 66\.00 \|", said)
     assert re.search(r"decode: 22\.50? ms a token.* 44\.4 GB/s of the 55\.5 GB/s .*2 threads.*3\.00 GiB", said)
     values = json.loads(json.dumps(bench_command._as_json(args, engine, RESULT)))
     known = {
@@ -153,7 +163,12 @@ def test_edge_bench_prints_each_figure_where_it_belongs(engine: Engine, capsys: 
         "prefill_tokens_per_s_deviation": 3.0,
         "decode_tokens_per_s": 45.0,
         "decode_tokens_per_s_deviation": 2.0,
+        "prefill_tokens_per_s_median": 320.0,
+        "decode_tokens_per_s_median": 44.0,
         "decode_ms_median": 22.5,
+        "decode_ms_p10": 21.5,
+        "decode_ms_p90": 23.5,
+        "others_cores": 0.5,
         "throughput_tokens_per_s": 67.0,
         "throughput_tokens_per_s_deviation": 4.0,
         "decode_bytes": 10**9,
@@ -171,7 +186,7 @@ def test_speeds_belong_to_their_models(monkeypatch: pytest.MonkeyPatch, syntheti
 
     def measured(engine: Engine, **_: Any) -> Any:
         at = 1 + paths.index(engine.path)
-        return SimpleNamespace(prefill=Rate(100.0 * at, 0), decode=Rate(10.0 * at, 0))
+        return SimpleNamespace(prefill=Rate(100.0 * at, 0, 0), decode=Rate(10.0 * at, 0, 0))
 
     monkeypatch.setattr(speeds, "measure", measured)
     found = speeds.measure_speeds(paths, EngineOptions(threads=1), rounds=3, prompt_tokens=8, gen_tokens=2)

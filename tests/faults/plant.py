@@ -73,7 +73,8 @@ def copy_of_the_tree(folder: Path) -> None:
 
 def outcome(folder: Path, tests: Sequence[str], timeout_s: float) -> str:
     """What tests say of a tree: "passed", "failed", "hung", or "broken" where they could not be run."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
+    workers = ("-n", "0") if tests else ()  # a few tests are done before other processes have begun
+    command = [sys.executable, "-m", "pytest", "-q", "-x", *workers, "-p", "no:cacheprovider", *tests]
     env = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=timeout_s)
