@@ -153,14 +153,16 @@ def _loaded(
 ) -> Iterator[Loaded]:
     """A chat on the loaded model."""
     from edge.chat import Chat
+    from edge.template_process import TemplateProcess
 
     began = time.perf_counter()
+    renderer = TemplateProcess()  # starts while the model is loaded
     with ExitStack() as stack:
         deployed = stack.enter_context(distributed.deployed(args, devices, path)) if devices else None
         engine = deployed.engine if deployed else stack.enter_context(_engine(args, path))
         if deployed and engine.paging is not None:
             _say_memory(engine.memory, engine.paging.plan)
-        chat = Chat(engine, system=args.system, template=template)
+        chat = Chat(engine, system=args.system, template=template, renderer=renderer)
         yield Loaded(chat, time.perf_counter() - began, deployed)
 
 

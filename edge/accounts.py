@@ -22,7 +22,7 @@ from partition.paging import Speed
 from quant.gguf_file import GgufFile
 from quant.types import TensorType
 
-_MARGIN = 24 * MIB  # what the interpreter and llama.cpp come to need while they run: a terminal takes 14
+_MARGIN = 26 * MIB  # what comes to be needed while it runs: a terminal takes 14, the process of chat templates 11
 _MARGIN_SHARE = 128  # and this part of the budget: page tables, ends of pages
 _TOKEN_BYTES = 32  # of a vocabulary's entry: logits, their copy, candidates of the sampler
 _WORTH_A_FILE = 1.05  # reading weights that are laid out must be so much faster

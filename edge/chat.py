@@ -14,6 +14,7 @@ from edge.generate import Response, generate
 from edge.sampler import SamplingParams
 from edge.session import PrefillProgress, Session
 from edge.template import ChatTemplate, Message
+from edge.template_process import TemplateProcess
 from edge.text_engine import TextEngine
 
 ROLES = ("system", "user", "assistant")
@@ -23,16 +24,24 @@ _FORMAT = "edge-chat-1"
 class Chat:
     """Messages so far, and asking for the next answer. Only what the model has not seen yet is computed."""
 
-    def __init__(self, engine: TextEngine, *, system: str | None = None, template: str | None = None) -> None:
-        """template: Jinja source to use instead of the model's own. TemplateError where it is not valid."""
+    def __init__(
+        self,
+        engine: TextEngine,
+        *,
+        system: str | None = None,
+        template: str | None = None,
+        renderer: TemplateProcess | None = None,
+    ) -> None:
+        """template: Jinja source to use instead of the model's own. renderer: a process for it that was started before;
+        by default, one is started. TemplateError where the template is not valid."""
         self.engine = engine
         self._session = Session(engine)
         self.dropped = 0  # messages forgotten by the last `ask` because the context was full
         bos, eos = (self._special(name) for name in ("bos", "eos"))
         if template is not None:
-            self._template = ChatTemplate(template, bos=bos, eos=eos)
+            self._template = ChatTemplate(template, bos=bos, eos=eos, process=renderer)
         else:
-            self._template = ChatTemplate.for_model(engine.file.metadata, bos, eos)
+            self._template = ChatTemplate.for_model(engine.file.metadata, bos, eos, renderer)
         self._bos = bos
         self.messages: list[dict[str, str]] = []
         self.system = system

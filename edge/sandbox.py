@@ -1,8 +1,9 @@
 """The sandbox for chat templates: Jinja as Hugging Face configures it, less what can make much out of little.
 
 A template is code from whoever made the model file. It has no access to files or Python's internals, may use only the
-filters and methods that published templates use, and all that grows is bounded: loop steps, calls, sums, products and
-texts put together.
+filters and methods that published templates use, and what grows is bounded with a reason that can be told: loop steps,
+calls, sums, products and texts put together. What is left (containers that contain themselves many times over, a source
+of a megabyte) ends with the process that it runs in: edge.template_child.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ TEXT_METHODS = frozenset(
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """An environment whose templates end, and stay small. `start` before each rendering."""
+    """An environment with bounds. `start` before each compiling and each rendering."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
@@ -74,9 +75,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if operator == "%" and isinstance(left, str):
             raise TemplateError("chat template: formatting text with % is not supported; use ~")
         if operator == "**" or (operator == "*" and sizes[0] * sizes[1] > MAX_PRODUCT) or sum(sizes) > MAX_CHARACTERS:
-            raise TemplateError(
-                f"chat template: {operator} with {left!r:.20} and {right!r:.20} makes something too large"
-            )
+            kinds = f"{type(left).__name__} and {type(right).__name__}"  # not their text, which may be endless
+            raise TemplateError(f"chat template: {operator} with {kinds} makes something too large")
         return super().call_binop(context, operator, left, right)
 
     def _counted(self, items: Any) -> Any:

@@ -1,19 +1,17 @@
-"""Chat templates: messages to one prompt text, by the Jinja template inside a GGUF, in a sandbox.
+"""Chat templates: messages to one prompt text, by the Jinja template inside a GGUF, in a process of its own.
 
 What a template sees is what Hugging Face gives it: messages, a few flags, the special tokens, and two functions.
 """
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
-
-import jinja2
+from typing import Any
 
 from edge.errors import TemplateError
-from edge.sandbox import MAX_CHARACTERS, Sandbox
+from edge.template_process import TemplateProcess
 
+MAX_SOURCE = 1 << 20  # characters of a template; published ones have up to 20,000
 Message = Mapping[str, str]
 """{"role": "system" | "user" | "assistant", "content": text}"""
 
@@ -31,57 +29,50 @@ TRANSCRIPT_STOPS = ("\nUser:", "\nAssistant:")
 
 
 class ChatTemplate:
-    """A compiled template. `stops` are strings that end an answer where the model has no token for it."""
+    """A valid template. `stops` are strings that end an answer where the model has no token for it."""
 
-    def __init__(self, source: str, *, bos: str = "", eos: str = "", stops: Sequence[str] = ()) -> None:
-        """TemplateError, with the line, where the source is not valid Jinja."""
+    def __init__(
+        self,
+        source: str,
+        *,
+        bos: str = "",
+        eos: str = "",
+        stops: Sequence[str] = (),
+        process: TemplateProcess | None = None,
+    ) -> None:
+        """process: that renders; by default, one of its own. TemplateError, with the line, where the source is not
+        valid Jinja, or takes too much to compile."""
+        if len(source) > MAX_SOURCE:
+            raise TemplateError(f"chat template: it has {len(source)} characters, {MAX_SOURCE} are the most")
         self.source = source
         self.stops = tuple(stops)
         self._special = {"bos_token": bos, "eos_token": eos}
-        self._environment = Sandbox()
-        try:
-            self._template = self._environment.compiled(source)
-        except jinja2.TemplateSyntaxError as error:
-            raise TemplateError(f"chat template, line {error.lineno}: {error.message}") from error
-        except (SyntaxError, RecursionError, MemoryError) as error:  # Python's, for what Jinja compiles to
-            raise TemplateError("chat template: it is nested too deeply") from error
+        self._process = process or TemplateProcess()
+        self._ask(None)
 
     @classmethod
-    def for_model(cls, metadata: Mapping[str, Any], bos: str, eos: str) -> ChatTemplate:
+    def for_model(
+        cls, metadata: Mapping[str, Any], bos: str, eos: str, process: TemplateProcess | None = None
+    ) -> ChatTemplate:
         """The template of a GGUF; where it has none, ChatML if the vocabulary has its tokens, else a transcript."""
         own = metadata.get("tokenizer.chat_template")
         if isinstance(own, str) and own.strip():
-            return cls(own, bos=bos, eos=eos)
+            return cls(own, bos=bos, eos=eos, process=process)
         if {"<|im_start|>", "<|im_end|>"} <= set(metadata.get("tokenizer.ggml.tokens", ())):
-            return cls(CHATML, bos=bos, eos=eos)
-        return cls(TRANSCRIPT, bos=bos, eos=eos, stops=TRANSCRIPT_STOPS)
+            return cls(CHATML, bos=bos, eos=eos, process=process)
+        return cls(TRANSCRIPT, bos=bos, eos=eos, stops=TRANSCRIPT_STOPS, process=process)
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
-        """The prompt text. TemplateError where the template refuses these messages or does not end."""
-        self._environment.start()
-        pieces, length = [], 0
-        try:
-            for piece in self._template.generate(
-                messages=[dict(m) for m in messages],
-                add_generation_prompt=add_generation_prompt,
-                raise_exception=_raise,
-                strftime_now=lambda form: datetime.datetime.now().strftime(form),
-                tools=None,
-                documents=None,
-                **self._special,
-            ):
-                length += len(piece)
-                if length > MAX_CHARACTERS:
-                    raise TemplateError(f"chat template: it wrote more than {MAX_CHARACTERS} characters")
-                pieces.append(piece)
-        except TemplateError:
-            raise
-        except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
-            raise TemplateError(f"chat template failed on these messages: {error}") from error
-        except (RecursionError, MemoryError) as error:
-            raise TemplateError(f"chat template does not end: {type(error).__name__}") from error
-        return "".join(pieces)
+        """The prompt text. TemplateError where the template refuses these messages, does not end, or takes more memory
+        than it may."""
+        return self._ask([dict(m) for m in messages], add_generation_prompt)
 
-
-def _raise(message: str) -> NoReturn:
-    raise TemplateError(f"chat template refuses these messages: {message}")
+    def _ask(self, messages: list[dict[str, str]] | None, add_generation_prompt: bool = False) -> str:
+        return self._process.ask(
+            {
+                "source": self.source,
+                "special": self._special,
+                "messages": messages,
+                "add_generation_prompt": add_generation_prompt,
+            }
+        )

@@ -1,9 +1,18 @@
 """Chat templates: rendered as Hugging Face renders them, in a sandbox that ends."""
 
+import os
+import resource
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
 from edge.errors import TemplateError
-from edge.template import CHATML, TRANSCRIPT, ChatTemplate
+from edge.template import CHATML, MAX_SOURCE, TRANSCRIPT, ChatTemplate
+from edge.template_process import CPU_S, TemplateProcess
+from tests.helpers import until
 
 MESSAGES = [
     {"role": "system", "content": "Be kind."},
@@ -11,6 +20,14 @@ MESSAGES = [
     {"role": "assistant", "content": "Hi."},
     {"role": "user", "content": "Bye"},
 ]
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[TemplateProcess]:
+    """A process for tests that leave it alive."""
+    process = TemplateProcess()
+    yield process
+    process.close()
 
 
 def test_chatml() -> None:
@@ -64,8 +81,8 @@ def test_a_turn_only_adds_to_the_one_before(source: str) -> None:
         ("{% macro m(x) %}[{{ x }}]{% endmacro %}{{ m('a') }}", "[a]"),
     ],
 )
-def test_what_published_templates_use(source: str, expected: str) -> None:
-    assert ChatTemplate(source, bos="<s>", eos="</s>").render(MESSAGES) == expected
+def test_what_published_templates_use(source: str, expected: str, shared: TemplateProcess) -> None:
+    assert ChatTemplate(source, bos="<s>", eos="</s>", process=shared).render(MESSAGES) == expected
 
 
 def test_a_template_may_refuse_messages() -> None:
@@ -92,9 +109,8 @@ def test_a_syntax_error_names_the_line() -> None:
         "{{ strftime_now(3) }}",
     ],
 )
-def test_what_a_template_must_not_or_cannot_do_is_an_error(source: str) -> None:
-    with pytest.raises(TemplateError):
-        ChatTemplate(source).render(MESSAGES)
+def test_what_a_template_must_not_or_cannot_do_is_an_error(source: str, shared: TemplateProcess) -> None:
+    refused(source, shared)
 
 
 @pytest.mark.parametrize(
@@ -127,6 +143,111 @@ def test_what_a_template_must_not_or_cannot_do_is_an_error(source: str) -> None:
         "{% set n = namespace(s='x') %}{% for a in range(99) %}{% set n.s = n.s + n.s %}{% endfor %}",
     ],
 )
-def test_a_template_that_would_not_end_is_stopped(source: str) -> None:
-    with pytest.raises(TemplateError):
-        ChatTemplate(source).render(MESSAGES)
+def test_a_template_that_would_not_end_is_stopped(source: str, shared: TemplateProcess) -> None:
+    before = shared.pid
+    refused(source, shared)
+    assert shared.pid == before  # by the sandbox, with its reason
+
+
+def test_a_reason_is_short() -> None:
+    assert len(refused("{{ raise_exception('no ' * 9999) }}")) <= 500
+
+
+DOUBLED = "{% set n = namespace(x=[1]) %}{% for i in range(40) %}{% set n.x = [n.x, n.x] %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        DOUBLED + "{{ n.x | string }}",
+        DOUBLED + "{{ n.x | tojson }}",
+        DOUBLED + "{{ n.x }}",
+        DOUBLED + "{{ n.x ~ '' }}",
+        DOUBLED + "{{ n.x | join }}",
+        DOUBLED + "{{ [n.x] | map('string') | list }}",
+        DOUBLED + "{{ raise_exception(n.x) }}",
+        DOUBLED + "{{ n.x | sum(start=n.x ~ '') }}",
+        DOUBLED.replace("[1]", "{}").replace("[n.x, n.x]", "dict(a=n.x, b=n.x)") + "{{ n.x }}",
+        "{% set n = namespace(x=[1], y=[1]) %}{% for i in range(40) %}{% set n.x = [n.x, n.x] %}"
+        "{% set n.y = [n.y, n.y] %}{% endfor %}{{ n.x == n.y }}",
+        "{{ ([[1] * 60000] * 1000) | sum(start=[]) }}",
+        "{{ 1 }}" * 100_000,
+        "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+        "{{ " + "[" * 90_000 + "]" * 90_000 + " }}",
+        "{{ " + "not " * 9000 + "1 }}",
+        "{{ " + "1 + " * 90_000 + "1 }}",
+        "{% if 1 %}" * 9000 + "{% endif %}" * 9000,
+        "{% set x = [1] * 60000 %}{% for i in range(90000) %}{% if x == x | list %}{% endif %}{% endfor %}",
+        "{% set x = ['a' * 60000] * 60000 %}{{ x | string }}",
+        "{% set x = [[1] * 60000] * 60000 %}{{ x | map('list') | list }}",
+        "{{ (['a' * 60000] * 999) | sort | unique | list | tojson(indent=9) | upper | escape | indent(9) }}",
+        "{% for i in range(99999) %}{{ (['x'] * 60000) | sort | length }}{% endfor %}",
+        "{% set n = namespace(x=1) %}{% for i in range(99999) %}{% set n.x = n.x * 9 + n.x %}{% endfor %}{{ n.x }}",
+        "x" * (MAX_SOURCE + 1),
+    ],
+)
+def test_a_hostile_template_ends_soon_and_stays_small(source: str) -> None:
+    """What only the limits of its process stop: of memory, and of processor time for compiling and for rendering."""
+    before = spent_s()
+    process = TemplateProcess()
+    assert "\n" not in refused(source, process)
+    status = Path(f"/proc/{process.pid}/status")
+    if status.exists():  # Linux; 0 kB where a new process has not begun
+        peak_kib = int(status.read_text().partition("VmHWM:")[2].split()[0])
+        assert peak_kib <= 64 << 10
+    assert ChatTemplate("{{ messages[0].content }}", process=process).render(MESSAGES) == "Be kind."
+    process.close()
+    assert spent_s() - before < 2 * CPU_S + 2  # two for the start of two processes beside a busy neighbour
+
+
+def refused(source: str, process: TemplateProcess | None = None) -> str:
+    """The reason for which a template is."""
+    with pytest.raises(TemplateError) as caught:
+        ChatTemplate(source, process=process).render(MESSAGES)
+    return str(caught.value)
+
+
+def spent_s() -> float:
+    """Processor time of the processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def test_a_long_conversation_is_no_attack() -> None:
+    long = [{"role": "user", "content": "héllo \U0001f600 " * 200_000}, *MESSAGES]
+    text = ChatTemplate(CHATML).render(long)
+    assert long[0]["content"] in text
+    assert text.endswith("assistant\n")
+
+
+def test_whatever_happens_to_its_process_the_next_prompt_is_right() -> None:
+    process = TemplateProcess()
+    template = ChatTemplate("{{ messages[0].content }}", process=process)
+    os.kill(process.pid, signal.SIGKILL)
+    with pytest.raises(TemplateError, match="ended by signal 9"):
+        template.render([{"role": "user", "content": "a"}])
+    assert template.render([{"role": "user", "content": "b"}]) == "b"
+
+    os.kill(process.pid, signal.SIGSTOP)
+    with pytest.raises(TemplateError, match=r"no answer in 0\.1 s"):
+        process.ask({"source": "", "messages": None}, wait_s=0.1)
+    assert template.render([{"role": "user", "content": "c"}]) == "c"
+
+
+def test_ctrl_c_ends_a_rendering_and_its_answer_is_nobodys() -> None:
+    process = TemplateProcess()
+    template = ChatTemplate("{{ messages[0].content }}", process=process)
+    os.kill(process.pid, signal.SIGSTOP)
+    interrupting = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+    interrupting.start()
+    with pytest.raises(KeyboardInterrupt):
+        template.render([{"role": "user", "content": "a"}])
+    interrupting.join()
+    assert template.render([{"role": "user", "content": "b"}]) == "b"
+
+
+def test_the_process_ends_with_its_owner() -> None:
+    process = TemplateProcess()
+    pid = process.pid
+    del process
+    until(lambda: not Path(f"/proc/{pid}").exists(), "the end of the process")
