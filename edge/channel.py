@@ -15,6 +15,7 @@ from transport.security import Credentials, Identity, identify, secure_channel
 
 DEFAULT_PORT = 7070
 _LEAST_S = 0.1
+_CROWDED_S = 0.5  # for a worker to hang up on connections of nobody: see transport/gate.py
 _ANY_CALL = "/grpc.health.v1.Health/Check"
 # "name", "name:port", "[::1]" or "[::1]:port"; what has more colons and no brackets is an IPv6 address.
 _ADDRESS = re.compile(r"(?:\[(?P<inside>[^\[\]]+)\]|(?P<name>[^\s:/\[\]@]{1,253}))(?::(?P<port>[0-9]{1,5}))?")
@@ -40,7 +41,7 @@ def open_channel(
     numeric = join_address(found, port)
     if credentials is not None:
         try:
-            identity = identify(found, port, credentials, _left(deadline))
+            identity = _identified(found, port, credentials, deadline, again=not here)
         except (ProtocolError, LinkClosed) as error:
             # What a gRPC server in the clear makes of a TLS greeting: nonsense, or the end of the connection.
             if not here and not insecure:
@@ -60,6 +61,17 @@ def open_channel(
             secured = secure_channel(numeric, credentials, again, CHANNEL_OPTIONS)
             return _connected(secured, target, deadline, timeout_s), again
     return _connected(grpc.insecure_channel(numeric, CHANNEL_OPTIONS), target, deadline, timeout_s), None
+
+
+def _identified(host: str, port: int, credentials: Credentials, deadline: float, again: bool) -> Identity:
+    """Who serves there. again: asked once more where it hangs up, as a worker does for a moment when many connect."""
+    try:
+        return identify(host, port, credentials, _left(deadline))
+    except LinkClosed:
+        if not again:
+            raise
+        time.sleep(min(_CROWDED_S, _left(deadline)))
+        return identify(host, port, credentials, _left(deadline))
 
 
 def _knock(host: str, port: int, timeout_s: float) -> str:

@@ -24,10 +24,13 @@ from edge.version import version
 from edge.worker import Worker, WorkerOptions
 from transport import rpc, security
 from transport.errors import Refused
+from transport.gate import FIRST_CALL_S, Gate, connections_allowed
 from transport.grpc_link import CHANNEL_OPTIONS
 
 _THREADS = 64  # eight sessions and the calls beside them keep one each; links have their own
 _CALLS = 512  # at a time, links among them
+_STREAMS = 128  # calls over one connection at a time; a client holds further ones back
+_HEALTH = f"/{health.SERVICE_NAME}/Check"
 _LOOK_S = 0.5  # how soon a signal is noticed
 _GRACE_S = 2.0  # for calls under way when the daemon ends
 _ANNOUNCE_AGAIN_S = 30.0  # between two looks at the network
@@ -58,10 +61,12 @@ def serve(options: DaemonOptions) -> None:
         signal.signal(number, told)
 
     store = SliceStore(options.cache, options.cache_bytes)
-    worker = Worker(worker_options, store, Digests(options.state))
+    gate = Gate(connections_allowed())
+    worker = Worker(worker_options, store, Digests(options.state), gate)
     try:
-        _serve(options, worker, told)
+        _serve(options, worker, gate, told)
     finally:
+        gate.close()
         worker.close()
     log.info("ended")
 
@@ -83,13 +88,18 @@ class _Told:
             time.sleep(min(left, _LOOK_S))
 
 
-def _serve(options: DaemonOptions, worker: Worker, told: _Told) -> None:
+def _serve(options: DaemonOptions, worker: Worker, gate: Gate, told: _Told) -> None:
     worker_options = options.worker
-    # Two daemons on one port would share its connections at random: refuse the second.
-    server_options = [*CHANNEL_OPTIONS, ("grpc.so_reuseport", 0)]
+    server_options = [
+        *CHANNEL_OPTIONS,
+        ("grpc.so_reuseport", 0),  # two daemons on one port would share its connections at random: refuse the second
+        ("grpc.max_allowed_incoming_connections", gate.most),
+        ("grpc.server_handshake_timeout_ms", round(FIRST_CALL_S * 1000)),
+        ("grpc.max_concurrent_streams", _STREAMS),
+    ]
     server = grpc.server(
         ThreadPoolExecutor(_THREADS),
-        interceptors=[rpc.Admission(worker.admit)],
+        interceptors=[rpc.Admission(worker.admit, brief=[_HEALTH])],
         options=server_options,
         maximum_concurrent_rpcs=_CALLS,
     )
@@ -99,6 +109,7 @@ def _serve(options: DaemonOptions, worker: Worker, told: _Told) -> None:
     reflection.enable_server_reflection((rpc.SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     port = _listen(server, worker_options, options.port, worker)
     server.start()
+    gate.watch(port)
     for service in ("", rpc.SERVICE):
         health_service.set(service, health_pb2.HealthCheckResponse.SERVING)
     log.info(

@@ -18,7 +18,7 @@ from partition.recipe import Recipe
 from transport import edge_pb2 as pb
 from transport import frame, rpc
 from transport.errors import LinkClosed, LinkTimeout, Refused, TransportError
-from transport.grpc_link import printable, rpc_failed
+from transport.grpc_link import MAX_MESSAGE, printable, rpc_failed
 from transport.security import Identity
 
 CALL_TIMEOUT_S = 10.0  # for an answer that takes no work
@@ -111,6 +111,8 @@ class Remote:
     def _offer(self, recipe: Recipe, digest: str, progress: Progress | None) -> int | None:
         """How many bytes of a slice the worker holds; None where it has it all."""
         offer = pb.SliceOffer(slice=digest, n_bytes=recipe.n_bytes, recipe=recipe.to_bytes())
+        if offer.ByteSize() > MAX_MESSAGE:
+            offer.ClearField("recipe")  # the slice is sent, then
         state = pb.SliceState()
         with self._explained():
             for state in rpc.stub(self.channel, "Offer")(offer, timeout=CUT_TIMEOUT_S):

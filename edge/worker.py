@@ -28,6 +28,7 @@ from partition.recipe import Recipe, RecipeError
 from transport import edge_pb2 as pb
 from transport import frame, grpc_link, rpc, security
 from transport.errors import LinkClosed, Refused, TransportError
+from transport.gate import Gate
 
 _PROGRESS_S = 0.25  # between two words about a long cut
 
@@ -57,8 +58,10 @@ class WorkerOptions:
 class Worker:
     """The service. One object for the whole daemon; gRPC calls its methods from many threads."""
 
-    def __init__(self, options: WorkerOptions, store: SliceStore, digests: Digests) -> None:
+    def __init__(self, options: WorkerOptions, store: SliceStore, digests: Digests, gate: Gate) -> None:
+        """gate: learns whose the connections are."""
         self._options = options
+        self._gate = gate
         self._store = store
         self._digests = digests
         lent = Lent(options.threads, options.affinity, options.gpu_layers)
@@ -71,12 +74,16 @@ class Worker:
         """What the gRPC server registers."""
         return rpc.handlers(self, self._guarded)
 
-    def admit(self, method: str, context: grpc.ServicerContext) -> None:
-        """Before every call of every service: end it where the caller may not make it."""
-        if self._options.credentials is not None:
-            with _explained(method, context):
+    def admit(self, method: str, context: grpc.ServicerContext) -> rpc.Caller:
+        """Before every call of every service: who makes it. The call is ended where they may not make it."""
+        caller = rpc.Caller("a caller", owner=True)  # who needs no credentials may do everything
+        with _explained(method, context):
+            if self._options.credentials is not None:
                 roles = _ROLES.get(method, frozenset({security.OWNER}))
-                security.admit_caller(context.auth_context(), self.credentials(), roles)
+                found = security.admit_caller(context.auth_context(), self.credentials(), roles)
+                caller = rpc.Caller(found.name, owner=found.role == security.OWNER)
+            self._gate.admitted(context.peer(), caller.name, caller.owner)
+        return caller
 
     def credentials(self) -> security.Credentials:
         """Asked at every new connection: enrolment changes the certificate while the daemon runs."""

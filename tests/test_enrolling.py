@@ -25,7 +25,7 @@ def pi(cluster: Cluster) -> Worker:
     """A worker that was invited. It has no store: nothing here asks it for a slice."""
     cluster.invited("pi")
     options = WorkerOptions("pi", "127.0.0.1", 1, None, None, cluster.at("pi"))
-    return Worker(options, cast(Any, None), cast(Any, None))
+    return Worker(options, cast(Any, None), cast(Any, None), cast(Any, None))
 
 
 def enroll(worker: Worker) -> Any:

@@ -30,6 +30,7 @@ from edge.remote_session import RemoteSession
 from edge.store import SliceStore
 from tests.helpers import EDGE, ROOT, until
 from transport import rpc
+from transport.gate import Gate
 from transport.link import DEFAULTS, Deadlines
 
 SECRET = bytes(range(SECRET_BYTES))
@@ -43,7 +44,7 @@ LOG_LINE = re.compile(
 class Worker:
     """A worker that runs. `host` and `port` are where it listens."""
 
-    def __init__(self, folder: Path, options: tuple[str | Path, ...], listen: str) -> None:
+    def __init__(self, folder: Path, options: tuple[str | Path, ...], listen: str, files: int | None = None) -> None:
         self.folder = folder
         self.temporary = folder / "t"
         self.temporary.mkdir(parents=True, exist_ok=True)
@@ -54,9 +55,10 @@ class Worker:
             **{f"XDG_{name.upper()}_HOME": str(folder / name) for name in ("cache", "config", "state")},
         }
         self._log = folder / f"log-{len(list(folder.glob('log-*')))}"  # a worker may follow another one in its folder
+        limit = ("sh", "-c", f'ulimit -n {files}; exec "$@"', "sh") if files else ()
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [*EDGE, "worker", "--listen", listen, *map(str, options)],
+                [*limit, *EDGE, "worker", "--listen", listen, *map(str, options)],
                 cwd=ROOT,
                 env=self.env,
                 stdin=subprocess.DEVNULL,
@@ -110,9 +112,11 @@ class Worker:
 
 
 @contextmanager
-def worker(folder: Path, *options: str | Path, listen: str = "127.0.0.1:0") -> Iterator[Worker]:
-    """A worker that listens, and is ended at the end unless the test has done so."""
-    one = Worker(folder, options, listen)
+def worker(
+    folder: Path, *options: str | Path, listen: str = "127.0.0.1:0", files: int | None = None
+) -> Iterator[Worker]:
+    """A worker that listens, and is ended at the end unless the test has done so. files: it may have open."""
+    one = Worker(folder, options, listen, files)
     try:
         one.port = int(one.says(r"INFO listening .*address=\S+:(\d+)\b")[1])
         yield one
@@ -125,7 +129,7 @@ def worker(folder: Path, *options: str | Path, listen: str = "127.0.0.1:0") -> I
 def served(folder: Path) -> Iterator[Remote]:
     """A worker inside this process, so that a test can change its deadlines, and a connection to it."""
     options = inside.WorkerOptions("inside", "127.0.0.1", 1, None, None, None)
-    one = inside.Worker(options, SliceStore(folder / "slices", 1 << 30), Digests(folder))
+    one = inside.Worker(options, SliceStore(folder / "slices", 1 << 30), Digests(folder), Gate(64))
     server = grpc.server(ThreadPoolExecutor(4), interceptors=[rpc.Admission(one.admit)])
     server.add_generic_rpc_handlers((one.handlers(),))
     port = server.add_insecure_port("127.0.0.1:0")

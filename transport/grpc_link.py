@@ -22,9 +22,9 @@ from transport.link import DEFAULTS, MAX_REASON, Deadlines, Link
 METHOD = "/edge.Worker/Link"
 SESSION_KEY = "edge-session"  # metadata of the call: which session of the worker is dialled
 
-# The largest payload of a message. gRPC takes a message whole before anybody looks at who sent it, so this is far below
+# The largest payload of a message. gRPC takes a message whole before anybody looks at it, so this is far below
 # MAX_PAYLOAD: nothing sends more than 1 MiB at once, except recipes of slices.
-MAX_MESSAGE = 16 << 20
+MAX_MESSAGE = 4 << 20
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE + HEADER_BYTES),

@@ -8,8 +8,10 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -21,6 +23,10 @@ from transport.grpc_link import answering
 Handler = Callable[[Any, grpc.ServicerContext], Any]  # (request or requests, context) -> response or responses
 
 OPEN_S = 10.0  # for the first message of a call: until then it keeps a thread for nothing
+# Calls whose requests may be awaited at a time. Each keeps a thread, and soon a message of up to MAX_MESSAGE bytes.
+AWAITED = 8
+AWAITED_OTHERS = 4  # of callers that do not own the cluster
+AWAITED_EACH = 2  # of one of those
 
 SERVICE = "edge.Worker"
 RAW = frozenset({"Link", "Upload"})  # their requests; Link's responses too
@@ -60,14 +66,27 @@ def handlers(servicer: object, wrap: Callable[[str, Handler], Handler]) -> grpc.
     return grpc.method_handlers_generic_handler(SERVICE, table)
 
 
-class Admission(grpc.ServerInterceptor):  # type: ignore[misc]
-    """Asks `admit("/service/method", context)` before any call of any service, and before its request is waited for.
+@dataclass(frozen=True)
+class Caller:
+    """Who makes a call."""
 
-    gRPC's own order is the other way round: whoever sends no request would keep a thread without being known.
+    name: str
+    owner: bool  # may give orders: the cluster's owner, or everybody where nobody is asked who they are
+
+
+class Admission(grpc.ServerInterceptor):  # type: ignore[misc]
+    """Asks `admit("/service/method", context)` who calls, before any call of any service is waited for.
+
+    gRPC's own order is the other way round: whoever sends no request would keep a thread without being known. Few calls
+    wait for their requests at a time, and the owner has most of these places. A call without a place is refused, or
+    answered as if its request were empty where its method is one of `brief`.
     """
 
-    def __init__(self, admit: Callable[[str, grpc.ServicerContext], None]) -> None:
+    def __init__(self, admit: Callable[[str, grpc.ServicerContext], Caller], brief: Collection[str] = ()) -> None:
         self._admit = admit
+        self._brief = brief
+        self._awaited: Counter[Caller] = Counter()
+        self._lock = threading.Lock()
 
     def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
         """The handler of a call, inside ours."""
@@ -80,14 +99,38 @@ class Admission(grpc.ServerInterceptor):  # type: ignore[misc]
 
         @functools.wraps(behaviour)  # its attributes say whether it blocks
         def admitted(requests: Iterator[Any], context: grpc.ServicerContext, *send: Any) -> Any:
-            self._admit(details.method, context)
+            caller = self._admit(details.method, context)
             if handler.request_streaming:
                 return behaviour(requests, context, *send)
-            return behaviour(_first(requests, context, handler.request_deserializer), context, *send)
+            with self._place(caller) as free:
+                if not free and details.method not in self._brief:
+                    context.abort(
+                        grpc.StatusCode.RESOURCE_EXHAUSTED,
+                        f"{caller.name} makes too many calls at a time that send no request; try again",
+                    )
+                request = _first(requests if free else iter([b""]), context, handler.request_deserializer)
+            return behaviour(request, context, *send)
 
         read = handler.request_deserializer if handler.request_streaming else None
         make: Callable[..., Any] = getattr(grpc, f"stream_{answers}_rpc_method_handler")
         return make(admitted, request_deserializer=read, response_serializer=handler.response_serializer)
+
+    @contextmanager
+    def _place(self, caller: Caller) -> Iterator[bool]:
+        """Whether this caller's request may be waited for, inside the block."""
+        with self._lock:
+            others = sum(n for who, n in self._awaited.items() if not who.owner)
+            free = self._awaited.total() < AWAITED
+            if not caller.owner:
+                free = others < AWAITED_OTHERS and self._awaited[caller] < AWAITED_EACH
+            self._awaited[caller] += free
+        try:
+            yield free
+        finally:
+            with self._lock:
+                self._awaited[caller] -= free
+                if not self._awaited[caller]:
+                    del self._awaited[caller]
 
 
 def _first(requests: Iterator[bytes], context: grpc.ServicerContext, read: Callable[[Any], Any] | None) -> Any:

@@ -1,0 +1,163 @@
+"""The connections of a gRPC server: how many there may be, and which give way.
+
+gRPC takes connections by itself and says nothing of one before its first call. So a thread looks at this process's own
+sockets now and then. It hangs up on connections over which nobody was admitted for too long, and where there are too
+many of those, on the oldest of the address that has the most.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import stat
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote
+
+from transport.errors import Refused
+
+MOST = 1024  # connections at a time
+LEAST = 8
+RESERVE = 40  # descriptors for everything else: the daemon has 20, each session of an engine process 3
+FIRST_CALL_S = 10.0  # for a connection to make a call that is admitted
+_LOOK_S = 0.25
+_DESCRIPTORS = next((path for path in (Path("/proc/self/fd"), Path("/dev/fd")) if path.is_dir()), None)
+
+Address = tuple[str, int]
+
+
+@dataclass
+class _Connection:
+    since: float
+    inode: int
+    caller: str | None = None  # who was admitted over it; None while nobody was
+
+
+class Gate:
+    """Counts the connections to one port. `watch` starts it; what it hangs up on is never an owner's in use."""
+
+    def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """most: connections that the server takes at a time, as its option max_allowed_incoming_connections says."""
+        self.most = most
+        self.most_waiting = most // 4  # over which nobody was admitted yet
+        self.most_members = most // 2  # of all that do not own the cluster
+        self.most_each = max(2, most // 8)  # of one of those
+        self._clock = clock
+        self._connections: dict[Address, _Connection] = {}
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._port = 0
+
+    def watch(self, port: int) -> None:
+        """Begin to look at the connections to this port of ours."""
+        self._port = port
+        threading.Thread(target=self._run, daemon=True, name="gate").start()
+
+    def close(self) -> None:
+        """Look no more."""
+        self._over.set()
+
+    def admitted(self, peer: str, caller: str, owner: bool) -> None:
+        """Somebody was admitted to a call over the connection of `peer`, which is as gRPC names it.
+
+        Refused where `caller`, who does not own the cluster, has all the connections that one may have.
+        """
+        address = _address(peer)
+        with self._lock:
+            found = self._connections.setdefault(address, _Connection(self._clock(), 0))
+            if found.caller is not None:
+                return
+            held = Counter(one.caller for one in self._connections.values() if one.caller)
+            if not owner:
+                if held[caller] >= self.most_each:
+                    raise Refused(f"{caller} has {held[caller]} connections to this worker; close some")
+                if held.total() >= self.most_members:
+                    raise Refused(f"this worker has {held.total()} connections of members, which is all it may have")
+            found.caller = "" if owner else caller
+
+    def look(self, sockets: dict[Address, int]) -> list[Address]:
+        """Take note of the connections there are (their inodes, by address): those to hang up on."""
+        now = self._clock()
+        with self._lock:
+            for address in self._connections.keys() - sockets.keys():
+                del self._connections[address]
+            for address, inode in sockets.items():
+                found = self._connections.setdefault(address, _Connection(now, inode))
+                found.inode = found.inode or inode
+                if found.inode != inode:  # another one, from the same port as the last
+                    self._connections[address] = _Connection(now, inode)
+            waiting = {a: one.since for a, one in self._connections.items() if one.caller is None}
+            late = [address for address, since in waiting.items() if now - since > FIRST_CALL_S]
+            for address in late:
+                del waiting[address]
+            while len(waiting) > self.most_waiting:
+                ((host, _),) = Counter(address[0] for address in waiting).most_common(1)
+                oldest = min((a for a in waiting if a[0] == host), key=waiting.__getitem__)
+                del waiting[oldest]
+                late.append(oldest)
+            return late
+
+    def _run(self) -> None:
+        while not self._over.wait(_LOOK_S):
+            with suppress(OSError):  # no descriptor to look with: some will come back
+                sockets = {}
+                for number in _sockets():
+                    with _borrowed(number) as sock, suppress(OSError):  # closed meanwhile
+                        if _is_connection(sock, self._port):
+                            sockets[_plain(*sock.getpeername()[:2])] = os.fstat(number).st_ino
+                gone = set(self.look(sockets))
+                for number in _sockets() if gone else ():
+                    # Of a copy: gRPC may close its own, and the number be another's, between our look and the end.
+                    with suppress(OSError), socket.socket(fileno=os.dup(number)) as copy:
+                        if _is_connection(copy, self._port) and _plain(*copy.getpeername()[:2]) in gone:
+                            copy.shutdown(socket.SHUT_RDWR)
+
+
+def connections_allowed() -> int:
+    """Raise this process's limit of open files to what it may be, and say how many connections that leaves room for."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(ValueError, OSError):  # macOS allows less than it says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    return MOST if soft == resource.RLIM_INFINITY else max(LEAST, min(MOST, soft - RESERVE))
+
+
+def _sockets() -> Iterator[int]:
+    """The numbers of this process's sockets."""
+    for name in os.listdir(_DESCRIPTORS) if _DESCRIPTORS else ():
+        with suppress(OSError):  # the one that the list was read with
+            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                yield int(name)
+
+
+@contextmanager
+def _borrowed(number: int) -> Iterator[socket.socket]:
+    """A socket that is somebody else's to close."""
+    sock = socket.socket(fileno=number)
+    try:
+        yield sock
+    finally:
+        sock.detach()
+
+
+def _is_connection(sock: socket.socket, port: int) -> bool:
+    """Whether it is one that was accepted at this port."""
+    internet = sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM
+    return internet and sock.getsockname()[1] == port and not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+
+
+def _address(peer: str) -> Address:
+    """("127.0.0.1", 4711) of gRPC's "ipv4:127.0.0.1:4711"; "ipv6:%5B::1%5D:4711" is ("::1", 4711)."""
+    host, _, port = unquote(peer.partition(":")[2]).rpartition(":")
+    return _plain(host.strip("[]"), int(port) if port.isdigit() else 0)
+
+
+def _plain(host: str, port: int) -> Address:
+    return host.partition("%")[0].removeprefix("::ffff:"), port
