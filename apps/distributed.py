@@ -236,10 +236,8 @@ def _plan(
 
 
 def _names(fleet: Fleet, plan: Plan) -> tuple[str, ...]:
-    """The devices of the ranks by the names they have; those that share one by their addresses."""
-    names = {device: fleet.workers[device].name for device in plan.devices[1:]}
-    held = [worker.name for worker in dict.fromkeys(fleet.workers.values())]
-    return tuple(names[d] if d in names and held.count(names[d]) == 1 else d for d in plan.devices)
+    """What the devices of the ranks are called."""
+    return tuple(fleet.workers[d].label if d in fleet.workers else d for d in plan.devices)
 
 
 def _with_own(plan: Plan, args: argparse.Namespace) -> Plan:

@@ -188,7 +188,7 @@ def deployed(args: argparse.Namespace, devices: Devices, model: OnnxModel) -> It
         with deployment:
             if args.save_plan is not None:
                 save_plan(args.save_plan, plan)
-            names = tuple("this device" if one == LOCAL else fleet.workers[one].name for one in plan.devices)
+            names = tuple("this device" if one == LOCAL else fleet.workers[one].label for one in plan.devices)
             yield Deployed(deployment, model, why, names, transport, args.wire or "f32")
 
 

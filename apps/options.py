@@ -194,14 +194,19 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_output(output: Path, sources: Iterable[Path], force: bool) -> None:
-    """UsageError where a file cannot be written, or must not: to be known before anything is computed.
+    """UsageError where a file cannot be written, or must not: to be known before anything is computed. It is this
+    command's from then on: another one that is to write it is refused.
 
     sources: all files that are read, which nothing may replace. force: any other one may be replaced.
     """
+    from devices.files import claim
+
     if output.is_dir():
         raise UsageError(f"{output} is a folder; name a file in it")
     if not output.absolute().parent.is_dir():
         raise UsageError(f"there is no folder {output.absolute().parent}; create it first")
+    if not claim(output):
+        raise UsageError(f"another edge command is writing {output}; wait for it, or give another name to write to")
     if not output.exists():
         return
     if not output.is_file():

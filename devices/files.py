@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import hashlib
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
+
+from devices.paths import state_folder
 
 
 def write_whole(path: Path, content: bytes | memoryview) -> None:
@@ -77,6 +82,26 @@ def locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def claim(path: Path) -> bool:
+    """Claim a file to write, for as long as this process lives; False where another process of this user has it.
+
+    Claims are ranges of one file that the system locks, one byte for each name: nothing is left beside the output.
+    """
+    place = int.from_bytes(hashlib.sha256(os.fsencode(path.resolve())).digest()[:7], "big")
+    try:
+        fcntl.lockf(_claims(state_folder()), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
+    except OSError as error:  # or this user has no place for the claims, and whoever comes last wins
+        return error.errno not in (errno.EACCES, errno.EAGAIN)
+    return True
+
+
+@cache
+def _claims(folder: Path) -> int:
+    """Not closed: with any descriptor of a file a process gives up all of its locks."""
+    _make(folder)
+    return os.open(folder / "outputs.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 def _make(folder: Path) -> None:

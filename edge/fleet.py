@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -47,6 +48,7 @@ class Fleet:
             self.workers = {address: reached[at[device(address)]] for address in addresses}
             self.profiles = {address: described[at[device(address)]][0] for address in addresses}
             self._check_trust()
+            label(reached, self.local_name)
         except BaseException:
             self.close()
             raise
@@ -103,6 +105,14 @@ class Fleet:
 def device(address: str) -> str:
     """The same for all ways to write an address: HOST:PORT. LOCAL stays. ValueError where it is none."""
     return LOCAL if address == LOCAL else join_address(*parse_address(address)).lower()
+
+
+def label(workers: Sequence[Remote], *others: str) -> None:
+    """Make clear which worker is meant: one whose name another, or one of `others`, has gets its address."""
+    held = Counter([*others, *(worker.name for worker in workers)])
+    for worker in workers:
+        if held[worker.name] > 1:
+            worker.label = f"{worker.name} at {join_address(worker.host, worker.port)}"
 
 
 def _check_versions(name: str, profile: DeviceProfile) -> None:

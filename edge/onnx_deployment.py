@@ -299,7 +299,7 @@ def _check_room(fleet: Fleet, plan: OnnxPlan, parts: list[Part]) -> None:
         else:
             profile = fleet.profiles[stage.device]
             have = profile.memory_available_bytes
-            names[one] = fleet.workers[stage.device].name, min(have, profile.memory_limit_bytes or have)
+            names[one] = fleet.workers[stage.device].label, min(have, profile.memory_limit_bytes or have)
     lacking = [
         f"{name} needs {needs[one] / _MIB:,.0f} MiB or more and has {have / _MIB:,.0f}"
         for one, (name, have) in names.items()

@@ -152,7 +152,7 @@ def _device(fleet: Fleet | None, device: str, times: Times, age_s: float, fastes
     slower = min(_MOST_SLOWER, sum(times.segments_s) / fastest_s) if fastest_s else 1.0
     return OnnxDevice(
         device=device,
-        name="this device" if fleet is None or device == LOCAL else fleet.workers[device].name,
+        name="this device" if fleet is None or device == LOCAL else fleet.workers[device].label,
         segments_s=times.segments_s,
         stage_s=times.stage_s + _ITEM_CPU_S * slower,
         memory_bytes=_memory(fleet, device),

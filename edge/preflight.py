@@ -38,7 +38,7 @@ def check_room(fleet: Fleet, plan: Plan, recipes: Sequence[Recipe], shape: Model
     for one, address in addresses.items():
         name, have = "this device", available_memory()
         if one != LOCAL:
-            name, have = fleet.workers[address].name, fleet.memory_of(address)
+            name, have = fleet.workers[address].label, fleet.memory_of(address)
         need = sum(needs[one].values())
         if need > have:
             parts = ", ".join(f"{part} {n / MIB:,.0f}" for part, n in needs[one].items())

@@ -42,6 +42,7 @@ class Remote:
         self.channel = channel
         self._closed = False
         self.name = identity.name if identity else f"{host}:{port}"
+        self.label = self.name  # to people; names that several devices have come with addresses (`edge.fleet.Fleet`)
 
     @property
     def secure(self) -> bool:
@@ -59,7 +60,7 @@ class Remote:
         except (ValueError, RecursionError) as error:
             raise Refused(f"{self.name} describes itself in a way this version does not read: {error}") from error
         if self.identity is None:  # who has a certificate is called what the owner called it
-            self.name = profile.name
+            self.name = self.label = profile.name
         return profile, said
 
     def send_slice(self, recipe: Recipe, model: Path, digest: str, progress: Progress | None = None) -> int:
@@ -106,7 +107,7 @@ class Remote:
                 if self._closed:
                     raise
                 time.sleep(min(left, _LOOK_S))
-        raise LinkClosed(f"{self.name} went away, and did not come back for {RECONNECT_S:g} s")
+        raise LinkClosed(f"{self.label} went away, and did not come back for {RECONNECT_S:g} s")
 
     def _offer(self, recipe: Recipe, digest: str, progress: Progress | None) -> int | None:
         """How many bytes of a slice the worker holds; None where it has it all."""
@@ -127,7 +128,7 @@ class Remote:
             try:
                 while not _finished(call):
                     if time.monotonic() > upload.moved_at + STALL_TIMEOUT_S:
-                        raise LinkTimeout(f"{self.name} took no more of the slice for {STALL_TIMEOUT_S:g} s")
+                        raise LinkTimeout(f"{self.label} took no more of the slice for {STALL_TIMEOUT_S:g} s")
                 if upload.failed is not None:
                     raise upload.failed
                 call.result()
@@ -148,11 +149,11 @@ class Remote:
     def _explained(self) -> Iterator[None]:
         """As `explained`; LinkClosed where this end was closed, before or meanwhile."""
         try:
-            with explained(self.name):
+            with explained(self.label):
                 yield
         except (TransportError, ValueError) as error:  # ValueError: gRPC's word for a channel that was closed
             if self._closed:
-                raise LinkClosed(f"the connection to {self.name} was closed here") from error
+                raise LinkClosed(f"the connection to {self.label} was closed here") from error
             raise
 
     def __enter__(self) -> Remote:

@@ -35,7 +35,7 @@ class RemoteSession(EngineSession):
 
         streams: what its links are for (`transport.tcp_link.tune`).
         """
-        super().__init__(worker.name, rank)
+        super().__init__(worker.label, rank)
         self._commands: queue.SimpleQueue[pb.Command | None] = queue.SimpleQueue()
         self._call = rpc.stub(worker.channel, "Session")(iter(self._commands.get, None))
         threading.Thread(target=self._read, daemon=True, name=f"events of {worker.name}").start()

@@ -138,7 +138,7 @@ def own_profile(name: str, threads: int) -> DeviceProfile:
 
 
 def _name(fleet: Fleet | None, device: str) -> str:
-    return "this device" if fleet is None or device == LOCAL else fleet.workers[device].name
+    return "this device" if fleet is None or device == LOCAL else fleet.workers[device].label
 
 
 def _memory(fleet: Fleet | None, device: str) -> int:

@@ -1,5 +1,7 @@
 """Workers that are reached together."""
 
+import os
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -9,13 +11,15 @@ import pytest
 from edge import fleet as fleets
 from edge import remote as remotes
 from edge.demo import MODEL_PATH
+from edge.errors import WorkerError
 from edge.fleet import Fleet, device
 from edge.remote import Remote
+from edge.remote_session import RemoteSession
 from partition.plan import LOCAL
 from partition.recipe import whole
 from tests.deployments import ONE_THREAD, own_folders
 from tests.links import start
-from tests.workers import worker
+from tests.workers import SECRET, worker
 from transport.errors import LinkClosed, Refused
 
 
@@ -97,3 +101,25 @@ def test_who_waits_for_a_worker_to_come_back_ends_with_the_connection(
         assert isinstance(error, LinkClosed)
         assert "was closed here" in str(error)
     assert "Traceback" not in capfd.readouterr().err
+
+
+# What they are called.
+
+
+def test_workers_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    named = ("--name", "vm", *ONE_THREAD)
+    with (
+        worker(tmp_path / "a", *named) as a,
+        worker(tmp_path / "b", *named) as b,
+        worker(tmp_path / "c", "--name", "pi", *ONE_THREAD) as c,
+        Fleet([a.address, b.address, c.address]) as fleet,
+    ):
+        labels = [one.label for one in fleet.workers.values()]
+        assert labels == [f"vm at {a.address}", f"vm at {b.address}", "pi"]
+        with RemoteSession(fleet.workers[b.address], 0, 1, SECRET) as session:
+            os.kill(session.pid, signal.SIGKILL)
+            with pytest.raises(WorkerError, match=f"^vm at {b.address}: the engine process was killed by SIGKILL"):
+                session.answer()
+        a.kill()
+        with pytest.raises(LinkClosed, match=f"^vm at {a.address} cannot be reached"):
+            fleet.workers[a.address].describe()
