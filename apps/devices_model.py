@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure what is not known, and print it."""
-    from apps.planned import known_json
+    from apps.planned import known_json, notes
     from partition.speeds import DeviceSpeed
 
     with planning.spaces(args) as ((space,), _):
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         if known["links"]:
             print()
             print_columns(LINK_COLUMNS, [_link_row(link) for link in known["links"]], whole=("from", "to"))
-        for note in space.known.notes:
+        for note in notes(space):
             print_note(note)
     return 0
 
@@ -67,7 +67,7 @@ def _llm_row(speed: DeviceSpeed) -> tuple[str, ...]:
         _ms(speed.half_layer_s.at(1)),
         _ms(speed.head_s.at(1)),
         bytes_text(speed.memory_bytes),
-        _when(speed.estimate, speed.age_s),
+        _when(speed.estimate, speed.age_s, speed.busy),
     )
 
 
@@ -78,7 +78,7 @@ def _onnx_row(speed: OnnxDevice) -> tuple[str, ...]:
         str(len(speed.segments_s)),
         _ms(max(speed.segments_s)),
         bytes_text(speed.memory_bytes),
-        _when(speed.estimate, speed.age_s),
+        _when(speed.estimate, speed.age_s, speed.busy),
     )
 
 
@@ -91,7 +91,7 @@ def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:.3g} ms"
 
 
-def _when(estimate: bool, age_s: float) -> str:
+def _when(estimate: bool, age_s: float, busy: bool = False) -> str:
     from apps.devices_probe import age_text
 
-    return "estimate" if estimate else age_text(age_s)
+    return "estimate" if estimate else age_text(age_s) + (", while busy" if busy else "")

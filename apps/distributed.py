@@ -5,17 +5,20 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apps.link import address
 from apps.options import MAX_THREADS, UsageError, check_output, engine_options, keep_to_cores, number, quiet_grpc
+from apps.table import printable
 
 if TYPE_CHECKING:
-    from edge.deployment import Exchange
+    from edge.arrangement import Arrangement
+    from edge.deployment import Deployment, Exchange
     from edge.engine import Engine
     from edge.engine_options import EngineOptions
     from edge.fleet import Fleet
@@ -169,7 +172,7 @@ def deployed(args: argparse.Namespace, devices: Devices, path: Path, sequences: 
     exchange = Exchange(args.transport or "auto", args.allreduce or "auto", args.wire or "f32")
     with ExitStack() as stack:
         fleet = stack.enter_context(Fleet(devices.addresses, insecure=args.insecure)) if devices.addresses else None
-        plan, why = _plan(args, devices, fleet, file, options)
+        plan, why, made = _plan(args, devices, fleet, file, options)
         if args.save_plan is not None:
             save_plan(args.save_plan, plan)
         if fleet is None or plan.world_size == 1:
@@ -180,6 +183,18 @@ def deployed(args: argparse.Namespace, devices: Devices, path: Path, sequences: 
             deployment = Deployment(fleet, plan, file, options, exchange, bar.update)
         with deployment:
             yield Deployed(deployment.engine, plan, why, exchange, _names(fleet, plan))
+            if made is not None and sequences == 1:
+                _learn(made, deployment, plan)
+
+
+def _learn(made: Arrangement, deployment: Deployment, plan: Plan) -> None:
+    """Correct what was measured by what steps took, and say so."""
+    from edge.errors import EdgeError
+    from transport.errors import TransportError
+
+    with suppress(EdgeError, TransportError):  # a rank has gone: the next session sees to it
+        for line in made.learn(plan, deployment.engine.times()):
+            print(printable(f"edge: {line}"), file=sys.stderr)
 
 
 def _alone(path: Path, options: EngineOptions, plan: Plan) -> Engine:
@@ -200,8 +215,8 @@ def _alone(path: Path, options: EngineOptions, plan: Plan) -> Engine:
 
 def _plan(
     args: argparse.Namespace, devices: Devices, fleet: Fleet | None, file: GgufFile, options: EngineOptions
-) -> tuple[Plan, str]:
-    """The plan, with what the options say of this device, and why it is this one."""
+) -> tuple[Plan, str, Arrangement | None]:
+    """The plan, with what the options say of this device, why it is this one, and what it was made from."""
     from apps.progress import progress
     from edge.arrangement import arrange, work_of
     from edge.engine_options import resolve
@@ -215,7 +230,7 @@ def _plan(
         assert devices.plan is not None, "without a plan there are workers"
         if fleet is None and devices.plan.model_digest not in ("", digest):
             raise PlanError(f"{args.plan} is for another model than {file.path.name}, or it has changed; plan again")
-        return _with_own(devices.plan, args), f"as {args.plan} says"
+        return _with_own(devices.plan, args), f"as {args.plan} says", None
     context, _, kv = resolve(options, ModelShape.from_gguf(file))
     work = work_of(file, context=context, concurrency=options.sequences, kv_type=kv.name, wire=args.wire or "f32")
     with progress("Measuring devices", unit="steps") as bar:
@@ -232,7 +247,7 @@ def _plan(
             transport=args.transport or "auto",
             on_step=bar.update,
         )
-    return _with_own(made.plan, args), made.why
+    return _with_own(made.plan, args), made.why, made
 
 
 def _names(fleet: Fleet, plan: Plan) -> tuple[str, ...]:

@@ -98,16 +98,20 @@ def _result(
     measured: dict[str, dict[str, Any]],
     errors: dict[str, str],
 ) -> dict[str, Any]:
-    from partition.pareto import knee, on_front
+    from partition.pareto import judged, on_front
 
     values = [point.objectives(args.axes) for point in points]
-    front = on_front(values)
-    places = sorted((i for i, on in enumerate(front) if on), key=lambda i: values[i])
-    middle = knee([values[i] for i in places])
-    order = [*places, *sorted((i for i, on in enumerate(front) if not on), key=lambda i: values[i])]
-    taken = [i for i in order if points[i].key in measured]
-    best = on_front([_measured_values(measured[points[i].key], args.axes) for i in taken])
+    found = [_measured_values(measured[p.key], p, args.axes) if p.key in measured else None for p in points]
+    front, middle = judged(values, found)
+    taken = [i for i, one in enumerate(found) if one is not None]
+    best = on_front([found[i] or () for i in taken])
     on_measured = {i for i, on in zip(taken, best, strict=True) if on}
+    as_predicted = on_front(values)
+
+    def place(i: int) -> tuple[bool, tuple[float, ...]]:
+        return not front[i], found[i] or values[i]
+
+    order = sorted(range(len(points)), key=place)
     return {
         "format": FORMAT,
         "kind": spaces[0].kind,
@@ -125,7 +129,8 @@ def _result(
                 "parallel": points[i].parallel,
                 "plan": points[i].plan.to_json(),
                 "on_front": front[i],
-                "knee": middle is not None and i == places[middle],
+                "predicted_on_front": as_predicted[i],
+                "knee": i == middle,
                 "microbatches": points[i].predicted.microbatches,
                 "devices": [of[points[i].key].names[device] for device in dict.fromkeys(points[i].plan.devices)],
                 "predicted": _predicted(points[i], of[points[i].key]),
@@ -153,13 +158,13 @@ def _named(of: dict[str, int], names: dict[str, str]) -> dict[str, int]:
     return {names.get(device, device): n for device, n in of.items()}
 
 
-def _measured_values(measured: dict[str, Any], axes: Sequence[str]) -> tuple[float, ...]:
-    """As `Point.objectives`; energy is not measured, so that it decides nothing."""
+def _measured_values(measured: dict[str, Any], point: Point, axes: Sequence[str]) -> tuple[float, ...]:
+    """As `Point.objectives`; energy is not measured, so that it is as predicted."""
     of = {
         "latency": measured["latency_s"],
         "throughput": -measured["throughput_per_s"],
         "memory": float(max(measured["memory_bytes"].values(), default=0)),
-        "energy": 0.0,
+        "energy": point.objectives(("energy",))[0],
     }
     return tuple(of[axis] for axis in axes)
 

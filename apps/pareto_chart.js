@@ -64,7 +64,11 @@ function plot() {
   const y = scale([...all.map(throughput), ...measured.map(point => point.measured.throughput_per_s)], bottom, top);
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
   svg.setAttribute("height", height);
-  places = all.map(point => ({point, x: x.at(latency(point)), y: y.at(throughput(point))}));
+  // As measured, where it was; else as predicted.
+  const seen = point => point.measured
+    ? {point, x: x.at(1e3 * point.measured.latency_s), y: y.at(point.measured.throughput_per_s)}
+    : {point, x: x.at(latency(point)), y: y.at(throughput(point))};
+  places = all.map(seen);
   const at = new Map(places.map(place => [place.point.id, place]));
 
   let corners = `M${at.get(view.line[0]).x},${bottom}`;
@@ -95,12 +99,12 @@ function plot() {
     const place = at.get(point.id);
     if (point.knee) parts.push(draw("circle", {cx: place.x, cy: place.y, r: 14, class: `halo ${kind(point)}`}));
     if (point.measured) {
-      const [mx, my] = [x.at(1e3 * point.measured.latency_s), y.at(point.measured.throughput_per_s)];
-      parts.push(draw("line", {x1: place.x, y1: place.y, x2: mx, y2: my, class: `joined ${kind(point)}`}));
-      rings.push(mark(mx, my, point.type, 5.5, {class: `mark ${kind(point)}`}));
-      places.push({point, x: mx, y: my});
+      const [px, py] = [x.at(latency(point)), y.at(throughput(point))];
+      parts.push(draw("line", {x1: px, y1: py, x2: place.x, y2: place.y, class: `joined ${kind(point)}`}));
+      rings.push(mark(px, py, point.type, 5.5, {class: `ring ${kind(point)}`}));
+      places.push({point, x: px, y: py});
     }
-    rings.push(mark(place.x, place.y, point.type, 5.5, {class: `ring ${kind(point)}`}));
+    rings.push(mark(place.x, place.y, point.type, 5.5, {class: `${point.measured ? "mark" : "ring"} ${kind(point)}`}));
   }
   svg.replaceChildren(...parts, ...rings, draw("circle", {id: "chosen", class: "chosen", r: 11}));
   label(svg, out, at, {left, right, top, bottom});

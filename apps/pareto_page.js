@@ -74,7 +74,8 @@ function describe(point) {
   const {predicted, measured} = point;
   const badges = [point.id, point.type, point.parallel, point.on_front ? "on the front" : "dominated",
     point.knee ? "knee" : null, point.id === view.best_single ? "best single device" : null,
-    point.measured_on_front ? "on the front as measured" : null];
+    point.measured_on_front ? "on the front as measured" : null,
+    anyMeasured && !point.measured ? "not measured" : null];
   const figures = [
     ["latency, ms", latency(point), measured && 1e3 * measured.latency_s],
     [`throughput, ${UNIT}/s`, throughput(point), measured && measured.throughput_per_s],

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from apps.options import UsageError
-from apps.pareto_points import LOG_FROM, Point, Result, best_single, front, names, several_types, staircase, to_show
+from apps.pareto_points import LOG_FROM, Point, Result, best_single, front, line, names, several_types, to_show
 from apps.pareto_table import notes
 from devices.files import temporary_beside
 
@@ -78,7 +78,7 @@ def _view(result: Result, command: Sequence[str], model: str) -> dict[str, Any]:
         "log_from": LOG_FROM,
         "devices": names(result),
         "types": several_types(result),
-        "line": [point["id"] for point in staircase(front(result))],
+        "line": [point["id"] for point in line(result)],
         "shown": [point["id"] for point in shown],
         "near": [point["id"] for point in near],
         "best_single": None if single is None else single["id"],

@@ -19,10 +19,10 @@ from apps.pareto_points import (
     front,
     knee,
     latency_s,
+    line,
     names,
     several_types,
     some,
-    staircase,
     throughput,
     to_show,
     unit,
@@ -67,28 +67,32 @@ def _figure(result: Result) -> Any:
     shown, faint = to_show(result)
     markers = {name: _MARKERS[i % len(_MARKERS)] for i, name in enumerate(several_types(result))}
     for point in faint:
-        _mark(axes, _predicted(point), point, markers, markersize=4.5, alpha=0.35, markeredgewidth=0, zorder=2)
+        _mark(axes, _at(point), point, markers, markersize=4.5, alpha=0.35, markeredgewidth=0, zorder=2)
     for point in shown:
         color, measured = _color(point), _measured(point)
         if point["knee"]:
-            _mark(axes, _predicted(point), point, {}, markersize=21, alpha=0.22, markeredgewidth=0, zorder=2.5)
+            _mark(axes, _at(point), point, {}, markersize=21, alpha=0.22, markeredgewidth=0, zorder=2.5)
         if measured is not None:
             axes.plot(*zip(_predicted(point), measured, strict=True), color=color, linewidth=1, zorder=3.5)
             _mark(axes, measured, point, markers, markersize=8, markeredgecolor="white", zorder=5)
         _mark(axes, _predicted(point), point, markers, markersize=8, markerfacecolor="white", markeredgewidth=1.8)
-    drawn = [_predicted(point) for point in shown]
-    seen = drawn + [place for point in shown if (place := _measured(point)) is not None]
-    faint_places = [_predicted(point) for point in faint]
+    seen = [_at(point) for point in shown] + [_predicted(point) for point in shown if point["measured"]]
+    faint_places = [_at(point) for point in faint]
     _scale(axes, seen + faint_places)
-    line = _draw_front(axes, front(result))
+    corners = _draw_front(axes, line(result))
     _write_around(axes, result, shown, faint, markers)
     figure.draw_without_rendering()  # where everything is, is known from here on
-    add_labels(axes, _labels(result, shown), seen, line, faint_places)
+    add_labels(axes, _labels(result, shown), seen, corners, faint_places)
     return figure
 
 
-def _predicted(point: Point) -> _Place:
+def _at(point: Point) -> _Place:
+    """As measured, where it was; else as predicted."""
     return 1e3 * latency_s(point), throughput(point)
+
+
+def _predicted(point: Point) -> _Place:
+    return 1e3 * point["predicted"]["latency_s"], point["predicted"]["throughput_per_s"]
 
 
 def _measured(point: Point) -> _Place | None:
@@ -127,11 +131,11 @@ def _scale(axes: Any, places: Sequence[_Place]) -> None:
 
 
 def _draw_front(axes: Any, points: Sequence[Point]) -> list[_Place]:
-    """The line of the front, with what it dominates shaded. Its corners."""
+    """The line of these points, with what it dominates shaded. Its corners."""
     (_, right), (low, _) = axes.get_xlim(), axes.get_ylim()
     corners: list[_Place] = []
     height = low
-    for x, y in map(_predicted, staircase(points)):
+    for x, y in map(_at, points):
         corners += [(x, height), (x, y)]
         height = y
     corners.append((right, height))
@@ -203,7 +207,7 @@ def _legend(result: Result, shown: Sequence[Point], faint: Sequence[Point], mark
 def _labels(result: Result, shown: Sequence[Point]) -> Iterable[Label]:
     """The knee, the best single device and the ends of the front in words; of others the id, where there is room."""
     on_front = front(result)
-    ends = staircase(on_front)
+    ends = line(result)
     named: list[tuple[str, Point | None]] = [
         ("best single device", best_single(result)),
         ("least latency", ends[0]),

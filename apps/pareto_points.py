@@ -15,7 +15,7 @@ _NEAR, _WIDER = 1.25, 2.2
 
 
 def front(result: Result) -> list[Point]:
-    """The plans that none dominates as predicted, the one with the least latency first."""
+    """The plans that none dominates, by measurement where there is one; the one with the least latency first."""
     return in_order(point for point in result["points"] if point["on_front"])
 
 
@@ -52,6 +52,12 @@ def staircase(points: Iterable[Point]) -> list[Point]:
     return found
 
 
+def line(result: Result) -> list[Point]:
+    """The corners of a picture's line: the front as measured, where plans were measured; else as predicted."""
+    on_front = front(result)
+    return staircase([point for point in on_front if point["measured"]] or on_front)
+
+
 def best_single(result: Result) -> Point | None:
     """The plan for one device with the least latency; None where there is none."""
     return next(iter(in_order(point for point in result["points"] if point["parallel"] == "single")), None)
@@ -63,13 +69,13 @@ def knee(result: Result) -> Point | None:
 
 
 def latency_s(point: Point) -> float:
-    """Seconds, as predicted."""
-    return float(point["predicted"]["latency_s"])
+    """Seconds: as measured, where it was; else as predicted."""
+    return float((point.get("measured") or point["predicted"])["latency_s"])
 
 
 def throughput(point: Point) -> float:
-    """Tokens or inputs a second, as predicted."""
-    return float(point["predicted"]["throughput_per_s"])
+    """Tokens or inputs a second, likewise."""
+    return float((point.get("measured") or point["predicted"])["throughput_per_s"])
 
 
 def fullest(figures: Mapping[str, Any]) -> tuple[str, int] | None:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from apps.format import bytes_text
-from apps.pareto_points import Point, Result, dominated, error, front, fullest, knee, several_types, unit
+from apps.pareto_measure import OFF, SCATTER, is_off
+from apps.pareto_points import Point, Result, dominated, error, front, fullest, knee, several_types, some, unit
 from apps.table import print_columns, print_note
 
 _MOST_ERRORS = 5  # that are told
@@ -55,6 +56,7 @@ def notes(result: Result) -> list[str]:
         found.append("In brackets: by how much the prediction is above what was measured.")
     if any(len(point["devices"]) > 1 for point in front(result)):
         found.append("Memory is that of the device which needs the most.")
+    found += _of_measuring(result)
     n = len(dominated(result))
     if n:
         found.append(
@@ -70,6 +72,29 @@ def notes(result: Result) -> list[str]:
     if len(failed) > _MOST_ERRORS:
         found.append(f"{len(failed) - _MOST_ERRORS} more could not be measured.")
     return found
+
+
+def _of_measuring(result: Result) -> list[str]:
+    """What was measured, and how far it is to be believed."""
+    taken = [point for point in result["points"] if point["measured"]]
+    if not taken:
+        return []
+    n = len(taken)
+    found = [
+        f"Front and knee are those of the {n} measured {'plan' if n == 1 else 'plans'}; others are only predicted."
+    ]
+    off = [point["id"] for point in taken if is_off(point["predicted"], point["measured"])]
+    if off:
+        found.append(f"Predicted more than {100 * OFF:.0f} % off: {some(off, _MOST_ERRORS)}; they were measured again.")
+    apart = [f"{point['id']} {100 * point['measured']['spread']:.0f} %" for point in taken if _scatters(point)]
+    if apart:
+        told = some(apart, _MOST_ERRORS)
+        found.append(f"Other work disturbed what was measured, by: {told}. The best counts; --fresh measures again.")
+    return found
+
+
+def _scatters(point: Point) -> bool:
+    return bool(point["measured"].get("spread", 0.0) > SCATTER)
 
 
 def figure(value: float) -> str:

@@ -28,6 +28,8 @@ def known_json(space: Space) -> dict[str, Any]:
                 "address": speed.device,
                 "estimate": speed.estimate,
                 "measured_age_s": None if speed.estimate else round(speed.age_s, 1),
+                "measured_while_busy": speed.busy,
+                "corrected": getattr(speed, "corrected", 1.0),
                 "memory_bytes": speed.memory_bytes,
                 "speeds": _speeds_json(speed),
             }
@@ -55,6 +57,13 @@ def notes(space: Space) -> list[str]:
     known = space.known
     oldest_s = max(one.age_s for one in (*known.speeds, *known.links.between.values()))
     told = [f"measured {age_text(oldest_s)}; --fresh measures again"] if oldest_s > _OLD_S else []
+    busy = [one.name for one in known.speeds if one.busy]
+    if busy:
+        told.append(f"measured while busy: {', '.join(busy)}; it may be faster, and is measured again next time")
+    factors = {one.name: getattr(one, "corrected", 1.0) for one in known.speeds}
+    corrected = [f"{name} {factor:.2f} times" for name, factor in factors.items() if factor != 1.0]
+    if corrected:
+        told.append(f"corrected by what steps in use took: {', '.join(corrected)} what was measured")
     return [*known.notes, *told]
 
 

@@ -30,6 +30,21 @@ def cpu_quota() -> float | None:
     return min((share for group in _own_groups("cpu") if (share := _cpu_share(*group))), default=None)
 
 
+def throttled_s() -> float:
+    """Seconds that the control groups of this process have kept those in them from running so far, because their quota
+    was used up; 0 without a quota."""
+    held = [0.0]
+    for group, version in _own_groups("cpu"):
+        if _cpu_share(group, version) is None:
+            continue
+        try:
+            stat = dict(line.split() for line in (group / "cpu.stat").read_text().splitlines())
+            held.append(int(stat["throttled_time"]) / 1e9 if version == 1 else int(stat["throttled_usec"]) / 1e6)
+        except (OSError, ValueError, KeyError):
+            continue
+    return max(held)
+
+
 def available_memory() -> int:
     """Bytes a new allocation could have without swapping: the machine's, or the control group's if that is less."""
     available = int(psutil.virtual_memory().available)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from edge.corrections import correct
 from edge.fleet import Fleet
+from edge.step_times import Summary
 from edge.survey import Survey, survey
 from partition.arrange import make_plan
 from partition.cost import Work
@@ -32,6 +34,14 @@ class Arrangement:
     plan: Plan
     why: str
     survey: Survey | None  # None where nothing had to be measured
+    work: Work | None = None  # that it was predicted for
+
+    def learn(self, plan: Plan, times: Sequence[Mapping[str, Summary]]) -> list[str]:
+        """Correct what was measured by what steps of this plan took, for the next one: a sentence for each device that
+        was clearly off. times: of each rank, with steps of one row."""
+        if self.survey is None or self.work is None:
+            return []
+        return correct(plan, self.work, self.survey.speeds, self.survey.links, times)
 
 
 def arrange(
@@ -70,9 +80,12 @@ def arrange(
     found = survey(fleet, addresses, file, model_digest, threads=own, memory=room, transport=transport, on_step=on_step)
     work = work or work_of(file)
     planner = Planner(work, found.speeds, found.links, name, model_digest, tensor=can_share(file))
+    busy = [speed.name for speed in found.speeds if speed.busy]
+    told_busy = f"; measured while busy: {', '.join(busy)}" if busy else ""
     if parallel == "auto" and shares is None:
         plan, why = best_of(planner)
-        return Arrangement(plan, why, found)
+        why += told_busy
+        return Arrangement(plan, why, found, work)
     kinds = ("tensor", "pipeline") if parallel == "auto" else (parallel,)
     of = {speed.device: speed for speed in found.speeds}
     plans, predicted, refused = {}, {}, {}
@@ -90,7 +103,7 @@ def arrange(
     kind = min(predicted, key=lambda kind: predicted[kind])
     told = "; ".join(f"{kind} {seconds * 1e3:.3g} ms" for kind, seconds in predicted.items())
     by = "by measured speed" if shares is None else "as given"
-    return Arrangement(plans[kind], f"{kind}, shares {by}: a token is predicted to take {told}", found)
+    return Arrangement(plans[kind], f"{kind}, shares {by}: a token is predicted to take {told}{told_busy}", found, work)
 
 
 def work_of(

@@ -111,13 +111,9 @@ def with_overrides(speed: DeviceSpeed, said: ClusterDevice | None) -> DeviceSpee
     """A device's speed with what the cluster file says of it."""
     if said is None:
         return speed
-    factor = 1 / (said.speed or 1.0)
-    curves = {name: getattr(speed, name).times(factor) for name in ("step_s", "layer_s", "half_layer_s", "head_s")}
     return replace(
-        speed,
-        **curves,
+        speed.times(1 / (said.speed or 1.0)),
         name=said.name,
-        token_s=speed.token_s * factor,
         memory_bytes=min(speed.memory_bytes, said.memory_bytes or speed.memory_bytes),
         disk_bytes_per_s=said.disk_bytes_per_s or speed.disk_bytes_per_s,
         watts=said.watts or speed.watts,

@@ -20,6 +20,7 @@ from edge.closing import Closing
 from edge.engine_session import EngineSession
 from edge.errors import WorkerError
 from edge.own_slices import OwnSlices
+from edge.pieces import Figure
 from partition.errors import CannotSlice, PlanError
 from partition.gguf_slice import blank_recipe, check_tensor, limits
 from partition.plan import NOTHING, Range, Slice
@@ -33,7 +34,7 @@ DECODE_ROWS = (1, 2, 4, 8)  # of the steps that are timed: kernels take some num
 FEW_ROWS = (1, 4)  # of those that take only a part of a step
 PREFILL_ROWS = 64
 DEPTH = 256  # tokens behind a row, where attention is timed
-_STEPS = 5
+_PIECES = 5  # of each step that is timed, at least
 _LEAST_BYTES = 96 << 20  # of layers
 _MOST_STEP = 0.3  # of n layers: it is noise that makes a step's own part seem more
 _MOST_S = 3600.0  # no figure is that large
@@ -67,6 +68,7 @@ class Times:
     behind_s: float  # that n layers take longer with DEPTH tokens behind the row
     runtime_bytes: int  # of the process, beside weights
     disk_bytes_per_s: float | None  # None where it was not asked for, or cannot be measured
+    busy: bool = False  # something else kept the device busy: it may take less
 
 
 def probes(file: GgufFile, model_digest: str, closing: Closing) -> tuple[dict[str, Probe], int]:
@@ -105,27 +107,47 @@ def timed(
     threads: int | None = None,
     disk: bool = False,
 ) -> Times:
-    """Load and time the slices, one after the other, in a session whose device has them. threads: None as the device
-    has it. disk: also how fast it reads. Errors of sessions, and WorkerError for answers that cannot be."""
-    steps, behind_s, runtime_bytes, disk_bytes_per_s = {}, 0.0, 0, 0.0
+    """Load and time the slices, one after the other, in a session whose device has them; those that were busy once more
+    at the end. threads: None as the device has it. disk: also how fast it reads. Errors of sessions, and WorkerError
+    for answers that cannot be."""
+    took: dict[str, list[Figure]] = {}
+    runtime_bytes, disk_bytes_per_s = 0, 0.0
     options = json.dumps(_OPTIONS | ({"threads": threads} if threads else {}))
     for name, probe in found.items():
-        # A slice is to be the last stage, or not: `place` allows one stage more than there are ranks.
-        stages = [1] * (session.rank + (1 if probe.last else 2))
-        load = pb.Load(slice=probe.digest, path=str(probe.path), stages=stages, options_json=options)
-        loaded = session.ask(pb.Command(load=load)).loaded
-        runtime_bytes = max(runtime_bytes, loaded.memory_bytes - probe.recipe.n_bytes)
-        command = pb.Time(rows=probe.rows, steps=_STEPS, depth=probe.depth, disk=disk and name == "layers")
-        answered = session.ask(pb.Command(time=command)).timed
-        took, disk_bytes_per_s = answered.step_s, max(disk_bytes_per_s, answered.disk_bytes_per_s)
-        session.unload()
-        if len(took) != len(probe.rows) + bool(probe.depth) or not all(0 < one < _MOST_S for one in took):
-            raise WorkerError(f"{session.device} answers with times that cannot be; is it of another version?")
-        steps[name] = Curve(tuple(zip(probe.rows, took, strict=False)))
-        if probe.depth:
-            behind_s = max(0.0, took[-1] - took[0])
+        wants_disk = disk and name == "layers"
+        took[name], n_bytes, rate = _timed(session, probe, options, wants_disk)
+        runtime_bytes, disk_bytes_per_s = max(runtime_bytes, n_bytes), max(disk_bytes_per_s, rate)
         on_slice()
-    return Times(n, steps, behind_s, runtime_bytes, disk_bytes_per_s or None)
+    for name, probe in found.items():  # what was busy then may not be now
+        if any(figure.busy for figure in took[name]):
+            again, _, _ = _timed(session, probe, options, False)
+            took[name] = [one.or_better(other) for one, other in zip(took[name], again, strict=True)]
+    steps = {
+        name: Curve(tuple(zip(probe.rows, (figure.seconds for figure in took[name]), strict=False)))
+        for name, probe in found.items()
+    }
+    deep = [took[name] for name, probe in found.items() if probe.depth]
+    behind_s = max((max(0.0, of[-1].seconds - of[0].seconds) for of in deep), default=0.0)
+    busy = any(figure.busy for of in took.values() for figure in of)
+    return Times(n, steps, behind_s, runtime_bytes, disk_bytes_per_s or None, busy)
+
+
+def _timed(session: EngineSession, probe: Probe, options: str, disk: bool) -> tuple[list[Figure], int, float]:
+    """One slice: its figures, bytes of the process beside weights, and bytes a second of the disk where that is
+    asked."""
+    # A slice is to be the last stage, or not: `place` allows one stage more than there are ranks.
+    stages = [1] * (session.rank + (1 if probe.last else 2))
+    load = pb.Load(slice=probe.digest, path=str(probe.path), stages=stages, options_json=options)
+    loaded = session.ask(pb.Command(load=load)).loaded
+    command = pb.Time(rows=probe.rows, steps=_PIECES, depth=probe.depth, disk=disk)
+    answered = session.ask(pb.Command(time=command)).timed
+    session.unload()
+    took, busy = answered.step_s, answered.busy
+    n = len(probe.rows) + bool(probe.depth)
+    if not len(took) == len(busy) == n or not all(0 < one < _MOST_S for one in took):
+        raise WorkerError(f"{session.device} answers with times that cannot be; is it of another version?")
+    figures = [Figure(*one) for one in zip(took, busy, strict=True)]
+    return figures, loaded.memory_bytes - probe.recipe.n_bytes, answered.disk_bytes_per_s
 
 
 def device_speed(times: Times, device: str, name: str, memory_bytes: int) -> DeviceSpeed:
@@ -151,4 +173,5 @@ def device_speed(times: Times, device: str, name: str, memory_bytes: int) -> Dev
         memory_bytes=memory_bytes,
         runtime_bytes=times.runtime_bytes,
         disk_bytes_per_s=times.disk_bytes_per_s,
+        busy=times.busy,
     )

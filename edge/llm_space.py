@@ -15,7 +15,7 @@ from edge.engine_options import EngineOptions
 from edge.fleet import Fleet
 from edge.link_survey import told as told_link
 from edge.plan_speed import Measured, measured
-from edge.speed_cache import key_of
+from edge.speed_cache import SpeedCache, key_of
 from edge.survey import own_profile
 from partition.changes import Change, changes
 from partition.cost import Work
@@ -126,6 +126,12 @@ class LlmSpace:
         assert fleet is not None
         with Deployment(fleet, plan, self.file, options, self._exchange) as deployment:
             return measured(deployment.engine, self.work, many, deployment.memory_bytes)
+
+    def forget(self, point: Point) -> None:
+        """Let the next command measure the devices of a plan anew."""
+        for speed in self.known.speeds:
+            if speed.device in point.plan.devices and speed.key:
+                SpeedCache().forget(speed.key)
 
     def check_feasible(self) -> None:
         """PlanError, with need and have, where no plan fits."""

@@ -171,11 +171,12 @@ class OnnxDeployment:
         self._parts = [replace(part, content=b"") for part in parts]  # who computes it has it
 
     def times(self, repeats: int) -> tuple[float, ...]:
-        """The seconds that each stage computes, alone, one after the other: means. Ends a pipeline that runs."""
+        """The seconds that each stage computes, alone, one after the other, by its best piece. Ends a pipeline that
+        runs."""
         self._end()
         command = pb.Command(time=pb.Time(steps=repeats))
         remote = tuple(float(session.ask(command).timed.run_s) for session in self._sessions)
-        return (self._own.time(repeats), *remote) if self._own is not None else remote
+        return (self._own.time(repeats).seconds, *remote) if self._own is not None else remote
 
     def hops(self, seconds: float = 0.2) -> tuple[Hop, ...]:
         """The links that items take, measured for about so long each, one after the other: from this process to the

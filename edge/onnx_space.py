@@ -12,17 +12,21 @@ from typing import Any
 from devices.probe import default_threads, own_rss
 from edge.fleet import Fleet
 from edge.link_survey import told as told_link
-from edge.onnx_bench import in_turn
+from edge.onnx_bench import Flow, Speed, in_turn
 from edge.onnx_bench import measure as measure_flow
 from edge.onnx_deployment import OnnxDeployment
 from edge.onnx_engine import OnnxEngine
+from edge.onnx_items import Array
 from edge.onnx_known import OnnxKnown
 from edge.onnx_model import OnnxModel
+from edge.onnx_survey import REMEMBERED
+from edge.plan_speed import ROUNDS, spread
+from edge.remembered import Remembered
 from edge.speed_cache import key_of
 from edge.survey import own_profile
 from partition.changes import FASTER, Change, faster_links
 from partition.errors import PlanError
-from partition.explain import WORTH
+from partition.explain import worth
 from partition.onnx_plan import OnnxPlan
 from partition.onnx_planner import OnnxPlaced, OnnxPlanner
 from partition.onnx_predict import OnnxDevice, OnnxWork
@@ -31,16 +35,17 @@ from partition.plan import LOCAL
 from partition.speeds import Links
 
 _MOST_SUBSETS_OF = 4  # devices: fronts of all their subsets are looked at; of more, only of the whole
-_LEAST_REPEATS, _MOST_REPEATS, _ABOUT_S = 4, 40, 3.0  # of measuring
+_LEAST_REPEATS, _MOST_REPEATS, _ABOUT_S = 4, 40, 3.0  # of measuring: of a round, and of all
 
 
 @dataclass(frozen=True)
 class OnnxMeasured:
     """What a plan did on its devices."""
 
-    latency_s: float  # one input alone, median
-    throughput_per_s: float  # inputs, with the pipeline full
+    latency_s: float  # one input alone: the median of the best round
+    throughput_per_s: float  # inputs, with the pipeline full, in the best round
     memory_bytes: Mapping[str, int]  # by device
+    spread: float  # by what part the worst round was worse, in latency or throughput
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -48,6 +53,7 @@ class OnnxMeasured:
             "latency_s": self.latency_s,
             "throughput_per_s": self.throughput_per_s,
             "memory_bytes": dict(self.memory_bytes),
+            "spread": self.spread,
         }
 
 
@@ -116,7 +122,7 @@ class OnnxSpace:
             raise PlanError(self._nothing(caps))
         best, single = found[0], self._single(objectives, most)
         names = self.names
-        if single is not None and single.objectives[0] <= WORTH * best.objectives[0]:
+        if single is not None and single.objectives[0] <= worth(self.known.speeds) * best.objectives[0]:
             on = names[single.plan.devices[0]]
             return self.point(single), f"use one device: {_told(objective, single)} on {on} alone; more are no better"
         beside = "no device alone can do it"
@@ -149,18 +155,23 @@ class OnnxSpace:
         """Run a plan on its devices. The errors of OnnxDeployment and OnnxEngine."""
         plan, feeds = point.plan, self.model.noise()
         assert isinstance(plan, OnnxPlan)
-        about = round(_ABOUT_S / point.predicted.latency_s)
+        about = round(_ABOUT_S / ROUNDS / point.predicted.latency_s)
         repeats = max(_LEAST_REPEATS, min(_MOST_REPEATS, about))
         if not plan.remote:
             with OnnxEngine(self.path, self._threads) as engine:
-                speed = measure_flow(in_turn(engine.run), feeds, repeats, 1)
-                return OnnxMeasured(speed.latency_ms_median / 1e3, speed.throughput_per_s, {LOCAL: own_rss()})
+                rounds = _rounds(in_turn(engine.run), feeds, repeats, 1)
+                return _best(rounds, {LOCAL: own_rss()})
         assert fleet is not None
         with OnnxDeployment(fleet, self.model, plan, transport=self._transport, threads=self._threads) as deployment:
             flow = partial(deployment.start().map, wire=self._wire)
-            speed = measure_flow(flow, feeds, repeats, self._in_flight)
-            held = {one.device: one.memory_bytes or own_rss() for one in deployment.loaded}
-            return OnnxMeasured(speed.latency_ms_median / 1e3, speed.throughput_per_s, held)
+            rounds = _rounds(flow, feeds, repeats, self._in_flight)
+            return _best(rounds, {one.device: one.memory_bytes or own_rss() for one in deployment.loaded})
+
+    def forget(self, point: Point) -> None:
+        """Let the next command measure the devices of a plan anew."""
+        for speed in self.known.speeds:
+            if speed.device in point.plan.devices and speed.key:
+                Remembered(REMEMBERED).forget(speed.key)
 
     def check_feasible(self) -> None:
         """PlanError, with need and have, where no plan fits."""
@@ -184,6 +195,19 @@ class OnnxSpace:
             f"no plan fits{asked}: the weights need {need:,.0f} MiB beside activations, and beside its own process"
             f" {have}; ask for less, or add a device"
         )
+
+
+def _rounds(flow: Flow, feeds: Mapping[str, Array], repeats: int, window: int | None) -> list[Speed]:
+    """Measured several times, with as many in flight as the first time."""
+    rounds = [measure_flow(flow, feeds, repeats, window)]
+    return rounds + [measure_flow(flow, feeds, repeats, rounds[0].window) for _ in range(ROUNDS - 1)]
+
+
+def _best(rounds: Sequence[Speed], memory_bytes: Mapping[str, int]) -> OnnxMeasured:
+    latency_s = [one.latency_ms_median / 1e3 for one in rounds]
+    throughput_per_s = [one.throughput_per_s for one in rounds]
+    apart = max(spread(latency_s), spread(throughput_per_s))
+    return OnnxMeasured(min(latency_s), max(throughput_per_s), memory_bytes, apart)
 
 
 def _told(objective: str, placed: OnnxPlaced) -> str:

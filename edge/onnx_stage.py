@@ -22,14 +22,14 @@ from edge.errors import EdgeError, EngineError, NotEnoughMemory
 from edge.onnx_engine import OnnxEngine
 from edge.onnx_items import Array, Boundary, Item, Op, Receiver, send
 from edge.onnx_samples import made_up
+from edge.pieces import Figure, Kind, best_pieces, piece_s
 from partition.onnx_plan import OnnxStage
 from transport.link import Link
 
 SETS = 3  # one is received, one computed, one sent
 IDLE_S = 7 * 86400.0  # for the next item: a person may think for long, and a link that breaks is noticed
 _COPIES = 2  # of a stage's file while it is loaded: as it was read, and as ONNX Runtime lays it out
-_LEAST_S = 0.3  # of timing: many periods of a CPU quota, which lets single runs pass as if there were none
-_MOST_RUNS = 10_000  # that are added for that
+_PIECES = 5  # that the runs of a timing are done in
 _MIB = 1 << 20
 
 
@@ -67,18 +67,18 @@ class LoadedStage:
         leaves = {t.name: made[t.name] if t.name in made else came[t.name] for t in self.gives.tensors}
         return replace(item, compute_s=(*item.compute_s, seconds)), leaves
 
-    def time(self, repeats: int) -> float:
-        """The mean of the seconds that the last input takes, of so many runs or more, after one to warm up; without a
-        last input, of seeded noise. Errors as of `warm_up`."""
+    def time(self, repeats: int) -> Figure:
+        """What the last input takes, by the best piece of so many runs or more; without a last input, of seeded noise.
+        Errors as of `warm_up`."""
         feeds = self.warm_up()
-        quota = cpu_quota()
-        least_s = 0.0 if quota is None or quota >= self.engine.threads else _LEAST_S
-        began, done, took = time.perf_counter(), 0, 0.0
-        while done < max(repeats, 1) or (took < least_s and done < _MOST_RUNS):
+
+        def step() -> None:
             self.engine.run(feeds)
-            done += 1
-            took = time.perf_counter() - began
-        return took / done
+
+        n = min(_PIECES, max(1, repeats))
+        quota = cpu_quota()
+        least_s = 0.0 if quota is None or quota >= self.engine.threads else piece_s(self.engine.threads)
+        return best_pieces([Kind(step)], least_s, least_steps=-(-repeats // n), pieces=n)[0]
 
     def warm_up(self) -> Mapping[str, Array]:
         """Run once, with the last input or with seeded noise; what it was.

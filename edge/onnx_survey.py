@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 
 from devices.probe import available_memory, default_threads
@@ -18,7 +18,7 @@ from edge.local_session import LocalSession
 from edge.onnx_model import OnnxModel
 from edge.onnx_times import Probes, Times, probes, timed
 from edge.peers import SECRET_BYTES
-from edge.remembered import Remembered
+from edge.remembered import BUSY_AGE_S, Remembered
 from edge.remote_session import RemoteSession
 from edge.speed_cache import key_of
 from edge.survey import own_profile
@@ -30,6 +30,7 @@ from partition.speeds import Links
 # Of a core's time for an item on its way through a stage: system calls, Python, threads that wake each other. Measured
 # on two processes: 0.2 ms for small tensors, 0.5 for 0.8 MB in and out. Slow devices take longer in proportion.
 _ITEM_CPU_S = 0.25e-3
+REMEMBERED = "onnx-speeds"  # what they are remembered as
 _MOST_SLOWER = 10.0  # times than the fastest, which may have a GPU for its nodes, and none for this
 
 
@@ -64,7 +65,8 @@ def onnx_survey(
     where they are connected; None: there are none. cuts: the candidates, which ascend; there may be none. provider:
     ONNX Runtime's, on every device; None: the best of each.
 
-    A device's times are remembered for a day; fresh: measure them anyway. on_step(done, of) is called as links and
+    A device's times are remembered for a day, but where it was busy only for a minute; fresh: measure them
+    anyway. on_step(done, of) is called as links and
     parts are done. PlanError for cuts that are none, CannotSlice for a part that cannot be sent, EngineError where
     nothing can be timed; else the errors of sessions.
     """
@@ -75,14 +77,15 @@ def onnx_survey(
     own_name, credentials = (fleet.local_name, fleet.credentials) if fleet else (LOCAL, None)
     workers = [None, *(fleet.workers[address] for address in devices[1:])] if fleet else [None]
     profiles = [own_profile(own_name, threads), *(fleet.profiles[address] for address in devices[1:] if fleet)]
-    cache = Remembered("onnx-speeds")
+    cache = Remembered(REMEMBERED)
     pool = ThreadPoolExecutor(world_size, "survey")
     try:
         with Closing() as closing:  # and whoever still waits for a session then hears that it was closed
             found = probes(model, cuts, provider, closing)
             keys = [_key(found, provider, profile) for profile in profiles]
             known = [None if fresh else _known(cache, key, found) for key in keys]
-            steps = found.steps * known.count(None) + world_size * (world_size - 1) // 2
+            wanting = [one is None or (one[0].busy and one[1] > BUSY_AGE_S) for one in known]
+            steps = found.steps * wanting.count(True) + world_size * (world_size - 1) // 2
             done: list[None] = []
 
             def step() -> None:
@@ -103,9 +106,11 @@ def onnx_survey(
             def times(session: EngineSession) -> tuple[Times, float]:
                 rank = session.rank
                 remembered = known[rank]
-                if remembered is not None:
+                if remembered is not None and not wanting[rank]:
                     return remembered
                 taken = timed(session, workers[rank], found, _memory(fleet, devices[rank]), step)
+                if remembered is not None and taken.busy and remembered[0].seconds < taken.seconds:
+                    taken = remembered[0]
                 cache.put(keys[rank], taken.to_json())
                 return taken, 0.0
 
@@ -121,8 +126,8 @@ def onnx_survey(
     return OnnxSurvey(
         tuple(cuts),
         {
-            device: _device(fleet, device, one, age_s, fastest_s)
-            for device, (one, age_s) in zip(devices, taken, strict=True)
+            device: replace(_device(fleet, device, one, age_s, fastest_s), key=key)
+            for device, (one, age_s), key in zip(devices, taken, keys, strict=True)
         },
         links,
         tuple(labels[i] for i in sorted({i for one, _ in taken for i in one.estimated})),
@@ -158,6 +163,7 @@ def _device(fleet: Fleet | None, device: str, times: Times, age_s: float, fastes
         memory_bytes=_memory(fleet, device),
         runtime_bytes=times.runtime_bytes,
         age_s=age_s,
+        busy=times.busy,
     )
 
 

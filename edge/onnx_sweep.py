@@ -48,7 +48,7 @@ def stages_here(model: OnnxModel, cuts: Sequence[Cut], repeats: int, threads: in
             with OnnxEngine(part.content, threads) as engine:
                 stage = LoadedStage(engine, part.takes, part.gives)
                 item, tensors = stage.compute(item, tensors)
-                stage_s.append(stage.time(repeats))
+                stage_s.append(stage.time(repeats).seconds)
         yield CutSpeed(cut, tuple(stage_s), (), 0.0)
 
 

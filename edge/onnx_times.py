@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 import math
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from edge.engine_session import EngineSession
 from edge.errors import EngineError, NotEnoughMemory, WorkerError
 from edge.onnx_model import OnnxModel, Part
 from edge.onnx_stage import describe
+from edge.pieces import Figure
 from edge.remote import Remote
 from partition.onnx_cuts import Cut
 from partition.onnx_plan import OnnxPlan, OnnxStage
@@ -32,6 +32,7 @@ from transport import edge_pb2 as pb
 
 MOST_PARTS = 40  # that are timed; where there are more segments, neighbours are timed together
 _LEAST_S = 0.2  # of timing a part
+_LONG_S = 2.0  # of one that runs only once
 _LEAST_RUNS, _MOST_RUNS = 3, 2000
 _MOST_S = 3600.0  # no figure is that large
 _COPIES = 3  # of its weights that a stage takes while it is loaded
@@ -70,6 +71,12 @@ class Times:
     stage_s: float  # that a stage takes beside its segments
     runtime_bytes: int  # of the process, beside weights
     estimated: tuple[int, ...]  # segments that could not be timed: they do not run on noise, or have no room
+    busy: bool = False  # something else kept the device busy: it may take less
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole model, as one stage."""
+        return self.stage_s + sum(self.segments_s)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -84,6 +91,7 @@ class Times:
                 float(values["stage_s"]),
                 int(values["runtime_bytes"]),
                 tuple(map(int, values["estimated"])),
+                values["busy"] is True,
             )
         except (TypeError, KeyError, ValueError, OverflowError):
             return None
@@ -125,19 +133,33 @@ def timed(
 
     The errors of sessions; EngineError where nothing can be timed, WorkerError for answers that cannot be.
     """
-    seconds: list[float | None] = []
+    took: list[Figure | None] = []
     runtime_bytes = 0
     for probe in found.parts:
-        took, n_bytes = _timed(session, worker, probe)
-        seconds.append(took)
+        figure, n_bytes = _timed(session, worker, probe)
+        took.append(figure)
         runtime_bytes = max(runtime_bytes, n_bytes - probe.part.weight_bytes)
         on_part()
-    whole_s = None
+    whole = None
     if found.whole is not None:
         if _COPIES * found.whole.part.weight_bytes <= room:
-            whole_s, _ = _timed(session, worker, found.whole)
+            whole, _ = _timed(session, worker, found.whole)
         on_part()
-    return times_of(found.segments_s, found.groups, seconds, whole_s, runtime_bytes, session.device)
+    took = [_again(session, worker, *one) for one in zip(found.parts, took, strict=True)]
+    if found.whole is not None:
+        whole = _again(session, worker, found.whole, whole)
+    seconds = [None if figure is None else figure.seconds for figure in took]
+    whole_s = None if whole is None else whole.seconds
+    times = times_of(found.segments_s, found.groups, seconds, whole_s, runtime_bytes, session.device)
+    return replace(times, busy=any(figure is not None and figure.busy for figure in (*took, whole)))
+
+
+def _again(session: EngineSession, worker: Remote | None, probe: Probe, figure: Figure | None) -> Figure | None:
+    """The same figure; one that was measured while busy is measured once more, and the better counts."""
+    if figure is None or not figure.busy:
+        return figure
+    again, _ = _timed(session, worker, probe)
+    return figure if again is None else figure.or_better(again)
 
 
 def times_of(
@@ -188,8 +210,8 @@ def _groups(segments_s: Sequence[float]) -> list[range]:
     return [range(start, stop) for start, stop in pairwise([*starts, n])]
 
 
-def _timed(session: EngineSession, worker: Remote | None, probe: Probe) -> tuple[float | None, int]:
-    """(seconds, bytes of memory) of one part; None and 0 where it has no room, or does not run on noise."""
+def _timed(session: EngineSession, worker: Remote | None, probe: Probe) -> tuple[Figure | None, int]:
+    """(what it takes, bytes of memory) of one part; None and 0 where it has no room, or does not run on noise."""
     described = json.dumps(describe(probe.stage, probe.part.takes, probe.part.gives))
     with _there(worker, probe) as path:
         load = pb.Load(slice=probe.part.digest, path=path, stages=[1], stage_json=described)
@@ -222,17 +244,16 @@ def _there(worker: Remote | None, probe: Probe) -> Iterator[str]:
         yield held.name
 
 
-def _seconds(session: EngineSession) -> float:
+def _seconds(session: EngineSession) -> Figure:
     """Of the part that is loaded."""
-    began = time.monotonic()
-    once_s = _run_s(session, 1)
-    if time.monotonic() - began >= _LEAST_S:  # it is slow, or its device times for long because it has a quota
-        return once_s
-    return _run_s(session, max(_LEAST_RUNS, min(_MOST_RUNS, math.ceil(_LEAST_S / once_s))))
+    once = _run(session, 1)
+    if once.seconds >= _LEAST_S:
+        return once.or_better(_run(session, _LEAST_RUNS)) if once.seconds < _LONG_S else once
+    return _run(session, max(_LEAST_RUNS, min(_MOST_RUNS, math.ceil(_LEAST_S / once.seconds))))
 
 
-def _run_s(session: EngineSession, repeats: int) -> float:
-    seconds = float(session.ask(pb.Command(time=pb.Time(steps=repeats))).timed.run_s)
-    if not 0 < seconds < _MOST_S:
+def _run(session: EngineSession, repeats: int) -> Figure:
+    answered = session.ask(pb.Command(time=pb.Time(steps=repeats))).timed
+    if not 0 < answered.run_s < _MOST_S or len(answered.busy) != 1:
         raise WorkerError(f"{session.device} answers with times that cannot be; is it of another version?")
-    return seconds
+    return Figure(answered.run_s, answered.busy[0])

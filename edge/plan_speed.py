@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,23 +11,27 @@ import numpy as np
 
 from devices.probe import own_rss
 from edge.errors import ContextFull
+from edge.pieces import Figure, Kind, best_pieces
 from edge.scheduler import Request, Scheduler
 from edge.text_engine import TextEngine
 from partition.cost import Work
 from partition.plan import LOCAL
 
-_LEAST_STEPS, _LEAST_S = 24, 1.0  # of measuring
+ROUNDS = 3  # of measuring everything: what disturbs one is over in the next
+_PIECE_S, _PIECES = 0.1, 3  # of the latency, in a round
+_STEPS = 24  # that lie between the depth at the beginning of a piece and at its end, at most
 _SETTLED = 3  # tokens of each request before throughput counts
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a plan did on its devices."""
+    """What a plan did on its devices: the best of several rounds."""
 
-    latency_s: float  # between two tokens of one request alone, mean
+    latency_s: float  # between two tokens of one request alone
     throughput_per_s: float  # tokens of all requests, while all of them decode
     ttft_s: float  # of a prompt alone
     memory_bytes: Mapping[str, int]  # by device: what this process holds, what the others' ranks were granted
+    spread: float  # by what part the worst round was worse, in latency or throughput
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -37,25 +40,37 @@ class Measured:
             "throughput_per_s": self.throughput_per_s,
             "ttft_s": self.ttft_s,
             "memory_bytes": dict(self.memory_bytes),
+            "spread": self.spread,
         }
 
 
 def measured(engine: TextEngine, work: Work, microbatches: int, others: Mapping[str, int]) -> Measured:
     """What an engine does with this work. others: bytes of the other devices' ranks."""
-    ttft_s = _prompt_s(engine, work.prompt)
-    latency_s = token_s(engine, work.depth)
-    throughput_per_s = steady_per_s(engine, work.concurrency, work.depth, microbatches)
-    return Measured(latency_s, throughput_per_s, ttft_s, {LOCAL: own_rss(), **others})
+    _read(engine, work.prompt)  # the first takes longer
+    ttft_s, latency_s, throughput_per_s = [], [], []
+    for _ in range(ROUNDS):
+        ttft_s.append(_prompt_s(engine, work.prompt))
+        latency_s.append(token_s(engine, work.depth).seconds)
+        throughput_per_s.append(steady_per_s(engine, work.concurrency, work.depth, microbatches))
+    return Measured(
+        min(latency_s),
+        max(throughput_per_s),
+        min(ttft_s),
+        {LOCAL: own_rss(), **others},
+        max(spread(latency_s), spread(throughput_per_s)),
+    )
+
+
+def spread(values: Sequence[float]) -> float:
+    """By what part the largest of these is larger than the smallest."""
+    return max(values) / max(min(values), 1e-12) - 1
 
 
 def _prompt_s(engine: TextEngine, prompt: int) -> float:
-    """Seconds until a prompt has its first logits: the median of two, after one that does not count."""
-    took = []
-    for _ in range(3):
-        began = time.perf_counter()
-        _read(engine, prompt)
-        took.append(time.perf_counter() - began)
-    return statistics.median(took[1:])
+    """Seconds until a prompt has its first logits."""
+    began = time.perf_counter()
+    _read(engine, prompt)
+    return time.perf_counter() - began
 
 
 def _read(engine: TextEngine, n: int) -> None:
@@ -68,31 +83,30 @@ def _read(engine: TextEngine, n: int) -> None:
         engine.decode(tokens[start:stop], start, outputs="last" if stop == n else "none", top=1)
 
 
-def token_s(engine: TextEngine, depth: int) -> float:
-    """Seconds a token of one request alone, with about `depth` tokens behind it: the mean of many."""
-    start = max(1, depth - _LEAST_STEPS // 2)
+def token_s(engine: TextEngine, depth: int) -> Figure:
+    """A token of one request alone, with about `depth` tokens behind it."""
+    start = max(1, depth - _STEPS // 2)
+    end = min(engine.context, start + _STEPS)
     _read(engine, start)
     position = start
-    for _ in range(2):
-        engine.decode([1], position, top=1)
-        position += 1
-    began = time.perf_counter()
-    done = 0
-    while (took := time.perf_counter() - began) < _LEAST_S or done < _LEAST_STEPS:
-        engine.decode([1], position, top=1)
-        done += 1
-        position += 1
-        if position >= min(engine.context, start + 2 * _LEAST_STEPS):
+
+    def step() -> None:
+        nonlocal position
+        if position >= end:
             engine.kv_remove(0, start)
             position = start
-    return took / done
+        engine.decode([1], position, top=1)
+        position += 1
+
+    [found] = best_pieces([Kind(step)], _PIECE_S, pieces=_PIECES)
+    return found
 
 
 def steady_per_s(engine: TextEngine, requests: int, depth: int, microbatches: int | None = None) -> float:
     """Tokens a second with so many requests, counted while all of them decode with about `depth` tokens behind them."""
     times: list[tuple[float, int]] = []
     room = engine.context // requests - 2
-    each = min(room // 2, 8 * _SETTLED)
+    each = min(room // 2, 4 * _SETTLED)
     depth = min(depth, room - each)
     if each <= _SETTLED + 1:
         least = requests * 2 * (_SETTLED + 4)

@@ -227,13 +227,15 @@ class Rank:
         from edge.onnx_stage import LoadedStage
 
         if isinstance(self._loaded, LoadedStage):
-            return pb.Event(timed=pb.Timed(run_s=self._loaded.time(min(asked.steps, _MOST_REPEATS))))
+            figure = self._loaded.time(min(asked.steps, _MOST_REPEATS))
+            return pb.Event(timed=pb.Timed(run_s=figure.seconds, busy=[figure.busy]))
         from edge.profiler import time_shard
 
         if len(asked.rows) > _MOST_TIMED:
             raise EdgeError(f"{len(asked.rows)} kinds of steps to time; the most are {_MOST_TIMED}")
-        step_s = time_shard(self._shard(), asked.rows, asked.steps, asked.depth)
-        return pb.Event(timed=pb.Timed(step_s=step_s, disk_bytes_per_s=self._disk() if asked.disk else 0.0))
+        found = time_shard(self._shard(), asked.rows, asked.steps, asked.depth)
+        step_s, busy = [one.seconds for one in found], [one.busy for one in found]
+        return pb.Event(timed=pb.Timed(step_s=step_s, disk_bytes_per_s=self._disk() if asked.disk else 0.0, busy=busy))
 
     def _disk(self) -> float:
         """Bytes a second from the disk that what is loaded lies on; 0 where that cannot be measured."""

@@ -12,6 +12,7 @@ from devices.files import locked, write_whole
 from devices.paths import state_folder
 
 MAX_AGE_S = 86400.0  # then it is measured anew: systems are updated, and cases gather dust
+BUSY_AGE_S = 60.0  # of what was measured while something else kept a device busy: then it is measured anew
 _MOST = 500  # entries of a file
 
 
@@ -42,6 +43,13 @@ class Remembered:
             entries.pop(key, None)
             entries[key] = {"measured_at": time.time(), "value": value}
             write_whole(self._path, json.dumps(dict(list(entries.items())[-_MOST:])).encode())
+
+    def forget(self, key: str) -> None:
+        """As if it had never been put."""
+        with suppress(OSError), locked(self._path.parent):
+            entries = self._read()
+            if entries.pop(key, None) is not None:
+                write_whole(self._path, json.dumps(entries).encode())
 
     def _read(self) -> dict[str, Any]:
         try:

@@ -34,6 +34,10 @@ class SpeedCache:
         """Remember it as measured now, where it can be written."""
         self._remembered.put(key, speed_to_json(speed))
 
+    def forget(self, key: str) -> None:
+        """Measure it next time."""
+        self._remembered.forget(key)
+
 
 def key_of(parts: Sequence[str], *profiles: DeviceProfile) -> str:
     """What figures depend on: what is timed, processors and what may be used of them, versions."""

@@ -24,10 +24,11 @@ class StepTime(NamedTuple):
 
 @dataclass(frozen=True)
 class Figure:
-    """Over the steps: the middle one, and the one that 99 of 100 stay below."""
+    """Over the steps: the middle one, the one that 99 of 100 stay below, and the one that a tenth stays below."""
 
     median: float
     p99: float
+    p10: float
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Summary:
         """The summary that `to_json` wrote. ValueError for anything else: it comes from another device."""
         try:
             names = [field.name for field in fields(cls) if field.name != "steps"]
-            figures = {name: Figure(float(values[name]["median"]), float(values[name]["p99"])) for name in names}
+            figures = {name: Figure(*(float(values[name][of.name]) for of in fields(Figure))) for name in names}
             steps = int(values["steps"])
         except (KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"no summary of steps: {error}") from error
@@ -92,4 +93,5 @@ def _summary(steps: list[StepTime]) -> Summary:
 
 def _figure(values: list[float]) -> Figure:
     ordered = sorted(values)
-    return Figure(statistics.median(ordered), ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))])
+    at = [ordered[min(len(ordered) - 1, int(part * len(ordered)))] for part in (0.99, 0.1)]
+    return Figure(statistics.median(ordered), *at)

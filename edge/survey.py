@@ -15,12 +15,14 @@ from types import MappingProxyType
 from devices.probe import available_memory, default_threads
 from devices.profile import DeviceProfile, describe
 from edge.closing import Closing, results
+from edge.corrections import Corrections
 from edge.engine_session import EngineSession, connect_all
 from edge.fleet import Fleet
 from edge.layer_times import device_speed, probes, timed
 from edge.link_survey import measure_links
 from edge.local_session import LocalSession
 from edge.peers import SECRET_BYTES
+from edge.remembered import BUSY_AGE_S
 from edge.remote_session import RemoteSession
 from edge.speed_cache import SpeedCache, key_of
 from edge.version import version
@@ -60,8 +62,9 @@ def survey(
     fleet: where they are connected; None: there are none. threads, memory: of devices that are to
     have other ones than they lend: bytes, at most.
 
-    A device's times are remembered for a day; fresh: measure them anyway. on_step(done, of) is called as links and
-    slices are done. CannotSlice where the model has no layers to be timed; else the errors of sessions.
+    A device's times are remembered for a day, but where it was busy only for a minute; fresh: measure them
+    anyway. They are corrected by what steps in use took. on_step(done, of) is called as links and slices are done.
+    CannotSlice where the model has no layers to be timed; else the errors of sessions.
     """
     world_size = len(addresses) + 1
     own_threads = threads.get(LOCAL) or default_threads()
@@ -70,7 +73,7 @@ def survey(
     own_name, credentials = (fleet.local_name, fleet.credentials) if fleet else (LOCAL, None)
     others = [fleet.profiles[address] for address in addresses] if fleet else []
     profiles = [own_profile(own_name, own_threads), *others]
-    cache = SpeedCache()
+    cache, corrections = SpeedCache(), Corrections()
     pool = ThreadPoolExecutor(world_size, "survey")
     try:
         with Closing() as closing:  # and whoever still waits for a session then hears that it was closed
@@ -86,7 +89,8 @@ def survey(
                 None if fresh else cache.get(key, device, _name(fleet, device))
                 for key, device in zip(keys, devices, strict=True)
             ]
-            steps = len(slices) * known.count(None) + world_size * (world_size - 1) // 2
+            wanting = [one is None or (one.busy and one.age_s > BUSY_AGE_S) for one in known]
+            steps = len(slices) * wanting.count(True) + world_size * (world_size - 1) // 2
             done: list[None] = []
 
             def step() -> None:
@@ -100,7 +104,7 @@ def survey(
                     session = LocalSession(own_name, world_size, secret, credentials, own_threads)
                 else:
                     worker = fleet.workers[addresses[rank - 1]]
-                    for probe in slices.values() if known[rank] is None else ():
+                    for probe in slices.values() if wanting[rank] else ():
                         worker.send_slice(probe.recipe, file.path, probe.digest, closing.check)
                     closing.check()
                     session = RemoteSession(worker, rank, world_size, secret)
@@ -108,14 +112,15 @@ def survey(
                 return session
 
             def speed(session: EngineSession) -> DeviceSpeed:
-                device, found = devices[session.rank], known[session.rank]
+                device, found, key = devices[session.rank], known[session.rank], keys[session.rank]
                 memory_bytes = rooms[session.rank]
-                if found is None:
+                if found is None or wanting[session.rank]:
                     many, pages = threads.get(device), short[session.rank]
                     times = timed(session, slices, n, step, threads=many, disk=pages)
-                    found = device_speed(times, device, _name(fleet, device), memory_bytes)
-                    cache.put(keys[session.rank], found)
-                return replace(found, memory_bytes=memory_bytes, threads=threads.get(device))
+                    found = better(device_speed(times, device, _name(fleet, device), memory_bytes), found)
+                    cache.put(key, found)
+                found = replace(found, memory_bytes=memory_bytes, threads=threads.get(device), key=key)
+                return corrections.applied(found)
 
             sessions = results(pool.submit(start, rank) for rank in range(world_size))
             links = measure_links(sessions, devices, connect_all(sessions, transport), step, fresh=fresh)
@@ -124,6 +129,14 @@ def survey(
             return Survey(tuple(_with_sums(speeds)), links)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def better(new: DeviceSpeed, old: DeviceSpeed | None) -> DeviceSpeed:
+    """Of two measurements of a device, the one to keep: the new one, but where it was busy and the old one is faster.
+    old: was busy, too."""
+    if old is None or not new.busy or new.layer_s.at(1) <= old.layer_s.at(1):
+        return new
+    return replace(old, age_s=0.0)
 
 
 def _with_sums(speeds: Sequence[DeviceSpeed]) -> list[DeviceSpeed]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from partition.errors import PlanError
+from partition.onnx_predict import OnnxDevice
 from partition.plan import Plan
 from partition.planner import Placed, Planner
+from partition.speeds import DeviceSpeed
 
 WORTH = 1.05  # what more devices must be better by than this one alone: predictions are off by some
+WORTH_BUSY = 1.2  # where one of them was measured while busy
 _MIB = 1 << 20
 _UNITS = {  # of an objective as a person reads it
     "latency": (1e3, "ms a token"),
@@ -41,9 +44,14 @@ def best(planner: Planner, objective: str, caps: Mapping[str, float] | None = No
             raise PlanError(_out_of_reach(caps, objective, anything[0]))
         raise PlanError(infeasible(planner))
     own = alone(planner, objective, caps)
-    if own is not None and objective in _TIMES and own.objectives[0] <= WORTH * found[0].objectives[0]:
+    if own is not None and objective in _TIMES and own.objectives[0] <= worth(planner.speeds) * found[0].objectives[0]:
         return own
     return found[0]
+
+
+def worth(speeds: Iterable[DeviceSpeed | OnnxDevice]) -> float:
+    """What more devices must be better by: more, where what they do was measured while they were busy."""
+    return WORTH_BUSY if any(speed.busy for speed in speeds) else WORTH
 
 
 def alone(planner: Planner, objective: str, caps: Mapping[str, float] | None = None) -> Placed | None:
@@ -74,7 +82,7 @@ def reason(planner: Planner, placed: Placed, objective: str, caps: Mapping[str, 
     own = alone(planner, objective, caps)
     told = _told(objective, placed.objectives[0])
     if placed.plan.world_size == 1:
-        gain = f"less than {100 * (WORTH - 1):.0f} %" if objective in _TIMES else "no"
+        gain = f"less than {100 * (worth(planner.speeds) - 1):.0f} %" if objective in _TIMES else "no"
         others = "" if len(planner.speeds) == 1 else f"; with the others it is predicted to be {gain} better"
         return f"use one device: {told} on this device alone{others}"
     if own is not None:

@@ -37,6 +37,8 @@ class OnnxDevice:
     watts: float | None = None  # while it computes
     estimate: bool = False  # not measured
     age_s: float = 0.0  # since it was measured
+    busy: bool = False  # it was measured while something else kept the device busy
+    key: str = ""  # that it is remembered under
 
     def __post_init__(self) -> None:
         if not all(0 <= seconds < math.inf for seconds in (*self.segments_s, self.stage_s)):

@@ -75,6 +75,29 @@ def knee(values: Sequence[tuple[float, ...]]) -> int | None:
     return min(range(len(values)), key=lambda i: (distance(i), i))
 
 
+def judged(
+    predicted: Sequence[tuple[float, ...]], measured: Sequence[tuple[float, ...] | None]
+) -> tuple[list[bool], int | None]:
+    """(of each, whether it is on the front; the number of the knee): by measurement where there is one.
+
+    predicted, measured: `Point.objectives`, and the same as measured; None where it was not. What was measured is on
+    the front where nothing else that was measured dominates it: a promise does not. What was only predicted is where
+    nothing at all does. The knee is that of the front as measured, where anything was.
+    """
+    sure = [(i, values) for i, values in enumerate(measured) if values is not None]
+    front = [False] * len(predicted)
+    for (i, _), on in zip(sure, on_front([values for _, values in sure]), strict=True):
+        front[i] = on
+    promised = [(i, predicted[i]) for i, values in enumerate(measured) if values is None]
+    every = on_front([values for _, values in (*sure, *promised)])
+    for (i, _), on in zip(promised, every[len(sure) :], strict=True):
+        front[i] = on
+    among = [(i, values) for i, values in sure or promised if front[i]]
+    among.sort(key=lambda one: one[1])
+    middle = knee([values for _, values in among])
+    return front, None if middle is None else among[middle][0]
+
+
 def without_repeats(points: Sequence[Point]) -> list[Point]:
     """The first of each plan that is run the same way."""
     return list({point.key: point for point in reversed(points)}.values())[::-1]

@@ -43,6 +43,12 @@ def predict(
     )
 
 
+def compute_s(plan: Plan, work: Work, speeds: Mapping[str, DeviceSpeed], links: Links) -> list[float | None]:
+    """What each rank computes of a step of one row, by rank, as `GroupCost.own_s`; None of a rank that pages."""
+    made = [_Stage(plan, i, work, speeds, links) for i in range(len(plan.stages))]
+    return [own for stage in made for own in stage.own_s()]
+
+
 class _Stage:
     """One stage of a plan."""
 
@@ -73,6 +79,13 @@ class _Stage:
         return max(
             float(self._group.seconds(self._k, rows, not self._after, outputs)), float(self._group.disk_s(self._paged))
         )
+
+    def own_s(self) -> list[float | None]:
+        """Of each rank: what it computes of a step of one row."""
+        return [
+            None if paged else self._group.own_s(rank, self._k, not self._after)
+            for rank, paged in enumerate(self._paged)
+        ]
 
     def hop(self, rows: float) -> tuple[float, float]:
         """(latency, busy) of the way to the next stage, or to the owner."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -64,12 +64,20 @@ class DeviceSpeed:
     threads: int | None = None  # that it was measured with, where that is not as many as the device lends
     estimate: bool = False  # not measured
     age_s: float = 0.0  # since it was measured
+    busy: bool = False  # it was measured while something else kept the device busy
+    corrected: float = 1.0  # so many times what was measured: by what its steps in use take
+    key: str = ""  # that it is remembered under
 
     def __post_init__(self) -> None:
         for what in ("disk_bytes_per_s", "watts"):
             value = getattr(self, what)
             if value is not None and not 0 < value < math.inf:
                 raise PlanError(f"{self.name}: {what} is {value}; needed is a number above 0")
+
+    def times(self, factor: float) -> DeviceSpeed:
+        """The same where everything it computes takes so many times as long."""
+        curves = {name: getattr(self, name).times(factor) for name in _CURVES}
+        return replace(self, **curves, token_s=self.token_s * factor)
 
     @property
     def rate(self) -> float:
@@ -137,14 +145,14 @@ _NUMBERS = ("token_s", "memory_bytes", "runtime_bytes", "sum_s")
 
 
 def speed_to_json(speed: DeviceSpeed) -> dict[str, Any]:
-    """What was measured of a device, as plain values: not its name, nor its age."""
+    """What was measured of a device, as plain values: not its name, its age, nor what use corrected."""
     values: dict[str, Any] = {name: curve_to_json(getattr(speed, name)) for name in _CURVES}
-    return values | {name: getattr(speed, name) for name in (*_NUMBERS, "disk_bytes_per_s")}
+    return values | {name: getattr(speed, name) for name in (*_NUMBERS, "disk_bytes_per_s", "busy")}
 
 
 def speed_of(values: Any, device: str, name: str, age_s: float) -> DeviceSpeed:
     """The speed that `speed_to_json` wrote, of a device called so now; PlanError names what is wrong."""
-    known = fields.record(values, name, (*_CURVES, *_NUMBERS), ("disk_bytes_per_s",))
+    known = fields.record(values, name, (*_CURVES, *_NUMBERS), ("disk_bytes_per_s", "busy"))
     numbers: dict[str, Any] = {}
     for key in (*_NUMBERS, *(("disk_bytes_per_s",) if known.get("disk_bytes_per_s") is not None else ())):
         value = known[key]
@@ -152,7 +160,7 @@ def speed_of(values: Any, device: str, name: str, age_s: float) -> DeviceSpeed:
             raise PlanError(f"{name}: {key} is {fields.told(value)}; needed is a number of 0 or more")
         numbers[key] = value
     curves: dict[str, Any] = {key: curve_of(known[key], f"{name}: {key}") for key in _CURVES}
-    return DeviceSpeed(device, name, **curves, **numbers, age_s=age_s)
+    return DeviceSpeed(device, name, **curves, **numbers, age_s=age_s, busy=known.get("busy") is True)
 
 
 def curve_to_json(curve: Curve) -> list[list[float]]:

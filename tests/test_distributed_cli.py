@@ -112,7 +112,7 @@ def test_without_shares_the_planner_says_who_computes(
         for entry, seconds in ((here, here_s), (there, there_s)):
             for curve in ("step_s", "layer_s", "half_layer_s", "head_s"):  # half a layer takes as long as a whole one
                 entry["value"][curve] = [[1, seconds]]
-            entry["value"]["token_s"] = 0
+            entry["value"] |= {"token_s": 0, "busy": False}
         remembered.write_text(json.dumps(entries))
 
     take(1e-2, 1e-4)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from apps import bench as bench_command
-from edge import bench, generate, plan_speed, profiler, speeds
+from edge import bench, generate, pieces, plan_speed, profiler, speeds
 from edge.bench import BenchResult, Rate
 from edge.engine import Engine, EngineOptions
 from edge.sampler import SamplingParams
@@ -204,15 +204,21 @@ def test_speeds_belong_to_their_models(monkeypatch: pytest.MonkeyPatch, syntheti
 
 
 def test_what_a_plan_does_by_known_steps(engine: Engine, timed: Callable[..., Clock]) -> None:
-    timed(plan_speed, slow=[10, 1, 2, 1])  # the first prompt warms up
-    assert plan_speed._prompt_s(engine, 16) == pytest.approx(16 * ROW_S * 1.5)
-    assert plan_speed.token_s(engine, 40) == pytest.approx(TOKEN_S)
+    """Of each the best of three rounds; how long it takes changes whenever everything is forgotten: by the warm-up, and
+    then by the prompt, the one token and the two requests of each round."""
+    timed(plan_speed, pieces, slow=[0.1, 2, 1, 4, 1.5, 3, 1, 3, 4, 2])
+    work: Any = SimpleNamespace(prompt=16, depth=40, concurrency=2)
+    found = plan_speed.measured(engine, work, 1, {"pi": 7})
+    assert found.ttft_s == pytest.approx(16 * ROW_S * 1.5)
+    assert found.latency_s == pytest.approx(TOKEN_S)
     # Two requests in one step: two tokens every TOKEN_S.
-    assert plan_speed.steady_per_s(engine, 2, 8) == pytest.approx(2 / TOKEN_S)
+    assert found.throughput_per_s == pytest.approx(2 / TOKEN_S)
+    assert found.spread == pytest.approx(3)
+    assert found.memory_bytes["pi"] == 7
 
 
-def test_a_step_takes_the_mean_of_those_that_were_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock().of(monkeypatch, profiler)
+def test_a_step_takes_what_its_best_piece_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock().of(monkeypatch, pieces)
     computed: list[tuple[int, int, bool]] = []
     rows = SimpleNamespace(
         capacity=64,
@@ -223,14 +229,14 @@ def test_a_step_takes_the_mean_of_those_that_were_timed(monkeypatch: pytest.Monk
     )
 
     def compute(n: int) -> None:
-        clock.now += 1.0 if not computed else 0.1 * n  # the first, of the warm-up, is slow
+        clock.now += 0.1 * n + (len(computed) % 3 == 0)  # each third is slow
         decodes = len(set(rows.sequences[:n].tolist())) == n
         computed.append((n, int(rows.positions[0]), decodes))
 
-    engine = SimpleNamespace(kv_clear=lambda: None, kv_remove=lambda *_: None)
+    engine = SimpleNamespace(kv_clear=lambda: None, kv_remove=lambda *_: None, threads=1)
     shard: Any = SimpleNamespace(rows=rows, sequences=8, engine=engine, compute=compute)
-    found = profiler.time_shard(shard, (1, 4, 64), steps=3, depth=32)
-    assert found == pytest.approx([0.1, 0.4, 6.4, 0.1])
+    found = profiler.time_shard(shard, (1, 4, 64), pieces=4, depth=32)
+    assert [one.seconds for one in found] == pytest.approx([0.1, 0.4, 6.4, 0.1])
     assert {(n, decodes) for n, at, decodes in computed if at == 0} == {(1, True), (4, True), (64, False), (32, False)}
     assert {n for n, at, _ in computed if at == 32} == {1}
 

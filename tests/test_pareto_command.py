@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from apps import pareto
+from apps import pareto, pareto_measure
 from devices.paths import cache_folder
 from edge.demo import MODEL_PATH
 from partition.pareto import AXES
@@ -65,7 +65,9 @@ def found(run: Run, *options: str | Path) -> dict[str, Any]:
     return result
 
 
-def test_measured_once_a_day(edge: Run, one: Worker, tmp_path: Path) -> None:
+def test_measured_once_a_day(edge: Run, one: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for doubt in ("SCATTER", "OFF"):  # what is measured beside other tests is believed
+        monkeypatch.setattr(pareto_measure, doubt, 1e9)
     file = tmp_path / "front.json"
     asked = (*FEW, "--measure", "1", "--json", file)
     there = ("--workers", one.address, "--insecure")

@@ -21,7 +21,18 @@ from PIL import Image
 from apps.options import UsageError
 from apps.pareto_page import embedded, page, write_page
 from apps.pareto_picture import KIND_COLORS, _figure, write_picture
-from apps.pareto_points import best_single, dominated, error, front, fullest, staircase, to_show
+from apps.pareto_points import (
+    best_single,
+    dominated,
+    error,
+    front,
+    fullest,
+    latency_s,
+    line,
+    staircase,
+    throughput,
+    to_show,
+)
 from apps.pareto_table import figure, notes, print_front, table
 from tests.helpers import ROOT
 from tests.pareto_results import pareto_result
@@ -80,9 +91,7 @@ def test_what_is_shown(result: dict[str, Any]) -> None:
     single = best_single(result)
     assert single in shown
     assert all(not point["on_front"] for point in near)
-    assert single["predicted"]["latency_s"] == min(
-        point["predicted"]["latency_s"] for point in result["points"] if point["parallel"] == "single"
-    )
+    assert latency_s(single) == min(latency_s(point) for point in result["points"] if point["parallel"] == "single")
 
 
 def test_without_a_single_device_there_is_no_best_one() -> None:
@@ -124,6 +133,26 @@ def test_measured_figures_are_beside_the_predicted_ones() -> None:
     assert error(point, "latency_s") is None
     _, rows = table(result)
     assert rows[0][2:] == ["2.1", "-", "83.1", "-", "3.00 MiB"]
+
+
+def test_the_line_is_what_was_measured() -> None:
+    """The first plan measures far worse than it was predicted to be, and the second better: the line is theirs."""
+    result = deepcopy(MEASURED)
+    for point in result["points"]:
+        point.update(measured=None, on_front=False, knee=False)
+    a, b = result["points"][:2]
+    a.update(on_front=True, measured={"latency_s": 0.9, "throughput_per_s": 50.0, "memory_bytes": {}, "spread": 0.4})
+    b.update(on_front=True, knee=True, measured={"latency_s": 1e-3, "throughput_per_s": 9.0, "memory_bytes": {}})
+    result["points"][2]["on_front"] = True  # only predicted
+    assert line(result) == [b, a]
+    assert [(latency_s(one), throughput(one)) for one in line(result)] == [(1e-3, 9.0), (0.9, 50.0)]
+    axes = _figure(result).axes[0]
+    drawn = [sorted(set(map(tuple, made.get_xydata()))) for made in axes.lines]
+    assert any({(1.0, 9.0), (900.0, 50.0)} <= set(corners) for corners in drawn)
+    said = "\n".join(notes(result))
+    assert "Front and knee are those of the 2 measured plans" in said
+    assert f"Predicted more than 50 % off: {a['id']}, {b['id']}; they were measured again." in said
+    assert f"disturbed what was measured, by: {a['id']} 40 %." in said
 
 
 def test_what_is_noted() -> None:
@@ -275,7 +304,8 @@ def test_data_come_out_as_they_went_in(values: Any) -> None:
 
 def test_what_the_page_is_told() -> None:
     view = Elements(page(TYPES, ["edge", "pareto", "my model.gguf", "--cluster", "c.toml"], "")).data["view"]
-    assert view["line"] == [point["id"] for point in staircase(front(TYPES))]
+    assert view["line"] == [point["id"] for point in line(TYPES)]
+    assert all(point["measured"] for point in line(TYPES))
     assert view["commands"].keys() == {point["id"] for point in TYPES["points"]}
     assert set(view["shown"]) | set(view["near"]) <= view["commands"].keys()
     assert view["types"] == ["q4_0", "q8_0"]

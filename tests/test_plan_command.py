@@ -163,7 +163,10 @@ def test_old_figures_are_said_to_be(edge: Run) -> None:
     said(edge)
     file = state_folder() / "speeds.json"
     entries = json.loads(file.read_text())
-    old = {key: entry | {"measured_at": entry["measured_at"] - 3 * 3600} for key, entry in entries.items()}
+    old = {
+        key: {"measured_at": entry["measured_at"] - 3 * 3600, "value": entry["value"] | {"busy": False}}
+        for key, entry in entries.items()
+    }
     file.write_text(json.dumps(old))
     code, out, _ = edge()
     file.write_text(json.dumps(entries))

@@ -31,7 +31,7 @@ class Description(_message.Message):
     sessions: _containers.RepeatedCompositeFieldContainer[SessionState]
     slices_bytes: int
     slices_limit_bytes: int
-    def __init__(self, name: _Optional[str] = ..., profile_json: _Optional[str] = ..., protocol: _Optional[int] = ..., secure: bool = ..., sessions: _Optional[_Iterable[_Union[SessionState, _Mapping]]] = ..., slices_bytes: _Optional[int] = ..., slices_limit_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., profile_json: _Optional[str] = ..., protocol: _Optional[int] = ..., secure: _Optional[bool] = ..., sessions: _Optional[_Iterable[_Union[SessionState, _Mapping]]] = ..., slices_bytes: _Optional[int] = ..., slices_limit_bytes: _Optional[int] = ...) -> None: ...
 
 class SessionState(_message.Message):
     __slots__ = ("session", "rank", "world_size", "slice", "memory_bytes", "pid")
@@ -117,7 +117,7 @@ class Open(_message.Message):
     send_timeout_s: float
     affinity: _containers.RepeatedScalarFieldContainer[int]
     streams: bool
-    def __init__(self, rank: _Optional[int] = ..., world_size: _Optional[int] = ..., secret: _Optional[bytes] = ..., connect_timeout_s: _Optional[float] = ..., step_timeout_s: _Optional[float] = ..., send_timeout_s: _Optional[float] = ..., affinity: _Optional[_Iterable[int]] = ..., streams: bool = ...) -> None: ...
+    def __init__(self, rank: _Optional[int] = ..., world_size: _Optional[int] = ..., secret: _Optional[bytes] = ..., connect_timeout_s: _Optional[float] = ..., step_timeout_s: _Optional[float] = ..., send_timeout_s: _Optional[float] = ..., affinity: _Optional[_Iterable[int]] = ..., streams: _Optional[bool] = ...) -> None: ...
 
 class Opened(_message.Message):
     __slots__ = ("session", "tcp_port", "pid")
@@ -303,17 +303,19 @@ class Time(_message.Message):
     steps: int
     depth: int
     disk: bool
-    def __init__(self, rows: _Optional[_Iterable[int]] = ..., steps: _Optional[int] = ..., depth: _Optional[int] = ..., disk: bool = ...) -> None: ...
+    def __init__(self, rows: _Optional[_Iterable[int]] = ..., steps: _Optional[int] = ..., depth: _Optional[int] = ..., disk: _Optional[bool] = ...) -> None: ...
 
 class Timed(_message.Message):
-    __slots__ = ("step_s", "run_s", "disk_bytes_per_s")
+    __slots__ = ("step_s", "run_s", "disk_bytes_per_s", "busy")
     STEP_S_FIELD_NUMBER: _ClassVar[int]
     RUN_S_FIELD_NUMBER: _ClassVar[int]
     DISK_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    BUSY_FIELD_NUMBER: _ClassVar[int]
     step_s: _containers.RepeatedScalarFieldContainer[float]
     run_s: float
     disk_bytes_per_s: float
-    def __init__(self, step_s: _Optional[_Iterable[float]] = ..., run_s: _Optional[float] = ..., disk_bytes_per_s: _Optional[float] = ...) -> None: ...
+    busy: _containers.RepeatedScalarFieldContainer[bool]
+    def __init__(self, step_s: _Optional[_Iterable[float]] = ..., run_s: _Optional[float] = ..., disk_bytes_per_s: _Optional[float] = ..., busy: _Optional[_Iterable[bool]] = ...) -> None: ...
 
 class Failed(_message.Message):
     __slots__ = ("error", "message")

@@ -1,0 +1,159 @@
+"""What is measured while something else takes the processor in bursts: on made-up clocks, with known values."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from devices import busy, probe
+from edge.pieces import Figure, Kind, best_pieces
+
+TRUE_S = 2e-3  # of a step of the first kind
+
+
+class Machine:
+    """A processor of which bursts take a part: what runs meanwhile takes longer. Its clock goes on as steps run."""
+
+    def __init__(self, bursts: list[tuple[float, float]], left: float = 0.3, *, tells: bool = True) -> None:
+        """bursts: (from, to), ascending. left: of the processor, in them."""
+        self.now_s, self.lost_s = 0.0, 0.0
+        self._bursts, self._left, self._tells = bursts, left, tells
+
+    def run(self, seconds: float) -> None:
+        """Compute what takes so long without bursts."""
+        while seconds > 1e-12:
+            inside = next(((a, b) for a, b in self._bursts if a <= self.now_s < b), None)
+            if inside is None:
+                begins = next((a for a, _ in self._bursts if a > self.now_s), float("inf"))
+                took = min(seconds, begins - self.now_s)
+                self.now_s, seconds = self.now_s + took, seconds - took
+                continue
+            took = min(seconds / self._left, inside[1] - self.now_s)
+            self.now_s, seconds = self.now_s + took, seconds - took * self._left
+            self.lost_s += took * (1 - self._left)
+
+    def watch(self) -> Callable[[], float]:
+        before = self.lost_s
+        return lambda: self.lost_s - before if self._tells else 0.0
+
+
+def figures(machine: Machine, kinds: int = 3, **how: float) -> list[Figure]:
+    """Of kinds that take TRUE_S, twice that, and so on."""
+    steps = [Kind(lambda i=i: machine.run(TRUE_S * (i + 1))) for i in range(kinds)]  # type: ignore[misc]
+    return best_pieces(steps, clock=lambda: machine.now_s, watch=machine.watch, **how)  # type: ignore[arg-type]
+
+
+def test_a_quiet_device() -> None:
+    machine = Machine([])
+    found = figures(machine)
+    assert [one.seconds for one in found] == pytest.approx([TRUE_S, 2 * TRUE_S, 3 * TRUE_S])
+    assert not any(one.busy for one in found)
+    assert machine.now_s < 3 * 4 * 0.04 + 0.1  # four pieces of each, and no more
+
+
+@pytest.mark.parametrize("tells", [True, False])
+@pytest.mark.parametrize("seed", range(40))
+def test_bursts_that_take_half_of_the_time(seed: int, tells: bool) -> None:
+    """Of 10 to 500 ms, at random: the figures kept are the true ones within a few per cent, or they are marked."""
+    dice = random.Random(seed)
+    bursts, at = [], dice.uniform(0, 0.3)
+    while at < 60:
+        long = dice.uniform(0.01, 0.5)
+        bursts.append((at, at + long))
+        at += long + dice.uniform(0.01, 0.5)
+    for i, one in enumerate(figures(Machine(bursts, tells=tells))):
+        assert one.busy or one.seconds == pytest.approx(TRUE_S * (i + 1), rel=0.03)
+        assert one.seconds < 1.2 * TRUE_S * (i + 1)
+
+
+@pytest.mark.parametrize("half", [range(0, 4, 2), range(1, 4, 2), range(2), range(2, 4)])
+def test_any_half_of_the_pieces(half: range) -> None:
+    """Whichever pieces a burst covers whole, the others count."""
+    number = iter(range(1000))
+    machine = Machine([])
+    slow = False
+
+    def prepare() -> None:
+        nonlocal slow
+        slow = next(number) in half
+
+    kind = Kind(lambda: machine.run(TRUE_S * (5 if slow else 1)), prepare)
+    [found] = best_pieces([kind], clock=lambda: machine.now_s, watch=machine.watch)
+    assert found == Figure(pytest.approx(TRUE_S), False)
+
+
+def test_what_is_never_alone_is_marked() -> None:
+    found = figures(Machine([(0.0, 1e9)]))
+    assert all(one.busy for one in found)
+    once = figures(Machine([(0.0, 1e9)]), kinds=1, pieces=1)
+    assert once[0].busy
+    assert not figures(Machine([]), kinds=1, pieces=1)[0].busy
+
+
+def test_the_better_of_two_moments() -> None:
+    assert Figure(3.0, True).or_better(Figure(2.0, False)) == Figure(2.0, False)
+    assert Figure(1.9, True).or_better(Figure(2.0, False)) == Figure(1.9, False)
+    assert Figure(2.0, True).or_better(Figure(3.0, True)) == Figure(2.0, True)
+
+
+def test_pieces_of_a_kind_are_far_from_each_other() -> None:
+    order: list[int] = []
+    machine = Machine([])
+    kinds = [Kind(lambda: machine.run(0.1), lambda i=i: order.append(i)) for i in range(3)]  # type: ignore[misc]
+    best_pieces(kinds, clock=lambda: machine.now_s, watch=machine.watch)
+    assert order == [0, 1, 2] * 4
+    assert all(a != b for a, b in pairwise(order))
+
+
+# ------------------------------------------------------------------------------------------- what the system tells
+
+
+def system(proc: Path, waited_ns: dict[str, int], stolen_ticks: int) -> None:
+    """Files as Linux has them."""
+    for thread, n in waited_ns.items():
+        (proc / "self" / "task" / thread).mkdir(parents=True, exist_ok=True)
+        (proc / "self" / "task" / thread / "schedstat").write_text(f"123456 {n} 78\n")
+    (proc / "stat").write_text(f"cpu  1 2 3 4 5 6 7 {stolen_ticks} 9 10\ncpu0 1 2 3 4 5 6 7 99999 9 10\n")
+
+
+def test_what_threads_wait_and_what_the_host_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(busy, "throttled_s", lambda: 0.0)
+    monkeypatch.setattr(busy.os, "sysconf", lambda _: 100)
+    system(tmp_path, {"1": 1_000_000_000, "2": 500_000_000}, 10)
+    watch = busy.Watch(tmp_path)
+    assert watch.lost_s() == 0
+    system(tmp_path, {"1": 1_200_000_000, "2": 600_000_000}, 15)
+    assert watch.lost_s() == pytest.approx(0.2 + 0.1 + 0.05)
+    assert watch.lost_s() == 0  # it counts from the last time on
+    assert busy.Watch(tmp_path / "nothing").lost_s() == 0
+
+
+def test_a_quota_is_no_disturbance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = iter([1.0, 1.4])
+    monkeypatch.setattr(busy, "throttled_s", lambda: next(held))
+    system(tmp_path, {"1": 0}, 0)
+    watch = busy.Watch(tmp_path)
+    system(tmp_path, {"1": 500_000_000}, 0)
+    assert watch.lost_s() == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("version", "quota", "stat"),
+    [
+        (2, ("cpu.max", "50000 100000"), "nr_periods 9\nthrottled_usec 2500000\n"),
+        (1, ("cpu.cfs_quota_us", "50000"), "nr_periods 9\nthrottled_time 2500000000\n"),
+    ],
+)
+def test_how_long_a_quota_held_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, quota: tuple[str, str], stat: str
+) -> None:
+    (tmp_path / "cpu.stat").write_text(stat)
+    monkeypatch.setattr(probe, "_own_groups", lambda _: iter([(tmp_path, version)]))
+    assert probe.throttled_s() == 0  # without a quota nothing is held back
+    (tmp_path / quota[0]).write_text(quota[1])
+    (tmp_path / "cpu.cfs_period_us").write_text("100000")
+    assert probe.throttled_s() == pytest.approx(2.5)
