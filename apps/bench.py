@@ -199,6 +199,8 @@ def _print_ranks(r: BenchResult, deployed: distributed.Deployed, times: Sequence
     print()
     print(step_table.NOTE)
     print(printable(f"plan: {deployed.line()}"))
+    for line in deployed.link_lines():
+        print(printable(f"link: {line}"))
     parts = [f"decode: {r.decode_ms_median:.2f} ms a token (median)"]
     slow = step_table.slowest(times)
     if slow is not None:

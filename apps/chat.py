@@ -100,6 +100,8 @@ def _answer_once(args: argparse.Namespace, loaded: Loaded, prompt: str, sampling
     chat = loaded.chat
     if loaded.deployed and not args.json:
         print(printable(f"edge chat: {loaded.deployed.line()}"), file=sys.stderr)
+        for line in loaded.deployed.link_lines():
+            print(printable(f"edge chat: link: {line}"), file=sys.stderr)
     responses: list[Response] = []
     with interrupt_stops(chat.engine):
         for response in answer(chat, prompt, sampling, max_tokens=args.max_tokens, stop=args.stop):

@@ -87,6 +87,16 @@ class Deployed:
 
         return self.engine.times(clear=clear) if isinstance(self.engine, DistributedEngine) else [{}]
 
+    def link_lines(self) -> list[str]:
+        """How this device is linked to the others, how others are where it is unusual, and what was changed."""
+        from edge.distributed import DistributedEngine
+
+        if not isinstance(self.engine, DistributedEngine):
+            return []
+        states = [state for state in self.engine.link_states if state.ranks[0] == 0 or not state.usual]
+        links = [f"ranks {low} and {high}: {state.why}" for state in states for low, high in (state.ranks,)]
+        return [*links, *self.engine.link_watch.changes]
+
     def line(self) -> str:
         """The devices, what each holds, and why, in one line."""
         if len(self.names) == 1:
@@ -105,7 +115,8 @@ class Deployed:
         """What a command's --json adds to its own figures. times: what the steps of each rank took."""
         from edge.distributed import DistributedEngine
 
-        links = self.engine.links if isinstance(self.engine, DistributedEngine) else {}
+        several = self.engine if isinstance(self.engine, DistributedEngine) else None
+        links = several.links if several else {}
         ranks: list[dict[str, Any]] = []
         for rank, of in enumerate(times):
             kinds = {"decode": of.get("decode"), "prefill": of.get("prefill")}
@@ -113,6 +124,8 @@ class Deployed:
             ranks.append({"rank": rank, "device": self.plan.devices[rank], "link": links.get(rank), **figures})
         return {
             "ranks": ranks,
+            "links": [state.to_json() for state in several.link_states] if several else [],
+            "link_changes": list(several.link_watch.changes) if several else [],
             "plan": self.plan.to_json(),
             "why": self.why,
             "transport": self.exchange.transport,

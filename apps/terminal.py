@@ -193,6 +193,8 @@ class _Talk:
             times = step_table.rows(self._deployed.names, self._deployed.times())
             print_columns(step_table.NAMES, times, whole=step_table.WHOLE)
             self._console.print(f"[dim]{step_table.NOTE}[/]")
+            for line in self._deployed.link_lines():
+                self._console.print(f"[dim]link: {escape(printable(line))}[/]", soft_wrap=True)
 
     def _exit(self, _: str) -> None:
         self._leaving = True

@@ -12,10 +12,11 @@ from typing import Any
 from devices.probe import default_threads
 from edge import llama, trust
 from edge.closing import Closing, results
+from edge.dialling import USUAL
 from edge.distributed import DistributedEngine
 from edge.engine_options import EngineOptions, resolve
 from edge.engine_session import EngineSession, answers, tell_peers
-from edge.errors import SliceError
+from edge.errors import SliceError, WorkerError
 from edge.fleet import Fleet, device
 from edge.joining import TRANSPORTS, join, polling_s
 from edge.last_words import last_words
@@ -23,6 +24,7 @@ from edge.own_slices import OwnSlices
 from edge.peers import SECRET_BYTES, Peer
 from edge.place import place
 from edge.preflight import LEAST_PROCESS_BYTES, check_room
+from edge.relink import LinkState, Relink
 from edge.remote_session import RemoteSession
 from edge.shard import Shard
 from edge.total import Progress, Total
@@ -137,7 +139,7 @@ class Deployment:
             ranks = range(1, plan.world_size)
             opening = [pool.submit(self._open, rank, recipes[rank], secret, total) for rank in ranks]
             digests = results(opening, beside=(own,))
-            group = self._connect(secret, options)
+            group, relink, links = self._connect(secret, options)
             loading = [
                 pool.submit(self._load, rank, digest, recipes[rank], options, total)
                 for rank, digest in zip(ranks, digests, strict=True)
@@ -150,8 +152,9 @@ class Deployment:
         for session in self._sessions.values():
             session.tell(pb.Command(run=pb.Run(wire=exchange.wire, algorithm=exchange.algorithm)))
         self.engine = DistributedEngine(
-            file, model, plan, shard, group, exchange.algorithm, WIRES[exchange.wire], options.outputs, self._explained
-        )
+            file, model, plan, shard, group, exchange.algorithm, WIRES[exchange.wire], options.outputs, self._explained,
+            relink, links,
+        )  # fmt: skip
         self._closing.then(partial(self._end, group))
 
     def _load_here(self, recipe: Recipe, options: EngineOptions, total: Total) -> tuple[llama.Model, Shard]:
@@ -190,14 +193,14 @@ class Deployment:
         self._closing.then(session.close)
         return digest
 
-    def _connect(self, secret: bytes, options: EngineOptions) -> Group:
-        """Links between all ranks: rank 0's group."""
+    def _connect(self, secret: bytes, options: EngineOptions) -> tuple[Group, Relink, list[LinkState]]:
+        """Links between all ranks: rank 0's group, its links that may change, and how all ranks are linked."""
         sessions = [self._sessions[rank] for rank in sorted(self._sessions)]
         peers = [session.peer for session in sessions]
         tell_peers(sessions, [Peer(0, self._fleet.local_name, _NOWHERE, 0, 0, ""), *peers], self._exchange.transport)
         folder = self._fleet.credentials
         try:
-            group, _ = join(
+            group, relink = join(
                 0,
                 secret,
                 peers,
@@ -210,8 +213,10 @@ class Deployment:
             raise self._explained(error) from error
         self._group = group
         self._closing.then(group.close)
-        answers(sessions)
-        return group
+        links = [*relink.states()]
+        for session, event in zip(sessions, answers(sessions), strict=True):
+            links += [_state(session.rank, one) for one in event.connected.links]
+        return group, relink, links
 
     def _load(self, rank: int, digest: str, recipe: Recipe, options: EngineOptions, total: Total) -> None:
         part = self.plan.shard(rank)
@@ -247,6 +252,15 @@ class Deployment:
         """
         links = self._group.links.values() if self._group else None
         return last_words(error, links, list(self._sessions.values()))
+
+
+def _state(rank: int, said: pb.LinkState) -> LinkState:
+    """A link between two other ranks. WorkerError where it cannot be."""
+    try:
+        usual = said.kind == USUAL or not said.tcp_round_trip_s
+        return LinkState.from_json({"ranks": (rank, said.rank), "kind": said.kind, "why": said.why, "usual": usual})
+    except ValueError as error:
+        raise WorkerError(f"rank {rank} says of its links what cannot be: {error}") from None
 
 
 _OF_A_DEVICE = frozenset({"threads", "gpu_layers", "memory", "window", "io_threads", "io_chunk", "verify"})

@@ -18,7 +18,7 @@ from edge.peers import HELLO, USE, Fetch, Peer
 from transport.errors import LinkTimeout, ProtocolError, Refused, TransportError
 from transport.frame import Kind
 from transport.link import Deadlines, Link
-from transport.measure import TENSOR_BYTES, LinkFigures, done, measure, round_trips
+from transport.measure import TENSOR_BYTES, LinkFigures, done, figures, round_trips
 from transport.prefer import ROUNDS, Preference, fast_end, prefer
 from transport.tcp_link import TcpLink
 
@@ -144,12 +144,16 @@ class Dialler:
     def use(self, link: Link, trial: Trial | None = None) -> LinkFigures:
         """Tell a peer that this is the link in use from now on; what it can do. trial: of a link that streams."""
         if trial is not None and self.streams:  # nobody sums over them, so nobody asks
-            done(link)
-            figures = LinkFigures(trial.median_s, trial.most_s, trial.least_s, math.inf, math.inf)
+            found = LinkFigures(trial.median_s, trial.most_s, trial.least_s, math.inf, math.inf)
         else:
-            figures = measure(link, _MEASURE_S)
+            found = self.figures(link)
+        done(link)
         link.send(USE, Kind.CONTROL)
-        return figures
+        return found
+
+    def figures(self, link: Link) -> LinkFigures:
+        """What a link can do, shortly measured."""
+        return figures(link, _MEASURE_S)
 
     def _chosen(self, trials: dict[str, Trial], failed: dict[str, TransportError]) -> Dialled:
         best, why = self.compare(trials, failed)

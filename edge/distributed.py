@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +22,11 @@ from numpy.typing import NDArray
 from edge import llama, steps
 from edge.engine import Outputs, check_room, check_shift
 from edge.errors import EngineError, Interrupted
+from edge.link_watch import LinkWatch, expected_s, known
+from edge.relink import LinkState, Order, Relink, Report
 from edge.shard import Shard
 from edge.shard_worker import feed
-from edge.step_times import StepTime, Summary
+from edge.step_times import StepTime, Summary, summaries_of
 from edge.steps import Op, Step
 from edge.token_table import TokenTable
 from partition.model import ModelShape
@@ -51,6 +53,8 @@ class _Pending:
     outputs: int
     top: int
     time: StepTime  # so far
+    began: float  # time.perf_counter()
+    alone: bool  # one row, with nothing else under way
     own: list[Floats] = field(default_factory=list)  # of rank 0's rows of the head, where it is in the last stage
     logits: Floats | None = None  # where they came already
 
@@ -72,9 +76,12 @@ class DistributedEngine:
         wire: Wire | None = None,
         outputs: int | None = None,
         explain: Callable[[Exception], Exception] = lambda error: error,
+        relink: Relink | None = None,
+        links: Sequence[LinkState] = (),
     ) -> None:
         """model: the vocabulary of `file`. group: links to all ranks, which follow. outputs: as in EngineOptions, of
-        the last stage. explain: what is known beyond an error's own words, such as that a device has died."""
+        the last stage. explain: what is known beyond an error's own words, such as that a device has died. relink: the
+        links that may change between answers; links: those of all ranks, as they are."""
         self.path: Path = file.path
         self.file = file
         self.shape = ModelShape.from_gguf(file)
@@ -88,14 +95,16 @@ class DistributedEngine:
         self._shard, self._group, self._explain = shard, group, explain
         self._table = TokenTable(file)
         self._heads = {rank: plan.shard(rank).vocab for rank in shard.place.heads}
-        self._mates = [group.links[rank] for rank in shard.place.mates]
-        self._feeds = [group.links[rank] for rank in shard.place.feeds]
+        self._algorithm, self._wire = algorithm, wire
+        self._relink = relink if relink is not None and relink.able else None
+        self.link_states = known([links])  # of all ranks, each once
+        self.link_watch = LinkWatch(self._expected_s(), [len(stage.shards) for stage in plan.stages])
         self._pending: deque[_Pending] = deque()
         self._logits = np.empty((0, self.shape.n_vocab), np.float32)
         self._stopped = False
         self._done = -math.inf  # when the last step, or the wait for one, was over
         self._failed: Exception | None = None
-        shard.join(group, algorithm, wire)
+        self._join()
 
     # --- decoding, as Engine has it ---
 
@@ -144,6 +153,8 @@ class DistributedEngine:
             raise EngineError(f"a decode takes 1 to {self.batch} tokens, {n} were given")
         if wanted > self.outputs:
             raise EngineError(f"{wanted} rows are to give logits, the engine was made for {self.outputs}; set outputs")
+        if n > 1 and not self._pending:  # a prompt
+            self._between_answers()
         rows = self._shard.rows
         rows.positions[:n], rows.sequences[:n], rows.outputs[:n] = positions, sequences, outputs
         self._table.look_up(tokens, rows.embeddings[:n])
@@ -194,6 +205,8 @@ class DistributedEngine:
 
     def kv_clear(self) -> None:
         """Forget everything."""
+        if not self._pending:
+            self._between_answers()
         self._keep(Step(Op.CLEAR))
 
     def kv_last(self, sequence: int) -> int:
@@ -223,6 +236,41 @@ class DistributedEngine:
             with suppress(TransportError):  # it has gone; whoever closes the sessions sees to the rest
                 self._send(Step(Op.END))
 
+    # --- links, between answers ---
+
+    def _between_answers(self) -> None:
+        """Look whether the links do what was measured of them, and change them where they do not."""
+        if self._relink is not None and self._failed is None and self.link_watch.due and not self.link_watch.fits():
+            self._guarded(self._look_at_links)
+
+    def _look_at_links(self) -> None:
+        reports = self._reports(Order.REPORT)
+        before = self.link_states = known(report.links for report in reports)
+        order = self.link_watch.order([report.compute_s for report in reports], before)
+        if order is not Order.REPORT:
+            self.link_states = known(report.links for report in self._reports(order))
+            self.link_watch.changed(before, self.link_states, self._expected_s())
+
+    def _reports(self, order: Order) -> list[Report]:
+        """What the ranks say of their links, once they have done as ordered."""
+        assert self._relink is not None
+        self._send(Step(Op.LINKS, numbers=(order, 0, 0, 0)))
+        if order is not Order.REPORT:
+            self._relink.again(self._group, order)
+            self._join()
+        own = Report(self._shard.times.computed_s(), self._relink.states())
+        return [own, *self._answers(Report.from_json)]
+
+    def _join(self) -> None:
+        """Compute over the links that the group has now."""
+        group, place = self._group, self._shard.place
+        self._mates = [group.links[rank] for rank in place.mates]
+        self._feeds = [group.links[rank] for rank in place.feeds]
+        self._shard.join(group, self._algorithm, self._wire)
+
+    def _expected_s(self) -> float:
+        return expected_s(self.plan, self.shape.n_embd, self._group, self._algorithm, self._wire)
+
     # --- pieces ---
 
     def _useful(self, top: int) -> int:
@@ -240,7 +288,9 @@ class DistributedEngine:
             steps.send_states(link, shard.rows.embeddings[:n])
         shard.compute(n)
         feed(shard, step, self._feeds)
-        made = _Pending(wanted, top, shard.time_of(n))
+        made = _Pending(wanted, top, shard.time_of(n), now, alone=n == 1 and not self._pending)
+        for other in self._pending:
+            other.alone = False
         if shard.place.last:
             made.own = [row.copy() for row in shard.logits(n)]
         made.time = shard.end(made.time)
@@ -256,6 +306,8 @@ class DistributedEngine:
         self._pending.popleft()
         self._shard.times.add(step.time)
         self._done = time.perf_counter()
+        if step.alone:
+            self.link_watch.token(self._done - step.began, step.time.compute_s)
         return logits
 
     def _make_way(self) -> None:
@@ -294,11 +346,14 @@ class DistributedEngine:
 
     def _others_times(self, clear: bool) -> list[dict[str, Summary]]:
         self._send(Step(Op.TIMES, numbers=(int(clear), 0, 0, 0)))
+        return self._answers(summaries_of)
+
+    def _answers(self, made: Callable[[Any], T]) -> list[T]:
+        """What each other rank says, in JSON, which `made` takes or raises ValueError for."""
         found = []
         for rank, link in sorted(self._group.links.items()):
             try:
-                said = dict(json.loads(bytes(link.receive(ANSWER_TIMEOUT_S).payload)).items())  # an object, that is
-                found.append({kind: Summary.from_json(said[kind]) for kind in ("decode", "prefill") if kind in said})
+                found.append(made(json.loads(bytes(link.receive(ANSWER_TIMEOUT_S).payload))))
             except (ValueError, TypeError, AttributeError, RecursionError) as error:
                 raise ProtocolError(f"rank {rank} says of its steps what cannot be: {error}") from error
         return found

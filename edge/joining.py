@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from devices.probe import cpu_quota
 from edge import peers
 from edge.dialling import Dialled, Dialler
+from edge.relink import Relink, agree
 from transport.collective import Group
 from transport.errors import LinkClosed, Refused
 from transport.link import Deadlines, Link
@@ -27,12 +27,12 @@ def join(
     poll_s: float,
     doorway: peers.Doorway | None = None,
     streams: bool = False,
-) -> tuple[Group, dict[int, Dialled]]:
-    """The group of this rank and `others`, and how the links that it dialled were chosen.
+) -> tuple[Group, Relink]:
+    """The group of this rank and `others`, and how its links were chosen and can be changed.
 
-    doorway: where those below dial; None for rank 0, which has none below. streams: what the links are for
-    (`transport.tcp_link.tune`). Errors are those of links, of the first rank
-    that failed; then no link is left.
+    doorway: where those below dial; None for rank 0, which has none below. It stays open where links may change.
+    streams: what the links are for (`transport.tcp_link.tune`). Errors are those of links, of the first rank that
+    failed; then no link is left.
     """
     above = sorted((peer for peer in others if peer.rank > rank), key=lambda peer: peer.rank)
     below = {peer.rank: peer.name for peer in others if peer.rank < rank}
@@ -50,19 +50,17 @@ def join(
             # Those below dial one after the other, in two ways, and measure.
             links |= doorway.wait_for(below, 4 * deadlines.connect_timeout_s * (len(others) + 1))
         group = Group(rank, links)
-        figures = [one.figures for one in dialled.values()]
-        group.agree(
-            max((f.latency_s for f in figures), default=0.0),
-            min((min(f.send_bytes_per_s, f.receive_bytes_per_s) for f in figures), default=math.inf),
-        )
+        agree(group, dialled)
     except BaseException:
         for link in links.values():
             link.close()
-        raise
-    finally:
         if doorway is not None:
             doorway.close()
-    return group, dialled
+        raise
+    relink = Relink(dialler, above, below, dialled, doorway)
+    if doorway is not None and not relink.able:
+        doorway.close()
+    return group, relink
 
 
 def polling_s(threads: int) -> float:

@@ -82,6 +82,8 @@ class Doorway:
         self._streams = streams
         self._links: dict[int, tuple[Link, str]] = {}  # and the name of who dialled, where that is known
         self._came = threading.Condition()
+        self._again: int | None = None  # the rank that may dial again; None: all below, once
+        self._taking = True  # whether anybody is expected; else connections wait in the kernel
         self._closed = False
         v6 = ":" in host
         family = socket.AF_INET6 if v6 else socket.AF_INET
@@ -107,12 +109,28 @@ class Doorway:
                 found = self._links[rank][1]
                 if self._credentials is not None and found != name:
                     raise Refused(f"rank {rank} was to be {name}, it is {found or 'nobody we know'} who dialled as it")
+            self._taking = False
             return {rank: self._links.pop(rank)[0] for rank in names}
+
+    def expect(self, rank: int) -> None:
+        """Take one more link from this rank, whose link is to change."""
+        with self._came:
+            self._again, self._taking = rank, True
+            self._came.notify_all()
+
+    def rest(self) -> None:
+        """Take no more links until somebody is expected again, and end those that nobody waited for."""
+        with self._came:
+            self._taking = False
+            for link, _ in self._links.values():
+                link.close()
+            self._links.clear()
 
     def close(self) -> None:
         """Take no more links, and end those that nobody waited for."""
         with self._came:
             self._closed = True
+            self._came.notify_all()
             for link, _ in self._links.values():
                 link.close()
         self._tcp.close()
@@ -121,7 +139,11 @@ class Doorway:
     def _accept(self, listener: socket.socket) -> None:
         listener.settimeout(_LOOK_S)
         slots = threading.Semaphore(_HANDSHAKES)  # of its own: strangers on the TCP port must not block the door
-        while not self._closed:
+        while True:
+            with self._came:
+                self._came.wait_for(lambda: self._taking or self._closed)
+                if self._closed:
+                    return
             try:
                 sock, address = listener.accept()
             except TimeoutError:
@@ -200,7 +222,7 @@ class Doorway:
         return int(source)
 
     def _check_free(self, rank: int, link: Link) -> None:
-        """Refuse whoever comes second."""
-        if rank in self._links:
+        """Refuse whoever comes second, or is not expected."""
+        if rank in self._links or not self._taking or self._again not in (None, rank):
             link.refuse(f"rank {rank} has a link already")
             raise Refused(f"{link.peer} dialled again, as somebody who has a link already")

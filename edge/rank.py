@@ -30,6 +30,7 @@ from edge.dialling import Dialled
 from edge.errors import EdgeError
 from edge.joining import TRANSPORTS, join, polling_s
 from edge.lent import Lent, add_arguments, compute_on
+from edge.relink import Relink
 from quant.errors import QuantError
 from quant.wire import WIRES
 from transport import edge_pb2 as pb
@@ -83,6 +84,7 @@ class Rank:
         )
         self._connecting = False
         self._group: Group | None = None
+        self._relink: Relink | None = None
         self._loaded: Engine | Shard | LoadedStage | None = None
         self._stages: tuple[int, ...] = ()  # that what is loaded is a part of
         self.opened = pb.Opened(tcp_port=self._doorway.tcp_port, pid=os.getpid())
@@ -106,7 +108,7 @@ class Rank:
             raise EdgeError(f"{asked.transport!r} is no transport; use one of {', '.join(TRANSPORTS)}")
         self._connecting = True
         others = [peers.Peer(p.rank, p.name, p.host, p.port, p.tcp_port, p.session) for p in asked.peers]
-        self._group, dialled = join(
+        self._group, self._relink = join(
             mine,
             self._open.secret,
             others,
@@ -117,7 +119,7 @@ class Rank:
             doorway=self._doorway,
             streams=self._open.streams,
         )
-        return pb.Event(connected=pb.Connected(links=[_state(rank, one) for rank, one in dialled.items()]))
+        return pb.Event(connected=pb.Connected(links=[_state(rank, one) for rank, one in self._relink.dialled.items()]))
 
     def _load(self, asked: pb.Load) -> pb.Event:
         if self._loaded is not None:
@@ -216,7 +218,7 @@ class Rank:
                 before, after = group.rank - 1, (group.rank + 1) % group.world_size
                 onnx_stage.follow(loaded, group.links[before], group.links[after])
             else:
-                shard_worker.follow(self._shard(), group, asked.algorithm, WIRES[asked.wire])
+                shard_worker.follow(self._shard(), group, asked.algorithm, WIRES[asked.wire], self._relink)
         except Exception as error:
             for link in group.links.values():
                 link.refuse(f"rank {group.rank}: {error}")

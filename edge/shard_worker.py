@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from edge import steps
 from edge.errors import EngineError
+from edge.relink import Order, Relink, Report
 from edge.shard import Shard
 from edge.steps import Op, Step
 from transport.collective import Group, Wire
@@ -20,9 +21,11 @@ from transport.link import Link
 IDLE_S = 7 * 86400.0  # for the next step: a person may think for long, and a link that breaks is noticed
 
 
-def follow(shard: Shard, group: Group, algorithm: str = "auto", wire: Wire | None = None) -> None:
-    """Do the steps that come until rank 0 ends them. `group` has links to all ranks. Errors end it: those of links,
-    and EngineError."""
+def follow(
+    shard: Shard, group: Group, algorithm: str = "auto", wire: Wire | None = None, relink: Relink | None = None
+) -> None:
+    """Do the steps that come until rank 0 ends them. `group` has links to all ranks; relink: those that may change.
+    Errors end it: those of links, and EngineError."""
     shard.join(group, algorithm, wire)
     place = shard.place
     assert place.source is not None, "rank 0 makes the steps"
@@ -48,6 +51,14 @@ def follow(shard: Shard, group: Group, algorithm: str = "auto", wire: Wire | Non
             home.send(json.dumps(found).encode(), Kind.CONTROL)
             if step.numbers[0]:
                 shard.times.clear()
+        elif step.op is Op.LINKS:
+            if step.numbers[0]:
+                _change(step, shard, group, relink)
+                shard.join(group, algorithm, wire)
+                source, home = group.links[place.source], group.links[0]
+                feeds = [group.links[rank] for rank in place.feeds]
+            report = Report(shard.times.computed_s(), relink.states() if relink else ())
+            home.send(json.dumps(report.to_json()).encode(), Kind.CONTROL)
         elif not shard.keep(step) and step.numbers[3]:
             raise EngineError(f"rank {place.rank} cannot forget what rank 0 could; use one kind of layers a stage")
 
@@ -62,6 +73,12 @@ def _decode(shard: Shard, step: Step, source: Link, feeds: list[Link], home: Lin
         for row in shard.logits(n):
             home.send(largest(row, step.top) if step.top else row)
     shard.times.add(shard.end(shard.time_of(n, idle_s)))
+
+
+def _change(step: Step, shard: Shard, group: Group, relink: Relink | None) -> None:
+    if relink is None or step.numbers[0] not in set(Order):
+        raise ProtocolError(f"rank 0 orders {step.numbers[0]} for links, which rank {shard.place.rank} cannot do")
+    relink.again(group, Order(step.numbers[0]))
 
 
 def feed(shard: Shard, step: Step, links: list[Link]) -> None:

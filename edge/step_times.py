@@ -8,6 +8,8 @@ from collections import deque
 from dataclasses import asdict, astuple, dataclass, fields
 from typing import Any, NamedTuple
 
+from transport.prefer import fast_end
+
 KEPT = 2048  # steps; older ones are forgotten
 
 
@@ -65,10 +67,19 @@ class StepTimes:
 
     def __init__(self) -> None:
         self._steps: deque[StepTime] = deque(maxlen=KEPT)
+        self._computed_s: deque[float] = deque(maxlen=KEPT)  # of decode steps since they were asked for
 
     def add(self, step: StepTime) -> None:
         """Remember one."""
         self._steps.append(step)
+        if step.decode:
+            self._computed_s.append(step.compute_s)
+
+    def computed_s(self) -> float:
+        """Seconds in llama.cpp of a decode step since the last call, at the fast end; 0 where there was none."""
+        found = fast_end(sorted(self._computed_s)) if self._computed_s else 0.0
+        self._computed_s.clear()
+        return found
 
     def clear(self) -> None:
         """Forget all."""
@@ -78,6 +89,13 @@ class StepTimes:
         """By kind, those that occurred: "decode" and "prefill"."""
         kinds = {"decode": [s for s in self._steps if s.decode], "prefill": [s for s in self._steps if not s.decode]}
         return {kind: _summary(steps) for kind, steps in kinds.items() if steps}
+
+
+def summaries_of(said: Any) -> dict[str, Summary]:
+    """What another rank says of its steps, as `summaries` has it. ValueError, TypeError or AttributeError for anything
+    else."""
+    kinds = dict(said.items())  # an object, that is
+    return {kind: Summary.from_json(kinds[kind]) for kind in ("decode", "prefill") if kind in kinds}
 
 
 def _summary(steps: list[StepTime]) -> Summary:

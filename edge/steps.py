@@ -50,6 +50,7 @@ class Op(IntEnum):
     CLEAR = 5
     TIMES = 6  # tell rank 0 how long the steps took; numbers: 1 to forget them afterwards
     END = 7  # no more steps come
+    LINKS = 8  # change links, and tell rank 0 how they are; numbers: an Order of edge/relink.py
 
 
 _OPS = {int(op): op for op in Op}

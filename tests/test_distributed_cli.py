@@ -120,6 +120,10 @@ def test_without_shares_the_planner_says_who_computes(
     assert several["token_ids"] == alone
     assert [rank["device"] for rank in several["ranks"]] == ["local", two[0].address]
     assert layers(several) == [[0, 1], [1, 8]]
+    [link] = several["links"]
+    assert (link["ranks"], link["kind"]) == ([0, 1], several["ranks"][1]["link"])
+    assert re.match(r"(tcp|grpc) \d+ us for 8 KiB there and back, (grpc|tcp) \d+ us", link["why"])
+    assert isinstance(several["link_changes"], list)
     assert re.fullmatch(
         r"pipeline on 2 devices: 2[\d.]+ ms a token, 100 ms a token on this device alone", several["why"]
     )
@@ -130,6 +134,7 @@ def test_without_shares_the_planner_says_who_computes(
     assert single["why"].startswith("use one device: 1 ms a token on this device alone; with the others")
     assert [(rank["device"], rank["link"], rank["decode"]) for rank in single["ranks"]] == [("local", None, None)]
     assert single["plan"]["stages"][0]["layers"] == [0, 8]
+    assert (single["links"], single["link_changes"]) == ([], [])
     code, out, error = run("bench", *QUICK, *how)
     assert code == 0, error
     assert f"plan: {single['why']}\n" in out

@@ -174,6 +174,8 @@ def test_a_rank_that_is_told_the_truth(stage: Shard) -> None:
         "another sequence",
         "no sequence",
         "no",
+        "no order",
+        "no links",
     ],
 )
 def test_a_rank_that_is_told_lies(stage: Shard, lie: str) -> None:
@@ -189,6 +191,8 @@ def test_a_rank_that_is_told_lies(stage: Shard, lie: str) -> None:
         "states first": [(state, data), (step, control)],
         "another sequence": [(decode_step(stage, sequence=77), control), (state, data)],
         "no sequence": [(pack(Step(Op.REMOVE, numbers=(300, 0, -1, 0)), stage.rows), control)],
+        "no order": [(pack(Step(Op.LINKS, numbers=(9, 0, 0, 0)), stage.rows), control)],
+        "no links": [(pack(Step(Op.LINKS, numbers=(1, 0, 0, 0)), stage.rows), control)],
         "no": [(pack(Step(Op.SHIFT, numbers=(0, 0, 0, 0)), stage.rows)[:-1], control)],
     }[lie]
     error, _ = told(stage, frames)

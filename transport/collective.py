@@ -86,6 +86,11 @@ class Group:
         group.latency_s, group.bandwidth = self.latency_s, self.bandwidth
         return group
 
+    def replace(self, rank: int, link: Link) -> None:
+        """Use another link to a rank, and close the one in use. Both ends do, with nothing on its way."""
+        self.links[rank].close()
+        self.links[rank] = link
+
     def choice(self, n_floats: int, wire: Wire | None = None) -> Choice:
         """What `auto` would use for a tensor of so many floats, and why."""
         key = n_floats, wire.name if wire else ""

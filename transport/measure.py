@@ -51,6 +51,13 @@ def measure(link: Link, seconds: float = 1.0) -> LinkFigures:
 
     The other end must `answer`.
     """
+    found = figures(link, seconds)
+    done(link)
+    return found
+
+
+def figures(link: Link, seconds: float) -> LinkFigures:
+    """As `measure`, and the other end goes on to answer."""
     trips: list[float] = []
     median_s = math.inf
     sent: list[Flood] = []
@@ -65,7 +72,6 @@ def measure(link: Link, seconds: float = 1.0) -> LinkFigures:
         sent += _floods(link, b"s", piece_s / 4, found[0])
         received += _floods(link, b"r", piece_s / 4, found[0])
         pieces -= 1
-    done(link)
     trips.sort()
     p99_s = trips[min(len(trips) - 1, len(trips) * 99 // 100)]
     return LinkFigures(median_s, p99_s, trips[0], _bandwidth(sent, trips[0]), _bandwidth(received, trips[0]))
