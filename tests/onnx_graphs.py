@@ -14,6 +14,10 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from edge.onnx_runtime import runtime
 
+# How far outputs of stages may be from those of the whole, as parts of an output's largest value (docs/architecture.md,
+# "How equal are stages"). What is neither of these types is the same.
+TOLERANCES = {"float32": 1e-5, "float16": 2.0**-10}
+
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 
 Array = npt.NDArray[np.float32]
@@ -113,6 +117,14 @@ def images(n: int, seed: int = 0, size: int = 224) -> Array:
         patches = rng.standard_normal((n, 3, cells, cells), dtype=np.float32)
         out += patches.repeat(side, 2).repeat(side, 3)[..., :size, :size]
     return out + 0.5 * rng.standard_normal(out.shape, dtype=np.float32)
+
+
+def difference(expected: npt.NDArray[np.generic], found: npt.NDArray[np.generic]) -> float:
+    """The largest difference of two values, as a part of the largest value."""
+    assert expected.shape == found.shape
+    a, b = expected.astype(np.float64), found.astype(np.float64)
+    largest = float(np.abs(a).max(initial=0.0))
+    return float(np.abs(a - b).max(initial=0.0)) / (largest or 1.0)
 
 
 def run(model: ModelProto | Path, *inputs: npt.NDArray[np.generic]) -> list[Array]:

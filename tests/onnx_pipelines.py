@@ -26,7 +26,7 @@ from partition.onnx_plan import OnnxPlan
 from partition.plan import LOCAL
 from tests.links import start
 from tests.onnx_files import saved
-from tests.onnx_graphs import runs
+from tests.onnx_graphs import TOLERANCES, difference, runs
 from tests.onnx_networks import model_of
 from transport import memory_link
 from transport.link import Deadlines, Link
@@ -117,11 +117,11 @@ def whole(model: ModelProto, feeds: Mapping[str, Array]) -> Feeds:
 
 
 def same(found: Mapping[str, Array], expected: Mapping[str, Array]) -> None:
-    """All outputs are there and, bit for bit, what was expected."""
+    """All outputs are there and are what was expected, as far as docs/architecture.md promises it of stages."""
     assert list(found) == list(expected)
     for name, array in expected.items():
         assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape), name
-        assert found[name].tobytes() == np.ascontiguousarray(array).tobytes(), name
+        assert difference(array, found[name]) <= TOLERANCES.get(array.dtype.name, 0), name
 
 
 def owned(model: ModelProto, path: Path, **how: Any) -> OnnxModel:
