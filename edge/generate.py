@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import codecs
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from edge.errors import SamplingError
-from edge.sampler import PENALTY_LAST_N, SamplingParams, TokenSampler
+from edge.continuation import Continuation
+from edge.sampler import SamplingParams
 from edge.session import PrefillProgress, Session
 
 
@@ -57,78 +56,28 @@ def generate(
     exception such as KeyboardInterrupt, leaves the session usable.
     """
     accepted = time.perf_counter()
-    if any(not s for s in stop):
-        raise SamplingError("a stop string must not be empty")
-    model = session.engine.model
-    sampler = TokenSampler(model, sampling)
-    session.top = sampler.needs
-    text = TextStream(stop)
+    continuation = Continuation(session.engine.model, prompt, sampling, max_tokens=max_tokens, stop=stop)
+    session.top = continuation.needs
     clock = _Clock(accepted, len(prompt))
     step_s: list[float] = []
+    finish = None
     try:
         logits = session.prefill(prompt, on_prefill)
         clock.prefilled(session.computed)
-        for token in prompt[-PENALTY_LAST_N:]:
-            sampler.accept(token, generated=False)
-        while True:
-            token = sampler.choose(logits)
-            if model.is_end(token):
-                finish = "stop"
-                break
-            sampler.accept(token)
+        while (text := continuation.choose(logits)) is not None:
             clock.token()
-            piece = text.push(model.piece(token))
-            yield Response(piece, token, None, clock.usage(), clock.timing())
-            if text.stopped:
-                finish = "stop"
-                break
-            if clock.completion_tokens == max_tokens or session.full:
-                finish = "length"
+            token = continuation.tokens[-1]
+            yield Response(text, token, None, clock.usage(), clock.timing())
+            finish = continuation.finish_reason or ("length" if session.full else None)
+            if finish:
                 break
             began = time.perf_counter()
             logits = session.step(token)
             step_s.append(time.perf_counter() - began)
     finally:
-        sampler.close()
+        continuation.close()
         session.engine.answered(step_s)
-    yield Response(text.rest(), None, finish, clock.usage(), clock.timing())
-
-
-class TextStream:
-    """Token bytes in, text out: whole UTF-8 characters, and nothing of a stop string, even when it comes in pieces."""
-
-    def __init__(self, stop: Sequence[str]) -> None:
-        self._stop = tuple(stop)
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._held = ""  # may be the beginning of a stop string
-        self.stopped = False
-
-    def push(self, piece: bytes) -> str:
-        """The text that is certain after this piece. Sets `stopped` when a stop string is complete."""
-        self._held += self._decoder.decode(piece)
-        found = [at for s in self._stop if (at := self._held.find(s)) >= 0]
-        if found:
-            self.stopped = True
-            return self._release(min(found), drop_rest=True)
-        longest = max((_overlap(self._held, s) for s in self._stop), default=0)
-        return self._release(len(self._held) - longest)
-
-    def rest(self) -> str:
-        """What was held back, once nothing more can come."""
-        if self.stopped:
-            return ""
-        self._held += self._decoder.decode(b"", final=True)
-        return self._release(len(self._held))
-
-    def _release(self, length: int, *, drop_rest: bool = False) -> str:
-        text, rest = self._held[:length], self._held[length:]
-        self._held = "" if drop_rest else rest
-        return text
-
-
-def _overlap(text: str, stop: str) -> int:
-    """The length of the longest end of `text` that begins `stop`."""
-    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
+    yield Response(continuation.rest(), None, finish or "stop", clock.usage(), clock.timing())
 
 
 class _Clock:

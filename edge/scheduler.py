@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from edge.continuation import Continuation
 from edge.errors import ContextFull, EdgeError
-from edge.sampler import SamplingParams, TokenSampler
+from edge.sampler import SamplingParams
 from edge.text_engine import TextEngine
 from transport.errors import TransportError
 
@@ -26,16 +27,21 @@ class Request:
     prompt: Sequence[int]  # token ids
     max_tokens: int
     sampling: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0))
+    stop: Sequence[str] = ()  # strings that end the answer; the token that completes one is its last
     ends: bool = True  # False: also after a token that ends a text, for measuring
 
 
 class _Running:
     """A request with its sequence."""
 
-    def __init__(self, index: int, request: Request, sequence: int, sampler: TokenSampler) -> None:
-        self.index, self.request, self.sequence, self.sampler = index, request, sequence, sampler
+    def __init__(self, index: int, request: Request, sequence: int, continuation: Continuation) -> None:
+        self.index, self.request, self.sequence, self.continuation = index, request, sequence, continuation
         self.prefilled = 0  # tokens of the prompt that were submitted
-        self.generated: list[int] = []
+
+    @property
+    def generated(self) -> list[int]:
+        """The tokens of its answer so far."""
+        return self.continuation.tokens
 
     @property
     def room(self) -> int:
@@ -68,7 +74,7 @@ class Scheduler:
     def run(self, requests: Sequence[Request]) -> list[list[int]]:
         """The tokens generated for each request. ContextFull where one of them alone does not fit.
 
-        A token that ends a text is not part of it.
+        Each is what `generate` gives for it alone. A token that ends a text is not part of it.
         """
         for index, request in enumerate(requests):
             if not 0 < len(request.prompt) + request.max_tokens <= self._engine.context or not request.prompt:
@@ -87,7 +93,7 @@ class Scheduler:
                     self._collect()
         finally:
             for one in (*self._ready, *(one for group in self._flying for one in group)):
-                one.sampler.close()
+                one.continuation.close()
             while self._engine.uncollected:  # where it ends by an error: the next to ask must not get these
                 with suppress(EdgeError, TransportError):  # the engine has failed, and that error is on its way
                     self._engine.collect()
@@ -97,10 +103,17 @@ class Scheduler:
         """Give waiting requests a sequence, as far as there are some and the context has room."""
         while self._waiting and self._free:
             index, request = self._waiting[0]
-            running = _Running(index, request, self._free[0], TokenSampler(self._engine.model, request.sampling))
-            if running.room > self._room:
-                running.sampler.close()
+            if len(request.prompt) + request.max_tokens > self._room:
                 return
+            continuation = Continuation(
+                self._engine.model,
+                request.prompt,
+                request.sampling,
+                max_tokens=request.max_tokens,
+                stop=request.stop,
+                ends=request.ends,
+            )
+            running = _Running(index, request, self._free[0], continuation)
             self._waiting.popleft()
             self._free.pop(0)
             self._room -= running.room
@@ -144,21 +157,16 @@ class Scheduler:
         """Choose a token for each request of the oldest group."""
         group = self._flying.popleft()
         for one, logits in zip(group, self._engine.collect(), strict=True):
-            token = one.sampler.choose(logits)
-            if one.request.ends and self._engine.model.is_end(token):
-                self._finish(one)
-                continue
-            one.sampler.accept(token)
-            one.generated.append(token)
-            self._on_token(one.index, token)
-            if len(one.generated) == one.request.max_tokens:
+            if one.continuation.choose(logits) is not None:
+                self._on_token(one.index, one.generated[-1])
+            if one.continuation.finish_reason:
                 self._finish(one)
             else:
                 self._ready.append(one)
 
     def _finish(self, one: _Running) -> None:
         self._results[one.index] = one.generated
-        one.sampler.close()
+        one.continuation.close()
         self._engine.kv_remove(one.sequence, 0, -1)
         self._free.append(one.sequence)
         self._room += one.room
@@ -166,5 +174,5 @@ class Scheduler:
 
 def _top(group: Sequence[_Running]) -> int:
     """How many of the largest logits suffice for all of them; 0: all."""
-    needs = [one.sampler.needs for one in group]
+    needs = [one.continuation.needs for one in group]
     return max(needs) if all(needs) else 0

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge.continuation import TextStream
 from edge.engine import Engine
 from edge.errors import ContextFull, EngineError, Interrupted, SamplingError
-from edge.generate import Response, TextStream, generate
+from edge.generate import Response, generate
 from edge.sampler import SamplingParams
 from edge.session import Session
 

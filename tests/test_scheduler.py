@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from edge.demo import MODEL_PATH
 from edge.engine import Engine, EngineOptions
 from edge.errors import ContextFull, SamplingError
+from edge.generate import generate
 from edge.sampler import MAX_SEED, PENALTY_LAST_N, SamplingParams, TokenSampler, _needs
 from edge.scheduler import Request, Scheduler
 from edge.session import Session
@@ -55,23 +56,14 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
 
 
 def alone(engine: TextEngine, requests: Sequence[Request]) -> list[list[int]]:
-    """Each request by itself, without a scheduler."""
+    """What `generate` answers to each request by itself."""
     answers = []
     for request in requests:
         engine.kv_clear()
-        session, answer = Session(engine), []
-        sampler = TokenSampler(engine.model, request.sampling)
-        logits = session.prefill(request.prompt)
-        while len(answer) < request.max_tokens:
-            token = sampler.choose(logits)
-            if request.ends and engine.model.is_end(token):
-                break
-            sampler.accept(token)
-            answer.append(token)
-            if len(answer) < request.max_tokens:
-                logits = session.step(token)
-        sampler.close()
-        answers.append(answer)
+        responses = generate(
+            Session(engine), request.prompt, request.sampling, max_tokens=request.max_tokens, stop=request.stop
+        )
+        answers.append([response.token_id for response in responses if response.token_id is not None])
     return answers
 
 
@@ -83,7 +75,6 @@ def random_requests(n: int, longest: int, seed: int, sampling: Sequence[Sampling
             rng.integers(3, 512, rng.integers(1, longest)).tolist(),
             int(rng.integers(1, 12)),
             sampling[i % len(sampling)],
-            ends=bool(i % 3),
         )
         for i in range(n)
     ]
@@ -100,6 +91,63 @@ def test_many_requests_are_answered_as_each_alone(synthetic: Synthetic) -> None:
         assert [engine.kv_last(sequence) for sequence in range(5)] == [-1] * 5
         assert answers == alone(engine, requests)
     assert [seen.get(i, []) for i in range(len(requests))] == answers
+
+
+OPTIONS = {
+    "greedy": {},
+    "temperature": {"temperature": 1.4, "seed": 1},
+    "another seed": {"temperature": 1.4, "seed": 2},
+    "top-k": {"temperature": 2.0, "top_k": 3, "seed": 3},
+    "top-p": {"temperature": 2.0, "top_p": 0.2, "seed": 4},
+    "min-p": {"temperature": 2.0, "min_p": 0.7, "seed": 5},
+    "penalty": {"repeat_penalty": 1.5},
+    "penalty, drawn": {"temperature": 1.0, "repeat_penalty": 1.5, "seed": 6},
+    "reward": {"repeat_penalty": 0.6},
+    "grammar": {"grammar": WORDS},
+    "grammar, drawn, penalty": {"temperature": 1.0, "grammar": WORDS, "repeat_penalty": 1.5, "seed": 7},
+    "schema": {"json_schema": '{"type": "array", "items": {"type": "integer"}, "minItems": 2}'},
+}
+
+
+def test_every_option_means_what_it_means_to_generate(synthetic: Synthetic) -> None:
+    """Several at once, of every option; some end at a stop string. Prompts repeat what the model likes to say."""
+    rng = np.random.default_rng(8)
+    with Engine(synthetic("llama", "f32"), replace(EXACT, context=1024, batch=32, outputs=8, sequences=4)) as engine:
+        requests = []
+        for options in OPTIONS.values():
+            prompt = rng.integers(3, 512, 20).tolist()
+            [said] = alone(engine, [Request(prompt, 8)])
+            request = Request(prompt + said * 3, 12, SamplingParams(**{"temperature": 0, **options}))
+            [answer] = alone(engine, [request])
+            text = "".join(engine.model.piece(token).decode(errors="replace") for token in answer[:3])
+            requests += [request, replace(request, stop=("never said", text))]
+        expected = alone(engine, requests)
+        assert Scheduler(engine).run(requests) == expected
+    assert sum(len(stopped) < len(whole) for whole, stopped in batched(expected)) >= len(OPTIONS) - 2
+    by_name = dict(zip(OPTIONS, expected[::2], strict=True))
+    assert by_name["temperature"] != by_name["another seed"]
+
+
+def batched(answers: Sequence[list[int]]) -> Iterator[tuple[list[int], list[int]]]:
+    """Answers in pairs."""
+    return zip(answers[::2], answers[1::2], strict=True)
+
+
+def test_the_penalty_looks_back_into_the_prompt(synthetic: Synthetic) -> None:
+    """The likeliest token is in the prompt: with the penalty another one is chosen."""
+    with Engine(synthetic("llama", "f32"), replace(EXACT, sequences=2)) as engine:
+        prompt = [5, 6, 7]
+        while (first := Scheduler(engine).run([Request(prompt, 1)])[0])[0] not in prompt:
+            prompt = [*first, *prompt]
+        changed = Scheduler(engine).run([Request(prompt, 1, SamplingParams(temperature=0, repeat_penalty=50.0))])
+        assert changed != [first]
+
+
+def test_measuring_goes_on_after_the_end_of_a_text(synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Engine(synthetic("llama", "f32"), replace(EXACT, sequences=2)) as engine:
+        monkeypatch.setattr(type(engine.model), "is_end", lambda model, token: True)
+        ending, going = Scheduler(engine).run([Request([5, 6], 4), Request([5, 6], 4, ends=False)])
+    assert (ending, len(going)) == ([], 4)
 
 
 @pytest.mark.parametrize("arch", ["llama", "gemma3", "qwen3moe"])
