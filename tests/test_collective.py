@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from quant.wire import WIRES
 from tests.links import PATIENT, WAIT_S, start, tcp_sockets
+from tests.thorough import each_once, some
 from transport import memory_link
 from transport.choice import ALGORITHMS
 from transport.collective import CHUNK_FLOATS, Group, Wire
@@ -156,8 +157,7 @@ def assert_sums(
 # The same bits everywhere.
 
 
-@pytest.mark.parametrize("wire", WIRES)
-@pytest.mark.parametrize("n_ranks", range(1, 9))
+@pytest.mark.parametrize(("n_ranks", "wire"), each_once(range(1, 9), WIRES))
 def test_all_algorithms_come_to_the_same_bits(n_ranks: int, wire: str) -> None:
     ranks = groups(n_ranks)
     for n in SIZES:
@@ -167,7 +167,7 @@ def test_all_algorithms_come_to_the_same_bits(n_ranks: int, wire: str) -> None:
     close(ranks)
 
 
-@settings(max_examples=60)
+@settings(max_examples=some(20, 60))
 @given(
     n_ranks=st.integers(1, 8),
     n=st.integers(0, 70_000) | st.integers(0, 300),
@@ -184,8 +184,9 @@ def test_any_tensors(n_ranks: int, n: int, mode: str, wire: str, seed: int, spec
     close(ranks)
 
 
-@pytest.mark.parametrize("make", [tcp, unix], ids=["tcp", "unix"])
-@pytest.mark.parametrize("n_ranks", [2, 3, 5])
+@pytest.mark.parametrize(
+    ("n_ranks", "make"), each_once([2, 3, 5], [tcp, unix], lambda value: getattr(value, "__name__", value))
+)
 def test_over_sockets(make: MakePair, n_ranks: int) -> None:
     ranks = groups(n_ranks, make)
     for wire, mode, n in itertools.product(WIRES, MODES, (1, 1000, 70_000)):
@@ -196,14 +197,13 @@ def test_over_sockets(make: MakePair, n_ranks: int) -> None:
 @pytest.mark.parametrize("n_ranks", [2, 3, 4, 8])
 def test_whatever_arrives_first(n_ranks: int) -> None:
     ranks = groups(n_ranks, dawdling)
-    for seed in range(4):
+    for seed in range(some(1, 4)):
         for mode, wire in (("star", "q8"), ("mesh", "f32"), ("split", "f16"), ("ring", "f32")):
             assert_sums(ranks, tensors(n_ranks, 9000, seed, special=0.1), mode, WIRES[wire], late=seed)
     close(ranks)
 
 
-@pytest.mark.parametrize("n_ranks", [2, 4])
-@pytest.mark.parametrize("mode", ALGORITHMS)
+@pytest.mark.parametrize(("mode", "n_ranks"), each_once(ALGORITHMS, [2, 4]))
 def test_16_mib_over_tcp_does_not_block(n_ranks: int, mode: str) -> None:
     ranks = groups(n_ranks, tcp)
     for wire in ("f32", "q8") if n_ranks == 2 else ("f32",):
@@ -270,8 +270,7 @@ def test_a_group_needs_a_link_to_every_other_rank() -> None:
 # Everything else.
 
 
-@pytest.mark.parametrize("n_ranks", [1, 2, 3, 8])
-@pytest.mark.parametrize("n", [0, 1, 1000, (1 << 20) + 1, 3 << 20])
+@pytest.mark.parametrize(("n", "n_ranks"), each_once([0, 1, 1000, (1 << 20) + 1, 3 << 20], [1, 2, 3, 8]))
 def test_broadcast_and_gather(n_ranks: int, n: int) -> None:
     ranks = groups(n_ranks, unix if n > 1000 else memory)
     rows = [np.random.default_rng(rank).integers(0, 256, n, np.uint8) for rank in range(n_ranks)]

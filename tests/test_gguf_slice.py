@@ -18,6 +18,7 @@ from partition.recipe import Copy, Literal, Zeros
 from partition.tensor import kv_heads
 from quant.gguf_file import GgufFile
 from tests.slices import DIGEST, FIGURES, SMALL, ranges, synthetic, whole, write
+from tests.thorough import each_once
 
 Bytes = NDArray[np.uint8]
 
@@ -152,8 +153,7 @@ def check_slice(model_path: Path, cut: Slice, path: Path) -> Read:
     return part
 
 
-@pytest.mark.parametrize("type_name", TYPES)
-@pytest.mark.parametrize("arch", SHARED)
+@pytest.mark.parametrize(("arch", "type_name"), each_once(SHARED, TYPES))
 def test_shards_hold_their_part_of_every_tensor(arch: str, type_name: str, folder: Path, tmp_path: Path) -> None:
     model = small(folder, arch, type_name)
     file = GgufFile.open(model)
@@ -169,8 +169,7 @@ def test_shards_hold_their_part_of_every_tensor(arch: str, type_name: str, folde
         assert shape.n_vocab == len(cut.vocab)
 
 
-@pytest.mark.parametrize("type_name", TYPES)
-@pytest.mark.parametrize("arch", FIGURES)
+@pytest.mark.parametrize(("arch", "type_name"), each_once(FIGURES, TYPES))
 def test_stages_hold_their_layers(arch: str, type_name: str, folder: Path, tmp_path: Path) -> None:
     model = small(folder, arch, type_name)
     file = GgufFile.open(model)

@@ -21,6 +21,7 @@ from quant.gguf_file import GgufFile
 from tests.deployments import ONE_THREAD, OPTIONS, deployed, idle, pipeline, plan_for, shared_workers, stages, tensor
 from tests.helpers import ROOT, until
 from tests.links import start
+from tests.thorough import each_once
 from tests.workers import Worker, running, worker
 from transport.errors import LinkTimeout, TransportError
 from transport.link import Deadlines
@@ -68,10 +69,25 @@ def pid_of(deployment: Deployment, rank: int) -> int:
     return found
 
 
-@pytest.mark.parametrize("transport", ["tcp", "grpc"])
 @pytest.mark.parametrize(
-    ("how", "victim"),
-    [(tensor(1, 1, 1), 2), (pipeline(1, 1, 1), 1), (pipeline(1, 1, 1), 2), (stages(1, 2), 1), (stages(2, 1), 1)],
+    ("how", "victim", "transport"),
+    [
+        (tensor(1, 1, 1), 2, "tcp"),
+        (pipeline(1, 1, 1), 1, "grpc"),
+        (stages(1, 2), 1, "tcp"),
+        *(
+            pytest.param(*case, marks=pytest.mark.thorough)
+            for case in [
+                (tensor(1, 1, 1), 2, "grpc"),
+                (pipeline(1, 1, 1), 1, "tcp"),
+                (pipeline(1, 1, 1), 2, "tcp"),
+                (pipeline(1, 1, 1), 2, "grpc"),
+                (stages(1, 2), 1, "grpc"),
+                (stages(2, 1), 1, "tcp"),
+                (stages(2, 1), 1, "grpc"),
+            ]
+        ),
+    ],
     ids=str,
 )
 def test_an_engine_process_that_is_killed(two: list[Worker], how: dict[str, Any], victim: int, transport: str) -> None:
@@ -124,11 +140,16 @@ def test_a_rank_that_stands_still(two: list[Worker]) -> None:
         assert 1.4 < time.monotonic() - began < QUICK.step_timeout_s + SOON_S
 
 
-@pytest.mark.parametrize("how", [tensor(1, 1, 1), pipeline(1, 1, 1)], ids=lambda how: how["parallel"])
-@pytest.mark.parametrize(("what", "when"), [("daemon", 0.01), ("daemon", 0.4), ("daemon", 0.6), ("engine", 0.5)])
+@pytest.mark.parametrize(
+    ("lost", "how"),
+    each_once(
+        [("daemon", 0.01), ("daemon", 0.4), ("daemon", 0.6), ("engine", 0.5)], [tensor(1, 1, 1), pipeline(1, 1, 1)]
+    ),
+)
 def test_a_worker_that_is_lost_while_it_loads(
-    tmp_path: Path, two: list[Worker], monkeypatch: pytest.MonkeyPatch, how: dict[str, Any], what: str, when: float
+    tmp_path: Path, two: list[Worker], monkeypatch: pytest.MonkeyPatch, how: dict[str, Any], lost: tuple[str, float]
 ) -> None:
+    what, when = lost
     monkeypatch.setattr(remote, "RECONNECT_S", 1.0)
     with worker(tmp_path / "doomed", "--name", "doomed", *ONE_THREAD) as doomed:
         plan = plan_for(MODEL_PATH, [doomed, two[1]], how)

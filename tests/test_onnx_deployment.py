@@ -36,6 +36,7 @@ from tests.onnx_files import saved
 from tests.onnx_graphs import mlp
 from tests.onnx_networks import model_of
 from tests.onnx_pipelines import at, images, mixed, mixed_feeds, owned, residual, same, whole
+from tests.thorough import each_once
 from tests.workers import Worker, worker
 from transport.errors import TransportError
 from transport.link import Deadlines
@@ -143,8 +144,7 @@ def test_many_plans_on_the_same_sessions(running: OnnxDeployment, several: OnnxM
     assert [session.pid for session in running._sessions] == pids
 
 
-@pytest.mark.parametrize("transport", ["tcp", "grpc"])
-@pytest.mark.parametrize("own", [False, True], ids=["worker", "own"])
+@pytest.mark.parametrize(("own", "transport"), each_once([False, True], ["tcp", "grpc"]))
 def test_one_worker_and_the_owner(three: list[Worker], tmp_path: Path, own: bool, transport: str) -> None:
     external = {"save_as_external_data": True, "location": "weights", "size_threshold": 0}
     model = owned(residual(), tmp_path / "residual.onnx", **(external if own else {}))

@@ -21,6 +21,7 @@ from partition.stage_group import StageGroup
 from partition.tensor import Limits
 from tests.planning import MIB, MS, device, linked, model, work
 from tests.random_plans import NAMES, Case, objectives
+from tests.thorough import some
 
 BOTH = ("latency", "throughput")
 Vector = tuple[float, ...]
@@ -36,7 +37,8 @@ def front(vectors: Sequence[Vector]) -> list[Vector]:
 
 
 @pytest.mark.parametrize(
-    ("cases", "layers", "devices"), [(1850, (1, 3), (1, 2)), (150, (2, 4), (2, 3)), (4, (6, 7), (4, 4))]
+    ("cases", "layers", "devices"),
+    [(some(400, 1850), (1, 3), (1, 2)), (some(30, 150), (2, 4), (2, 3)), (some(1, 4), (6, 7), (4, 4))],
 )
 def test_the_planner_finds_what_trying_everything_finds(
     cases: int, layers: tuple[int, int], devices: tuple[int, int]

@@ -25,6 +25,7 @@ from tests.deployments import (
     stages,
     tensor,
 )
+from tests.thorough import each_once
 from tests.workers import Worker
 from transport.choice import ALGORITHMS
 
@@ -44,11 +45,12 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
 # Logits.
 
 
-@pytest.mark.parametrize("arch", ["llama", "gemma2", "gemma3", "gpt-oss"])
 @pytest.mark.parametrize(
-    "how",
-    [tensor(1, 1), tensor(1, 1, 2), pipeline(1, 1), stages(1, 2), stages(2, 1)],
-    ids=lambda how: str(how.values()),
+    ("arch", "how"),
+    each_once(
+        ["llama", "gemma2", "gemma3", "gpt-oss"],
+        [tensor(1, 1), tensor(1, 1, 2), pipeline(1, 1), stages(1, 2), stages(2, 1)],
+    ),
 )
 def test_logits_of_exact_sums(one: Worker, synthetic: Synthetic, arch: str, how: dict[str, Any]) -> None:
     path = synthetic(arch, "f32")
@@ -100,11 +102,9 @@ def test_every_algorithm_of_the_sums_gives_the_same_bits(one: Worker) -> None:
     assert len(set(found.values())) == 1
 
 
-@pytest.mark.parametrize(("wire", "most"), [("f16", 0.05), ("q8", 0.5)])
-@pytest.mark.parametrize("transport", ["tcp", "grpc"])
-def test_sums_may_cross_as_something_smaller(
-    one: Worker, synthetic: Synthetic, wire: str, most: float, transport: str
-) -> None:
+@pytest.mark.parametrize(("wire", "transport"), each_once(["f16", "q8"], ["tcp", "grpc"]))
+def test_sums_may_cross_as_something_smaller(one: Worker, synthetic: Synthetic, wire: str, transport: str) -> None:
+    most = {"f16": 0.05, "q8": 0.5}[wire]
     path = synthetic("llama", "f32")
     exchange = Exchange(wire=wire, transport=transport)
     with deployed(one, path, tensor(1, 1), EXACT, exchange) as deployment, Engine(path, EXACT) as single:
@@ -136,8 +136,9 @@ def test_states_between_stages_may_be_smaller_too(one: Worker, synthetic: Synthe
 # The KV cache.
 
 
-@pytest.mark.parametrize("arch", ["llama", "gemma3", "gpt-oss"])
-@pytest.mark.parametrize("how", [tensor(1, 2), pipeline(1, 1), stages(1, 2)], ids=lambda how: str(how.values()))
+@pytest.mark.parametrize(
+    ("arch", "how"), each_once(["llama", "gemma3", "gpt-oss"], [tensor(1, 2), pipeline(1, 1), stages(1, 2)])
+)
 def test_operations_on_the_cache_come_in_order(
     one: Worker, synthetic: Synthetic, arch: str, how: dict[str, Any]
 ) -> None:

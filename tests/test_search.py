@@ -13,7 +13,9 @@ from partition.search import Array, Group, Problem, front
 from partition.search_tables import Tables, rounded
 from tests import brute_force
 from tests.brute_force import devices, priced, small_problem
+from tests.thorough import some
 
+PROBLEMS = some(200, 1000)
 SEEDS = st.integers(0, 2**32 - 1)
 
 
@@ -25,19 +27,19 @@ def test_a_thousand_small_problems_have_the_front_that_brute_force_finds(
     monkeypatch.setattr(search, "QUICK_BEAM", quick)
     monkeypatch.setattr(search_bounds, "MAX_CELLS", cells)
     empty = several = 0
-    for seed in range(first, first + 1000):
+    for seed in range(first, first + PROBLEMS):
         problem = small_problem(np.random.default_rng(seed))
         found, wanted = front(problem), brute_force.front(problem)
         assert found.exact
         assert {one.objectives: devices(problem, one) for one in found.solutions} == wanted, seed
         empty += not wanted
         several += len(wanted) > 1
-    assert empty > 50
-    assert several > 200
+    assert empty > PROBLEMS / 20
+    assert several > PROBLEMS / 5
 
 
 @given(SEEDS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=some(20, 60), deadline=None)
 def test_a_front_is_sorted_has_nothing_dominated_and_costs_what_it_says(seed: int) -> None:
     problem = small_problem(np.random.default_rng(seed))
     found = front(problem).solutions
@@ -52,7 +54,7 @@ def test_a_front_is_sorted_has_nothing_dominated_and_costs_what_it_says(seed: in
 
 
 @given(SEEDS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=some(20, 60), deadline=None)
 def test_how_devices_are_numbered_changes_no_objective(seed: int) -> None:
     rng = np.random.default_rng(seed)
     problem = small_problem(rng)
@@ -66,7 +68,7 @@ def test_how_devices_are_numbered_changes_no_objective(seed: int) -> None:
 
 
 @given(SEEDS, st.integers(1, 8))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=some(20, 60), deadline=None)
 def test_a_beam_finds_true_solutions_and_says_whether_there_may_be_better(seed: int, beam: int) -> None:
     problem = small_problem(np.random.default_rng(seed))
     found, best = front(problem, beam=beam), front(problem)

@@ -30,6 +30,7 @@ from edge.sessions import LINKS_PER_RANK, MAX_SESSIONS
 from partition.recipe import whole
 from quant.wire import WIRES
 from tests.helpers import ROOT, until
+from tests.thorough import each_once
 from tests.trust import Cluster, held, shown
 from tests.workers import SECRET, Worker, gone, health, served, sessions, stalled, worker
 from transport import edge_pb2 as pb
@@ -107,8 +108,7 @@ def connect(session: RemoteSession, *peers: Peer, transport: str = "auto") -> No
 # Together.
 
 
-@pytest.mark.parametrize("transport", ["auto", "tcp", "grpc"])
-@pytest.mark.parametrize("n_ranks", [2, 3, 5])
+@pytest.mark.parametrize(("n_ranks", "transport"), each_once([2, 3, 5], ["grpc", "tcp", "auto"]))
 def test_all_ranks_hold_the_same_sum(remotes: list[Remote], n_ranks: int, transport: str) -> None:
     with sessions(remotes, n_ranks) as group:
         states = connect_all(group, transport)

@@ -27,6 +27,7 @@ from tests.slices import (
     synthetic,
     whole,
 )  # fmt: skip
+from tests.thorough import each_once, some, thorough
 
 LAYERS = SMALL["layers"]
 # A prompt longer than the windows, a token, and some more.
@@ -72,12 +73,11 @@ def test_stages_compute_the_same_bits(arch: str, folder: Path, tmp_path: Path) -
     model = synthetic(folder / f"{arch}.gguf", arch)
     expected = run_local(model, CALLS)
     # Among these are layers with a window alone, and layers without one alone.
-    for sizes in ((3, 1, 3), (5, 1, 1), (1, 1, 5), (7,)):
+    for sizes in ((5, 1, 1), (3, 1, 3), (1, 1, 5), (7,))[: some(1, 4)]:
         assert difference(run_stages(model, ranges(*sizes), CALLS, tmp_path), expected) == 0.0, sizes
 
 
-@pytest.mark.parametrize("type_name", ["q8_0", "q4_0"])
-@pytest.mark.parametrize("arch", ["llama", "gemma2", "gpt-oss"])
+@pytest.mark.parametrize(("arch", "type_name"), each_once(["llama", "gemma2", "gpt-oss"], ["q8_0", "q4_0"]))
 def test_stages_of_quantized_models_compute_the_same_bits(
     arch: str, type_name: str, folder: Path, tmp_path: Path
 ) -> None:
@@ -86,8 +86,7 @@ def test_stages_of_quantized_models_compute_the_same_bits(
     assert difference(run_stages(model, ranges(2, 1, 4), CALLS, tmp_path), expected) == 0.0
 
 
-@pytest.mark.parametrize("type_name", ["q8_0", "q4_k"])
-@pytest.mark.parametrize("arch", ["llama", "qwen2", "gemma3", "phi3"])
+@pytest.mark.parametrize(("arch", "type_name"), each_once(["llama", "qwen2", "gemma3", "phi3"], ["q8_0", "q4_k"]))
 def test_shards_of_quantized_models_compute_nearly_the_same(
     arch: str, type_name: str, folder: Path, tmp_path: Path
 ) -> None:
@@ -101,8 +100,7 @@ def test_shards_of_quantized_models_compute_nearly_the_same(
     assert difference(run_shards(model, cuts, CALLS, tmp_path), run_local(model, CALLS)) < 0.3
 
 
-@pytest.mark.parametrize("cut", CUTS)
-@pytest.mark.parametrize("arch", SHARED)
+@pytest.mark.parametrize(("arch", "cut"), each_once(SHARED, CUTS))
 def test_shards_compute_the_same_up_to_rounding(arch: str, cut: str, folder: Path, tmp_path: Path) -> None:
     model = synthetic(folder / f"{arch}.gguf", arch)
     expected = run_local(model, CALLS)
@@ -130,7 +128,7 @@ def test_biases_and_fused_attention_of_llama(folder: Path, tmp_path: Path) -> No
         drop |= {f"blk.{i}.attn_{part}.weight" for part in "qkv"}
     changed = rewritten(model, tmp_path / "biased.gguf", add=add, drop=drop)
     expected = run_local(changed, CALLS)
-    for cut in CUTS:
+    for cut in list(CUTS)[-some(1, 3) :]:
         assert difference(run_shards(changed, shards(cut), CALLS, tmp_path), expected) < CLOSE
     assert difference(run_stages(changed, ranges(2, 5), CALLS, tmp_path), expected) == 0.0
 
@@ -173,7 +171,7 @@ def test_the_head_has_its_own_bias(folder: Path, tmp_path: Path) -> None:
         check_tensor(GgufFile.open(model))
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "phi3", "gemma3"])
+@pytest.mark.parametrize("arch", ["llama", "gemma3", *thorough("qwen2", "qwen3", "phi3")])
 def test_a_tied_head(arch: str, folder: Path, tmp_path: Path) -> None:
     model = synthetic(folder / f"{arch}-tied.gguf", arch, tied=True)
     expected = run_local(model, CALLS)

@@ -1,12 +1,14 @@
 """Cases that run every time, and cases that run only with EDGE_THOROUGH=1.
 
     @pytest.mark.parametrize("shares", [(1, 1), *thorough((2, 1), (1, 2, 3))])
+    @pytest.mark.parametrize(("arch", "cut"), each_once(ARCHITECTURES, CUTS))
     @settings(max_examples=some(30, 150))
 
 A whole test, or a combination, is marked with `pytest.mark.thorough`.
 """
 
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -22,3 +24,14 @@ def some(few: int, every: int) -> int:
 def thorough(*values: Any) -> list[Any]:
     """Values of a parameter that run only with EDGE_THOROUGH=1. A tuple is one value."""
     return [pytest.param(value, marks=pytest.mark.thorough) for value in values]
+
+
+def each_once(first: Iterable[Any], second: Iterable[Any], ids: Any = str) -> list[Any]:
+    """Pairs of values for two parameters: all with EDGE_THOROUGH=1, else so many that every value occurs."""
+    first, second = list(first), list(second)
+    kept = {(i % len(first), i % len(second)) for i in range(max(len(first), len(second)))}
+    return [
+        pytest.param(a, b, id=f"{ids(a)}-{ids(b)}", marks=[] if (i, j) in kept else [pytest.mark.thorough])
+        for i, a in enumerate(first)
+        for j, b in enumerate(second)
+    ]
