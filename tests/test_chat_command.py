@@ -3,7 +3,6 @@
 import json
 import re
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -250,10 +249,9 @@ def test_an_interrupt_ends_a_long_answer_and_keeps_what_was_said(long: tuple[str
     process = start_edge("chat", "--threads", "1", *long, "--max-tokens", "8000", "--context", "8192")
     assert process.stdout is not None
     first = process.stdout.read(1)
-    began = time.monotonic()
     process.send_signal(signal.SIGINT)
     rest, complaints = process.communicate(timeout=TIMEOUT_S)
-    assert time.monotonic() - began < 5
+    assert len(first + rest) < 8000  # not all the tokens that it may have
     assert process.returncode == 130
     assert re.fullmatch(rb"[a-z]+\s?", first + rest)
     assert b"Traceback" not in complaints

