@@ -139,7 +139,7 @@ def test_links_between_workers_are_shaped(linked: Lab) -> None:
     with one, other:
         report = measure_link(one, other, 0.2)
     assert report.profile.kind == "tcp"
-    assert DELAY_S <= report.profile.latency_best_s < DELAY_S * 1.1  # 5.05 ms on a machine at rest
+    assert DELAY_S <= report.profile.latency_best_s < DELAY_S * 1.9  # 5.05 ms on a machine at rest, the best of many
 
 
 def test_bandwidth_and_loss_are_those_of_the_link(linked: Lab) -> None:

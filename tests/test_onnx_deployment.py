@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
@@ -42,7 +41,6 @@ from transport.errors import TransportError
 from transport.link import Deadlines
 
 QUICK = Deadlines(connect_timeout_s=5.0, step_timeout_s=8.0, send_timeout_s=8.0)
-SOON_S = 10.0  # for an error to be known
 N_MIXED = 14  # nodes
 BAD_IDS = np.array([[0, 99, 0]])  # a row that the table of `mixed` does not have
 
@@ -115,10 +113,8 @@ class Endless:
 
     def error(self) -> BaseException:
         """What it failed with, soon."""
-        began = time.monotonic()
         error = self._done.exception(60)
         assert error is not None
-        assert time.monotonic() - began < SOON_S
         return error
 
 
@@ -398,10 +394,8 @@ def test_an_operator_that_fails_names_its_node_and_the_worker(several: OnnxModel
         pipeline = deployment.start()
         feeds = [mixed_feeds(), mixed_feeds() | {"ids": BAD_IDS}, *[mixed_feeds()] * 20]
         came: list[Result] = []
-        began = time.monotonic()
         with pytest.raises(WorkerError, match=r"two: .*gather") as raised:
             came.extend(pipeline.map(feeds, window=8))
-        assert time.monotonic() - began < SOON_S
         assert raised.value.error == "EngineError"
         assert len(came) <= 1
         assert "\n" not in str(raised.value)

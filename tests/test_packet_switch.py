@@ -73,10 +73,16 @@ def test_a_line_delays_one_direction_and_keeps_the_order() -> None:
             ends[0].send(packet(one, two, bytes([number])))
         assert [ends[1].recv(100)[-1] for _ in range(50)] == list(range(50))
         assert time.monotonic() - began >= DELAY_S
-        began = time.monotonic()
-        ends[1].send(packet(two, one))
-        ends[0].recv(100)
-        assert time.monotonic() - began < DELAY_S
+        assert any(arrives_before(ends, DELAY_S) for _ in range(20))  # a busy machine delays some
+
+
+def arrives_before(ends: list[socket.socket], delay_s: float) -> bool:
+    """Whether a packet the other way takes less than the delay."""
+    one, two, _ = ADDRESSES
+    began = time.monotonic()
+    ends[1].send(packet(two, one))
+    ends[0].recv(100)
+    return time.monotonic() - began < delay_s
 
 
 def test_a_line_that_loses() -> None:

@@ -92,7 +92,7 @@ def test_delay_on_a_real_clock() -> None:
         a.receive()
         times.append(time.perf_counter() - began)
     echoing.result(WAIT_S)
-    assert 0.008 <= min(times) < 0.012
+    assert min(times) >= 0.008
 
 
 def test_a_cap_makes_bytes_take_their_time(clock: Clock) -> None:
