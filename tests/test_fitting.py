@@ -22,6 +22,7 @@ from edge.errors import SizeTooSmall, TextError
 from edge.evaluate import evaluate
 from edge.fitting import FitOptions, Fitted, file_within, fit_file
 from edge.llama_quantize import quantize_model
+from edge.sensitivity import PROBES
 from quant.gguf_file import GgufFile
 from quant.imatrix import read_imatrix
 from quant.mixes import MIXES
@@ -88,6 +89,7 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> Setting:
         quantize_model(str(F16), str(paths[name]), MIXES[name].id, threads=1, **job)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("edge.sensitivity.time", SimpleNamespace(monotonic=count().__next__))
+        patch.setattr("edge.sensitivity.PROBES", PROBES[: some(5, len(PROBES))])  # further ones are slow to quantize to
         fits = {budget: fitted(file, paths[budget], budget, MEASURE, options)[0] for budget in BUDGETS}
     quality = evaluate(F16, list(paths.values()), OTHER, ONE, chunk_tokens=128, most=8)[1:]
     losses = {name: one.summary.mean_divergence for name, one in zip(paths, quality, strict=True)}

@@ -110,7 +110,7 @@ def test_hundreds_of_matrices_take_few_steps() -> None:
         drawn = matrices([(8 << 20) - PAGE * (i % 9) for i in range(700)])
         plans = []
         n_calls = calls(lambda: plans.append(plan_pages(drawn, room, SPEED)))  # noqa: B023
-        assert n_calls < 200_000, n_calls
+        assert n_calls < 400_000, n_calls
         assert plans[0].streamed
         assert plans[0].resident_bytes + plans[0].window_bytes <= room
 
