@@ -171,7 +171,7 @@ def deployed(args: argparse.Namespace, devices: Devices, path: Path, sequences: 
 
     The errors of Fleet, arrange and Deployment.
     """
-    from apps.progress import progress
+    from apps.progress import progress, say
     from edge.deployment import Deployment, Exchange
     from edge.fleet import Fleet
     from partition.check import check_loadable
@@ -193,7 +193,7 @@ def deployed(args: argparse.Namespace, devices: Devices, path: Path, sequences: 
             return
         label = f"Loading {path.name} on {len(set(plan.devices))} devices"
         with progress(label) as bar:
-            deployment = Deployment(fleet, plan, file, options, exchange, bar.update)
+            deployment = Deployment(fleet, plan, file, options, exchange, bar.update, say)
         with deployment:
             yield Deployed(deployment.engine, plan, why, exchange, _names(fleet, plan))
             if made is not None and sequences == 1:

@@ -168,7 +168,7 @@ def _prepared(args: argparse.Namespace) -> Devices:
 def deployed(args: argparse.Namespace, devices: Devices, model: OnnxModel) -> Iterator[Deployed]:
     """The model on these devices until the end of the block, its stages loaded. The errors of Fleet and OnnxDeployment,
     and PlanError for cuts that do not exist."""
-    from apps.progress import progress
+    from apps.progress import progress, say
     from edge.fleet import Fleet
     from edge.onnx_deployment import OnnxDeployment
 
@@ -184,6 +184,7 @@ def deployed(args: argparse.Namespace, devices: Devices, model: OnnxModel) -> It
                 threads=args.threads,
                 provider=args.provider,
                 progress=bar.update,
+                say=say,
             )
         with deployment:
             if args.save_plan is not None:

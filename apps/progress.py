@@ -30,6 +30,11 @@ def progress(label: str, total: float | None = None, unit: str = "bytes") -> Ite
         yield _Lines(label, total, unit)
 
 
+def say(words: str) -> None:
+    """A line on stderr, above what is drawn there and on stdout."""
+    print(f"edge: {words}", file=sys.stderr, flush=True)
+
+
 class _Bar:
     """A line that is drawn over."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -27,6 +28,7 @@ from edge.preflight import LEAST_PROCESS_BYTES, check_room
 from edge.relink import LinkState, Relink
 from edge.remote_session import RemoteSession
 from edge.shard import Shard
+from edge.silence import Silence
 from edge.total import Progress, Total
 from partition.errors import PlanError
 from partition.gguf_slice import limits, slice_recipe
@@ -80,8 +82,10 @@ class Deployment:
         options: EngineOptions,
         exchange: Exchange = DEFAULT_EXCHANGE,
         progress: Progress = lambda done, total: None,
+        say: Callable[[str], None] = lambda words: None,
     ) -> None:
         """Bring `plan` to life. `options` are for all ranks, but threads and GPU layers for this device alone.
+        say: called, in a thread of its own, with words about a device that is waited for and stands still.
 
         Where it fails, everything is unloaded again, and the first error raised: SliceError (the file is not the plan's
         model any more), PlanError (it never was), CannotSlice, NotEnoughMemory, NoRoom, WorkerError, or a
@@ -95,11 +99,18 @@ class Deployment:
         self._group: Group | None = None
         self._slices = OwnSlices()
         self._closing = Closing()
+        silence = Silence(lambda: list(self._sessions.values()), say, self._is_busy)
+        self._closing.then(silence.close)
         try:
             self._start(options, progress)
         except BaseException:
             self.close()
             raise
+
+    def _is_busy(self) -> bool:
+        """Whether a person waits for the ranks: while they start, and for a step."""
+        engine: DistributedEngine | None = getattr(self, "engine", None)
+        return engine is None or engine.busy
 
     def close(self) -> None:
         """Unload everything, here and there."""

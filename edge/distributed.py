@@ -102,6 +102,7 @@ class DistributedEngine:
         self._pending: deque[_Pending] = deque()
         self._logits = np.empty((0, self.shape.n_vocab), np.float32)
         self._stopped = False
+        self.busy = False  # a step, or what belongs to it, is under way
         self._done = -math.inf  # when the last step, or the wait for one, was over
         self._failed: Exception | None = None
         self._join()
@@ -375,6 +376,7 @@ class DistributedEngine:
         """Do it; what fails is explained, and fails from then on."""
         if self._failed is not None:
             raise self._failed
+        self.busy = True
         try:
             return work()
         except harmless:
@@ -388,6 +390,8 @@ class DistributedEngine:
             self._pending.clear()
             self._failed = EngineError("a step was interrupted, so the devices no longer hold the same; start again")
             raise
+        finally:
+            self.busy = False
 
 
 def _row_bytes(top: int, n_vocab: int) -> int:

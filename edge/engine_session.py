@@ -20,6 +20,7 @@ from transport import edge_pb2 as pb
 from transport.errors import LinkTimeout, TransportError
 from transport.link import DEFAULTS, Deadlines
 
+BEAT_S = 1.0  # between two words of an engine process that it runs
 COMMAND_TIMEOUT_S = 120.0  # for the engine process to say something about a command
 WHOLE_TIMEOUT_S = 3600.0  # for a command that says something now and then: a load from a slow card
 
@@ -35,6 +36,20 @@ class EngineSession(ABC):
         self.rank = rank
         self.died: Exception | None = None
         self._events: queue.SimpleQueue[pb.Event | Exception] = queue.SimpleQueue()
+        self._heard_at: float | None = None  # None: not yet, or no more
+
+    @property
+    def silent_s(self) -> float:
+        """How long nothing was heard of a process that says every BEAT_S that it runs; 0 where none is to be heard."""
+        heard_at = self._heard_at
+        return 0.0 if heard_at is None else time.monotonic() - heard_at
+
+    def _hear(self, event: pb.Event | Exception) -> None:
+        """Take in what the process says, or why it says no more."""
+        over = isinstance(event, Exception) or event.WhichOneof("event") == "died"
+        self._heard_at = None if over else time.monotonic()
+        if isinstance(event, Exception) or event.WhichOneof("event") != "alive":
+            self._events.put(event)
 
     def open(
         self,

@@ -46,5 +46,5 @@ class LocalSession(EngineSession):
 
     def _read(self) -> None:
         while (event := self._child.receive()) is not None:
-            self._events.put(event)
-        self._events.put(self._child.died() or LinkClosed(f"the session on {self.device} was closed"))
+            self._hear(event)
+        self._hear(self._child.died() or LinkClosed(f"the session on {self.device} was closed"))

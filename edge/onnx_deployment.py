@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,6 +28,7 @@ from edge.onnx_pipeline import Ends, Pipeline
 from edge.onnx_stage import LoadedStage, describe
 from edge.peers import SECRET_BYTES, Peer
 from edge.remote_session import RemoteSession
+from edge.silence import Silence
 from edge.total import Progress, Total
 from partition.errors import PlanError
 from partition.onnx_plan import OnnxPlan, OnnxStage
@@ -83,8 +85,10 @@ class OnnxDeployment:
         threads: int | None = None,
         provider: str | None = None,
         progress: Progress = lambda done, total: None,
+        say: Callable[[str], None] = lambda words: None,
     ) -> None:
-        """Bring `plan` to life, up to `start`. threads, provider: of a stage in this process, where the plan has none.
+        """Bring `plan` to life, up to `start`. say: called, in a thread of its own, with words about a device that
+        stands still. threads, provider: of a stage in this process, where the plan has none.
 
         Where it fails, everything is unloaded again, and the first error raised: PlanError (not this model's),
         CannotSlice, NotEnoughMemory, NoRoom, WorkerError, EngineError, or a TransportError. The fleet stays open.
@@ -96,6 +100,8 @@ class OnnxDeployment:
         self._sessions: list[EngineSession] = []
         self._group: Group | None = None
         self._closing = Closing()
+        silence = Silence(lambda: self._sessions, say)
+        self._closing.then(silence.close)
         self._pipeline: Pipeline | None = None
         self._own: LoadedStage | None = None
         self._parts: list[Part] = []

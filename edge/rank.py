@@ -27,6 +27,7 @@ import numpy as np
 from devices.network import path_hints
 from edge import log, peers
 from edge.dialling import Dialled
+from edge.engine_session import BEAT_S
 from edge.errors import EdgeError
 from edge.joining import TRANSPORTS, join, polling_s
 from edge.lent import Lent, add_arguments, compute_on
@@ -314,6 +315,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
         emit(control, failed(error))
         sys.exit(1)
     emit(control, pb.Event(opened=rank.opened))
+    threading.Thread(target=_beat, args=(control,), daemon=True, name="beat").start()
     while True:
         data = commands.get()
         try:
@@ -322,6 +324,14 @@ def main(argv: list[str] | None = None) -> NoReturn:
             event = failed(error)
         with suppress(TransportError):  # the daemon has gone, and `_read` is about to end this process
             emit(control, event)
+
+
+def _beat(control: TcpLink) -> None:
+    """Say again and again that this process runs, whatever it computes."""
+    with suppress(TransportError):  # the daemon has gone
+        while True:
+            time.sleep(BEAT_S)
+            emit(control, pb.Event(alive=pb.Alive()))
 
 
 def _read(control: TcpLink, commands: queue.SimpleQueue[bytes], folder: Path) -> None:

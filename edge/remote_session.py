@@ -55,7 +55,7 @@ class RemoteSession(EngineSession):
         try:
             with explained(self.device):
                 for event in self._call:
-                    self._events.put(event)
-            self._events.put(LinkClosed(f"{self.device} ended the session"))
+                    self._hear(event)
+            self._hear(LinkClosed(f"{self.device} ended the session"))
         except (TransportError, WorkerError, grpc.RpcError) as error:
-            self._events.put(error)
+            self._hear(error)

@@ -254,7 +254,7 @@ class Sessions:
         """Tell the owner; a final event answers the oldest command."""
         with session.answered:
             events.put(event)
-            if event.WhichOneof("event") != "loading" and session.asked:
+            if event.WhichOneof("event") not in ("loading", "alive") and session.asked:
                 session.asked.popleft()
                 session.answered.notify_all()
 

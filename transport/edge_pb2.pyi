@@ -31,7 +31,7 @@ class Description(_message.Message):
     sessions: _containers.RepeatedCompositeFieldContainer[SessionState]
     slices_bytes: int
     slices_limit_bytes: int
-    def __init__(self, name: _Optional[str] = ..., profile_json: _Optional[str] = ..., protocol: _Optional[int] = ..., secure: _Optional[bool] = ..., sessions: _Optional[_Iterable[_Union[SessionState, _Mapping]]] = ..., slices_bytes: _Optional[int] = ..., slices_limit_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., profile_json: _Optional[str] = ..., protocol: _Optional[int] = ..., secure: bool = ..., sessions: _Optional[_Iterable[_Union[SessionState, _Mapping]]] = ..., slices_bytes: _Optional[int] = ..., slices_limit_bytes: _Optional[int] = ...) -> None: ...
 
 class SessionState(_message.Message):
     __slots__ = ("session", "rank", "world_size", "slice", "memory_bytes", "pid")
@@ -72,7 +72,7 @@ class Command(_message.Message):
     def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., connect: _Optional[_Union[Connect, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., measure: _Optional[_Union[Measure, _Mapping]] = ..., allreduce: _Optional[_Union[Allreduce, _Mapping]] = ..., unload: _Optional[_Union[Unload, _Mapping]] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., time: _Optional[_Union[Time, _Mapping]] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("opened", "connected", "loading", "loaded", "answered", "measured", "allreduced", "unloaded", "ran", "timed", "failed", "died")
+    __slots__ = ("opened", "connected", "loading", "loaded", "answered", "measured", "allreduced", "unloaded", "ran", "timed", "alive", "failed", "died")
     OPENED_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_FIELD_NUMBER: _ClassVar[int]
     LOADING_FIELD_NUMBER: _ClassVar[int]
@@ -83,6 +83,7 @@ class Event(_message.Message):
     UNLOADED_FIELD_NUMBER: _ClassVar[int]
     RAN_FIELD_NUMBER: _ClassVar[int]
     TIMED_FIELD_NUMBER: _ClassVar[int]
+    ALIVE_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     DIED_FIELD_NUMBER: _ClassVar[int]
     opened: Opened
@@ -95,9 +96,10 @@ class Event(_message.Message):
     unloaded: Unloaded
     ran: Ran
     timed: Timed
+    alive: Alive
     failed: Failed
     died: Died
-    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., connected: _Optional[_Union[Connected, _Mapping]] = ..., loading: _Optional[_Union[Loading, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., answered: _Optional[_Union[Answered, _Mapping]] = ..., measured: _Optional[_Union[Measured, _Mapping]] = ..., allreduced: _Optional[_Union[Allreduced, _Mapping]] = ..., unloaded: _Optional[_Union[Unloaded, _Mapping]] = ..., ran: _Optional[_Union[Ran, _Mapping]] = ..., timed: _Optional[_Union[Timed, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., died: _Optional[_Union[Died, _Mapping]] = ...) -> None: ...
+    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., connected: _Optional[_Union[Connected, _Mapping]] = ..., loading: _Optional[_Union[Loading, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., answered: _Optional[_Union[Answered, _Mapping]] = ..., measured: _Optional[_Union[Measured, _Mapping]] = ..., allreduced: _Optional[_Union[Allreduced, _Mapping]] = ..., unloaded: _Optional[_Union[Unloaded, _Mapping]] = ..., ran: _Optional[_Union[Ran, _Mapping]] = ..., timed: _Optional[_Union[Timed, _Mapping]] = ..., alive: _Optional[_Union[Alive, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., died: _Optional[_Union[Died, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
     __slots__ = ("rank", "world_size", "secret", "connect_timeout_s", "step_timeout_s", "send_timeout_s", "affinity", "streams")
@@ -117,7 +119,7 @@ class Open(_message.Message):
     send_timeout_s: float
     affinity: _containers.RepeatedScalarFieldContainer[int]
     streams: bool
-    def __init__(self, rank: _Optional[int] = ..., world_size: _Optional[int] = ..., secret: _Optional[bytes] = ..., connect_timeout_s: _Optional[float] = ..., step_timeout_s: _Optional[float] = ..., send_timeout_s: _Optional[float] = ..., affinity: _Optional[_Iterable[int]] = ..., streams: _Optional[bool] = ...) -> None: ...
+    def __init__(self, rank: _Optional[int] = ..., world_size: _Optional[int] = ..., secret: _Optional[bytes] = ..., connect_timeout_s: _Optional[float] = ..., step_timeout_s: _Optional[float] = ..., send_timeout_s: _Optional[float] = ..., affinity: _Optional[_Iterable[int]] = ..., streams: bool = ...) -> None: ...
 
 class Opened(_message.Message):
     __slots__ = ("session", "tcp_port", "pid")
@@ -303,7 +305,7 @@ class Time(_message.Message):
     steps: int
     depth: int
     disk: bool
-    def __init__(self, rows: _Optional[_Iterable[int]] = ..., steps: _Optional[int] = ..., depth: _Optional[int] = ..., disk: _Optional[bool] = ...) -> None: ...
+    def __init__(self, rows: _Optional[_Iterable[int]] = ..., steps: _Optional[int] = ..., depth: _Optional[int] = ..., disk: bool = ...) -> None: ...
 
 class Timed(_message.Message):
     __slots__ = ("step_s", "run_s", "disk_bytes_per_s", "busy")
@@ -316,6 +318,10 @@ class Timed(_message.Message):
     disk_bytes_per_s: float
     busy: _containers.RepeatedScalarFieldContainer[bool]
     def __init__(self, step_s: _Optional[_Iterable[float]] = ..., run_s: _Optional[float] = ..., disk_bytes_per_s: _Optional[float] = ..., busy: _Optional[_Iterable[bool]] = ...) -> None: ...
+
+class Alive(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Failed(_message.Message):
     __slots__ = ("error", "message")
