@@ -241,7 +241,8 @@ class DistributedEngine:
 
     def _between_answers(self) -> None:
         """Look whether the links do what was measured of them, and change them where they do not."""
-        if self._relink is not None and self._failed is None and self.link_watch.due and not self.link_watch.fits():
+        watch = self.link_watch
+        if self._relink is not None and self._failed is None and watch.due and not watch.fits(self.link_states):
             self._guarded(self._look_at_links)
 
     def _look_at_links(self) -> None:

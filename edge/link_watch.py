@@ -1,10 +1,12 @@
 """Whether the links in use do what was measured of them, by what tokens take; and what to do where they do not.
 
 A token takes the computing of the slowest rank of each stage, and communication. What communication should take follows
-from latency and bandwidth. Where it takes much more, the links may have been chosen in a bad moment:
+from latency and bandwidth.
 
-- links that went another way than the usual one go back to it, and stay unless tokens then take longer;
-- links that go the usual way are compared again, and a way that is then preferred stays only if tokens prove it.
+- Links that go another way than the usual one, as idle devices preferred it, give one answer. The next one goes the
+  usual way, and the links return only where tokens then take clearly longer.
+- Links that go the usual way are compared again where communication takes much more than it should: they may have been
+  chosen in a bad moment. A way that is then preferred stays only where tokens prove it.
 
 So no more than one answer is given on the slower way. Times are of the fast end, as a busy processor makes them longer.
 """
@@ -73,13 +75,13 @@ class LinkWatch:
         """Whether an answer was given since the links were looked at, long enough to judge by."""
         return len(self._tokens_s) >= _LEAST_TOKENS
 
-    def fits(self) -> bool:
+    def fits(self, links: Sequence[LinkState]) -> bool:
         """Whether this rank's own waits show that all is well; nobody needs to be asked then. Begins the next answer.
 
         Others may compute for longer than this rank, so what it waits is the most that communication took.
         """
         wait_s = fast_end(sorted(self._tokens_s)) - fast_end(sorted(self._own_s))
-        if self._seen_s or wait_s > self._limit_s:
+        if self._seen_s or wait_s > self._limit_s or not all(link.usual for link in links):
             return False
         self._answers += 1
         self._begin()
@@ -102,8 +104,7 @@ class LinkWatch:
     def _order(self, seen_s: float, usual: bool) -> Order:
         other_s = self._seen_s.get(not usual)
         if not usual:
-            fits = seen_s <= self._limit_s if other_s is None else seen_s < CLEARLY * other_s
-            return Order.REPORT if fits else Order.USUAL
+            return Order.REPORT if other_s is not None and seen_s < CLEARLY * other_s else Order.USUAL
         if other_s is not None and other_s < CLEARLY * seen_s:
             return Order.COMPARED
         if seen_s <= self._limit_s:

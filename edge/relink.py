@@ -43,6 +43,9 @@ class Order(IntEnum):
     COMPARED = 3  # take the way that the last comparison preferred
 
 
+_REASONS = {Order.USUAL: "the usual way", Order.COMPARED: "by what tokens took"}
+
+
 @dataclass(frozen=True)
 class LinkState:
     """One link, as the rank that dialled it says."""
@@ -175,7 +178,7 @@ class Relink:
                 best, why = self._dialler.compare(trials, {})
                 self._compared[peer.rank] = best
             else:
-                best, why = kind, f"{kind} by what tokens took"
+                best, why = kind, f"{kind}, {_REASONS[order]}"
             if best == kind:
                 return replace(now, link=fresh, figures=self._dialler.use(fresh), why=why)
         except BaseException:

@@ -1,5 +1,7 @@
 """Every benchmark runs, on tiny sizes, with EDGE_THOROUGH=1; what it measures is for a quiet machine."""
 
+import importlib.util
+import itertools
 import json
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from edge.demo import MODEL_PATH
 
 ROOT = Path(__file__).parent.parent
 TINY = {
+    "bench_bursts.py": "--tiny",
     "bench_distributed.py": "--tiny",
     "bench_engine.py": f"--model {MODEL_PATH} --prompt-tokens 16 --gen-tokens 3 --rounds 1 --threads 1",
     "bench_onnx_cuts.py": "--tiny",
@@ -34,6 +37,27 @@ def run(name: str) -> dict[str, Any]:
 
 def test_every_benchmark_is_run_here() -> None:
     assert {path.name for path in (ROOT / "benchmarks").glob("bench_*.py")} == set(TINY)
+
+
+@pytest.mark.thorough
+def test_bursts() -> None:
+    rows, compared = (run("bench_bursts.py")["links"][key] for key in ("rows", "compared"))
+    assert {row["side"] for row in rows} == {"as it is", "equal shares", "tcp, equal shares"}
+    assert [row["links"] for row in rows if row["side"] == "tcp, equal shares"] == [["tcp"]]
+    assert all(of["least"] <= of["ratio"] <= of["most"] and of["best_ratio"] > 0 for of in compared)
+
+
+def test_bursts_are_the_same_for_a_seed() -> None:
+    spec = importlib.util.spec_from_file_location("bursts", ROOT / "benchmarks" / "bursts.py")
+    assert spec is not None
+    assert spec.loader is not None
+    bursts = importlib.util.module_from_spec(spec)
+    sys.modules["bursts"] = bursts  # where dataclasses look for it
+    spec.loader.exec_module(bursts)
+    neighbour = bursts.Neighbour(0.01, 0.5, 0.02, 0.3)
+    first, again, other = (list(itertools.islice(neighbour.schedule(seed), 200)) for seed in (1, 1, 2))
+    assert first == again != other
+    assert all(0.02 <= rest_s <= 0.3 and 0.01 <= burst_s <= 0.5 for rest_s, burst_s in first)
 
 
 @pytest.mark.thorough

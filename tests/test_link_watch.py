@@ -29,7 +29,7 @@ def answered(watch: LinkWatch, communication_s: float, links: tuple[LinkState, .
     for i in range(32):
         watch.token(COMPUTE_S + communication_s + burst_s * (i % 2), COMPUTE_S)
     assert watch.due
-    order = Order.REPORT if watch.fits() else watch.order([COMPUTE_S, COMPUTE_S], links)
+    order = Order.REPORT if watch.fits(links) else watch.order([COMPUTE_S, COMPUTE_S], links)
     assert not watch.due
     return order
 
@@ -40,27 +40,28 @@ def watching() -> LinkWatch:
 
 @given(burst_s=st.floats(0, 0.5))
 def test_links_that_do_what_they_should_are_left_alone(burst_s: float) -> None:
-    for links in (TCP, GRPC):
-        watch = watching()
-        assert [answered(watch, 0.006, links, burst_s) for _ in range(5)] == [Order.REPORT] * 5
-        assert not watch.changes
-
-
-@given(burst_s=st.floats(0, 0.5))
-def test_noise_chose_grpc(burst_s: float) -> None:
-    """The figures that were seen: tokens of 64 ms where TCP takes 37. One answer is given on it, and no more."""
     watch = watching()
-    assert answered(watch, 0.034, GRPC, burst_s) is Order.USUAL
+    assert [answered(watch, 0.006, TCP, burst_s) for _ in range(5)] == [Order.REPORT] * 5
+    assert not watch.changes
+
+
+@given(burst_s=st.floats(0, 0.5), grpc_s=st.floats(0.009, 0.072))
+def test_noise_chose_grpc(burst_s: float, grpc_s: float) -> None:
+    """The figures that were seen: tokens of 64 ms where TCP takes 37. One answer is given on it, and no more. So it is
+    where it takes no longer than was measured of it."""
+    watch = watching()
+    assert answered(watch, grpc_s, GRPC, burst_s) is Order.USUAL
     watch.changed(GRPC, TCP, 0.005)
     assert [answered(watch, 0.007, TCP, burst_s) for _ in range(5)] == [Order.REPORT] * 5
     assert len(watch.changes) == 1
-    assert watch.changes[0].startswith("after answer 1: a token's communication took 34 ms, 5 ms expected; ")
+    took = f"{grpc_s * 1e3:.3g} ms"
+    assert watch.changes[0].startswith(f"after answer 1: a token's communication took {took}, 5 ms expected; ")
     assert watch.changes[0].endswith("ranks 0 and 1 use tcp, no longer grpc (chosen)")
 
 
 def test_grpc_that_is_truly_faster_is_found_again() -> None:
     watch = watching()
-    assert answered(watch, 0.012, GRPC) is Order.USUAL  # more than twice of what was expected
+    assert answered(watch, 0.012, GRPC) is Order.USUAL
     watch.changed(GRPC, TCP, 0.005)
     assert answered(watch, 0.030, TCP) is Order.COMPARED
     watch.changed(TCP, GRPC, 0.005)
@@ -95,7 +96,7 @@ def test_the_computing_of_others_is_no_communication() -> None:
     watch = LinkWatch(0.005, [2, 1])
     for _ in range(8):
         watch.token(0.010 + 0.020 + 0.040 + 0.006, 0.010)
-    assert not watch.fits()  # by its own waits alone
+    assert not watch.fits(TCP)  # by its own waits alone
     assert watch.order([0.010, 0.030, 0.040], TCP) is Order.REPORT
     for _ in range(8):
         watch.token(0.010 + 0.020 + 0.040 + 0.016, 0.010)

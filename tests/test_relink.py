@@ -73,7 +73,7 @@ def test_a_link_that_noise_chose_is_left_after_one_answer(
         assert kinds == [OTHER, USUAL]
         [change] = engine.link_watch.changes
         assert change.startswith("after answer 1: ")
-        assert change.endswith("ranks 0 and 1 use tcp, no longer grpc (tcp by what tokens took)")
+        assert change.endswith("ranks 0 and 1 use tcp, no longer grpc (tcp, the usual way)")
         assert [state.kind for state in engine.link_states] == [USUAL]
 
 
