@@ -256,6 +256,20 @@ def test_a_token_of_many_takes_its_part_of_a_pass_or_of_the_busiest(
     assert found == pytest.approx(max(pass_s, many * busy_s) / concurrency)
 
 
+def test_ways_are_those_in_the_direction_of_what_crosses() -> None:
+    """From b and c, at the end of a stage, to a: the ways there are others."""
+    slow, thin, other = LinkSpeed(0.002, 1e6), LinkSpeed(0.001, 5e5), LinkSpeed(0.5, 1e3)
+    links = Links({("b", "a"): slow, ("c", "a"): thin, ("a", "b"): other, ("a", "c"): other})
+    assert cost.answer_s(("b", "c"), "a", links, 4) == pytest.approx((0.002, 4 * 512 / 5e5))
+    to_do = work()
+    n_bytes = 4 * 4 * to_do.shape.n_embd
+    assert cost.hop_s(to_do, ("c",), ("a",), links, 4) == pytest.approx((0.001, n_bytes / 5e5))
+
+
+def test_ranks_of_a_stage_draw_together() -> None:
+    assert float(a_pair(device(watts=5.0), device("b", watts=7.0)).joules(2.0)) == 24
+
+
 def test_energy_is_what_busy_devices_draw() -> None:
     speeds = [device(layer_s=2 * MS, watts=10.0), device("b", MS, watts=5.0)]
     links = linked([LOCAL, "b"])

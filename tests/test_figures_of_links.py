@@ -14,9 +14,11 @@ from tests.clock import Clock
 from transport import edge_pb2 as pb
 from transport import link as link_module
 from transport import measure as measuring
+from transport import memory_link
 from transport.choice import choose
+from transport.errors import LinkTimeout
 from transport.frame import Frame, Kind, parse_header
-from transport.link import Link
+from transport.link import Deadlines, Link
 from transport.measure import LinkFigures, measure
 
 ROUND_TRIP_S, SEND, RECEIVE = 0.002, 200e6, 50e6  # bytes a second
@@ -116,14 +118,14 @@ class Session:
 def test_a_plan_has_links_in_their_directions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """8 KiB there and back took no more than their latency and bytes; of two rounds the best of each counts."""
     worse = pb.Measured(round_trip_median_s=0.006, send_bytes_per_s=100e6, receive_bytes_per_s=12.4e6)
-    rounds = iter((worse, MEASURED))
+    rounds = iter((worse, MEASURED, worse, worse))
     monkeypatch.setattr(link_survey, "answers", lambda _: iter([pb.Event(measured=next(rounds))]))
     monkeypatch.setattr(link_survey, "Remembered", lambda name: Remembered(name, tmp_path))
     a, b = Session(0, "desk"), Session(1, "pi")
     state = pb.LinkState(rank=1, kind="tcp", tcp_round_trip_s=0.004, grpc_round_trip_s=9.0)
     sessions: Any = [a, b]
 
-    def between() -> list[tuple[str, str, float, float]]:
+    def between(state: pb.LinkState = state) -> list[tuple[str, str, float, float]]:
         found = link_survey.measure_links(sessions, ["local", "pi:1"], [[state], []], pause=lambda _: None).between
         return [(*ends, way.latency_s, way.bytes_per_s) for ends, way in found.items()]
 
@@ -133,6 +135,8 @@ def test_a_plan_has_links_in_their_directions(monkeypatch: pytest.MonkeyPatch, t
     assert {one.answer.rank for one in b.told} == {0}
     assert between() == expected  # remembered, the same way round: nobody is asked again
     assert len(a.told) == 2
+    over_grpc = pb.LinkState(rank=1, kind="grpc", tcp_round_trip_s=9.0, grpc_round_trip_s=0.004)
+    assert between(over_grpc) == [("local", "pi:1", 0.003, 100e6), ("pi:1", "local", 0.003, 12.4e6)]
 
 
 def test_a_row_that_takes_longer_than_a_message_is_the_latency(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,6 +175,24 @@ def test_edge_link_says_one_way_and_bits(monkeypatch: pytest.MonkeyPatch, capsys
     shown = capsys.readouterr().out
     for words in ("2.00 ms median, 5.00 ms p99, 1.00 ms best", "1.00 Gbit/s there, 100 Mbit/s back", "400 us measured"):
         assert words in shown
+
+
+def test_a_deadline_is_told_by_its_name() -> None:
+    """Whoever must change one finds it: a peer that takes nothing, and one that sends nothing."""
+    a, _ = memory_link.pair(deadlines=Deadlines(5.0, 6.0, 0.01))
+    with pytest.raises(LinkTimeout, match=r"b took no more data for 0.01 s \(send_timeout_s\)"):
+        all(a.send(b"") is None for _ in range(1000))  # more than such a link has room for
+    a, _ = memory_link.pair(deadlines=Deadlines(5.0, 0.01, 6.0))
+    with pytest.raises(LinkTimeout, match=r"b sent nothing for 0.01 s \(step_timeout_s\)"):
+        a.receive()
+
+
+def test_a_choice_says_by_what_it_was_made() -> None:
+    """Two ranks, 100 Mbit/s, 1 ms one way: the mesh takes that and 80 us a kilobyte."""
+    found = choose(12_500, 12_500, 2, 0.001, 12.5e6)
+    assert found.seconds["mesh"] == pytest.approx(0.002)
+    assert found.why.startswith("mesh 2 ms against ")
+    assert found.why.endswith(": 2 ranks, 12500 bytes, 1 ms one way, 100 Mbit/s")
 
 
 def test_half_a_round_trip_is_the_latency() -> None:

@@ -5,16 +5,24 @@ import json
 import re
 from argparse import Namespace
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from apps import bench as bench_command
+from apps import evaluate as evaluate_command
+from apps import terminal
+from apps.chat import Loaded
 from edge import bench, generate, pieces, plan_speed, profiler, speeds
 from edge.bench import BenchResult, Rate
+from edge.chat import Chat
+from edge.divergence import Summary, summarize
 from edge.engine import Engine, EngineOptions
+from edge.evaluate import Quality, _Scores
 from edge.sampler import SamplingParams
 from edge.session import Session
 from partition.model import decode_bytes
@@ -180,6 +188,81 @@ def test_edge_bench_prints_each_figure_where_it_belongs(engine: Engine, capsys: 
     assert {name: values[name] for name in known} == known
 
 
+def test_a_summary_of_known_predictions() -> None:
+    """-log p of 0 and 2, in turns: the mean is 1, the deviation 1; divergences are 0, 1, ... 100."""
+    n = 101
+    nll = np.array([0.0, 2.0] * 50 + [1.0])
+    found = summarize(nll, np.arange(n, dtype=np.float64), np.arange(n) < 99)
+    deviation = (100 / 101) ** 0.5
+    assert (found.tokens, found.perplexity) == (n, pytest.approx(np.e))
+    assert found.perplexity_error == pytest.approx(np.e * deviation / 10)
+    assert (found.mean_divergence, found.median_divergence) == (50, 50)
+    assert (found.divergence_99, found.max_divergence) == pytest.approx((99, 100))
+    assert found.top_1_agreement == pytest.approx(99 / 101)
+
+
+def test_divergence_is_from_the_reference() -> None:
+    """KL(p || q) of two known rows, and that it is not the same the other way."""
+    p, q = np.log(np.array([[0.5, 0.5], [0.9, 0.1]], np.float32)), np.log(np.array([[0.9, 0.1]] * 2, np.float32))
+    expected = 0.5 * np.log(0.5 / 0.9) + 0.5 * np.log(0.5 / 0.1)
+    scores = _Scores()
+    scores.add(np.array([0, 1], np.int32), q, p)
+    found = scores.summary()
+    assert found.max_divergence == pytest.approx(expected, rel=1e-5)
+    assert found.perplexity == pytest.approx((0.9 * 0.1) ** -0.5, rel=1e-5)
+    assert found.top_1_agreement == 1  # of two equal ones the first is the likeliest
+
+
+def test_edge_evaluate_shows_each_figure_where_it_belongs() -> None:
+    summary = Summary(1000, 12.5, 0.25, 0.01234, 0.005, 0.25, 0.75, 0.975)
+    result = Quality(Path("small.gguf"), 3 << 20, 4.5, summary)
+    speed = speeds.Speed((321.0,), (45.0,))
+    (row,) = evaluate_command.rows(["small"], [result], [speed])
+    assert dict(zip(evaluate_command.COLUMNS, row, strict=True)) == {
+        "model": "small",
+        "size": "3.00 MiB",
+        "bits/weight": "4.50",
+        "perplexity": "12.500 ± 0.250",
+        "mean KL": "0.01234",
+        "99 % KL": "0.2500",
+        "top-1": "97.50 %",
+        "decode tok/s": "45.0",
+        "prefill tok/s": "321.0",
+    }
+    assert evaluate_command.model_json(result, speed) == {
+        "model": "small.gguf",
+        "size_bytes": 3 << 20,
+        "bits_per_weight": 4.5,
+        "perplexity": 12.5,
+        "perplexity_error": 0.25,
+        "mean_divergence": 0.01234,
+        "median_divergence": 0.005,
+        "divergence_99": 0.25,
+        "max_divergence": 0.75,
+        "top_1_agreement": 0.975,
+        "decode_tokens_per_s": 45.0,
+        "prefill_tokens_per_s": 321.0,
+    }
+
+
+def test_stats_on_a_terminal_are_in_their_units(demo: Engine) -> None:
+    talk = terminal._Talk(Loaded(Chat(demo), 1.25, None), GREEDY, None, ())
+    shown = io.StringIO()
+    talk._console = Console(file=shown, width=100)
+    timing = generate.Timing(ttft_s=0.25, tpot_s=0.02, prefill_tokens_per_s=320.0, decode_tokens_per_s=50.0)
+    talk._last = generate.Response("", None, "stop", generate.Usage(100, 60, 7), timing)
+    line = talk._stats_line(False)
+    for words in ("7 tokens", "TTFT 0.25 s", "TPOT 20.0 ms", "50.0 tokens/s", f"context 0/{demo.context}"):
+        assert words in line
+    talk._stats("")
+    rows = dict(line.split(maxsplit=1) for line in shown.getvalue().splitlines())
+    assert rows["load"] == "1.25 s"
+    assert rows["prompt"] == "100 tokens, 60 of them already held"
+    assert (rows["prefill"], rows["decode"]) == ("320.0 tokens/s", "50.0 tokens/s")
+    assert (rows["TTFT"], rows["TPOT"]) == ("0.250 s", "20.00 ms")
+    assert rows["answer"] == "7 tokens"
+
+
 def test_speeds_belong_to_their_models(monkeypatch: pytest.MonkeyPatch, synthetic: Synthetic) -> None:
     """In every other round models are measured in reverse: the second file's figures stay the second's."""
     paths = [synthetic("llama", "q8_0"), synthetic("llama", "f16")]
@@ -242,12 +325,6 @@ def test_a_step_takes_what_its_best_piece_takes(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_stop_holds_on_a_terminal(demo: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rich.console import Console
-
-    from apps import terminal
-    from apps.chat import Loaded
-    from edge.chat import Chat
-
     def said(stop: tuple[str, ...], most: int | None = None) -> str:
         chat = Chat(demo)
         talk = terminal._Talk(Loaded(chat, 0.0, None), GREEDY, most, stop)
