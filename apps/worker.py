@@ -29,7 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--listen",
         metavar="HOST:PORT",
-        help=f"address (default: {DEFAULT_LISTEN}; as a member of a cluster 0.0.0.0:7070). Port 0: any free one",
+        help=f"address, or a port alone (default: {DEFAULT_LISTEN}; as a member of a cluster 0.0.0.0:7070). Port 0: any"
+        " free one",
     )
     parser.add_argument(
         "--name", type=device_name, metavar="NAME", help="default: what its cluster calls it, or the host name"
@@ -94,7 +95,11 @@ def run(args: argparse.Namespace) -> int:
     if membership:
         _check_name(args.name, membership.holder.name)
     try:
-        host, port = parse_address(args.listen or (DEFAULT_LISTEN if membership is None else "0.0.0.0:7070"))
+        usual = DEFAULT_LISTEN if membership is None else "0.0.0.0:7070"
+        listen = args.listen or usual
+        if listen.isascii() and listen.isdigit():  # a port, at the usual address
+            listen = f"{usual.partition(':')[0]}:{listen}"
+        host, port = parse_address(listen)
     except ValueError as error:
         raise UsageError(f"--listen: {error}") from None
     # Who listens for this machine alone needs no credentials, and shows none.

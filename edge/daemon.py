@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -55,6 +56,7 @@ def serve(options: DaemonOptions) -> None:
     Refused where this address would need credentials; OSError where it cannot be listened on.
     """
     worker_options = options.worker
+    _check_own(worker_options.host)
     check_exposure(worker_options.host, worker_options.credentials is not None, options.insecure)
     told = _Told()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -133,6 +135,21 @@ def _serve(options: DaemonOptions, worker: Worker, gate: Gate, told: _Told) -> N
         stopped.wait()
 
 
+def _check_own(host: str) -> None:
+    """OSError where this is no address of this machine."""
+    try:
+        (family, kind, _, _, address), *_ = socket.getaddrinfo(
+            host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        with socket.socket(family, kind) as sock:
+            sock.bind(address)
+    except (OSError, UnicodeError) as error:
+        raise OSError(
+            f"cannot listen on {host}: it is no address of this machine; give one that is, 0.0.0.0 for all it has, or"
+            " 127.0.0.1 for itself alone"
+        ) from error
+
+
 def check_exposure(host: str, secure: bool, insecure: bool) -> None:
     """Refused where everybody on the network could use this worker and nobody said so."""
     if secure or is_loopback(host):
@@ -153,9 +170,7 @@ def _listen(server: grpc.Server, options: WorkerOptions, port: int, worker: Work
             return int(server.add_secure_port(target, security.grpc_server_credentials(worker.credentials)))
         return int(server.add_insecure_port(target))
     except RuntimeError as error:
-        raise OSError(
-            f"cannot listen on {target}: the address is not this machine's, or another program has the port"
-        ) from error
+        raise OSError(f"cannot listen on {target}: another program has the port, or it is not for this user") from error
 
 
 def _announce(options: DaemonOptions, port: int, told: _Told) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import replace
+
 from devices import credentials as held
 from devices.authority import Authority
 from devices.errors import TrustError
@@ -12,7 +15,7 @@ from edge.channel import join_address, open_channel, parse_address
 from edge.errors import WorkerError
 from edge.remote import Remote
 from transport import edge_pb2 as pb
-from transport.errors import Refused
+from transport.errors import Refused, TransportError
 from transport.security import INVITED, OWNER, Credentials, Identity, peer_identity
 
 CONNECT_TIMEOUT_S = 5.0
@@ -32,6 +35,9 @@ def reach(address: str, *, insecure: bool = False, timeout_s: float = CONNECT_TI
     except Refused:
         if own is None:
             _refuse_a_worker(join_address(host, port))
+        elif authority is not None:
+            with suppress(TransportError, WorkerError):
+                _tell_revoked(host, port, own, authority, timeout_s)
         raise
     try:
         if authority is not None and worker.identity is not None and worker.identity.role == INVITED:
@@ -46,6 +52,14 @@ def reach(address: str, *, insecure: bool = False, timeout_s: float = CONNECT_TI
         worker.close()
         raise
     return worker
+
+
+def _tell_revoked(host: str, port: int, own: Credentials, authority: Authority, timeout_s: float) -> None:
+    """Bring a device that was revoked the list that says so, for its log; nothing else is asked of it."""
+    known = replace(own, revoked=frozenset())
+    with _connected(host, port, known, False, timeout_s) as worker:
+        if worker.identity is not None and worker.identity.serial in own.revoked:
+            worker.call("UpdateRevoked", pb.RevokedList(crl_pem=authority.crl()), timeout_s)
 
 
 def _connected(host: str, port: int, own: Credentials | None, insecure: bool, timeout_s: float) -> Remote:
@@ -86,7 +100,12 @@ def _enroll(worker: Remote, authority: Authority, timeout_s: float) -> WorkerErr
         request: pb.SigningRequest = worker.call("Enroll", pb.EnrollRequest(), timeout_s)
         if peer_identity(request.invitation_pem).serial != worker.identity.serial:
             raise Refused(f"{worker.name} sent another invitation than the one it shows")
-        certificate = authority.enroll(request.invitation_pem, request.csr_pem)
+        try:
+            certificate = authority.enroll(request.invitation_pem, request.csr_pem)
+        except TrustError as error:
+            with suppress(TransportError, WorkerError):  # so that its own log says so, too
+                worker.call("Install", pb.Certificate(refused=str(error)), timeout_s)
+            raise
         worker.call("Install", pb.Certificate(certificate_pem=certificate), timeout_s)
     except TrustError as error:
         raise Refused(str(error)) from error

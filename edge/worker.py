@@ -29,6 +29,7 @@ from transport import edge_pb2 as pb
 from transport import frame, grpc_link, rpc, security
 from transport.errors import LinkClosed, Refused, TransportError
 from transport.gate import Gate
+from transport.grpc_link import printable
 
 _PROGRESS_S = 0.25  # between two words about a long cut
 
@@ -177,6 +178,10 @@ class Worker:
         with self._enrolling:
             if self._request is None:
                 raise TrustError("nothing was asked to be signed")
+            if given.refused:
+                name = self._membership().holder.name
+                log.warning("refused", name=name, why=printable(given.refused))
+                return pb.Installed(name=name)
             membership = held.install(self._folder(), given.certificate_pem, self._request[0])
             self._request = None
         log.info("joined", name=membership.holder.name, cluster=membership.fingerprint)
@@ -184,7 +189,12 @@ class Worker:
 
     def UpdateRevoked(self, given: pb.RevokedList, _: grpc.ServicerContext) -> pb.Installed:  # noqa: N802
         """A list of certificates that are no longer believed; where another is kept, that is the answer."""
+        before = self._membership()
         membership = held.update_crl(self._folder(), given.crl_pem)
+        name, serial = membership.holder.name, membership.holder.serial
+        if serial in membership.revoked and serial not in before.revoked:
+            why = f"the cluster's owner revoked this device; `edge cluster invite {name}` there lets it join again"
+            log.warning("revoked", name=name, why=why)
         kept = membership.crl if membership.crl != given.crl_pem else None
         return pb.Installed(name=membership.holder.name, crl_pem=kept or b"")
 

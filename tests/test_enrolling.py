@@ -58,3 +58,11 @@ def test_what_was_installed_is_not_asked_for_again(pi: Worker, cluster: Cluster)
         enroll(pi)
     with pytest.raises(TrustError, match="nothing was asked to be signed"):
         pi.Install(given, cast(Any, None))
+
+
+def test_a_device_is_told_that_it_was_refused(pi: Worker, caplog: pytest.LogCaptureFixture) -> None:
+    enroll(pi)
+    with caplog.at_level("WARNING"):
+        pi.Install(pb.Certificate(refused="used already\n"), cast(Any, None))
+    assert 'refused name=pi why="used already"' in caplog.text
+    assert enroll(pi).csr_pem  # it may be asked again

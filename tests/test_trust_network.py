@@ -246,6 +246,7 @@ def test_from_init_to_revoke(desk: Device, device: Callable[[str], Device]) -> N
         done = desk.edge(*command)
         assert done.returncode == 7
         assert "pi was revoked; the cluster's owner can invite it again" in done.stdout + done.stderr
+    worker.says("WARNING revoked name=pi why=.*`edge cluster invite pi` there lets it join again")
 
     # Invited again, under the same name, it is a member again.
     worker.stop()
@@ -270,6 +271,7 @@ def test_a_token_lets_in_one_device(owner: Device, device: Callable[[str], Devic
     code, (found,) = owner.asks(second.address)
     assert code == 7
     assert "this invitation was used already: pi joined on 2" in found["error"]
+    second.says("WARNING refused name=pi why=.*this invitation was used already")
     assert "run `edge cluster revoke pi` now" in found["error"]
     assert owner.asks(first.address)[0] == 0  # the rightful one is still in
 

@@ -378,10 +378,12 @@ class SigningRequest(_message.Message):
     def __init__(self, csr_pem: _Optional[bytes] = ..., invitation_pem: _Optional[bytes] = ...) -> None: ...
 
 class Certificate(_message.Message):
-    __slots__ = ("certificate_pem",)
+    __slots__ = ("certificate_pem", "refused")
     CERTIFICATE_PEM_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     certificate_pem: bytes
-    def __init__(self, certificate_pem: _Optional[bytes] = ...) -> None: ...
+    refused: str
+    def __init__(self, certificate_pem: _Optional[bytes] = ..., refused: _Optional[str] = ...) -> None: ...
 
 class RevokedList(_message.Message):
     __slots__ = ("crl_pem",)
