@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import signal
 import sys
 from typing import NoReturn
+
+from edge.ending import end_by_signals, terminated
 
 COMMANDS = (
     "chat", "bench", "model", "quantize", "imatrix", "evaluate", "run", "worker",
@@ -46,7 +49,7 @@ EXIT_CODES = {
     "SliceError": 3,
     "RecipeError": 3,
 }
-EXIT_BUG, EXIT_INTERRUPTED, EXIT_CLOSED_PIPE = 1, 130, 141
+EXIT_BUG, EXIT_INTERRUPTED, EXIT_CLOSED_PIPE, EXIT_TERMINATED = 1, 130, 141, 143
 
 
 class Parser(argparse.ArgumentParser):
@@ -70,7 +73,22 @@ def build_parser() -> Parser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command line; the exit code."""
+    """Run a command line, by default that of this process; the exit code."""
+    if argv is not None:
+        return _run(argv)
+    try:
+        end_by_signals()
+        code = _run(None)
+        return EXIT_TERMINATED if terminated() and code == EXIT_INTERRUPTED else code
+    except KeyboardInterrupt:  # between the other lines
+        return EXIT_INTERRUPTED
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):  # it ends; a traceback of how would be all that comes of them
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, signal.SIG_DFL)
+
+
+def _run(argv: list[str] | None) -> int:
     command = "edge"
     try:
         args = build_parser().parse_args(argv)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import signal
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NoReturn
 
 from apps.options import KV_TYPES, UsageError, byte_size, context_size, positive_int, thread_count
 
@@ -79,22 +76,7 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     from apps import quantize_gguf
 
-    with _ended_in_order():
-        return quantize_gguf.run(args)
-
-
-@contextmanager
-def _ended_in_order() -> Iterator[None]:
-    """SIGTERM ends the program as an exception does: temporary files, which are as large as models, are removed."""
-
-    def end(number: int, _: object) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    return quantize_gguf.run(args)
 
 
 def _minutes(text: str) -> float:

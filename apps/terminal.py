@@ -21,6 +21,7 @@ from apps.format import count_text
 from apps.markdown import MarkdownStream
 from apps.memory_use import paging_rows
 from apps.table import print_columns, printable
+from edge.ending import signals_are_for_the_program
 from edge.errors import EdgeError, EngineError, Interrupted, WorkerError
 from edge.generate import Response
 from edge.interrupt import interrupt_stops
@@ -36,7 +37,8 @@ def talk(loaded: Loaded, sampling: SamplingParams, *, max_tokens: int | None, st
     Where one of several devices failed or was lost, the person can still save the conversation; then its error is
     raised: WorkerError, EngineError or a TransportError.
     """
-    return _Talk(loaded, sampling, max_tokens, stop).run()
+    with signals_are_for_the_program():
+        return _Talk(loaded, sampling, max_tokens, stop).run()
 
 
 class _Talk:

@@ -80,6 +80,7 @@ def run(args: argparse.Namespace) -> int:
     from edge import log
     from edge.channel import is_loopback, parse_address
     from edge.daemon import DaemonOptions, serve
+    from edge.ending import signals_are_for_the_program
     from edge.worker import WorkerOptions
 
     if args.models is not None and not args.models.is_dir():
@@ -106,26 +107,27 @@ def run(args: argparse.Namespace) -> int:
     secure = membership is not None and not is_loopback(host)
     log.set_up()
     host_name = name_from(socket.gethostname().partition(".")[0])
-    serve(
-        DaemonOptions(
-            worker=WorkerOptions(
-                name=membership.holder.name if membership else args.name or host_name,
-                host=host,
-                threads=args.threads or min(default_threads(), len(affinity) or MAX_THREADS),
-                memory_limit_bytes=args.memory,
-                models=args.models,
-                credentials=folder if secure else None,
-                affinity=affinity,
-                gpu_layers=args.gpu_layers,
-            ),
-            port=port,
-            insecure=args.insecure,
-            announce=args.announce,
-            cache=cache_folder() / "slices",
-            cache_bytes=args.cache_size,
-            state=state_folder(),
+    with signals_are_for_the_program():
+        serve(
+            DaemonOptions(
+                worker=WorkerOptions(
+                    name=membership.holder.name if membership else args.name or host_name,
+                    host=host,
+                    threads=args.threads or min(default_threads(), len(affinity) or MAX_THREADS),
+                    memory_limit_bytes=args.memory,
+                    models=args.models,
+                    credentials=folder if secure else None,
+                    affinity=affinity,
+                    gpu_layers=args.gpu_layers,
+                ),
+                port=port,
+                insecure=args.insecure,
+                announce=args.announce,
+                cache=cache_folder() / "slices",
+                cache_bytes=args.cache_size,
+                state=state_folder(),
+            )
         )
-    )
     return 0
 
 

@@ -15,6 +15,8 @@ from pathlib import Path
 
 from devices.paths import state_folder
 
+_temporary: list[Path] = []  # files and folders of this process that nobody else would remove
+
 
 def write_whole(path: Path, content: bytes | memoryview) -> None:
     """Write `content` so that only this user may read it. OSError on failure.
@@ -22,15 +24,16 @@ def write_whole(path: Path, content: bytes | memoryview) -> None:
     A reader sees the old file or the new one, never half of one.
     """
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # 0600
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    with removed_at_end(Path(temporary)):
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
 
 
 def write_private(path: Path, content: bytes) -> None:
@@ -42,6 +45,26 @@ def write_private(path: Path, content: bytes) -> None:
         os.fsync(folder)  # the new name, not only the content
     finally:
         os.close(folder)
+
+
+@contextmanager
+def removed_at_end(path: Path) -> Iterator[None]:
+    """Inside, a process that has to end at once removes this file or folder before, by `remove_temporary`."""
+    _temporary.append(path)
+    try:
+        yield
+    finally:
+        _temporary.remove(path)
+
+
+def remove_temporary() -> None:
+    """Remove what would be left behind if this process ended now."""
+    for path in list(_temporary):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                path.unlink()
 
 
 def check_room(path: Path, need: int) -> None:
@@ -61,12 +84,13 @@ def temporary_beside(path: Path, suffix: str = ".part") -> Iterator[Path]:
     Other programs write to it, and it is renamed when it is whole. Its mode is that of any new file.
     """
     temporary = path.absolute().with_name(f".{path.name}.{os.urandom(4).hex()}{suffix}")
-    temporary.open("xb").close()
-    try:
-        yield temporary
-    finally:
-        with suppress(FileNotFoundError):
-            temporary.unlink()
+    with removed_at_end(temporary):
+        temporary.open("xb").close()
+        try:
+            yield temporary
+        finally:
+            with suppress(FileNotFoundError):
+                temporary.unlink()
 
 
 @contextmanager

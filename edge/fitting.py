@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from devices.files import temporary_beside, write_whole
+from devices.files import removed_at_end, temporary_beside, write_whole
 from devices.paths import cache_folder
 from devices.probe import default_threads
 from edge import calibrate, sensitivity
@@ -201,7 +201,7 @@ def _folder(file: GgufFile, text: str, imatrix: Path | None) -> Iterator[Path]:
     if os.access(folder, os.W_OK):
         yield folder
         return
-    with tempfile.TemporaryDirectory() as other:
+    with tempfile.TemporaryDirectory() as other, removed_at_end(Path(other)):
         yield Path(other)
 
 

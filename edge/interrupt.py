@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from edge.ending import end_soon
+
 
 class Stoppable(Protocol):
     """Something whose computation can be stopped from another thread."""
@@ -40,8 +42,9 @@ def interrupt_stops(engine: Stoppable) -> Iterator[None]:
 
     def watch() -> None:
         while number := reader.recv(1):
-            if number[0] == signal.SIGINT:
+            if number[0] in (signal.SIGINT, signal.SIGTERM):
                 engine.stop()
+                end_soon(number[0])
 
     watcher = threading.Thread(target=watch, name="interrupt", daemon=True)
     watcher.start()

@@ -12,6 +12,7 @@ from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
+from devices.files import removed_at_end
 from edge.errors import NotEnoughMemory
 from edge.onnx_file import OnnxFile
 from edge.onnx_items import MOST_TENSOR_BYTES, Array, Boundary, Tensor
@@ -130,7 +131,7 @@ class OnnxModel:
         if len(recipe.to_bytes()) <= _MOST_RECIPE:
             yield recipe, path
             return
-        with tempfile.NamedTemporaryFile(prefix="edge-stage-", suffix=".onnx") as held:
+        with tempfile.NamedTemporaryFile(prefix="edge-stage-", suffix=".onnx") as held, removed_at_end(Path(held.name)):
             held.write(part.content)
             held.flush()
             yield whole(part.digest, len(part.content)), Path(held.name)

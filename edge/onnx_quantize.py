@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from devices.files import check_room
+from devices.files import check_room, removed_at_end
 from devices.probe import default_threads
 from edge import onnx_file, onnx_tools
 from edge.errors import EngineError
@@ -82,8 +83,7 @@ def quantize(
         if path.resolve() in held:
             raise ModelFileError(f"{path} holds weights of {source}; name another file to write")
     check_room(target, _COPIES * file.weight_bytes + file.size_bytes)
-    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".part", dir=target.absolute().parent))
-    try:
+    with _working_folder(target) as folder:
         (folder / "made").mkdir()
         made = folder / "made" / target.name
         staged = folder / "the-model.onnx"
@@ -120,8 +120,6 @@ def quantize(
             os.replace(written, data)  # first: the model under its name needs it
         os.replace(made, target)
         done(4, _STEPS)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     return Quantized(
         method=method,
         block_size=(block_size or DEFAULT_BLOCK_SIZE) if type_name == "int4" else None,
@@ -136,6 +134,17 @@ def quantize(
         not_compared=reason,
         threads=threads,
     )
+
+
+@contextmanager
+def _working_folder(target: Path) -> Iterator[Path]:
+    """A folder beside `target`, removed with what is in it at the end of the block."""
+    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".part", dir=target.absolute().parent))
+    with removed_at_end(folder):
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _samples(reference: Any, calibration: Path | None) -> tuple[tuple[Input, ...], Samples | None]:

@@ -16,6 +16,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
+from devices.files import removed_at_end
 from edge.closing import Closing
 from edge.engine_session import EngineSession
 from edge.errors import EngineError, NotEnoughMemory, WorkerError
@@ -238,7 +239,7 @@ def _there(worker: Remote | None, probe: Probe) -> Iterator[str]:
         worker.send_slice(probe.recipe, probe.path, probe.part.digest)
         yield ""
         return
-    with tempfile.NamedTemporaryFile(prefix="edge-part-", suffix=".onnx") as held:
+    with tempfile.NamedTemporaryFile(prefix="edge-part-", suffix=".onnx") as held, removed_at_end(Path(held.name)):
         held.write(probe.part.content)
         held.flush()
         yield held.name

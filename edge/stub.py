@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from devices.files import removed_at_end
 from edge import llama
 from edge.errors import EngineError
 from edge.ggml_weights import OwnMemory
@@ -41,7 +42,7 @@ def load_stub(file: GgufFile) -> tuple[llama.Model, OwnMemory]:
 @contextmanager
 def _stub(file: GgufFile) -> Iterator[tuple[Path, Callable[[], None]]]:
     """(path, function that cuts the files behind their headers)."""
-    with tempfile.TemporaryDirectory(prefix="edge-stub-") as folder:
+    with tempfile.TemporaryDirectory(prefix="edge-stub-") as folder, removed_at_end(Path(folder)):
         headers: dict[Path, int] = {}
         for path in file.paths:
             copy, n_bytes = Path(folder, path.name), file.header_bytes(path)
