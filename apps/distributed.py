@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from apps.link import address
 from apps.options import MAX_THREADS, UsageError, check_output, engine_options, keep_to_cores, number, quiet_grpc
+from apps.plan_file import plan_in
 from apps.table import printable
 
 if TYPE_CHECKING:
@@ -288,7 +289,7 @@ def _read_plan(path: Path) -> Plan:
     from partition.plan import Plan
 
     try:
-        plan = Plan.from_json(json.loads(path.read_text(encoding="utf-8")))
+        plan = Plan.from_json(plan_in(json.loads(path.read_text(encoding="utf-8"))))
         for rank, device in enumerate(plan.devices):
             if rank:
                 parse_address(device)
@@ -301,11 +302,11 @@ def _read_plan(path: Path) -> Plan:
     return plan
 
 
-def save_plan(path: Path, plan: Plan | OnnxPlan) -> None:
-    """OSError where it cannot be written."""
+def save_plan(path: Path, plan: Plan | OnnxPlan, beside: Mapping[str, Any] | None = None) -> None:
+    """OSError where it cannot be written. beside: what it is predicted to do, and the devices' names."""
     from devices.files import write_whole
 
-    text = json.dumps(plan.to_json(), indent=1, ensure_ascii=False)
+    text = json.dumps(plan.to_json() | dict(beside or {}), indent=1, ensure_ascii=False)
     text = _NUMBERS.sub(lambda found: " ".join(found[0].split()), text)  # a range on one line, to be read and edited
     write_whole(path, (text + "\n").encode())
 

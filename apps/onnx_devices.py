@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from apps.distributed import MOST_WORKERS, TRANSPORTS, WIRES, first_given, save_plan, shares_of
 from apps.link import address
 from apps.options import MAX_THREADS, UsageError, in_flight, keep_to_cores, quiet_grpc
+from apps.plan_file import plan_in
 
 if TYPE_CHECKING:
     from edge.onnx_deployment import OnnxDeployment
@@ -219,7 +220,7 @@ def _read_plan(path: Path) -> OnnxPlan:
     from partition.onnx_plan import OnnxPlan
 
     try:
-        plan = OnnxPlan.from_json(json.loads(path.read_text(encoding="utf-8")))
+        plan = OnnxPlan.from_json(plan_in(json.loads(path.read_text(encoding="utf-8"))))
         for stage in plan.stages:
             if stage.device != LOCAL:
                 parse_address(stage.device)

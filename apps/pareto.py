@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from apps import planning
 from apps.options import UsageError, check_output, natural
-from apps.planned import bound_text, known_json
+from apps.planned import beside, bound_text, known_json
 
 if TYPE_CHECKING:
     from partition.pareto import Point
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         result = _result(args, spaces, points, of, measured, errors)
     _write(args, result, spaces)
     if args.pick is not None:
-        _pick(args, result, points)
+        _pick(args, result, points, of)
     return 0
 
 
@@ -208,14 +208,20 @@ def _command(args: argparse.Namespace) -> tuple[str, ...]:
     return (*words, "--insecure") if args.insecure else tuple(words)
 
 
-def _pick(args: argparse.Namespace, result: dict[str, Any], points: Sequence[Point]) -> None:
+def _pick(
+    args: argparse.Namespace, result: dict[str, Any], points: Sequence[Point], of: dict[str, planning.Space]
+) -> None:
     from apps.distributed import save_plan
     from apps.pareto_pick import pick, use
 
     chosen = pick(result, args.pick)
     if args.save is not None:
-        plan = next(point.plan for point in points if point.plan.to_json() == chosen["plan"])
-        save_plan(args.save, plan)
+        point = next(
+            one
+            for one in points
+            if one.plan.to_json() == chosen["plan"] and one.predicted.microbatches == chosen["microbatches"]
+        )
+        save_plan(args.save, point.plan, beside(of[point.key], point))
     if args.json != "-":
         print(use(result["kind"], chosen, args.save))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from apps import planning
 from apps.options import byte_size, check_output, positive
-from apps.planned import known_json, unit_text
+from apps.planned import beside, known_json, unit_text
 
 if TYPE_CHECKING:
     from partition.changes import Change
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         if args.save is not None:
             from apps.distributed import save_plan
 
-            save_plan(args.save, point.plan)
+            save_plan(args.save, point.plan, beside(space, point))
         if args.json:
             print(json.dumps(_as_json(args, space, point, why, changes)))
         else:

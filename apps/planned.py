@@ -10,6 +10,7 @@ from apps.format import bytes_text
 if TYPE_CHECKING:
     from apps.planning import Space
     from partition.onnx_predict import OnnxDevice
+    from partition.pareto import Point
     from partition.prediction import Prediction
     from partition.speeds import DeviceSpeed
 
@@ -48,6 +49,12 @@ def known_json(space: Space) -> dict[str, Any]:
         ],
         "notes": list(known.notes),
     }
+
+
+def beside(space: Space, point: Point) -> dict[str, Any]:
+    """What a saved plan has beside itself, so that it can be simulated."""
+    devices = [{"name": name, "address": device} for device, name in space.names.items()]
+    return {"predicted": point.predicted.to_json(), "devices": devices}
 
 
 def notes(space: Space) -> list[str]:

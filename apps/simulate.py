@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apps.options import UsageError, number, positive_int, seed
+from apps.plan_file import SIMULATED
 from apps.simulate_plan import read_planned, read_text
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ _LEAVE = re.compile(r"(.+)@([0-9.]+)")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The plan, the requests, and what goes wrong."""
-    parser.add_argument("file", type=Path, metavar="FILE", help="what edge plan --json or edge pareto --json wrote")
+    parser.add_argument("file", type=Path, metavar="FILE", help="a plan: what edge plan, pareto or simulate wrote")
     parser.add_argument("--point", metavar="ID", help="of edge pareto: the plan to simulate (default: the knee)")
     parser.add_argument(
         "--arrivals",
@@ -64,12 +65,19 @@ def run(args: argparse.Namespace) -> int:
     """Read, simulate and show."""
     from partition.simulate import simulate
 
-    predicted, names, point = read_planned(args.file, args.point)
+    planned = read_planned(args.file, args.point)
+    predicted, names, point = planned.predicted, planned.names, planned.point
     arrivals = _requests(args, predicted)
     conditions = _conditions(args, names)
     result = simulate(predicted, arrivals, conditions, seed=args.seed, owner=names.get("local", "local"))
     if args.json:
-        head = {"file": str(args.file), "point": point, "kind": "llm" if predicted.prompt is not None else "onnx"}
+        head = {
+            "format": SIMULATED,
+            "planned": planned.known,
+            "file": str(args.file),
+            "point": point,
+            "kind": "llm" if predicted.prompt is not None else "onnx",
+        }
         print(json.dumps({**head, "arrivals": arrivals.told, "seed": args.seed, **result.to_json()}))
     else:
         _show(result, arrivals, point)

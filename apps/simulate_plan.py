@@ -3,38 +3,54 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apps.options import UsageError
+from apps.plan_file import PARETO, PLANNED, SAVED, SIMULATED, at_knee, plan_in
 
 if TYPE_CHECKING:
     from partition.prediction import Prediction
 
-PLANNED, PARETO = "edge-planned-1", "edge-pareto-1"  # formats of apps.plan and apps.pareto
 MOST_BYTES = 64 << 20  # of a file that is read
 
 
-def read_planned(path: Path, point: str | None) -> tuple[Prediction, dict[str, str], str | None]:
-    """The prediction with devices called by their names, the names by address, and which point of a front it is.
+@dataclass(frozen=True)
+class Planned:
+    """What a file says of a plan."""
 
-    point: an id, "knee", or None for the knee, else the first on the front. PlanError for a file that is not one of
-    `edge plan --json` or `edge pareto --json`, UsageError for a point that is not there, OSError.
+    predicted: Prediction  # with devices called by their names
+    names: dict[str, str]  # of devices, by address
+    point: str | None  # of a front: which one it is
+    known: dict[str, Any]  # the same in the format of edge plan
+
+
+def read_planned(path: Path, point: str | None) -> Planned:
+    """The plan in a file of edge plan, edge pareto or edge simulate.
+
+    point: an id, "knee", or None for the knee, else the first on the front. PlanError for a file that is none of those,
+    or has no predictions, UsageError for a point that is not there, OSError.
     """
     from partition.errors import PlanError
 
     try:
         values = json.loads(read_text(path))
-        if not isinstance(values, dict) or values.get("format") not in (PLANNED, PARETO):
-            raise PlanError("it is not what edge plan --json or edge pareto --json writes, with predictions")
-        names = _names(values.get("devices", []))
-        if values["format"] == PARETO:
-            chosen = _point(values, point)
-            return _prediction(chosen, names), names, chosen["id"]
-        if point is not None:
+        if isinstance(values, dict) and values.get("format") == SIMULATED:
+            values = values.get("planned")
+        kind = values.get("format") if isinstance(values, dict) else None
+        if kind not in (PLANNED, PARETO, *SAVED):
+            raise PlanError("it is no plan: needed is what edge plan, edge pareto or edge simulate wrote")
+        devices = values.get("devices", [])
+        names = _names(devices)
+        if point is not None and kind != PARETO:
             raise UsageError(f"--point is of edge pareto; {path} has one plan")
-        return _prediction(values, names), names, None
+        one = _point(values, point) if kind == PARETO else values
+        if kind in SAVED:
+            _check_beside(values)
+        plan = plan_in(one if kind in SAVED else one.get("plan"))
+        known = {"format": PLANNED, "plan": plan, "predicted": one.get("predicted"), "devices": devices}
+        return Planned(_prediction(one, names), names, one["id"] if kind == PARETO else None, known)
     except (ValueError, RecursionError, OverflowError) as error:  # among them PlanError, and what is not JSON
         raise PlanError(f"{path} cannot be simulated: {error}") from None
 
@@ -59,6 +75,40 @@ def _names(devices: Any) -> dict[str, str]:
     return found if len(set(found.values())) == len(found) else {}  # then addresses tell them apart
 
 
+def _check_beside(plan: dict[str, Any]) -> None:
+    """PlanError where a saved plan has no predictions, or others than it would have: it was edited."""
+    from partition.errors import PlanError
+
+    if "predicted" not in plan:
+        raise PlanError("it has no predictions; edge plan --save and edge pareto --save write them")
+    stages = plan.get("stages")
+    said = plan["predicted"].get("stages") if isinstance(plan["predicted"], dict) else None
+    if isinstance(stages, list) and isinstance(said, list):
+        own = [_held(stage) for stage in stages]
+        if own != [_said(stage, held) for stage, held in zip(said, own, strict=False)] or len(own) != len(said):
+            raise PlanError("it was edited after it was predicted; make it again with edge plan --save")
+
+
+def _held(stage: Any) -> tuple[list[Any], str]:
+    """The devices of a stage of a saved plan, and its layers; "" of an ONNX model."""
+    known = stage if isinstance(stage, dict) else {}
+    shards = [shard for shard in known.get("shards", [known]) if isinstance(shard, dict)]
+    return [shard.get("device") for shard in shards], _layers(known.get("layers"))
+
+
+def _layers(found: Any) -> str:
+    from partition.plan import Range
+
+    known = isinstance(found, list) and len(found) == 2 and all(isinstance(n, int) for n in found)
+    return f"layers {Range(found[0], found[1])}" if known else ""
+
+
+def _said(stage: Any, held: tuple[list[Any], str]) -> tuple[Any, Any]:
+    """The same, as it was predicted."""
+    known = stage if isinstance(stage, dict) else {}
+    return known.get("devices"), known.get("what") if held[1] else ""
+
+
 def _point(values: dict[str, Any], wanted: str | None) -> dict[str, Any]:
     """The point of this id; else the knee, else the first on the front."""
     from partition import fields
@@ -71,13 +121,10 @@ def _point(values: dict[str, Any], wanted: str | None) -> dict[str, Any]:
         fields.text(one.get("id"), f"points[{i}].id")
     if not points:
         raise PlanError("points is empty; needed is one plan or more")
-    found: dict[str, Any] | None
-    if wanted is None or wanted == "knee":
-        found = next((one for one in points if one.get("knee") is True), None)
-        if found is None and wanted is None:
-            found = next((one for one in points if one.get("on_front") is True), points[0])
-    else:
-        found = next((one for one in points if one["id"] == wanted), None)
+    wants_knee = wanted in (None, "knee")
+    found = at_knee(points) if wants_knee else next((one for one in points if one["id"] == wanted), None)
+    if wanted == "knee" and found is not None and found.get("knee") is not True:
+        found = None
     if found is None:
         raise UsageError(
             f"there is no plan {wanted!r:.60}; needed is one of {points[0]['id']} to {points[-1]['id']}, or knee"

@@ -15,6 +15,7 @@ from edge.demo import MODEL_PATH
 ROOT = Path(__file__).parent.parent
 TINY = {
     "bench_bursts.py": "--tiny",
+    "bench_busy_plans.py": "--tries 1 --measure 1",
     "bench_distributed.py": "--tiny",
     "bench_engine.py": f"--model {MODEL_PATH} --prompt-tokens 16 --gen-tokens 3 --rounds 1 --threads 1",
     "bench_onnx_cuts.py": "--tiny",
@@ -58,6 +59,11 @@ def test_bursts_are_the_same_for_a_seed() -> None:
     first, again, other = (list(itertools.islice(neighbour.schedule(seed), 200)) for seed in (1, 1, 2))
     assert first == again != other
     assert all(0.02 <= rest_s <= 0.3 and 0.01 <= burst_s <= 0.5 for rest_s, burst_s in first)
+def test_busy_plans() -> None:
+    found = run("bench_busy_plans.py")
+    assert found["plans_without_bursts"] > 0
+    [rows] = found["worse_by"]
+    assert rows[0] == 0  # the one plan that was measured is the best of those that were
 
 
 @pytest.mark.thorough

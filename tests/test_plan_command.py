@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from apps import plan
+from apps import cli, plan
 from apps.distributed import MOST_WORKERS
+from apps.plan_file import plan_in
 from devices.paths import state_folder
 from edge.demo import MODEL_PATH
 from partition.measures import OBJECTIVES
@@ -177,7 +178,11 @@ def test_old_figures_are_said_to_be(edge: Run) -> None:
 def test_a_saved_plan_runs(edge: Run, one: Worker, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "plan.json"
     found = said(edge, "--workers", one.address, "--insecure", "--save", file)
-    assert json.loads(file.read_text()) == found["plan"]
+    written = json.loads(file.read_text())
+    assert plan_in(written) == found["plan"]
+    assert written["predicted"].keys() >= {"latency_s", "throughput_per_s", "stages"}
+    assert cli.main(["simulate", str(file), "--arrivals", "closed:1", "--requests", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["planned"]["plan"] == found["plan"]
     assert_refused(edge("--save", file), 2, str(file), "--force")
     assert edge("--workers", one.address, "--insecure", "--save", file, "--force")[0] == 0
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]

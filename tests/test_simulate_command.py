@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apps import cli
+from apps.plan_file import plan_in
 from partition.errors import PlanError
 from partition.prediction import Prediction
 from partition.speeds import LinkSpeed
@@ -28,6 +29,18 @@ DEVICES = [{"name": name, "address": address} for name, address in (("desk", "lo
 def planned(predicted: Prediction = TEXT) -> dict[str, Any]:
     """As of `edge plan --json`."""
     return {"format": "edge-planned-1", "kind": "llm", "predicted": predicted.to_json(), "devices": DEVICES}
+
+
+def saved() -> dict[str, Any]:
+    """As `edge plan --save` writes it: the plan, and beside it what it is predicted to do."""
+    stages = [
+        {"layers": [2 * i, 2 * i + 2], "shards": [{"device": device} for device in stage.devices]}
+        for i, stage in enumerate(TEXT.stages)
+    ]
+    predicted = TEXT.to_json()
+    for i, stage in enumerate(predicted["stages"]):
+        stage["what"] = f"layers {2 * i}-{2 * i + 1}"
+    return {"format": "edge-plan-1", "model": "m", "stages": stages, "predicted": predicted, "devices": DEVICES}
 
 
 def explored() -> dict[str, Any]:
@@ -177,12 +190,44 @@ def test_a_trace(simulate: Simulate, tmp_path: Path) -> None:
     assert_refused(simulate(planned(), arrivals=f"trace:{tmp_path}/none"), 3, "none", "No such file")
 
 
+def test_every_file_with_a_plan_is_taken(simulate: Simulate) -> None:
+    """A plan, a saved one, and what a simulation printed give the same; a front that of its knee."""
+    first = said(simulate(planned(), "--json"))
+    of = ("requests", "latency_s", "throughput_per_s")
+    assert {name: said(simulate(saved(), "--json"))[name] for name in of} == {name: first[name] for name in of}
+    again = said(simulate(first, "--json"))
+    assert {name: again[name] for name in of} == {name: first[name] for name in of}
+    front = explored()
+    for point in front["points"]:
+        point["plan"] = {"format": "edge-onnx-plan-1", "of": point["id"]}
+    known = said(simulate(front, "--json"))
+    assert (known["format"], known["point"], known["planned"]["plan"]["of"]) == ("edge-simulated-1", "p3", "p3")
+    for file, plan in (
+        (front, front["points"][2]["plan"]),
+        (known, front["points"][2]["plan"]),
+        ({**planned(), "plan": {"of": 1}}, {"of": 1}),
+        (saved(), {name: value for name, value in saved().items() if name not in ("predicted", "devices")}),
+        ({"anything": "else"}, {"anything": "else"}),
+        ([], []),
+        ({"format": "edge-pareto-1", "points": []}, None),
+    ):
+        assert plan_in(file) == plan
+    front["points"][2]["knee"] = False
+    assert plan_in(front)["of"] == "p2"  # the first on the front
+
+
 @pytest.mark.parametrize(
     ("values", "options", "words"),
     [
         ("{", (), ["plan.json cannot be simulated"]),
         ("[" * 100_000, (), ["plan.json cannot be simulated"]),
-        ({"format": "edge-plan-1"}, (), ["edge plan --json"]),
+        ({"format": "edge-lab-1"}, (), ["it is no plan", "edge plan, edge pareto or edge simulate"]),
+        ({"format": "edge-plan-1"}, (), ["it has no predictions", "edge plan --save"]),
+        (edited(saved(), "stages", 0, "layers", [0, 3]), (), ["was edited after it was predicted"]),
+        (edited(saved(), "stages", 0, "shards", 0, "device", "x:1"), (), ["was edited"]),
+        (edited(saved(), "stages", 0, ...), (), ["was edited"]),
+        (edited(saved(), "stages", 0, 3), (), ["was edited"]),
+        (saved(), ("--point", "p1"), ["--point is of edge pareto"]),
         (edited(planned(), "predicted", ...), (), ["predicted", "None"]),
         (edited(planned(), "predicted", "stages", 0, "busy_s", None), (), ["predicted.stages[0].busy_s"]),
         (edited(planned(), "predicted", "stages", 0, "rows_s", [[1, 10**400]]), (), ["cannot be simulated"]),

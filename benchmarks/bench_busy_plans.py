@@ -1,0 +1,157 @@
+"""Plans that are made and measured while a neighbour takes both cores in bursts: how much worse is what is chosen?
+
+    python benchmarks/bench_busy_plans.py [--tries 5] [--measure 4] [--model FILE] [--json]
+
+Starts two workers on loopback, of one thread each. In bursts of 10 to 500 ms at random, with pauses as long, it runs
+`edge pareto --measure` and `edge plan` anew every time, with a cache of their own. Then, without bursts, the plans they
+considered are measured again by `edge pareto --measure`, and each choice is put beside the best of them. Asked for is
+that none is more than 15 % worse. Takes about two minutes a try; it wants a machine that is quiet otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+_EDGE = [sys.executable, "-m", "apps.cli"]
+_FEW = ["--context", "512", "--prompt-tokens", "16", "--concurrency", "2", "--threads", "1", "--insecure"]
+_STARTS_S, _ENDS_S, _RUN_S = 60.0, 10.0, 900.0
+_SHORTEST_S, _LONGEST_S = 0.01, 0.5
+
+
+def burn(seed: int) -> None:
+    """Take a core in bursts, until killed. The same seed takes it at about the same moments."""
+    dice = random.Random(seed)
+    while True:
+        until = time.monotonic() + dice.uniform(_SHORTEST_S, _LONGEST_S)
+        while time.monotonic() < until:
+            pass
+        time.sleep(dice.uniform(_SHORTEST_S, _LONGEST_S))
+
+
+@contextmanager
+def running(command: list[str], **how: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A process until the end of the block."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **how)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(_ENDS_S)
+
+
+@contextmanager
+def bursts(seed: int) -> Iterator[None]:
+    """A neighbour that takes every core at the same moments."""
+    with ExitStack() as stack:
+        for _ in range(os.cpu_count() or 1):
+            stack.enter_context(running([sys.executable, __file__, "--burn", str(seed)]))
+        yield
+
+
+@contextmanager
+def workers(folder: Path, n: int) -> Iterator[list[str]]:
+    """Workers of one thread on loopback: their addresses."""
+    with ExitStack() as stack:
+        addresses = []
+        for i in range(n):
+            with socket.socket() as held:
+                held.bind(("127.0.0.1", 0))
+                address = f"127.0.0.1:{held.getsockname()[1]}"
+            command = [*_EDGE, "worker", "--listen", address, "--insecure", "--threads", "1", "--name", f"w{i}"]
+            stack.enter_context(running(command, env=_env(folder / f"w{i}")))
+            addresses.append(address)
+        deadline = time.monotonic() + _STARTS_S
+        for address in addresses:
+            host, _, port = address.rpartition(":")
+            while socket.socket().connect_ex((host, int(port))) and time.monotonic() < deadline:
+                time.sleep(0.1)
+        yield addresses
+
+
+def _env(folder: Path) -> dict[str, str]:
+    folder.mkdir(parents=True, exist_ok=True)
+    names = ("XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME")
+    return os.environ | {name: str(folder / name.lower()) for name in names}
+
+
+def edge(folder: Path, *args: str) -> dict[str, Any]:
+    """What a command prints with --json."""
+    done = subprocess.run([*_EDGE, *args, *_FEW, "--json"], env=_env(folder), capture_output=True, timeout=_RUN_S)
+    if done.returncode:
+        raise SystemExit(done.stderr.decode()[-2000:])
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def chosen(points: list[dict[str, Any]], what: str, best: Any) -> dict[str, Any]:
+    """What --pick gives by this axis."""
+    front = [point for point in points if point["on_front"] and point["measured"]]
+    found: dict[str, Any] = best(front, key=lambda point: point["measured"][what])
+    return found
+
+
+def quiet(folder: Path, model: list[str], there: str, n: int) -> dict[str, dict[str, float]]:
+    """What plans do without bursts, by plan and microbatches."""
+    points = edge(folder, "pareto", *model, "--workers", there, "--measure", str(n), "--fresh")["points"]
+    return {_name(point): point["measured"] for point in points if point["measured"]}
+
+
+def _name(point: dict[str, Any]) -> str:
+    return json.dumps([[shard["device"] for shard in stage["shards"]] for stage in point["plan"]["stages"]])
+
+
+def main() -> None:
+    """Print a table: for each try, how much worse the choices are than the best of what was considered."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tries", type=int, default=5)
+    parser.add_argument("--measure", type=int, default=4)
+    parser.add_argument("--model", help="default: the bundled one")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--burn", type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.burn is not None:
+        burn(args.burn)
+    model = [args.model] if args.model else []
+    found: list[list[float]] = []
+    with tempfile.TemporaryDirectory(prefix="edge-busy-") as name, workers(Path(name), 2) as addresses:
+        there = ",".join(addresses)
+        calm = quiet(Path(name) / "quiet", model, there, 4 * args.measure)
+        for i in range(args.tries):
+            with bursts(i):
+                front = edge(Path(name) / f"p{i}", "pareto", *model, "--workers", there, "--measure", str(args.measure))
+                plan = edge(Path(name) / f"q{i}", "plan", *model, "--workers", there)
+            taken = [point for point in front["points"] if point["measured"]]
+            pick = chosen(front["points"], "latency_s", min)
+            least_s = min(point["measured"]["latency_s"] for point in taken)
+            considered = [calm[_name(point)]["latency_s"] for point in taken if _name(point) in calm]
+            rows = [pick["measured"]["latency_s"] / least_s - 1]
+            for one in (pick, plan):
+                own = calm.get(_name(one))
+                rows.append(own["latency_s"] / min(considered) - 1 if own and considered else float("nan"))
+            found.append(rows)
+            print(f"try {i + 1}: {', '.join(f'{100 * row:+.1f} %' for row in rows)}", file=sys.stderr, flush=True)
+    worst = max((row for rows in found for row in rows if row == row), default=float("nan"))
+    if args.json:
+        print(json.dumps({"plans_without_bursts": len(calm), "worse_by": found, "worst": worst}))
+        return
+    print("| try | pareto, measured | pareto, without bursts | plan, without bursts |")
+    print("| ---: | ---: | ---: | ---: |")
+    for i, rows in enumerate(found):
+        print(f"| {i + 1} | {' | '.join(f'{100 * row:+.1f} %' for row in rows)} |")
+    print(f"worst: {100 * worst:+.1f} % (asked for: at most +15 %)")
+
+
+if __name__ == "__main__":
+    main()
