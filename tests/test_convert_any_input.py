@@ -13,6 +13,7 @@ from quant.convert import convert
 from quant.errors import ModelFileError
 from quant.gguf_file import GgufFile
 from tests.checkpoints import DATA, copy
+from tests.thorough import some
 
 JSON = st.sampled_from([None, True, -1, 0, 1, 2, 3.5, float("inf"), 10**40, "", "x", [], [1], {}, {"a": 1}, ["x", {}]])
 FILES = ["config.json", "tokenizer.json", "tokenizer_config.json"]
@@ -37,7 +38,7 @@ def _places(value: Any) -> list[tuple[Any, Any]]:
     return [place for key in keys for place in [(value, key), *_places(value[key])]]
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=some(37, 150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     family=st.sampled_from(["llama3", "gemma2", "gemma3-vision", "mistral", "qwen3moe"]),
     file=st.sampled_from(FILES), seed=st.integers(0, 2**32), new=JSON,
@@ -57,7 +58,7 @@ def test_any_value_in_a_json_file(tmp_path: Path, family: str, file: str, seed: 
     (folder / file).write_text(original)
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=some(25, 100), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(at=st.integers(0, 2000), byte=st.integers(0, 255))
 def test_any_byte_of_a_header(tmp_path: Path, at: int, byte: int) -> None:
     folder = tmp_path / "llama"
@@ -69,7 +70,7 @@ def test_any_byte_of_a_header(tmp_path: Path, at: int, byte: int) -> None:
     converts_or_says_why(folder)
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=some(25, 100), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(at=st.integers(0, 6000), byte=st.integers(0, 255))
 def test_any_byte_of_a_sentencepiece_model(tmp_path: Path, at: int, byte: int) -> None:
     folder = tmp_path / "llama"

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from quant.errors import DoesNotFit
 from quant.fit import LEAST_FILL, Choice, fit, undominated
 from quant.types import TYPES
+from tests.thorough import some
 
 KINDS = [TYPES[name] for name in ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k")]
 
@@ -46,7 +47,7 @@ def best(table: Mapping[str, Sequence[Choice]], budget: int, reserved: int) -> f
     return found[True] if found[True] < math.inf else found[False]
 
 
-@settings(max_examples=150)
+@settings(max_examples=some(37, 150))
 @given(tables(), st.floats(0, 1.1), st.integers(0, 2000))
 def test_it_is_as_good_as_trying_everything(table: Table, part: float, reserved: int) -> None:
     most = sum(max(choice.n_bytes for choice in row) for row in table.values())
@@ -64,7 +65,7 @@ def test_it_is_as_good_as_trying_everything(table: Table, part: float, reserved:
     assert found.damage <= expected * (1 + 2 * found.gap + 1e-6) + 1e-9
 
 
-@settings(max_examples=100)
+@settings(max_examples=some(25, 100))
 @given(tables(most_bytes=1 << 22), st.data())
 def test_models_of_gigabytes_keep_to_the_byte(rows: Table, data: st.DataObject) -> None:
     """Budgets are just below what some choice takes: a solver's tolerance must not matter."""
@@ -77,7 +78,7 @@ def test_models_of_gigabytes_keep_to_the_byte(rows: Table, data: st.DataObject) 
         assert found.damage <= best(table, budget, 0) * (1 + 2 * found.gap + 1e-6) + 1e-9
 
 
-@settings(max_examples=100)
+@settings(max_examples=some(25, 100))
 @given(tables(most_bytes=1 << 38, most_tensors=12), st.floats(0, 1))
 def test_nothing_is_too_large(table: Table, part: float) -> None:
     most = sum(undominated(row)[-1].n_bytes for row in table.values())
@@ -85,7 +86,7 @@ def test_nothing_is_too_large(table: Table, part: float) -> None:
     assert fit(table, budget).n_bytes <= budget
 
 
-@settings(max_examples=50)
+@settings(max_examples=some(20, 50))
 @given(tables(), st.integers(0, 2000), st.integers(1, 5000))
 def test_what_does_not_fit_says_the_least(table: Table, reserved: int, short: int) -> None:
     need = least(table) + reserved

@@ -18,9 +18,10 @@ from quant.gguf_header import GgufArray
 from quant.types import TYPES
 from tests import tiny_gguf
 from tests.helpers import calls
+from tests.thorough import some
 from tests.tiny_gguf import Gguf, Tensor
 
-FAST = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FAST = settings(max_examples=some(20, 60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 TEXT = st.text(max_size=20)
 VALUES = st.one_of(

@@ -14,8 +14,9 @@ from quant.gguf_header import GgufArray
 from quant.gguf_writer import ALIGNMENT, NewTensor, encoded, header
 from quant.types import TYPES
 from tests.test_gguf_file import NAMES, PAIRS
+from tests.thorough import some
 
-FAST = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FAST = settings(max_examples=some(20, 60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 TENSORS = st.dictionaries(
     st.from_regex(r"[a-z][a-z0-9_.]{0,40}", fullmatch=True),
     st.tuples(st.lists(st.integers(1, 4), max_size=2), st.sampled_from(["f32", "f16", "q4_0", "q6_k", "mxfp4"])),

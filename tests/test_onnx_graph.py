@@ -17,6 +17,7 @@ from partition.onnx_cuts import cut_at, cuts, routes, stage_io
 from partition.onnx_graph import OnnxGraph
 from tests.onnx_graphs import light
 from tests.onnx_networks import chain, mobilenet_v2, model_of, resnet18
+from tests.thorough import some
 
 # Nodes in the file, nodes that depend on the input, and the most tensors that cross a cut.
 LIGHT = {
@@ -203,7 +204,7 @@ def graphs(draw: st.DrawFn) -> ModelProto:
 
 
 @given(graphs(), st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=some(25, 100), deadline=None)
 def test_stages_tile_the_nodes_and_get_exactly_what_they_need(model: ModelProto, data: st.DataObject) -> None:
     graph = OnnxGraph.of(model)
     n = len(graph.nodes)

@@ -21,6 +21,7 @@ from partition.recipe import Copy, Literal, Recipe
 from tests.onnx_graphs import mlp
 from tests.onnx_networks import mobilenet_v2, model_of
 from tests.onnx_pipelines import at, owned
+from tests.thorough import some
 
 Weights = dict[str, np.ndarray]
 
@@ -57,7 +58,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     return tmp_path_factory.mktemp("recipes")
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=some(20, 40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_a_recipe_makes_the_stage(folder: Path, data: st.DataObject) -> None:
     width = data.draw(st.sampled_from([1, 7, 64]))

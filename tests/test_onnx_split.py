@@ -16,6 +16,7 @@ from partition.onnx_graph import Node, OnnxGraph
 from partition.onnx_shapes import Value
 from partition.onnx_split import node_seconds, split
 from tests.onnx_networks import mobilenet_v2, resnet18
+from tests.thorough import some
 
 # Whole eighths of a second, and shares that are powers of two: no sum is rounded, so that equals are equal.
 _FLOPS = int(20e9) // 8
@@ -43,7 +44,7 @@ def worth(graph: OnnxGraph, chosen: Sequence[Cut], shares: Sequence[float]) -> t
     return seconds, sum(cut.payload_bytes for cut in chosen)
 
 
-@settings(max_examples=150)
+@settings(max_examples=some(37, 150))
 @given(graphs(), st.lists(st.sampled_from([1.0, 2.0, 0.5, 0.25]), min_size=1, max_size=4))
 def test_no_other_cuts_are_better(graph: OnnxGraph, shares: list[float]) -> None:
     places = cuts(graph)

@@ -27,6 +27,7 @@ from edge.weight_roles import Roles, sort_weights
 from quant.gguf_file import GgufFile
 from tests import paging
 from tests.helpers import until
+from tests.thorough import some
 
 Bytes = np.ndarray
 
@@ -116,7 +117,7 @@ def readers(draw: st.DrawFn) -> tuple[int, int]:
 
 
 # Hypothesis: fixtures of the module are not made anew for each example, and need not be.
-any_of_it = settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+any_of_it = settings(max_examples=some(20, 80), suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @any_of_it

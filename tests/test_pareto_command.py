@@ -16,6 +16,7 @@ from edge.demo import MODEL_PATH
 from partition.pareto import AXES
 from tests.commands import Run, assert_refused, runner
 from tests.deployments import shared_workers
+from tests.thorough import thorough
 from tests.workers import Worker
 
 NOBODY = "127.0.0.1:1"
@@ -159,7 +160,7 @@ def test_types(edge: Run) -> None:
     assert made.stat().st_mtime_ns == before
 
 
-@pytest.mark.parametrize("which", ["knee", "p1", "latency", "throughput", "memory", "ttft", "energy"])
+@pytest.mark.parametrize("which", ["knee", "p1", "latency", *thorough("throughput", "memory", "ttft", "energy")])
 def test_picked_and_saved(edge: Run, what_if: Path, tmp_path: Path, which: str) -> None:
     file = tmp_path / "plan.json"
     points = found(edge, "--cluster", what_if)["points"]

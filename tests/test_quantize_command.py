@@ -242,6 +242,7 @@ def test_a_report_compares_with_uniform_types(run: Run, small: Path, out: Path, 
     assert sorted(path.name for path in out.parent.iterdir()) == ["out.gguf", "picture.png"]
 
 
+@pytest.mark.thorough
 def test_a_report_is_a_table_too(run: Run, small: Path, out: Path, text: Path) -> None:
     code, output, error = run(small, out, "--type", "q8_0", "--report", "--text", text)
     assert code == 0, error

@@ -25,7 +25,7 @@ from tests.deployments import (
     stages,
     tensor,
 )
-from tests.thorough import each_once
+from tests.thorough import each_once, some
 from tests.workers import Worker
 from transport.choice import ALGORITHMS
 
@@ -93,7 +93,7 @@ def largest_of(row: Floats, full: Floats, top: int) -> None:
 
 def test_every_algorithm_of_the_sums_gives_the_same_bits(one: Worker) -> None:
     found = {}
-    for algorithm in (*ALGORITHMS, "auto"):
+    for algorithm in (*list(ALGORITHMS)[-some(2, len(ALGORITHMS)) :], "auto"):
         with deployed(one, MODEL_PATH, tensor(1, 1, 1), OPTIONS, Exchange(algorithm=algorithm)) as deployment:
             prompt = questions(QUESTIONS)[-1].prompt
             found[algorithm] = np.stack(

@@ -28,6 +28,7 @@ from tests.deployments import (
     stages,
     tensor,
 )
+from tests.thorough import some
 from tests.workers import Worker, worker
 
 GREEDY = SamplingParams(temperature=0)
@@ -245,7 +246,7 @@ def vocabulary() -> Iterator[Engine]:
         yield engine
 
 
-@settings(max_examples=500)
+@settings(max_examples=some(125, 500))
 @given(
     params=PARAMS,
     seed=st.integers(0, 10_000),

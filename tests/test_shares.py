@@ -12,6 +12,7 @@ from partition.errors import PlanError
 from partition.pipeline import stages
 from partition.plan import Range, Shard, Sizes
 from partition.tensor import Limits, kv_heads, shards
+from tests.thorough import some
 
 some_shares = st.floats(0.01, 100) | st.sampled_from([1.0, 2.0, 3.0, 0.5])
 
@@ -122,7 +123,7 @@ def test_kv_heads_of_what_is_not_in_the_model() -> None:
 # ---------------------------------------------------------------------------------------------------------- shards
 
 
-@settings(max_examples=300)
+@settings(max_examples=some(75, 300))
 @given(limits(), st.lists(some_shares, min_size=1, max_size=9), st.booleans())
 def test_shards_tile_the_stage_on_units(of: Limits, shares: list[float], last: bool) -> None:
     sizes, n = of.sizes, len(shares)

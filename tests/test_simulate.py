@@ -29,6 +29,7 @@ from partition.simulate_servers import Clock, Jitter, Server, Slow, Step
 from partition.simulate_times import capacity_per_s, parts
 from partition.speeds import Curve, LinkSpeed
 from tests.planning import MS, device, linked, work
+from tests.thorough import some
 
 NAMES = (LOCAL, "b", "c", "d")
 
@@ -223,7 +224,7 @@ def test_the_seed_decides() -> None:
     assert np.std(many) == pytest.approx(0.5, rel=0.03)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=some(20, 60))
 @given(
     st.sampled_from([(1,), (1, 1), (2, 1), (1, 1, 1)]),
     st.integers(1, 6),

@@ -20,6 +20,7 @@ from edge.errors import DigestMismatch, NoRoom, SliceError
 from edge.store import Partial, SliceStore
 from partition.recipe import Copy, Literal, Recipe, whole
 from tests.helpers import ROOT
+from tests.thorough import some
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -475,5 +476,5 @@ class StoreMachine(RuleBasedStateMachine):
         assert [path.name.split(".")[0] for path in sorted(found, key=lambda path: path.stat().st_mtime_ns)] == names
 
 
-StoreMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+StoreMachine.TestCase.settings = settings(max_examples=some(20, 60), stateful_step_count=40, deadline=None)
 test_any_order_of_events = StoreMachine.TestCase
