@@ -59,6 +59,9 @@ def test_bursts_are_the_same_for_a_seed() -> None:
     first, again, other = (list(itertools.islice(neighbour.schedule(seed), 200)) for seed in (1, 1, 2))
     assert first == again != other
     assert all(0.02 <= rest_s <= 0.3 and 0.01 <= burst_s <= 0.5 for rest_s, burst_s in first)
+
+
+@pytest.mark.thorough
 def test_busy_plans() -> None:
     found = run("bench_busy_plans.py")
     assert found["plans_without_bursts"] > 0
