@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apps.distributed import first_given
+from apps.format import ms_text
 from apps.options import UsageError, check_dimensions, check_onnx, dimension, in_flight, quiet_grpc
 from apps.table import print_columns, print_note, print_table
 
@@ -199,7 +200,7 @@ def _show(model: OnnxModel, whole: Speed, devices: Sequence[str], results: Seque
     rows = []
     for one in results:
         row = [one.cut.label, bytes_text(one.cut.payload_bytes), *(f"{1e3 * s:.4g} ms" for s in one.stage_s)]
-        row.append(f"{1e3 * max(one.transfer_s, default=0.0):.3g} ms" if pipelined else "-")
+        row.append(f"{ms_text(1e3 * max(one.transfer_s, default=0.0))} ms" if pipelined else "-")
         row.append(f"{one.expected_throughput_per_s:.4g}/s")
         if one.speed:
             speed = one.speed

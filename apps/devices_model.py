@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apps import planning
-from apps.format import bytes_text
+from apps.format import bytes_text, ms_text
 from apps.options import dimension
 from apps.table import print_columns, print_note
 
@@ -88,7 +88,7 @@ def _link_row(link: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.3g} ms"
+    return f"{ms_text(1e3 * seconds)} ms"
 
 
 def _when(estimate: bool, age_s: float, busy: bool = False) -> str:

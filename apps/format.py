@@ -1,35 +1,5 @@
-"""Numbers as people read them."""
+"""Numbers as people read them, for commands."""
 
-import math
+from quant.text import bytes_text, count_text, counted, ms_text
 
-
-def bytes_text(n: float) -> str:
-    """Bytes in binary units with three digits: "640 B", "1.23 GiB"."""
-    return f"{n:.0f} B" if abs(n) < 1024 else _scaled(n, 1024, ("KiB", "MiB", "GiB", "TiB"))
-
-
-def count_text(n: float) -> str:
-    """A count in thousands, millions or billions with three digits: "640", "1.10 B"."""
-    return f"{n:.0f}" if abs(n) < 1000 else _scaled(n, 1000, ("K", "M", "B", "T"))
-
-
-def counted(n: float, what: str) -> str:
-    """A number and what it counts: "1 thread", "2 threads", "1.5 cores"."""
-    return f"{n:g} {what}" if n == 1 else f"{n:g} {what}s"
-
-
-def ms_text(milliseconds: float) -> str:
-    """Milliseconds with three digits and no exponent, down to a nanosecond: "1,764", "12.3", "0.00102"."""
-    if milliseconds == 0:
-        return "0"
-    digits = min(6, max(0, 2 - math.floor(math.log10(abs(milliseconds)))))
-    return f"{milliseconds:,.{digits}f}"
-
-
-def _scaled(n: float, base: int, units: tuple[str, ...]) -> str:
-    value, unit = n / base, 0
-    # 999.5 would be shown as "1000": that is the next unit's 1.00.
-    while abs(value) >= base - 0.5 and unit < len(units) - 1:
-        value, unit = value / base, unit + 1
-    digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
-    return f"{value:.{digits}f} {units[unit]}"
+__all__ = ["bytes_text", "count_text", "counted", "ms_text"]

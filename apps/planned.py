@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from apps.format import bytes_text
+from apps.format import bytes_text, counted, ms_text
 
 if TYPE_CHECKING:
     from apps.planning import Space
@@ -88,7 +88,7 @@ def stage_rows(predicted: Prediction, names: Mapping[str, str]) -> tuple[tuple[s
     """Columns, and a row for each stage."""
     rows: list[tuple[str, ...]] = []
     for i, stage in enumerate(predicted.stages):
-        sums = f", {1e3 * stage.sums_s:.3g} of it sums" if stage.sums_s else ""
+        sums = f", {ms_text(1e3 * stage.sums_s)} of it sums" if stage.sums_s else ""
         paged = f", pages {bytes_text(stage.paged_bytes)}" if stage.paged_bytes else ""
         memory = " + ".join(bytes_text(n) for n in stage.memory_bytes.values())
         rows.append(
@@ -96,8 +96,8 @@ def stage_rows(predicted: Prediction, names: Mapping[str, str]) -> tuple[tuple[s
                 str(i),
                 " + ".join(names.get(device, device) for device in stage.devices),
                 stage.what,
-                f"{1e3 * stage.compute_s:.3g} ms{sums}",
-                f"{1e3 * stage.transfer_s:.3g} ms",
+                f"{ms_text(1e3 * stage.compute_s)} ms{sums}",
+                f"{ms_text(1e3 * stage.transfer_s)} ms",
                 f"{memory}{paged}",
             )
         )
@@ -109,9 +109,9 @@ def prediction_rows(predicted: Prediction, names: Mapping[str, str]) -> list[tup
     unit = "token" if predicted.ttft_s is not None else "input"
     many = f"{predicted.in_flight} in flight"
     if predicted.ttft_s is not None:
-        many = f"{predicted.in_flight} requests in {predicted.microbatches} microbatches"
+        many = f"{counted(predicted.in_flight, 'request')} in {counted(predicted.microbatches, 'microbatch')}"
     rows = [
-        ("latency", f"{1e3 * predicted.latency_s:.3g} ms a {unit}, one alone"),
+        ("latency", f"{ms_text(1e3 * predicted.latency_s)} ms a {unit}, one alone"),
         ("throughput", f"{predicted.throughput_per_s:.3g} {unit}s/s with {many}"),
     ]
     if predicted.ttft_s is not None:
@@ -134,5 +134,7 @@ def unit_text(objective: str, value: float | None) -> str:
     if value is None:
         return "no plan either"
     if objective in ("latency", "throughput"):
-        return f"{1e3 * value:.3g} ms a token or input" + (f" ({1 / value:.3g}/s)" if objective == "throughput" else "")
+        return f"{ms_text(1e3 * value)} ms a token or input" + (
+            f" ({1 / value:.3g}/s)" if objective == "throughput" else ""
+        )
     return {"ttft": f"{value:.3g} s", "memory": bytes_text(round(value)), "energy": f"{value:.3g} J"}[objective]

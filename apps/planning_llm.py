@@ -116,4 +116,6 @@ def _space(
             on_step=bar.update,
         )
     exchange = Exchange(args.transport or "auto", wire=args.wire or "f32")
-    return LlmSpace(path, file, digest, work, known, threads=args.threads, exchange=exchange, type_=type_)
+    return LlmSpace(
+        path, file, digest, work, known, threads=args.threads, memory=args.memory, exchange=exchange, type_=type_
+    )

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from apps.format import counted
 from apps.progress import progress
 from apps.table import print_columns, print_note
 from devices.probe import default_threads
@@ -61,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         for one in speeds
     ]
     print_columns(("type", "bits/weight", "decode", "prefill", "layout", "note"), rows)
-    print_note(f"1e9 weights a second, {threads} threads; without --type a model becomes {default} here")
+    print_note(f"1e9 weights a second, {counted(threads, 'thread')}; without --type a model becomes {default} here")
     return 0
 
 

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from apps.format import bytes_text
+from apps.format import bytes_text, counted, ms_text
 from apps.options import UsageError, check_output
 from apps.progress import progress
 from apps.table import print_columns, print_note, print_table
@@ -129,8 +129,8 @@ def _print(args: argparse.Namespace, made: Quantized, duration_s: float) -> None
 def _speed_text(compared: Comparison, threads: int) -> str:
     ratio = compared.float_ms / compared.quantized_ms
     return (
-        f"{compared.quantized_ms:.3g} ms, from {compared.float_ms:.3g} ms ({ratio:.2f} times as fast),"
-        f" medians of {compared.rounds} with {threads} threads"
+        f"{ms_text(compared.quantized_ms)} ms, from {ms_text(compared.float_ms)} ms ({ratio:.2f} times as fast),"
+        f" medians of {compared.rounds} with {counted(threads, 'thread')}"
     )
 
 
@@ -144,8 +144,8 @@ def _notes(made: Quantized) -> list[str]:
     compared = made.comparison
     if compared and compared.slower:
         notes.append(
-            f"The quantized model is slower than the float one on this device: {compared.quantized_ms:.3g} ms instead"
-            f" of {compared.float_ms:.3g}."
+            "The quantized model is slower than the float one on this device:"
+            f" {ms_text(compared.quantized_ms)} ms instead of {ms_text(compared.float_ms)}."
             + (" With --calibration ranges are fixed, which is often faster." if made.method == "dynamic" else "")
         )
     if made.samples_made_up and compared:

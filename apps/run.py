@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apps import onnx_devices
+from apps.format import counted
 from apps.options import (
     UsageError,
     check_dimensions,
@@ -114,7 +115,7 @@ def _here(args: argparse.Namespace, scaling: Scaling | None) -> Made:
             "threads": engine.threads,
             "stages": None,
         }
-        rows = [("provider", f"{engine.provider}, {engine.threads} threads")]
+        rows = [("provider", f"{engine.provider}, {counted(engine.threads, 'thread')}")]
         return Made(given, outputs, speed, about, rows, _fallbacks(engine))
 
 

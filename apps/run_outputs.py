@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from apps.format import ms_text
 from apps.table import print_columns, print_note, print_table
 
 if TYPE_CHECKING:
@@ -41,7 +42,9 @@ class Report:
         rows = list(rows)
         if self.speed:
             speed = self.speed
-            rows.append(("latency", f"{speed.latency_ms_median:.3g} ms (median), {speed.latency_ms_p90:.3g} ms (p90)"))
+            rows.append(
+                ("latency", f"{ms_text(speed.latency_ms_median)} ms (median), {ms_text(speed.latency_ms_p90)} ms (p90)")
+            )
             rows.append(("throughput", f"{speed.throughput_per_s:.4g} inputs a second, {speed.window} in flight"))
         print_table(title, rows)
         print_columns(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from apps.format import bytes_text
+from apps.format import bytes_text, ms_text
 
 if TYPE_CHECKING:
     from apps.onnx_devices import Deployed
@@ -28,7 +28,7 @@ def _stage(stage: Mapping[str, Any]) -> str:
     parts = [f"{stop - start} nodes" + (f" up to {stage['until']}" if stage["until"] else "")]
     parts.append(f"{bytes_text(stage['weight_bytes'])} of weights")
     if stage["compute_ms_median"] is not None:
-        parts.append(f"{stage['compute_ms_median']:.3g} ms")
+        parts.append(f"{ms_text(stage['compute_ms_median'])} ms")
     many = f" in {len(stage['tensors'])} tensors" if len(stage["tensors"]) > 1 else ""
     parts.append(f"gives {bytes_text(stage['payload_bytes'])}{many}")
     return f"{stage['name']}: {', '.join(parts)}"

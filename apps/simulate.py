@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from apps.format import ms_text
 from apps.options import UsageError, number, positive_int, seed
 from apps.plan_file import SIMULATED
 from apps.simulate_plan import read_planned, read_text
@@ -157,7 +158,7 @@ def _spread(spread: Spread) -> list[str]:
 
 
 def _time_text(seconds: float) -> str:
-    return f"{1e3 * seconds:.3g} ms" if seconds < 0.9995 else f"{seconds:.4g} s"
+    return f"{ms_text(1e3 * seconds)} ms" if seconds < 0.9995 else f"{seconds:.4g} s"
 
 
 def _arrivals(text: str) -> tuple[str, Any]:

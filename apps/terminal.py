@@ -17,7 +17,7 @@ from rich.markup import escape
 
 from apps import step_table
 from apps.chat import Loaded, answer
-from apps.format import count_text
+from apps.format import count_text, counted
 from apps.markdown import MarkdownStream
 from apps.memory_use import paging_rows
 from apps.table import print_columns, printable
@@ -64,7 +64,7 @@ class _Talk:
         name = engine.file.metadata.get("general.name") or engine.path.name
         self._console.print(
             f"[bold]{escape(str(name))}[/]  {engine.file.architecture}, {count_text(engine.shape.n_params)} parameters,"
-            f" context {engine.context}, {engine.threads} threads"
+            f" context {engine.context}, {counted(engine.threads, 'thread')}"
         )
         if self._deployed:
             self._console.print(f"[dim]{escape(printable(self._deployed.line()))}[/]", soft_wrap=True)

@@ -72,7 +72,7 @@ def check_room(path: Path, need: int) -> None:
     free = shutil.disk_usage(path.absolute().parent).free
     if free < need:
         raise OSError(
-            f"no room for {path}: {need / 2**30:.1f} GiB needed, {free / 2**30:.1f} GiB free on that disk; free some"
+            f"no room for {path}: {need / 2**20:,.1f} MiB needed, {free / 2**20:,.1f} MiB free on that disk; free some"
             " room or name a file on another disk"
         )
 

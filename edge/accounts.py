@@ -43,6 +43,7 @@ class BudgetOptions:
     io_threads: int | None = None
     io_chunk: int | None = None  # bytes
     verify: bool = False
+    reserved: int = 0  # bytes, of whoever runs the engine
 
 
 @dataclass(frozen=True)
@@ -77,17 +78,20 @@ def share_out(
     """Who stays and who is streamed, by measurement where not all can stay. NotEnoughMemory where not even that is
     possible."""
     budget, used = options.memory, shape.n_experts_used
-    runtime = _runtime(budget, model.n_vocab)
+    llama.give_back_free()
+    outside = {"runtime": _runtime(budget, model.n_vocab * sizes.sequences)}
+    if options.reserved:
+        outside["results"] = options.reserved
     at_once = used * max(2, sizes.sequences)  # experts of each sequence, or of one and of the next layer
     read = ReadOptions(options.io_threads or DEFAULT_THREADS, options.io_chunk or DEFAULT_CHUNK, options.window)
     smallest = replace(sizes, batch=max(min(_BATCHES[0], sizes.batch), sizes.outputs)) if choose_batch else sizes
     cache = cache_bytes(shape, sizes.context, sizes.kv)
-    if runtime + cache > budget:  # a context would take it all before it is refused
-        parts = {"runtime": runtime, **_of_context(model, shape, smallest, roles, dry=path)}
+    if sum(outside.values()) + cache > budget:  # a context would take it all before it is refused
+        parts = {**outside, **_of_context(model, shape, smallest, roles, dry=path)}
         _check(shape, parts, least_parts(roles, read, smallest.batch, at_once), budget)
     for proposed in dict.fromkeys((sizes, smallest)):
         sizes = proposed
-        parts = {"runtime": runtime, **_of_context(model, shape, sizes, roles)}
+        parts = {**outside, **_of_context(model, shape, sizes, roles)}
         whole = plan(roles, 1 << 62, read, Speed(1.0, 1.0), sizes.batch, at_once)
         if sum(parts.values()) + sum(whole.parts.values()) <= budget:
             return Share(sizes, parts, read, whole, False)
@@ -97,7 +101,7 @@ def share_out(
     if choose_batch:
         chosen = _choose_batch(roles, sizes, budget - sum(parts.values()), speed.read, prefill)
         if chosen != sizes:
-            sizes, parts = chosen, {"runtime": runtime, **_of_context(model, shape, chosen, roles)}
+            sizes, parts = chosen, {**outside, **_of_context(model, shape, chosen, roles)}
     if sum(parts.values()) + sum(least_parts(roles, read, sizes.batch, at_once).values()) > budget:
         read, sizes, parts = before  # what suits the disk would take too much
     try:
@@ -121,12 +125,14 @@ def beside_weights(file: GgufFile, shape: ModelShape, sizes: ContextSizes, budge
     """Bytes by part of a budget that go to something else than weights, where all of these fit. Asked by a dry run."""
     _, lines = dry_run(file.path, sizes)
     widest = max((tensor.shape[0] for tensor in file.tensors.values()), default=0)
-    return {"runtime": _runtime(budget, shape.n_vocab)} | _context_parts(lines, shape, sizes, widest, shape.n_vocab)
+    return {"runtime": _runtime(budget, shape.n_vocab * sizes.sequences)} | _context_parts(
+        lines, shape, sizes, widest, shape.n_vocab
+    )
 
 
-def _runtime(budget: int, n_vocab: int) -> int:
-    """Bytes of the process itself, now and later."""
-    return own_rss() + _MARGIN + budget // _MARGIN_SHARE + _TOKEN_BYTES * n_vocab
+def _runtime(budget: int, n_logits: int) -> int:
+    """Bytes of the process itself, now and later. n_logits: of all sequences together."""
+    return own_rss() + _MARGIN + budget // _MARGIN_SHARE + _TOKEN_BYTES * n_logits
 
 
 def _of_context(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -57,7 +58,10 @@ def collect(
     file = GgufFile.open(path)
     squares = Squares(covered(file, output))
     hooks = [squares.hook] if output else [squares.hook, _END_BEFORE_OUTPUT]
-    options = options_for(options, chunk_tokens, ModelShape.from_gguf(file).n_vocab)
+    shape = ModelShape.from_gguf(file)
+    options = options_for(options, chunk_tokens, shape.n_vocab)
+    if options.memory is not None:
+        options = replace(options, reserved=_results_bytes(squares, shape, options))
     with Engine(path, options, hooks) as engine, interrupt_stops(engine):
         chunks = Chunks.cut(engine.model, text, chunk_tokens, most)
         # The last layer leaves out rows that give no logits: all of them do.
@@ -78,6 +82,12 @@ def collect(
     return ImportanceMatrix(squares.entries(Path(path).name), datasets, done, chunk_tokens)
 
 
+def _results_bytes(squares: Squares, shape: ModelShape, options: EngineOptions) -> int:
+    """Bytes that the sums take, with the inputs that are summed, and with the logits nobody needs."""
+    inputs = 3 * 4 * options.rows * max(1, shape.n_experts_used) * squares.widest
+    return squares.n_bytes + inputs + 2 * 8 * _SQUARED_VALUES + 4 * shape.n_vocab * (options.outputs or 1)
+
+
 class Squares:
     """Sums of squares of the inputs of some weights, over all graphs that are computed with `hook`."""
 
@@ -88,6 +98,17 @@ class Squares:
         self._counts: dict[str, NDArray[np.int64]] = {}  # [experts]
         self._last: tuple[int, NDArray[np.float64], int] | None = None  # input, its sums, its rows
         self.hook = Hook(self._wants, self._add)
+
+    @property
+    def widest(self) -> int:
+        """Columns of the widest weight."""
+        return max((tensor.shape[0] for tensor in self._tensors.values()), default=0)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all sums and counts, and of what is made of them in the end."""
+        values = sum(int(np.prod((t.shape[0], *t.shape[2:]), dtype=np.int64)) for t in self._tensors.values())
+        return (8 + 4 + 4) * values
 
     def begin(self) -> None:
         """To be called before a graph is computed: what lies where it lay in the last one is new."""

@@ -8,6 +8,7 @@ scored, so that every prediction has at least half a chunk before it.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,17 @@ if TYPE_CHECKING:
     from edge.engine_options import EngineOptions
     from edge.llama import Model
 
-__all__ = ["Chunks", "Summary", "divergence", "log_probabilities", "log_softmax", "options_for", "summarize"]
+__all__ = [
+    "Chunks",
+    "Summary",
+    "blocks_of_log_probabilities",
+    "divergence",
+    "log_probabilities",
+    "log_softmax",
+    "options_for",
+    "results_bytes",
+    "summarize",
+]
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
@@ -33,6 +44,7 @@ MIN_CHUNK_TOKENS = 16
 _OUTPUT_BYTES = 64 << 20  # of logits that llama.cpp holds at a time
 _MIN_OUTPUTS = 16
 _BLOCK_VALUES = 1 << 20  # computed with at a time: 4 MiB for each array that is needed
+_BLOCKS_AT_ONCE = 3  # float64, or twice as many of float32
 _FAR = np.float32(-10)
 
 
@@ -106,8 +118,12 @@ def log_probabilities(engine: Engine, tokens: Tokens) -> Floats:
     tokens: a chunk's `inputs`. The engine's cache is cleared first; it needs a context of a chunk. EngineError where
     the model computes what is no number.
     """
+    return np.concatenate(list(blocks_of_log_probabilities(engine, tokens)))
+
+
+def blocks_of_log_probabilities(engine: Engine, tokens: Tokens) -> Iterator[Floats]:
+    """The same a few rows at a time: as many as the engine gives logits of in a decode. EngineError likewise."""
     first, end = len(tokens) // 2, len(tokens) - 1
-    out = np.empty((end - first, engine.model.n_vocab), np.float32)
     engine.kv_clear()
     for start in range(0, first, engine.batch):
         stop = min(first, start + engine.batch)
@@ -116,10 +132,17 @@ def log_probabilities(engine: Engine, tokens: Tokens) -> Floats:
     for start in range(first, end, step):
         stop = min(end, start + step)
         logits = engine.decode(tokens[start:stop], start, outputs="all")
-        log_softmax(logits, out=out[start - first : stop - first])
-    if np.isnan(out[:, 0]).any():
-        raise EngineError(f"{engine.path.name} computes logits that are not numbers; its weights are damaged")
-    return out
+        log_softmax(logits, out=logits)
+        if np.isnan(logits[:, 0]).any():
+            raise EngineError(f"{engine.path.name} computes logits that are not numbers; its weights are damaged")
+        yield logits
+
+
+def results_bytes(options: EngineOptions, n_vocab: int) -> int:
+    """Bytes that blocks of log-probabilities take beside an engine of `options_for`: those of two models, what they
+    are compared with, and what is computed with a block at a time."""
+    rows = min(options.outputs or 1, (options.context or 1) // 2)
+    return 3 * 4 * n_vocab * rows + _BLOCKS_AT_ONCE * 8 * _BLOCK_VALUES
 
 
 def log_softmax(logits: Floats, out: Floats | None = None) -> Floats:

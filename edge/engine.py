@@ -118,7 +118,9 @@ class Engine:
         within = self._within = load_within(
             self.file,
             self.shape,
-            BudgetOptions(budget, options.window, options.io_threads, options.io_chunk, options.verify),
+            BudgetOptions(
+                budget, options.window, options.io_threads, options.io_chunk, options.verify, options.reserved
+            ),
             sizes,
             choose_batch=options.batch is None,
             threads=self.threads,

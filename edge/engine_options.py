@@ -37,6 +37,7 @@ class EngineOptions:
     flash_attention: str = "auto"  # auto, on, off
     kv_type: str = "f16"  # type of stored keys and values; quantized values need flash attention
     memory: int | None = None  # bytes: a budget for the whole process; what does not fit is read again and again
+    reserved: int = 0  # bytes of it that whoever runs the engine takes for what it makes of the logits
     window: int | None = None  # bytes of it that weights pass through; this and the next two, None: measured
     io_threads: int | None = None  # that read
     io_chunk: int | None = None  # bytes of one read

@@ -11,14 +11,23 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.divergence import CHUNK_TOKENS, Chunks, Summary, divergence, log_probabilities, options_for, summarize
+from edge.divergence import (
+    CHUNK_TOKENS,
+    Chunks,
+    Summary,
+    blocks_of_log_probabilities,
+    divergence,
+    options_for,
+    results_bytes,
+    summarize,
+)
 from edge.engine import Engine
 from edge.engine_options import DEFAULTS, EngineOptions
 from edge.interrupt import interrupt_stops
@@ -27,6 +36,7 @@ from partition.check import check_loadable
 from partition.model import ModelShape
 from quant.errors import ModelFileError
 from quant.gguf_file import GgufFile
+from quant.text import bytes_text
 
 Progress = Callable[[int, int], None]  # chunks done, chunks in all, over all models
 Floats = NDArray[np.float32]
@@ -65,6 +75,8 @@ def evaluate(
     chunks = _common_chunks(paths, text, chunk_tokens, most)
     n_vocab = shapes[0].n_vocab
     options = options_for(options, chunk_tokens, n_vocab)
+    if options.memory is not None:
+        options = replace(options, reserved=results_bytes(options, n_vocab))
     results = []
     with _temporary(4 * len(chunks) * chunks.scored * n_vocab if models else 0) as kept:
         for number, (path, shape) in enumerate(zip(paths, shapes, strict=True)):
@@ -72,13 +84,15 @@ def evaluate(
             scores = _Scores()
             with Engine(path, options) as engine, interrupt_stops(engine):
                 for i in range(len(chunks)):
-                    log_p = log_probabilities(engine, chunks.inputs(i))
-                    if number:
-                        scores.add(chunks.targets(i), log_p, _read(kept, log_p.shape))
-                    else:
-                        scores.add(chunks.targets(i), log_p, None)
-                        if models:
-                            _write(kept, log_p)
+                    targets = chunks.targets(i)
+                    for log_p in blocks_of_log_probabilities(engine, chunks.inputs(i)):
+                        now, targets = targets[: len(log_p)], targets[len(log_p) :]
+                        if number:
+                            scores.add(now, log_p, _read(kept, log_p.shape))
+                        else:
+                            scores.add(now, log_p, None)
+                            if models:
+                                _write(kept, log_p)
                     if progress:
                         progress(number * len(chunks) + i + 1, len(paths) * len(chunks))
             size = GgufFile.open(path).size_bytes
@@ -160,6 +174,6 @@ def _read(file: IO[bytes], shape: tuple[int, ...]) -> Floats:
 
 def _no_room(folder: str, need: int, have: int) -> OSError:
     return OSError(
-        f"no room in {folder} for what the reference predicts: {need / 2**30:.2f} GiB needed,"
-        f" {max(have, 0) / 2**30:.2f} GiB free; evaluate fewer tokens, or set TMPDIR to a folder on a larger disk"
+        f"no room in {folder} for what the reference predicts: {bytes_text(need)} needed,"
+        f" {bytes_text(max(have, 0))} free; evaluate fewer tokens, or set TMPDIR to a folder on a larger disk"
     )

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 from edge.errors import HubError
 from quant.errors import ModelFileError
 from quant.gguf_file import GgufFile
+from quant.text import bytes_text
 
 Progress = Callable[[int, int], None]  # bytes here so far, bytes in all
 
@@ -126,8 +127,8 @@ def _fetch(repo: str, name: str, metadata: Any, cache: Path, report: Callable[[i
             free = shutil.disk_usage(blob.parent).free
             if free < metadata.size - here:
                 raise HubError(
-                    f"no room for {name} in {cache}: {(metadata.size - here) / 2**30:.2f} GiB needed,"
-                    f" {free / 2**30:.2f} GiB free; free some, or set HF_HOME to a larger disk"
+                    f"no room for {name} in {cache}: {bytes_text(metadata.size - here)} needed,"
+                    f" {bytes_text(free)} free; free some, or set HF_HOME to a larger disk"
                 )
             if metadata.size > _HTTP_LIMIT_BYTES:
                 return  # left to the library

@@ -6,7 +6,8 @@ Timed are n layers, twice as many, n of half width, and one with the head:
     layer   = (n layers - step) / n, by rows; half a layer likewise
     head    = (a layer and the head) - step - layer, by rows
 
-n layers are more than caches hold, as decoding is bound by what memory gives.
+n layers are more than caches hold, as decoding is bound by what memory gives; fewer where a budget has no room for
+twice as many.
 """
 
 from __future__ import annotations
@@ -71,12 +72,17 @@ class Times:
     busy: bool = False  # something else kept the device busy: it may take less
 
 
-def probes(file: GgufFile, model_digest: str, closing: Closing) -> tuple[dict[str, Probe], int]:
-    """The slices to be timed, by name, and n. They stay on this device's disk until `closing` is."""
+def probes(
+    file: GgufFile, model_digest: str, closing: Closing, most_bytes: int | None = None
+) -> tuple[dict[str, Probe], int]:
+    """The slices to be timed, by name, and n. They stay on this device's disk until `closing` is. most_bytes: of the
+    weights of a slice, as far as one layer takes less."""
     can, slices = limits(file), OwnSlices()
     total = can.sizes.layers
     n = next((n for n in range(1, total) if sum(can.layer_bytes[:n]) >= _LEAST_BYTES), total)
     n = min(n, max(1, total // 2))
+    if most_bytes is not None:
+        n = max((some for some in range(1, n + 1) if sum(can.layer_bytes[: 2 * some]) <= most_bytes), default=1)
     heads, ff = Range(0, can.sizes.heads), Range(0, can.sizes.ff)
     cuts = {"layers": Slice(Range(0, n), heads, ff, NOTHING, first=True)}
     if total >= 2 * n:
@@ -106,21 +112,22 @@ def timed(
     *,
     threads: int | None = None,
     disk: bool = False,
+    memory: int | None = None,
 ) -> Times:
     """Load and time the slices, one after the other, in a session whose device has them; those that were busy once more
-    at the end. threads: None as the device has it. disk: also how fast it reads. Errors of sessions, and WorkerError
-    for answers that cannot be."""
+    at the end. threads: None as the device has it. disk: also how fast it reads. memory: bytes that its process may
+    hold; a worker knows its own limit. Errors of sessions, and WorkerError for answers that cannot be."""
     took: dict[str, list[Figure]] = {}
     runtime_bytes, disk_bytes_per_s = 0, 0.0
     options = json.dumps(_OPTIONS | ({"threads": threads} if threads else {}))
     for name, probe in found.items():
         wants_disk = disk and name == "layers"
-        took[name], n_bytes, rate = _timed(session, probe, options, wants_disk)
+        took[name], n_bytes, rate = _timed(session, probe, options, wants_disk, memory)
         runtime_bytes, disk_bytes_per_s = max(runtime_bytes, n_bytes), max(disk_bytes_per_s, rate)
         on_slice()
     for name, probe in found.items():  # what was busy then may not be now
         if any(figure.busy for figure in took[name]):
-            again, _, _ = _timed(session, probe, options, False)
+            again, _, _ = _timed(session, probe, options, False, memory)
             took[name] = [one.or_better(other) for one, other in zip(took[name], again, strict=True)]
     steps = {
         name: Curve(tuple(zip(probe.rows, (figure.seconds for figure in took[name]), strict=False)))
@@ -132,12 +139,15 @@ def timed(
     return Times(n, steps, behind_s, runtime_bytes, disk_bytes_per_s or None, busy)
 
 
-def _timed(session: EngineSession, probe: Probe, options: str, disk: bool) -> tuple[list[Figure], int, float]:
+def _timed(
+    session: EngineSession, probe: Probe, options: str, disk: bool, memory: int | None
+) -> tuple[list[Figure], int, float]:
     """One slice: its figures, bytes of the process beside weights, and bytes a second of the disk where that is
     asked."""
     # A slice is to be the last stage, or not: `place` allows one stage more than there are ranks.
     stages = [1] * (session.rank + (1 if probe.last else 2))
     load = pb.Load(slice=probe.digest, path=str(probe.path), stages=stages, options_json=options)
+    load.memory_limit_bytes = memory or 0
     loaded = session.ask(pb.Command(load=load)).loaded
     command = pb.Time(rows=probe.rows, steps=_PIECES, depth=probe.depth, disk=disk)
     answered = session.ask(pb.Command(time=command)).timed

@@ -88,6 +88,14 @@ def _why() -> str:
     return line.split(": ", 1)[-1]  # without the function's name
 
 
+def give_back_free() -> None:
+    """Give back to the system what the C library keeps for later: up to 100 MiB after a model was closed, which would
+    count as held. Where it cannot (not glibc), nothing happens."""
+    trim = getattr(C.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 def has_gpu() -> bool:
     """Whether this build of llama.cpp can run layers on a GPU that is there."""
     initialise()

@@ -43,14 +43,16 @@ class LlmSpace:
         known: Known,
         *,
         threads: int | None = None,
+        memory: int | None = None,
         exchange: Exchange = DEFAULT_EXCHANGE,
         type_: str | None = None,
     ) -> None:
-        """threads: of this device, where a plan runs. type_: of the weights, where several files are compared."""
+        """threads: of this device, where a plan runs. memory: bytes that this process may hold
+        then. type_: of the weights, where several files are compared."""
         self.path, self.file, self.digest, self.work, self.known = path, file, digest, work, known
         self.title = name_of(file)
         self.exact = True  # the search of `points`
-        self._threads, self._exchange, self._type = threads, exchange, type_
+        self._threads, self._memory, self._exchange, self._type = threads, memory, exchange, type_
 
     @property
     def names(self) -> dict[str, str]:
@@ -118,7 +120,7 @@ class LlmSpace:
             sequences=self.work.concurrency,
             threads=self._threads or plan.shard(0).threads or default_threads(),  # as predicted
             kv_type=self.work.kv.name,
-            memory=plan.shard(0).memory,
+            memory=min((n for n in (plan.shard(0).memory, self._memory) if n is not None), default=None),
         )
         if plan.world_size == 1:
             with Engine(self.path, options) as engine:

@@ -33,6 +33,7 @@ from partition.onnx_predict import OnnxDevice, OnnxWork
 from partition.pareto import Point, told, without_repeats
 from partition.plan import LOCAL
 from partition.speeds import Links
+from quant.text import ms_text
 
 _MOST_SUBSETS_OF = 4  # devices: fronts of all their subsets are looked at; of more, only of the whole
 _LEAST_REPEATS, _MOST_REPEATS, _ABOUT_S = 4, 40, 3.0  # of measuring: of a round, and of all
@@ -214,6 +215,6 @@ def _told(objective: str, placed: OnnxPlaced) -> str:
     value = placed.objectives[0]
     if objective == "throughput":
         return f"{1 / value:.3g} inputs/s"
-    return {"latency": f"{1e3 * value:.3g} ms an input", "energy": f"{value:.3g} J an input"}.get(
+    return {"latency": f"{ms_text(1e3 * value)} ms an input", "energy": f"{value:.3g} J an input"}.get(
         objective, f"{value / 2**20:,.0f} MiB on the fullest device"
     )

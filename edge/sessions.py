@@ -34,6 +34,8 @@ MAX_SESSIONS = 8
 LINKS_PER_RANK = 2  # that a session holds at a time: one it uses, and one that is about to end
 TURN_S = 300.0  # for the loads of other sessions before ours
 _MIB = 1 << 20
+_PROCESS_BYTES = 96 * _MIB  # of an engine process that has loaded nothing yet; it holds 60 to 75 MiB
+_DAEMON_BYTES = 24 * _MIB  # that the daemon may come to need: what is sent to it, and its pages
 _SIGN_OF_LIFE_S = 5.0  # between two words to an owner whose load waits
 
 
@@ -54,8 +56,8 @@ class Session:
 
     @property
     def held_bytes(self) -> int:
-        """Memory that counts for it: what its load was granted, or what its process holds without one."""
-        return self.memory_bytes or rss(self.child.pid)
+        """Memory that counts for it: what its load was granted, or what its process takes without one."""
+        return self.memory_bytes or max(_PROCESS_BYTES, rss(self.child.pid))
 
     def state(self) -> pb.SessionState:
         """For Describe."""
@@ -158,6 +160,7 @@ class Sessions:
                 raise Refused("this worker is about to end")
             if len(self._sessions) >= MAX_SESSIONS:
                 raise Refused(f"this worker runs {MAX_SESSIONS} sessions already, which is all it may; end one of them")
+            self._check_room()
             name = secrets.token_hex(8)
             child = Child(self._host, self._credentials, self._lent, name)
             links = threading.Semaphore(LINKS_PER_RANK * first.open.world_size)
@@ -166,6 +169,18 @@ class Sessions:
             child.send(first)
         log.info("session-opened", session=name, rank=first.open.rank, world_size=first.open.world_size, pid=child.pid)
         return session
+
+    def _check_room(self) -> None:
+        """NotEnoughMemory where the limit has no room for another engine process, loaded or not."""
+        if self._memory_limit is None:
+            return
+        daemon, others = own_rss() + _DAEMON_BYTES, sum(s.held_bytes for s in self._sessions.values())
+        if daemon + others + _PROCESS_BYTES > self._memory_limit:
+            raise NotEnoughMemory(
+                f"a session needs {_PROCESS_BYTES / _MIB:,.0f} MiB before it loads anything, and of this worker's"
+                f" {self._memory_limit / _MIB:,.0f} MiB its daemon takes {daemon / _MIB:,.0f} and other sessions"
+                f" {others / _MIB:,.0f}; end one of them, or start it with more --memory"
+            )
 
     def _feed(
         self, session: Session, commands: Iterator[pb.Command], events: queue.SimpleQueue[pb.Event | None]
@@ -209,7 +224,7 @@ class Sessions:
             with self._lock:
                 session.has_turn = True
                 others = sum(s.held_bytes for s in self._sessions.values() if s is not session)
-            daemon = own_rss()
+            daemon = own_rss() + _DAEMON_BYTES
             left = self._memory_limit - daemon - others
             if left <= 0:
                 self._release(session)

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from devices.probe import available_memory, default_threads
+from devices.probe import available_memory, default_threads, own_rss
 from devices.profile import DeviceProfile, describe
 from edge.closing import Closing, results
 from edge.corrections import Corrections
@@ -35,6 +35,9 @@ from quant.gguf_file import GgufFile
 _SUM_CPU_S = 90e-6
 _AMPLE = 1.5  # times a model's file: weights, KV cache and buffers take less, but for very long contexts
 _MOST_BYTES = 1 << 60
+# Of a limit for all processes of a device: this one or the daemon, and what an engine process takes beside weights.
+PROBE_BYTES = 250 << 20
+_GROWTH_BYTES = 24 << 20  # that this process may come to need while another one measures
 NOTHING_SAID: Mapping[str, int] = MappingProxyType({})
 
 
@@ -77,7 +80,8 @@ def survey(
     pool = ThreadPoolExecutor(world_size, "survey")
     try:
         with Closing() as closing:  # and whoever still waits for a session then hears that it was closed
-            slices, n = probes(file, model_digest, closing)
+            limits = [limit for device in devices if (limit := _limit(fleet, device, memory)) is not None]
+            slices, n = probes(file, model_digest, closing, min(limits) - PROBE_BYTES if limits else None)
             rooms = [min(_memory(fleet, device), memory.get(device, _MOST_BYTES)) for device in devices]
             short = [room < _AMPLE * file.size_bytes for room in rooms]  # it may have to page
             digests = [probe.digest for probe in slices.values()]
@@ -116,7 +120,9 @@ def survey(
                 memory_bytes = rooms[session.rank]
                 if found is None or wanting[session.rank]:
                     many, pages = threads.get(device), short[session.rank]
-                    times = timed(session, slices, n, step, threads=many, disk=pages)
+                    own = memory.get(LOCAL) if session.rank == 0 else None
+                    left = None if own is None else max(1, own - own_rss() - _GROWTH_BYTES)
+                    times = timed(session, slices, n, step, threads=many, disk=pages, memory=left)
                     found = better(device_speed(times, device, _name(fleet, device), memory_bytes), found)
                     cache.put(key, found)
                 found = replace(found, memory_bytes=memory_bytes, threads=threads.get(device), key=key)
@@ -152,6 +158,13 @@ def own_profile(name: str, threads: int) -> DeviceProfile:
 
 def _name(fleet: Fleet | None, device: str) -> str:
     return "this device" if fleet is None or device == LOCAL else fleet.workers[device].label
+
+
+def _limit(fleet: Fleet | None, device: str, memory: Mapping[str, int]) -> int | None:
+    """Bytes that all processes of a device may hold together, where somebody said so."""
+    if device == LOCAL or fleet is None:
+        return memory.get(LOCAL)
+    return fleet.profiles[device].memory_limit_bytes
 
 
 def _memory(fleet: Fleet | None, device: str) -> int:

@@ -7,6 +7,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from quant.text import bytes_text
+
 
 @contextmanager
 def whole_file(path: Path, n_bytes: int) -> Iterator[IO[bytes]]:
@@ -17,7 +19,7 @@ def whole_file(path: Path, n_bytes: int) -> Iterator[IO[bytes]]:
     free = shutil.disk_usage(path.absolute().parent).free
     if free < n_bytes:
         raise OSError(
-            f"no room for {path}: {n_bytes / 2**30:.1f} GiB needed, {free / 2**30:.1f} GiB free on that disk; free some"
+            f"no room for {path}: {bytes_text(n_bytes)} needed, {bytes_text(free)} free on that disk; free some"
             " room or name a file on another disk"
         )
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.part")

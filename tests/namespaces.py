@@ -109,8 +109,8 @@ def two_hosts(mbit: float | None = None) -> Iterator[tuple[Host, Host]]:
 
     Skips the test where that cannot be set up; fails it in CI, where it must be possible.
     """
-    _need(os.geteuid() == 0, "network namespaces need root")
-    _need(_found("ip") is not None, "network namespaces need ip, of iproute2")
+    need(os.geteuid() == 0, "network namespaces need root")
+    need(_found("ip") is not None, "network namespaces need ip, of iproute2")
     name = f"edge-{os.getpid()}-{next(_NUMBERS)}"
     hosts = [Host(f"{name}{side}", f"10.77.0.{number}") for side, number in (("a", 1), ("b", 2))]
     with ExitStack() as stack:
@@ -129,11 +129,11 @@ def two_hosts(mbit: float | None = None) -> Iterator[tuple[Host, Host]]:
                     host.limit(mbit)
         except (OSError, subprocess.SubprocessError) as error:
             said = getattr(error, "stderr", "") or ""
-            _need(False, f"network namespaces are not possible here: {error} {said}".strip())
+            need(False, f"network namespaces are not possible here: {error} {said}".strip())
         yield one, two
 
 
-def _need(there: bool, what: str) -> None:
+def need(there: bool, what: str) -> None:
     """Skip the test without it; fail in CI, where a skipped test would hide that nothing was tested."""
     if not there:
         if os.environ.get("CI", "").lower() == "true":

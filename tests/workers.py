@@ -12,7 +12,7 @@ import re
 import signal
 import subprocess
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -44,7 +44,14 @@ LOG_LINE = re.compile(
 class Worker:
     """A worker that runs. `host` and `port` are where it listens."""
 
-    def __init__(self, folder: Path, options: tuple[str | Path, ...], listen: str, files: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        options: tuple[str | Path, ...],
+        listen: str,
+        files: int | None = None,
+        preexec: Callable[[], None] | None = None,
+    ) -> None:
         self.folder = folder
         self.temporary = folder / "t"
         self.temporary.mkdir(parents=True, exist_ok=True)
@@ -64,6 +71,7 @@ class Worker:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                preexec_fn=preexec,
             )
         self.host = listen.rpartition(":")[0].strip("[]")
         self.port = 0
@@ -113,10 +121,15 @@ class Worker:
 
 @contextmanager
 def worker(
-    folder: Path, *options: str | Path, listen: str = "127.0.0.1:0", files: int | None = None
+    folder: Path,
+    *options: str | Path,
+    listen: str = "127.0.0.1:0",
+    files: int | None = None,
+    preexec: Callable[[], None] | None = None,
 ) -> Iterator[Worker]:
-    """A worker that listens, and is ended at the end unless the test has done so. files: it may have open."""
-    one = Worker(folder, options, listen, files)
+    """A worker that listens, and is ended at the end unless the test has done so. files: it may have open.
+    preexec: called in its process before it becomes the worker."""
+    one = Worker(folder, options, listen, files, preexec)
     try:
         one.port = int(one.says(r"INFO listening .*address=\S+:(\d+)\b")[1])
         yield one
