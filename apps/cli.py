@@ -7,7 +7,7 @@ import importlib
 import os
 import signal
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from edge.ending import end_by_signals, terminated
 
@@ -57,6 +57,21 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse, but what a command does not know is its own mistake, and not that of `edge`."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unknown argument {unknown[0]}{self._meant(unknown[0])}")
+        return found, unknown
+
+    def _meant(self, given: str) -> str:
+        """The option that is nearest to a mistyped one."""
+        from difflib import get_close_matches
+
+        options = [name for name in self._option_string_actions if name.startswith("--")]
+        near = get_close_matches(given.partition("=")[0], options, n=1)
+        return f"; did you mean {near[0]}?" if near else ""
 
 
 def build_parser() -> Parser:

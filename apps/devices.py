@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from apps import devices_probe
 from apps.format import bytes_text
 from apps.link import address, show, timeout
-from apps.options import quiet_grpc
+from apps.options import items, quiet_grpc
 from apps.progress import progress
 from apps.table import print_columns, print_note
 
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "addresses",
         nargs="*",
-        type=address,
+        type=_addresses,
         metavar="HOST[:PORT]",
         help="workers to ask beside those found; the port is by default 7070",
     )
@@ -54,6 +54,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--insecure", action="store_true", help="allow workers that run with --insecure")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     _add_probe(parser)
+
+
+def _addresses(text: str) -> list[str]:
+    """Of the workers in a list."""
+    return [address(one) for one in items(text)]
 
 
 def _add_probe(parser: argparse.ArgumentParser) -> None:
@@ -123,6 +128,7 @@ def run(args: argparse.Namespace) -> int:
     from edge.membership import credentials
 
     credentials()  # whatever is wrong with our own is no fault of any worker
+    args.addresses = [one for some in args.addresses for one in some]
     entries = _asked(args)
     if not entries and not args.json:
         print("no workers found; start one with `edge worker`, or give its address: edge devices HOST:PORT")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apps.link import address
-from apps.options import MAX_THREADS, UsageError, check_output, engine_options, keep_to_cores, number, quiet_grpc
+from apps.options import MAX_THREADS, UsageError, check_output, engine_options, items, keep_to_cores, number, quiet_grpc
 from apps.plan_file import plan_in
 from apps.table import printable
 
@@ -325,7 +325,7 @@ def _check_shares(shares: tuple[float, ...] | None, workers: tuple[str, ...]) ->
 
 def _workers(text: str) -> tuple[str, ...]:
     """HOST:PORT of each worker."""
-    parts = [part.strip() for part in text.split(",")]
+    parts = items(text)
     if "local" in parts:
         raise argparse.ArgumentTypeError("this device takes part as it is; leave local out")
     if len(parts) > MOST_WORKERS:
@@ -335,7 +335,7 @@ def _workers(text: str) -> tuple[str, ...]:
 
 def shares_of(text: str) -> tuple[float, ...]:
     """Numbers above 0."""
-    shares = tuple(map(number, text.split(",")))
+    shares = tuple(map(number, items(text)))
     if min(shares) <= 0:
         raise argparse.ArgumentTypeError(f"needs a number above 0 for each device, got {text[:80]!r}")
     return shares

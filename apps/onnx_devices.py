@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from apps.distributed import MOST_WORKERS, TRANSPORTS, WIRES, first_given, save_plan, shares_of
 from apps.link import address
-from apps.options import MAX_THREADS, UsageError, in_flight, keep_to_cores, quiet_grpc
+from apps.options import MAX_THREADS, UsageError, in_flight, items, keep_to_cores, quiet_grpc
 from apps.plan_file import plan_in
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ def _read_plan(path: Path) -> OnnxPlan:
 
 def _devices(text: str) -> tuple[str, ...]:
     """HOST:PORT of each worker, or LOCAL for the first."""
-    parts = [part.strip() for part in text.split(",")]
+    parts = items(text)
     if LOCAL in parts[1:]:
         raise argparse.ArgumentTypeError("inputs come from this device, so only the first can be `local`")
     if parts == [LOCAL]:
@@ -245,7 +245,7 @@ def _devices(text: str) -> tuple[str, ...]:
 
 def _cuts(text: str) -> tuple[str, ...]:
     """Labels, or positions."""
-    parts = tuple(part.strip() for part in text.split(","))
+    parts = tuple(part.strip() for part in text.split(","))  # labels may have spaces
     if not all(parts):
         raise argparse.ArgumentTypeError(f"needs the label of a cut between commas, got {text[:80]!r}")
     return parts

@@ -108,6 +108,14 @@ def positive(text: str) -> float:
     return value
 
 
+def items(text: str) -> list[str]:
+    """Of a list with commas, spaces or both between its items."""
+    found = text.replace(",", " ").split()
+    if not found or re.search(r"^\s*,|,\s*,|,\s*$", text):
+        raise argparse.ArgumentTypeError(f"needs a list such as A,B, got {text[:80]!r}")
+    return found
+
+
 def byte_size(text: str) -> int:
     """Bytes, from "2GiB", "900MiB", "1.5GB" or "943718400B"."""
     match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([KMGT]?)(i?)B", text.strip(), re.IGNORECASE)
@@ -125,7 +133,7 @@ def cores(text: str) -> tuple[int, ...]:
     from devices.cores import parse_cores
 
     try:
-        return parse_cores(text)
+        return parse_cores(",".join(items(text)))
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apps import planning
-from apps.options import UsageError, check_output, natural
+from apps.options import UsageError, check_output, items, natural
 from apps.planned import beside, bound_text, known_json
 
 if TYPE_CHECKING:
@@ -227,14 +227,14 @@ def _pick(
 
 
 def _types(text: str) -> tuple[str, ...]:
-    types = tuple(part.strip().lower() for part in text.split(","))
+    types = tuple(part.lower() for part in items(text))
     if not all(types) or len(set(types)) < len(types):
         raise argparse.ArgumentTypeError(f"needs different types between commas, got {text[:80]!r}")
     return types
 
 
 def _axes(text: str) -> tuple[str, ...]:
-    axes = tuple(part.strip() for part in text.split(","))
+    axes = tuple(items(text))
     if len(axes) < 2 or len(set(axes)) < len(axes) or any(axis not in AXES for axis in axes):
         raise argparse.ArgumentTypeError(f"needs two or more of {', '.join(AXES)}, got {text[:80]!r}")
     return axes

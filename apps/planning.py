@@ -20,6 +20,7 @@ from apps.options import (
     context_size,
     dimension,
     in_flight,
+    items,
     model_path,
     positive_int,
     quiet_grpc,
@@ -145,7 +146,7 @@ def _named(cluster: Cluster, fleet: Fleet) -> Cluster:
 
 def workers(text: str) -> tuple[str, ...]:
     """HOST:PORT of each worker."""
-    parts = [part.strip() for part in text.split(",")]
+    parts = items(text)
     if len(parts) > MOST_WORKERS:
         raise argparse.ArgumentTypeError(f"takes up to {MOST_WORKERS} workers, got {len(parts)}")
     return tuple(map(address, parts))

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
-from apps.options import KV_TYPES, UsageError, byte_size, context_size, positive_int, thread_count
+from apps.options import KV_TYPES, UsageError, byte_size, context_size, items, positive_int, thread_count
 
 HELP = "Make a model smaller: to a type, to a size, or to the memory there is; and say what that costs."
 
@@ -35,7 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--imatrix", type=Path, metavar="FILE", help="importance matrix (--size and --fit make their own)"
     )
     parser.add_argument("--text", type=Path, metavar="FILE", help="to measure the damage with (default: a bundled one)")
-    parser.add_argument("--types", metavar="T,T", help="--size and --fit choose among these (default: iq2_xxs to q8_0)")
+    parser.add_argument(
+        "--types", type=items, metavar="T,T", help="--size and --fit choose among these (default: iq2_xxs to q8_0)"
+    )
     parser.add_argument(
         "--fast", action="store_true", help="and not among those that decode slower here than a larger one, if possible"
     )
@@ -50,7 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     group = parser.add_argument_group("report")
     group.add_argument("--report", action="store_true", help="measure quality and speed of OUT beside IN")
-    group.add_argument("--compare", metavar="T,T", help="and of IN in these types, in temporary files beside OUT")
+    group.add_argument(
+        "--compare", type=items, metavar="T,T", help="and of IN in these types, in temporary files beside OUT"
+    )
     group.add_argument("--png", type=Path, metavar="FILE", help="draw size against divergence")
     group.add_argument(
         "--kernels", action="store_true", help="how fast this device computes with each type; no IN or OUT"

@@ -65,14 +65,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _names(text: str | None) -> list[str]:
-    """Of "a,b"."""
-    return [name.strip() for name in text.split(",")] if text else []
-
-
 def _check(args: argparse.Namespace) -> list[Mix]:
     """The mixes to compare with. Raises what can be known to be wrong before anything is converted or computed."""
-    compared = [mix_by_name(name) for name in _names(args.compare)]
+    compared = [mix_by_name(name) for name in args.compare or ()]
     mixes = compared
     if args.type:
         kind = mix_by_name(args.type)
@@ -80,7 +75,7 @@ def _check(args: argparse.Namespace) -> list[Mix]:
             mixes = [kind, *compared]
         if args.imatrix and kind.name in CONVERTED_TYPES and not compared:
             raise UsageError(f"--imatrix is for types of fewer bits than {kind.name}; leave it out")
-    for name in _names(args.types):
+    for name in args.types or ():
         weight_type(name)
     if args.imatrix:
         read_imatrix(args.imatrix)
@@ -151,7 +146,7 @@ def _to_type(args: argparse.Namespace, file: GgufFile) -> Made:
 
 def _fit(args: argparse.Namespace, file: GgufFile) -> Made:
     _warn_of_loss(file)
-    kinds = tuple(weight_type(name) for name in _names(args.types))
+    kinds = tuple(weight_type(name) for name in args.types or ())
     options = FitOptions(args.imatrix, kinds, args.fast, 60 * (args.minutes or DEFAULT_MINUTES), args.threads)
     budget = args.size or _budget(args, file)
     with quantize_report.stages() as show:

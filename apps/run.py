@@ -18,6 +18,7 @@ from apps.options import (
     check_onnx,
     check_output,
     dimension,
+    items,
     natural,
     number,
     positive_int,
@@ -230,7 +231,7 @@ def _scaling_json(scaling: Scaling) -> Mapping[str, Any]:
 
 def _channels(text: str) -> tuple[float, ...]:
     """A number for each channel, or one for all."""
-    return tuple(number(part) for part in text.split(","))
+    return tuple(map(number, items(text)))
 
 
 def _divisors(text: str) -> tuple[float, ...]:

@@ -61,6 +61,21 @@ def test_an_unknown_command() -> None:
     assert_one_line_error(run_edge("dance"), 2, "dance", *apps.cli.COMMANDS)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ("chat", "--temprature", "0"),
+            ("edge chat: ", "--temprature; did you mean --temperature?", "edge chat --help"),
+        ),
+        (("model", "info", "--contxt=9"), ("edge model info: ", "did you mean --context?", "edge model info --help")),
+        (("bench", "a.gguf", "b.gguf"), ("edge bench: unknown argument b.gguf (see edge bench --help)",)),
+    ],
+)
+def test_a_mistyped_option_names_the_nearest(arguments: tuple[str, ...], said: tuple[str, ...]) -> None:
+    assert_one_line_error(run_edge(*arguments), 2, *said)
+
+
 def test_no_command() -> None:
     assert_one_line_error(run_edge(), 2, "COMMAND")
 
