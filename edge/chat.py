@@ -135,20 +135,45 @@ class Chat:
         return "" if token is None else self.engine.model.piece(token, special=True).decode(errors="replace")
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the messages as JSON; OSError where that is not possible."""
+        """Write the messages as JSON: in a new file, or in place of a saved chat.
+
+        ChatFileError where something else is there, OSError where it cannot be written; nothing changes then.
+        """
+        path = Path(path)
+        if not path.parent.is_dir():
+            raise FileNotFoundError(f"{path}: there is no folder {path.parent}; make it, or save elsewhere")
+        if path.is_symlink() or path.exists():
+            try:
+                _saved_messages(path)
+            except (ChatFileError, OSError) as error:
+                raise ChatFileError(f"{path} is there and is no saved chat, so it stays; use another name") from error
         text = json.dumps({"format": _FORMAT, "messages": self.messages}, ensure_ascii=False, indent=1)
-        write_whole(Path(path), (text + "\n").encode())
+        try:
+            write_whole(path, (text + "\n").encode())
+        except OSError as error:  # its own words name a temporary file
+            raise OSError(f"{path}: cannot be saved: {error.strerror or error}") from error
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Replace the messages by saved ones. ChatFileError where the file is not a saved chat."""
+        """Replace the messages by saved ones. ChatFileError where the file is not a saved chat, OSError where it cannot
+        be read."""
+        path = Path(path)
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise ChatFileError(f"{path}: not a saved chat: {error}") from error
-        self.messages = _checked_messages(data, path)
+            self.messages = _saved_messages(path)
+        except OSError as error:
+            raise OSError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-def _checked_messages(data: Any, path: str | os.PathLike[str]) -> list[dict[str, str]]:
+def _saved_messages(path: Path) -> list[dict[str, str]]:
+    if not path.is_file() and path.exists():
+        raise ChatFileError(f"{path}: not a saved chat: not a file")
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ChatFileError(f"{path}: not a saved chat: {error}") from error
+    return _checked_messages(data, path)
+
+
+def _checked_messages(data: Any, path: Path) -> list[dict[str, str]]:
     messages = data.get("messages") if isinstance(data, dict) and data.get("format") == _FORMAT else None
     if not isinstance(messages, list):
         raise ChatFileError(f"{path}: not a saved chat: it needs format {_FORMAT!r} and a list of messages")

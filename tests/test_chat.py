@@ -154,9 +154,34 @@ def test_a_file_that_is_not_a_saved_chat_changes_nothing(demo: Engine, tmp_path:
 
 def test_a_save_that_fails_leaves_no_half_file(demo: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "chat.json"
-    file.write_text("old")
-    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
-        Chat(demo).save(file)
+    Chat(demo, system="old").save(file)
+    old = file.read_text()
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError(28, "disk full", ".chat.json.tmp")))
+    with pytest.raises(OSError, match=r"^[^']*/chat\.json: cannot be saved: disk full$"):
+        Chat(demo, system="new").save(file)
     assert json.dumps([p.name for p in tmp_path.iterdir()]) == '["chat.json"]'
-    assert file.read_text() == "old"
+    assert file.read_text() == old
+
+
+def test_a_saved_chat_is_replaced_and_nothing_else_is(demo: Engine, tmp_path: Path) -> None:
+    chat, saved = Chat(demo, system="old"), tmp_path / "chat.json"
+    chat.save(saved)
+    chat.system = "new"
+    chat.save(saved)
+    assert "new" in saved.read_text()
+    for name, content in (("id_rsa", b"a key"), ("empty", b""), ("data.json", b"{}"), ("weights", b"\xff\x00")):
+        other = tmp_path / name
+        other.write_bytes(content)
+        other.chmod(0o640)
+        with pytest.raises(ChatFileError, match=rf"{name} is there and is no saved chat"):
+            chat.save(other)
+        assert (other.read_bytes(), stat.S_IMODE(other.stat().st_mode)) == (content, 0o640)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("nowhere")
+    for name in ("folder", "link"):
+        with pytest.raises(ChatFileError, match=rf"{name} is there"):
+            chat.save(tmp_path / name)
+    with pytest.raises(OSError, match="there is no folder"):
+        chat.save(tmp_path / "none" / "chat.json")
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["chat.json", "data.json", "empty", "folder", "id_rsa", "link", "weights"]
