@@ -56,7 +56,7 @@ def saved(chat: Terminal, path: Path) -> list[dict[str, Any]]:
 
 def test_greeting_names_the_model_and_the_keys(tmp_path: Path) -> None:
     chat = Terminal(state=tmp_path)
-    chat.sees(r"llama, 7\.\d+ M parameters, context \d+, 1 threads")
+    chat.sees(r"llama, 7\.\d+ M parameters, context \d+, 1 thread\b")
     chat.sees("Enter sends.*Ctrl-D leaves, /help lists commands")
     chat.ready()
     chat.close()
