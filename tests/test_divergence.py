@@ -150,7 +150,9 @@ def test_predictions_are_those_of_llama_cpp(tmp_path: Path) -> None:
     expected = logits - logits.max(axis=1, keepdims=True)
     expected -= np.log(np.exp(expected).sum(axis=1, keepdims=True))
     assert found.shape == (chunks.scored, 2048) == expected.shape
-    np.testing.assert_allclose(found, expected, atol=0.02)
+    # Keys and values of 16 bits: a single one of 129,024 values may be off by some hundredths, on some processors.
+    assert np.sqrt(np.mean((found - expected) ** 2)) < 0.005
+    assert np.abs(found - expected).max() < 0.1
     nll = [-expected[i, inputs[65 + i]] for i in range(63)]
     np.testing.assert_allclose(-found[np.arange(63), chunks.targets(1)].mean(), np.mean(nll), rtol=1e-3)
     assert np.mean(nll) < 5  # it knows such sentences
