@@ -181,8 +181,8 @@ def _model(args: argparse.Namespace, folder: Path) -> Path:
 
     if args.tiny:
         return Path(MODEL_PATH)
-    from edge import synth
-    from edge.presets import SHAPES
+    from edge.models import synth
+    from edge.models.presets import SHAPES
 
     path = folder / "tinyllama.gguf"
     synth.synthesize(path, SHAPES["tinyllama-1.1b"])

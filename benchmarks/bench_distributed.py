@@ -34,10 +34,10 @@ import distributed_tables
 from lent_device import EDGE, ROOT, busy, cpu_group, pin, worker
 from sides import NOTHING_ASKED, alternate, compared, medians, sides, steady
 
-from devices.control_group import NoGroups
-from edge import synth
+from devices.lab.control_group import NoGroups
 from edge.demo import MODEL_PATH
-from edge.presets import SHAPES
+from edge.models import synth
+from edge.models.presets import SHAPES
 
 SECTIONS = ("speed", "unequal", "pipeline", "load")
 PROMPT, STEPS = 256, 64  # tokens

@@ -23,14 +23,15 @@ import llama_cpp as L
 import numpy as np
 
 from devices.probe import default_threads, memory_bandwidth_gbps
-from edge import llama, synth
-from edge.engine import Engine
-from edge.engine_options import EngineOptions
-from edge.generate import generate
-from edge.presets import SHAPES
-from edge.sampler import SamplingParams
-from edge.session import Session
-from partition.model import decode_bytes
+from edge.llama import llama
+from edge.llm.engine import Engine
+from edge.llm.generate import generate
+from edge.llm.options import EngineOptions
+from edge.llm.sampler import SamplingParams
+from edge.llm.sequence import Session
+from edge.models import synth
+from edge.models.presets import SHAPES
+from partition.model.model import decode_bytes
 
 
 def main() -> None:

@@ -120,9 +120,9 @@ def _sweep(
     """Rounds of what every cut gave, in a lab of two workers of half a core."""
     import onnx
 
-    from devices.lab import Lab
-    from devices.lab_config import parse_lab
-    from tests import onnx_networks
+    from devices.lab.config import parse_lab
+    from devices.lab.lab import Lab
+    from tests.support import onnx_networks
 
     device = {"threads": 1} | ({"cpu": 0.5} if os.geteuid() == 0 else {})
     lab: dict[str, Any] = {"device": [{"name": "a", **device}, {"name": "b", **device}, {"name": "owner-side"}]}

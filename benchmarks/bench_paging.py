@@ -54,7 +54,7 @@ from ranks import Ranks
 from raw_disk import NoDirectReads, RawDisk
 from sides import alternate, compared, medians
 
-from devices.control_group import NoGroups
+from devices.lab.control_group import NoGroups
 from edge.version import version
 
 SECTIONS = ("limit", "mmap", "keeps-up", "experts", "repack")

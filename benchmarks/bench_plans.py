@@ -103,9 +103,9 @@ class Models:
         self.folder, self._tiny = folder, tiny
 
     def path(self, name: str) -> Path:
-        from edge import synth
         from edge.demo import MODEL_PATH
-        from edge.presets import SHAPES
+        from edge.models import synth
+        from edge.models.presets import SHAPES
 
         if name == "llm":
             if self._tiny:
@@ -116,7 +116,7 @@ class Models:
             return path
         import onnx
 
-        from tests import onnx_networks
+        from tests.support import onnx_networks
 
         path = self.folder / f"{name}.onnx"
         if not path.exists():
@@ -126,9 +126,9 @@ class Models:
 
 def measured(setting: Setting, models: Models, args: argparse.Namespace) -> dict[str, Any]:
     """One setting: every plan that was run, and each device alone."""
-    from devices.control_group import remove_groups
-    from devices.lab import Lab
-    from devices.lab_config import parse_lab
+    from devices.lab.config import parse_lab
+    from devices.lab.control_group import remove_groups
+    from devices.lab.lab import Lab
 
     path = models.path(setting.model)
     workers = [

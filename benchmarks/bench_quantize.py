@@ -36,15 +36,15 @@ from typing import Any
 import quantize_runs
 import quantize_tables
 
-from edge import calibrate
 from edge.demo.grammar import statements
-from edge.engine_options import EngineOptions
 from edge.errors import EngineError
-from edge.evaluate import Quality, evaluate
-from edge.fitting import FitOptions, fit_file
-from edge.quantize import quantize
+from edge.llm.options import EngineOptions
+from edge.quantization import imatrix as calibrate
+from edge.quantization.evaluate import Quality, evaluate
+from edge.quantization.fit import FitOptions, fit_file
+from edge.quantization.gguf import quantize
 from edge.version import version
-from quant.gguf_file import GgufFile
+from quant.gguf.file import GgufFile
 from quant.mixes import MIXES
 from quant.types import TYPES
 

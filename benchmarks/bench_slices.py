@@ -61,10 +61,10 @@ def main() -> None:
 
 def measure(source: str, target: str, args: argparse.Namespace) -> dict[str, Any]:
     """From the device of the worker `source`, which we are on, to the worker `target`. Rates in bytes/s."""
-    from edge.diagnose import measure_link
-    from edge.digests import Digests
-    from edge.membership import reach
-    from partition.recipe import whole
+    from edge.cluster.connect import reach
+    from edge.cluster.diagnose import measure_link
+    from edge.slices.digests import Digests
+    from partition.slices.recipe import whole
 
     n_bytes = args.megabytes * 1_000_000
     rates: dict[str, list[float]] = {"grpc": [], "tcp": [], "disk": [], "slice": []}
@@ -155,7 +155,7 @@ def loopback(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def wired(mbit: float, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Two members of a cluster in network namespaces, a cable of `mbit` between them."""
-    from tests.namespaces import two_hosts
+    from tests.support.namespaces import two_hosts
 
     with two_hosts(mbit) as (one, two):
         envs = {}

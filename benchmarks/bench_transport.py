@@ -31,7 +31,7 @@ from typing import Any
 import transport_tables
 from ranks import Ranks
 
-from devices.authority import Authority
+from devices.trust.authority import Authority
 from transport.choice import ALGORITHMS, seconds
 
 SCRIPT = Path(__file__).with_name("transport_rank.py")

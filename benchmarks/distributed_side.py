@@ -21,18 +21,18 @@ from typing import Any
 import numpy as np
 from ranks import serve
 
-from edge.arrangement import arrange
-from edge.deployment import Deployment, Exchange
-from edge.distributed import DistributedEngine
-from edge.engine import Engine
-from edge.engine_options import EngineOptions
-from edge.fleet import Fleet
-from edge.own_slices import OwnSlices
-from edge.scheduler import Request, Scheduler
-from partition.arrange import make_plan
-from partition.gguf_slice import limits
-from partition.plan import LOCAL, Plan
-from quant.gguf_file import GgufFile
+from edge.cluster.deployment import Deployment, Exchange
+from edge.cluster.fleet import Fleet
+from edge.llm.engine import Engine
+from edge.llm.options import EngineOptions
+from edge.llm.scheduler import Request, Scheduler
+from edge.parallel.engine import DistributedEngine
+from edge.planning.arrange import arrange
+from edge.slices.local import OwnSlices
+from partition.plan.arrange import make_plan
+from partition.plan.plan import LOCAL, Plan
+from partition.slices.gguf_slice import limits
+from quant.gguf.file import GgufFile
 
 SEED = 0
 

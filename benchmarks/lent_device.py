@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from devices.control_group import ControlGroup
+from devices.lab.control_group import ControlGroup
 
 ROOT = Path(__file__).parent.parent
 EDGE = [sys.executable, "-m", "apps.cli"]

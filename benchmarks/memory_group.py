@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ranks import Ranks
 
-from devices.control_group import ControlGroup
+from devices.lab.control_group import ControlGroup
 
 _numbers = count()
 

@@ -15,12 +15,12 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 
 def main() -> None:
-    from edge.fleet import Fleet
-    from edge.onnx_deployment import OnnxDeployment
-    from edge.onnx_file import load
-    from edge.onnx_model import OnnxModel
-    from edge.onnx_sweep import sweep
-    from partition.onnx_cuts import choose
+    from edge.cluster.fleet import Fleet
+    from edge.cluster.onnx_deployment import OnnxDeployment
+    from edge.onnx.file import load
+    from edge.onnx.model import OnnxModel
+    from edge.planning.onnx_sweep import sweep
+    from partition.plan.onnx_cuts import choose
 
     asked = json.loads(sys.argv[1])
     model = OnnxModel.of(load(Path(asked["model"])), {})

@@ -39,7 +39,7 @@ class Side:
         """port: of the other end; None: take what comes."""
         import numpy as np
 
-        from edge.onnx_items import Boundary, Receiver, Tensor
+        from edge.onnx.wire import Boundary, Receiver, Tensor
         from transport.tcp_link import TcpLink
 
         socks = [
@@ -70,7 +70,7 @@ class Side:
         return times
 
     def _send(self, way: str, wire: str) -> None:
-        from edge.onnx_items import Item, Op, send
+        from edge.onnx.wire import Item, Op, send
 
         if way == "bare":
             self._bare.send(self._array)

@@ -16,11 +16,11 @@ from ranks import RankFailed
 from raw_disk import RawDisk, forget
 from skewed import louder_tokens, skew_router
 
-from edge import synth
-from edge.presets import SHAPES
-from edge.shapes import Shape, shape
-from partition.model import ModelShape
-from quant.gguf_file import GgufFile
+from edge.models import synth
+from edge.models.presets import SHAPES
+from edge.models.shapes import Shape, shape
+from partition.model.model import ModelShape
+from quant.gguf.file import GgufFile
 
 SIDE = Path(__file__).with_name("paging_side.py")
 MIB, GIB = 1 << 20, 1 << 30

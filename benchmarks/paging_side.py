@@ -18,8 +18,8 @@ import numpy as np
 from ranks import serve
 
 from devices.probe import peak_rss
-from edge.engine import Engine
-from edge.engine_options import EngineOptions
+from edge.llm.engine import Engine
+from edge.llm.options import EngineOptions
 
 SEED = 0
 PIECE = 2 << 20  # bytes that are laid out at a time, as after a read
@@ -90,9 +90,9 @@ class Side:
 
     def repack(self, model: str, weight: str, threads: int, seconds: float) -> dict[str, float]:
         """GB/s at which so many threads lay a matrix of the model out for this CPU, and at which they only copy it."""
-        from edge.ggml_weights import ROW_GROUP
-        from edge.stub import load_stub
-        from quant.gguf_file import GgufFile
+        from edge.llama.buffers import ROW_GROUP
+        from edge.paging.load import load_stub
+        from quant.gguf.file import GgufFile
 
         file = GgufFile.open(model)
         native, own = load_stub(file)

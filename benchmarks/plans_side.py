@@ -18,7 +18,7 @@ _CONTEXT, _PROMPT, _DEPTH, _REQUESTS = 1024, 64, 48, 4
 
 
 def main() -> None:
-    from devices.control_group import ControlGroup
+    from devices.lab.control_group import ControlGroup
 
     asked = json.loads(sys.argv[1])
     group = ControlGroup(f"edge-plans-{os.getpid()}", cores=asked["cores"]) if asked["cores"] else None
@@ -31,11 +31,11 @@ def main() -> None:
 
 def _llm(asked: dict[str, Any]) -> dict[str, Any]:
     from devices.cluster_file import Cluster
-    from edge.arrangement import work_of
-    from edge.cluster_speeds import llm_speeds, reachable
-    from edge.llm_space import LlmSpace
-    from edge.own_slices import OwnSlices
-    from quant.gguf_file import GgufFile
+    from edge.planning.arrange import work_of
+    from edge.planning.profile import llm_speeds, reachable
+    from edge.planning.space import LlmSpace
+    from edge.slices.local import OwnSlices
+    from quant.gguf.file import GgufFile
 
     path = Path(asked["model"])
     file, digest = GgufFile.open(path), OwnSlices().model_digest(path)
@@ -50,11 +50,11 @@ def _llm(asked: dict[str, Any]) -> dict[str, Any]:
 
 def _onnx(asked: dict[str, Any]) -> dict[str, Any]:
     from devices.cluster_file import Cluster
-    from edge.cluster_speeds import reachable
-    from edge.onnx_file import load
-    from edge.onnx_known import onnx_speeds
-    from edge.onnx_model import OnnxModel
-    from edge.onnx_space import OnnxSpace
+    from edge.onnx.file import load
+    from edge.onnx.model import OnnxModel
+    from edge.planning.onnx_profile import onnx_speeds
+    from edge.planning.onnx_space import OnnxSpace
+    from edge.planning.profile import reachable
 
     model = OnnxModel.of(load(Path(asked["model"])), {})
     cluster = Cluster.of_addresses(asked["workers"])
@@ -100,9 +100,9 @@ def _alone(asked: dict[str, Any]) -> dict[str, Any]:
     """The whole model within one device's share of a core, nothing else: what the best single device does."""
     if asked["model"].endswith(".onnx"):
         return {"latency_s": [_onnx_alone(asked) for _ in range(asked["rounds"])]}
-    from edge.engine import Engine
-    from edge.engine_options import EngineOptions
-    from edge.plan_speed import token_s
+    from edge.llm.engine import Engine
+    from edge.llm.options import EngineOptions
+    from edge.planning.measure import token_s
 
     options = EngineOptions(context=256 if asked["tiny"] else _CONTEXT, threads=1)
     with Engine(Path(asked["model"]), options) as engine:
@@ -111,10 +111,10 @@ def _alone(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def _onnx_alone(asked: dict[str, Any]) -> float:
-    from edge.onnx_bench import in_turn, measure
-    from edge.onnx_engine import OnnxEngine
-    from edge.onnx_file import load
-    from edge.onnx_model import OnnxModel
+    from edge.onnx.bench import in_turn, measure
+    from edge.onnx.engine import OnnxEngine
+    from edge.onnx.file import load
+    from edge.onnx.model import OnnxModel
 
     model = OnnxModel.of(load(Path(asked["model"])), {})
     with OnnxEngine(Path(asked["model"]), 1) as engine:

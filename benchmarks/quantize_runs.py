@@ -19,16 +19,16 @@ from memory_group import Grouped, memory_group
 from ranks import RankFailed
 from raw_disk import NoDirectReads, RawDisk, forget
 
-from devices.control_group import ControlGroup, NoGroups
+from devices.lab.control_group import ControlGroup, NoGroups
 from devices.probe import default_threads
-from edge.engine_options import EngineOptions
-from edge.kernel_speed import measure_kernels
-from edge.presets import SHAPES
-from edge.quantize import quantize
-from edge.shapes import Shape, shape
-from edge.speeds import measure_speeds
-from edge.synth import synthesize
-from quant.gguf_file import GgufFile
+from edge.llm.options import EngineOptions
+from edge.models.presets import SHAPES
+from edge.models.shapes import Shape, shape
+from edge.models.synth import synthesize
+from edge.quantization.compare_speed import measure_speeds
+from edge.quantization.gguf import quantize
+from edge.quantization.kernels import measure_kernels
+from quant.gguf.file import GgufFile
 from quant.mixes import MIXES
 from quant.types import TYPES
 

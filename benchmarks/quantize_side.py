@@ -19,8 +19,8 @@ class Side:
 
     def quantize(self, source: str, target: str, mix: str) -> float:
         """As `edge quantize` does it: the file is checked, and llama.cpp has a process of its own."""
-        from edge.quantize import quantize
-        from quant.gguf_file import GgufFile
+        from edge.quantization.gguf import quantize
+        from quant.gguf.file import GgufFile
         from quant.mixes import MIXES
 
         began = time.perf_counter()
@@ -32,7 +32,7 @@ class Side:
         import llama_cpp as L
 
         from devices.probe import default_threads
-        from edge import llama
+        from edge.llama import llama
         from quant.mixes import MIXES
 
         llama.initialise()
@@ -46,7 +46,7 @@ class Side:
 
     def convert(self, source: str, target: str) -> float:
         """A folder of safetensors to GGUF."""
-        from quant.convert import convert
+        from quant.checkpoint.convert import convert
 
         began = time.perf_counter()
         convert(Path(source), Path(target))

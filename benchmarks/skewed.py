@@ -1,8 +1,9 @@
 """Random mixtures of experts that choose as trained ones do: some experts often, and others for other tokens.
 
-In a file of `edge.synth` that is not so. Its tokens are quiet: behind the first layers, what attention gathers from all
-of them is louder, every token looks the same to a router, and the same experts are chosen again and again. So the token
-table is made louder, which lets a layer choose by token, and rows of the router longer, which has it prefer some.
+In a file of `edge.models.synth` that is not so. Its tokens are quiet: behind the first layers, what attention gathers
+from all of them is louder, every token looks the same to a router, and the same experts are chosen again and again. So
+the token table is made louder, which lets a layer choose by token, and rows of the router longer, which has it prefer
+some.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from quant.gguf_file import GgufFile
+from quant.gguf.file import GgufFile
 
 EXPONENT = 0.5  # of the experts' ranks; of 128, a quarter then gets three quarters of what is chosen
 LOUDNESS = 4.0  # root of the mean square of a token's values; what 48 layers add to them is less

@@ -110,7 +110,7 @@ class Rank:
         return ShapedLink(link, nic=self.nic) if kind == "shaped" else link
 
     def _credentials(self) -> Credentials:
-        from devices import credentials
+        from devices.trust import credentials
 
         held = credentials.load(self.folder / "credentials")
         assert held is not None

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from edge import shapes, synth
 from edge.demo import MODEL_PATH
-from edge.engine import Engine, EngineOptions
-from tests.thorough import THOROUGH
+from edge.llm.engine import Engine, EngineOptions
+from edge.models import shapes, synth
+from tests.support.thorough import THOROUGH
 
 # Tests fork (pexpect does); gRPC would want to be told of it, and sometimes ends the child.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

@@ -1,0 +1,213 @@
+"""`edge bench`: how fast a model runs here, in the manner of llama-bench."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from apps.commands import bench_onnx, distributed
+from apps.commands.options import UsageError, add_engine_arguments, engine_options, model_path, positive_int
+from apps.show import step_table
+from apps.show.format import counted
+from apps.show.memory_use import memory_json, paging_rows
+
+if TYPE_CHECKING:
+    from edge.llm.bench import BenchResult
+    from edge.llm.interface import TextEngine
+    from edge.parallel.step_times import Summary
+
+    Times: TypeAlias = Sequence[Mapping[str, Summary]]
+
+HELP = "Measure prefill and decode of a model, beside what this machine's memory allows."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL", help="GGUF or ONNX file, or REPO:FILE (default: the bundled model)"
+    )
+    parser.add_argument("--prompt-tokens", type=positive_int, default=512, metavar="N", help="default: 512")
+    parser.add_argument("--gen-tokens", type=positive_int, default=128, metavar="N", help="default: 128")
+    parser.add_argument("--repeats", type=positive_int, default=5, metavar="N", help="after one warm-up (default: 5)")
+    parser.add_argument(
+        "--requests", type=positive_int, default=1, metavar="N", help="measure also with N in flight (default: 1)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_engine_arguments(parser)
+    distributed.add_arguments(parser)
+    bench_onnx.add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    if bench_onnx.is_onnx(args.model):
+        return bench_onnx.run(args)
+    bench_onnx.check_unused(args)
+    from edge.llm.bench import beside_memory
+    from edge.llm.engine import Engine
+
+    args.context = args.context or args.requests * (args.prompt_tokens + args.gen_tokens)
+    devices = distributed.prepare(args)
+    path = model_path(args.model)
+    if devices is None:
+        with Engine(path, engine_options(args, args.requests, follows_load=True)) as engine:
+            result, _ = _measure(args, engine, None)
+            memory, paging = memory_json(engine), paging_rows(engine)
+        _show(args, engine, beside_memory(result, args.memory), memory, paging)
+    else:
+        with distributed.deployed(args, devices, path, args.requests) as deployed:
+            result, times = _measure(args, deployed.engine, deployed)
+            memory, paging = memory_json(deployed.engine), paging_rows(deployed.engine)
+            _show(args, deployed.engine, result, memory, paging, deployed, times)
+    return 0
+
+
+def _measure(
+    args: argparse.Namespace, engine: TextEngine, deployed: distributed.Deployed | None
+) -> tuple[BenchResult, Times]:
+    """What was measured, and the steps of each rank where the engine runs on several devices."""
+    from apps.show.progress import progress
+    from edge.llama.interrupt import interrupt_stops
+    from edge.llm.bench import measure
+
+    times: Times = []
+    with interrupt_stops(engine), progress("Measuring", unit="runs") as bar:
+
+        def on_step(done: int, total: int) -> None:
+            nonlocal times
+            if deployed and done in (1, args.repeats + 1):  # neither the warm-up is in, nor requests that share steps
+                times = deployed.times(clear=True)
+            if done == 1 and engine.paging is not None:
+                engine.paging.clear_stats()  # of the warm-up
+            bar.update(done, total)
+
+        try:
+            result = measure(
+                engine,
+                prompt_tokens=args.prompt_tokens,
+                gen_tokens=args.gen_tokens,
+                repeats=args.repeats,
+                requests=args.requests,
+                alone=deployed is None,
+                on_step=on_step,
+            )
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+    return result, times
+
+
+def _show(
+    args: argparse.Namespace,
+    engine: TextEngine,
+    result: BenchResult,
+    memory: dict[str, Any],
+    paging: list[tuple[str, str]],
+    deployed: distributed.Deployed | None = None,
+    times: Times = (),
+) -> None:
+    """Print it. memory, paging: what was asked of the engine before it was closed."""
+    if args.json:
+        values = _as_json(args, engine, result) | (deployed.to_json(times) if deployed else {})
+        print(json.dumps(values | memory))
+        return
+    _print_speeds(args, engine, result)
+    if deployed:
+        _print_ranks(result, deployed, times)
+    else:
+        _print_bandwidth(result)
+    for name, figures in paging:
+        print(f"{name}: {figures}")
+    if result.scattered:
+        print(_scatter(result))
+
+
+def _as_json(args: argparse.Namespace, engine: TextEngine, r: BenchResult) -> dict[str, Any]:
+    return {
+        "model": str(engine.path),
+        "architecture": engine.shape.architecture,
+        "weight_bytes": engine.shape.weight_bytes,
+        "threads": r.threads,
+        "prompt_tokens": r.prompt_tokens,
+        "gen_tokens": r.gen_tokens,
+        "repeats": r.repeats,
+        "prefill_tokens_per_s": r.prefill.mean,
+        "prefill_tokens_per_s_deviation": r.prefill.deviation,
+        "prefill_tokens_per_s_median": r.prefill.median,
+        "decode_tokens_per_s": r.decode.mean,
+        "decode_tokens_per_s_deviation": r.decode.deviation,
+        "decode_tokens_per_s_median": r.decode.median,
+        "decode_ms_median": r.decode_ms_median,
+        "decode_ms_p10": r.decode_ms_p10,
+        "decode_ms_p90": r.decode_ms_p90,
+        "others_cores": r.others_cores,
+        "requests": args.requests,
+        "throughput_tokens_per_s": r.throughput.mean if r.throughput else None,
+        "throughput_tokens_per_s_deviation": r.throughput.deviation if r.throughput else None,
+        "decode_bytes": r.decode_bytes,
+        "bandwidth_gbps": r.bandwidth_gbps,
+        "memory_bandwidth_gbps": r.memory_bandwidth_gbps,
+        "peak_rss_bytes": r.peak_rss_bytes,
+    }
+
+
+def _print_speeds(args: argparse.Namespace, engine: TextEngine, r: BenchResult) -> None:
+    """A Markdown table, so that it can be pasted into an issue."""
+    from apps.show.format import bytes_text
+
+    print("| model | size | threads | test | tokens/s | median |")
+    print("| --- | ---: | ---: | --- | ---: | ---: |")
+    row = f"| {engine.path.name} | {bytes_text(engine.shape.weight_bytes)} | {r.threads} |"
+    tests = [(f"prefill {r.prompt_tokens}", r.prefill), (f"decode {r.gen_tokens}", r.decode)]
+    if r.throughput:
+        tests.append((f"{args.requests} requests", r.throughput))
+    for test, rate in tests:
+        print(f"{row} {test} | {rate.mean:.2f} ± {rate.deviation:.2f} | {rate.median:.2f} |")
+    print()
+
+
+def _scatter(r: BenchResult) -> str:
+    """What is to be known of figures that scatter."""
+    line = f"these figures scatter: of ten tokens one took less than {r.decode_ms_p10:.2f} ms and one more than"
+    line += f" {r.decode_ms_p90:.2f}"
+    if r.others_cores >= 0.1:
+        line += f"; something else kept {counted(round(r.others_cores, 1), 'core')} busy meanwhile"
+    return f"{line}. Measure again when nothing else runs; medians say the most until then"
+
+
+def _print_bandwidth(r: BenchResult) -> None:
+    """What decoding got out of this machine's memory."""
+    from apps.show.format import bytes_text
+
+    of = ""
+    if r.memory_bandwidth_gbps is not None:
+        of = f" of the {r.memory_bandwidth_gbps:.1f} GB/s this machine's memory gives {counted(r.threads, 'thread')}"
+    print(
+        f"decode: {r.decode_ms_median:.2f} ms a token (median), {r.bandwidth_gbps:.1f} GB/s{of};"
+        f" peak memory {bytes_text(r.peak_rss_bytes)}"
+    )
+
+
+def _print_ranks(r: BenchResult, deployed: distributed.Deployed, times: Sequence[Mapping[str, Summary]]) -> None:
+    """What the steps took on every rank, and which of them the others wait for."""
+    from apps.show.format import bytes_text
+    from apps.show.table import printable
+
+    names = deployed.names
+    print(f"| {' | '.join(step_table.NAMES)} |")
+    print("| ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+    for row in step_table.rows(names, times):
+        print(printable(f"| {' | '.join(row)} |"))
+    print()
+    print(step_table.NOTE)
+    print(printable(f"plan: {deployed.line()}"))
+    for line in deployed.link_lines():
+        print(printable(f"link: {line}"))
+    parts = [f"decode: {r.decode_ms_median:.2f} ms a token (median)"]
+    slow = step_table.slowest(times)
+    if slow is not None:
+        of = times[slow]["decode"]
+        parts.append(
+            f"rank {slow} ({names[slow]}) computes the longest, {of.compute_ms.median:.2f} ms, and communicates for"
+            f" {of.communication_ms.median:.2f} ms"
+        )
+    print(printable("; ".join((*parts, f"peak memory of this device {bytes_text(r.peak_rss_bytes)}"))))

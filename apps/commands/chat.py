@@ -1,0 +1,214 @@
+"""`edge chat`: talk to a model, in a terminal or once from a script."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from apps.commands import distributed
+from apps.commands.options import (
+    UsageError,
+    add_engine_arguments,
+    engine_options,
+    model_path,
+    natural,
+    number,
+    positive_int,
+    seed,
+)
+from apps.show.memory_use import memory_json, memory_line
+from apps.show.table import printable
+
+if TYPE_CHECKING:
+    from edge.llm.chat import Chat
+    from edge.llm.engine import Engine
+    from edge.llm.generate import Response
+    from edge.llm.sampler import SamplingParams
+    from edge.paging.memory import MemoryNeed
+    from edge.paging.plan import PagePlan
+    from edge.parallel.step_times import Summary
+
+HELP = "Talk to a model: the bundled one, a GGUF file, or REPO:FILE from the Hugging Face hub."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="GGUF file or REPO:FILE (default: the bundled model)")
+    parser.add_argument("-p", "--prompt", metavar="TEXT", help="answer once and exit; - reads standard input")
+    parser.add_argument("--json", action="store_true", help="with -p: print one JSON object")
+    parser.add_argument("--system", metavar="TEXT", help="system message")
+    parser.add_argument("--max-tokens", type=positive_int, metavar="N", help="end the answer after N tokens")
+    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end the answer here; repeatable")
+    parser.add_argument("--chat-template", metavar="FILE", help="Jinja template to use instead of the model's own")
+    sampling = parser.add_argument_group("sampling")
+    sampling.add_argument("--temperature", type=number, metavar="T", help="0: always the likeliest (default: 0.7)")
+    sampling.add_argument("--top-k", type=natural, metavar="K", help="of the K likeliest (default: 40; 0: all)")
+    sampling.add_argument("--top-p", type=number, metavar="P", help="of the likeliest that reach P (default: 0.95)")
+    sampling.add_argument("--min-p", type=number, metavar="P", help="of those P times as likely as the first (0.05)")
+    sampling.add_argument("--repeat-penalty", type=number, metavar="R", help="above 1: repeat less (default: 1)")
+    sampling.add_argument("--seed", type=seed, metavar="N", help="same seed, same answer (default: random)")
+    sampling.add_argument("--grammar", metavar="FILE", help="GBNF grammar the answer must follow")
+    sampling.add_argument("--json-schema", metavar="FILE", help="JSON schema the answer must follow")
+    add_engine_arguments(parser)
+    distributed.add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    prompt = args.prompt
+    if prompt is None and not sys.stdin.isatty():
+        prompt = "-"  # echo question | edge chat
+    if prompt is None and not sys.stdout.isatty():
+        raise UsageError("standard output is not a terminal; give a prompt with -p TEXT")
+    if prompt is None and args.json:
+        raise UsageError("--json needs -p TEXT (or a prompt on standard input)")
+    if prompt == "-":
+        prompt = sys.stdin.buffer.read().decode(errors="replace")
+    if prompt is not None and not prompt.strip():
+        raise UsageError("the prompt is empty")
+    devices = distributed.prepare(args)
+    sampling = _sampling(args)
+    template = _read(args.chat_template) if args.chat_template else None
+    path = model_path(args.model)
+    with _loaded(args, path, template, devices) as loaded:
+        if prompt is None:
+            from apps.show.terminal import talk
+
+            return talk(loaded, sampling, max_tokens=args.max_tokens, stop=args.stop)
+        return _answer_once(args, loaded, prompt, sampling)
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """What there is to talk to."""
+
+    chat: Chat
+    seconds: float  # that loading took
+    deployed: distributed.Deployed | None  # where it runs on several devices
+
+
+def _answer_once(args: argparse.Namespace, loaded: Loaded, prompt: str, sampling: SamplingParams) -> int:
+    from edge.errors import EdgeError
+    from edge.llama.interrupt import interrupt_stops
+    from transport.errors import TransportError
+
+    chat = loaded.chat
+    if loaded.deployed and not args.json:
+        print(printable(f"edge chat: {loaded.deployed.line()}"), file=sys.stderr)
+        for line in loaded.deployed.link_lines():
+            print(printable(f"edge chat: link: {line}"), file=sys.stderr)
+    responses: list[Response] = []
+    with interrupt_stops(chat.engine):
+        for response in answer(chat, prompt, sampling, max_tokens=args.max_tokens, stop=args.stop):
+            responses.append(response)
+            if not args.json:
+                sys.stdout.write(response.text)
+                sys.stdout.flush()
+    last = responses[-1]
+    if not args.json:
+        sys.stdout.write("\n")
+        return 0
+    times: Sequence[Mapping[str, Summary]] = []
+    lost: Exception | None = None
+    if loaded.deployed:
+        try:
+            times = loaded.deployed.times()
+        except (EdgeError, TransportError) as error:  # the answer is complete, and worth more than the figures
+            lost, times = error, [{} for _ in loaded.deployed.names]
+    result = {
+        "text": "".join(r.text for r in responses),
+        "token_ids": [r.token_id for r in responses if r.token_id is not None],
+        "finish_reason": last.finish_reason,
+        "usage": dataclasses.asdict(last.usage),
+        "timing": {"load_s": loaded.seconds, **dataclasses.asdict(last.timing)},
+        "seed": sampling.seed,
+        **memory_json(chat.engine),
+        **(loaded.deployed.to_json(times) if loaded.deployed else {}),
+    }
+    print(json.dumps(result, ensure_ascii=False))
+    if lost is not None:
+        raise lost
+    return 0
+
+
+def answer(
+    chat: Chat, text: str, sampling: SamplingParams, *, max_tokens: int | None, stop: Sequence[str]
+) -> Generator[Response, None, None]:
+    """What `Chat.ask` yields, with a progress bar until the first token."""
+    from apps.show.progress import progress
+
+    with progress("Reading the prompt", unit="tokens") as bar:
+        responses = chat.ask(text, sampling, max_tokens=max_tokens, stop=stop, on_prefill=bar.update)
+        first = next(responses)
+    yield first
+    yield from responses
+
+
+@contextmanager
+def _loaded(
+    args: argparse.Namespace, path: Path, template: str | None, devices: distributed.Devices | None
+) -> Iterator[Loaded]:
+    """A chat on the loaded model."""
+    from edge.llm.chat import Chat
+    from edge.llm.template_process import TemplateProcess
+
+    began = time.perf_counter()
+    renderer = TemplateProcess()  # starts while the model is loaded
+    with ExitStack() as stack:
+        deployed = stack.enter_context(distributed.deployed(args, devices, path)) if devices else None
+        engine = deployed.engine if deployed else stack.enter_context(_engine(args, path))
+        if deployed and engine.paging is not None:
+            _say_memory(engine.memory, engine.paging.plan)
+        chat = Chat(engine, system=args.system, template=template, renderer=renderer)
+        yield Loaded(chat, time.perf_counter() - began, deployed)
+
+
+def _engine(args: argparse.Namespace, path: Path) -> Engine:
+    """The model on this device alone."""
+    from apps.show.progress import progress
+    from edge.llm.engine import Engine
+
+    size = path.stat().st_size
+    with progress(f"Loading {path.name}", size) as bar:
+        engine = Engine(
+            path,
+            engine_options(args, follows_load=True),
+            progress=lambda fraction: bar.update(fraction * size),
+            accounted=_say_memory,
+        )
+    if engine.paging is None and not engine.memory.fits:
+        print(
+            f"edge chat: {path.name} is larger than the memory that is free; it will be read from disk again and again,"
+            " which is slow; --memory SIZE makes it faster",
+            file=sys.stderr,
+        )
+    return engine
+
+
+def _say_memory(need: MemoryNeed, plan: PagePlan) -> None:
+    """What this device's budget is used for."""
+    print(f"edge chat: memory: {memory_line(need, plan)}", file=sys.stderr)
+
+
+def _sampling(args: argparse.Namespace) -> SamplingParams:
+    from edge.llm.sampler import SamplingParams
+
+    names = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed")
+    given = {name: value for name in names if (value := getattr(args, name)) is not None}
+    if args.grammar:
+        given["grammar"] = _read(args.grammar)
+    if args.json_schema:
+        given["json_schema"] = _read(args.json_schema)
+    return SamplingParams(**given)
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: not a text file: {error}") from error

@@ -1,0 +1,89 @@
+"""`edge imatrix`: an importance matrix, which a quantizer weighs its errors with."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+from apps.commands.options import (
+    UsageError,
+    add_engine_arguments,
+    check_output,
+    engine_options,
+    keep_to_cores,
+    model_path,
+    positive_int,
+)
+from apps.show.progress import progress
+
+HELP = "Run a model over a text and note how large the inputs of its weights are, for quantizing."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The model, the text, and how much of it."""
+    parser.add_argument("model", metavar="MODEL", help="GGUF file or REPO:FILE; best the one that will be quantized")
+    parser.add_argument("text", type=Path, metavar="TEXT", help="UTF-8 text like what the model will be used for")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="default: MODEL's name with .imatrix.gguf, here")
+    parser.add_argument("--chunks", type=positive_int, metavar="N", help="use the first N (default: the whole text)")
+    parser.add_argument(
+        "--chunk-tokens", type=positive_int, default=512, metavar="N", help="tokens of one (default: 512)"
+    )
+    parser.add_argument("--process-output", action="store_true", help="note also the inputs of the output matrix")
+    parser.add_argument("--force", action="store_true", help="overwrite FILE")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_engine_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Collect and write; the exit code."""
+    if args.context is not None:
+        raise UsageError("every chunk has a context of its own; use --chunk-tokens in place of --context")
+    keep_to_cores(args.affinity)
+    from edge.quantization.imatrix import collect
+    from edge.quantization.text_file import read_text
+    from quant.gguf.file import GgufFile
+
+    began = time.monotonic()
+    options = engine_options(args)
+    text = read_text(args.text)
+    path = model_path(args.model)
+    output = args.output or Path(f"{path.stem}.imatrix.gguf")
+    check_output(output, (*GgufFile.open(path).paths, args.text), args.force)
+    with progress("Calibrating", unit="chunks") as bar:
+        matrix = collect(
+            path,
+            text,
+            options,
+            chunk_tokens=args.chunk_tokens,
+            most=args.chunks,
+            output=args.process_output,
+            dataset=str(args.text),
+            progress=bar.update,
+        )
+    size = matrix.write(output)
+    if matrix.unseen:
+        some = ", ".join(list(matrix.unseen)[:3])
+        print(
+            f"{sum(matrix.unseen.values())} experts in {len(matrix.unseen)} tensors ({some}"
+            f"{', ...' if len(matrix.unseen) > 3 else ''}) were never used; a longer text may reach them",
+            file=sys.stderr,
+        )
+    if args.json:
+        values = {
+            "output": str(output),
+            "model": str(path),
+            "text": str(args.text),
+            "tensors": len(matrix.entries),
+            "chunks": matrix.chunk_count,
+            "chunk_tokens": matrix.chunk_size,
+            "unseen_experts": matrix.unseen,
+            "size_bytes": size,
+            "duration_s": time.monotonic() - began,
+        }
+        print(json.dumps(values))
+    else:
+        print(f"{output}: {len(matrix.entries)} tensors, {matrix.chunk_count} chunks of {matrix.chunk_size} tokens")
+    return 0

@@ -1,0 +1,98 @@
+"""`edge lab`: a cluster emulated on this machine, to try things out before there are devices."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from apps.show.format import bytes_text
+from apps.show.progress import progress
+from apps.show.table import print_columns, print_note
+
+if TYPE_CHECKING:
+    from devices.lab.state import LabState
+
+HELP = "Emulate a cluster on this machine: workers with the cores and memory of devices, links with delays."
+COLUMNS = ("name", "address", "cores", "memory", "state")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The three actions and their options."""
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    up = actions.add_parser("up", help="start the devices of a lab file, and leave them running")
+    up.add_argument("file", type=Path, metavar="FILE", help="what the lab consists of; docs/example-lab.toml is one")
+    down = actions.add_parser("down", help="end the lab, and remove all of it")
+    status = actions.add_parser("status", help="what runs, and where")
+    for action in (up, down, status):
+        action.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what was asked; the exit code."""
+    return {"up": _up, "down": _down, "status": _status}[args.action](args)
+
+
+def _up(args: argparse.Namespace) -> int:
+    from devices.lab.config import read_lab
+    from devices.lab.lab import up
+
+    config = read_lab(args.file)
+    with progress("Starting workers", len(config.devices), "workers") as bar:
+        state = up(config, lambda n, name: bar.update(n, what=name))
+    _show(state, args.json)
+    return 0
+
+
+def _down(args: argparse.Namespace) -> int:
+    from devices.lab.lab import down
+
+    found = down()
+    if args.json:
+        print(json.dumps({"was_up": found}))
+    else:
+        print("the lab is down" if found else "no lab was up")
+    return 0
+
+
+def _status(args: argparse.Namespace) -> int:
+    from devices.lab.lab import status
+
+    state = status()
+    if state is not None:
+        _show(state, args.json)
+    elif args.json:
+        print(json.dumps({"up": False}))
+    else:
+        print("no lab is up; start one with edge lab up FILE")
+    return 0
+
+
+def _show(state: LabState, as_json: bool) -> None:
+    options = _options(state)
+    if as_json:
+        print(json.dumps({"up": True, **state.to_json(), "options": options}))
+        return
+    print_columns(COLUMNS, [_row(device) for device in state.to_json()["devices"]], whole=("name", "address"))
+    for note in state.not_enforced:
+        print_note(f"not enforced{': ' + note['device'] if note['device'] else ''}: {note['what']}: {note['why']}")
+    print(f"Next: edge chat {' '.join(options)}, or edge pareto; and then edge lab down.", file=sys.stderr)
+
+
+def _options(state: LabState) -> list[str]:
+    """What a command needs to use all devices. Beyond loopback it must allow for workers in the clear."""
+    workers = ["--workers", ",".join(state.addresses.values())]
+    return [*workers, "--insecure"] if state.shaped else workers
+
+
+def _row(device: dict[str, Any]) -> tuple[str, ...]:
+    cores, memory = device["cpu"], device["memory_bytes"]
+    return (
+        device["name"],
+        device["address"],
+        "all" if cores is None else f"{cores:g}",
+        "all" if memory is None else bytes_text(memory),
+        "runs" if device["running"] else f"ended, see {device['log']}",
+    )

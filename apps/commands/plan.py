@@ -1,0 +1,110 @@
+"""`edge plan`: what should run where, by measurement, and what bounds it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from apps.commands import planning
+from apps.commands.options import byte_size, check_output, positive
+from apps.show.planned import beside, known_json, unit_text
+
+if TYPE_CHECKING:
+    from partition.predict.pareto import Point
+    from partition.search.changes import Change
+
+HELP = "Find where a model should run: which devices, which layers on each, and why."
+FORMAT = "edge-planned-1"
+OBJECTIVES = (
+    "latency",
+    "throughput",
+    "ttft",
+    "memory",
+    "energy",
+)  # partition.predict.measures.OBJECTIVES, for a quick --help
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The cluster, what is wanted, and where the plan goes."""
+    planning.add_arguments(parser)
+    wanted = parser.add_argument_group("what is wanted")
+    wanted.add_argument("--objective", choices=OBJECTIVES, default="latency", help="to be the best (default: latency)")
+    wanted.add_argument(
+        "--max-latency", type=positive, metavar="MS", help="a token, or an input, takes at most so long"
+    )
+    wanted.add_argument("--min-throughput", type=positive, metavar="N", help="tokens, or inputs, a second, at least")
+    wanted.add_argument("--max-ttft", type=positive, metavar="S", help="until the first token, at most")
+    wanted.add_argument("--max-memory", type=byte_size, metavar="SIZE", help="on any device, at most")
+    wanted.add_argument("--max-energy", type=positive, metavar="J", help="a token, or an input, at most")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="write the plan, to be used with --plan")
+    parser.add_argument("--force", action="store_true", help="overwrite FILE")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plan, say why, and save."""
+    if args.save is not None:
+        check_output(args.save, planning.sources(args), args.force)
+    with planning.spaces(args) as ((space,), _):
+        point, why = space.best(args.objective, _caps(args))
+        changes = space.changes(args.objective, _caps(args))
+        if args.save is not None:
+            from apps.commands.distributed import save_plan
+
+            save_plan(args.save, point.plan, beside(space, point))
+        if args.json:
+            print(json.dumps(_as_json(args, space, point, why, changes)))
+        else:
+            _show(args, space, point, why, changes)
+    return 0
+
+
+def _caps(args: argparse.Namespace) -> dict[str, float]:
+    """What objectives may be at most, each in the unit that is small where it is good."""
+    caps = {
+        "latency": args.max_latency and args.max_latency / 1e3,
+        "throughput": args.min_throughput and 1 / args.min_throughput,
+        "ttft": args.max_ttft,
+        "memory": args.max_memory,
+        "energy": args.max_energy,
+    }
+    return {name: float(value) for name, value in caps.items() if value is not None}
+
+
+def _as_json(
+    args: argparse.Namespace, space: planning.Space, point: Point, why: str, changes: list[Change]
+) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "kind": space.kind,
+        "model": str(space.path),
+        "objective": args.objective,
+        "plan": point.plan.to_json(),
+        "parallel": point.parallel,
+        "predicted": point.predicted.to_json(),
+        "why": why,
+        "changes": [change.to_json() for change in changes],
+        **known_json(space),
+    }
+
+
+def _show(args: argparse.Namespace, space: planning.Space, point: Point, why: str, changes: list[Change]) -> None:
+    from apps.show.planned import notes, prediction_rows, stage_rows
+    from apps.show.table import print_columns, print_note, printable
+
+    names = space.names
+    print(printable(why))
+    print()
+    columns, rows = stage_rows(point.predicted, names)
+    print_columns(columns, rows, whole=("stage", "device"))
+    print()
+    for name, text in prediction_rows(point.predicted, names):
+        print(printable(f"{name}: {text}"))
+    for change in changes:
+        print(printable(f"with {change.what}: {unit_text(args.objective, change.value)}"))
+    for note in notes(space):
+        print_note(note)
+    if args.save is not None:
+        print(f"saved: {args.save}")

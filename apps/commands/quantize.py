@@ -1,0 +1,138 @@
+"""`edge quantize`: a model in fewer bits, by type, by size of the file, or by the memory there is."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
+
+from apps.commands.options import KV_TYPES, UsageError, byte_size, context_size, items, positive_int, thread_count
+
+HELP = "Make a model smaller: to a type, to a size, or to the memory there is; and say what that costs."
+
+DEFAULT_MINUTES = 10.0
+_FOR_GGUF = (
+    "size", "fit", "context", "kv_type", "imatrix", "text", "types", "compare", "png", "minutes", "fast", "report",
+)  # fmt: skip
+_FOR_ONNX = ("calibration", "block_size")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What to make of which model, and how."""
+    parser.add_argument("model", nargs="?", metavar="IN", help="GGUF file, REPO:FILE, folder of safetensors, or .onnx")
+    parser.add_argument("output", nargs="?", type=Path, metavar="OUT", help="file to write")
+    parser.add_argument(
+        "--type", metavar="T", help="q4_k_m, q8_0, ...; an unknown one lists all (default: by --kernels)"
+    )
+    parser.add_argument("--size", type=byte_size, metavar="SIZE", help="a file of at most so much, such as 900MiB")
+    parser.add_argument("--fit", type=byte_size, metavar="SIZE", help="a model that runs in so much memory")
+    parser.add_argument(
+        "--context", type=context_size, metavar="N", help="with --fit: tokens of context (default: 4096)"
+    )
+    parser.add_argument("--kv-type", choices=KV_TYPES, help="with --fit: type of the KV cache (default: f16)")
+    parser.add_argument(
+        "--imatrix", type=Path, metavar="FILE", help="importance matrix (--size and --fit make their own)"
+    )
+    parser.add_argument("--text", type=Path, metavar="FILE", help="to measure the damage with (default: a bundled one)")
+    parser.add_argument(
+        "--types", type=items, metavar="T,T", help="--size and --fit choose among these (default: iq2_xxs to q8_0)"
+    )
+    parser.add_argument(
+        "--fast", action="store_true", help="and not among those that decode slower here than a larger one, if possible"
+    )
+    parser.add_argument(
+        "--minutes",
+        type=_minutes,
+        metavar="N",
+        help=f"that --size and --fit measure, once (default: {DEFAULT_MINUTES:.0f})",
+    )
+    parser.add_argument("--threads", type=thread_count, metavar="N", help="default: one per physical core")
+    parser.add_argument("--force", action="store_true", help="overwrite OUT")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    group = parser.add_argument_group("report")
+    group.add_argument("--report", action="store_true", help="measure quality and speed of OUT beside IN")
+    group.add_argument(
+        "--compare", type=items, metavar="T,T", help="and of IN in these types, in temporary files beside OUT"
+    )
+    group.add_argument("--png", type=Path, metavar="FILE", help="draw size against divergence")
+    group.add_argument(
+        "--kernels", action="store_true", help="how fast this device computes with each type; no IN or OUT"
+    )
+    group = parser.add_argument_group("ONNX")
+    group.add_argument(
+        "--calibration", type=Path, metavar="FILE", help="inputs (.npz, or a folder of them) for static int8"
+    )
+    group.add_argument("--block-size", type=positive_int, metavar="N", help="int4: weights with a scale (default: 32)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Quantize; the exit code."""
+    if args.kernels:
+        _check_kernels(args)
+        from apps.commands import quantize_kernels
+
+        return quantize_kernels.run(args)
+    if args.model is None or args.output is None:
+        raise UsageError("needs IN, the model, and OUT, the file to write; or --kernels")
+    if args.model.endswith(".onnx"):
+        return _run_onnx(args)
+    _check(args)
+    from apps.commands import quantize_gguf
+
+    return quantize_gguf.run(args)
+
+
+def _minutes(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value <= 10_000:
+        raise argparse.ArgumentTypeError(f"needs minutes, from a fraction to 10000, got {text!r}")
+    return value
+
+
+def _given(args: argparse.Namespace, names: Iterable[str]) -> str | None:
+    """The first of these options that is given, as people write it."""
+    return next((f"--{name.replace('_', '-')}" for name in names if getattr(args, name)), None)
+
+
+def _check_kernels(args: argparse.Namespace) -> None:
+    """UsageError for what --kernels does not use."""
+    if args.model is not None:
+        raise UsageError("--kernels is about this device; leave IN and OUT out")
+    name = _given(args, ("type", *_FOR_ONNX, *_FOR_GGUF, "force"))
+    if name:
+        raise UsageError(f"--kernels is about this device; leave {name} out")
+
+
+def _run_onnx(args: argparse.Namespace) -> int:
+    name = _given(args, _FOR_GGUF)
+    if name:
+        raise UsageError(f"{name} is for GGUF models; an ONNX model takes --type int8 or int4, and reports by itself")
+    if args.type is None:
+        raise UsageError("an ONNX model takes --type int8 or int4")
+    from apps.commands import quantize_onnx
+
+    return quantize_onnx.run(args)
+
+
+def _check(args: argparse.Namespace) -> None:
+    """UsageError for options that do not go together."""
+    chosen = [name for name in ("type", "size", "fit") if getattr(args, name)]
+    if len(chosen) > 1:
+        raise UsageError(f"--{chosen[0]} and --{chosen[1]} do not go together: give one")
+    fits = args.size or args.fit
+    for names, wanted, use in (
+        (("types", "minutes", "fast"), fits, "--size and --fit"),
+        (("context", "kv_type"), args.fit, "--fit"),
+        (("compare", "png"), args.report, "--report"),
+        (("text",), fits or args.report, "--size, --fit and --report"),
+        (_FOR_ONNX, None, "ONNX models"),
+    ):
+        name = None if wanted else _given(args, names)
+        if name:
+            raise UsageError(f"{name} is for {use}")
+    if fits and find_spec("scipy") is None:
+        raise UsageError('--size and --fit need scipy: pip install "edge-runtime[quantize]"')

@@ -1,0 +1,250 @@
+"""`edge run MODEL.onnx`: what a model makes of an input, and how fast it does."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from apps.commands import onnx_devices
+from apps.commands.options import (
+    UsageError,
+    check_dimensions,
+    check_onnx,
+    check_output,
+    dimension,
+    items,
+    natural,
+    number,
+    positive_int,
+    thread_count,
+)
+from apps.show.format import counted
+from apps.show.progress import progress
+
+if TYPE_CHECKING:
+    from edge.onnx.bench import Flow, Speed
+    from edge.onnx.engine import OnnxEngine
+    from edge.onnx.images import Scaling
+    from edge.onnx.inputs import Given
+    from edge.onnx.samples import Feeds
+
+HELP = "Run an ONNX model on a picture or on arrays, and measure its latency and throughput."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL.onnx")
+    parser.add_argument(
+        "--input",
+        action="append",
+        default=[],
+        metavar="[NAME=]FILE",
+        help="a picture, or a .npz file with an array for each input; may be given more than once",
+    )
+    parser.add_argument("--output", metavar="FILE", help="write the outputs here, as a .npz file")
+    parser.add_argument("--force", action="store_true", help="overwrite it")
+    parser.add_argument("--labels", metavar="FILE", help="names of the classes, one a line: print the likeliest")
+    parser.add_argument("--top", type=positive_int, default=5, metavar="N", help="how many of them (default: 5)")
+    parser.add_argument(
+        "--dim", action="append", default=[], type=dimension, metavar="NAME=N", help="value of a dimension that is open"
+    )
+    group = parser.add_argument_group("pictures", "(pixel / scale - mean) / std, for inputs of floats")
+    group.add_argument("--mean", type=_channels, metavar="R,G,B", help="default: ImageNet's")
+    group.add_argument("--std", type=_divisors, metavar="R,G,B", help="default: ImageNet's")
+    group.add_argument("--scale", type=_scale, metavar="S", help="divide by S only, such as 255 for values from 0 to 1")
+    parser.add_argument(
+        "--repeats", type=natural, default=10, metavar="N", help="runs of each measurement; 0: none (default: 10)"
+    )
+    parser.add_argument("--threads", type=thread_count, metavar="N", help="default: one per physical core")
+    parser.add_argument(
+        "--provider", type=str.lower, metavar="NAME", help="of ONNX Runtime (default: the best there is)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    onnx_devices.add_arguments(parser)
+
+
+@dataclass(frozen=True)
+class Made:
+    """What came of the input, and where."""
+
+    given: Given
+    outputs: Feeds
+    speed: Speed | None  # None where nothing was measured
+    about: Mapping[str, Any]  # what ran it, for --json
+    rows: Sequence[tuple[str, str]]  # the same for people, by name
+    notes: Sequence[str] = ()  # sentences without their full stop
+
+
+def run(args: argparse.Namespace) -> int:
+    scaling = _check(args)
+    devices = onnx_devices.prepare(args)
+    labels = None
+    if args.labels is not None:
+        from edge.onnx.outputs import read_labels
+
+        labels = read_labels(Path(args.labels))
+    if devices is not None and devices.workers:
+        made = _there(args, scaling, devices)
+    else:
+        onnx_devices.check_own(args, devices)
+        made = _here(args, scaling)
+    _tell(args, made, labels)
+    return 0
+
+
+def _here(args: argparse.Namespace, scaling: Scaling | None) -> Made:
+    """On this device alone: one engine computes one input at a time, with all its threads."""
+    from edge.llama.interrupt import interrupt_stops
+    from edge.onnx.bench import in_turn
+    from edge.onnx.engine import OnnxEngine
+    from edge.onnx.inputs import read
+
+    with OnnxEngine(Path(args.model), args.threads, args.provider, dims=dict(args.dim)) as engine:
+        if args.output is not None:
+            check_output(Path(args.output), engine.files, args.force)  # weights beside the model, too
+        given = read(engine.inputs, args.input, scaling)
+        with interrupt_stops(engine):
+            outputs = engine.run(given.feeds)
+            speed = _measure(in_turn(engine.run), given.feeds, args.repeats, 1) if args.repeats else None
+        about = {
+            "provider": engine.provider,
+            "fell_back_from": list(engine.fell_back_from),
+            "threads": engine.threads,
+            "stages": None,
+        }
+        rows = [("provider", f"{engine.provider}, {counted(engine.threads, 'thread')}")]
+        return Made(given, outputs, speed, about, rows, _fallbacks(engine))
+
+
+def _there(args: argparse.Namespace, scaling: Scaling | None, devices: onnx_devices.Devices) -> Made:
+    """On several devices, as a pipeline."""
+    from apps.show.run_stages import stage_rows
+    from edge.llama.interrupt import interrupt_stops
+    from edge.onnx.file import load
+    from edge.onnx.inputs import path_of, read
+    from edge.onnx.model import OnnxModel, declared_inputs, dims_of, with_dims
+    from edge.onnx.signature import fit
+    from edge.quantization.onnx_compare import errors
+
+    file = load(Path(args.model))
+    read_files = [file.path, *file.data_files]
+    if args.output is not None:
+        check_output(Path(args.output), read_files, args.force)
+    if args.save_plan is not None:
+        others = [Path(name) for name in (args.labels, args.output) if name is not None]
+        check_output(args.save_plan, [*read_files, *map(path_of, args.input), *others], force=True)
+    declared = declared_inputs(file)
+    fixed = with_dims(declared, dict(args.dim))
+    given = read(fixed, args.input, scaling)
+    fit(fixed, given.feeds)
+    model = OnnxModel.of(file, dims_of(declared, given.feeds))
+    with onnx_devices.deployed(args, devices, model) as deployed:
+        pipeline = deployed.deployment.start()
+        with interrupt_stops(pipeline):
+            outputs = pipeline.run(given.feeds, deployed.wire).outputs
+            wire_errors = errors(pipeline.run(given.feeds).outputs, outputs) if deployed.wire != "f32" else ()
+            flow = partial(pipeline.map, wire=deployed.wire)
+            speed = _measure(flow, given.feeds, args.repeats, args.in_flight) if args.repeats else None
+        stages = deployed.stages(speed.compute_ms if speed else ())
+        about = {
+            "provider": None,
+            "fell_back_from": [],
+            "threads": None,
+            "stages": stages,
+            "plan": deployed.deployment.plan.to_json(),
+            "why": deployed.why,
+            "transport": deployed.transport,
+            "wire": deployed.wire,
+            "wire_errors": [asdict(one) for one in wire_errors] if wire_errors else None,
+        }
+        return Made(given, outputs, speed, about, stage_rows(stages, deployed, wire_errors))
+
+
+def _check(args: argparse.Namespace) -> Scaling | None:
+    """How pixels are scaled, where that was asked for. UsageError for what cannot be, before anything is loaded."""
+    from edge.onnx.inputs import is_arrays, path_of
+
+    files = [path_of(text) for text in args.input]
+    pictures = not all(map(is_arrays, files))
+    check_onnx(pictures)
+    asked = next((name for name in ("mean", "std", "scale") if getattr(args, name) is not None), None)
+    if asked and not pictures:
+        raise UsageError(f"--{asked} is for pictures; arrays go in as they are")
+    if args.scale is not None and asked != "scale":
+        raise UsageError(f"--scale is in place of --mean and --std; leave --{asked} out")
+    if (args.mean is None) != (args.std is None):
+        raise UsageError("--mean and --std go together; give both, or none for ImageNet's")
+    check_dimensions(args.dim)
+    if args.output is not None:
+        model, output = Path(args.model), Path(args.output)
+        labels = [Path(args.labels)] if args.labels is not None else []
+        check_output(output, [model, *files, *labels], args.force)
+    if not asked:
+        return None
+    from edge.onnx.images import Scaling
+
+    return Scaling(args.scale) if asked == "scale" else Scaling(mean=args.mean, std=args.std)
+
+
+def _measure(flow: Flow, feeds: Feeds, repeats: int, window: int | None) -> Speed:
+    from edge.onnx.bench import measure
+
+    with progress("Measuring", unit="runs") as bar:
+        return measure(flow, feeds, repeats, window, bar.update)
+
+
+def _fallbacks(engine: OnnxEngine) -> list[str]:
+    return [f"{one}; what runs is {engine.provider}" for one in engine.fell_back_from]
+
+
+def _tell(args: argparse.Namespace, made: Made, labels: list[str] | None) -> None:
+    """Write the outputs, where they are wanted, and print what there is to say."""
+    from apps.show.run_outputs import Report
+    from edge.onnx.outputs import likeliest, summaries, write
+
+    given = made.given
+    top = likeliest(made.outputs, labels, args.top) if labels is not None else None
+    report = Report(summaries(made.outputs), top, made.speed, [*given.notes, *made.notes])
+    if args.output is not None:
+        write(Path(args.output), made.outputs)
+    if not args.json:
+        report.show(args.model, made.rows)
+        return
+    about = {
+        "model": args.model,
+        "inputs": [
+            {"name": name, "type": str(array.dtype), "shape": list(array.shape)} for name, array in given.feeds.items()
+        ],
+        "scaling": {name: _scaling_json(one) for name, one in given.scalings.items()},
+        "output": args.output,
+    }
+    print(json.dumps(about | dict(made.about) | report.to_json()))
+
+
+def _scaling_json(scaling: Scaling) -> Mapping[str, Any]:
+    return {"scale": scaling.scale, "mean": list(scaling.mean), "std": list(scaling.std)}
+
+
+def _channels(text: str) -> tuple[float, ...]:
+    """A number for each channel, or one for all."""
+    return tuple(map(number, items(text)))
+
+
+def _divisors(text: str) -> tuple[float, ...]:
+    """Numbers that can be divided by."""
+    values = _channels(text)
+    if not all(values):
+        raise argparse.ArgumentTypeError(f"needs numbers other than 0, got {text}")
+    return values
+
+
+def _scale(text: str) -> float:
+    """A number above 0."""
+    value = number(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"needs a number above 0, got {text}")
+    return value

@@ -1,0 +1,137 @@
+"""`edge worker`: this device as part of something larger, until it is stopped."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+from pathlib import Path
+
+from apps.commands.options import (
+    MAX_THREADS,
+    UsageError,
+    byte_size,
+    check_usable,
+    cores,
+    device_name,
+    natural,
+    quiet_grpc,
+    thread_count,
+)
+
+HELP = "Let other devices use this one: run as a daemon that they reach over the network."
+
+DEFAULT_LISTEN = "127.0.0.1:7070"
+DEFAULT_CACHE = "20GiB"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Where it listens, what it may use, whom it trusts."""
+    parser.add_argument(
+        "--listen",
+        metavar="HOST:PORT",
+        help=f"address, or a port alone (default: {DEFAULT_LISTEN}; as a member of a cluster 0.0.0.0:7070). Port 0: any"
+        " free one",
+    )
+    parser.add_argument(
+        "--name", type=device_name, metavar="NAME", help="default: what its cluster calls it, or the host name"
+    )
+    parser.add_argument(
+        "--memory", type=byte_size, metavar="SIZE", help="use at most so much, such as 2GiB (default: no limit)"
+    )
+    parser.add_argument(
+        "--threads", type=thread_count, metavar="N", help="default: one per physical core, of those of --affinity"
+    )
+    parser.add_argument(
+        "--affinity", type=cores, metavar="CORES", help="compute on these cores only, such as 0,2-3 (default: all)"
+    )
+    parser.add_argument(
+        "--gpu-layers", type=natural, metavar="N", help="most layers of a session on the GPU (default: all, if any)"
+    )
+    parser.add_argument(
+        "--models", type=Path, metavar="DIR", help="folder of model files: what is cut from one need not be sent"
+    )
+    parser.add_argument(
+        "--cache-size",
+        type=byte_size,
+        default=DEFAULT_CACHE,
+        metavar="SIZE",
+        help=f"disk space for slices that were sent or cut (default: {DEFAULT_CACHE})",
+    )
+    trust = parser.add_argument_group("trust")
+    trust.add_argument("--join", metavar="TOKEN", help="join a cluster, with what `edge cluster invite` printed")
+    trust.add_argument(
+        "--insecure", action="store_true", help="listen beyond this machine without encryption: anybody can use it"
+    )
+    trust.add_argument(
+        "--announce",
+        action=argparse.BooleanOptionalAction,
+        help="let others find it by mDNS (default: where it is secure and can be reached)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until SIGTERM or Ctrl-C."""
+    quiet_grpc()
+    from devices.names import name_from
+    from devices.paths import cache_folder, credentials_folder, state_folder
+    from devices.probe import default_threads
+    from devices.trust import credentials as held
+    from devices.trust.invitation import parse_token
+    from edge import log
+    from edge.ending import signals_are_for_the_program
+    from edge.net.channel import is_loopback, parse_address
+    from edge.worker.daemon import DaemonOptions, serve
+    from edge.worker.service import WorkerOptions
+
+    if args.models is not None and not args.models.is_dir():
+        raise UsageError(f"--models {args.models} is no folder")
+    affinity: tuple[int, ...] = args.affinity or ()
+    if affinity:
+        check_usable(affinity)
+    folder = credentials_folder()
+    if args.join is not None:
+        _check_name(args.name, parse_token(args.join).holder.name)
+        held.store_token(folder, args.join)
+    membership = None if args.insecure else held.load(folder)
+    if membership:
+        _check_name(args.name, membership.holder.name)
+    try:
+        usual = DEFAULT_LISTEN if membership is None else "0.0.0.0:7070"
+        listen = args.listen or usual
+        if listen.isascii() and listen.isdigit():  # a port, at the usual address
+            listen = f"{usual.partition(':')[0]}:{listen}"
+        host, port = parse_address(listen)
+    except ValueError as error:
+        raise UsageError(f"--listen: {error}") from None
+    # Who listens for this machine alone needs no credentials, and shows none.
+    secure = membership is not None and not is_loopback(host)
+    log.set_up()
+    host_name = name_from(socket.gethostname().partition(".")[0])
+    with signals_are_for_the_program():
+        serve(
+            DaemonOptions(
+                worker=WorkerOptions(
+                    name=membership.holder.name if membership else args.name or host_name,
+                    host=host,
+                    threads=args.threads or min(default_threads(), len(affinity) or MAX_THREADS),
+                    memory_limit_bytes=args.memory,
+                    models=args.models,
+                    credentials=folder if secure else None,
+                    affinity=affinity,
+                    gpu_layers=args.gpu_layers,
+                ),
+                port=port,
+                insecure=args.insecure,
+                announce=args.announce,
+                cache=cache_folder() / "slices",
+                cache_bytes=args.cache_size,
+                state=state_folder(),
+            )
+        )
+    return 0
+
+
+def _check_name(asked: str | None, given: str) -> None:
+    """A member has the name that its owner gave it."""
+    if asked and asked != given:
+        raise UsageError(f"--name {asked}: this device is {given} in its cluster")

@@ -1,0 +1,1 @@
+"""The Pareto front, shown: as a table, a picture and a page."""

@@ -1,0 +1,103 @@
+"""Measuring the most promising plans on the real workers; what was measured in the last day is taken from then.
+
+A figure that is not to be believed is measured again when all others have been: one whose rounds differ, or that is far
+from what was predicted, until two visits agree. The better counts, as other work only makes a plan slower.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from apps.commands.planning import Space
+    from edge.cluster.fleet import Fleet
+    from partition.predict.pareto import Point
+
+Values = dict[str, Any]
+Measurements = dict[str, Values]
+
+VISITS = 3  # of a plan, at most
+SCATTER = 0.15  # between rounds, or visits: more, and it is measured again
+OFF = 0.5  # of the prediction: likewise
+
+
+def measure(
+    args: argparse.Namespace, points: Sequence[Point], of: Mapping[str, Space], fleet: Fleet | None
+) -> tuple[Measurements, dict[str, str]]:
+    """(what --measure plans did, why others could not be measured), by the key of a point.
+
+    Each is remembered as soon as it is measured, so that an interrupted command goes on where it was.
+    """
+    from apps.show.progress import progress
+    from edge.errors import EdgeError
+    from edge.planning.cache import Remembered
+    from partition.errors import CannotSlice, PlanError
+    from partition.predict.pareto import promising
+    from transport.errors import TransportError
+
+    remembered = Remembered("measured-plans")
+    found: Measurements = {}
+    errors: dict[str, str] = {}
+    runnable = [points[i] for i in promising(points, args.axes) if of[points[i].key].can_run(points[i])]
+    chosen = runnable[: args.measure]
+    keys = {point.key: of[point.key].measured_key(point, fleet) for point in chosen}
+    for point in chosen:
+        known = None if args.fresh else remembered.get(keys[point.key])
+        if known is not None and "visits" in known[0]:  # else of an older version
+            found[point.key] = known[0] | {"age_s": round(known[1], 1)}
+    for visit in range(VISITS):
+        wanted = [point for point in chosen if point.key not in errors and in_doubt(point, found.get(point.key))]
+        if not wanted:
+            break
+        with progress("Measuring again" if visit else "Measuring plans", len(wanted), "plans") as bar:
+            for i, point in enumerate(wanted):
+                bar.update(i, what=point.label)
+                space = of[point.key]
+                try:
+                    values = space.measure(point, fleet).to_json()
+                except (EdgeError, PlanError, CannotSlice, TransportError) as error:
+                    errors[point.key] = str(error)
+                    print(f"edge pareto: {point.label} could not be measured: {error}", file=sys.stderr)
+                    continue
+                values["memory_bytes"] = {space.names.get(d, d): n for d, n in values["memory_bytes"].items()}
+                merged = better(found.get(point.key), values)
+                remembered.put(keys[point.key], merged)
+                found[point.key] = merged | {"age_s": 0.0}
+            bar.update(len(wanted))
+    for point in chosen:
+        if point.key in found and point.predicted.latency_s > (1 + OFF) * found[point.key]["latency_s"]:
+            of[point.key].forget(point)  # nothing makes a plan faster: its devices were measured in a bad moment
+    return found, {key: error for key, error in errors.items() if key not in found}
+
+
+def in_doubt(point: Point, found: Values | None) -> bool:
+    """Whether a plan is to be measured, or once more."""
+    if found is None:
+        return True
+    if found["visits"] >= VISITS or found["agree"]:
+        return False
+    return found["visits"] > 1 or found["spread"] > SCATTER or is_off(point.predicted.to_json(), found)
+
+
+def is_off(predicted: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
+    """Whether a prediction is more than OFF above or below what was measured."""
+    pairs = [(predicted[what], found[what]) for what in ("latency_s", "throughput_per_s")]
+    return any(not 1 / (1 + OFF) <= said / max(was, 1e-12) <= 1 + OFF for said, was in pairs)
+
+
+def better(before: Values | None, now: Values) -> Values:
+    """One measurement of a plan out of those before and this one: the best of each, how often it was measured
+    (`visits`), whether two visits say the same (`agree`), and by how much rounds or visits differ (`spread`)."""
+    if before is None:
+        return now | {"visits": 1, "agree": False}
+    slower, faster = sorted((before["latency_s"], now["latency_s"]), reverse=True)
+    less, more = sorted((before["throughput_per_s"], now["throughput_per_s"]))
+    apart = max(slower / faster, more / max(less, 1e-12)) - 1
+    best = {"latency_s": faster, "throughput_per_s": more}
+    if "ttft_s" in now:
+        best["ttft_s"] = min(before["ttft_s"], now["ttft_s"])
+    agree = apart <= SCATTER
+    return now | best | {"visits": before["visits"] + 1, "agree": agree, "spread": apart}

@@ -1,0 +1,1 @@
+"""Tables, progress, Markdown and pictures."""

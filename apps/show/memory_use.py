@@ -1,0 +1,67 @@
+"""What an engine's memory is used for, and what paging costs, for people and as JSON."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from apps.show.format import bytes_text
+
+if TYPE_CHECKING:
+    from edge.llm.interface import TextEngine
+    from edge.paging.memory import MemoryNeed
+    from edge.paging.plan import PagePlan
+    from edge.paging.stats import PassStats
+
+
+def memory_json(engine: TextEngine) -> dict[str, Any]:
+    """The keys "memory" and "paging" of a command's --json; both null without a budget."""
+    paging = engine.paging
+    if paging is None:
+        return {"memory": None, "paging": None}
+    need, plan, stats = engine.memory, paging.plan, paging.stats()
+    return {
+        "memory": {"budget_bytes": need.budget, "total_bytes": need.total, "parts": need.parts},
+        "paging": {
+            "resident_bytes": sum(piece.n_bytes for piece in plan.resident),
+            "streamed_bytes": plan.streamed_bytes,
+            "window_bytes": plan.window,
+            "io_threads": paging.reader.threads,
+            "io_chunk_bytes": paging.reader.chunk,
+            "reads": paging.reads,
+            "decode": stats.decode.to_json(),
+            "prefill": stats.prefill.to_json(),
+        },
+    }
+
+
+def memory_line(need: MemoryNeed, plan: PagePlan) -> str:
+    """A budget part by part, and what is read for every token."""
+    assert need.budget is not None
+    parts = ", ".join(f"{name} {bytes_text(n)}" for name, n in need.parts.items() if n)
+    line = f"{bytes_text(need.total)} of {bytes_text(need.budget)}: {parts}"
+    if plan.streamed:
+        line += f"; {bytes_text(plan.streamed_bytes)} of weights are read for every token"
+    return line
+
+
+def paging_rows(engine: TextEngine) -> list[tuple[str, str]]:
+    """(name, figures) of what the budget is used for and what paging took, for people; nothing without a budget."""
+    if engine.paging is None:
+        return []
+    rows = [("memory", memory_line(engine.memory, engine.paging.plan))]
+    if engine.paging.plan.pages:
+        stats = engine.paging.stats()
+        rows += [(name, _costs(of)) for name, of in (("decode", stats.decode), ("prefill", stats.prefill)) if of.tokens]
+    return rows
+
+
+def _costs(of: PassStats) -> str:
+    parts = [
+        f"{bytes_text(round(of.bytes_per_token))} read a token at {of.disk_gbps:.2f} GB/s",
+        f"{of.stall_ms:.1f} ms waited for, {of.hidden_ms:.1f} ms hidden behind computing",
+    ]
+    if of.hit_rate is not None:
+        parts.append(f"{of.hit_rate:.0%} of the experts were in memory")
+    if of.predicted_right is not None:
+        parts.append(f"{of.predicted_right:.0%} of those expected were chosen")
+    return ", ".join(parts)

@@ -1,0 +1,94 @@
+"""How far a long job is: a bar on a terminal, a plain line now and then elsewhere. All on stderr."""
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from apps.show.format import bytes_text, count_text
+
+PLAIN_INTERVAL_S = 5.0
+SHOW_AFTER_S = 0.3  # a bar for less would only flicker
+
+
+class Progress(Protocol):
+    """A job under way."""
+
+    def update(self, n: float, total: float | None = None, what: str = "") -> None:
+        """`n` units are done, of `total` where that is news. what: it is at now."""
+
+
+@contextmanager
+def progress(label: str, total: float | None = None, unit: str = "bytes") -> Iterator[Progress]:
+    """Show `label` and how much of `total` is done, until the block ends. Units: "bytes", or what is counted."""
+    if sys.stderr.isatty():
+        with _Bar(label, total, unit) as bar:
+            yield bar
+    else:
+        yield _Lines(label, total, unit)
+
+
+def say(words: str) -> None:
+    """A line on stderr, above what is drawn there and on stdout."""
+    print(f"edge: {words}", file=sys.stderr, flush=True)
+
+
+class _Bar:
+    """A line that is drawn over."""
+
+    def __init__(self, label: str, total: float | None, unit: str) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TextColumn("{task.fields[text]}", markup=False),
+            TimeRemainingColumn(compact=True),
+        )
+        self._rich = Progress(*columns, console=Console(stderr=True), transient=True)
+        self._unit = unit
+        self._total = total
+        self._task = self._rich.add_task(label, total=total, text="")
+        self._starter = threading.Timer(SHOW_AFTER_S, self._rich.start)
+
+    def __enter__(self) -> "_Bar":
+        self._starter.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._starter.cancel()
+        self._starter.join()
+        self._rich.stop()
+
+    def update(self, n: float, total: float | None = None, what: str = "") -> None:
+        """`n` units are done, of `total` where that is news. what: it is at now."""
+        self._total = total or self._total
+        self._rich.update(self._task, completed=n, total=self._total, text=_text(n, self._total, self._unit, what))
+
+
+class _Lines:
+    """A line at most every PLAIN_INTERVAL_S, and none for what is over before the first."""
+
+    def __init__(self, label: str, total: float | None, unit: str) -> None:
+        self._label = label
+        self._total = total
+        self._unit = unit
+        self._next_s = time.monotonic() + PLAIN_INTERVAL_S
+
+    def update(self, n: float, total: float | None = None, what: str = "") -> None:
+        """`n` units are done, of `total` where that is news. what: it is at now."""
+        self._total = total or self._total
+        now_s = time.monotonic()
+        if now_s >= self._next_s:
+            self._next_s = now_s + PLAIN_INTERVAL_S
+            print(f"{self._label}: {_text(n, self._total, self._unit, what)}", file=sys.stderr, flush=True)
+
+
+def _text(n: float, total: float | None, unit: str, what: str) -> str:
+    """How much is done, in words: "1.00 GiB of 4.00 GiB, 25 %", "512 of 2.05 K tokens, 25 %, the last"."""
+    show, suffix = (bytes_text, "") if unit == "bytes" else (count_text, f" {unit}")
+    amount = f"{show(n)} of {show(total)}{suffix}, {100 * n / total:.0f} %" if total else show(n) + suffix
+    return f"{amount}, {what}" if what else amount

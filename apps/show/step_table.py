@@ -1,0 +1,37 @@
+"""What the steps of every rank took, as rows of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from edge.parallel.step_times import Figure, Summary
+
+NAMES = ("rank", "device", "kind", "steps", "compute ms", "communication ms", "stall ms", "sent kB", "received kB")
+NOTE = "Times are median / 99th percentile of a step, kB the median. Stalls are waits for other ranks."
+WHOLE = ("rank", "device", "kind", "steps")  # the columns not to be broken
+
+
+def rows(names: Sequence[str], times: Sequence[Mapping[str, Summary]]) -> list[tuple[str, ...]]:
+    """One for each rank and kind of step there was."""
+    found: list[tuple[str, ...]] = []
+    for rank, (name, kinds) in enumerate(zip(names, times, strict=True)):
+        for kind in ("decode", "prefill"):
+            if kind not in kinds:
+                continue
+            of = kinds[kind]
+            figures = (_ms(of.compute_ms), _ms(of.communication_ms), _ms(of.stall_ms))
+            moved = (f"{of.sent_bytes.median / 1e3:.1f}", f"{of.received_bytes.median / 1e3:.1f}")
+            found.append((str(rank), name, kind, str(of.steps), *figures, *moved))
+    return found
+
+
+def slowest(times: Sequence[Mapping[str, Summary]]) -> int | None:
+    """The rank that computes the longest for a token; None where none says that it has decoded some."""
+    decoding = [rank for rank, kinds in enumerate(times) if "decode" in kinds]
+    return max(decoding, key=lambda rank: times[rank]["decode"].compute_ms.median, default=None)
+
+
+def _ms(figure: Figure) -> str:
+    return f"{figure.median:.2f} / {figure.p99:.2f}"

@@ -1,0 +1,200 @@
+"""What a lab consists of: devices and links, from a lab.toml or a dictionary of the same shape.
+
+Data and checks only; `devices/lab/lab.py` makes it real.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from devices.cores import check_cores, cores_text, parse_cores
+from devices.errors import LabFileError
+from devices.lab.presets import PRESETS
+from devices.lab.shaper import Shape
+from devices.names import MAX_NAME, is_name
+from devices.toml_tables import Table, check_keys, read_toml, short_text, tables
+
+OWNER = "owner"  # in links: this machine itself, where commands such as `edge chat --workers` run
+MAX_DEVICES = 64
+MAX_THREADS = 512
+MAX_CORES = 4096
+MAX_DELAY_MS = 5_000.0
+MAX_MBPS = 1e6
+MAX_LOSS = 50.0  # per cent; of more TCP makes nothing
+LEAST_MEMORY = 128 << 20  # a worker with nothing loaded takes about as much
+_DEVICE_KEYS = ("name", "preset", "cpu", "memory", "threads", "affinity", "cache_size", "models")
+_LINK_KEYS = ("between", "delay_ms", "jitter_ms", "bandwidth_mbps", "loss")
+
+
+@dataclass(frozen=True)
+class LabDevice:
+    """A worker of its own, and what it may use. None: no limit."""
+
+    name: str
+    cpu: float | None = None  # cores
+    memory_bytes: int | None = None
+    threads: int | None = None  # None: as many as cpu, rounded up
+    affinity: tuple[int, ...] = ()
+    cache_bytes: int | None = None
+    models: Path | None = None
+    preset: str | None = None
+
+
+@dataclass(frozen=True)
+class LabLink:
+    """What the way between two devices is like, in both directions."""
+
+    shape: Shape
+    between: tuple[str, str] | None = None  # None: every pair, the owner's own end too
+
+
+@dataclass(frozen=True)
+class LabConfig:
+    """A lab."""
+
+    devices: tuple[LabDevice, ...]
+    links: tuple[LabLink, ...] = ()
+
+    @property
+    def shaped(self) -> bool:
+        """Whether any link is worse than loopback."""
+        return any(link.shape != Shape() for link in self.links)
+
+    def shape(self, a: str, b: str) -> Shape:
+        """The way between two devices, or a device and `OWNER`: the link that names them, or that of all pairs."""
+        named = {frozenset(link.between or ()): link.shape for link in self.links}
+        return named.get(frozenset((a, b)), named.get(frozenset(), Shape()))
+
+
+def read_lab(path: Path) -> LabConfig:
+    """The lab of a TOML file. LabFileError says what is wrong in it and where; OSError where it cannot be read."""
+    data = read_toml(path, LabFileError)
+    try:
+        return parse_lab(data, path.absolute().parent)
+    except LabFileError as error:
+        raise LabFileError(f"{path}: {error}") from None
+
+
+def parse_lab(data: Mapping[str, Any], folder: Path | None = None) -> LabConfig:
+    """The lab of a dictionary shaped as lab.toml is. LabFileError says what is wrong in it and where.
+
+    folder: what relative paths in it are relative to; by default the current one.
+    """
+    check_keys(data, ("device", "link"), "the file", LabFileError)
+    devices = [_device(table, folder or Path()) for table in tables(data, "device", LabFileError)]
+    if not 1 <= len(devices) <= MAX_DEVICES:
+        raise LabFileError(f"a lab has 1 to {MAX_DEVICES} devices, each a [[device]]; got {len(devices)}")
+    names = [device.name for device in devices]
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            raise LabFileError(f"device[{i}].name: another device is called {short_text(name)}; names differ")
+    links = [_link(table, names) for table in tables(data, "link", LabFileError)]
+    pairs = [frozenset(link.between or ()) for link in links]
+    for i, pair in enumerate(pairs):
+        if pair in pairs[:i]:
+            what = f"between {' and '.join(sorted(pair))}" if pair else "for all pairs"
+            raise LabFileError(f"link[{i}]: there is a link {what} already; give one")
+    return LabConfig(tuple(devices), tuple(links))
+
+
+def lab_to_json(config: LabConfig) -> dict[str, Any]:
+    """A dictionary that `parse_lab` makes the same lab of."""
+    devices = [
+        {
+            "name": one.name,
+            "preset": one.preset,
+            "cpu": one.cpu,
+            "memory": None if one.memory_bytes is None else f"{one.memory_bytes}B",
+            "threads": one.threads,
+            "affinity": cores_text(one.affinity) or None,
+            "cache_size": None if one.cache_bytes is None else f"{one.cache_bytes}B",
+            "models": None if one.models is None else str(one.models),
+        }
+        for one in config.devices
+    ]
+    links = [
+        {
+            "between": None if link.between is None else list(link.between),
+            "delay_ms": link.shape.delay_s * 1e3,
+            "jitter_ms": link.shape.jitter_s * 1e3,
+            "bandwidth_mbps": None if link.shape.bytes_per_s is None else link.shape.bytes_per_s / 125_000,
+            "loss": link.shape.loss * 100,
+        }
+        for link in config.links
+    ]
+    return {kind: [_given(table) for table in tables] for kind, tables in (("device", devices), ("link", links))}
+
+
+def _given(table: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in table.items() if value is not None}
+
+
+def _device(table: Table, folder: Path) -> LabDevice:
+    table.check_keys(_DEVICE_KEYS)
+    name = table.get("name")
+    if not isinstance(name, str) or not is_name(name) or name == OWNER:
+        table.refuse(
+            "name",
+            f"needs 1 to {MAX_NAME} letters, digits, '-', '_' or '.', and not {OWNER!r}, which is this machine",
+        )
+    preset = table.get("preset")
+    if preset is not None and (not isinstance(preset, str) or preset not in PRESETS):
+        table.refuse("preset", f"needs one of {', '.join(PRESETS)}")
+    usual = PRESETS[preset] if preset else None
+    memory = table.size("memory") or (usual.memory_bytes if usual else None)
+    most = psutil.virtual_memory().total
+    if memory is not None and not LEAST_MEMORY <= memory <= most:
+        raise LabFileError(
+            f"{table.where}.memory needs {LEAST_MEMORY >> 20}MiB to {most / 2**30:.1f}GiB, all that this machine has;"
+            f" got {memory / 2**30:.2f}GiB{f', of the preset {preset}' if 'memory' not in table.values else ''}"
+        )
+    models = table.get("models")
+    if models is not None and (not isinstance(models, str) or not (folder / models).is_dir()):
+        table.refuse("models", "needs a folder that exists")
+    return LabDevice(
+        name=name,
+        cpu=table.number("cpu", 0.01, MAX_CORES) or (usual.cpu if usual else None),
+        memory_bytes=memory,
+        threads=table.whole("threads", 1, MAX_THREADS),
+        affinity=_cores(table),
+        cache_bytes=table.size("cache_size"),
+        models=None if models is None else (folder / models).absolute(),
+        preset=preset,
+    )
+
+
+def _link(table: Table, names: list[str]) -> LabLink:
+    table.check_keys(_LINK_KEYS)
+    between = table.get("between")
+    if between is not None:
+        if not isinstance(between, list) or len(between) != 2 or between[0] == between[1]:
+            table.refuse("between", "needs two different names")
+        for name in between:
+            if name not in names and name != OWNER:
+                known = ", ".join([OWNER, *names])
+                raise LabFileError(f"{table.where}.between names {short_text(name)}; there are {known}")
+    mbps = table.number("bandwidth_mbps", 0.01, MAX_MBPS)
+    shape = Shape(
+        delay_s=(table.number("delay_ms", 0, MAX_DELAY_MS) or 0.0) / 1e3,
+        jitter_s=(table.number("jitter_ms", 0, MAX_DELAY_MS) or 0.0) / 1e3,
+        bytes_per_s=None if mbps is None else mbps * 125_000,
+        loss=(table.number("loss", 0, MAX_LOSS) or 0.0) / 100,
+    )
+    return LabLink(shape, None if between is None else (between[0], between[1]))
+
+
+def _cores(table: Table) -> tuple[int, ...]:
+    value = table.get("affinity")
+    if value is None:
+        return ()
+    try:
+        cores = parse_cores(str(value))
+        check_cores(cores)
+    except ValueError as error:
+        raise LabFileError(f"{table.where}.affinity: {error}") from None
+    return cores

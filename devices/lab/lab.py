@@ -1,0 +1,250 @@
+"""A lab: a cluster emulated on one machine.
+
+    with Lab(read_lab(path)) as lab:
+        print(lab.addresses)    # {"pi": "10.213.0.2:7070", ...}
+
+Workers are processes with the processor time and memory of their devices; links behave as they are told to. Beside
+them run a supervisor that owns everything, a packet switch where links are shaped, and a cleaner that waits for the
+supervisor's end and removes what is left. A lab of a `with` block ends with the process that made it, also where that
+is killed; one of `up` stays until `down`. When both supervisor and cleaner are killed, the next lab, or `down`, removes
+what they left.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+import psutil
+
+from devices.errors import LabError
+from devices.lab.cleaner import LAB_FILE, LASTING, clean, lock_file
+from devices.lab.config import LabConfig, lab_to_json
+from devices.lab.state import LabState
+from devices.lab.supervisor import STATE_FILE
+from devices.lab.worker import ROOT
+from devices.paths import state_folder
+
+_END_S = 60.0
+
+
+class Lab:
+    """A lab for the time of a `with` block."""
+
+    def __init__(
+        self, config: LabConfig, folder: Path | None = None, progress: Callable[[int, str], None] = lambda *_: None
+    ) -> None:
+        """Nothing starts before the block. folder: for the devices' files while it is up, by default this user's state
+        folder. progress: called with the number of workers that answer, and the name of the last."""
+        self._config = config
+        self._base = folder or labs_folder()
+        self._progress = progress
+        self._running: _Running | None = None
+
+    def __enter__(self) -> Lab:
+        """LabError where a worker does not start."""
+        self._running = _start(self._config, self._base, f"lab-{secrets.token_hex(6)}", self._progress)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End it, and wait until nothing is left."""
+        if self._running is not None:
+            self._running.end()
+            self._running = None
+
+    @property
+    def state(self) -> LabState:
+        """All about it."""
+        assert self._running is not None, "a lab is up inside its `with` block"
+        return self._running.state
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """HOST:PORT of each device's worker, by name."""
+        return self.state.addresses
+
+    @property
+    def shaped(self) -> bool:
+        """Whether links are shaped. Workers then listen beyond loopback, and commands need --insecure."""
+        return self.state.shaped
+
+    @property
+    def not_enforced(self) -> list[dict[str, Any]]:
+        """What could not be had here: each `device` (None: all), `what` and `why`."""
+        return self.state.not_enforced
+
+    def pid(self, name: str) -> int:
+        """The process of a device's worker. KeyError where there is no such device."""
+        return self.state.pid(name)
+
+    def command(self, name: str, args: Sequence[str]) -> list[str]:
+        """A command line that runs another one in the network of a device, without its limits. KeyError where there is
+        no such device."""
+        return self.state.command(name, args)
+
+    def log(self, name: str) -> str:
+        """All that a device's worker said so far."""
+        return (self.state.folder / name / "log").read_text(errors="replace")
+
+
+def labs_folder() -> Path:
+    """Where labs keep their files."""
+    return state_folder() / "labs"
+
+
+def up(config: LabConfig, progress: Callable[[int, str], None] = lambda *_: None) -> LabState:
+    """Bring up a lab that stays until `down`. LabError where there is one, or a worker does not start."""
+    running = _start(config, labs_folder(), LASTING, progress)
+    running.keep()
+    return running.state
+
+
+def status() -> LabState | None:
+    """The lab of `up`; None where there is none, or it is not up yet."""
+    folder = labs_folder() / LASTING
+    lock = _try_lock(labs_folder(), LASTING) if labs_folder().is_dir() else None
+    if lock is not None:
+        os.close(lock)
+        return None
+    try:
+        return LabState(folder, json.loads((folder / STATE_FILE).read_text()))
+    except (OSError, ValueError):
+        return None
+
+
+def down() -> bool:
+    """End the lab of `up`, and remove what killed labs left. Whether there was one. LabError where it does not end."""
+    base = labs_folder()
+    if not base.is_dir():
+        return False
+    deadline = time.monotonic() + _END_S
+    found = (base / LASTING).exists()
+    while (lock := _try_lock(base, LASTING)) is None:
+        _terminate_supervisor(base / LASTING)
+        if time.monotonic() > deadline:
+            raise LabError(f"the lab in {base / LASTING} does not end after {_END_S:.0f} s")
+        time.sleep(0.05)
+    clean(base / LASTING)
+    os.close(lock)
+    _sweep(base)
+    return found
+
+
+def _terminate_supervisor(folder: Path) -> None:
+    """Tell the supervisor of a lab to end, where it is not ending already."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.cmdline()[1:4] == _supervisor(folder)[1:]:
+                process.terminate()
+
+
+def _supervisor(folder: Path) -> list[str]:
+    return [sys.executable, "-m", "devices.lab.supervisor", str(folder.absolute())]
+
+
+class _Running:
+    """A supervisor that this process started."""
+
+    def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
+        self._process = process
+        self._folder = folder
+        self.state = LabState(folder, {})
+
+    def wait(self, progress: Callable[[int, str], None]) -> None:
+        """Until all workers answer. LabError where one does not."""
+        for line in self._output:
+            said = json.loads(line)
+            if "ready" in said:
+                self.state = LabState(self._folder, said["ready"])
+                return
+            if "error" in said:
+                raise LabError(said["error"])
+            progress(said["answers"], said["name"])
+        raise LabError("the lab's supervisor ended at its start")
+
+    def keep(self) -> None:
+        """Let it stay when this process ends."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"stay")
+        self._process.stdin.close()
+        self._output.close()
+        self._process.returncode = 0  # as if it had ended: it is not ours any more, and nobody here waits for it
+
+    def end(self) -> None:
+        """End it, and wait until the cleaner has removed everything: it holds the other end of the pipe, too."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        with self._output:
+            while self._output.read(1 << 16):
+                pass
+        self._process.wait(_END_S)
+
+    @property
+    def _output(self) -> IO[bytes]:
+        assert self._process.stdout is not None
+        return self._process.stdout
+
+
+def _start(config: LabConfig, base: Path, name: str, progress: Callable[[int, str], None]) -> _Running:
+    base.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _sweep(base)
+    lock = _try_lock(base, name)
+    if lock is None:
+        raise LabError("a lab is up already; end it with `edge lab down`")
+    folder = base / name
+    try:
+        if folder.exists():  # of a lasting one, whose supervisor and cleaner were killed
+            clean(folder)
+        folder.mkdir(mode=0o700)
+        (folder / LAB_FILE).write_text(json.dumps({"id": secrets.token_hex(6), "config": lab_to_json(config)}))
+        with (folder / "log").open("wb") as log:
+            process = subprocess.Popen(
+                [*_supervisor(folder), str(lock)],
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                pass_fds=[lock],
+                start_new_session=True,
+            )
+    finally:
+        os.close(lock)
+    running = _Running(process, folder)
+    try:
+        running.wait(progress)
+    except BaseException:
+        running.end()
+        raise
+    return running
+
+
+def _sweep(base: Path) -> None:
+    """Remove what labs left whose supervisor and cleaner are gone."""
+    for path in base.glob("lab-*.lock"):
+        lock = _try_lock(base, path.stem)
+        if lock is not None:
+            clean(path.with_suffix(""))
+            os.close(lock)
+
+
+def _try_lock(base: Path, name: str) -> int | None:
+    """A descriptor that holds the lock of a lab; None where its supervisor or cleaner holds it."""
+    handle = os.open(lock_file(base / name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        return None
+    return handle

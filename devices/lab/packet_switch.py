@@ -1,0 +1,119 @@
+"""A network switch in user space: IP packets from one TUN interface to another, delayed and dropped as links do.
+
+    python -m devices.lab.packet_switch '{"ports": [[FD, "10.213.0.1"], ...], "lines": [[0, 1, {"delay_s": 0.005}], ...]}'
+
+A port is the descriptor of an interface that another process opened, and the address behind it. Every packet goes to
+the port that has its destination. Dropped is what is for none, and what does not come from the address behind its
+port: nothing is carried for other machines. Any protocol and any port works, and TCP retransmits what a link loses. It
+runs until it is killed.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import os
+import select
+import socket
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from devices.lab.shaper import Shape, Shaper
+
+MOST_WAITING_BYTES = 512 << 20  # on their way in all: a sender that nothing holds back must not fill the memory
+_HEADER_BYTES = 20  # of IPv4: its version first, source and destination last
+_PACKET_BYTES = 65536  # no IP packet is longer
+_AT_ONCE = 64  # packets taken from one port before others get their turn, and what is due is delivered
+_EARLY_S = 100e-6  # a wait may end this much late; the rest is spent looking at the clock
+_PRIORITY = -10  # a link does not get slower because its devices are busy
+
+
+class Switch:
+    """Ports, and the lines between them."""
+
+    def __init__(self, ports: list[tuple[int, str]], lines: dict[tuple[int, int], Shape]) -> None:
+        """ports: (descriptor, address). lines: from port, to port, where they are not perfect."""
+        self._sources = {fd: number for number, (fd, _) in enumerate(ports)}
+        self._own = [socket.inet_aton(address) for _, address in ports]
+        for fd, _ in ports:
+            os.set_blocking(fd, False)
+        # By source port and destination address: where to write, and the line to pass.
+        self._ways: list[dict[bytes, tuple[int, Shaper | None]]] = [
+            {
+                socket.inet_aton(address): (fd, self._line(lines.get((source, number)), source, number))
+                for number, (fd, address) in enumerate(ports)
+            }
+            for source in range(len(ports))
+        ]
+        self._waiting: list[tuple[float, int, int, bytes]] = []  # heap of (arrival, number, descriptor, packet)
+        self._waiting_bytes = 0
+        self._taken = 0
+
+    @staticmethod
+    def _line(shape: Shape | None, source: int, to: int) -> Shaper | None:
+        return None if shape is None or shape == Shape() else Shaper(shape, seed=source << 16 | to)
+
+    def run(self) -> None:
+        """Carry packets for ever."""
+        descriptors = list(self._sources)
+        while True:
+            for fd in select.select(descriptors, [], [], self._wait_s())[0]:
+                self._take(fd)
+            self._deliver()
+
+    def _wait_s(self) -> float | None:
+        """How long to wait for packets: until just before something is due."""
+        return max(0.0, self._waiting[0][0] - time.monotonic() - _EARLY_S) if self._waiting else None
+
+    def _take(self, fd: int) -> None:
+        """Packets of one port, a few at a time."""
+        source = self._sources[fd]
+        own, ways = self._own[source], self._ways[source]
+        for _ in range(_AT_ONCE):
+            try:
+                packet = os.read(fd, _PACKET_BYTES)
+            except BlockingIOError:
+                return
+            if len(packet) < _HEADER_BYTES or packet[0] >> 4 != 4 or packet[12:16] != own:
+                continue
+            to, line = ways.get(packet[16:20], (-1, None))
+            if to < 0:
+                continue
+            if line is None:
+                _write(to, packet)
+                continue
+            due = line.arrival(time.monotonic(), len(packet))
+            if due is not None and self._waiting_bytes + len(packet) <= MOST_WAITING_BYTES:
+                self._taken += 1  # what arrives at one time arrives in the order it was sent
+                heapq.heappush(self._waiting, (due, self._taken, to, packet))
+                self._waiting_bytes += len(packet)
+
+    def _deliver(self) -> None:
+        """What has arrived by now."""
+        waiting = self._waiting
+        while waiting and waiting[0][0] <= time.monotonic():
+            _, _, to, packet = heapq.heappop(waiting)
+            self._waiting_bytes -= len(packet)
+            _write(to, packet)
+
+
+def _write(fd: int, packet: bytes) -> None:
+    with suppress(OSError):  # that interface is down or gone, and its link loses what is sent to it
+        os.write(fd, packet)
+
+
+def main(text: str) -> None:
+    """Switch as the JSON says, until killed."""
+    given = json.loads(text)
+    with suppress(OSError):
+        os.nice(_PRIORITY)
+    with suppress(OSError):  # or waits end up to 50 us late
+        Path("/proc/self/timerslack_ns").write_text("1000")
+    lines = {(source, to): Shape(**shape) for source, to, shape in given["lines"]}
+    Switch([(fd, address) for fd, address in given["ports"]], lines).run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

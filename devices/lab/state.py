@@ -1,0 +1,57 @@
+"""A lab that is up, as its supervisor describes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from devices.lab.network import in_namespace
+
+
+@dataclass(frozen=True)
+class LabState:
+    """A lab that is up."""
+
+    folder: Path  # each device has one in it, with its log
+    said: dict[str, Any]  # by the supervisor, once all workers answered
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """HOST:PORT of each device's worker, by name."""
+        return {device["name"]: device["address"] for device in self.said["devices"]}
+
+    @property
+    def shaped(self) -> bool:
+        """Whether links are shaped. Workers then listen beyond loopback, and commands need --insecure."""
+        return bool(self.said["shaped"])
+
+    @property
+    def not_enforced(self) -> list[dict[str, Any]]:
+        """What could not be had here: each `device` (None: all), `what` and `why`."""
+        return list(self.said["not_enforced"])
+
+    def pid(self, name: str) -> int:
+        """The process of a device's worker. KeyError where there is no such device."""
+        return int({device["name"]: device["pid"] for device in self.said["devices"]}[name])
+
+    def command(self, name: str, args: Sequence[str]) -> list[str]:
+        """A command line that runs another one in the network of a device, without its limits. KeyError where there is
+        no such device."""
+        namespace = {device["name"]: device["namespace"] for device in self.said["devices"]}[name]
+        return list(args) if namespace is None else in_namespace(namespace, args)
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it, and which workers run now; docs/cli.md has the keys."""
+        devices = [{**device, "running": _runs(device["pid"])} for device in self.said["devices"]]
+        return {**self.said, "devices": devices}
+
+
+def _runs(pid: int) -> bool:
+    with suppress(psutil.Error):
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    return False

@@ -1,0 +1,194 @@
+"""The process that owns a lab: it makes the network, and starts the workers.
+
+    python -m devices.lab.supervisor FOLDER LOCK    (started by devices/lab/lab.py)
+
+Its standard input comes from who started it: when that ends, the lab ends, unless "stay" came first. On its standard
+output it says how far it is, one JSON object a line. Its own end, in any way, ends the standard input of a cleaner
+(devices/lab/cleaner.py), which removes everything. Workers are not asked to end, but killed: they leave nothing that
+matters after the lab.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from devices.errors import LabError
+from devices.files import write_whole
+from devices.lab.cleaner import LAB_FILE, VARIABLE, prefix
+from devices.lab.config import OWNER, parse_lab
+from devices.lab.network import LabNetwork, NoNetwork, remove_namespaces
+from devices.lab.worker import ROOT, LabWorker
+
+STATE_FILE = "state.json"
+START_S = 60.0  # until all workers listen
+_LOOK_S = 0.02
+_IDLE_LOOK_S = 0.5
+_END_S = 5.0
+_FAST = 50e6  # bytes/s that one connection of this machine's own end should reach
+
+
+class _Ended(Exception):
+    """Whoever wanted this lab is gone, or said so."""
+
+
+class Supervisor:
+    """A lab under way."""
+
+    def __init__(self, folder: Path) -> None:
+        """Reads what to do; `run` does it."""
+        given = json.loads((folder / LAB_FILE).read_text())
+        self._folder = folder
+        self._prefix = prefix(given["id"])
+        self._config = parse_lab(given["config"])
+        self._environment = {**os.environ, VARIABLE: given["id"]}
+        self._network: LabNetwork | None = None
+        self._workers: list[LabWorker] = []
+        self._notes: list[dict[str, str | None]] = []
+        self._stays = False
+
+    def run(self) -> None:
+        """Bring it up, say so, and keep it until `_Ended`. LabError where it cannot be."""
+        try:
+            if self._config.shaped:
+                self._network = self._made_network()
+            for number, device in enumerate(self._config.devices):
+                folder, group = self._folder / device.name, f"{self._prefix}-{number}"
+                self._workers.append(LabWorker(device, folder, group, self._network, self._environment))
+            self._wait_until_all_answer()
+            for worker in self._workers:
+                worker.limit_cpu()
+            state = self._state()
+            write_whole(self._folder / STATE_FILE, json.dumps(state).encode())
+            _say({"ready": state})
+            while True:
+                self._look(_IDLE_LOOK_S)
+        finally:
+            self._end()
+
+    def _made_network(self) -> LabNetwork | None:
+        """The network; None, with a note, where there cannot be one."""
+        try:
+            network = LabNetwork(self._prefix, self._config, self._environment)
+        except NoNetwork as error:
+            remove_namespaces(self._prefix)
+            self._note("links", f"they are not shaped, devices are plain processes on loopback: {error}")
+            return None
+        for device in self._config.devices:
+            self._note_own_end(device.name)
+        return network
+
+    def _note_own_end(self, name: str) -> None:
+        """This machine's own settings are not the lab's to change, and may be what limits a long link."""
+        shape = self._config.shape(OWNER, name)
+        if not shape.delay_s:
+            return
+        most = int(Path("/proc/sys/net/ipv4/tcp_wmem").read_text().split()[2])
+        reached = most / (2 * shape.delay_s)
+        if reached < min(_FAST, shape.bytes_per_s or _FAST):
+            why = (
+                f"this machine's net.ipv4.tcp_wmem lets {most / 2**20:.1f} MiB be on the way to {name} over one"
+                f" connection, {reached / 1e6:.0f} MB/s; the devices among each other have more"
+            )
+            self._notes.append({"device": name, "what": "links", "why": why})
+
+    def _wait_until_all_answer(self) -> None:
+        deadline = time.monotonic() + START_S
+        left = list(self._workers)
+        while left:
+            self._look(_LOOK_S)
+            for worker in list(left):
+                name = worker.device.name
+                if worker.process.poll() is not None:
+                    raise LabError(f"the worker {name} ended at its start; it said: {worker.last_words()}")
+                if worker.answers():
+                    left.remove(worker)
+                    _say({"answers": len(self._workers) - len(left), "name": name})
+                elif time.monotonic() > deadline:
+                    raise LabError(f"the worker {name} does not answer after {START_S:.0f} s: {worker.last_words()}")
+
+    def _look(self, seconds: float) -> None:
+        """Wait so long, for whoever started us. _Ended where they are gone."""
+        if select.select([] if self._stays else [sys.stdin], [], [], seconds)[0]:
+            if b"stay" not in os.read(sys.stdin.fileno(), 100):
+                raise _Ended
+            self._stays = True
+        for worker in self._workers:
+            if worker.process.returncode is None and worker.process.poll() is not None:
+                print(f"the worker {worker.device.name} ended: {worker.process.returncode}", file=sys.stderr)
+
+    def _note(self, what: str, why: str) -> None:
+        self._notes.append({"device": None, "what": what, "why": why})
+
+    def _state(self) -> dict[str, Any]:
+        """As docs/cli.md has it."""
+        cores, asked = os.cpu_count() or 1, sum(device.cpu or 0 for device in self._config.devices)
+        if asked > cores:
+            why = f"all devices together have {asked:g} cores, this machine {cores}: they slow each other down"
+            self._note("cpu", why)
+        return {
+            "supervisor_pid": os.getpid(),
+            "owner_address": self._network.addresses[OWNER] if self._network else "127.0.0.1",
+            "shaped": self._network is not None,
+            "devices": [worker.to_json() for worker in self._workers],
+            "not_enforced": self._notes + [note for worker in self._workers for note in worker.notes],
+        }
+
+    def _end(self) -> None:
+        """Kill what this started, and see it end. The cleaner does the rest."""
+        processes = [worker.process for worker in self._workers]
+        if self._network is not None:
+            processes.append(self._network.switch)
+        for process in processes:
+            process.kill()
+        for process in processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_END_S)
+
+
+def _say(what: dict[str, Any]) -> None:
+    with suppress(OSError):  # nobody listens any more
+        print(json.dumps(what), flush=True)
+
+
+def _start_cleaner(folder: Path, lock: int) -> int:
+    """A cleaner that waits for the end of this process, which is that of the descriptor returned. It holds the lab's
+    lock, too, and our standard output: who started us sees its end when all is clean."""
+    theirs, ours = os.pipe()
+    command = [sys.executable, "-m", "devices.lab.cleaner", str(folder)]
+    subprocess.Popen(command, cwd=ROOT, stdin=theirs, pass_fds=[lock], start_new_session=True)
+    os.close(theirs)
+    return ours
+
+
+def main(folder: Path, lock: int) -> None:
+    """Own the lab of a folder until it ends. lock: the descriptor of its lock, which we hold."""
+    _start_cleaner(folder, lock)
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def told(*_: object) -> None:
+        for number in signals:
+            signal.signal(number, signal.SIG_IGN)  # once is enough; ending is not to be disturbed
+        raise _Ended
+
+    for number in signals:
+        signal.signal(number, told)
+    try:
+        Supervisor(folder).run()
+    except _Ended:
+        pass
+    except Exception as error:  # who started us is told, whatever it is; the folder with our log will be gone
+        _say({"error": str(error) or type(error).__name__})
+        raise
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

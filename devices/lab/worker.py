@@ -1,0 +1,125 @@
+"""One device of a lab that runs: its worker's process, the limits it is kept to, and where it listens."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from devices.lab.config import LabDevice
+from devices.lab.control_group import ControlGroup, NoGroups
+from devices.lab.network import LabNetwork
+
+PORT = 7070  # where links are shaped, and each device has an address of its own
+ROOT = Path(__file__).parents[2]  # where `apps` can be imported from
+_WORKER_SHARE = 0.9  # of a device's memory: the worker pages before the kernel kills
+_CONNECT_S = 30.0  # over the slowest link that a lab can have
+_LISTENS = re.compile(r" INFO listening .*address=(\S+)")
+_LAST_WORDS = 500
+
+
+class LabWorker:
+    """A worker, started. `notes` has what could not be enforced: each `device`, `what` and `why`."""
+
+    def __init__(
+        self, device: LabDevice, folder: Path, group: str, network: LabNetwork | None, environment: Mapping[str, str]
+    ) -> None:
+        """folder: to make, for its files. group: the name for its control group. network: None for loopback."""
+        self.device = device
+        self.notes: list[dict[str, str | None]] = []
+        self.address = ""  # HOST:PORT, once it answers
+        self._namespace = network.namespaces[device.name] if network else None
+        self.log = folder / "log"
+        folder.mkdir()
+        self._group = self._limited(group)
+        own = {f"XDG_{kind.upper()}_HOME": str(folder / kind) for kind in ("config", "cache", "state")}
+        command = [sys.executable, "-m", "apps.cli", "worker", *self._options(network)]
+        with self.log.open("wb") as out:
+            self.process = subprocess.Popen(
+                network.command(device.name, command) if network else command,
+                cwd=ROOT,
+                env={**environment, **own, "TMPDIR": str(folder)},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+                preexec_fn=self._group.add if self._group else None,  # who starts it has no threads
+            )
+
+    def answers(self) -> bool:
+        """Whether it can be reached; `address` is set then."""
+        match = None if self.address else _LISTENS.search(self.log.read_text(errors="replace"))
+        if match:
+            host, _, port = match[1].rpartition(":")
+            try:
+                socket.create_connection((host, int(port)), _CONNECT_S).close()
+            except OSError:
+                return False
+            self.address = match[1]
+        return bool(self.address)
+
+    def last_words(self) -> str:
+        """The end of its log."""
+        return self.log.read_text(errors="replace")[-_LAST_WORDS:]
+
+    def limit_cpu(self) -> None:
+        """Give it the processor time of its device from now on."""
+        if self._group is not None and self.device.cpu is not None:
+            self._group.limit_cpu(self.device.cpu)
+
+    def to_json(self) -> dict[str, Any]:
+        """What `edge lab up --json` has of it."""
+        return {
+            "name": self.device.name,
+            "address": self.address,
+            "namespace": self._namespace,
+            "pid": self.process.pid,
+            "cpu": self.device.cpu,
+            "memory_bytes": self.device.memory_bytes,
+            "preset": self.device.preset,
+            "log": str(self.log),
+        }
+
+    def _limited(self, name: str) -> ControlGroup | None:
+        """The control group with the limits of its device. Without one the worker's own options hold all the same."""
+        device, cores = self.device, os.cpu_count() or 1
+        if device.cpu is not None and device.cpu > cores:
+            self._note("cpu", f"{device.cpu:g} cores were asked for, this machine has {cores}")
+        if device.cpu is None and device.memory_bytes is None:
+            return None
+        try:
+            # It starts with all of the machine, so that a lab is up soon; `limit_cpu` follows.
+            return ControlGroup(name, cores=None if device.cpu is None else cores, memory=device.memory_bytes)
+        except NoGroups as error:
+            if device.cpu is not None:
+                self._note("cpu", f"only the number of threads holds: {error}")
+            if device.memory_bytes is not None:
+                self._note("memory", f"only the worker's own --memory holds: {error}")
+            return None
+
+    def _note(self, what: str, why: str) -> None:
+        self.notes.append({"device": self.device.name, "what": what, "why": why})
+
+    def _options(self, network: LabNetwork | None) -> list[str]:
+        """Of `edge worker`."""
+        device, threads = self.device, self.device.threads
+        if threads is None and device.cpu is not None:
+            threads = max(1, min(math.ceil(device.cpu), os.cpu_count() or 1))
+        memory = None if device.memory_bytes is None else int(device.memory_bytes * _WORKER_SHARE)
+        given = {
+            "--listen": f"{network.addresses[device.name]}:{PORT}" if network else "127.0.0.1:0",
+            "--name": device.name,
+            "--threads": threads,
+            "--memory": None if memory is None else f"{memory}B",
+            "--affinity": ",".join(map(str, device.affinity)) or None,
+            "--cache-size": None if device.cache_bytes is None else f"{device.cache_bytes}B",
+            "--models": device.models,
+        }
+        options = [str(part) for pair in given.items() if pair[1] is not None for part in pair]
+        return [*options, "--insecure", "--no-announce"]

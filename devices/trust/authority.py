@@ -1,0 +1,261 @@
+"""The owner's side of a cluster: it invites devices, signs their certificates and revokes them.
+
+Files in its folder: `ca.key` (whoever has it owns the cluster), `ca.pem` and `members.json`. Each change holds the
+folder's lock from reading to writing, so two commands at once lose nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from cryptography import x509
+
+from devices.errors import TrustError
+from devices.files import locked, write_private
+from devices.names import check_name
+from devices.trust import certificates, credentials
+from devices.trust.certificates import INVITED, MEMBER_LIFETIME_S, OWNER, WORKER, PrivateKey
+from devices.trust.credentials import Membership
+from devices.trust.invitation import Invitation
+from devices.trust.roster import MEMBERS_FILE, Member, Roster
+
+KEY_FILE, CERTIFICATE_FILE = "ca.key", "ca.pem"
+
+
+class Authority:
+    """A cluster as its owner has it. `create` or `open` one. `now` is Unix seconds, by default this machine's clock."""
+
+    def __init__(self, folder: Path, credentials_folder: Path, certificate: x509.Certificate, key: PrivateKey) -> None:
+        self.folder = folder
+        self.credentials_folder = credentials_folder
+        self.certificate = certificate
+        self._key = key
+
+    @classmethod
+    def create(cls, folder: Path, owner_name: str, credentials_folder: Path, now: float | None = None) -> Authority:
+        """A new cluster, and in `credentials_folder` this machine's own membership as its owner.
+
+        TrustError where there is one already, or where this machine belongs to another one.
+        """
+        check_name(owner_name)
+        now = _time(now)
+        with locked(folder):
+            if (folder / MEMBERS_FILE).exists():
+                owner = Roster.load(folder).owner
+                raise TrustError(
+                    f"there is a cluster already, owned by {owner.name} since {_day(owner.since)}; to end it for all "
+                    f"its devices and start anew, delete {folder} and {credentials_folder}"
+                )
+            held = credentials.load(credentials_folder)
+            if held is not None:
+                raise TrustError(
+                    f"this machine is {held.holder.name} in another cluster; to leave it, delete {credentials_folder}"
+                )
+            key = certificates.new_key()
+            authority = cls(folder, credentials_folder, certificates.make_authority(key, now), key)
+            write_private(folder / KEY_FILE, certificates.key_to_pem(key))
+            write_private(folder / CERTIFICATE_FILE, authority.pem)
+            # The list is written last: before it, nothing is there as far as anybody can see.
+            roster = Roster()
+            roster.members[owner_name] = Member(owner_name, OWNER, "joined", since=now, expires=now)
+            authority._equip_owner(roster, now)
+        return authority
+
+    @classmethod
+    def open(cls, folder: Path, credentials_folder: Path, now: float | None = None) -> Authority:
+        """The cluster in a folder; this machine's membership is mended where it is missing or behind.
+
+        TrustError where there is none, or where its files are damaged.
+        """
+        if not (folder / MEMBERS_FILE).exists():
+            raise TrustError("this machine owns no cluster; run `edge cluster init` to make one")
+        try:
+            key = certificates.key_from_pem((folder / KEY_FILE).read_bytes())
+            certificate = certificates.from_pem((folder / CERTIFICATE_FILE).read_bytes())
+            if not certificates.is_authority(certificate) or not certificates.same_key(certificate, key.public_key()):
+                raise TrustError(f"{KEY_FILE} does not belong to {CERTIFICATE_FILE}")
+        except TrustError as error:
+            raise TrustError(f"the cluster in {folder} is damaged: {error}") from error
+        authority = cls(folder, credentials_folder, certificate, key)
+        with locked(folder):
+            authority._mend(_time(now))
+        return authority
+
+    @property
+    def pem(self) -> bytes:
+        """The cluster's own certificate."""
+        return certificates.to_pem(self.certificate)
+
+    @property
+    def fingerprint(self) -> str:
+        """Sixteen hex digits that name this cluster."""
+        return certificates.fingerprint(self.certificate)
+
+    def members(self, now: float | None = None) -> list[Member]:
+        """All devices, the owner first, with states as they are now: invited, joined, revoked, expired."""
+        now = _time(now)
+        listed = [replace(member, state=member.state_at(now)) for member in Roster.load(self.folder).members.values()]
+        return sorted(listed, key=lambda member: (member.role != OWNER, member.name))
+
+    def crl(self) -> bytes:
+        """The newest list of revoked certificates, PEM: the one this machine holds itself, signed when it changed."""
+        held = credentials.load(self.credentials_folder)
+        if held is None or held.crl is None:
+            raise TrustError(f"the owner's credentials in {self.credentials_folder} are gone; run this again")
+        return held.crl
+
+    def learn(self, crl: bytes, now: float | None = None) -> frozenset[int]:
+        """Take over a member's list of revoked certificates where ours lacks something; all that is revoked then.
+
+        So a backup of the owner's files lets nobody back in. TrustError for a list that this cluster did not sign.
+        """
+        number, revoked = certificates.read_crl(crl, self.certificate)
+        now = _time(now)
+        with self._change(now) as roster:
+            roster.merge(number, revoked, now)
+        return frozenset(roster.revoked)
+
+    def invite(self, name: str, lifetime_s: float, now: float | None = None) -> str:
+        """A token by which one device can join as `name` within `lifetime_s` seconds.
+
+        An earlier invitation of this name that nobody used counts no more. TrustError where the name is taken.
+        """
+        check_name(name)
+        now = _time(now)
+        with self._change(now) as roster:
+            held = roster.members.get(name)
+            if held is not None:
+                _check_free(held, now)
+                roster.revoke(held, now)
+            key = certificates.new_key()
+            certificate = self._sign(name, INVITED, key.public_key(), now, now + lifetime_s)
+            holder = certificates.holder(certificate)
+            invited = Member(name, WORKER, "invited", now, holder.expires, invitation=holder.serial)
+            roster.members[name] = invited
+        return Invitation(self.certificate, certificate, key).token()
+
+    def enroll(self, invitation: bytes, csr: bytes, now: float | None = None) -> bytes:
+        """The certificate (PEM) of a device that showed this invitation and sent this request.
+
+        The name is the invitation's, whatever the request says. Asking again with the same key gives the same
+        certificate, so an answer that was lost on the way can be fetched. TrustError for an invitation that is used,
+        revoked, expired or not ours, and for a request that is not valid.
+        """
+        now = _time(now)
+        shown = certificates.from_pem(invitation)
+        if not certificates.is_issued_by(shown, self.certificate):
+            raise TrustError("the invitation is of another cluster")
+        holder = certificates.holder(shown)
+        name = holder.name
+        if holder.role != INVITED:
+            raise TrustError(f"{name} showed the certificate of a member, role {holder.role}; it needs no enrolling")
+        key = certificates.key_of_request(csr)
+        with self._change(now) as roster:
+            if holder.serial in roster.revoked:
+                raise TrustError(f"the invitation of {name} was revoked, or replaced by a newer one")
+            member = roster.members.get(name)
+            if member is None or member.invitation != holder.serial:
+                raise TrustError(f"this invitation of {name} is not known here; run `edge cluster invite {name}`")
+            if member.certificate is not None:
+                if certificates.same_key(certificates.from_pem(member.certificate.encode()), key):
+                    return member.certificate.encode()
+                raise TrustError(
+                    f"this invitation was used already: {name} joined on {_day(member.since)}. If that was another "
+                    f"device than you meant, run `edge cluster revoke {name}` now, and invite it again"
+                )
+            if holder.expires <= now:
+                raise TrustError(f"the invitation of {name} expired; run `edge cluster invite {name}` for a new one")
+            certificate = self._sign(name, WORKER, key, now, now + MEMBER_LIFETIME_S)
+            roster.members[name] = _joined(member, certificate, now)
+        return certificates.to_pem(certificate)
+
+    def revoke(self, name: str, now: float | None = None) -> bool:
+        """Refuse this device from now on, its invitation too; False where it was revoked before.
+
+        Other members learn it from the new `crl`. TrustError for an unknown name and for the owner's own.
+        """
+        now = _time(now)
+        with self._change(now) as roster:
+            member = roster.members.get(name)
+            if member is None:
+                known = ", ".join(n for n, m in roster.members.items() if m.role != OWNER) or "none yet"
+                raise TrustError(f"no device {name!r:.80} in this cluster; there are: {known}")
+            if member.role == OWNER:
+                raise TrustError(f"{name} is this machine, which owns the cluster; it cannot be revoked")
+            if member.state == "revoked":
+                return False
+            roster.revoke(member, now)
+            roster.members[name] = replace(member, state="revoked", since=now)
+            return True
+
+    @contextmanager
+    def _change(self, now: float) -> Iterator[Roster]:
+        """The list of members, written back if the block ends well; this machine learns of revocations at once."""
+        with locked(self.folder):
+            roster = Roster.load(self.folder)
+            number = roster.crl_number
+            yield roster
+            roster.save(self.folder)
+            if roster.crl_number != number:
+                credentials.update_crl(self.credentials_folder, self._crl(roster, now))
+
+    def _mend(self, now: float) -> None:
+        """Put right what a crash, a deleted folder or a restored backup left apart: members.json and our own files."""
+        roster, held = Roster.load(self.folder), credentials.load(self.credentials_folder)
+        if held is not None and (held.authority != self.pem or held.holder.role != OWNER):
+            raise TrustError(
+                f"{self.credentials_folder} holds credentials of {held.holder.name}, not of this cluster's owner; "
+                "delete it, and the owner's are made anew"
+            )
+        if held is not None and roster.merge(held.crl_number, held.revoked, now):  # members.json is out of a backup
+            roster.save(self.folder)
+        if held is None or held.holder.serial != roster.owner.serial or held.holder.expires <= now:
+            roster.revoke(roster.owner, now)  # wherever the lost key is, it counts no more
+            self._equip_owner(roster, now)
+        elif held.crl_number < roster.crl_number:
+            credentials.update_crl(self.credentials_folder, self._crl(roster, now))
+
+    def _equip_owner(self, roster: Roster, now: float) -> None:
+        """Make the owner's own key and certificate and keep them. A crash between the two files is mended by `open`."""
+        key = certificates.new_key()
+        certificate = self._sign(roster.owner.name, OWNER, key.public_key(), now, now + MEMBER_LIFETIME_S)
+        roster.members[roster.owner.name] = _joined(roster.owner, certificate, roster.owner.since)
+        roster.save(self.folder)
+        own = certificates.to_pem(certificate)
+        membership = Membership(self.pem, own, certificates.key_to_pem(key), crl=self._crl(roster, now))
+        credentials.save(self.credentials_folder, membership)
+
+    def _sign(self, name: str, role: str, key: certificates.PublicKey, now: float, until: float) -> x509.Certificate:
+        return certificates.make_certificate(self.certificate, self._key, name, role, key, now, until)
+
+    def _crl(self, roster: Roster, now: float) -> bytes:
+        return certificates.make_crl(self.certificate, self._key, roster.crl_number, roster.revoked, now)
+
+
+def _check_free(held: Member, now: float) -> None:
+    """TrustError where a name that is to be invited is taken."""
+    if held.role == OWNER:
+        raise TrustError(f"{held.name} is this machine, which owns the cluster; choose another name")
+    if held.state_at(now) == "joined":
+        raise TrustError(
+            f"{held.name} joined on {_day(held.since)}; choose another name, or run `edge cluster revoke {held.name}` "
+            "first"
+        )
+
+
+def _joined(member: Member, certificate: x509.Certificate, now: float) -> Member:
+    holder = certificates.holder(certificate)
+    pem = certificates.to_pem(certificate).decode()
+    return replace(member, state="joined", since=now, expires=holder.expires, serial=holder.serial, certificate=pem)
+
+
+def _time(now: float | None) -> float:
+    return time.time() if now is None else now
+
+
+def _day(when: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(when))

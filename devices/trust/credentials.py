@@ -1,0 +1,204 @@
+"""What a member of a cluster holds: its own key and certificate, the cluster's certificate, and who was revoked.
+
+Two files in one folder. `device.pem` has the key, its certificate, the cluster's certificate and, on a device that was
+invited, the invitation's. They are one file so that they always fit together, wherever a crash falls. `revoked.pem` is
+the newest list of revoked certificates; a device has none before its owner's first visit.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+from devices.errors import TrustError
+from devices.files import locked, write_private
+from devices.trust import certificates
+from devices.trust.certificates import INVITED, OWNER, WORKER, Holder
+from devices.trust.invitation import parse_token
+
+DEVICE_FILE, CRL_FILE = "device.pem", "revoked.pem"
+_BLOCK = re.compile(rb"-----BEGIN ([A-Z ]+)-----\n[A-Za-z0-9+/=\n]+-----END \1-----\n")
+
+
+@dataclass(frozen=True)
+class Membership:
+    """A member's files as PEM, and what they say."""
+
+    authority: bytes
+    certificate: bytes
+    key: bytes = field(repr=False)
+    invitation: bytes | None = None  # by which this device joined; the owner has none
+    crl: bytes | None = None
+
+    @cached_property
+    def holder(self) -> Holder:
+        """This device's name, role, serial and how long its certificate holds."""
+        return certificates.holder(certificates.from_pem(self.certificate))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Sixteen hex digits that name the cluster."""
+        return certificates.fingerprint(certificates.from_pem(self.authority))
+
+    @cached_property
+    def crl_number(self) -> int:
+        """Which list of revoked certificates this is; 0 where there is none."""
+        return self._crl[0]
+
+    @cached_property
+    def revoked(self) -> frozenset[int]:
+        """The serials of certificates that are not accepted any more."""
+        return self._crl[1]
+
+    @cached_property
+    def _crl(self) -> tuple[int, frozenset[int]]:
+        if self.crl is None:
+            return 0, frozenset()
+        return certificates.read_crl(self.crl, certificates.from_pem(self.authority))
+
+
+@dataclass(frozen=True)
+class Joined:
+    """What `store_token` did."""
+
+    name: str
+    already: bool  # the same token was stored before; nothing was changed
+
+
+def load(folder: Path) -> Membership | None:
+    """The membership in a folder, checked; None where there is none. TrustError where the files are damaged."""
+    try:
+        device = (folder / DEVICE_FILE).read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        membership = _parse(device)
+        if (folder / CRL_FILE).exists():
+            membership = replace(membership, crl=(folder / CRL_FILE).read_bytes())
+            membership.revoked  # noqa: B018 - a damaged list is noticed now, not at the first connection
+    except TrustError as error:
+        raise TrustError(
+            f"the credentials in {folder} are damaged ({error}); delete {folder} and join again"
+        ) from error
+    return membership
+
+
+def save(folder: Path, membership: Membership) -> None:
+    """Keep a membership. Its key and certificates replace those in the folder at once, or not at all."""
+    if membership.crl is not None:
+        write_private(folder / CRL_FILE, membership.crl)
+    blocks = [membership.key, membership.certificate, membership.authority, membership.invitation or b""]
+    write_private(folder / DEVICE_FILE, b"".join(blocks))
+
+
+def store_token(folder: Path, token: str, now: float | None = None) -> Joined:
+    """Keep what a token holds. The same token again changes nothing, also when it has expired since.
+
+    A later token of the same cluster replaces what is there: the owner asked this device to join anew. TrustError for a
+    token that is damaged, forged or expired, or where this device belongs to another cluster or is the owner's.
+    """
+    invitation = parse_token(token)
+    authority, certificate = certificates.to_pem(invitation.authority), certificates.to_pem(invitation.certificate)
+    name = invitation.holder.name
+    with locked(folder):
+        held = load(folder)
+        if held is not None:
+            if held.authority != authority:
+                raise TrustError(
+                    f"this device is {held.holder.name} in another cluster; to leave that one, delete {folder}"
+                )
+            if held.holder.role == OWNER:
+                raise TrustError("this machine owns the cluster; run the token on the device that is to join")
+            if held.invitation == certificate:
+                return Joined(held.holder.name, already=True)
+        now = time.time() if now is None else now
+        late_s = now - invitation.holder.expires
+        if late_s >= 0:
+            raise TrustError(
+                f"the invitation of {name} expired {_ago(late_s)} ago, by this device's clock; "
+                f"run `edge cluster invite {name}` on the owner's machine for a new one"
+            )
+        crl = held.crl if held is not None else None
+        save(folder, Membership(authority, certificate, certificates.key_to_pem(invitation.key), certificate, crl))
+    return Joined(name, already=False)
+
+
+def make_csr(name: str) -> tuple[bytes, bytes]:
+    """A fresh (key, request for a certificate), both PEM. The key stays on this device."""
+    key = certificates.new_key()
+    return certificates.key_to_pem(key), certificates.make_request(key, name)
+
+
+def install(folder: Path, certificate: bytes, key: bytes, now: float | None = None) -> Membership:
+    """Keep the certificate that the owner made out to this device's new key; the membership from now on.
+
+    TrustError, and nothing changes, unless this cluster signed it for this key, this device's name and the role worker.
+    """
+    with locked(folder):
+        held = _held(folder)
+        given = certificates.from_pem(certificate)
+        to = certificates.holder(given)
+        if not certificates.is_issued_by(given, certificates.from_pem(held.authority)):
+            raise TrustError("the certificate that was to be installed is of another cluster")
+        if to.role != WORKER or to.name != held.holder.name:
+            raise TrustError(
+                f"the certificate that was to be installed is for the {to.role} {to.name}; this is {held.holder.name}"
+            )
+        if to.expires <= (time.time() if now is None else now):
+            raise TrustError("the certificate that was to be installed expired already, by this device's clock")
+        if not certificates.same_key(given, certificates.key_from_pem(key).public_key()):
+            raise TrustError("the certificate that was to be installed is not for the key this device made")
+        joined = replace(held, certificate=certificates.to_pem(given), key=key)
+        save(folder, joined)
+        return load(folder) or joined
+
+
+def update_crl(folder: Path, crl: bytes) -> Membership:
+    """Keep a list of revoked certificates if it is newer; the membership with the list that is held then.
+
+    A list that is older, or lacks what the held one has, would let somebody back in: it changes nothing. TrustError for
+    one that the cluster's owner did not sign.
+    """
+    with locked(folder):
+        held = _held(folder)
+        number, revoked = certificates.read_crl(crl, certificates.from_pem(held.authority))
+        if number <= held.crl_number or not revoked >= held.revoked:
+            return held
+        write_private(folder / CRL_FILE, crl)
+        return load(folder) or held
+
+
+def _held(folder: Path) -> Membership:
+    held = load(folder)
+    if held is None:
+        raise TrustError(f"this device is in no cluster: there are no credentials in {folder}; join with a token first")
+    return held
+
+
+def _parse(device: bytes) -> Membership:
+    """The parts of device.pem, and that they belong together."""
+    blocks = [(match[1], match[0]) for match in _BLOCK.finditer(device)]
+    pems = [pem for _, pem in blocks]
+    kinds = [kind for kind, _ in blocks]
+    if kinds not in ([b"PRIVATE KEY"] + [b"CERTIFICATE"] * n for n in (2, 3)):
+        raise TrustError(f"{DEVICE_FILE} lacks its key or a certificate")
+    membership = Membership(pems[2], pems[1], pems[0], pems[3] if len(pems) == 4 else None)
+    own, authority = certificates.from_pem(membership.certificate), certificates.from_pem(membership.authority)
+    if not certificates.is_issued_by(own, authority):
+        raise TrustError("the certificate is of another cluster")
+    if not certificates.same_key(own, certificates.key_from_pem(membership.key).public_key()):
+        raise TrustError("the key is not the certificate's")
+    if (membership.holder.role == INVITED) and membership.invitation != membership.certificate:
+        raise TrustError("the invitation is missing")
+    return membership
+
+
+def _ago(seconds: float) -> str:
+    """A time span in its largest whole unit: "3 h"."""
+    for unit, length in (("days", 2 * 86_400), ("h", 2 * 3600), ("min", 120)):
+        if seconds >= length:
+            return f"{seconds // {'days': 86_400, 'h': 3600, 'min': 60}[unit]:.0f} {unit}"
+    return f"{seconds:.0f} s"

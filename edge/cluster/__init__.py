@@ -1,0 +1,1 @@
+"""The owner's side: workers reached, sessions on them, and plans deployed there."""

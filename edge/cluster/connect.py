@@ -1,0 +1,128 @@
+"""Reaching a worker, and what belongs to it: who it is, enrolment of a new one, the newest revocations."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+
+from devices.errors import TrustError
+from devices.paths import authority_folder, credentials_folder
+from devices.trust import credentials as held
+from devices.trust.authority import Authority
+from devices.trust.roster import MEMBERS_FILE
+from edge.cluster.client import Remote
+from edge.errors import WorkerError
+from edge.net import credentials as trust
+from edge.net.channel import join_address, open_channel, parse_address
+from transport import edge_pb2 as pb
+from transport.errors import Refused, TransportError
+from transport.security import INVITED, OWNER, Credentials, Identity, peer_identity
+
+CONNECT_TIMEOUT_S = 5.0
+
+
+def reach(address: str, *, insecure: bool = False, timeout_s: float = CONNECT_TIMEOUT_S) -> Remote:
+    """A worker at HOST or HOST:PORT, ready to be asked: enrolled if it was only invited, and told who was revoked.
+
+    TransportError, TrustError or WorkerError say why it cannot be reached or used; ValueError that this is no address.
+    `timeout_s` bounds connecting, and again every call that this takes.
+    """
+    host, port = parse_address(address)
+    authority = _authority()
+    own = trust.credentials() if authority is not None else None
+    try:
+        worker = _connected(host, port, own, insecure, timeout_s)
+    except Refused:
+        if own is None:
+            _refuse_a_worker(join_address(host, port))
+        elif authority is not None:
+            with suppress(TransportError, WorkerError):
+                _tell_revoked(host, port, own, authority, timeout_s)
+        raise
+    try:
+        if authority is not None and worker.identity is not None and worker.identity.role == INVITED:
+            failed = _enroll(worker, authority, timeout_s)
+            worker.close()
+            worker = _connected(host, port, own, insecure, timeout_s)
+            if worker.identity is None or worker.identity.role == INVITED:
+                raise failed or Refused(f"{worker.name} still shows its invitation, after it was made a member")
+        if authority is not None and worker.identity is not None:
+            _update(worker, worker.identity, authority, timeout_s)
+    except BaseException:
+        worker.close()
+        raise
+    return worker
+
+
+def _tell_revoked(host: str, port: int, own: Credentials, authority: Authority, timeout_s: float) -> None:
+    """Bring a device that was revoked the list that says so, for its log; nothing else is asked of it."""
+    known = replace(own, revoked=frozenset())
+    with _connected(host, port, known, False, timeout_s) as worker:
+        if worker.identity is not None and worker.identity.serial in own.revoked:
+            worker.call("UpdateRevoked", pb.RevokedList(crl_pem=authority.crl()), timeout_s)
+
+
+def _connected(host: str, port: int, own: Credentials | None, insecure: bool, timeout_s: float) -> Remote:
+    channel, identity = open_channel(host, port, own, timeout_s, insecure)
+    return Remote(channel, host, port, identity)
+
+
+def credentials() -> Credentials | None:
+    """This machine's, where it owns a cluster; None where it does not."""
+    return None if _authority() is None else trust.credentials()
+
+
+def _authority() -> Authority | None:
+    """The cluster this machine owns; None where it owns none."""
+    membership = held.load(credentials_folder())
+    if membership is None and not (authority_folder() / MEMBERS_FILE).exists():
+        return None
+    if membership is not None and membership.holder.role != OWNER:
+        return None
+    # The owner's own files are mended where they are behind, and made anew where they are gone.
+    return Authority.open(authority_folder(), credentials_folder())
+
+
+def _refuse_a_worker(target: str) -> None:
+    """Refused where this machine is in a cluster that is not its own: making one of its own would not help."""
+    membership = held.load(credentials_folder())
+    if membership is not None:
+        raise Refused(
+            f"{target} is another machine, and this one is the {membership.holder.role} {membership.holder.name}: only"
+            " the cluster's owner gives orders; run this on the owner's machine"
+        )
+
+
+def _enroll(worker: Remote, authority: Authority, timeout_s: float) -> WorkerError | None:
+    """Make a member of a device that shows an invitation. Its objection if it has one: another may have been faster."""
+    assert worker.identity is not None
+    try:
+        request: pb.SigningRequest = worker.call("Enroll", pb.EnrollRequest(), timeout_s)
+        if peer_identity(request.invitation_pem).serial != worker.identity.serial:
+            raise Refused(f"{worker.name} sent another invitation than the one it shows")
+        try:
+            certificate = authority.enroll(request.invitation_pem, request.csr_pem)
+        except TrustError as error:
+            with suppress(TransportError, WorkerError):  # so that its own log says so, too
+                worker.call("Install", pb.Certificate(refused=str(error)), timeout_s)
+            raise
+        worker.call("Install", pb.Certificate(certificate_pem=certificate), timeout_s)
+    except TrustError as error:
+        raise Refused(str(error)) from error
+    except WorkerError as error:
+        return error
+    return None
+
+
+def _update(worker: Remote, identity: Identity, authority: Authority, timeout_s: float) -> None:
+    """Bring the newest list of revocations, and learn what only the worker knows: our own files may be a backup's."""
+    said: pb.Installed = worker.call("UpdateRevoked", pb.RevokedList(crl_pem=authority.crl()), timeout_s)
+    if not said.crl_pem:
+        return
+    try:
+        revoked = authority.learn(said.crl_pem)
+    except TrustError as error:
+        raise Refused(f"{worker.name} holds another list: {error}") from error
+    if identity.serial in revoked:
+        raise Refused(f"{worker.name} was revoked; the cluster's owner can invite it again")
+    worker.call("UpdateRevoked", pb.RevokedList(crl_pem=authority.crl()), timeout_s)

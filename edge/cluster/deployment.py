@@ -1,0 +1,281 @@
+"""A plan brought to life: slices where they belong, engine processes connected and loaded, an engine to talk to."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+from devices.probe import default_threads
+from edge.cluster.fleet import Fleet, device
+from edge.cluster.preflight import LEAST_PROCESS_BYTES, check_room
+from edge.cluster.session import EngineSession, RemoteSession, answers, last_words, tell_peers
+from edge.cluster.silence import Silence
+from edge.errors import SliceError, WorkerError
+from edge.llama import llama
+from edge.llm.options import EngineOptions, resolve
+from edge.net import credentials
+from edge.net.dialling import USUAL
+from edge.net.peers import SECRET_BYTES, Peer
+from edge.net.relink import LinkState, Relink
+from edge.net.rendezvous import TRANSPORTS, join, polling_s
+from edge.parallel.engine import DistributedEngine
+from edge.parallel.shard import Shard
+from edge.parallel.topology import place
+from edge.slices.local import OwnSlices
+from edge.tasks import Closing, Progress, Total, results
+from partition.errors import PlanError
+from partition.model.model import ModelShape
+from partition.plan.plan import Plan
+from partition.plan.plan import Shard as Part
+from partition.slices.gguf_slice import limits, slice_recipe
+from partition.slices.recipe import Recipe
+from quant.gguf.file import GgufFile
+from quant.wire import WIRES
+from transport import edge_pb2 as pb
+from transport.choice import ALGORITHMS
+from transport.collective import Group
+from transport.errors import TransportError
+from transport.link import Deadlines
+
+_NOWHERE = "127.0.0.1"  # where rank 0 is dialled: it never is
+_AT_ONCE_S = 0.05  # for the last step, which nothing depends on
+
+# A slow rank may take minutes for its part of a long chunk, and reads nothing meanwhile.
+DEADLINES = Deadlines(step_timeout_s=300.0, send_timeout_s=300.0)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """How tensors go between the ranks. ValueError for what is not known."""
+
+    transport: str = "auto"  # tcp, grpc, or tcp unless grpc is clearly faster
+    algorithm: str = "auto"  # of the sums: star, mesh, split, ring, or what is best for their size
+    wire: str = "f32"  # type of the parts that are summed: f32, f16, q8
+    deadlines: Deadlines = DEADLINES
+
+    def __post_init__(self) -> None:
+        for name, known in (("transport", TRANSPORTS), ("algorithm", ("auto", *ALGORITHMS)), ("wire", tuple(WIRES))):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} is {getattr(self, name)!r:.80}; known are {', '.join(known)}")
+
+
+DEFAULT_EXCHANGE = Exchange()
+
+
+class Deployment:
+    """A model that runs on several devices. `close()` ends it on all of them; it is also a context manager."""
+
+    engine: DistributedEngine
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        plan: Plan,
+        file: GgufFile,
+        options: EngineOptions,
+        exchange: Exchange = DEFAULT_EXCHANGE,
+        progress: Progress = lambda done, total: None,
+        say: Callable[[str], None] = lambda words: None,
+    ) -> None:
+        """Bring `plan` to life. `options` are for all ranks, but threads and GPU layers for this device alone.
+        say: called, in a thread of its own, with words about a device that is waited for and stands still.
+
+        Where it fails, everything is unloaded again, and the first error raised: SliceError (the file is not the plan's
+        model any more), PlanError (it never was), CannotSlice, NotEnoughMemory, NoRoom, WorkerError, or a
+        TransportError. The fleet stays open.
+        """
+        self.plan = plan
+        self._fleet, self._file, self._exchange = fleet, file, exchange
+        self._widths = [len(stage.shards) for stage in plan.stages]
+        self.memory_bytes: dict[str, int] = {}  # of the other devices: what their ranks were granted
+        self._sessions: dict[int, EngineSession] = {}
+        self._group: Group | None = None
+        self._slices = OwnSlices()
+        self._closing = Closing()
+        silence = Silence(lambda: list(self._sessions.values()), say, self._is_busy)
+        self._closing.then(silence.close)
+        try:
+            self._start(options, progress)
+        except BaseException:
+            self.close()
+            raise
+
+    def _is_busy(self) -> bool:
+        """Whether a person waits for the ranks: while they start, and for a step."""
+        engine: DistributedEngine | None = getattr(self, "engine", None)
+        return engine is None or engine.busy
+
+    def close(self) -> None:
+        """Unload everything, here and there."""
+        self._closing.close()
+
+    def __enter__(self) -> Deployment:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- bringing it up ---
+
+    def _start(self, options: EngineOptions, progress: Progress) -> None:
+        plan, file, exchange = self.plan, self._file, self._exchange
+        digest = self._slices.model_digest(file.path)
+        if plan.model_digest and digest != plan.model_digest:
+            raise SliceError(
+                f"{file.path.name} has SHA-256 {digest[:12]}..., the plan is for {plan.model_digest[:12]}...: it has"
+                " changed, or is another model; make a new plan"
+            )
+        if plan.sizes != limits(file).sizes:  # part of the model would be left out
+            raise PlanError(
+                f"the plan is for {plan.sizes}, and {file.path.name} has {limits(file).sizes}; make a new plan"
+            )
+        shape = ModelShape.from_gguf(file)
+        options = replace(options, memory=options.memory or plan.shard(0).memory)
+        options = replace(options, context=resolve(options, shape)[0], batch=options.rows)  # the same for all ranks
+        recipes = [slice_recipe(file, digest, plan.slice(rank)) for rank in range(plan.world_size)]
+        check_room(self._fleet, plan, recipes, shape, options)
+        total = Total(progress, 3 * sum(recipe.n_bytes for recipe in recipes), self._closing.check)
+
+        pool = ThreadPoolExecutor(plan.world_size, "deploy")
+        try:
+            own = pool.submit(self._load_here, recipes[0], options, total)
+            secret = secrets.token_bytes(SECRET_BYTES)
+            ranks = range(1, plan.world_size)
+            opening = [pool.submit(self._open, rank, recipes[rank], secret, total) for rank in ranks]
+            digests = results(opening, beside=(own,))
+            group, relink, links = self._connect(secret, options)
+            loading = [
+                pool.submit(self._load, rank, digest, recipes[rank], options, total)
+                for rank, digest in zip(ranks, digests, strict=True)
+            ]
+            results(loading, beside=(own,))
+            model, shard = own.result()
+        finally:
+            # Not waited for: where it fails, all is closed, and threads end where they wait or show progress.
+            pool.shutdown(wait=False, cancel_futures=True)
+        for session in self._sessions.values():
+            session.tell(pb.Command(run=pb.Run(wire=exchange.wire, algorithm=exchange.algorithm)))
+        self.engine = DistributedEngine(
+            file, model, plan, shard, group, exchange.algorithm, WIRES[exchange.wire], options.outputs, self._explained,
+            relink, links,
+        )  # fmt: skip
+        self._closing.then(partial(self._end, group))
+
+    def _load_here(self, recipe: Recipe, options: EngineOptions, total: Total) -> tuple[llama.Model, Shard]:
+        """The vocabulary and rank 0's slice, in this process. One after the other, as llama.cpp says what is wrong
+        with a model for all of a process."""
+        model = llama.Model(self._file.path, vocabulary_only=True)
+        self._closing.then(model.close)
+        digest = self._digest(recipe, total)
+        with total.part(recipe.n_bytes) as cut:
+            path = self._closing.enter(self._slices.use(recipe, self._file.path, digest, cut))
+        own = replace(options, **_own(self.plan.shard(0)))
+        here = place(0, self._widths)
+        if not here.last:
+            own = replace(own, outputs=own.rows)
+        with total.part(recipe.n_bytes) as loaded:
+            shard = Shard(path, own, here, lambda fraction: loaded(fraction * recipe.n_bytes, recipe.n_bytes))
+            self._closing.then(shard.close)
+        return model, shard
+
+    def _digest(self, recipe: Recipe, total: Total) -> str:
+        """A slice's name, for which it may have to be cut once."""
+        with total.part(recipe.n_bytes) as read:
+            return self._slices.digest(recipe, self._file.path, read)
+
+    def _open(self, rank: int, recipe: Recipe, secret: bytes, total: Total) -> str:
+        """A rank's slice on its worker, and its engine process: the slice's digest."""
+        part = self.plan.shard(rank)
+        worker = self._fleet.workers[part.device]
+        digest = self._digest(recipe, total)
+        with total.part(recipe.n_bytes) as sent:
+            worker.send_slice(recipe, self._file.path, digest, sent)
+        session = RemoteSession(
+            worker, rank, self.plan.world_size, secret, self._exchange.deadlines, affinity=part.affinity
+        )
+        self._sessions[rank] = session
+        self._closing.then(session.close)
+        return digest
+
+    def _connect(self, secret: bytes, options: EngineOptions) -> tuple[Group, Relink, list[LinkState]]:
+        """Links between all ranks: rank 0's group, its links that may change, and how all ranks are linked."""
+        sessions = [self._sessions[rank] for rank in sorted(self._sessions)]
+        peers = [session.peer for session in sessions]
+        tell_peers(sessions, [Peer(0, self._fleet.local_name, _NOWHERE, 0, 0, ""), *peers], self._exchange.transport)
+        folder = self._fleet.credentials
+        try:
+            group, relink = join(
+                0,
+                secret,
+                peers,
+                deadlines=self._exchange.deadlines,
+                credentials=partial(credentials.required, folder) if folder else None,
+                transport=self._exchange.transport,
+                poll_s=polling_s(self.plan.shard(0).threads or options.threads or default_threads()),
+            )
+        except TransportError as error:  # another rank may know why: it could not reach the next one, say
+            raise self._explained(error) from error
+        self._group = group
+        self._closing.then(group.close)
+        links = [*relink.states()]
+        for session, event in zip(sessions, answers(sessions), strict=True):
+            links += [_state(session.rank, one) for one in event.connected.links]
+        return group, relink, links
+
+    def _load(self, rank: int, digest: str, recipe: Recipe, options: EngineOptions, total: Total) -> None:
+        part = self.plan.shard(rank)
+        values = {k: v for k, v in asdict(options).items() if k not in _OF_A_DEVICE}
+        ranks = [device(other) for other in self.plan.devices].count(device(part.device))
+        if ranks > 1:  # threads that wait for others at every barrier of llama.cpp take a hundred times as long
+            values["threads"] = max(1, self._fleet.profiles[part.device].threads // ranks)
+        profile = self._fleet.profiles[part.device]
+        limit = profile.memory_limit_bytes
+        if ranks > 1 and limit and profile.gpu is None:  # else the first to load would take all of it
+            values["memory"] = max(1, (limit - LEAST_PROCESS_BYTES) // ranks)
+        values |= _own(part)
+        command = pb.Load(slice=digest, options_json=json.dumps(values), stages=self._widths)
+        with total.part(recipe.n_bytes) as shown:
+            loaded = self._sessions[rank].ask(
+                pb.Command(load=command),
+                lambda event: shown(event.loading.fraction * recipe.n_bytes, recipe.n_bytes),
+            )
+        self.memory_bytes[part.device] = self.memory_bytes.get(part.device, 0) + loaded.loaded.memory_bytes
+
+    # --- the end, and when something fails ---
+
+    def _end(self, group: Group) -> None:
+        """Tell the ranks that no more steps come. Who computes and takes nothing now ends with its session."""
+        for link in group.links.values():
+            link.deadlines = replace(link.deadlines, send_timeout_s=_AT_ONCE_S)
+        self.engine.end()
+
+    def _explained(self, error: Exception) -> Exception:
+        """What a rank says of its end, where a link broke and it says so in a moment; else the error as it is.
+
+        A process that died is the cause; ranks that lost their links to it only follow.
+        """
+        links = self._group.links.values() if self._group else None
+        return last_words(error, links, list(self._sessions.values()))
+
+
+def _state(rank: int, said: pb.LinkState) -> LinkState:
+    """A link between two other ranks. WorkerError where it cannot be."""
+    try:
+        usual = said.kind == USUAL or not said.tcp_round_trip_s
+        return LinkState.from_json({"ranks": (rank, said.rank), "kind": said.kind, "why": said.why, "usual": usual})
+    except ValueError as error:
+        raise WorkerError(f"rank {rank} says of its links what cannot be: {error}") from None
+
+
+_OF_A_DEVICE = frozenset({"threads", "gpu_layers", "memory", "window", "io_threads", "io_chunk", "verify"})
+
+
+def _own(part: Part) -> dict[str, Any]:
+    """Engine options that a plan sets for one device."""
+    given = {"threads": part.threads, "gpu_layers": part.gpu_layers, "memory": part.memory}
+    return {name: value for name, value in given.items() if value is not None}

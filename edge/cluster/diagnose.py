@@ -1,0 +1,122 @@
+"""What a connection between two devices can do, measured by their engine processes over the links a model would use."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from dataclasses import dataclass
+from typing import Any
+
+from devices.names import name_from
+from devices.paths import credentials_folder
+from devices.profile import LinkProfile
+from devices.trust import credentials as held
+from edge.cluster.client import Remote
+from edge.cluster.session import EngineSession, LocalSession, RemoteSession, answers, connect_all
+from edge.net.channel import is_loopback, join_address
+from edge.net.peers import SECRET_BYTES
+from transport import edge_pb2 as pb
+from transport.choice import Choice, choose
+from transport.errors import ProtocolError, Refused
+
+LOCAL = "local"  # in place of an address: this device
+_MOST = 1e15  # seconds, or bytes a second; no figure is that large
+PAYLOADS = (4, 8 << 10, 256 << 10, 4 << 20)  # bytes: a flag, a row of decode, a small prefill, a large one
+
+
+@dataclass(frozen=True)
+class LinkReport:
+    """One connection: what it does, what it is good for, and what looks wrong."""
+
+    profile: LinkProfile
+    a_address: str  # of the workers' daemons, HOST:PORT, as the owner reaches them; LOCAL for this device
+    b_address: str
+    why: str  # this way, tcp or grpc, was chosen
+    allreduce_s: float  # 8 KiB over it, measured; median
+    choices: dict[int, Choice]  # by payload in bytes, for two ranks
+    hints: list[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            **self.profile.to_json(),
+            "a_address": self.a_address,
+            "b_address": self.b_address,
+            "why": self.why,
+            "allreduce_8k_s": self.allreduce_s,
+            "allreduce": {str(n): choice.algorithm for n, choice in self.choices.items()},
+            "hints": self.hints,
+        }
+
+
+def measure_link(a: Remote | None, b: Remote, seconds: float = 1.0, transport: str = "auto") -> LinkReport:
+    """Measure from `a`, or from this device, to `b` for about so long.
+
+    Errors as those of sessions; Refused where the two cannot be linked.
+    """
+    if a is not None:
+        _check_pair(a, b)
+    secret = secrets.token_bytes(SECRET_BYTES)
+    with _first(a, b, secret) as first, RemoteSession(b, 1, 2, secret) as second:
+        states, _ = connect_all([first, second], transport)
+        second.tell(pb.Command(answer=pb.Answer(rank=0)))
+        first.tell(pb.Command(measure=pb.Measure(rank=1, seconds=seconds)))
+        (found, _) = answers([first, second])
+        measured = found.measured
+        for session in (first, second):
+            session.tell(pb.Command(allreduce=pb.Allreduce(n_floats=2048, algorithm="mesh", wire="f32", repeats=200)))
+        summed = [event.allreduced for event in answers([first, second])]
+    _check_figures(first.device, measured, summed)
+    latency_s = measured.round_trip_median_s / 2
+    bandwidth = min(measured.send_bytes_per_s, measured.receive_bytes_per_s)
+    profile = LinkProfile(
+        a=first.device,
+        b=b.name,
+        kind=measured.kind,
+        latency_best_s=measured.round_trip_best_s / 2,
+        latency_median_s=latency_s,
+        latency_p99_s=measured.round_trip_p99_s / 2,
+        bandwidth_ab_gbps=measured.send_bytes_per_s * 8 / 1e9,
+        bandwidth_ba_gbps=measured.receive_bytes_per_s * 8 / 1e9,
+    )
+    return LinkReport(
+        profile,
+        join_address(a.host, a.port) if a else LOCAL,
+        join_address(b.host, b.port),
+        states[0].why if states else "",
+        max(one.median_s for one in summed),
+        {n: choose(n, n, 2, latency_s, bandwidth) for n in PAYLOADS},
+        list(measured.hints),
+    )
+
+
+def _first(a: Remote | None, b: Remote, secret: bytes) -> EngineSession:
+    """The end that dials."""
+    if a is not None:
+        return RemoteSession(a, 0, 2, secret)
+    own = held.load(credentials_folder()) if b.secure else None
+    name = own.holder.name if own else name_from(socket.gethostname().partition(".")[0])
+    return LocalSession(name, 2, secret, credentials_folder() if b.secure else None, threads=1)
+
+
+def _check_pair(a: Remote, b: Remote) -> None:
+    """Refused where it is plain from here that `a` cannot dial `b`."""
+    if a.secure != b.secure:
+        clear, other = (b, a) if a.secure else (a, b)
+        raise Refused(
+            f"{other.name} encrypts and {clear.name} does not, so they cannot be linked: let both join the cluster"
+            " and listen on an address of the network"
+        )
+    if is_loopback(b.host) and not is_loopback(a.host):
+        raise Refused(
+            f"{b.name} was given as {b.host}, which on {a.name} means {a.name} itself: give the address that other"
+            " machines reach it at"
+        )
+
+
+def _check_figures(device: str, measured: pb.Measured, summed: list[pb.Allreduced]) -> None:
+    """ProtocolError where a worker answers with figures that cannot be."""
+    times = [measured.round_trip_best_s, measured.round_trip_median_s, measured.round_trip_p99_s]
+    figures = [*times, measured.send_bytes_per_s, measured.receive_bytes_per_s, *(one.median_s for one in summed)]
+    if not all(0 < figure < _MOST for figure in figures):
+        raise ProtocolError(f"{device} answers with measurements that cannot be; is it of another version?")

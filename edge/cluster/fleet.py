@@ -1,0 +1,125 @@
+"""The workers that a model is to run on, reached and checked: who they are, and that they run what we run."""
+
+from __future__ import annotations
+
+import socket
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from devices.names import name_from
+from devices.paths import credentials_folder
+from devices.profile import DeviceProfile
+from devices.trust import credentials as held
+from edge.cluster.client import Remote
+from edge.cluster.connect import reach
+from edge.errors import WorkerError
+from edge.net.channel import join_address, parse_address
+from edge.tasks import Closing, results
+from edge.version import version
+from partition.plan.plan import LOCAL
+from transport.errors import Refused
+
+MAX_WORKERS = 63
+
+
+class Fleet:
+    """Connected workers by the address they were given as. `close()` it; it is also a context manager."""
+
+    workers: dict[str, Remote]
+    profiles: dict[str, DeviceProfile]
+
+    def __init__(self, addresses: Sequence[str], *, insecure: bool = False) -> None:
+        """Reach all of them at once. The first error of any: those of `reach`, and Refused or WorkerError where a
+        worker cannot take part. One may occur twice, also as "pi" and "pi:7070": then its device has two ranks."""
+        if not 1 <= len(addresses) <= MAX_WORKERS:
+            raise ValueError(f"{len(addresses)} workers were given, 1 to {MAX_WORKERS} can be")
+        different = tuple(dict.fromkeys(map(device, addresses)))
+        self._closing = Closing()
+        # Not waited for where one fails: what was reached later is closed at once.
+        pool = ThreadPoolExecutor(len(different), "reach")
+        try:
+            reached = results([pool.submit(self._reached, address, insecure) for address in different])
+            described = results([pool.submit(worker.describe) for worker in reached])
+            for worker, (profile, _) in zip(reached, described, strict=True):
+                _check_versions(worker.name, profile)
+            at = {address: i for i, address in enumerate(different)}
+            self.workers = {address: reached[at[device(address)]] for address in addresses}
+            self.profiles = {address: described[at[device(address)]][0] for address in addresses}
+            self._check_trust()
+            label(reached, self.local_name)
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def secure(self) -> bool:
+        """Whether what passes between the devices is encrypted."""
+        return all(worker.secure for worker in self.workers.values())
+
+    @property
+    def credentials(self) -> Path | None:
+        """The folder of what this device shows to the others; None where all is in the clear."""
+        return credentials_folder() if self.secure else None
+
+    @property
+    def local_name(self) -> str:
+        """How the others know this device."""
+        own = held.load(credentials_folder()) if self.secure else None
+        return own.holder.name if own else name_from(socket.gethostname().partition(".")[0])
+
+    def memory_of(self, address: str) -> int:
+        """Bytes of memory that a model may take on a worker's device."""
+        have = self.profiles[address].memory_available_bytes
+        return min(have, self.profiles[address].memory_limit_bytes or have)
+
+    def close(self) -> None:
+        """End all connections, and with them all sessions."""
+        self._closing.close()
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _reached(self, address: str, insecure: bool) -> Remote:
+        worker = reach(address, insecure=insecure)
+        self._closing.then(worker.close)
+        return worker
+
+    def _check_trust(self) -> None:
+        names: dict[bool, list[str]] = {True: [], False: []}
+        for worker in dict.fromkeys(self.workers.values()):
+            names[worker.secure].append(worker.name)
+        if names[True] and names[False]:
+            raise Refused(
+                f"{', '.join(names[True])} encrypt and {', '.join(names[False])} do not, so they cannot be linked: let"
+                " all join the cluster and listen on an address of the network"
+            )
+
+
+def device(address: str) -> str:
+    """The same for all ways to write an address: HOST:PORT. LOCAL stays. ValueError where it is none."""
+    return LOCAL if address == LOCAL else join_address(*parse_address(address)).lower()
+
+
+def label(workers: Sequence[Remote], *others: str) -> None:
+    """Make clear which worker is meant: one whose name another, or one of `others`, has gets its address."""
+    held = Counter([*others, *(worker.name for worker in workers)])
+    for worker in workers:
+        if held[worker.name] > 1:
+            worker.label = f"{worker.name} at {join_address(worker.host, worker.port)}"
+
+
+def _check_versions(name: str, profile: DeviceProfile) -> None:
+    """WorkerError where ranks of that device would compute with another llama.cpp, or follow other rules."""
+    for what, there, here in (
+        ("edge", profile.runtime, version("edge-runtime")),
+        ("llama-cpp-python", profile.llama_cpp, version("llama-cpp-python")),
+    ):
+        if there != here:
+            raise WorkerError(f"{name} runs {what} {there}, this device {here}; install the same version on both")

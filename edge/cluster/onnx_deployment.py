@@ -1,0 +1,313 @@
+"""An ONNX plan brought to life: stages where they belong, engine processes connected, a pipeline to talk to.
+
+Sessions and links are made once, for the devices of the first plan. Other plans for the same devices follow on them
+with `load`, so that a sweep over cuts pays for stages only: `load`, `times`, `start`, use, `load` again.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from functools import partial
+
+from devices.probe import available_memory
+from edge.cluster.fleet import Fleet, device
+from edge.cluster.session import EngineSession, RemoteSession, answers, last_words, tell_peers
+from edge.cluster.silence import Silence
+from edge.errors import NotEnoughMemory
+from edge.net import credentials
+from edge.net.peers import SECRET_BYTES, Peer
+from edge.net.rendezvous import TRANSPORTS, join, polling_s
+from edge.onnx.engine import OnnxEngine
+from edge.onnx.model import OnnxModel, Part
+from edge.onnx.pipeline import Ends, Pipeline
+from edge.onnx.stage import LoadedStage, describe
+from edge.tasks import Closing, Progress, Total, results
+from partition.errors import PlanError
+from partition.plan.onnx_plan import OnnxPlan, OnnxStage
+from partition.plan.plan import LOCAL
+from quant.wire import WIRES
+from transport import edge_pb2 as pb
+from transport.collective import Group
+from transport.errors import TransportError
+from transport.link import Deadlines
+from transport.measure import measure
+
+_NOWHERE = "127.0.0.1"  # where rank 0 is dialled: it never is
+_MIB = 1 << 20
+
+# A slow stage may take minutes for a large batch, and holds back those before it meanwhile.
+DEADLINES = Deadlines(step_timeout_s=300.0, send_timeout_s=300.0)
+
+
+@dataclass(frozen=True)
+class Hop:
+    """One way from a stage to the next."""
+
+    latency_s: float  # half a round trip of 8 bytes, median
+    bytes_per_s: float
+
+    def seconds(self, n_bytes: int) -> float:
+        """How long so many bytes keep it busy."""
+        return n_bytes / self.bytes_per_s
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What one stage takes."""
+
+    device: str
+    weight_bytes: int
+    memory_bytes: int  # of its process, once it has run; 0 for a stage in this process
+    provider: str  # of ONNX Runtime, that it runs on
+    fell_back_from: tuple[str, ...]  # better ones of that device that did not take it, each with the reason
+    threads: int
+
+
+class OnnxDeployment:
+    """A model that runs on several devices. `close()` ends it on all of them; it is also a context manager."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        model: OnnxModel,
+        plan: OnnxPlan,
+        *,
+        transport: str = "auto",
+        deadlines: Deadlines = DEADLINES,
+        threads: int | None = None,
+        provider: str | None = None,
+        progress: Progress = lambda done, total: None,
+        say: Callable[[str], None] = lambda words: None,
+    ) -> None:
+        """Bring `plan` to life, up to `start`. say: called, in a thread of its own, with words about a device that
+        stands still. threads, provider: of a stage in this process, where the plan has none.
+
+        Where it fails, everything is unloaded again, and the first error raised: PlanError (not this model's),
+        CannotSlice, NotEnoughMemory, NoRoom, WorkerError, EngineError, or a TransportError. The fleet stays open.
+        """
+        if transport not in TRANSPORTS:
+            raise ValueError(f"transport is {transport!r:.80}; known are {', '.join(TRANSPORTS)}")
+        self._fleet, self._model, self._threads, self._provider = fleet, model, threads, provider
+        self._transport, self._deadlines = transport, deadlines
+        self._sessions: list[EngineSession] = []
+        self._group: Group | None = None
+        self._closing = Closing()
+        silence = Silence(lambda: self._sessions, say)
+        self._closing.then(silence.close)
+        self._pipeline: Pipeline | None = None
+        self._own: LoadedStage | None = None
+        self._parts: list[Part] = []
+        self._dirty = False  # whether workers may have something loaded
+        self.plan = plan
+        self.loaded: tuple[Loaded, ...] = ()
+        try:
+            model.check(plan)
+            if not plan.remote:
+                raise PlanError("the plan is for this device alone; it needs no workers")
+            self._connect()
+            self.load(plan, progress)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def links(self) -> tuple[str | None, ...]:
+        """The kind of this process's link to the device of each stage, "tcp" or "grpc"; None for its own stage."""
+        assert self._group is not None
+        kinds = [link.kind for _, link in sorted(self._group.links.items())]
+        return (None, *kinds) if self.plan.own is not None else tuple(kinds)
+
+    def close(self) -> None:
+        """Unload everything, here and there."""
+        if self._pipeline is not None:
+            self._pipeline.stop()
+        if self._own is not None:
+            self._own.close()
+        self._closing.close()
+
+    def __enter__(self) -> OnnxDeployment:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def load(self, plan: OnnxPlan, progress: Progress = lambda done, total: None) -> None:
+        """Put another plan in the place of the one that is loaded. Errors as of the constructor; PlanError for other
+        devices. Afterwards nothing runs until `start`."""
+        self._model.check(plan)
+        if plan.devices != self.plan.devices:
+            raise PlanError(f"the plan is for {', '.join(plan.devices)}; connected are {', '.join(self.plan.devices)}")
+        if [stage.affinity for stage in plan.remote] != [stage.affinity for stage in self.plan.remote]:
+            raise PlanError("the plan has other affinities than those that the sessions were opened with")
+        parts = self._model.parts(plan)
+        _check_room(self._fleet, plan, parts)
+        again = self._dirty
+        self._unload()
+        self._dirty = True
+        remote = parts[len(parts) - len(plan.remote) :]
+        total = Total(progress, sum(2 * len(part.content) for part in remote), self._closing.check)
+        pool = ThreadPoolExecutor(len(remote), "deploy")
+        try:
+            loading = [
+                pool.submit(self._load, session, stage, part, total)
+                for session, stage, part in zip(self._sessions, plan.remote, remote, strict=True)
+            ]
+            there = results(loading)
+        except Exception:
+            if again:
+                wait(loading)  # yet another plan may be loaded, and a session answers one at a time
+            raise
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+        if plan.own is not None:
+            own, provider = plan.own, plan.own.provider or self._provider
+            engine = OnnxEngine(parts[0].content, own.threads or self._threads, provider, buffers=1)
+            self._own = LoadedStage(engine, parts[0].takes, parts[0].gives)
+            given = (engine.provider, engine.fell_back_from, engine.threads)
+            there.insert(0, Loaded(LOCAL, parts[0].weight_bytes, 0, *given))
+        self.plan, self.loaded = plan, tuple(there)
+        self._parts = [replace(part, content=b"") for part in parts]  # who computes it has it
+
+    def times(self, repeats: int) -> tuple[float, ...]:
+        """The seconds that each stage computes, alone, one after the other, by its best piece. Ends a pipeline that
+        runs."""
+        self._end()
+        command = pb.Command(time=pb.Time(steps=repeats))
+        remote = tuple(float(session.ask(command).timed.run_s) for session in self._sessions)
+        return (self._own.time(repeats).seconds, *remote) if self._own is not None else remote
+
+    def hops(self, seconds: float = 0.2) -> tuple[Hop, ...]:
+        """The links that items take, measured for about so long each, one after the other: from this process to the
+        first worker, on to the others, and back here. Ends a pipeline that runs."""
+        assert self._group is not None
+        self._end()
+        links, n = self._group.links, len(self._sessions)
+        found = []
+        for rank in range(1, n):
+            answering, measuring = self._sessions[rank], self._sessions[rank - 1]
+            answering.tell(pb.Command(answer=pb.Answer(rank=rank)))
+            figures = measuring.ask(pb.Command(measure=pb.Measure(rank=rank + 1, seconds=seconds))).measured
+            answering.answer()
+            found.append(Hop(figures.round_trip_median_s / 2, figures.send_bytes_per_s))
+        ends = []
+        for rank in (1, n):
+            self._sessions[rank - 1].tell(pb.Command(answer=pb.Answer(rank=0)))
+            ends.append(measure(links[rank], seconds))
+            self._sessions[rank - 1].answer()
+        there, back = ends
+        return (
+            Hop(there.round_trip_median_s / 2, there.send_bytes_per_s),
+            *found,
+            Hop(back.round_trip_median_s / 2, back.receive_bytes_per_s),
+        )
+
+    def start(self) -> Pipeline:
+        """Let the stages follow; what to talk to. Ends a pipeline that runs."""
+        assert self._group is not None
+        self._end()
+        if not self.loaded:
+            raise PlanError("nothing is loaded, because the last plan could not be; load one")
+        for session in self._sessions:
+            session.tell(pb.Command(run=pb.Run(wire=next(iter(WIRES)), algorithm="auto")))
+        links, last = self._group.links, max(self._group.links)
+        first = self._parts[0 if self._own is None else 1]
+        ends = Ends(self._model.inputs, first.takes, links[1], self._parts[-1].gives, links[last], self._own)
+        self._pipeline = Pipeline(ends, partial(last_words, links=links.values(), sessions=self._sessions))
+        return self._pipeline
+
+    # --- bringing it up ---
+
+    def _connect(self) -> None:
+        """Sessions on the workers, and links between all of them."""
+        remote, fleet = self.plan.remote, self._fleet
+        secret, world_size = secrets.token_bytes(SECRET_BYTES), len(self.plan.remote) + 1
+        pool = ThreadPoolExecutor(len(remote), "open")
+        try:
+            opening = [pool.submit(self._open, rank, stage, world_size, secret) for rank, stage in enumerate(remote, 1)]
+            self._sessions = results(opening)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+        peers = [session.peer for session in self._sessions]
+        tell_peers(self._sessions, [Peer(0, fleet.local_name, _NOWHERE, 0, 0, ""), *peers], self._transport)
+        folder = fleet.credentials
+        try:
+            self._group, _ = join(
+                0,
+                secret,
+                peers,
+                deadlines=self._deadlines,
+                credentials=partial(credentials.required, folder) if folder else None,
+                transport=self._transport,
+                poll_s=polling_s(1),
+                streams=True,
+            )
+        except TransportError as error:  # another rank may know why: it could not reach the next one, say
+            raise last_words(error, None, self._sessions) from error
+        self._closing.then(self._group.close)
+        answers(self._sessions)
+
+    def _open(self, rank: int, stage: OnnxStage, world_size: int, secret: bytes) -> EngineSession:
+        worker = self._fleet.workers[stage.device]
+        session = RemoteSession(
+            worker, rank, world_size, secret, self._deadlines, affinity=stage.affinity, streams=True
+        )
+        self._closing.then(session.close)
+        return session
+
+    def _load(self, session: EngineSession, stage: OnnxStage, part: Part, total: Total) -> Loaded:
+        n_bytes = len(part.content)
+        with total.part(n_bytes) as sent, self._model.recipe(part) as (recipe, path):
+            self._fleet.workers[stage.device].send_slice(recipe, path, part.digest, sent)
+        described = json.dumps(describe(stage, part.takes, part.gives))
+        command = pb.Load(slice=part.digest, stages=[1] * (len(self._sessions) + 1), stage_json=described)
+        with total.part(n_bytes):
+            loaded = session.ask(pb.Command(load=command)).loaded
+        given = (loaded.provider, tuple(loaded.fell_back_from), int(loaded.threads))
+        return Loaded(stage.device, part.weight_bytes, int(loaded.memory_bytes), *given)
+
+    def _end(self) -> None:
+        """End the pipeline that runs; the stages stay."""
+        if self._pipeline is not None:
+            pipeline, self._pipeline = self._pipeline, None
+            pipeline.end()
+            for session in self._sessions:
+                session.answer()  # to `run`
+
+    def _unload(self) -> None:
+        """End the pipeline that runs, and free the stages."""
+        self._end()
+        if self._dirty:  # also where only some could load
+            for session in self._sessions:
+                session.unload()
+            self._dirty = False
+        if self._own is not None:
+            self._own.close()
+            self._own = None
+        self.loaded = ()
+
+
+def _check_room(fleet: Fleet, plan: OnnxPlan, parts: list[Part]) -> None:
+    """NotEnoughMemory names every device without room for the weights and the largest activations of its stages."""
+    needs: Counter[str] = Counter()
+    names: dict[str, tuple[str, int]] = {}
+    for stage, part in zip(plan.stages, parts, strict=True):
+        one = device(stage.device)
+        needs[one] += part.weight_bytes + part.activation_bytes
+        if one == LOCAL:
+            names[one] = "this device", available_memory()
+        else:
+            profile = fleet.profiles[stage.device]
+            have = profile.memory_available_bytes
+            names[one] = fleet.workers[stage.device].label, min(have, profile.memory_limit_bytes or have)
+    lacking = [
+        f"{name} needs {needs[one] / _MIB:,.0f} MiB or more and has {have / _MIB:,.0f}"
+        for one, (name, have) in names.items()
+        if needs[one] > have
+    ]
+    if lacking:
+        raise NotEnoughMemory(f"{'; '.join(lacking)}: cut the model so that it holds fewer nodes, or use more devices")

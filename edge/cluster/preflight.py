@@ -1,0 +1,72 @@
+"""Before anything is sent or loaded: whether every device has room for what a plan gives it."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+from devices.probe import available_memory
+from edge.cluster.fleet import Fleet, device
+from edge.errors import NotEnoughMemory
+from edge.llm.options import EngineOptions, resolve
+from edge.paging.memory import MIB
+from partition.model.model import ModelShape
+from partition.plan.plan import LOCAL, Plan
+from partition.plan.tensor import kv_heads
+from partition.slices.recipe import Recipe
+
+LEAST_PROCESS_BYTES = 64 << 20  # Python, numpy and llama.cpp take more before anything is loaded
+
+
+def check_room(fleet: Fleet, plan: Plan, recipes: Sequence[Recipe], shape: ModelShape, options: EngineOptions) -> None:
+    """NotEnoughMemory names every device without room for the weights and KV cache of its ranks: need and have.
+
+    Compute buffers come on top; what they take is known when a rank loads, and checked again then. A rank with a budget
+    pages the weights that do not fit, so its process is counted in their place.
+    """
+    needs: dict[str, Counter[str]] = defaultdict(Counter)
+    addresses = {}
+    for rank, address in enumerate(plan.devices):
+        one = device(address)
+        addresses[one] = address
+        if _pages(fleet, plan, rank, options):
+            needs[one]["runtime"] += LEAST_PROCESS_BYTES
+        else:
+            needs[one]["weights"] += recipes[rank].n_bytes
+        needs[one]["KV cache"] += kv_bytes(plan, rank, shape, options)
+    lacking = []
+    for one, address in addresses.items():
+        name, have = "this device", available_memory()
+        if one != LOCAL:
+            name, have = fleet.workers[address].label, fleet.memory_of(address)
+        need = sum(needs[one].values())
+        if need > have:
+            parts = ", ".join(f"{part} {n / MIB:,.0f}" for part, n in needs[one].items())
+            lacking.append(f"{name} needs {need / MIB:,.0f} MiB or more ({parts}) and has {have / MIB:,.0f}")
+    if lacking:
+        raise NotEnoughMemory(
+            f"{'; '.join(lacking)}: give it a smaller share, a smaller --context, or a budget (--memory, on a worker or"
+            " here) so that it pages, or add a device"
+        )
+
+
+def _pages(fleet: Fleet, plan: Plan, rank: int, options: EngineOptions) -> bool:
+    """Whether a rank has a budget of memory, and pages what does not fit."""
+    address = plan.devices[rank]
+    if plan.shard(rank).memory is not None:
+        return True
+    if device(address) == LOCAL:
+        return options.memory is not None
+    return fleet.profiles[address].memory_limit_bytes is not None
+
+
+def kv_bytes(plan: Plan, rank: int, shape: ModelShape, options: EngineOptions) -> int:
+    """Bytes of KV cache that a rank will hold."""
+    context, _, kv = resolve(options, shape)
+    cut = plan.slice(rank)
+    total = 0
+    for layer in range(cut.layers.start, cut.layers.stop):
+        heads_kv = shape.n_heads_kv[layer]
+        own = len(kv_heads(cut.heads, plan.sizes.heads, heads_kv)) if cut.heads else heads_kv
+        total += shape.kv_layer_bytes(layer, context, kv, kv) * own // max(1, heads_kv)
+    return total

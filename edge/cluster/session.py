@@ -1,0 +1,323 @@
+"""Engine processes as their owner sees them, one rank of a group each: commands go there, events come back.
+
+`edge.cluster.session` has those on workers, `edge.cluster.session` those on this device.
+
+An engine process on this device, without a daemon: the owner's own rank, which dials and is never dialled.
+
+An engine process on a worker, behind its daemon.
+
+What a rank says of its end, where a link to it broke.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from edge.cluster.client import Remote, explained
+from edge.cluster.failures import is_cause, telling
+from edge.errors import WorkerError
+from edge.net.peers import Peer
+from edge.worker.limits import Lent
+from edge.worker.process import Child
+from transport import edge_pb2 as pb
+from transport import rpc
+from transport.errors import LinkClosed, LinkTimeout, TransportError
+from transport.link import DEFAULTS, Deadlines, Link
+
+BEAT_S = 1.0  # between two words of an engine process that it runs
+COMMAND_TIMEOUT_S = 120.0  # for the engine process to say something about a command
+WHOLE_TIMEOUT_S = 3600.0  # for a command that says something now and then: a load from a slow card
+
+
+class EngineSession(ABC):
+    """An engine process. `close()` ends it; it is also a context manager."""
+
+    peer: Peer  # where the other ranks reach it
+    pid: int
+
+    def __init__(self, device: str, rank: int) -> None:
+        self.device = device  # its name
+        self.rank = rank
+        self.died: Exception | None = None
+        self._events: queue.SimpleQueue[pb.Event | Exception] = queue.SimpleQueue()
+        self._heard_at: float | None = None  # None: not yet, or no more
+
+    @property
+    def silent_s(self) -> float:
+        """How long nothing was heard of a process that says every BEAT_S that it runs; 0 where none is to be heard."""
+        heard_at = self._heard_at
+        return 0.0 if heard_at is None else time.monotonic() - heard_at
+
+    def _hear(self, event: pb.Event | Exception) -> None:
+        """Take in what the process says, or why it says no more."""
+        over = isinstance(event, Exception) or event.WhichOneof("event") == "died"
+        self._heard_at = None if over else time.monotonic()
+        if isinstance(event, Exception) or event.WhichOneof("event") != "alive":
+            self._events.put(event)
+
+    def open(
+        self,
+        world_size: int,
+        secret: bytes,
+        deadlines: Deadlines = DEFAULTS,
+        affinity: Sequence[int] = (),
+        streams: bool = False,
+    ) -> pb.Opened:
+        """The first command: make it a rank of a group, on these cores, and wait until it can be dialled.
+
+        streams: what its links are for (`transport.tcp_link.tune`).
+        """
+        asked = pb.Open(
+            rank=self.rank,
+            world_size=world_size,
+            secret=secret,
+            connect_timeout_s=deadlines.connect_timeout_s,
+            step_timeout_s=deadlines.step_timeout_s,
+            send_timeout_s=deadlines.send_timeout_s,
+            affinity=affinity,
+            streams=streams,
+        )
+        try:
+            return self.ask(pb.Command(open=asked)).opened
+        except BaseException:
+            self.close()
+            raise
+
+    def ask(self, command: pb.Command, on_event: Callable[[pb.Event], None] | None = None) -> pb.Event:
+        """Send a command and wait for its final event; `on_event` gets those before.
+
+        WorkerError where the command failed or the process died, LinkClosed where the worker is gone.
+        """
+        self.tell(command)
+        return self.answer(on_event)
+
+    def tell(self, command: pb.Command) -> None:
+        """Send a command, whose final event `answer` waits for. So several ranks can be told before one answers."""
+        if self.died is not None:
+            raise self.died
+        self._send(command)
+
+    def answer(self, on_event: Callable[[pb.Event], None] | None = None) -> pb.Event:
+        """The final event of the oldest command that has none yet."""
+        deadline = time.monotonic() + WHOLE_TIMEOUT_S
+        while True:
+            try:
+                event = self._events.get(timeout=COMMAND_TIMEOUT_S)
+            except queue.Empty:
+                raise self._given_up(f"said nothing for {COMMAND_TIMEOUT_S:g} s") from None
+            said = self._checked(event)
+            if said.WhichOneof("event") != "loading":
+                return said
+            if time.monotonic() > deadline:
+                raise self._given_up(f"did not do what it was asked within {WHOLE_TIMEOUT_S:g} s")
+            if on_event:
+                on_event(said)
+
+    def _given_up(self, why: str) -> LinkTimeout:
+        self.died = error = LinkTimeout(f"{self.device} {why}")
+        self.close()  # or a late answer would be taken for the next one
+        return error
+
+    def _checked(self, event: pb.Event | Exception) -> pb.Event:
+        """An event; what it means is raised where that is an error."""
+        if isinstance(event, Exception):
+            self.died = event
+            raise event
+        kind = event.WhichOneof("event")
+        if kind == "failed":
+            raise WorkerError(f"{self.device}: {event.failed.message}", event.failed.error)
+        if kind == "died":
+            self.died = WorkerError(f"{self.device}: {event.died.reason}")
+            raise self.died
+        return event
+
+    def word(self) -> Exception | None:
+        """What it said last without being asked, if that is why it can do no more: its command failed, or it died."""
+        if self.died is None:
+            with suppress(queue.Empty):
+                event = self._events.get_nowait()
+                try:
+                    self._checked(event)
+                except (TransportError, WorkerError) as error:
+                    self.died = error
+        return self.died
+
+    def load(
+        self, slice_: str, options: dict[str, Any] | None = None, progress: Callable[[float], None] | None = None
+    ) -> pb.Loaded:
+        """Load a slice that is there. `options`: of EngineOptions, by name. progress: the fraction loaded."""
+        command = pb.Command(load=pb.Load(slice=slice_, options_json=json.dumps(options or {})))
+        return self.ask(command, lambda event: progress(event.loading.fraction) if progress else None).loaded
+
+    def unload(self) -> None:
+        """Free what was loaded; the links stay."""
+        self.ask(pb.Command(unload=pb.Unload()))
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the process."""
+
+    @abstractmethod
+    def _send(self, command: pb.Command) -> None:
+        """Hand a command over."""
+
+    def __enter__(self) -> EngineSession:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def connect_all(sessions: Sequence[EngineSession], transport: str = "auto") -> list[Any]:
+    """Give all ranks links to each other: their states, one list of pb.LinkState per session.
+
+    Where ranks fail, the error that says most, after all have answered.
+    """
+    tell_peers(sessions, [session.peer for session in sessions], transport)
+    return [list(event.connected.links) for event in answers(sessions)]
+
+
+def tell_peers(sessions: Sequence[EngineSession], ranks: Sequence[Peer], transport: str) -> None:
+    """Tell each session to link to all other `ranks`; `answers` waits for what comes of it."""
+    for session in sessions:
+        given = [
+            pb.Peer(
+                rank=peer.rank,
+                name=peer.name,
+                host=peer.host,
+                port=peer.port,
+                tcp_port=peer.tcp_port,
+                session=peer.session,
+            )
+            for peer in ranks
+            if peer.rank != session.rank
+        ]
+        session.tell(pb.Command(connect=pb.Connect(peers=given, transport=transport)))
+
+
+def answers(sessions: Sequence[EngineSession]) -> Iterator[pb.Event]:
+    """The final event of every session, in order. Where some fail, the error that says most, once all have answered."""
+    events: list[pb.Event] = []
+    failed: list[Exception] = []
+    for session in sessions:
+        try:
+            events.append(session.answer())
+        except (TransportError, WorkerError) as error:
+            failed.append(error)
+    if failed:
+        raise telling(failed)
+    return iter(events)
+
+
+_HOST = "127.0.0.1"  # its doorway is of no use to other devices
+
+
+class LocalSession(EngineSession):
+    """Rank 0 of a group, on this device."""
+
+    def __init__(
+        self,
+        device: str,
+        world_size: int,
+        secret: bytes,
+        credentials: Path | None,
+        threads: int,
+        deadlines: Deadlines = DEFAULTS,
+        streams: bool = False,
+    ) -> None:
+        """Starts the process. credentials: the folder, where its links are encrypted. streams: what its links are for
+        (`transport.tcp_link.tune`)."""
+        super().__init__(device, 0)
+        self._child = Child(_HOST, credentials, Lent(threads), "local")
+        threading.Thread(target=self._read, daemon=True, name="events of this device").start()
+        self.pid = self.open(world_size, secret, deadlines, streams=streams).pid
+        self.peer = Peer(0, device, _HOST, 0, 0, "local")
+
+    def close(self) -> None:
+        """End the process."""
+        self._child.stop()
+
+    def _send(self, command: pb.Command) -> None:
+        self._child.send(command)
+
+    def _read(self) -> None:
+        while (event := self._child.receive()) is not None:
+            self._hear(event)
+        self._hear(self._child.died() or LinkClosed(f"the session on {self.device} was closed"))
+
+
+class RemoteSession(EngineSession):
+    """One rank of a group, on a worker."""
+
+    def __init__(
+        self,
+        worker: Remote,
+        rank: int,
+        world_size: int,
+        secret: bytes,
+        deadlines: Deadlines = DEFAULTS,
+        affinity: Sequence[int] = (),
+        streams: bool = False,
+    ) -> None:
+        """Starts the process, on these cores of the worker where some are named, and waits until it can be dialled.
+
+        streams: what its links are for (`transport.tcp_link.tune`).
+        """
+        super().__init__(worker.label, rank)
+        self._commands: queue.SimpleQueue[pb.Command | None] = queue.SimpleQueue()
+        self._call = rpc.stub(worker.channel, "Session")(iter(self._commands.get, None))
+        threading.Thread(target=self._read, daemon=True, name=f"events of {worker.name}").start()
+        opened = self.open(world_size, secret, deadlines, affinity, streams)
+        self.name, self.pid = opened.session, opened.pid
+        self.peer = Peer(rank, worker.name, worker.host, worker.port, opened.tcp_port, opened.session)
+
+    def close(self) -> None:
+        """End the process."""
+        self._commands.put(None)
+        self._call.cancel()
+
+    def _send(self, command: pb.Command) -> None:
+        self._commands.put(command)
+
+    def _read(self) -> None:
+        try:
+            with explained(self.device):
+                for event in self._call:
+                    self._hear(event)
+            self._hear(LinkClosed(f"{self.device} ended the session"))
+        except (TransportError, WorkerError, grpc.RpcError) as error:
+            self._hear(error)
+
+
+WORD_S = 1.5  # for a rank to say why it made others wait for too long
+# For a rank to say why its link broke: its daemon first waits for a process that is about to end and for what it
+# said last (`edge.worker.process.EXIT_S` each), and that a daemon's host has vanished is known after five seconds.
+LAST_WORD_S = 6.0
+_LOOK_S = 0.02
+
+
+def last_words(error: Exception, links: Iterable[Link] | None, sessions: Sequence[EngineSession]) -> Exception:
+    """What one of the `sessions` says, where a link broke and it says so in a moment; else the error as it is.
+
+    A process that died is the cause; ranks that lost their links to it only follow. links: of this process; None where
+    they were never made.
+    """
+    broken = links is None or any(link.broken for link in links)
+    if not (broken and isinstance(error, TransportError)):
+        return error
+    deadline = time.monotonic() + (WORD_S if isinstance(error, LinkTimeout) else LAST_WORD_S)
+    while True:
+        words = [word for session in sessions if (word := session.word()) is not None]
+        if any(map(is_cause, words)) or len(words) == len(sessions) or time.monotonic() > deadline:
+            return telling(words, error)
+        time.sleep(_LOOK_S)

@@ -1,0 +1,242 @@
+"""Weights in memory of our own: llama.cpp asks where a tensor may lie, and we answer. One of six files with ctypes.
+
+llama.cpp takes a buffer type for the weights. Ours reserves addresses and notes every tensor; nothing is loaded. Where
+a tensor really lies is set later, and may change between two nodes of a graph.
+"""
+
+from __future__ import annotations
+
+import ctypes as C
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import llama_cpp as L
+
+from edge.errors import EngineError
+from edge.llama.address_space import AddressSpace
+from edge.llama.ggml import PINNED_VERSION, _ggml, _row_size, _Tensor, cpu_device, cpu_procedure
+
+ROW_GROUP = 32  # rows in a chunk that is laid out are a multiple of this; layouts of ggml mix 4, 8 or 16
+
+_P = C.c_void_p
+_Alloc = C.CFUNCTYPE(_P, _P, C.c_size_t)
+_InitTensor = C.CFUNCTYPE(C.c_int, _P, _P)
+_SetTensor = C.CFUNCTYPE(None, _P, _P, _P, C.c_size_t, C.c_size_t)
+
+_cpu_type = _ggml("ggml_backend_cpu_buffer_type", _P)
+_type_name = _ggml("ggml_backend_buft_name", C.c_char_p, _P)
+_from_pointer = _ggml("ggml_backend_cpu_buffer_from_ptr", _P, _P, C.c_size_t)
+_get_base = _ggml("ggml_backend_buffer_get_base", _P, _P)
+_get_size = _ggml("ggml_backend_buffer_get_size", C.c_size_t, _P)
+_alloc_buffer = _ggml("ggml_backend_buft_alloc_buffer", _P, _P, C.c_size_t)
+_init_tensor = _ggml("ggml_backend_buffer_init_tensor", C.c_int, _P, _P)
+_tensor_set = _ggml("ggml_backend_tensor_set", None, _P, _P, C.c_size_t, C.c_size_t)
+_type_size = _ggml("ggml_type_size", C.c_size_t, C.c_int)
+
+
+class _BufferType(C.Structure):
+    """struct ggml_backend_buffer_type as PINNED_VERSION has it."""
+
+    _fields_ = (
+        ("get_name", _P),
+        ("alloc_buffer", _P),
+        ("get_alignment", _P),
+        ("get_max_size", _P),
+        ("get_alloc_size", _P),
+        ("is_host", _P),
+        ("device", _P),
+        ("context", _P),
+    )
+
+
+class _Buffer(C.Structure):
+    """struct ggml_backend_buffer as PINNED_VERSION has it."""
+
+    _fields_ = (
+        ("free_buffer", _P),
+        ("get_base", _P),
+        ("init_tensor", _P),
+        ("memset_tensor", _P),
+        ("set_tensor", _P),
+        ("get_tensor", _P),
+        ("set_tensor_2d", _P),
+        ("get_tensor_2d", _P),
+        ("cpy_tensor", _P),
+        ("clear", _P),
+        ("reset", _P),
+        ("buft", _P),
+        ("context", _P),
+        ("size", C.c_size_t),
+        ("usage", C.c_int),
+    )
+
+
+class _Override(C.Structure):
+    """struct llama_model_tensor_buft_override."""
+
+    _fields_ = (("pattern", C.c_char_p), ("buft", _P))
+
+
+class Weight:
+    """One weight of a loaded model, as the nodes of its graphs use it."""
+
+    __slots__ = ("_plain", "_tensor", "_traits", "address", "n_bytes", "name", "row_bytes", "rows")
+
+    def __init__(self, address: int) -> None:
+        t = self._tensor = _Tensor.from_address(address)
+        self.address = address  # of ggml's struct, by which nodes name their sources
+        self.name = bytes(t.name).decode(errors="replace")
+        self.row_bytes = int(t.nb[1])
+        self.rows = int(t.ne[1] * t.ne[2] * t.ne[3])
+        self.n_bytes = self.row_bytes * self.rows
+        self._plain = t.buffer
+        self._traits = _layout_of(t)
+
+    @property
+    def repacks(self) -> bool:
+        """Whether this CPU has faster kernels for another layout of it, of the same size."""
+        return self._traits is not None
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(matrices, rows of one, columns): more than one matrix where it holds experts."""
+        ne = self._tensor.ne
+        return int(ne[2] * ne[3]), int(ne[1]), int(ne[0])
+
+    def point(self, address: int, repacked: bool) -> None:
+        """From the next node on, the weight lies at `address`. repacked: in this CPU's layout."""
+        t = self._tensor
+        t.data = address
+        t.buffer, t.extra = (_repack_buffer(), self._traits) if repacked else (self._plain, None)
+
+    def replace(self, type_id: int, address: int) -> Callable[[], None]:
+        """From the next node on, the weight is what lies at `address`, in another type of ggml's, until what is
+        returned is called. The weight must not be repacked."""
+        t = self._tensor
+        before = t.type, t.data, tuple(t.nb)
+
+        def restore() -> None:
+            t.type, t.data = before[0], before[1]
+            t.nb[0], t.nb[1], t.nb[2], t.nb[3] = before[2]
+
+        t.type, t.data = type_id, address
+        t.nb[0], t.nb[1] = _type_size(type_id), _row_size(type_id, t.ne[0])
+        t.nb[2] = t.nb[1] * t.ne[1]
+        t.nb[3] = t.nb[2] * t.ne[2]
+        return restore
+
+    def spread_matrices(self, n_bytes: int) -> None:
+        """From the next node on, matrix k of several lies `n_bytes` times k after the first."""
+        t = self._tensor
+        t.nb[2], t.nb[3] = n_bytes, n_bytes * t.ne[2]
+
+    def repack(self, source: int, rows: int, target: int) -> None:
+        """Write `rows` rows that lie at address `source` to `target`, in this CPU's layout. Rows begin at a multiple of
+        ROW_GROUP, and end at one or where the matrix ends. Runs without the interpreter's lock."""
+        part = self.part(target, rows, repacked=True)
+        _tensor_set(C.addressof(part), source, 0, rows * self.row_bytes)
+
+    def part(self, address: int, rows: int, repacked: bool) -> _Tensor:
+        """ggml's struct of a matrix of some rows of it, which lie at `address`."""
+        part = _Tensor.from_buffer_copy(self._tensor)
+        part.ne[1], part.ne[2], part.ne[3] = rows, 1, 1
+        part.nb[2] = part.nb[3] = rows * self.row_bytes
+        part.data = address
+        part.buffer, part.extra = (_repack_buffer(), self._traits) if repacked else (self._plain, None)
+        return part
+
+
+class OwnMemory:
+    """A buffer type that notes the tensors of a model and gives them addresses, but no memory."""
+
+    def __init__(self) -> None:
+        """EngineError where this build of ggml lays its buffers out differently."""
+        self.weights: dict[str, Weight] = {}
+        self._spaces: list[AddressSpace] = []
+        self._callbacks = (_Alloc(self._allocate), _InitTensor(self._note), _SetTensor(lambda *_: None))
+        allocate, self._init, self._set = (C.cast(one, _P).value for one in self._callbacks)
+        self._type = _BufferType.from_buffer_copy(_BufferType.from_address(_cpu_type()))
+        if C.CFUNCTYPE(C.c_char_p, _P)(self._type.get_name)(_cpu_type()) != _type_name(_cpu_type()):
+            raise _other_layout()
+        self._type.alloc_buffer = allocate
+        self._overrides = (_Override * 2)(_Override(b".*", C.addressof(self._type)), _Override(None, None))
+
+    @property
+    def overrides(self) -> int:
+        """For llama.cpp's model parameters, an address: all tensors are of this buffer type."""
+        return C.addressof(self._overrides)
+
+    def close(self) -> None:
+        """To be called after the model was freed."""
+        for space in self._spaces:
+            space.close()
+
+    def _allocate(self, _: int, n_bytes: int) -> int | None:
+        try:
+            space = AddressSpace(n_bytes)
+        except (OSError, ValueError):
+            return None  # llama.cpp says that it could not allocate
+        self._spaces.append(space)
+        address = int(_from_pointer(space.address, n_bytes))
+        buffer = _Buffer.from_address(address)
+        if buffer.size != _get_size(address) or _get_base(address) != space.address or buffer.free_buffer:
+            return None
+        buffer.init_tensor, buffer.set_tensor = self._init, self._set
+        return address
+
+    def _note(self, _: int, tensor: int) -> int:
+        weight = Weight(tensor)
+        self.weights[weight.name] = weight
+        return 0
+
+
+def _other_layout() -> EngineError:
+    return EngineError(
+        f"llama-cpp-python {L.__version__} lays buffers out differently from {PINNED_VERSION}, which paging was written"
+        f" for; install llama-cpp-python=={PINNED_VERSION}, or leave --memory out"
+    )
+
+
+def leave_amx_out() -> None:
+    """Take the kernels for Intel's AMX out of what llama.cpp repacks weights for. It then uses its next best ones.
+
+    GCC before 13 drops the stores in front of `_tile_loadconfig`, and the first product ends the process. And only the
+    kernels of CPU_REPACK compute the same bits for weights that stay in memory and for those that are paged.
+    """
+    types = _extra_types()
+    kept = [kind for kind in types if _type_name(kind) != b"AMX"]
+    for i in range(len(types)):
+        _extra_array()[i] = kept[i] if i < len(kept) else None
+
+
+@functools.cache
+def _extra_array() -> Any:
+    """ggml's own array of buffer types that repack for this CPU, the preferred one first, ended by a null pointer."""
+    found = cpu_procedure(b"ggml_backend_dev_get_extra_bufts")
+    return C.CFUNCTYPE(C.POINTER(_P), _P)(found)(cpu_device()) if found else None
+
+
+def _extra_types() -> list[int]:
+    return list(itertools.takewhile(bool, _extra_array() or ()))
+
+
+@functools.cache
+def _repack_buffer() -> int | None:
+    """A buffer of ggml's type for repacked weights: tensors said to lie in it are computed with its kernels."""
+    for kind in _extra_types():
+        if _type_name(kind) == b"CPU_REPACK":
+            return int(_alloc_buffer(kind, 64))
+    return None
+
+
+def _layout_of(tensor: _Tensor) -> int | None:
+    """ggml's handle of the layout it would repack a tensor to; None where it would not."""
+    if not _repack_buffer():
+        return None
+    copy = _Tensor.from_buffer_copy(tensor)
+    copy.buffer, copy.extra = _repack_buffer(), None
+    if _init_tensor(_repack_buffer(), C.addressof(copy)):
+        return None
+    return copy.extra or None

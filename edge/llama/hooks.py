@@ -1,0 +1,113 @@
+"""Hooks: look at, and write into, chosen nodes while llama.cpp computes a graph.
+
+llama.cpp asks about every node of every graph (about 700 a token for a 1B model). The order of nodes depends only on
+how many rows a batch has and how many of them give logits, so the first graph of a kind is learned by name and later
+ones are a counter and a list look-up. A shift of positions is a graph of its own, which comes before the next one: then
+all nodes are known by name again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edge.errors import EngineError
+from edge.llama.ggml import Node
+
+
+@dataclass(frozen=True)
+class Hook:
+    """What to do at which nodes."""
+
+    wants: Callable[[Node], bool]  # asked once per node and kind of graph
+    run: Callable[[Node], bool | None]  # called when the node is computed; returning False ends the graph there
+    before: Callable[[Node], None] | None = None  # called before the node is computed
+    ready: Callable[[], bool] | None = None  # whether `before` returns at once; if not, what precedes is computed first
+
+
+_Hooks = tuple[Hook, ...]
+_Readies = tuple[Callable[[], bool], ...]
+
+
+class NodeHooks:
+    """Turns hooks into llama.cpp's node callback. Call `begin` before a decode and `end` after it.
+
+    Where several hooks want a node, they run in their order.
+    """
+
+    def __init__(self, hooks: Sequence[Hook]) -> None:
+        self._hooks = tuple(hooks)
+        self._known: dict[tuple[int, int], tuple[list[_Hooks], list[_Readies]]] = {}
+        self._plan: list[_Hooks] = []  # by node index: the hooks that want it
+        self._next: list[_Readies] = []  # by node index: what the node behind it may have to wait for
+        self._key: tuple[int, int] | None = None  # of the graph that comes; None: it is not to be remembered
+        self._learning = True
+        self._index = 0
+        self._current: _Hooks = ()
+        self._ended = False
+        self._error: BaseException | None = None
+
+    def begin(self, rows: int, outputs: int, *, shifted: bool = False) -> None:
+        """A graph for `rows` rows, of which `outputs` give logits, comes next. shifted: one that shifts positions may
+        come before it."""
+        self._key = None if shifted else (rows, outputs)
+        known = self._known.get(self._key) if self._key else None
+        self._learning = known is None
+        self._plan, self._next = known if known is not None else ([], [])
+        self._index, self._ended, self._error = 0, False, None
+
+    def end(self, completed: bool) -> None:
+        """Raise what a hook raised, or EngineError if the graph was not the one remembered.
+
+        completed: the decode ran to its end; what an interrupted graph showed is not remembered.
+        """
+        if self._error is not None:
+            raise self._error
+        if not completed or self._key is None:
+            return
+        if self._learning:
+            readies = [tuple(hook.ready for hook in hooks if hook.ready) for hooks in self._plan]
+            self._known[self._key] = self._plan, [*readies[1:], ()]
+        elif not self._ended and self._index != len(self._plan):
+            del self._known[self._key]
+            raise EngineError(
+                f"a graph of {self._index} nodes came where one of {len(self._plan)} was remembered for"
+                f" (rows, outputs) = {self._key}; its hooks may have run at the wrong nodes"
+            )
+
+    def callback(self, address: int, ask: bool, _: Any) -> bool:
+        """llama.cpp's side. An exception cannot cross native code: it is kept for `end`, and the graph is ended."""
+        try:
+            if not ask:
+                node = Node(address)
+                for hook in self._current:
+                    if hook.run(node) is False:
+                        self._ended = True
+                return not self._ended
+            if self._ended:
+                return False
+            if self._learning:
+                node = Node(address)
+                self._plan.append(tuple(hook for hook in self._hooks if hook.wants(node)))
+            index = self._index
+            current = self._current = self._plan[index]
+            self._index += 1
+            if current:
+                for hook in current:
+                    if hook.before is not None:
+                        hook.before(Node(address))
+                return True
+            if self._learning:
+                return False
+            # A generator would cost a microsecond, and there are hundreds of nodes to a token.
+            for ready in self._next[index]:  # noqa: SIM110
+                if not ready():
+                    return True
+            return False
+        except IndexError:  # more nodes than remembered
+            self._index += 1
+            return False
+        except BaseException as error:
+            self._error, self._ended, self._current = error, True, ()
+            return ask  # to be called when this node is computed, and end the graph there

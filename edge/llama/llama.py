@@ -1,0 +1,353 @@
+"""llama.cpp as Python objects: models, contexts, batches. One of six files with ctypes.
+
+Everything above works with numpy arrays and plain numbers. Handles are closed by `close()`; objects that native code
+calls back into (log, progress and node callbacks) are kept referenced for as long as it may call them.
+"""
+
+from __future__ import annotations
+
+import collections
+import ctypes as C
+import functools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import llama_cpp as L
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import EngineError, Interrupted
+from edge.llama import ggml
+from edge.llama.buffers import OwnMemory, leave_amx_out
+from edge.llama.interrupt import interrupts_noted
+from quant.types import TensorType
+
+FLASH_ATTENTION = {
+    "auto": L.LLAMA_FLASH_ATTN_TYPE_AUTO,
+    "on": L.LLAMA_FLASH_ATTN_TYPE_ENABLED,
+    "off": L.LLAMA_FLASH_ATTN_TYPE_DISABLED,
+}
+
+NodeCallback = Callable[[int, bool, Any], bool]
+"""(node address, ask, unused). ask: is the node's value wanted? Else: it is computed; False ends the graph here."""
+
+
+# --- the library as a whole ------------------------------------------------------------------------------------------
+
+_LOG_WARN, _LOG_ERROR = 3, 4
+_complaints: collections.deque[tuple[int, str]] = collections.deque(maxlen=8)  # (level, line)
+_listener: Callable[[str], None] | None = None  # told every log line while somebody listens
+
+
+@L.llama_log_callback  # type: ignore[untyped-decorator]
+def _on_log(level: int, text: bytes, _: Any) -> None:
+    line = text.decode(errors="replace").rstrip("\n")
+    if level in (_LOG_WARN, _LOG_ERROR):
+        _complaints.append((level, line))
+    if _listener is not None:
+        _listener(line)
+
+
+@functools.cache
+def initialise() -> None:
+    """Start the backend once: quiet log, and a clear line instead of a core dump if ggml has to stop the process."""
+    ggml.on_abort_exit()
+    L.llama_log_set(_on_log, None)
+    L.llama_backend_init()
+    leave_amx_out()
+
+
+@contextmanager
+def heard_log(listener: Callable[[str], None]) -> Iterator[None]:
+    """Tell `listener`, and nobody else, every line llama.cpp logs inside the block. It must not raise."""
+    global _listener
+    initialise()
+    L.llama_log_set(_on_log, None)  # another user of the library in this process may have taken the log
+    before, _listener = _listener, listener
+    try:
+        yield
+    finally:
+        _listener = before
+
+
+@contextmanager
+def captured_log() -> Iterator[list[str]]:
+    """All lines llama.cpp logs inside the block."""
+    lines: list[str] = []
+    with heard_log(lines.append):
+        yield lines
+
+
+def _why() -> str:
+    """What llama.cpp complained of: the first error since the last `clear`, else its last warning."""
+    errors = [line for level, line in _complaints if level == _LOG_ERROR]
+    line = errors[0] if errors else _complaints[-1][1] if _complaints else "it gives no reason"
+    return line.split(": ", 1)[-1]  # without the function's name
+
+
+def give_back_free() -> None:
+    """Give back to the system what the C library keeps for later: up to 100 MiB after a model was closed, which would
+    count as held. Where it cannot (not glibc), nothing happens."""
+    trim = getattr(C.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def has_gpu() -> bool:
+    """Whether this build of llama.cpp can run layers on a GPU that is there."""
+    initialise()
+    return bool(L.llama_supports_gpu_offload())
+
+
+def system_info() -> str:
+    """The instruction sets and backends in use, as llama.cpp prints them."""
+    initialise()
+    return bytes(L.llama_print_system_info()).decode()
+
+
+# --- models ----------------------------------------------------------------------------------------------------------
+
+
+class Model:
+    """A loaded GGUF. The file must have been checked before: ggml aborts the process on what it does not expect."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        gpu_layers: int = 0,  # -1: all
+        repack: bool = True,  # keep a second copy of some weights, laid out for this CPU: faster, not mapped
+        allocate: bool = True,  # False: metadata only, to ask what it would need
+        vocabulary_only: bool = False,  # to tokenize: no weights are loaded
+        own: OwnMemory | None = None,  # where the weights get their addresses; nothing is loaded then
+        progress: Callable[[float], None] | None = None,  # told the fraction loaded; what it raises ends the load
+    ) -> None:
+        initialise()
+        params = L.llama_model_default_params()
+        params.n_gpu_layers = gpu_layers
+        params.load_mode = L.LLAMA_LOAD_MODE_MMAP if allocate else L.LLAMA_LOAD_MODE_NONE
+        params.use_extra_bufts = repack
+        params.no_alloc = not allocate
+        params.vocab_only = vocabulary_only
+        if own is not None:
+            params.tensor_buft_overrides = own.overrides
+        self.own_memory = own  # llama.cpp points into it
+
+        @L.llama_progress_callback  # type: ignore[untyped-decorator]
+        def on_progress(fraction: float, _: Any) -> bool:
+            try:
+                if progress is not None:
+                    progress(fraction)
+            except Exception as error:  # in a function that native code calls it would be printed and dropped
+                failed.append(error)
+            return not (interrupts or failed)
+
+        failed: list[Exception] = []
+        params.progress_callback = on_progress
+        _complaints.clear()
+        self._handle = None
+        try:
+            with interrupts_noted() as interrupts:
+                self._handle = L.llama_model_load_from_file(os.fsencode(path), params)
+        except KeyboardInterrupt:
+            self.close()
+            raise
+        if failed:
+            self.close()
+            raise failed[0]
+        if not self._handle:
+            raise EngineError(f"{os.fspath(path)}: llama.cpp cannot load it: {_why()}")
+        self.vocab = L.llama_model_get_vocab(self._handle)
+        self.n_vocab: int = L.llama_vocab_n_tokens(self.vocab)
+        self.n_bytes: int = L.llama_model_size(self._handle)
+        self.has_decoder: bool = L.llama_model_has_decoder(self._handle)
+
+    def close(self) -> None:
+        if self._handle:
+            L.llama_model_free(self._handle)
+            self._handle = None
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Token ids of `text`. add_special: put in what the vocabulary wants around a text (BOS)."""
+        raw = text.encode(errors="replace")
+        size = len(raw) + 16
+        while True:
+            tokens = (C.c_int32 * size)()
+            n = L.llama_tokenize(self.vocab, raw, len(raw), tokens, size, add_special, parse_special)
+            if n >= 0:
+                return list(tokens[:n])
+            if n == -(2**31) or -n <= size:
+                raise EngineError("llama.cpp cannot tokenize this text: it is too long, or the model has no vocabulary")
+            size = -n
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        """The bytes of a token; control tokens are empty unless `special`. May be part of a UTF-8 character."""
+        size = 64
+        while True:
+            buffer = C.create_string_buffer(size)
+            n = L.llama_token_to_piece(self.vocab, token, buffer, size, 0, special)
+            if n >= 0:
+                return buffer.raw[:n]
+            size = -n
+
+    def is_end(self, token: int) -> bool:
+        """Whether the token ends a generation (end of text, of turn, of message)."""
+        return bool(L.llama_vocab_is_eog(self.vocab, token))
+
+    def special_token(self, name: str) -> int | None:
+        """Id of "bos", "eos" or "eot"; None where the vocabulary has none."""
+        token = getattr(L, f"llama_vocab_{name}")(self.vocab)
+        return None if token < 0 else int(token)
+
+
+# --- contexts --------------------------------------------------------------------------------------------------------
+
+
+class Batch:
+    """Room for up to `capacity` rows of a decode: what they are, where they stand, whose they are, which give logits.
+
+    The arrays are filled in place: tokens int32 [n] or embeddings float32 [n, n_embd], positions int32 [n],
+    sequences int32 [n], outputs int8 [n].
+    """
+
+    def __init__(self, capacity: int, n_embd: int = 0) -> None:
+        self.capacity = capacity
+        self.tokens = np.zeros(capacity, np.int32)
+        self.embeddings = np.zeros((capacity, n_embd), np.float32)
+        self.positions = np.zeros(capacity, np.int32)
+        self.sequences = np.zeros(capacity, np.int32)
+        self.outputs = np.zeros(capacity, np.int8)
+        self._one_sequence = np.ones(capacity, np.int32)
+        self._sequence_pointers = self.sequences.ctypes.data + 4 * np.arange(capacity, dtype=np.uintp)
+
+        def pointer(array: NDArray[Any], kind: Any) -> Any:
+            return array.ctypes.data_as(C.POINTER(kind))
+
+        self.native = L.llama_batch(
+            n_tokens=0,
+            token=None if n_embd else pointer(self.tokens, C.c_int32),
+            embd=pointer(self.embeddings, C.c_float) if n_embd else None,
+            pos=pointer(self.positions, C.c_int32),
+            n_seq_id=pointer(self._one_sequence, C.c_int32),
+            seq_id=pointer(self._sequence_pointers, C.POINTER(C.c_int32)),
+            logits=pointer(self.outputs, C.c_int8),
+        )
+
+
+# libc's strlen as llama.cpp's abort callback: an empty string means go on, any other means stop. A Python function
+# here would be called once a graph node and need the interpreter's lock each time.
+_strlen = C.cast(C.CDLL(None).strlen, L.ggml_abort_callback)
+
+_STOPPED = 2  # llama_decode's code for an abort callback that said so
+
+
+@dataclass(frozen=True)
+class ContextSizes:
+    """What a context has room for."""
+
+    context: int  # tokens
+    kv: TensorType  # of keys and values
+    batch: int = 512  # rows one decode may have
+    sequences: int = 1
+    outputs: int = 1  # rows of one decode that may give logits; llama.cpp reserves a vocabulary for each
+    flash_attention: str = "auto"
+
+
+class Context:
+    """A KV cache and compute buffers over a model, and decoding into them."""
+
+    def __init__(
+        self, model: Model, sizes: ContextSizes, *, threads: int = 1, on_node: NodeCallback | None = None
+    ) -> None:
+        params = L.llama_context_default_params()
+        params.n_ctx = sizes.context
+        params.n_batch = params.n_ubatch = sizes.batch  # one decode is one graph: hooks count its nodes
+        params.n_seq_max = sizes.sequences
+        params.kv_unified = True  # likewise: separate caches would split a batch of several sequences
+        params.n_threads = params.n_threads_batch = threads
+        params.type_k = params.type_v = sizes.kv.id
+        params.flash_attn_type = FLASH_ATTENTION[sizes.flash_attention]
+        params.n_outputs_max = sizes.outputs
+        if model.own_memory:
+            params.op_offload = False  # a GPU would be given copies of weights before they are there
+        self._stop = C.create_string_buffer(2)
+        params.abort_callback, params.abort_callback_data = _strlen, C.addressof(self._stop)
+        self._on_node = L.ggml_backend_sched_eval_callback(on_node) if on_node else None
+        if self._on_node:
+            params.cb_eval = self._on_node
+        _complaints.clear()
+        self.model = model
+        self._handle = None
+        try:
+            with interrupts_noted():
+                self._handle = L.llama_init_from_model(model._handle, params)
+        except KeyboardInterrupt:
+            self.close()
+            raise
+        if not self._handle:
+            raise EngineError(f"llama.cpp cannot make a context of {sizes.context} tokens: {_why()}")
+        self._memory = L.llama_get_memory(self._handle)
+        self.n_ctx: int = L.llama_n_ctx(self._handle)
+
+    def close(self) -> None:
+        if self._handle:
+            L.llama_free(self._handle)
+            self._handle = None
+
+    def decode(self, batch: Batch, n: int) -> None:
+        """Compute the first `n` rows. EngineError if llama.cpp refuses, Interrupted after `stop()`."""
+        if not self._handle:
+            raise EngineError("the engine is closed")
+        batch.native.n_tokens = n
+        code = _STOPPED if self._stop.value else L.llama_decode(self._handle, batch.native)
+        if code == 0:
+            return
+        if code == _STOPPED:
+            raise Interrupted("stopped on request")
+        if code == 1:
+            raise EngineError(f"no room in the KV cache of {self.n_ctx} tokens for {n} more")
+        raise EngineError(f"llama_decode failed with code {code}: {_why()}")
+
+    def use_threads(self, threads: int) -> None:
+        """Compute with so many threads from the next decode on."""
+        if self._handle:
+            L.llama_set_n_threads(self._handle, threads, threads)
+
+    def stop(self) -> None:
+        """Make a decode that runs in another thread end at its next graph node (CPU only), and later ones fail."""
+        self._stop.value = b"x"
+
+    def resume(self) -> None:
+        """Allow decoding again."""
+        self._stop.value = b""
+
+    def logits(self, row: int) -> NDArray[np.float32]:
+        """Logits of batch row `row` (-1: the last that gave any), a view [n_vocab] valid until the next decode."""
+        values = L.llama_get_logits_ith(self._handle, row)
+        if not values:
+            raise EngineError(f"row {row} of the last batch gave no logits")
+        return np.ctypeslib.as_array(values, shape=(self.model.n_vocab,))
+
+    def kv_remove(self, sequence: int, start: int, end: int) -> bool:
+        """Forget positions [start, end) of a sequence (-1: to the end). False if this cache can only be cleared."""
+        return bool(L.llama_memory_seq_rm(self._memory, sequence, start, end))
+
+    def kv_copy(self, source: int, target: int, start: int, end: int) -> None:
+        """Let `target` share positions [start, end) of `source`."""
+        L.llama_memory_seq_cp(self._memory, source, target, start, end)
+
+    def kv_shift(self, sequence: int, start: int, end: int, delta: int) -> None:
+        """Add `delta` to positions [start, end) of a sequence. EngineError if this cache cannot."""
+        if not L.llama_memory_can_shift(self._memory):
+            raise EngineError("this model's KV cache cannot shift positions")
+        L.llama_memory_seq_add(self._memory, sequence, start, end, delta)
+
+    def kv_clear(self) -> None:
+        L.llama_memory_clear(self._memory, True)
+
+    def kv_last(self, sequence: int) -> int:
+        """The last position held for a sequence; -1 if none."""
+        return int(L.llama_memory_seq_pos_max(self._memory, sequence))

@@ -1,0 +1,71 @@
+"""Matrix products outside of llama.cpp's graphs, with the same kernels. One of six files with ctypes."""
+
+from __future__ import annotations
+
+import ctypes as C
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from edge.errors import EngineError
+from edge.llama.buffers import Weight
+from edge.llama.ggml import _ggml, _InitParams, _Tensor, cpu_device, cpu_procedure
+
+_F32 = 0
+_ROOM = 1 << 16  # bytes for the structs of a graph of one product
+
+_P = C.c_void_p
+_init = _ggml("ggml_init", _P, _InitParams)
+_free = _ggml("ggml_free", None, _P)
+_new_2d = _ggml("ggml_new_tensor_2d", _P, _P, C.c_int, C.c_int64, C.c_int64)
+_mul_mat = _ggml("ggml_mul_mat", _P, _P, _P, _P)
+_new_graph = _ggml("ggml_new_graph_custom", _P, _P, C.c_size_t, C.c_bool)
+_device_init = _ggml("ggml_backend_dev_init", _P, _P, C.c_char_p)
+_backend_free = _ggml("ggml_backend_free", None, _P)
+_compute = _ggml("ggml_backend_graph_compute", C.c_int, _P, _P)
+_expand = _ggml("ggml_build_forward_expand", None, _P, _P)
+
+
+@contextmanager
+def loose_weight(type_id: int, columns: int, rows: int) -> Iterator[Weight]:
+    """A matrix of no model, without memory of its own, for the time of the block."""
+    memory = _init(_InitParams(_ROOM, None, True))
+    try:
+        yield Weight(_new_2d(memory, type_id, columns, rows))
+    finally:
+        _free(memory)
+
+
+class Products:
+    """Multiplies by weights, with so many threads. `close()` frees it."""
+
+    def __init__(self, threads: int) -> None:
+        """EngineError where this build cannot compute on the CPU so."""
+        set_threads = cpu_procedure(b"ggml_backend_set_n_threads")
+        self._backend = _device_init(cpu_device(), None)
+        if not self._backend or not set_threads:
+            raise EngineError("ggml offers no CPU to compute with; reinstall llama-cpp-python")
+        C.CFUNCTYPE(None, _P, C.c_int)(set_threads)(self._backend, threads)
+
+    def multiply(
+        self, weight: Weight, address: int, rows: int, repacked: bool, x: int, n: int, out: int, stride: int
+    ) -> None:
+        """Write the products of `n` rows of float32 at address `x` with `rows` rows of a weight, which lie at
+        `address`, to `out`: `rows` float32 for each, `stride` bytes apart."""
+        memory = _init(_InitParams(_ROOM, None, True))
+        try:
+            part = weight.part(address, rows, repacked)
+            source = _new_2d(memory, _F32, weight.shape[2], n)
+            _Tensor.from_address(source).data = x
+            product = _mul_mat(memory, C.addressof(part), source)
+            t = _Tensor.from_address(product)
+            t.data, t.nb[1] = out, stride
+            t.nb[2] = t.nb[3] = stride * n
+            graph = _new_graph(memory, 8, False)
+            _expand(graph, product)
+            if _compute(self._backend, graph):
+                raise EngineError(f"ggml could not multiply by {weight.name}")
+        finally:
+            _free(memory)
+
+    def close(self) -> None:
+        _backend_free(self._backend)

@@ -1,0 +1,66 @@
+"""llama.cpp's quantizer. One of six files with ctypes.
+
+It ends the process where it meets what it does not expect, and cannot be stopped: it is meant for a process of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes as C
+import re
+from collections.abc import Callable, Mapping
+
+import llama_cpp as L
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import EngineError
+from edge.llama import llama
+
+_BUFFER_BYTES = 128 << 20  # of rows in work; below this, threads wait for each other
+
+
+def quantize_model(
+    source: str,
+    target: str,
+    mix_id: int,
+    *,
+    threads: int,
+    types: Mapping[str, int],
+    importance: Mapping[str, NDArray[np.float32]],
+    dry: bool,
+    heard: Callable[[str], None],
+) -> None:
+    """Write the model of the GGUF file `source` to `target`, in a mix. EngineError with llama.cpp's reason.
+
+    types: ids of the types of tensors that are not to have what the mix gives them; heeded by mixes other than f32, f16
+    and bf16. importance: by tensor, one figure for each column of each expert. dry: say the types, write nothing.
+    heard: told llama.cpp's lines, which name each tensor.
+    """
+    llama.initialise()
+    params = L.llama_model_quantize_default_params()
+    params.nthread, params.ftype = threads, mix_id
+    params.allow_requantize, params.dry_run, params.max_buf_size = True, dry, _BUFFER_BYTES
+    patterns = [f"^{re.escape(name)}$".encode() for name in types]
+    overrides = (L.llama_model_tensor_override * (len(types) + 1))()
+    for i, (pattern, type_id) in enumerate(zip(patterns, types.values(), strict=True)):
+        overrides[i].pattern, overrides[i].type = pattern, type_id
+    if types:
+        params.tt_overrides = overrides
+    kept = [np.ascontiguousarray(values, np.float32) for values in importance.values()]
+    entries = (L.llama_model_imatrix_data * (len(kept) + 1))()
+    for entry, name, values in zip(entries, importance, kept, strict=False):
+        entry.name, entry.size = name.encode(), values.size
+        entry.data = values.ctypes.data_as(C.POINTER(C.c_float))
+    if importance:
+        params.imatrix = entries
+    said: list[str] = []
+
+    def listen(line: str) -> None:
+        if "failed to quantize" in line or "ERROR" in line or "Missing importance" in line:
+            said.append(line.strip(" \n="))
+        heard(line)
+
+    with llama.heard_log(listen):
+        failed = L.llama_model_quantize(source.encode(), target.encode(), C.byref(params))
+    if failed:
+        raise EngineError(said[-1].split("failed to quantize: ")[-1] if said else "llama.cpp gave no reason")

@@ -1,0 +1,124 @@
+"""llama.cpp's samplers as Python objects, and the candidates they choose from. One of six files with ctypes.
+
+What native code prints straight to file descriptor 2, caught.
+"""
+
+from __future__ import annotations
+
+import ctypes as C
+import itertools
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import llama_cpp as L
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import SamplingError
+from edge.llama.llama import Model
+
+_Candidate = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+
+
+class Candidates:
+    """The tokens a sampler chooses from: one row (id, logit, p) each, reset from the logits for every choice."""
+
+    def __init__(self, n_vocab: int) -> None:
+        self._ids = np.arange(n_vocab, dtype=np.int32)
+        self._rows = np.empty(n_vocab, _Candidate)
+        self._array = L.llama_token_data_array()
+
+    def reset(self, logits: NDArray[np.float32]) -> None:
+        """All tokens, with these logits [n_vocab]."""
+        self._rows["id"], self._rows["logit"], self._rows["p"] = self._ids, logits, 0.0
+        self._point_at(len(self._ids))
+
+    def reset_to(self, token: int) -> None:
+        """One token alone, to ask a grammar whether it would take it."""
+        self._rows[0] = (token, 0.0, 0.0)
+        self._point_at(1)
+
+    def _point_at(self, n: int) -> None:
+        a = self._array
+        a.data = self._rows.ctypes.data_as(L.llama_token_data_p)
+        a.size, a.selected, a.sorted = n, -1, False
+
+    def apply(self, sampler: Sampler) -> None:
+        L.llama_sampler_apply(sampler.handle, C.byref(self._array))
+
+    @property
+    def selected(self) -> int:
+        """The chosen token's id."""
+        return int(self._array.data[self._array.selected].id)
+
+    @property
+    def first_allowed(self) -> bool:
+        """Whether the first candidate still has a finite logit."""
+        return bool(np.isfinite(self._array.data[0].logit))
+
+
+MAX_GRAMMAR_DEPTH = 500
+
+
+class Sampler:
+    """A handle to one of llama.cpp's samplers, or a chain of them. It remembers the tokens it accepted."""
+
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
+
+    @classmethod
+    def chain(cls, parts: Sequence[tuple[str, tuple[float, ...]]]) -> Sampler:
+        """llama.cpp's samplers one after the other, each as (name, arguments): ("top_k", (40,))."""
+        chain = L.llama_sampler_chain_init(L.llama_sampler_chain_default_params())
+        for name, arguments in parts:
+            L.llama_sampler_chain_add(chain, getattr(L, f"llama_sampler_init_{name}")(*arguments))
+        return cls(chain)
+
+    @classmethod
+    def grammar(cls, model: Model, gbnf: str) -> Sampler:
+        """A sampler that allows only what the GBNF grammar's rule `root` derives. SamplingError if there is none."""
+        if _depth(gbnf) > MAX_GRAMMAR_DEPTH:  # llama.cpp parses it by recursion, and would run out of stack
+            raise SamplingError(f"the grammar nests more than {MAX_GRAMMAR_DEPTH} parentheses")
+        with native_stderr() as complaints:
+            handle = L.llama_sampler_init_grammar(model.vocab, gbnf.encode(), b"root")
+        if not handle:
+            reason = next((line for line in complaints if line.startswith("parse: ")), "parse: it does not parse")
+            raise SamplingError(f"not a valid GBNF grammar with a rule 'root': {reason.removeprefix('parse: ')}")
+        return cls(handle)
+
+    def accept(self, token: int) -> None:
+        L.llama_sampler_accept(self.handle, token)
+
+    def close(self) -> None:
+        if self.handle:
+            L.llama_sampler_free(self.handle)
+            self.handle = None
+
+
+def _depth(gbnf: str) -> int:
+    return max(itertools.accumulate((c == "(") - (c == ")") for c in gbnf), default=0)
+
+
+_stderr_lock = threading.Lock()
+
+
+@contextmanager
+def native_stderr() -> Iterator[list[str]]:
+    """The lines printed inside the block, known after it: llama.cpp's grammar parser says it nowhere else."""
+    lines: list[str] = []
+    with _stderr_lock, tempfile.TemporaryFile() as sink:
+        sys.stderr.flush()
+        kept = os.dup(2)
+        try:
+            os.dup2(sink.fileno(), 2)
+            yield lines
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            sink.seek(0)
+            lines.extend(sink.read().decode(errors="replace").splitlines())

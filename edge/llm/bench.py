@@ -1,0 +1,183 @@
+"""How fast an engine is: prefill and decode, warm, repeated, beside what the machine's memory allows."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from devices.load import OthersLoad
+from devices.probe import memory_bandwidth_gbps, own_rss, peak_rss
+from edge.llm.interface import TextEngine
+from edge.llm.scheduler import Request, Scheduler
+from partition.model.model import decode_bytes
+
+_SCATTERED = 1.5  # times as long as the fastest tenth
+_BANDWIDTH_BYTES = 128_000_000  # read to measure the memory, where the engine had less
+_BUDGET_SHARE = 2  # of what a closed engine leaves of a budget, this part may be read
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Tokens per second over the repeats."""
+
+    mean: float
+    deviation: float  # standard deviation; 0 for one repeat
+    median: float
+
+
+@dataclass(frozen=True)
+class BenchResult:
+    """One run of the benchmark."""
+
+    prompt_tokens: int
+    gen_tokens: int
+    repeats: int
+    threads: int
+    prefill: Rate
+    decode: Rate
+    decode_ms_median: float  # over every token of every repeat, as the next two
+    decode_ms_p10: float
+    decode_ms_p90: float
+    others_cores: float  # that other programs, or the host of a virtual machine, kept busy meanwhile
+    throughput: Rate | None  # tokens generated with several requests in flight, prompts included; None for one
+    decode_bytes: int  # weights one token reads
+    bandwidth_gbps: float | None  # decode_bytes over decode_ms_median: what decoding got out of the memory
+    memory_bandwidth_gbps: float | None  # what reading alone gets, with as many threads; None: not measured
+    peak_rss_bytes: int  # of the process so far
+
+    @property
+    def scattered(self) -> bool:
+        """Whether tokens took so different times that a mean says little."""
+        return self.decode_ms_p90 > _SCATTERED * self.decode_ms_p10
+
+
+def measure(
+    engine: TextEngine,
+    *,
+    prompt_tokens: int = 512,
+    gen_tokens: int = 128,
+    repeats: int = 5,
+    requests: int = 1,
+    alone: bool = True,
+    on_step: Callable[[int, int], None] = lambda done, total: None,
+) -> BenchResult:
+    """Run prefill and decode `repeats` times after one warm-up. Tokens are random: speed does not depend on them.
+
+    requests: above 1, then also with so many of them in flight. alone: the engine is this machine's, and what it reads
+    can be compared with the machine's memory. on_step(done, total) is called after each warm-up and repeat. ValueError
+    where they do not fit the context.
+    """
+    if prompt_tokens + gen_tokens > engine.context:
+        raise ValueError(
+            f"{prompt_tokens} prompt and {gen_tokens} generated tokens do not fit in a context of {engine.context}"
+        )
+    tokens = np.random.default_rng(0).integers(0, engine.model.n_vocab, prompt_tokens + gen_tokens, np.int32)
+    steps_in_all = (repeats + 1) * (2 if requests > 1 else 1)
+    others = OthersLoad()
+    prefill_s: list[float] = []
+    decode_s: list[list[float]] = []
+    for repeat in range(repeats + 1):
+        prefill, steps = _once(engine, tokens, prompt_tokens)
+        if repeat:  # the first is the warm-up
+            prefill_s.append(prefill)
+            decode_s.append(steps)
+        on_step(repeat + 1, steps_in_all)
+    together = None
+    if requests > 1:
+        together = throughput(
+            engine,
+            requests=requests,
+            prompt_tokens=prompt_tokens,
+            gen_tokens=gen_tokens,
+            repeats=repeats,
+            on_step=lambda done, _: on_step(repeats + 1 + done, steps_in_all),
+        )
+    all_s = [s for steps in decode_s for s in steps]
+    median_s = statistics.median(all_s)
+    p10_s, p90_s = np.quantile(all_s, (0.1, 0.9))
+    bytes_read = decode_bytes(engine.file, engine.shape)
+    return BenchResult(
+        prompt_tokens=prompt_tokens,
+        gen_tokens=gen_tokens,
+        repeats=repeats,
+        threads=engine.threads,
+        prefill=_rate([prompt_tokens / s for s in prefill_s]),
+        decode=_rate([gen_tokens / sum(steps) for steps in decode_s]),
+        decode_ms_median=median_s * 1e3,
+        decode_ms_p10=float(p10_s) * 1e3,
+        decode_ms_p90=float(p90_s) * 1e3,
+        others_cores=others.cores(),
+        throughput=together,
+        decode_bytes=bytes_read,
+        bandwidth_gbps=bytes_read / median_s / 1e9 if alone else None,
+        memory_bandwidth_gbps=None,
+        peak_rss_bytes=peak_rss(),
+    )
+
+
+def beside_memory(result: BenchResult, budget: int | None) -> BenchResult:
+    """The same with what reading alone gets, to be called when the engine is closed. budget: bytes that this process
+    may hold; without one, no more is taken than the engine had, as far as that is enough to tell."""
+    if budget is None:
+        most_bytes = max(_BANDWIDTH_BYTES, result.peak_rss_bytes - own_rss())
+    else:
+        most_bytes = (budget - own_rss()) // _BUDGET_SHARE
+    try:
+        gbps = memory_bandwidth_gbps(result.threads, most_bytes)
+    except OSError:  # too little memory to tell
+        gbps = None
+    return replace(result, memory_bandwidth_gbps=gbps, peak_rss_bytes=peak_rss())
+
+
+def throughput(
+    engine: TextEngine,
+    *,
+    requests: int,
+    prompt_tokens: int,
+    gen_tokens: int,
+    repeats: int,
+    on_step: Callable[[int, int], None] = lambda done, total: None,
+) -> Rate:
+    """Tokens generated per second with so many requests in flight, from the first prompt to the last token; after one
+    warm-up. ValueError where they do not fit the context or the engine's sequences."""
+    if requests * (prompt_tokens + gen_tokens) > engine.context or requests > engine.sequences:
+        raise ValueError(
+            f"{requests} requests of {prompt_tokens} and {gen_tokens} tokens do not fit in a context of"
+            f" {engine.context} with {engine.sequences} sequences"
+        )
+    tokens = np.random.default_rng(0).integers(0, engine.model.n_vocab, (requests, prompt_tokens), np.int32)
+    asked = [Request(prompt.tolist(), gen_tokens, ends=False) for prompt in tokens]
+    rates = []
+    for repeat in range(repeats + 1):
+        began = time.perf_counter()
+        Scheduler(engine).run(asked)
+        if repeat:
+            rates.append(requests * gen_tokens / (time.perf_counter() - began))
+        on_step(repeat + 1, repeats + 1)
+    return _rate(rates)
+
+
+def _once(engine: TextEngine, tokens: np.ndarray[tuple[int], np.dtype[np.int32]], n: int) -> tuple[float, list[float]]:
+    """Seconds of one prefill of the first `n` tokens, and of each decode step of the rest."""
+    engine.kv_clear()
+    began = time.perf_counter()
+    chunk = engine.chunk(n)
+    for start in range(0, n, chunk):
+        stop = min(n, start + chunk)
+        engine.decode(tokens[start:stop], start, outputs="last" if stop == n else "none")
+    prefill = time.perf_counter() - began
+    steps = []
+    for position in range(n, len(tokens)):
+        began = time.perf_counter()
+        engine.decode(tokens[position : position + 1], position, top=1)
+        steps.append(time.perf_counter() - began)
+    return prefill, steps
+
+
+def _rate(values: list[float]) -> Rate:
+    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+    return Rate(statistics.mean(values), deviation, statistics.median(values))

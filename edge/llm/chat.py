@@ -1,0 +1,183 @@
+"""A conversation: messages, the template that turns them into a prompt, and the session that remembers them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from devices.files import write_whole
+from edge.errors import ChatFileError
+from edge.llm.generate import Response, generate
+from edge.llm.interface import TextEngine
+from edge.llm.sampler import SamplingParams
+from edge.llm.sequence import PrefillProgress, Session
+from edge.llm.template import ChatTemplate, Message
+from edge.llm.template_process import TemplateProcess
+
+ROLES = ("system", "user", "assistant")
+_FORMAT = "edge-chat-1"
+
+
+class Chat:
+    """Messages so far, and asking for the next answer. Only what the model has not seen yet is computed."""
+
+    def __init__(
+        self,
+        engine: TextEngine,
+        *,
+        system: str | None = None,
+        template: str | None = None,
+        renderer: TemplateProcess | None = None,
+    ) -> None:
+        """template: Jinja source to use instead of the model's own. renderer: a process for it that was started before;
+        by default, one is started. TemplateError where the template is not valid."""
+        self.engine = engine
+        self._session = Session(engine)
+        self.dropped = 0  # messages forgotten by the last `ask` because the context was full
+        bos, eos = (self._special(name) for name in ("bos", "eos"))
+        if template is not None:
+            self._template = ChatTemplate(template, bos=bos, eos=eos, process=renderer)
+        else:
+            self._template = ChatTemplate.for_model(engine.file.metadata, bos, eos, renderer)
+        self._bos = bos
+        self.messages: list[dict[str, str]] = []
+        self.system = system
+
+    @property
+    def system(self) -> str | None:
+        """What the model is told before the conversation."""
+        first = self.messages[0] if self.messages else {}
+        return first["content"] if first.get("role") == "system" else None
+
+    @system.setter
+    def system(self, text: str | None) -> None:
+        rest = self.messages[1:] if self.system is not None else self.messages
+        self.messages = ([{"role": "system", "content": text}] if text else []) + rest
+
+    @property
+    def context_used(self) -> int:
+        """Tokens of the context in use."""
+        return len(self._session.tokens)
+
+    def clear(self) -> None:
+        """Forget the conversation, keep the system message."""
+        self.messages = self.messages[:1] if self.system is not None else []
+
+    def ask(
+        self,
+        text: str,
+        sampling: SamplingParams,
+        *,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        on_prefill: PrefillProgress | None = None,
+    ) -> Iterator[Response]:
+        """Add a user message and generate the answer, which joins the messages as far as it was generated.
+
+        Where the context is full the oldest exchanges are forgotten; `dropped` says how many messages. Where not even
+        this message fits, ContextFull, and the conversation is as before.
+        """
+        self.messages.append({"role": "user", "content": text})
+        self.dropped = 0
+        pieces: list[str] = []
+        try:
+            kept, prompt = self._fitting()
+            for response in generate(
+                self._session,
+                prompt,
+                sampling,
+                max_tokens=max_tokens,
+                stop=(*self._template.stops, *stop),
+                on_prefill=on_prefill,
+            ):
+                if not pieces:  # only now is it sure that there is an answer
+                    self.dropped = len(self.messages) - len(kept)
+                    self.messages = kept
+                pieces.append(response.text)
+                yield response
+        finally:
+            answer = "".join(pieces)
+            if answer:
+                self.messages.append({"role": "assistant", "content": answer})
+            else:
+                self.messages.pop()  # a question without an answer would confuse the next one
+
+    def prompt_tokens(self) -> list[int]:
+        """Token ids of the whole conversation, ready for the model to answer."""
+        return self._tokens(self.messages)
+
+    def _tokens(self, messages: Sequence[Message]) -> list[int]:
+        text = self._template.render(messages)
+        starts_with_bos = bool(self._bos) and text.startswith(self._bos)
+        return self.engine.model.tokenize(text, add_special=not starts_with_bos, parse_special=True)
+
+    def _fitting(self) -> tuple[list[dict[str, str]], list[int]]:
+        """The messages to keep and their prompt: without the oldest exchanges where they leave no room for an answer.
+
+        Where some must go, half the room is cleared: every forgetting means computing the rest of the prompt again.
+        """
+        room = self.engine.context - min(256, self.engine.context // 4)
+        first = 0 if self.system is None else 1
+        for oldest in range(first, len(self.messages), 2):
+            kept = self.messages[:first] + self.messages[oldest:]
+            prompt = self._tokens(kept)
+            if len(prompt) <= room:
+                break
+            if oldest == first:
+                room //= 2
+        return kept, prompt  # the last message alone may still fit, with less room for its answer
+
+    def _special(self, name: str) -> str:
+        token = self.engine.model.special_token(name)
+        return "" if token is None else self.engine.model.piece(token, special=True).decode(errors="replace")
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the messages as JSON: in a new file, or in place of a saved chat.
+
+        ChatFileError where something else is there, OSError where it cannot be written; nothing changes then.
+        """
+        path = Path(path)
+        if not path.parent.is_dir():
+            raise FileNotFoundError(f"{path}: there is no folder {path.parent}; make it, or save elsewhere")
+        if path.is_symlink() or path.exists():
+            try:
+                _saved_messages(path)
+            except (ChatFileError, OSError) as error:
+                raise ChatFileError(f"{path} is there and is no saved chat, so it stays; use another name") from error
+        text = json.dumps({"format": _FORMAT, "messages": self.messages}, ensure_ascii=False, indent=1)
+        try:
+            write_whole(path, (text + "\n").encode())
+        except OSError as error:  # its own words name a temporary file
+            raise OSError(f"{path}: cannot be saved: {error.strerror or error}") from error
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Replace the messages by saved ones. ChatFileError where the file is not a saved chat, OSError where it cannot
+        be read."""
+        path = Path(path)
+        try:
+            self.messages = _saved_messages(path)
+        except OSError as error:
+            raise OSError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _saved_messages(path: Path) -> list[dict[str, str]]:
+    if not path.is_file() and path.exists():
+        raise ChatFileError(f"{path}: not a saved chat: not a file")
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ChatFileError(f"{path}: not a saved chat: {error}") from error
+    return _checked_messages(data, path)
+
+
+def _checked_messages(data: Any, path: Path) -> list[dict[str, str]]:
+    messages = data.get("messages") if isinstance(data, dict) and data.get("format") == _FORMAT else None
+    if not isinstance(messages, list):
+        raise ChatFileError(f"{path}: not a saved chat: it needs format {_FORMAT!r} and a list of messages")
+    for i, m in enumerate(messages):
+        if not (isinstance(m, dict) and m.get("role") in ROLES and isinstance(m.get("content"), str)):
+            raise ChatFileError(f"{path}: message {i} needs a role of {', '.join(ROLES)} and a text as content")
+    return [{"role": m["role"], "content": m["content"]} for m in messages]

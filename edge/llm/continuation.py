@@ -1,0 +1,103 @@
+"""One answer in the making: its tokens are chosen here, whoever computes the logits, and here it is known to end."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import SamplingError
+from edge.llama.llama import Model
+from edge.llm.sampler import PENALTY_LAST_N, SamplingParams, TokenSampler
+
+
+class Continuation:
+    """Continues one prompt, token by token; close it at the end."""
+
+    def __init__(
+        self,
+        model: Model,
+        prompt: Sequence[int],  # token ids; the repetition penalty looks back into them
+        sampling: SamplingParams,
+        *,
+        max_tokens: int | None = None,  # None: until somebody else ends it
+        stop: Sequence[str] = (),  # strings that end the answer and are not part of its text
+        ends: bool = True,  # False: also after a token that ends a text, for measuring
+    ) -> None:
+        """SamplingError where the sampling options, the grammar or a stop string cannot be used."""
+        if any(not s for s in stop):
+            raise SamplingError("a stop string must not be empty")
+        self._model, self._max_tokens, self._ends = model, max_tokens, ends
+        self._sampler = TokenSampler(model, sampling)
+        for token in prompt[-PENALTY_LAST_N:]:
+            self._sampler.accept(token, generated=False)
+        self._text = TextStream(stop)
+        self.tokens: list[int] = []  # chosen so far; one that ends a text is not among them
+        self.finish_reason: str | None = None  # "stop", "length", or None while it goes on
+
+    @property
+    def needs(self) -> int:
+        """How many of the largest logits suffice for a choice; 0: all."""
+        return self._sampler.needs
+
+    def choose(self, logits: NDArray[np.float32]) -> str | None:
+        """Choose the next token by logits [n_vocab], and the text that is certain now; None: a token ended the text."""
+        token = self._sampler.choose(logits)
+        if self._ends and self._model.is_end(token):
+            self.finish_reason = "stop"
+            return None
+        self._sampler.accept(token)
+        self.tokens.append(token)
+        text = self._text.push(self._model.piece(token))
+        if self._text.stopped:
+            self.finish_reason = "stop"
+        elif len(self.tokens) == self._max_tokens:
+            self.finish_reason = "length"
+        return text
+
+    def rest(self) -> str:
+        """The text that was held back, once no token follows."""
+        return self._text.rest()
+
+    def close(self) -> None:
+        """Free the samplers."""
+        self._sampler.close()
+
+
+class TextStream:
+    """Token bytes in, text out: whole UTF-8 characters, and nothing of a stop string, even when it comes in pieces."""
+
+    def __init__(self, stop: Sequence[str]) -> None:
+        self._stop = tuple(stop)
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._held = ""  # may be the beginning of a stop string
+        self.stopped = False
+
+    def push(self, piece: bytes) -> str:
+        """The text that is certain after this piece. Sets `stopped` when a stop string is complete."""
+        self._held += self._decoder.decode(piece)
+        found = [at for s in self._stop if (at := self._held.find(s)) >= 0]
+        if found:
+            self.stopped = True
+            return self._release(min(found), drop_rest=True)
+        longest = max((_overlap(self._held, s) for s in self._stop), default=0)
+        return self._release(len(self._held) - longest)
+
+    def rest(self) -> str:
+        """What was held back, once nothing more can come."""
+        if self.stopped:
+            return ""
+        self._held += self._decoder.decode(b"", final=True)
+        return self._release(len(self._held))
+
+    def _release(self, length: int, *, drop_rest: bool = False) -> str:
+        text, rest = self._held[:length], self._held[length:]
+        self._held = "" if drop_rest else rest
+        return text
+
+
+def _overlap(text: str, stop: str) -> int:
+    """The length of the longest end of `text` that begins `stop`."""
+    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

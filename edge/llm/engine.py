@@ -1,0 +1,346 @@
+"""One model on this machine: a checked, loaded GGUF with its KV cache, decoding batches of rows."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import ContextFull, EngineError
+from edge.llama import llama
+from edge.llama.ggml import forget_views
+from edge.llama.hooks import Hook, NodeHooks
+from edge.llm.options import DEFAULTS, EngineOptions, resolve
+from edge.llm.thread_choice import ThreadChoice, worth_threads
+from edge.paging import memory
+from edge.paging.budget import BudgetOptions
+from edge.paging.load import Within, load_within
+from edge.paging.memory import MemoryNeed
+from edge.paging.plan import PagePlan
+from edge.paging.weights import PagedWeights
+from partition.model.check import check_loadable
+from partition.model.model import ModelShape
+from partition.slices.rules import has_window
+from quant.gguf.file import GgufFile
+
+Outputs = Literal["last", "all", "none"]
+Accounted = Callable[[MemoryNeed, PagePlan], None]
+
+
+class Engine:
+    """A model ready to decode. `close()` frees it; it is also a context manager."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        options: EngineOptions = DEFAULTS,
+        hooks: Sequence[Hook] = (),
+        progress: Callable[[float], None] | None = None,
+        embeddings: bool = False,
+        accounted: Accounted | None = None,
+    ) -> None:
+        """Check, account, load. ModelFileError, NotEnoughMemory, WeightsError or EngineError say what is wrong.
+
+        progress is called with the fraction of the weights loaded. embeddings: batches bring hidden states, not tokens.
+        accounted: told what a budget is used for, before weights are loaded.
+        """
+        self.path = Path(path)
+        self.file = GgufFile.open(path)
+        check_loadable(self.file)
+        self.shape = ModelShape.from_gguf(self.file)
+        self.context, self.threads, kv = resolve(options, self.shape)
+        self._choice: ThreadChoice | None = None  # where threads follow the load
+        if options.threads is None:
+            self.threads = min(self.threads, worth_threads(self.file, self.shape))
+            self._choice = ThreadChoice(self.threads) if options.follows_load else None
+        batch = min(options.rows, self.context)
+        options.check_sequences(batch)
+        sizes = llama.ContextSizes(
+            self.context,
+            kv,
+            batch=batch,
+            sequences=options.sequences,
+            outputs=min(options.outputs or options.sequences, batch),
+            flash_attention=options.flash_attention,
+        )
+        self.sequences, self.stages = options.sequences, 1
+        self.outputs = sizes.outputs
+        self._submitted: deque[NDArray[np.float32]] = deque()
+        self._shifted = False  # positions, since the last decode
+        self._within: Within | None = None
+        if options.memory is None:
+            self._load(options, sizes, hooks, progress)
+        else:
+            sizes = self._load_within(options.memory, options, sizes, hooks, progress, accounted, tokens=not embeddings)
+        self.batch = sizes.batch
+        self.rows = llama.Batch(self.batch, self.shape.n_embd if embeddings else 0)
+        if self._choice is not None:
+            self._use(self._choice.begin())
+
+    def _load(
+        self,
+        options: EngineOptions,
+        sizes: llama.ContextSizes,
+        hooks: Sequence[Hook],
+        progress: Callable[[float], None] | None,
+    ) -> None:
+        """Let llama.cpp map the file."""
+        gpu_layers = _gpu_layers(options.gpu_layers)
+        self.memory = memory.check(self.path, self.shape, sizes)
+        repack = self.memory.fits if options.repack is None else options.repack
+        self._model = llama.Model(self.path, gpu_layers=gpu_layers, repack=repack, progress=progress)
+        self._hooks = NodeHooks(hooks) if hooks else None
+        try:
+            self._check_decodes()
+            self._context = llama.Context(
+                self._model, sizes, threads=self.threads, on_node=self._hooks.callback if self._hooks else None
+            )
+        except BaseException:
+            self._model.close()
+            raise
+
+    def _load_within(
+        self,
+        budget: int,
+        options: EngineOptions,
+        sizes: llama.ContextSizes,
+        hooks: Sequence[Hook],
+        progress: Callable[[float], None] | None,
+        accounted: Accounted | None,
+        *,
+        tokens: bool,
+    ) -> llama.ContextSizes:
+        """Load what the budget has room for; what a decode may then have."""
+        within = self._within = load_within(
+            self.file,
+            self.shape,
+            BudgetOptions(
+                budget, options.window, options.io_threads, options.io_chunk, options.verify, options.reserved
+            ),
+            sizes,
+            choose_batch=options.batch is None,
+            threads=self.threads,
+            repack=options.repack is not False,
+            tokens=tokens,
+            hooks=hooks,
+            progress=progress,
+            accounted=accounted,
+        )
+        self._model, self._context, self._hooks, self.memory = (
+            within.model,
+            within.context,
+            within.hooks,
+            within.memory,
+        )
+        try:
+            self._check_decodes()
+        except BaseException:
+            within.close()
+            raise
+        return within.sizes
+
+    def _check_decodes(self) -> None:
+        if not self._model.has_decoder or self._model.n_vocab == 0:
+            raise EngineError(f"{self.path.name} is not a text generation model")
+
+    @property
+    def paging(self) -> PagedWeights | None:
+        """The weights under a budget; None where llama.cpp holds them."""
+        return self._within.weights if self._within else None
+
+    @property
+    def model(self) -> llama.Model:
+        """The loaded model, which knows the vocabulary."""
+        return self._model
+
+    # Decoding.
+
+    def decode(
+        self,
+        tokens: Sequence[int] | NDArray[np.int32],
+        start: int,
+        *,
+        sequence: int = 0,
+        outputs: Outputs = "last",
+        top: int = 0,
+    ) -> NDArray[np.float32]:
+        """Compute tokens at positions start, start + 1, ... of a sequence, and keep their keys and values.
+
+        outputs: "last" gives logits [n_vocab] of the last token, "all" [n, n_vocab], "none" an empty array. They are
+        views or copies that hold until the next decode. top: the caller needs only so many of the largest logits; here
+        all are there at no cost.
+        """
+        n = len(tokens)
+        rows = self.rows
+        check_room(n, start, rows.capacity, self.context)
+        rows.tokens[:n] = tokens
+        rows.positions[:n] = range(start, start + n)
+        rows.sequences[:n] = sequence
+        rows.outputs[:n] = outputs == "all"
+        rows.outputs[n - 1] = outputs != "none"
+        self.decode_rows(rows, n)
+        if outputs == "all":
+            return np.stack([self._context.logits(i) for i in range(n)])
+        return self._context.logits(-1) if outputs == "last" else np.empty(0, np.float32)
+
+    def submit(
+        self,
+        tokens: Sequence[int] | NDArray[np.int32],
+        positions: NDArray[np.int_],
+        sequences: NDArray[np.int_],
+        outputs: NDArray[np.int8],
+        *,
+        top: int = 0,
+    ) -> None:
+        """Decode rows of any sequences and positions, all arrays [n]. `collect` returns the logits of those marked in
+        `outputs`, in the order of submission. On one device nothing is left to wait for then."""
+        n, rows = len(tokens), self.rows
+        rows.tokens[:n], rows.positions[:n], rows.sequences[:n], rows.outputs[:n] = (
+            tokens,
+            positions,
+            sequences,
+            outputs,
+        )
+        self.decode_rows(rows, n)
+        if outputs.any():
+            self._submitted.append(np.stack([self._context.logits(int(i)) for i in np.flatnonzero(outputs)]))
+
+    def collect(self) -> NDArray[np.float32]:
+        """Logits [rows, n_vocab] of the oldest submitted step that gives any and was not collected."""
+        return self._submitted.popleft()
+
+    @property
+    def uncollected(self) -> int:
+        """Submitted steps whose logits wait to be collected."""
+        return len(self._submitted)
+
+    def chunk(self, n: int) -> int:
+        """Tokens of a prompt of `n` that should go into one decode."""
+        return self.batch
+
+    def decode_rows(self, rows: llama.Batch, n: int) -> None:
+        """Compute the first `n` rows of a batch as filled in by the caller: any positions and sequences."""
+        wanted = int(np.count_nonzero(rows.outputs[:n]))
+        if wanted > self.outputs:  # ggml would abort
+            raise EngineError(f"{wanted} rows are to give logits, the engine was made for {self.outputs}; set outputs")
+        paging = self.paging
+        if paging is not None:
+            paging.begin(rows, n)
+        if self._hooks is None:
+            self._context.decode(rows, n)
+        else:
+            self._decode_hooked(self._hooks, rows, n, wanted)
+        if paging is not None:
+            paging.end()
+
+    def _decode_hooked(self, hooks: NodeHooks, rows: llama.Batch, n: int, wanted: int) -> None:
+        hooks.begin(n, wanted, shifted=self._shifted)
+        completed = False
+        try:
+            self._context.decode(rows, n)
+            completed = True
+            self._shifted = False
+        finally:
+            hooks.end(completed)
+
+    def logits(self, row: int) -> NDArray[np.float32]:
+        """Logits [n_vocab] of batch row `row` of the last decode; a view that holds until the next one."""
+        return self._context.logits(row)
+
+    def answered(self, step_s: Sequence[float]) -> None:
+        """An answer is complete, whose tokens took so many seconds: the next one may have another number of threads,
+        unless the options say one."""
+        if self._choice is not None:
+            self._use(self._choice.answered(step_s))
+
+    def _use(self, threads: int) -> None:
+        self.threads = threads
+        self._context.use_threads(threads)
+
+    def stop(self) -> None:
+        """Make a decode that runs in another thread, and later ones, raise Interrupted."""
+        self._context.stop()
+
+    def resume(self) -> None:
+        """Decode again after `stop`."""
+        self._context.resume()
+
+    # The KV cache.
+
+    def kv_remove(self, sequence: int, start: int, end: int = -1) -> bool:
+        """Forget positions [start, end) of a sequence. False where this cache keeps no history and must be cleared."""
+        self._check_sequences(sequence)
+        return self._context.kv_remove(sequence, start, end)
+
+    def kv_copy(self, source: int, target: int, start: int = 0, end: int = -1) -> None:
+        """Let sequence `target` share positions [start, end) of `source`, at no cost in memory."""
+        self._check_sequences(source, target)
+        self._context.kv_copy(source, target, start, end)
+
+    def kv_shift(self, sequence: int, start: int, end: int, delta: int) -> None:
+        """Add `delta` to positions [start, end) of a sequence. EngineError where this model's cache cannot."""
+        self._check_sequences(sequence)
+        check_shift(self.file)
+        self._context.kv_shift(sequence, start, end, delta)
+        self._shifted = True  # llama.cpp moves the keys at the beginning of the next decode
+
+    def kv_clear(self) -> None:
+        """Forget everything."""
+        self._context.kv_clear()
+
+    def kv_last(self, sequence: int) -> int:
+        """The last position held for a sequence; -1 if none."""
+        self._check_sequences(sequence)
+        return self._context.kv_last(sequence)
+
+    def _check_sequences(self, *sequences: int) -> None:
+        if not all(0 <= sequence < self.sequences for sequence in sequences):  # llama.cpp would end the process
+            raise EngineError(f"sequences are from 0 to {self.sequences - 1}, not {', '.join(map(str, sequences))}")
+
+    def close(self) -> None:
+        """Free the context and the model."""
+        forget_views()
+        if self._within is not None:
+            within, self._within = self._within, None
+            within.close()
+            return
+        self._context.close()
+        self._model.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def check_room(n: int, start: int, batch: int, context: int) -> None:
+    """Raise EngineError unless a decode may have `n` rows, ContextFull unless they fit from position `start` on."""
+    if not 0 < n <= batch:
+        raise EngineError(f"a decode takes 1 to {batch} tokens, {n} were given")
+    if start + n > context:
+        raise ContextFull(f"{start + n} tokens do not fit in the context of {context}; use a larger --context")
+
+
+def check_shift(file: GgufFile) -> None:
+    """EngineError for a model with attention windows: where all layers it has here are of one kind, llama.cpp would
+    end the process on the empty cache of the other kind."""
+    window = file.metadata.get(f"{file.architecture}.attention.sliding_window", 0)
+    if window or has_window(file.architecture):
+        raise EngineError("positions of a model with attention windows cannot be shifted; compute them again")
+
+
+def _gpu_layers(asked: int | None) -> int:
+    if asked is None:
+        return -1 if llama.has_gpu() else 0
+    if asked and not llama.has_gpu():
+        raise EngineError(
+            f"{asked} layers were to run on a GPU, but this build of llama.cpp finds none; leave --gpu-layers out,"
+            " or install llama-cpp-python built for the GPU"
+        )
+    return asked

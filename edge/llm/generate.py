@@ -1,0 +1,112 @@
+"""Generation: a generator of responses, each a piece of text with the counters so far."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from edge.llm.continuation import Continuation
+from edge.llm.sampler import SamplingParams
+from edge.llm.sequence import PrefillProgress, Session
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens of one generation."""
+
+    prompt_tokens: int
+    cached_tokens: int  # of the prompt: those that were in the KV cache already
+    completion_tokens: int
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds and rates of one generation so far; a rate is 0 where there is nothing to measure yet."""
+
+    ttft_s: float  # accepted to first token
+    tpot_s: float  # mean time per token after the first
+    prefill_tokens_per_s: float  # prompt tokens that were computed, over the time that took
+    decode_tokens_per_s: float  # 1 / tpot_s
+
+
+@dataclass(frozen=True)
+class Response:
+    """One step of a generation."""
+
+    text: str  # new text; may be empty while a character or a stop string is incomplete
+    token_id: int | None  # None in the last response, which only says how it ended
+    finish_reason: str | None  # "stop", "length", or None while it goes on
+    usage: Usage
+    timing: Timing
+
+
+def generate(
+    session: Session,
+    prompt: Sequence[int],
+    sampling: SamplingParams,
+    *,
+    max_tokens: int | None = None,  # None: until the context is full
+    stop: Sequence[str] = (),  # strings that end the answer and are not part of it
+    on_prefill: PrefillProgress | None = None,
+) -> Iterator[Response]:
+    """Continue `prompt`; the session afterwards holds the prompt and what was generated.
+
+    A token that ends the model's turn is not part of the answer and not counted. Closing the generator, or an
+    exception such as KeyboardInterrupt, leaves the session usable.
+    """
+    accepted = time.perf_counter()
+    continuation = Continuation(session.engine.model, prompt, sampling, max_tokens=max_tokens, stop=stop)
+    session.top = continuation.needs
+    clock = _Clock(accepted, len(prompt))
+    step_s: list[float] = []
+    finish = None
+    try:
+        logits = session.prefill(prompt, on_prefill)
+        clock.prefilled(session.computed)
+        while (text := continuation.choose(logits)) is not None:
+            clock.token()
+            token = continuation.tokens[-1]
+            yield Response(text, token, None, clock.usage(), clock.timing())
+            finish = continuation.finish_reason or ("length" if session.full else None)
+            if finish:
+                break
+            began = time.perf_counter()
+            logits = session.step(token)
+            step_s.append(time.perf_counter() - began)
+    finally:
+        continuation.close()
+        session.engine.answered(step_s)
+    yield Response(continuation.rest(), None, finish or "stop", clock.usage(), clock.timing())
+
+
+class _Clock:
+    """When what happened."""
+
+    def __init__(self, accepted: float, prompt_tokens: int) -> None:
+        self._accepted = accepted
+        self._prefilled = self._first = self._last = accepted
+        self._prompt_tokens, self._computed, self.completion_tokens = prompt_tokens, 0, 0
+
+    def prefilled(self, computed: int) -> None:
+        self._prefilled, self._computed = time.perf_counter(), computed
+
+    def token(self) -> None:
+        self._last = time.perf_counter()
+        if self.completion_tokens == 0:
+            self._first = self._last
+        self.completion_tokens += 1
+
+    def usage(self) -> Usage:
+        return Usage(self._prompt_tokens, self._prompt_tokens - self._computed, self.completion_tokens)
+
+    def timing(self) -> Timing:
+        after_first = self.completion_tokens - 1
+        tpot = (self._last - self._first) / after_first if after_first > 0 else 0.0
+        prefill = self._prefilled - self._accepted
+        return Timing(
+            ttft_s=self._first - self._accepted,
+            tpot_s=tpot,
+            prefill_tokens_per_s=self._computed / prefill if prefill > 0 else 0.0,
+            decode_tokens_per_s=1 / tpot if tpot > 0 else 0.0,
+        )

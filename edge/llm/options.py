@@ -1,0 +1,99 @@
+"""How to load and run a model, as a person asks for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from devices.probe import default_threads
+from edge.errors import EngineError
+from edge.llama import llama
+from edge.paging.budget import context_within
+from partition.model.model import ModelShape
+from quant.errors import UnknownTypeError
+from quant.types import KV_TYPES, TensorType, type_by_name
+
+DEFAULT_CONTEXT = 4096  # tokens; models trained for more would reserve gigabytes of KV cache nobody asked for
+MAX_CONTEXT = 1 << 24  # tokens; more than any model is trained for. llama.cpp keeps 50 bytes for each even in a dry run
+MAX_SEQUENCES = 256  # of llama.cpp
+MAX_THREADS = 512  # ggml has room for no more
+MAX_BYTES = 1 << 60
+MAX_IO_THREADS = 64
+MAX_IO_CHUNK = 256 << 20  # bytes
+DEFAULT_BATCH = 512  # tokens of a prompt in one pass over the weights
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How to load and run a model. None means: decide from the model and the machine."""
+
+    context: int | None = None  # tokens; None: what the model was trained for, at most DEFAULT_CONTEXT
+    batch: int | None = None  # rows one decode may have; None: DEFAULT_BATCH, or what suits a disk weights come from
+    sequences: int = 1  # independent sequences sharing the KV cache
+    outputs: int | None = None  # rows of one decode that may give logits; None: one a sequence
+    threads: int | None = None  # None: one per physical core this process may use, as far as the model is worth it
+    follows_load: bool = False  # of these, those that others leave free; answers are then not the same to the last bit
+    gpu_layers: int | None = None  # None: all where the build has a GPU, else 0
+    repack: bool | None = None  # lay weights out for this CPU; None: where they fit in memory
+    flash_attention: str = "auto"  # auto, on, off
+    kv_type: str = "f16"  # type of stored keys and values; quantized values need flash attention
+    memory: int | None = None  # bytes: a budget for the whole process; what does not fit is read again and again
+    reserved: int = 0  # bytes of it that whoever runs the engine takes for what it makes of the logits
+    window: int | None = None  # bytes of it that weights pass through; this and the next two, None: measured
+    io_threads: int | None = None  # that read
+    io_chunk: int | None = None  # bytes of one read
+    verify: bool = False  # what is read again must be what it was the first time
+
+    def __post_init__(self) -> None:
+        """EngineError names the option that is out of its range."""
+        for name, value, most in (
+            ("context", self.context, MAX_CONTEXT),
+            ("batch", self.batch, MAX_CONTEXT),
+            ("sequences", self.sequences, MAX_SEQUENCES),
+            ("outputs", self.outputs, self.rows),
+            ("threads", self.threads, MAX_THREADS),
+            ("memory", self.memory, MAX_BYTES),
+            ("window", self.window, MAX_BYTES),
+            ("io_threads", self.io_threads, MAX_IO_THREADS),
+            ("io_chunk", self.io_chunk, MAX_IO_CHUNK),
+        ):
+            if value is not None and not 1 <= value <= most:
+                raise EngineError(f"{name} must be from 1 to {most}, it is {value}")
+        if self.gpu_layers is not None and self.gpu_layers < 0:
+            raise EngineError(f"gpu_layers must be 0 or more, it is {self.gpu_layers}")
+        self.check_sequences(self.rows)
+        if self.memory is None and (self.window or self.io_threads or self.io_chunk or self.verify):
+            raise EngineError("window, io_threads, io_chunk and verify are about a budget; give one with memory")
+        if self.memory is not None and self.gpu_layers:
+            raise EngineError("a memory budget is of this machine's own memory; leave gpu_layers out, or the budget")
+        if self.flash_attention not in llama.FLASH_ATTENTION:
+            raise EngineError(f"flash_attention must be auto, on or off, it is {self.flash_attention!r}")
+
+    @property
+    def rows(self) -> int:
+        """Rows one decode may have, where nothing is measured."""
+        return self.batch or DEFAULT_BATCH
+
+    def check_sequences(self, batch: int) -> None:
+        """EngineError unless a batch of so many rows has one for each sequence, and as many outputs. llama.cpp reserves
+        that much, and would end the process."""
+        least = min(batch, self.outputs or batch)
+        if self.sequences > least:
+            raise EngineError(
+                f"{self.sequences} sequences need as many rows in a batch, and outputs; there are {least}"
+            )
+
+
+DEFAULTS = EngineOptions()
+
+
+def resolve(options: EngineOptions, shape: ModelShape) -> tuple[int, int, TensorType]:
+    """(context in tokens, threads, KV type) that `options` mean for a model of this shape."""
+    if options.kv_type not in KV_TYPES:
+        raise UnknownTypeError(f"{options.kv_type!r} cannot store a KV cache; use one of {', '.join(KV_TYPES)}")
+    kv = type_by_name(options.kv_type)
+    context = options.context
+    if context is None:
+        context = min(shape.context_length or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+        if options.memory is not None:
+            context = context_within(shape, kv, context, options.memory)
+    return context, options.threads or default_threads(), kv

@@ -1,0 +1,78 @@
+"""Chat templates: messages to one prompt text, by the Jinja template inside a GGUF, in a process of its own.
+
+What a template sees is what Hugging Face gives it: messages, a few flags, the special tokens, and two functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from edge.errors import TemplateError
+from edge.llm.template_process import TemplateProcess
+
+MAX_SOURCE = 1 << 20  # characters of a template; published ones have up to 20,000
+Message = Mapping[str, str]
+"""{"role": "system" | "user" | "assistant", "content": text}"""
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# For models that were never taught to chat: a transcript they can continue. Its stop strings end the answer.
+TRANSCRIPT = (
+    "{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}\n\n"
+    "{% else %}{{ m.role | capitalize }}: {{ m.content | trim }}\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}Assistant:{% endif %}"
+)
+TRANSCRIPT_STOPS = ("\nUser:", "\nAssistant:")
+
+
+class ChatTemplate:
+    """A valid template. `stops` are strings that end an answer where the model has no token for it."""
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        bos: str = "",
+        eos: str = "",
+        stops: Sequence[str] = (),
+        process: TemplateProcess | None = None,
+    ) -> None:
+        """process: that renders; by default, one of its own. TemplateError, with the line, where the source is not
+        valid Jinja, or takes too much to compile."""
+        if len(source) > MAX_SOURCE:
+            raise TemplateError(f"chat template: it has {len(source)} characters, {MAX_SOURCE} are the most")
+        self.source = source
+        self.stops = tuple(stops)
+        self._special = {"bos_token": bos, "eos_token": eos}
+        self._process = process or TemplateProcess()
+        self._ask(None)
+
+    @classmethod
+    def for_model(
+        cls, metadata: Mapping[str, Any], bos: str, eos: str, process: TemplateProcess | None = None
+    ) -> ChatTemplate:
+        """The template of a GGUF; where it has none, ChatML if the vocabulary has its tokens, else a transcript."""
+        own = metadata.get("tokenizer.chat_template")
+        if isinstance(own, str) and own.strip():
+            return cls(own, bos=bos, eos=eos, process=process)
+        if {"<|im_start|>", "<|im_end|>"} <= set(metadata.get("tokenizer.ggml.tokens", ())):
+            return cls(CHATML, bos=bos, eos=eos, process=process)
+        return cls(TRANSCRIPT, bos=bos, eos=eos, stops=TRANSCRIPT_STOPS, process=process)
+
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+        """The prompt text. TemplateError where the template refuses these messages, does not end, or takes more memory
+        than it may."""
+        return self._ask([dict(m) for m in messages], add_generation_prompt)
+
+    def _ask(self, messages: list[dict[str, str]] | None, add_generation_prompt: bool = False) -> str:
+        return self._process.ask(
+            {
+                "source": self.source,
+                "special": self._special,
+                "messages": messages,
+                "add_generation_prompt": add_generation_prompt,
+            }
+        )

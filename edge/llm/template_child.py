@@ -1,0 +1,132 @@
+"""The process in which chat templates are compiled and rendered: requests and answers are lines of JSON.
+
+The kernel limits it: the processor time of a request ends it, and so does memory where it does not raise MemoryError
+first. It ends when its parent does, whose end of the socket is then closed.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import resource
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+
+from edge.errors import TemplateError
+from edge.llm.sandbox import MAX_CHARACTERS, Sandbox
+from edge.llm.template_process import CPU_S
+
+ROOM_BYTES = 24 << 20  # that a request may take beside what its own messages do
+_ROOM_A_CHARACTER = 24  # bytes: some copies of a text, in the widest characters
+_LONGEST_REASON = 500  # characters of what a template says when it fails
+_STATM = Path("/proc/self/statm")
+
+
+def main() -> int:
+    """Answer until the parent has gone; 0."""
+    with suppress(OSError):  # where there is such a thing: a lack of memory ends this process, and not its parent
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    renderer = _Renderer()
+    for line in sys.stdin.buffer:
+        request = json.loads(line)
+        _limit(sum(len(message["content"]) for message in request["messages"] or ()))
+        try:
+            answer = _line(text=renderer.answer(request))
+        except (RecursionError, MemoryError) as error:
+            answer = _line(error=f"chat template needs too much memory: {type(error).__name__}")
+        except Exception as error:  # of any kind: the template is code, and it is at fault
+            answer = _line(error=str(error)[:_LONGEST_REASON])
+        _lift_limits()
+        sys.stdout.buffer.write(answer)
+        sys.stdout.buffer.flush()
+    return 0
+
+
+def _limit(characters: int) -> None:
+    """Allow one request about messages of so many characters."""
+    signal.setitimer(signal.ITIMER_PROF, CPU_S)  # ends the process, also in native code
+    if not _STATM.exists():
+        return  # macOS limits no address space
+    held = int(_STATM.read_text().split()[0]) * resource.getpagesize()
+    _limit_memory(held + ROOM_BYTES + _ROOM_A_CHARACTER * characters)
+
+
+def _lift_limits() -> None:
+    """Until the next request, which comes from the parent, as large as it is."""
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    _limit_memory(resource.RLIM_INFINITY)
+
+
+def _limit_memory(size_bytes: int) -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    if most != resource.RLIM_INFINITY and not 0 <= size_bytes <= most:
+        size_bytes = most
+    resource.setrlimit(resource.RLIMIT_AS, (size_bytes, most))
+
+
+def _line(**answer: str) -> bytes:
+    return json.dumps(answer, ensure_ascii=False).encode(errors="surrogatepass") + b"\n"
+
+
+class _Renderer:
+    """Keeps the template it compiled last."""
+
+    def __init__(self) -> None:
+        self._environment = Sandbox()
+        self._source: str | None = None
+        self._template: jinja2.Template | None = None
+
+    def answer(self, request: dict[str, Any]) -> str:
+        """The prompt's text; "" where only the template is to be checked. TemplateError."""
+        template = self._compiled(request["source"])
+        if request["messages"] is None:
+            return ""
+        self._environment.start()
+        pieces, length = [], 0
+        try:
+            for piece in template.generate(
+                messages=request["messages"],
+                add_generation_prompt=request["add_generation_prompt"],
+                raise_exception=_raise,
+                strftime_now=lambda form: datetime.datetime.now().strftime(form),
+                tools=None,
+                documents=None,
+                **request["special"],
+            ):
+                length += len(piece)
+                if length > MAX_CHARACTERS:
+                    raise TemplateError(f"chat template: it wrote more than {MAX_CHARACTERS} characters")
+                pieces.append(piece)
+        except (TemplateError, RecursionError, MemoryError):
+            raise
+        except Exception as error:
+            raise TemplateError(f"chat template failed on these messages: {error}") from error
+        return "".join(pieces)
+
+    def _compiled(self, source: str) -> jinja2.Template:
+        if self._template is None or source != self._source:
+            self._environment.start()  # constants are computed now
+            try:
+                self._template, self._source = self._environment.compiled(source), source
+            except jinja2.TemplateSyntaxError as error:
+                raise TemplateError(f"chat template, line {error.lineno}: {error.message}") from error
+            except (SyntaxError, RecursionError, MemoryError) as error:  # Python's, for what Jinja compiles to
+                raise TemplateError("chat template: it is nested too deeply, or too large") from error
+        return self._template
+
+
+def _raise(message: str) -> NoReturn:
+    raise TemplateError(f"chat template refuses these messages: {message}")
+
+
+if __name__ == "__main__":
+    with suppress(BrokenPipeError, ConnectionResetError):  # the parent has gone
+        main()
+    os._exit(0)  # nothing is left to flush, and what a template left behind need not be freed

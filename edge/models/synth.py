@@ -1,0 +1,260 @@
+"""Write a GGUF with random weights of a real model's shape.
+
+Speed and memory do not depend on what the weights say, so such a file is enough to measure both, to plan and to test.
+"""
+
+import os
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import count, islice, product
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from devices.files import check_room, temporary_beside
+from edge.models.presets import SHAPES
+from edge.models.shapes import ARCHITECTURES, Shape, ShapeError, shape
+from quant.types import TYPES, TensorType, type_by_name
+
+if TYPE_CHECKING:
+    from gguf import GGUFWriter
+
+__all__ = ["ARCHITECTURES", "SHAPES", "WEIGHT_TYPES", "Shape", "ShapeError", "Tensor", "layout", "shape", "synthesize"]
+
+Progress = Callable[[int, int], None]  # bytes written so far, bytes in all
+Rows = npt.NDArray[np.uint8]  # (rows, bytes of a row)
+
+# llama.cpp computes with these and can make them from values alone: the others are for activations or indices, or need
+# an importance matrix, which random weights do not have.
+_NOT_WEIGHTS = frozenset({"q8_1", "q8_k", "iq2_xxs", "iq2_xs", "iq1_s", "i8", "i16", "i32", "i64", "f64"})
+WEIGHT_TYPES: tuple[str, ...] = tuple(name for name in TYPES if name not in _NOT_WEIGHTS)
+
+# What llama.cpp's quantizer takes instead when a row does not fill blocks of 256; F16 when it does not fill 32 either.
+_FALLBACK = {
+    "q2_k": "iq4_nl", "q3_k": "iq4_nl", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0",
+    "iq1_m": "iq4_nl", "iq2_s": "iq4_nl", "iq3_xxs": "iq4_nl", "iq3_s": "iq4_nl", "iq4_xs": "iq4_nl",
+    "tq1_0": "q4_0", "tq2_0": "q4_0",
+}  # fmt: skip
+
+_CHUNK_VALUES = 1 << 20  # 4 MiB of floats at a time
+_RANDOM_VALUES = 2_000_000_000  # above, random rows are used again and again
+_POOL_BYTES = 16 << 20
+_HEADER_BYTES = 16 << 20  # more than the vocabulary and the names take
+_ALIGNMENT = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor of the file to be."""
+
+    name: str
+    dims: tuple[int, ...]  # slowest first
+    type: TensorType
+
+    @property
+    def row(self) -> int:
+        """Values in a row."""
+        return self.dims[-1]
+
+    @property
+    def rows(self) -> int:
+        """Rows in all, over all experts."""
+        return prod(self.dims[:-1])
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the data, without padding."""
+        return self.rows * self.type.n_bytes(self.row)
+
+
+def layout(shape: Shape, type_name: str = "q4_0", head_type: str | None = None) -> list[Tensor]:
+    """The tensors of such a file, in order.
+
+    Matrices have `type_name`; norms, biases and routers are F32. The head (`output`, or the token table of a tied
+    model) has `head_type`: without it q6_k, as llama.cpp's quantizer chooses, or `type_name` where that is wider. A row
+    that does not fill whole blocks gets what llama.cpp's quantizer falls back to (q4_k: q5_0, q6_k: q8_0, ..., f16).
+    UnknownTypeError for an unknown type; ShapeError for bad figures or a type that weights cannot have.
+    """
+    body = _weight_type(type_name)
+    head = _weight_type(head_type) if head_type else max(body, TYPES["q6_k"], key=lambda t: t.bits_per_weight)
+    head_name = "token_embd.weight" if shape.tied else "output.weight"
+
+    def type_of(name: str, dims: tuple[int, ...]) -> TensorType:
+        if len(dims) == 1 or name.endswith(".bias") or "ffn_gate_inp" in name:
+            return TYPES["f32"]
+        return _that_fits(head if name == head_name else body, dims[-1])
+
+    return [Tensor(name, dims, type_of(name, dims)) for name, dims in shape.tensors()]
+
+
+def synthesize(
+    path: str | os.PathLike[str],
+    shape: Shape,
+    type_name: str = "q4_0",
+    head_type: str | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> int:
+    """Write a model of this shape with random weights to `path`; its bytes.
+
+    Types are as in `layout`. Values are normal with a variance of 1 / row length, so that hidden states stay near 1 at
+    any depth; norms are near 1. Every tensor has its own values, given by `seed` and its name. Above 2e9 values a pool
+    of random rows is used again and again, from another row on in each tensor, and the file is written at disk speed.
+
+    Memory stays under 300 MB whatever the size. The file appears under its name only when it is whole.
+    OSError when the disk has no room; ShapeError and UnknownTypeError as `layout`; EngineError if llama.cpp
+    cannot quantize to the type.
+    """
+    target = Path(path)
+    tensors = layout(shape, type_name, head_type)
+    total = sum(_padded(t.n_bytes) for t in tensors)
+    check_room(target, total + _HEADER_BYTES)
+    rows = _Pool(seed) if shape.parameters > _RANDOM_VALUES else _Random(seed)
+    with temporary_beside(target) as temporary:
+        _write_header(temporary, shape, tensors, f"{shape.arch} random {seed}")
+        done = 0
+        with temporary.open("ab") as out:
+            _pad(out)
+            for tensor in tensors:
+                for chunk in rows.of(tensor):
+                    out.write(chunk.data)
+                    done += chunk.nbytes
+                    if progress:
+                        progress(done, total)
+                done += _pad(out)
+            n_bytes = out.tell()
+        temporary.replace(target)
+    return n_bytes
+
+
+class _Random:
+    """Rows of fresh random values."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def of(self, tensor: Tensor) -> Iterator[Rows]:
+        """The tensor's rows, quantized, a chunk at a time."""
+        rng = np.random.default_rng([self._seed, zlib.crc32(tensor.name.encode())])
+        step = max(1, _CHUNK_VALUES // tensor.row)
+        for first in range(0, tensor.rows, step):
+            yield _quantized(tensor, rng, min(step, tensor.rows - first))
+
+
+class _Pool:
+    """Rows out of a pool of random ones: one pool for each type and row length."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._pools: dict[tuple[str, int], Rows] = {}
+
+    def of(self, tensor: Tensor) -> Iterator[Rows]:
+        """The tensor's rows, quantized, a chunk at a time."""
+        if len(tensor.dims) == 1:  # norms and biases are few, and not near zero
+            yield from _Random(self._seed).of(tensor)
+            return
+        pool = self._pool(tensor)
+        at = zlib.crc32(f"{self._seed} {tensor.name}".encode()) % len(pool)
+        left = tensor.rows
+        while left:
+            chunk = pool[at : at + left]
+            yield chunk
+            left -= len(chunk)
+            at = 0
+
+    def _pool(self, tensor: Tensor) -> Rows:
+        key = tensor.type.name, tensor.row
+        if key not in self._pools:
+            # An odd number of rows: heads and experts come in even ones, so none of them repeats another.
+            rows = max(1, _POOL_BYTES // tensor.type.n_bytes(tensor.row)) | 1
+            sample = Tensor(str(key), (rows, tensor.row), tensor.type)
+            self._pools[key] = np.concatenate(list(_Random(self._seed).of(sample)))
+        return self._pools[key]
+
+
+def _quantized(tensor: Tensor, rng: np.random.Generator, rows: int) -> Rows:
+    """The next `rows` rows of a tensor."""
+    from edge.llama import ggml
+
+    values = rng.standard_normal((rows, tensor.row), dtype=np.float32)
+    if len(tensor.dims) > 1:
+        values *= 0.02 if tensor.name.endswith(".bias") else tensor.row**-0.5
+    else:  # a little noise, so that a norm or a bias in the wrong place shows
+        values *= 0.02
+        values += 0.0 if tensor.name.endswith(".bias") else 1.0
+    if tensor.type.name == "f32":
+        return values.view(np.uint8)
+    return ggml.quantize_rows(values, tensor.type.id)
+
+
+def _weight_type(name: str) -> TensorType:
+    found = type_by_name(name)
+    if found.name not in WEIGHT_TYPES:
+        raise ShapeError(f"random weights cannot be made as {found.name}; these can: {', '.join(WEIGHT_TYPES)}")
+    return found
+
+
+def _that_fits(wanted: TensorType, row: int) -> TensorType:
+    """`wanted`, or what llama.cpp's quantizer takes instead for rows that do not fill its blocks."""
+    if row % wanted.block == 0:
+        return wanted
+    other = TYPES[_FALLBACK.get(wanted.name, "f16")]
+    return other if row % other.block == 0 else TYPES["f16"]
+
+
+def _write_header(path: Path, shape: Shape, tensors: list[Tensor], name: str) -> None:
+    """Everything before the data."""
+    from gguf import GGUFValueType, GGUFWriter
+
+    writer = GGUFWriter(path, shape.arch)
+    try:
+        writer.add_name(name)
+        writer.add_quantization_version(2)
+        kinds = {int: GGUFValueType.UINT32, float: GGUFValueType.FLOAT32, str: GGUFValueType.STRING}
+        for key, value in shape.metadata().items():
+            writer.add_key_value(key, value, kinds[type(value)])
+        _add_vocabulary(writer, shape.vocab)
+        for tensor in tensors:
+            writer.add_tensor_info(tensor.name, tensor.dims, np.dtype(np.float32), tensor.n_bytes, tensor.type.id)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+    finally:
+        writer.close()
+
+
+def _add_vocabulary(writer: "GGUFWriter", n_vocab: int) -> None:
+    """Tokens that spell any text: control tokens, the 256 bytes, and words (a prefix of a word is a word, too)."""
+    control = ["<unk>", "<s>", "</s>", "<|endoftext|>"]  # llama.cpp looks for the last one in phi3
+    single = [f"<0x{byte:02X}>" for byte in range(256)]
+    words = list(islice(_words(), n_vocab - len(control) - len(single)))
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(control + single + words)
+    writer.add_token_scores([0.0] * (n_vocab - len(words)) + [-float(i) for i in range(len(words))])
+    writer.add_token_types([2, 3, 3, 3] + [6] * 256 + [1] * len(words))
+    writer.add_unk_token_id(0)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+
+
+def _words() -> Iterator[str]:
+    """The space, the characters of ASCII, then " a", " b", ... " z", " aa", " ab", and so on for ever."""
+    space = "\u2581"  # how this tokenizer writes one
+    yield space
+    yield from map(chr, range(33, 127))
+    for length in count(1):
+        for letters in product("abcdefghijklmnopqrstuvwxyz", repeat=length):
+            yield space + "".join(letters)
+
+
+def _padded(n: int) -> int:
+    return -(-n // _ALIGNMENT) * _ALIGNMENT
+
+
+def _pad(out: BinaryIO) -> int:
+    """Fill up to the next tensor's place; the bytes written."""
+    return out.write(bytes(-out.tell() % _ALIGNMENT))

@@ -1,0 +1,1 @@
+"""How devices reach each other: channels, credentials, and the links between ranks."""

@@ -1,0 +1,1 @@
+"""An ONNX model on one device, and its stages in a pipeline."""

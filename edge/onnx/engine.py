@@ -1,0 +1,232 @@
+"""A model, or one stage of it, on ONNX Runtime: arrays in, arrays out."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from devices.probe import default_threads
+from edge.errors import EngineError, Interrupted
+from edge.onnx.file import first_line, load, tensors
+from edge.onnx.providers import open_session
+from edge.onnx.runtime import refusals, runtime
+from edge.onnx.samples import Feeds, Input, SamplesError, inputs_of, made_up
+from edge.onnx.signature import Output, fit, outputs_of, shape_of
+from quant.errors import ModelFileError
+
+_BAD_NODE = re.compile(r"Bad node spec for node\. Name: (.*) OpType: (\S+)")
+_NO_SHAPE = "Field 'shape' of 'type' is required"
+_NO_MEMORY = "Failed to allocate memory"
+
+Array = npt.NDArray[Any]
+_Shapes = tuple["tuple[int, ...] | None", ...]  # of the outputs; None where it is known only afterwards
+
+
+class OnnxEngine:
+    """An ONNX model, loaded.
+
+    `run` may be called from several threads at once. Python's lock is free while it computes.
+    """
+
+    def __init__(
+        self,
+        model: Path | bytes,
+        threads: int | None = None,
+        provider: str | None = None,
+        *,
+        dims: Mapping[str, int] | None = None,
+        buffers: int = 0,
+    ) -> None:
+        """Load the file `model`, or what such a file holds, with all its weights.
+
+        threads: one per physical core where None. provider: such as "cuda"; where None, the best of this build that
+        takes the model. What it lacks runs on the CPU. dims: values for dimensions that the model leaves open, which
+        are fixed from then on. buffers: sets of memory for outputs, used in turn: what `run` gives is valid until the
+        run that comes so many later begins, and at most so many run at once. 0: every run makes new arrays, which the
+        caller may keep.
+
+        OSError where the file cannot be read; ModelFileError for what is no valid ONNX model, or has inputs or outputs
+        that are no tensors of numbers; EngineError for a provider that is not there and for an operator that ONNX
+        Runtime does not know, with its node.
+        """
+        self.path = model if isinstance(model, Path) else None
+        self.threads = threads or default_threads()
+        name = self.path.name if self.path else "the model"
+        graph, self.files = _checked(model)  # what was read: the file, and those with weights beside it
+        for one in graph.input:
+            if one.type.HasField("tensor_type") and not one.type.tensor_type.HasField("shape"):
+                raise ModelFileError(f"{name}: input {one.name!r} is declared without a shape; export it with one")
+        open_dims = {dim.dim_param for one in graph.input for dim in one.type.tensor_type.shape.dim if dim.dim_param}
+        for dim in dims or {}:
+            if dim not in open_dims:
+                there = ", ".join(map(repr, sorted(open_dims))) or "none"
+                raise SamplesError(f"{name} leaves no dimension {dim!r} open; those with names are: {there}")
+        nodes = {f"{n.domain}:{n.op_type}": n.name or n.output[0] for n in reversed(graph.node)}
+        del graph  # the weights, a second time
+        source = model if isinstance(model, bytes) else str(model)
+        opened = open_session(source, name, self.threads, provider, dims or {}, nodes)
+        self.provider, self.fell_back_from = opened.provider, opened.fell_back_from
+        self.inputs: tuple[Input, ...] = inputs_of(opened.session)
+        self.outputs: tuple[Output, ...] = outputs_of(opened.session)
+        self._names = [one.name for one in self.outputs]
+        self._session: Any = opened.session
+        self._options = self._new_options()
+        self._buffers = _Buffers(self.outputs, buffers)
+        self._shapes_hold = True
+
+    def run(self, feeds: Mapping[str, Array]) -> Feeds:
+        """The outputs by name, for an array of the right type and shape under the name of each input.
+
+        Arrays are used where they lie, also read-only ones; those that are not contiguous are copied. They must not
+        change meanwhile. How long outputs are valid: see `buffers`, which counts for those whose shape the model
+        declares; the others are the caller's. SamplesError, which says need and have, for inputs that do not fit;
+        EngineError, which names the node, where ONNX Runtime fails; NotEnoughMemory; Interrupted after `stop`.
+        """
+        session, options = self._session, self._options
+        if session is None:
+            raise EngineError("this engine is closed; open the model again to run it")
+        dims = fit(self.inputs, feeds)
+        arrays = {one.name: np.require(feeds[one.name], requirements=("C", "A")) for one in self.inputs}
+        shapes = tuple(shape_of(one, dims) if self._shapes_hold else None for one in self.outputs)
+        try:
+            return self._compute(session, options, arrays, shapes)
+        except EngineError:
+            if not any(shapes):
+                raise
+            # Declared shapes are not checked by anyone: with those of a careless export the run works without buffers.
+            found = self._compute(session, options, arrays, (None,) * len(shapes))
+            self._shapes_hold = False
+            return found
+
+    def warm_up(self, feeds: Mapping[str, Array] | None = None) -> None:
+        """Run once, which the first time takes longer, with made-up inputs where none are given. Errors as of `run`.
+
+        Open dimensions are 1 in what is made up.
+        """
+        self.run(next(made_up(self.inputs, 1)) if feeds is None else feeds)
+
+    def stop(self) -> None:
+        """Make a run in another thread, at its next node, and all that follow raise Interrupted."""
+        self._options.terminate = True
+
+    def resume(self) -> None:
+        """Run again after `stop`. A run that is still about to end because of it ends all the same."""
+        self._options = self._new_options()
+
+    def close(self) -> None:
+        """Free the model, once runs in other threads have ended. What outputs the caller has stay valid."""
+        self._session = None
+
+    def __enter__(self) -> OnnxEngine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @staticmethod
+    def _new_options() -> Any:
+        options = runtime().RunOptions()
+        options.log_severity_level = 4  # nothing
+        # Its default, no graph to replay; where it is not there, looking for it costs more than a small model does.
+        options.add_run_config_entry("gpu_graph_id", "-1")
+        return options
+
+    def _compute(self, session: Any, options: Any, arrays: Feeds, shapes: _Shapes) -> Feeds:
+        """The outputs, in memory of ours where their shape is known before."""
+        with refusals(f"run {self.path.name if self.path else 'the model'}"):
+            held = self._buffers.take(shapes)
+            binding = session.io_binding()
+            for name, array in arrays.items():
+                binding.bind_cpu_input(name, array)
+            for name, output in zip(self._names, held, strict=True):
+                if output is None:
+                    binding.bind_output(name, "cpu")
+                else:
+                    binding.bind_output(name, "cpu", 0, output.dtype, output.shape, output.ctypes.data)
+            try:
+                session.run_with_iobinding(binding, options)
+            except Exception as exc:  # of no class that says why
+                if options.terminate:
+                    raise Interrupted("the run was stopped") from exc
+                if _NO_MEMORY in str(exc):
+                    raise MemoryError from exc
+                raise
+            if options.terminate:  # too late to end it early
+                raise Interrupted("the run was stopped")
+            made = binding.get_outputs() if None in shapes else held
+            return {
+                name: value.numpy() if output is None else output
+                for name, output, value in zip(self._names, held, made, strict=True)
+            }
+
+
+class _Buffers:
+    """Memory for outputs: sets of arrays that take turns, or new ones each time."""
+
+    def __init__(self, outputs: tuple[Output, ...], sets: int) -> None:
+        self._types, self._sets = [one.dtype for one in outputs], sets
+        self._shapes: _Shapes = ()
+        self._held: deque[tuple[Array | None, ...]] = deque()
+        self._lock = threading.Lock()
+
+    def take(self, shapes: _Shapes) -> tuple[Array | None, ...]:
+        """An array for each output, None where its shape is None."""
+        if not self._sets:
+            return self._new(shapes)
+        with self._lock:
+            if shapes != self._shapes:
+                self._shapes = shapes
+                self._held.clear()
+            held = self._new(shapes) if len(self._held) < self._sets else self._held.popleft()
+            self._held.append(held)
+            return held
+
+    def _new(self, shapes: _Shapes) -> tuple[Array | None, ...]:
+        return tuple(
+            None if shape is None else np.empty(shape, dtype) for dtype, shape in zip(self._types, shapes, strict=True)
+        )
+
+
+def _checked(model: Path | bytes) -> tuple[Any, frozenset[Path]]:
+    """The model's GraphProto, valid as far as that can be told without ONNX Runtime, and the files it lies in."""
+    try:
+        if isinstance(model, bytes):
+            return _parsed(model).graph, frozenset()
+        file = load(model)
+        return file.model.graph, file.data_files | {model}
+    except ModelFileError as exc:
+        if found := _BAD_NODE.search(str(exc.__cause__)):
+            raise ModelFileError(f"{exc} (node {found[1]!r}, {found[2]})") from exc
+        raise
+
+
+def _parsed(content: bytes) -> Any:
+    """The model in these bytes, which may name no files: there is no folder that they could be in."""
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(content)
+    except DecodeError as exc:
+        raise ModelFileError(f"these {len(content)} bytes are no ONNX model, or are cut off") from exc
+    for tensor in tensors(model):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            raise ModelFileError(f"tensor {tensor.name!r} has its data in a file; give the model as a file, too")
+    try:
+        onnx.checker.check_model(model)
+    except Exception as exc:  # ValidationError, and others for what cannot be encoded
+        if _NO_SHAPE in str(exc):  # as in `load`
+            return model
+        raise ModelFileError(f"these bytes are no valid ONNX model: {first_line(exc)}") from exc
+    return model

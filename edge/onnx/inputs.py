@@ -1,0 +1,134 @@
+"""Inputs of an ONNX model from files: pictures, and arrays in .npz and .npy files."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edge.errors import NotEnoughMemory
+from edge.onnx.images import Scaling, picture
+from edge.onnx.samples import Feeds, Input, SamplesError
+from edge.onnx.signature import dtype_of
+
+Array = npt.NDArray[Any]
+
+_SUFFIXES = (".npz", ".npy")
+_MAGIC = (b"PK\x03\x04", b"PK\x05\x06", b"\x93NUMPY")  # of files that have another name
+
+
+@dataclass(frozen=True)
+class Given:
+    """What was read."""
+
+    feeds: Feeds
+    scalings: dict[str, Scaling]  # of the inputs whose pixels were scaled
+    notes: tuple[str, ...]  # what was done to pictures
+
+
+def read(inputs: tuple[Input, ...], files: Sequence[str], scaling: Scaling | None) -> Given:
+    """A value for each input, from "FILE" or "NAME=FILE".
+
+    A picture goes into the input of its name, or into the only one there is. A .npz file without a name gives an array
+    for every input that it has one for; with a name the array of that name, or the only one. Arrays become the model's
+    type where no value changes but in its precision. OSError where a file cannot be read. SamplesError for what is no
+    picture and no arrays, for names that the model does not have, and for inputs without or with two values. Shapes are
+    checked by whoever runs the model.
+    """
+    by_name = {one.name: one for one in inputs}
+    feeds: Feeds = {}
+    scalings: dict[str, Scaling] = {}
+    notes = []
+    for text in files:
+        name, path = _split(text, by_name)
+        if is_arrays(path):
+            found = {key: _typed(array, by_name[key], path) for key, array in _arrays(path, name, by_name).items()}
+        else:
+            if name is None and len(inputs) != 1:
+                raise SamplesError(f"the model takes {_listed(by_name)}; say which with NAME={path}")
+            one = by_name[name] if name is not None else inputs[0]
+            made = picture(path, one, scaling)
+            found = {one.name: made.array}
+            notes.append(made.note)
+            if made.scaling:
+                scalings[one.name] = made.scaling
+        for key in found.keys() & feeds.keys():
+            raise SamplesError(f"input {key!r} is given twice, the second time by {path}")
+        feeds |= found
+    lacking = [name for name in by_name if name not in feeds]
+    if lacking:
+        raise SamplesError(f"the model takes {_listed(by_name)}; nothing is given for {_listed(lacking)}")
+    return Given(feeds, scalings, tuple(notes))
+
+
+def path_of(text: str) -> Path:
+    """The file in "FILE" or "NAME=FILE", as far as that can be told without the model."""
+    path = Path(text)
+    return path if path.exists() or "=" not in text else Path(text.partition("=")[2])
+
+
+def is_arrays(path: Path) -> bool:
+    """Whether a file is a .npz or .npy file, by its name or by how it begins. OSError."""
+    if path.suffix in _SUFFIXES:
+        return True
+    with path.open("rb") as file:
+        return file.read(6).startswith(_MAGIC)
+
+
+def _split(text: str, inputs: dict[str, Input]) -> tuple[str | None, Path]:
+    """The name of an input, if there is one before a "=", and the file."""
+    name, equals, rest = text.partition("=")
+    if not equals or (name not in inputs and Path(text).exists()):
+        return None, Path(text)
+    if name not in inputs:
+        raise SamplesError(f"the model has no input {name!r}; it takes {_listed(inputs)}")
+    return name, Path(rest)
+
+
+def _arrays(path: Path, name: str | None, inputs: dict[str, Input]) -> Feeds:
+    """The arrays of a file by the name of their input: of one input, or of all that it has arrays for."""
+    try:
+        with path.open("rb") as file:
+            held = np.load(file, allow_pickle=False)
+            if isinstance(held, np.ndarray):
+                if name is None and len(inputs) != 1:
+                    raise SamplesError(f"the model takes {_listed(inputs)}; say which with NAME={path}")
+                return {name if name is not None else next(iter(inputs)): held}
+            if name is not None:
+                if name not in held.files and len(held.files) != 1:
+                    raise SamplesError(f"{path} needs an array {name!r}, or only one; it holds {_listed(held.files)}")
+                return {name: held[name if name in held.files else held.files[0]]}
+            found = [key for key in inputs if key in held.files]
+            if not found and inputs:
+                raise SamplesError(f"{path} needs an array for {_listed(inputs)}; it holds {_listed(held.files)}")
+            return {key: held[key] for key in found}
+    except MemoryError as exc:
+        raise NotEnoughMemory(f"{path} does not fit into memory; save smaller arrays there") from exc
+    except (ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError) as exc:
+        raise SamplesError(f"{path} is not a .npz file of numbers, or is cut off; numpy.savez writes one") from exc
+
+
+def _typed(array: Array, one: Input, path: Path) -> Array:
+    """The array in the model's type."""
+    wanted = dtype_of(one.type)
+    if array.dtype == wanted:
+        return array
+    refused = SamplesError(f"{path}: input {one.name!r} takes values of type {wanted}; it has {array.dtype}")
+    if not np.can_cast(array.dtype, wanted, "same_kind"):
+        raise refused
+    with np.errstate(over="ignore"):
+        typed = array.astype(wanted)
+    same = np.isfinite(typed) == np.isfinite(array) if wanted.kind == "f" else typed == array
+    if not same.all():
+        raise SamplesError(f"{refused}, some too large for it")
+    return typed
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(map(repr, names)) or "nothing"

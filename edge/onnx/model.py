@@ -1,0 +1,214 @@
+"""An ONNX model as its owner has it: the checked file, its graph, and the stages it is cut into."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+
+from devices.files import removed_at_end
+from edge.errors import NotEnoughMemory
+from edge.onnx.file import OnnxFile
+from edge.onnx.samples import TYPES, Feeds, Input, SamplesError, made_up
+from edge.onnx.wire import MOST_TENSOR_BYTES, Array, Boundary, Tensor
+from edge.slices.local import OwnSlices
+from partition.errors import CannotSlice, PlanError
+from partition.model.onnx_graph import OnnxGraph
+from partition.model.onnx_shapes import Value, type_name
+from partition.plan.onnx_cuts import Cut, cut_at, cuts, stage_io
+from partition.plan.onnx_plan import OnnxPlan, OnnxStage
+from partition.plan.plan import Range
+from partition.slices.onnx_recipe import stage_recipe
+from partition.slices.onnx_slice import slice_model
+from partition.slices.recipe import Recipe, whole
+
+_MOST_BYTES = (1 << 31) - 1  # of a protobuf message
+_MOST_RECIPE = 8 << 20  # bytes that a recipe may write out: it travels in one message
+
+
+@dataclass(frozen=True)
+class Part:
+    """One stage, cut."""
+
+    content: bytes  # a serialized ModelProto
+    digest: str  # its SHA-256
+    takes: Boundary
+    gives: Boundary
+    weight_bytes: int
+    activation_bytes: int  # the largest that one node takes and makes
+
+
+@dataclass(frozen=True)
+class OnnxModel:
+    """A model and its graph."""
+
+    file: OnnxFile
+    graph: OnnxGraph  # looked at with sizes for all open dimensions
+    digest: str  # SHA-256 of the model's file, without files beside it
+
+    @classmethod
+    def of(cls, file: OnnxFile, dims: Mapping[str, int]) -> OnnxModel:
+        """The model, looked at with these sizes of its open dimensions, as `dims_of` names them. The errors of
+        OnnxGraph."""
+        return cls(file, OnnxGraph.of(file.model, dims), OwnSlices().model_digest(file.path))
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return self.file.path.name
+
+    @property
+    def inputs(self) -> tuple[Input, ...]:
+        """What it takes."""
+        return declared_inputs(self.file)
+
+    def noise(self) -> Feeds:
+        """A made-up input of the sizes that the graph is looked at with; the same each time."""
+        fixed = [
+            Input(one.name, one.type, self.graph.values[one.name].shape if one.name in self.graph.values else one.shape)
+            for one in self.inputs
+        ]
+        try:
+            return next(made_up(tuple(fixed), 1))
+        except MemoryError as error:
+            shapes = ", ".join(f"{one.name} {list(one.shape)}" for one in fixed)
+            raise NotEnoughMemory(f"memory ran out for an input of {shapes}; choose smaller dimensions") from error
+
+    def plan(self, devices: Sequence[str], cuts: Sequence[Cut]) -> OnnxPlan:
+        """The plan that cuts here, with a stage for each of `devices`."""
+        bounds = [0, *(cut.position for cut in cuts), len(self.graph.nodes)]
+        stages = [
+            OnnxStage(where, Range(start, stop), cut.label if cut else "")
+            for where, (start, stop), cut in zip(devices, pairwise(bounds), [*cuts, None], strict=True)
+        ]
+        return OnnxPlan(self.name[:255], self.digest, len(self.graph.nodes), tuple(stages))
+
+    def check(self, plan: OnnxPlan) -> None:
+        """PlanError where the plan is for another model, or cuts where nothing can be cut."""
+        if plan.model_digest and plan.model_digest != self.digest:
+            raise PlanError(
+                f"{self.name} has SHA-256 {self.digest[:12]}..., the plan is for {plan.model_digest[:12]}...: it has"
+                " changed, or is another model; make a new plan"
+            )
+        if plan.n_nodes != len(self.graph.nodes):
+            raise PlanError(
+                f"the plan is for a graph of {plan.n_nodes} nodes, {self.name} has {len(self.graph.nodes)};"
+                " make a new plan"
+            )
+        for stage in plan.stages[:-1]:
+            known = self._labels.get(stage.nodes.stop)
+            label = known if known is not None else cut_at(self.graph, stage.nodes.stop).label
+            if stage.until and stage.until != label:
+                raise PlanError(f"the cut at node {stage.nodes.stop} is after {label!r}, the plan says {stage.until!r}")
+
+    @cached_property
+    def _labels(self) -> dict[int, str]:
+        """Of all cuts, by position: a sweep asks for each of them."""
+        return {cut.position: cut.label for cut in cuts(self.graph)}
+
+    def parts(self, plan: OnnxPlan) -> list[Part]:
+        """The stages of a plan that was checked. CannotSlice where one is too large to be sent, or its shapes are not
+        known."""
+        return [self._part(i, plan) for i in range(len(plan.stages))]
+
+    @contextmanager
+    def recipe(self, part: Part) -> Iterator[tuple[Recipe, Path]]:
+        """How to cut a stage, and from which file, which is there until the end of the block: the model's, or one of
+        the stage itself, where that is not made of the model's."""
+        path = self.file.path
+        with (
+            path.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+            memoryview(mapped) as data,
+        ):
+            recipe = stage_recipe(part.content, data, self.digest)
+        if len(recipe.to_bytes()) <= _MOST_RECIPE:
+            yield recipe, path
+            return
+        with tempfile.NamedTemporaryFile(prefix="edge-stage-", suffix=".onnx") as held, removed_at_end(Path(held.name)):
+            held.write(part.content)
+            held.flush()
+            yield whole(part.digest, len(part.content)), Path(held.name)
+
+    def _part(self, i: int, plan: OnnxPlan) -> Part:
+        nodes = plan.stages[i].nodes
+        proto = slice_model(self.file.model, self.graph, nodes.start, nodes.stop)
+        if proto.ByteSize() > _MOST_BYTES:
+            raise CannotSlice(f"stage {i} has {proto.ByteSize():,} bytes, at most 2 GiB can be sent; cut it once more")
+        content: bytes = proto.SerializeToString(deterministic=True)
+        io = stage_io(self.graph, nodes.start, nodes.stop)
+        makers = self.graph.nodes[nodes.start : nodes.stop]
+        return Part(
+            content,
+            hashlib.sha256(content).hexdigest(),
+            _boundary(io.tensors_in, inner=i > 0, passed=i),
+            _boundary(io.tensors_out, inner=i + 1 < len(plan.stages), passed=i + 1),
+            self.graph.stage_weight_bytes(nodes.start, nodes.stop),
+            max(node.output_bytes + self._bytes(node.inputs) for node in makers),
+        )
+
+    def _bytes(self, names: tuple[str, ...]) -> int:
+        return sum(self.graph.values[name].n_bytes for name in names if name in self.graph.values)
+
+
+def declared_inputs(file: OnnxFile) -> tuple[Input, ...]:
+    """What a model takes, as ONNX Runtime would say it. SamplesError for what is no tensor with a shape."""
+    found = []
+    for value in file.model.graph.input:
+        tensor = value.type.tensor_type
+        kind = type_name(tensor.elem_type) if value.type.HasField("tensor_type") and tensor.HasField("shape") else None
+        if kind not in _NAMES:
+            what = kind or "no tensor of numbers with a shape"
+            raise SamplesError(f"input {value.name!r} is {what}; such a model cannot be cut")
+        shape = tuple(
+            dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else dim.dim_param or "?"
+            for dim in tensor.shape.dim
+        )
+        found.append(Input(value.name, _NAMES[kind], shape))
+    return tuple(found)
+
+
+def dims_of(inputs: Sequence[Input], feeds: Mapping[str, Array]) -> dict[str, int]:
+    """The sizes that these arrays give to open dimensions: by name, or as "input[axis]" for those without."""
+    return {
+        f"{one.name}[{axis}]" if dim == "?" else str(dim): feeds[one.name].shape[axis]
+        for one in inputs
+        for axis, dim in enumerate(one.shape)
+        if isinstance(dim, str)
+    }
+
+
+def with_dims(inputs: Sequence[Input], dims: Mapping[str, int]) -> tuple[Input, ...]:
+    """The same inputs with these sizes for open dimensions that have names. SamplesError for a name that none has."""
+    for name in dims:
+        if not any(name in one.shape for one in inputs):
+            there = ", ".join(sorted({repr(dim) for one in inputs for dim in one.shape if isinstance(dim, str)}))
+            raise SamplesError(f"the model leaves no dimension {name!r} open; those with names are: {there or 'none'}")
+    return tuple(
+        Input(one.name, one.type, tuple(dims.get(dim, dim) if isinstance(dim, str) else dim for dim in one.shape))
+        for one in inputs
+    )
+
+
+_NAMES = {name: type_ for type_, name in TYPES.items()}  # as ONNX Runtime calls what numpy calls so
+
+
+def _boundary(values: tuple[Value, ...], inner: bool, passed: int) -> Boundary:
+    return Boundary(tuple(map(_tensor, values)), inner, passed)
+
+
+def _tensor(value: Value) -> Tensor:
+    try:
+        open_dims = tuple(i for i, dim in enumerate(value.dims) if isinstance(dim, str))
+        made = Tensor(value.name, value.type, value.shape, open_dims)
+        if made.n_bytes > MOST_TENSOR_BYTES:
+            raise ValueError(f"tensor {made.name!r} has {made.n_bytes:,} bytes, at most {MOST_TENSOR_BYTES:,} cross")
+        return made
+    except ValueError as error:
+        raise CannotSlice(f"{error}; cut the model elsewhere") from None

@@ -1,0 +1,132 @@
+"""Outputs of an ONNX model: their figures, the likeliest classes, and a .npz file with all of them."""
+
+from __future__ import annotations
+
+import math
+import os
+import zipfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from devices.files import temporary_beside
+from edge.errors import TextError
+from edge.onnx.samples import Feeds
+
+Array = npt.NDArray[Any]
+
+_MOST_LABELS = 64 << 20  # bytes of a file with them
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One output in figures."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: str  # as numpy calls it
+    min: float | None  # of the finite values, as the next two; None where there are none
+    max: float | None
+    mean: float | None
+    not_finite: int  # values that are infinite or not a number
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, by field."""
+        return asdict(self) | {"shape": list(self.shape)}
+
+
+@dataclass(frozen=True)
+class Top:
+    """The likeliest classes of every row of an output, best first."""
+
+    output: str
+    rows: tuple[tuple[tuple[int, str, float], ...], ...]  # class, label, value
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; null for those that are not finite."""
+        rows = [[{"class": i, "label": label, "value": _finite(v)} for i, label, v in row] for row in self.rows]
+        return {"output": self.output, "rows": rows}
+
+
+def summaries(outputs: Feeds) -> list[Summary]:
+    """The figures of every output."""
+    return [_summary(name, array) for name, array in outputs.items()]
+
+
+def read_labels(path: Path) -> list[str]:
+    """The lines of a file, without empty ones at its end. OSError; TextError for what is no such text."""
+    size = path.stat().st_size
+    if size > _MOST_LABELS:
+        raise TextError(f"{path} has {size} bytes; labels are text, one a line, of at most {_MOST_LABELS} bytes")
+    try:
+        labels = path.read_bytes().decode("utf-8-sig").rstrip().splitlines()
+    except UnicodeDecodeError as exc:
+        raise TextError(f"{path} is not UTF-8; labels are text, one a line") from exc
+    if not labels:
+        raise TextError(f"{path} holds no labels; needed is one a line")
+    return [label.strip() for label in labels]
+
+
+def likeliest(outputs: Feeds, labels: Sequence[str], n: int) -> Top:
+    """The `n` largest values of every row of the first output that has a value for each label.
+
+    TextError where there is none: (classes) or (rows, classes), also with axes of 1 after them.
+    """
+    for name, array in outputs.items():
+        rows = _rows(array, len(labels))
+        if rows is not None:
+            best = np.argsort(-rows.astype(np.float64), axis=1, kind="stable")[:, :n]  # what is not a number comes last
+            return Top(
+                name,
+                tuple(
+                    tuple((int(i), labels[i], float(row[i])) for i in order)
+                    for row, order in zip(rows, best, strict=True)
+                ),
+            )
+    shapes = ", ".join(f"{name!r} has the shape {array.shape}" for name, array in outputs.items())
+    raise TextError(f"there are {len(labels)} labels, and no output has so many classes: {shapes}")
+
+
+def write(path: Path, outputs: Feeds) -> None:
+    """A .npz file of the outputs by name, whole or not at all. OSError."""
+    with temporary_beside(path) as temporary:
+        # Not numpy.savez: its own arguments have names, too, which no output could have.
+        with zipfile.ZipFile(temporary, "w") as archive:
+            for name, array in outputs.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, array, allow_pickle=False)
+        os.replace(temporary, path)
+
+
+def _summary(name: str, array: Array) -> Summary:
+    finite = np.isfinite(array)
+    count = int(finite.sum())
+    values = array if count == array.size else array[finite]
+    least, most, mean = (values.min(), values.max(), values.mean(dtype=np.float64)) if count else (None, None, None)
+    return Summary(
+        name=name,
+        shape=array.shape,
+        type=str(array.dtype),
+        min=None if least is None else float(least),
+        max=None if most is None else float(most),
+        mean=None if mean is None else _finite(float(mean)),
+        not_finite=array.size - count,
+    )
+
+
+def _rows(array: Array, classes: int) -> Array | None:
+    """The output as rows of so many classes; None where it is something else."""
+    shape = array.shape
+    while len(shape) > 1 and shape[-1] == 1 and shape[-1] != classes:
+        shape = shape[:-1]
+    if len(shape) not in (1, 2) or shape[-1] != classes:
+        return None
+    return array.reshape(-1, classes)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,223 @@
+"""Rank 0 of an ONNX pipeline: it hands over inputs, keeps a window of them in flight, and takes the outputs back.
+
+Outputs come in the order of inputs. Latency is that of one input through an idle pipeline; with the window full each
+input waits behind others, and what counts is how many complete in a second.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from edge.errors import Interrupted
+from edge.onnx.samples import Feeds, Input
+from edge.onnx.signature import fit
+from edge.onnx.stage import LoadedStage
+from edge.onnx.wire import Array, Boundary, Item, Op, Receiver, send
+from transport.errors import ProtocolError, TransportError
+from transport.link import Link
+
+ANSWER_TIMEOUT_S = 600.0  # for the outputs of the oldest item in flight
+MOST_WINDOW = 64  # items in flight
+_LOOK_S = 0.1  # how often a thread that waits looks whether it should end
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of one input."""
+
+    outputs: Feeds  # by name; the caller's to keep
+    began: float  # time.perf_counter() when the input was taken
+    ended: float  # when its outputs were there
+    compute_s: tuple[float, ...]  # of each stage
+
+    @property
+    def seconds(self) -> float:
+        """From the input to its outputs."""
+        return self.ended - self.began
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Where a pipeline begins and ends."""
+
+    inputs: tuple[Input, ...]  # of the model
+    entry: Boundary  # what goes to the first worker
+    first: Link
+    exit: Boundary  # what the last worker sends: the model's outputs
+    last: Link
+    own: LoadedStage | None = None  # the first stage, where this process computes it
+
+
+class Pipeline:
+    """A model on several devices. One thread at a time uses it; `stop` may be called from any."""
+
+    def __init__(self, ends: Ends, explained: Callable[[Exception], Exception] = lambda error: error) -> None:
+        """explained: turns an error of a link into what a worker said of its end."""
+        self.inputs = ends.inputs
+        self._ends = ends
+        self._receiver = Receiver(ends.last, ends.exit)
+        self._explained = explained
+        self._number = 0
+        self._stopped = False
+
+    def run(self, feeds: Mapping[str, Array], wire: str = "f32") -> Result:
+        """The outputs for one input, through the idle pipeline. Errors as of `map`."""
+        [result] = self.map([feeds], window=1, wire=wire)
+        return result
+
+    def map(self, feeds: Iterable[Mapping[str, Array]], window: int, wire: str = "f32") -> Iterator[Result]:
+        """The results of many inputs, in order, with up to `window` of them in flight.
+
+        Whoever ends the iteration early loses what is in flight.
+
+        SamplesError for inputs that are not the model's; the pipeline may be used again then. Errors of links and of
+        workers, and Interrupted after `stop`, are its end.
+        """
+        if not 1 <= window <= MOST_WINDOW:
+            raise ValueError(f"a window of {window}; needed is 1 to {MOST_WINDOW}")
+        flight = _Flight(window)
+        feeder = threading.Thread(target=self._feed, args=(feeds, wire, flight), daemon=True, name="feed")
+        feeder.start()
+        try:
+            while (sent := flight.next()) is not None:
+                result = self._result(*sent)
+                flight.landed()
+                yield result
+        except GeneratorExit:
+            self._drain(flight, feeder)
+            raise
+        except TransportError as error:
+            self._break()
+            if self._stopped:
+                raise Interrupted("the computation was stopped") from error
+            raise self._explained(error) from error
+        except KeyboardInterrupt:  # anywhere, also in the middle of a frame
+            self._break()
+            raise
+        finally:
+            flight.ended = True
+            feeder.join()
+
+    def stop(self) -> None:
+        """Make what runs, and all that follows, raise Interrupted."""
+        self._stopped = True
+        if self._ends.own is not None:
+            self._ends.own.engine.stop()
+        self._break()
+
+    def resume(self) -> None:
+        """There is no way back: the links are closed, or they were never touched."""
+
+    def end(self) -> None:
+        """Tell the stages that no more items come, and wait until all know. Why a link breaks, the workers say."""
+        with suppress(TransportError):
+            send(self._ends.first, self._ends.entry, Item(Op.END), {})
+            if self._receiver.item(ANSWER_TIMEOUT_S)[0].op is not Op.END:
+                self._break()
+
+    # --- inside ---
+
+    def _feed(self, feeds: Iterable[Mapping[str, Array]], wire: str, flight: _Flight) -> None:
+        """Hand over inputs while there is room, in a thread."""
+        try:
+            for one in feeds:
+                if not flight.room():
+                    return
+                fit(self._ends.inputs, one)
+                self._submit(one, wire, flight)
+            flight.done(None)
+        except BaseException as error:  # of the links, of the inputs, or of whoever makes them
+            flight.done(error)
+
+    def _submit(self, feeds: Mapping[str, Array], wire: str, flight: _Flight) -> None:
+        began = time.perf_counter()
+        item, leaves = Item(Op.RUN, self._number, wire), feeds
+        if self._ends.own is not None:
+            item, leaves = self._ends.own.compute(item, feeds)
+        self._number = (self._number + 1) % (1 << 32)
+        flight.sent(item.number, began)
+        send(self._ends.first, self._ends.entry, item, leaves)
+
+    def _result(self, number: int, began: float) -> Result:
+        item, shapes = self._receiver.item(ANSWER_TIMEOUT_S)
+        if item.op is not Op.RUN or item.number != number:
+            came = f"item {item.number}" if item.op is Op.RUN else "the end"
+            raise ProtocolError(f"{self._ends.last.peer} sent {came} where item {number} was expected")
+        outputs: Feeds = {}
+        try:
+            self._receiver.tensors(item, shapes, outputs)
+        except BaseException:  # memory may run out: what is left of the item would be taken for the next one
+            self._break()
+            raise
+        return Result(outputs, began, time.perf_counter(), item.compute_s)
+
+    def _drain(self, flight: _Flight, feeder: threading.Thread) -> None:
+        """Take back what is in flight, so that the next item meets an idle pipeline."""
+        flight.ended = True
+        try:
+            while feeder.is_alive() or flight.under_way:
+                with suppress(queue.Empty):
+                    self._result(*flight.wait(_LOOK_S))
+        except TransportError:
+            self._break()  # or the feeder would go on sending
+
+    def _break(self) -> None:
+        """End the links. Whoever sends or receives hears of it."""
+        self._ends.first.close()
+        self._ends.last.close()
+
+
+class _Flight:
+    """The items in flight, between the thread that hands over inputs and the one that takes outputs."""
+
+    def __init__(self, window: int) -> None:
+        self.ended = False
+        self._room = threading.Semaphore(window)
+        self._sent: queue.SimpleQueue[tuple[int, float] | BaseException | None] = queue.SimpleQueue()
+
+    # The thread that hands over.
+
+    def room(self) -> bool:
+        """Wait for room for one more; False where nobody takes outputs any more."""
+        while not self.ended:
+            if self._room.acquire(timeout=_LOOK_S):
+                return True
+        return False
+
+    def sent(self, number: int, began: float) -> None:
+        """An item is on its way."""
+        self._sent.put((number, began))
+
+    def done(self, error: BaseException | None) -> None:
+        """No more follow; error: why not."""
+        self._sent.put(error)
+
+    # The thread that takes.
+
+    def next(self) -> tuple[int, float] | None:
+        """The oldest item in flight: its number, and when it began. None at the end; raises why there is no more."""
+        found = self._sent.get()
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def landed(self) -> None:
+        """There is room for another one."""
+        self._room.release()
+
+    @property
+    def under_way(self) -> bool:
+        """Whether there may be items that nobody has taken yet."""
+        return not self._sent.empty()
+
+    def wait(self, timeout_s: float) -> tuple[int, float]:
+        """The oldest item in flight. queue.Empty where there is none."""
+        found = self._sent.get(timeout=timeout_s)
+        if isinstance(found, tuple):
+            return found
+        raise queue.Empty

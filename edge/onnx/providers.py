@@ -1,0 +1,114 @@
+"""Execution providers of ONNX Runtime: the best one this build has, and what it fell back from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from devices.probe import cpu_quota
+from edge.errors import EngineError
+from edge.onnx.runtime import refusals, runtime
+
+# Best first, as ONNX Runtime calls them without "ExecutionProvider". Others are used where they are named by hand.
+ORDER = ("CUDA", "CoreML", "Xnnpack", "Nnapi", "OpenVINO", "CPU")
+_SUFFIX = "ExecutionProvider"
+_NOTHING, _WARNINGS = 4, 2  # severities of ONNX Runtime's log
+_UNKNOWN = re.compile(r"Fatal error: (\S+?)\(-?\d+\) is not a registered function/op")
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A session, and what it runs on."""
+
+    session: Any  # onnxruntime.InferenceSession
+    provider: str  # "cpu", "cuda", ...; what this one lacks runs on the CPU
+    fell_back_from: tuple[str, ...]  # better ones of this build that did not take the model, each with the reason
+
+
+def available() -> tuple[str, ...]:
+    """The providers of this build of ONNX Runtime, by their short names: ("cpu",) or ("cuda", "cpu"), ..."""
+    return tuple(_short(name) for name in runtime().get_available_providers())
+
+
+def open_session(
+    model: str | bytes,
+    name: str,
+    threads: int,
+    provider: str | None,
+    dims: Mapping[str, int],
+    nodes: Mapping[str, str],
+) -> Opened:
+    """A session of the model, a path or what its file holds, with so many threads.
+
+    provider: a short name; None: the best one that takes the model. dims: values for dimensions that the model leaves
+    open. nodes: "domain:operator" to the name of its first node, for errors. EngineError, which calls the model `name`,
+    for a provider that is not there or not usable, or an operator that is not known.
+    """
+    if provider is not None:
+        one, last = _named(provider), f"{ORDER[-1]}{_SUFFIX}"
+        session = _session(model, name, threads, list(dict.fromkeys((one, last))), dims, nodes)
+        if one not in session.get_providers():
+            raise EngineError(f"the provider {provider!r} cannot be used on this device; leave it out to get another")
+        return Opened(session, _short(one), ())
+    offered = set(runtime().get_available_providers())
+    *better, last = (f"{one}{_SUFFIX}" for one in ORDER if one == ORDER[-1] or f"{one}{_SUFFIX}" in offered)
+    refused = []
+    for one in better:
+        try:
+            session = _session(model, name, threads, [one, last], dims, nodes)
+        except EngineError as exc:
+            refused.append(f"{_short(one)}: {exc}")
+            continue
+        if one in session.get_providers():
+            return Opened(session, _short(one), tuple(refused))
+        refused.append(f"{_short(one)}: it cannot be used on this device")
+    return Opened(_session(model, name, threads, [last], dims, nodes), _short(last), tuple(refused))
+
+
+def _named(provider: str) -> str:
+    """ONNX Runtime's name for the provider."""
+    offered = {_short(one): one for one in runtime().get_available_providers()}
+    if provider not in offered:
+        raise EngineError(
+            f"there is no provider {provider!r} in this build of ONNX Runtime; there is {', '.join(offered)}"
+        )
+    return str(offered[provider])
+
+
+def _session(
+    model: str | bytes, name: str, threads: int, providers: list[str], dims: Mapping[str, int], nodes: Mapping[str, str]
+) -> Any:
+    ort = runtime()
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = _NOTHING
+    for dim, value in dims.items():
+        options.add_free_dimension_override_by_name(dim, value)
+    settings: list[dict[str, str]] = [{} for _ in providers]
+    xnnpack = "XnnpackExecutionProvider" in providers
+    if xnnpack:
+        settings[providers.index("XnnpackExecutionProvider")]["intra_op_num_threads"] = str(threads)
+    # Threads that wait spin, by default: they would keep XNNPACK's own from working, or use up a CPU quota.
+    if xnnpack or (cpu_quota() or threads) < threads:
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    ort.set_default_logger_severity(_NOTHING)  # libraries that cannot be loaded are told there
+    try:
+        with refusals(f"load {name}"):
+            try:
+                # Without enable_fallback it would print what failed, and go on with the CPU.
+                return ort.InferenceSession(model, options, providers, settings, enable_fallback=0)
+            except Exception as exc:
+                if found := _UNKNOWN.search(str(exc)):
+                    node = nodes.get(found[1], "?")
+                    raise EngineError(
+                        f"ONNX Runtime cannot load {name}: it has no operator {found[1]}, which node {node!r} is"
+                    ) from exc
+                raise
+    finally:
+        ort.set_default_logger_severity(_WARNINGS)
+
+
+def _short(name: str) -> str:
+    return name.removesuffix(_SUFFIX).lower()

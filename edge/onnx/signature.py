@@ -1,0 +1,98 @@
+"""What goes into an ONNX model and comes out of it: types, shapes, and whether given arrays fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edge.onnx.samples import TYPES, Input, SamplesError
+from quant.errors import ModelFileError
+
+Array = npt.NDArray[Any]
+Shape = tuple["int | str", ...]  # a name or "?" where the dimension is open
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a model gives under one name."""
+
+    name: str
+    type: str  # as ONNX Runtime calls it: "tensor(float)"
+    shape: Shape  # a name or "?" where it depends on the inputs
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """As numpy calls its type."""
+        return dtype_of(self.type)
+
+
+@cache
+def dtype_of(type_name: str) -> np.dtype[Any]:
+    """What numpy calls "tensor(float)". ModelFileError for what is no tensor of numbers, or of none that numpy has."""
+    if type_name not in TYPES:
+        raise ModelFileError(f"values of type {type_name} cannot be used; a model needs tensors of numbers")
+    return np.dtype(TYPES[type_name])
+
+
+def outputs_of(session: Any) -> tuple[Output, ...]:
+    """What a session gives. ModelFileError, with its name, for an output that is no tensor of numbers."""
+    found = []
+    for value in session.get_outputs():
+        shape = tuple(dim if isinstance(dim, int) and dim >= 0 else str(dim or "?") for dim in value.shape)
+        found.append(Output(value.name, value.type, shape))
+        try:
+            dtype_of(value.type)
+        except ModelFileError as exc:
+            raise ModelFileError(f"output {value.name!r}: {exc}") from exc
+    return tuple(found)
+
+
+def fit(inputs: tuple[Input, ...], feeds: Mapping[str, Array]) -> dict[str, int]:
+    """The values of the open dimensions with names, where every input has its array.
+
+    SamplesError for names, types and shapes that the model does not take, and for dimensions of one name that differ.
+    """
+    names = [one.name for one in inputs]
+    if sorted(feeds) != sorted(names):
+        raise SamplesError(f"the model takes {_listed(names)}; {_listed(feeds)} given")
+    dims: dict[str, tuple[int, str]] = {}
+    for one in inputs:
+        array = feeds[one.name]
+        have = getattr(array, "dtype", type(array).__name__)
+        if not isinstance(array, np.ndarray) or have != dtype_of(one.type):
+            raise SamplesError(f"input {one.name!r} takes values of type {dtype_of(one.type)}; it has {have}")
+        shape = array.shape
+        named = list(zip(one.shape, shape, strict=False))
+        if len(shape) != len(one.shape) or any(isinstance(need, int) and need != got for need, got in named):
+            raise SamplesError(
+                f"input {one.name!r} takes the shape {shape_text(one.shape)}; it has {shape_text(shape)}"
+            )
+        for need, got in named:
+            if isinstance(need, str) and need != "?":
+                first, where = dims.setdefault(need, (got, one.name))
+                if first != got:
+                    raise SamplesError(
+                        f"the dimension {need!r} is one number for all inputs; it is {first} in {where!r} and {got} in"
+                        f" {one.name!r}"
+                    )
+    return {name: size for name, (size, _) in dims.items()}
+
+
+def shape_of(output: Output, dims: Mapping[str, int]) -> tuple[int, ...] | None:
+    """The output's shape with these values of the open dimensions; None where that does not tell."""
+    known = tuple(dims.get(dim) if isinstance(dim, str) else dim for dim in output.shape)
+    return None if None in known else tuple(dim for dim in known if dim is not None)
+
+
+def shape_text(shape: Shape) -> str:
+    """For people: "(batch, 3, 224, 224)"."""
+    return f"({', '.join(map(str, shape))})"
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(map(repr, names)) or "nothing"

@@ -1,0 +1,221 @@
+"""Items: one input, or one batch, on its way through the stages of an ONNX model, as it crosses a link.
+
+An item is a CONTROL frame, followed by its tensors in the order of the boundary, each in DATA frames of PART_BYTES, the
+last one of the rest. Between stages float32 goes in the item's wire type; all else, and all that the owner sends and
+gets, goes as it is.
+
+| bytes | field |
+| 0     | operation (Op) |
+| 1     | wire type: 0 f32, 1 f16, 2 q8 |
+| 2-3   | 0 |
+| 4-7   | number of the item, from 0 on |
+| 8-    | float32 for each stage passed: the seconds it computed; then uint32 for each dimension of each tensor |
+
+At one boundary all of them have the same length, so that a receiver takes header and frame in one system call.
+All little-endian.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.onnx.samples import TYPES
+from quant.wire import WIRES
+from transport.collective import Wire
+from transport.errors import ProtocolError
+from transport.frame import Kind
+from transport.link import Link
+
+Array = NDArray[Any]
+
+PART_BYTES = 1 << 20  # far below what frames and gRPC messages may hold
+MOST_TENSOR_BYTES = 1 << 30  # of one tensor of an item
+MOST_STAGES = 64
+WIRE_NAMES = tuple(WIRES)
+
+
+class Op(IntEnum):
+    """What an item does."""
+
+    RUN = 1
+    END = 2  # no more come
+
+
+_OPS = {int(op): op for op in Op}
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor that crosses from one stage to the next. ValueError for one that cannot."""
+
+    name: str
+    type: str  # as numpy calls it, one of those in edge.onnx.samples
+    shape: tuple[int, ...]  # as the model was cut for
+    open: tuple[int, ...] = ()  # the dimensions that may have other sizes
+
+    def __post_init__(self) -> None:
+        if self.type not in TYPES.values():
+            raise ValueError(f"tensor {self.name!r} is of type {self.type}, which does not cross a wire")
+        if any(dim < 1 for dim in self.shape) or not set(self.open) <= set(range(len(self.shape))):
+            raise ValueError(f"tensor {self.name!r} has the shape {list(self.shape)}; needed are sizes of 1 or more")
+
+    @property
+    def n_bytes(self) -> int:
+        """Of the shape as the model was cut for."""
+        return math.prod(self.shape) * np.dtype(self.type).itemsize
+
+    def takes(self, shape: Sequence[int]) -> bool:
+        """Whether it may have this shape."""
+        return (
+            len(shape) == len(self.shape)
+            and all(dim == own or i in self.open for i, (dim, own) in enumerate(zip(shape, self.shape, strict=True)))
+            and math.prod(shape) * np.dtype(self.type).itemsize <= MOST_TENSOR_BYTES
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """What crosses between two stages, or between the owner and a stage."""
+
+    tensors: tuple[Tensor, ...]
+    inner: bool  # between stages: float32 goes in the item's wire type
+    passed: int = 0  # stages before it
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.passed <= MOST_STAGES:
+            raise ValueError(f"{self.passed} stages before a boundary; the most are {MOST_STAGES}")
+
+    @property
+    def layout(self) -> struct.Struct:
+        """Of an item's header: operation, wire type, 0, number, seconds, dimensions."""
+        return _layout(self.passed, sum(len(tensor.shape) for tensor in self.tensors))
+
+    def to_json(self) -> dict[str, Any]:
+        """As values that json.dumps takes."""
+        tensors = [{"name": t.name, "type": t.type, "shape": t.shape, "open": t.open} for t in self.tensors]
+        return {"tensors": tensors, "inner": self.inner, "passed": self.passed}
+
+    @classmethod
+    def from_json(cls, values: Any) -> Boundary:
+        """What `to_json` wrote. ValueError, TypeError or KeyError for anything else."""
+        tensors = [
+            Tensor(str(t["name"]), str(t["type"]), tuple(map(int, t["shape"])), tuple(map(int, t["open"])))
+            for t in values["tensors"]
+        ]
+        return cls(tuple(tensors), bool(values["inner"]), int(values["passed"]))
+
+
+@cache
+def _layout(passed: int, dims: int) -> struct.Struct:
+    return struct.Struct(f"<BBHI{passed}f{dims}I")
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One item without its tensors."""
+
+    op: Op
+    number: int = 0
+    wire: str = "f32"
+    compute_s: tuple[float, ...] = ()  # of each stage that it has passed
+
+
+def send(link: Link, boundary: Boundary, item: Item, tensors: Mapping[str, Array]) -> None:
+    """Send an item with its tensors, which are by name and have what `boundary` says."""
+    if item.op is Op.END:
+        link.send(bytes([Op.END]).ljust(boundary.layout.size, b"\0"), Kind.CONTROL)
+        return
+    assert len(item.compute_s) == boundary.passed, "every stage adds its seconds"
+    arrays = [np.asarray(tensors[tensor.name], order="C") for tensor in boundary.tensors]
+    dims = [dim for array in arrays for dim in array.shape]
+    head = boundary.layout.pack(item.op, WIRE_NAMES.index(item.wire), 0, item.number, *item.compute_s, *dims)
+    wire = WIRES[item.wire] if boundary.inner else None
+    pieces = _pieces(arrays, wire)
+    first = next(pieces, None)
+    if first is None:
+        link.send(head, Kind.CONTROL)
+        return
+    link.send_behind(head, first)
+    for piece in pieces:
+        link.send(piece)
+
+
+def _pieces(arrays: Sequence[Array], wire: Wire | None) -> Iterator[Array]:
+    """What goes into DATA frames."""
+    for array in arrays:
+        for part in _parts(array):
+            if wire is not None and part.dtype == np.float32:
+                coded = np.empty(wire.n_bytes(part.size), np.uint8)
+                wire.encode(part, coded)
+                part = coded
+            yield part
+
+
+def _parts(array: Array) -> Iterator[Array]:
+    """The values of a contiguous array, PART_BYTES at a time, where they lie."""
+    flat = array.reshape(-1)
+    step = PART_BYTES // array.itemsize
+    for lo in range(0, flat.size, step):
+        yield flat[lo : lo + step]
+
+
+class Receiver:
+    """Takes items from one link into buffers that it makes once and uses again."""
+
+    def __init__(self, link: Link, boundary: Boundary) -> None:
+        self._link = link
+        self._boundary = boundary
+        self._head = bytearray(boundary.layout.size)
+        self._dims: tuple[int, ...] = ()  # of the last item, whose shapes were checked
+        self._shapes: list[tuple[int, ...]] = []
+
+    def item(self, timeout_s: float) -> tuple[Item, list[tuple[int, ...]]]:
+        """The next item's header: the item, and the shape of each tensor. ProtocolError for what `send` cannot have
+        written, or for a shape that this boundary does not take."""
+        self._link.receive_into(self._head, timeout_s, Kind.CONTROL)
+        op, wire, zero, number, *rest = self._boundary.layout.unpack(self._head)
+        if op not in _OPS or wire >= len(WIRE_NAMES) or zero:
+            raise ProtocolError(f"{self._link.peer} sent operation {op} in wire type {wire}; update both devices")
+        if op == Op.END:
+            return Item(Op.END), []
+        passed = self._boundary.passed
+        return Item(_OPS[op], number, WIRE_NAMES[wire], tuple(rest[:passed])), self._checked(tuple(rest[passed:]))
+
+    def _checked(self, dims: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """The shape of each tensor, if the boundary takes it."""
+        if dims != self._dims or not self._shapes:
+            at, shapes = 0, []
+            for tensor in self._boundary.tensors:
+                shape = dims[at : at + len(tensor.shape)]
+                at += len(shape)
+                if not tensor.takes(shape):
+                    raise ProtocolError(
+                        f"{self._link.peer} sent {tensor.name!r} of shape {list(shape)}; it is cut for {tensor.shape}"
+                    )
+                shapes.append(shape)
+            self._dims, self._shapes = dims, shapes
+        return self._shapes
+
+    def tensors(self, item: Item, shapes: Sequence[tuple[int, ...]], held: dict[str, Array]) -> None:
+        """The item's tensors, into `held`: arrays by name, of which those that have the right shape are filled anew."""
+        wire = WIRES[item.wire] if self._boundary.inner else None
+        for tensor, shape in zip(self._boundary.tensors, shapes, strict=True):
+            array = held.get(tensor.name)
+            if array is None or array.shape != shape:
+                array = held[tensor.name] = np.empty(shape, tensor.type)
+            for part in _parts(array):
+                if wire is not None and part.dtype == np.float32:
+                    coded = np.empty(wire.n_bytes(part.size), np.uint8)
+                    self._link.receive_into(coded)
+                    wire.decode(coded, part)
+                else:
+                    self._link.receive_into(part)

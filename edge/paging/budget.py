@@ -1,0 +1,226 @@
+"""What a budget is used for: accounted part by part, and shared out, before any weight is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from devices.probe import own_rss
+from edge.errors import NotEnoughMemory
+from edge.llama import llama
+from edge.llama.llama import ContextSizes
+from edge.paging.experts import Experts
+from edge.paging.measure import laid_out_rate, measure_products, measure_reads
+from edge.paging.memory import MIB, cache_bytes, dry_run, of_context
+from edge.paging.plan import PagePlan, ReadOptions, least_parts, plan
+from edge.paging.reader import DEFAULT_CHUNK, DEFAULT_THREADS
+from edge.paging.roles import Roles
+from partition.errors import PlanError
+from partition.model.model import ModelShape
+from partition.predict.paging import Speed
+from quant.gguf.file import GgufFile
+from quant.types import TensorType
+
+_MARGIN = 26 * MIB  # what comes to be needed while it runs: a terminal takes 14, the process of chat templates 11
+_MARGIN_SHARE = 128  # and this part of the budget: page tables, ends of pages
+_TOKEN_BYTES = 32  # of a vocabulary's entry: logits, their copy, candidates of the sampler
+_WORTH_A_FILE = 1.05  # reading weights that are laid out must be so much faster
+_THREADS_BESIDE = 2  # that read while all cores compute; more get in their way
+_BUFFERS_SHARE = 24  # buffers to read with take at most this part of the budget
+_CACHE_SHARE = 8  # a context that is not asked for takes at most this part of the budget
+_LEAST_CONTEXT = 512  # tokens
+_BATCHES = (128, 256, 512, 1024, 2048)  # rows, to choose from
+_COMPUTE_OVER_READ = 2.0  # a pass over a prompt's rows should compute for so much longer than it reads
+
+
+@dataclass(frozen=True)
+class BudgetOptions:
+    """What a person may set; None: measured."""
+
+    memory: int  # bytes, of the whole process
+    window: int | None = None  # bytes
+    io_threads: int | None = None
+    io_chunk: int | None = None  # bytes
+    verify: bool = False
+    reserved: int = 0  # bytes, of whoever runs the engine
+
+
+@dataclass(frozen=True)
+class Share:
+    """How a budget is shared out."""
+
+    sizes: ContextSizes
+    parts: dict[str, int]  # bytes by part, without the weights
+    read: ReadOptions
+    plan: PagePlan
+    lay_out: bool  # reading what is streamed from files that have it laid out pays
+
+
+def context_within(shape: ModelShape, kv: TensorType, most: int, budget: int) -> int:
+    """Tokens of context, at most `most`, that leave a budget for the weights: a power of two below that if need be."""
+    context = most
+    while context > _LEAST_CONTEXT and cache_bytes(shape, context, kv) * _CACHE_SHARE > budget:
+        context = max(_LEAST_CONTEXT, 1 << (context - 1).bit_length() - 1)
+    return context
+
+
+def share_out(
+    path: Path,
+    model: llama.Model,
+    shape: ModelShape,
+    roles: Roles,
+    options: BudgetOptions,
+    sizes: ContextSizes,
+    threads: int,
+    choose_batch: bool,
+) -> Share:
+    """Who stays and who is streamed, by measurement where not all can stay. NotEnoughMemory where not even that is
+    possible."""
+    budget, used = options.memory, shape.n_experts_used
+    llama.give_back_free()
+    outside = {"runtime": _runtime(budget, model.n_vocab * sizes.sequences)}
+    if options.reserved:
+        outside["results"] = options.reserved
+    at_once = used * max(2, sizes.sequences)  # experts of each sequence, or of one and of the next layer
+    read = ReadOptions(options.io_threads or DEFAULT_THREADS, options.io_chunk or DEFAULT_CHUNK, options.window)
+    smallest = replace(sizes, batch=max(min(_BATCHES[0], sizes.batch), sizes.outputs)) if choose_batch else sizes
+    cache = cache_bytes(shape, sizes.context, sizes.kv)
+    if sum(outside.values()) + cache > budget:  # a context would take it all before it is refused
+        parts = {**outside, **_of_context(model, shape, smallest, roles, dry=path)}
+        _check(shape, parts, least_parts(roles, read, smallest.batch, at_once), budget)
+    for proposed in dict.fromkeys((sizes, smallest)):
+        sizes = proposed
+        parts = {**outside, **_of_context(model, shape, sizes, roles)}
+        whole = plan(roles, 1 << 62, read, Speed(1.0, 1.0), sizes.batch, at_once)
+        if sum(parts.values()) + sum(whole.parts.values()) <= budget:
+            return Share(sizes, parts, read, whole, False)
+    _check(shape, parts, least_parts(roles, read, sizes.batch, at_once), budget)
+    before = read, sizes, parts
+    read, speed, prefill = _measure(roles, read, options, threads)
+    if choose_batch:
+        chosen = _choose_batch(roles, sizes, budget - sum(parts.values()), speed.read, prefill)
+        if chosen != sizes:
+            sizes, parts = chosen, {**outside, **_of_context(model, shape, chosen, roles)}
+    if sum(parts.values()) + sum(least_parts(roles, read, sizes.batch, at_once).values()) > budget:
+        read, sizes, parts = before  # what suits the disk would take too much
+    try:
+        share = plan(roles, budget - sum(parts.values()), read, speed, sizes.batch, at_once)
+    except PlanError as error:
+        raise NotEnoughMemory(str(error)) from None
+    rows = _rows_of_experts(roles, share, used)
+    if rows < sizes.batch and not choose_batch:
+        raise NotEnoughMemory(
+            f"{sizes.batch} rows of a batch may choose more experts than the {share.expert_room / MIB:,.0f} MiB for"
+            f" experts hold, {rows} may not; use --batch {rows}, or a larger --memory"
+        )
+    sizes = replace(sizes, batch=min(sizes.batch, rows))
+    keeps_up = _disk_keeps_up(roles, share, speed)
+    if keeps_up and options.io_threads is None:
+        read = replace(read, threads=min(read.threads, _THREADS_BESIDE))
+    return Share(sizes, parts, read, share, keeps_up or _reads_faster_laid_out(share, read, speed))
+
+
+def beside_weights(file: GgufFile, shape: ModelShape, sizes: ContextSizes, budget: int) -> dict[str, int]:
+    """Bytes by part of a budget that go to something else than weights, where all of these fit. Asked by a dry run."""
+    _, lines = dry_run(file.path, sizes)
+    widest = max((tensor.shape[0] for tensor in file.tensors.values()), default=0)
+    return {"runtime": _runtime(budget, shape.n_vocab * sizes.sequences)} | _context_parts(
+        lines, shape, sizes, widest, shape.n_vocab
+    )
+
+
+def _runtime(budget: int, n_logits: int) -> int:
+    """Bytes of the process itself, now and later. n_logits: of all sequences together."""
+    return own_rss() + _MARGIN + budget // _MARGIN_SHARE + _TOKEN_BYTES * n_logits
+
+
+def _of_context(
+    model: llama.Model, shape: ModelShape, sizes: ContextSizes, roles: Roles, dry: Path | None = None
+) -> dict[str, int]:
+    """Bytes by part that a context takes: what llama.cpp says, and what it does not. dry: the model's file, to ask
+    without taking them; that is slower."""
+    if dry is None:
+        with llama.captured_log() as lines:
+            llama.Context(model, sizes).close()
+    else:
+        _, lines = dry_run(dry, sizes)
+    pieces = (*roles.factors, *((roles.head,) if roles.head else ()), *(p for ps in roles.experts.values() for p in ps))
+    widest = max((piece.weight.shape[2] for piece in pieces), default=0)
+    parts = _context_parts(lines, shape, sizes, widest, model.n_vocab)
+    if roles.table is None:  # rows come as hidden states: ours, llama.cpp's copy, and those of the ranks
+        parts["hidden states"] = 3 * 4 * sizes.batch * shape.n_embd
+    return parts
+
+
+def _context_parts(
+    lines: Sequence[str], shape: ModelShape, sizes: ContextSizes, widest: int, n_vocab: int
+) -> dict[str, int]:
+    """What llama.cpp said in `lines`, and what it did not. widest: columns of the widest weight."""
+    parts = of_context(lines)
+    rows = sizes.batch
+    # ggml's room for a product's rows in another type, for the choices of experts, and for attention that is not fused.
+    parts["compute buffers"] += MIB + 2 * rows * widest + 8 * rows * shape.n_experts * shape.n_experts_used
+    if not any("FLASH_ATTN_EXT" in line for line in lines):
+        parts["compute buffers"] += 2 * sizes.context * rows * max(shape.n_heads, default=0)
+    # It makes room for the logits of as many rows as there are sequences, and more when more are asked for.
+    parts["output buffer"] += 4 * n_vocab * max(0, sizes.outputs - sizes.sequences)
+    return parts
+
+
+def _check(shape: ModelShape, parts: dict[str, int], least: dict[str, int], budget: int) -> None:
+    all_parts = {**parts, **least}
+    total = sum(all_parts.values())
+    if total > budget:
+        words = ", ".join(f"{name} {n / MIB:,.0f}" for name, n in all_parts.items() if n)
+        without_share = total - budget // _MARGIN_SHARE  # that part grows with the budget
+        least_mib = -(-without_share * _MARGIN_SHARE // ((_MARGIN_SHARE - 1) * MIB))
+        raise NotEnoughMemory(
+            f"{shape.name} needs a budget of at least {least_mib:,} MiB ({words});"
+            f" {budget / MIB:,.0f} MiB were given. Use a larger --memory, a smaller --context, --batch or --kv-type"
+        )
+
+
+def _measure(roles: Roles, read: ReadOptions, options: BudgetOptions, threads: int) -> tuple[ReadOptions, Speed, float]:
+    """(how to read, speeds of decoding, bytes of weights a second that a prompt's row passes)."""
+    if not roles.factors:
+        return read, Speed(1e9, 1e9), 1e9
+    largest = max(roles.factors, key=lambda piece: piece.span)
+    n, chunk, rate = measure_reads(largest, options.io_threads, options.io_chunk, options.memory // _BUFFERS_SHARE)
+    decode, prefill = measure_products(largest, threads)
+    return replace(read, threads=n, chunk=chunk), Speed(rate, decode), prefill
+
+
+def _choose_batch(roles: Roles, sizes: ContextSizes, room: int, read: float, prefill: float) -> ContextSizes:
+    """The least batch whose rows are computed for longer than a pass reads what has no room."""
+    total = sum(piece.n_bytes for piece in roles.factors)
+    if not total:
+        return sizes
+    rows = _COMPUTE_OVER_READ * (max(0, total - room) / read) / (total / prefill)
+    batch = min(next((n for n in _BATCHES if n >= rows), _BATCHES[-1]), sizes.context)
+    return replace(sizes, batch=max(batch, sizes.outputs))
+
+
+def _disk_keeps_up(roles: Roles, share: PagePlan, speed: Speed) -> bool:
+    """Whether what is streamed for a token is read in less time than it takes to compute with all weights. Then laying
+    out what is read takes cores from computing."""
+    total = sum(piece.n_bytes for piece in roles.factors)
+    return 0 < share.streamed_bytes / speed.read < total / speed.compute
+
+
+def _reads_faster_laid_out(share: PagePlan, read: ReadOptions, speed: Speed) -> bool:
+    """Whether this disk is faster where nobody lays out what it has read."""
+    largest = max((piece for piece in share.streamed if piece.repacked), key=lambda piece: piece.n_bytes, default=None)
+    return largest is not None and laid_out_rate(largest, read.threads, read.chunk) > _WORTH_A_FILE * speed.read
+
+
+def _rows_of_experts(roles: Roles, share: PagePlan, used: int) -> int:
+    """Rows of a batch that find room for all experts they may choose."""
+    most = 1 << 30
+    if not share.expert_room:
+        return most
+    for pieces in roles.experts.values():
+        room = share.expert_room // Experts.bytes_of_one([piece.weight for piece in pieces])
+        if room < pieces[0].weight.shape[0]:
+            most = min(most, max(1, room // used))
+    return most

@@ -1,0 +1,101 @@
+"""Files read past the page cache, so that memory holds what we put there and nothing else."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from edge.errors import WeightsError
+from edge.llama.address_space import PAGE, AddressSpace
+
+_DIRECT = getattr(os, "O_DIRECT", 0)
+
+
+class DirectFile:
+    """A file of weights, open for reading by several threads at once.
+
+    reads: "direct" past the page cache; "uncached" where the system is only asked to keep nothing (macOS); "buffered"
+    where the filesystem can neither, and the cache is dropped after each read.
+    """
+
+    def __init__(self, path: Path, n_bytes: int, changed_ns: int | None = None) -> None:
+        """WeightsError unless the file can be opened, has `n_bytes`, and was last changed at that time, if one is
+        given."""
+        self.path = path
+        try:
+            self._fd, self.reads = _open(path)
+        except OSError as error:
+            raise WeightsError(f"{path}: cannot be opened: {error.strerror}") from error
+        self.stamp = self._now()  # (bytes, time of the last change in ns) that it must keep
+        if self.stamp[0] != n_bytes:
+            self.close()
+            raise WeightsError(f"{path}: has {self.stamp[0]} bytes, {n_bytes} were expected; load the model again")
+        if changed_ns not in (None, self.stamp[1]):
+            self.close()
+            raise WeightsError(f"{path}: it was changed since its header was read; load the model again")
+
+    def read(self, offset: int, n_bytes: int, into: memoryview) -> int:
+        """Read [offset, offset + n_bytes) and return where it begins in `into`, which starts on a page and has room for
+        the whole pages around. WeightsError names file and offset."""
+        start = offset // PAGE * PAGE
+        skip = offset - start
+        span = -(-(skip + n_bytes) // PAGE) * PAGE
+        done = 0
+        while done < skip + n_bytes:
+            try:
+                got = os.preadv(self._fd, [into[done:span]], start + done)
+            except OSError as error:
+                raise WeightsError(
+                    f"{self.path}: reading {n_bytes} bytes at offset {offset} failed: {error.strerror}; generation"
+                    " stopped. Check the disk, then load the model again"
+                ) from error
+            if got == 0 or (got % PAGE and done + got < skip + n_bytes):
+                raise WeightsError(
+                    f"{self.path}: {n_bytes} bytes were to be read at offset {offset}, the file ended after"
+                    f" {max(0, done + got - skip)}; it was cut while in use. Restore it, then load the model again"
+                )
+            done += got
+        self.check_same(offset)
+        if self.reads == "buffered" and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._fd, start, span, os.POSIX_FADV_DONTNEED)
+        return skip
+
+    def check_same(self, offset: int) -> None:
+        """WeightsError if the file was written to since it was opened: what was read at `offset` may be other
+        weights."""
+        if self._now() != self.stamp:
+            raise WeightsError(
+                f"{self.path}: it was changed while in use; what was read at offset {offset} is not trusted, and"
+                " generation stopped. Load the model again"
+            )
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def _now(self) -> tuple[int, int]:
+        """(bytes, time of the last change in ns). Of the open file: one that takes its name later is another."""
+        stat = os.fstat(self._fd)
+        return stat.st_size, stat.st_mtime_ns
+
+
+def _open(path: Path) -> tuple[int, str]:
+    """(descriptor, how it is read), the best that this filesystem can."""
+    if _DIRECT:
+        with suppress(OSError):  # tmpfs and others refuse here, some only when read
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | _DIRECT)
+            page = AddressSpace(PAGE)
+            try:
+                os.preadv(fd, [page.view(0, PAGE)], 0)
+                return fd, "direct"
+            except OSError:
+                os.close(fd)
+                raise
+            finally:
+                page.close()
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    if hasattr(fcntl, "F_NOCACHE"):
+        fcntl.fcntl(fd, fcntl.F_NOCACHE, 1)
+        return fd, "uncached"
+    return fd, "buffered"

@@ -1,0 +1,174 @@
+"""What happens at the nodes of a graph so that weights are where it looks for them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from edge.errors import EngineError
+from edge.llama.ggml import Node
+from edge.llama.hooks import Hook
+from edge.llama.products import Products
+from edge.paging.experts import MOST_ROWS, Experts, Router
+from edge.paging.plan import PagePlan
+from edge.paging.roles import Roles
+from edge.paging.window import Pager, Piece
+
+_CHOSEN = re.compile(r"ffn_moe_topk-(\d+)")  # nodes with the numbers of the experts that rows go through
+_LAYER_OUT = re.compile(r"l_out-(\d+)")
+_TRUST_AFTER = 512  # experts expected; from then on they are read ahead only while so many of them are right:
+_TRUST = 0.35
+
+
+class PagingHooks:
+    """The hooks for a plan. `begin` is to be called before every pass, and before the graphs are freed."""
+
+    def __init__(
+        self,
+        roles: Roles,
+        plan: PagePlan,
+        places: Mapping[Piece, int],
+        pager: Pager | None,
+        experts: Experts | None,
+        routers: Mapping[int, Router],
+        products: Products | None,
+    ) -> None:
+        """places: addresses of what stays. products: where the head is cut."""
+        self._roles, self._plan, self._places = roles, plan, places
+        self._pager, self._experts, self._routers, self._products = pager, experts, routers, products
+        self._streamed = {p.weight.address: p for p in plan.streamed if p not in plan.head_pieces}
+        # What may be used in one way only; of experts, with their layer.
+        self._factors = self._streamed.keys() | {p.weight.address for p in roles.factors if p.repacked}
+        self._banks = {} if experts is None else {p.weight.address: n for n, ps in roles.experts.items() for p in ps}
+        head = roles.head
+        # A head that is the token table, too, has a struct of its own where it lies elsewhere than the table's rows.
+        self._own_head = None
+        if head is not None and roles.tied and roles.table is not None and head.repacked and head in places:
+            self._own_head = head.weight.part(places[head], head.rows, repacked=True)
+        self._restore_head: Callable[[], None] | None = None
+        self._choosing: set[int] = set()  # layers whose choice of experts the graph being learned has
+
+    def begin(self) -> None:
+        """Undo what a pass that was interrupted left behind."""
+        if self._restore_head is not None:
+            self._restore_head()
+            self._restore_head = None
+        self._choosing.clear()
+
+    def hooks(self) -> list[Hook]:
+        """None where everything stays where llama.cpp looks for it."""
+        hooks = []
+        if self._streamed:
+            assert self._pager is not None
+            hooks.append(Hook(self._uses_streamed, self._release, self._acquire, self._pager.ready))
+        if self._experts is not None:
+            hooks.append(Hook(self._chooses, self._choose))
+            if self._routers:
+                hooks.append(Hook(self._comes_before_experts, self._expect))
+        if self._plan.head_pieces:
+            hooks.append(Hook(self._is_head, self._multiply_head, self._skip_head))
+        elif self._own_head is not None:
+            hooks.append(Hook(self._is_head, lambda _: None, self._use_own_head))
+        return [Hook(self._check, lambda _: None), *hooks] if hooks else []
+
+    def _check(self, node: Node) -> bool:
+        """EngineError for a node that uses a factor in another way than it is kept for. Asked of every node once."""
+        factors, banks = self._factors, self._banks
+        first, *others = node.sources
+        wrong = [one for one in (*others, *node.viewed) if one in factors or one in banks]
+        if first in factors and node.op != "MUL_MAT":
+            wrong.append(first)
+        if first in banks and (node.op != "MUL_MAT_ID" or banks[first] not in self._choosing):
+            wrong.append(first)
+        if wrong:
+            weights = (*self._roles.factors, *(p for pieces in self._roles.experts.values() for p in pieces))
+            name = next(piece.weight.name for piece in weights if piece.weight.address in wrong)
+            raise EngineError(f"this model uses {name} in a way that cannot be paged; leave --memory out")
+        return False
+
+    # --- streamed weights ---
+
+    def _uses_streamed(self, node: Node) -> bool:
+        return node.source in self._streamed
+
+    def _acquire(self, node: Node) -> None:
+        assert self._pager is not None
+        piece = self._streamed[node.source]
+        piece.weight.point(self._pager.acquire(piece), piece.repacked)
+
+    def _release(self, _: Node) -> None:
+        assert self._pager is not None
+        self._pager.release()
+
+    # --- experts ---
+
+    def _chooses(self, node: Node) -> bool:
+        found = _CHOSEN.fullmatch(node.name)
+        if found:
+            self._choosing.add(int(found[1]))
+        return found is not None
+
+    def _choose(self, node: Node) -> None:
+        assert self._experts is not None
+        self._experts.choose(_layer(_CHOSEN, node), set(np.unique(node.integers()).tolist()))
+
+    def _comes_before_experts(self, node: Node) -> bool:
+        found = _LAYER_OUT.fullmatch(node.name)
+        return found is not None and int(found[1]) + 1 in self._routers
+
+    def _expect(self, node: Node) -> None:
+        assert self._experts is not None
+        hidden = node.view()
+        if hidden is None or not 0 < len(hidden) <= MOST_ROWS:
+            return
+        layer = _layer(_LAYER_OUT, node) + 1
+        counts = self._experts.counts
+        trusted = counts.expected < _TRUST_AFTER or counts.right >= _TRUST * counts.expected
+        self._experts.expect(layer, self._routers[layer].expect(hidden), read=trusted)
+
+    # --- the head ---
+
+    def _is_head(self, node: Node) -> bool:
+        head = self._roles.head
+        return head is not None and node.source == head.weight.address and node.op == "MUL_MAT"
+
+    def _use_own_head(self, node: Node) -> None:
+        assert self._own_head is not None
+        node.use_source(self._own_head)
+
+    def _skip_head(self, node: Node) -> None:
+        self._restore_head = node.skip()
+
+    def _multiply_head(self, node: Node) -> None:
+        """Compute the head's product, which the graph was made to skip, piece by piece."""
+        assert self._products is not None
+        assert self._restore_head is not None
+        self._restore_head()
+        self._restore_head = None
+        n, columns = node.shape
+        if n == 0:
+            return
+        x, out = node.product_addresses()
+        first = 0
+        for piece in self._plan.head_pieces:
+            place = self._places.get(piece)
+            if place is None:
+                assert self._pager is not None
+                address = self._pager.acquire(piece)
+            else:
+                address = place
+            self._products.multiply(
+                piece.weight, address, piece.rows, piece.repacked, x, n, out + 4 * first, 4 * columns
+            )
+            if place is None:
+                assert self._pager is not None
+                self._pager.release()
+            first += piece.rows
+
+
+def _layer(pattern: re.Pattern[str], node: Node) -> int:
+    found = pattern.fullmatch(node.name)
+    assert found is not None
+    return int(found[1])

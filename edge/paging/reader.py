@@ -1,0 +1,276 @@
+"""Threads that bring weights from files to memory, in this CPU's layout, while the engine computes."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from edge.errors import WeightsError
+from edge.llama.address_space import HUGE_PAGE, PAGE, AddressSpace, huge_pages, pages
+from edge.llama.buffers import ROW_GROUP, Weight
+from edge.paging.direct_file import DirectFile
+
+READ_TIMEOUT_S = 120.0  # for one chunk; the slowest cards need a tenth of a second
+DEFAULT_THREADS = 2
+DEFAULT_CHUNK = HUGE_PAGE - 2 * PAGE  # bytes: with the pages around, one huge page
+
+
+@dataclass(frozen=True)
+class ReaderCounts:
+    """What was read since the reader was made, or between two looks at it."""
+
+    n_bytes: int = 0
+    busy_s: float = 0.0  # in which at least one chunk was being read or laid out
+    wait_s: float = 0.0  # in which the engine waited for weights
+
+    def __add__(self, other: ReaderCounts) -> ReaderCounts:
+        return ReaderCounts(self.n_bytes + other.n_bytes, self.busy_s + other.busy_s, self.wait_s + other.wait_s)
+
+    def __sub__(self, before: ReaderCounts) -> ReaderCounts:
+        return ReaderCounts(self.n_bytes - before.n_bytes, self.busy_s - before.busy_s, self.wait_s - before.wait_s)
+
+
+class Job:
+    """A part of a weight on its way: `n_bytes` of a file to a place in memory."""
+
+    __slots__ = (
+        "at_work",
+        "error",
+        "left",
+        "n_bytes",
+        "next",
+        "offset",
+        "repacked",
+        "source",
+        "space",
+        "start",
+        "weight",
+    )
+
+    def __init__(
+        self,
+        weight: Weight,
+        source: DirectFile,
+        offset: int,
+        n_bytes: int,
+        space: AddressSpace,
+        start: int,
+        repacked: bool,
+    ) -> None:
+        """offset: in the file, where a row begins; start: in `space`. Where both are as far into a page, and the bytes
+        are not repacked, they are read into place, and the rest of the first and last page with them."""
+        self.weight, self.source, self.offset, self.n_bytes = weight, source, offset, n_bytes
+        self.space, self.start, self.repacked = space, start, repacked
+        self.next = 0  # byte that the next chunk begins with
+        self.left = n_bytes  # not there yet
+        self.at_work = 0  # threads that have a chunk of it
+        self.error: Exception | None = None
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the disk writes to where the weight will lie, and does so fast."""
+        return not self.repacked and self.space.huge and (self.start - self.offset) % PAGE == 0
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing more will happen."""
+        return self.left == 0 or self.error is not None
+
+    def chunk(self, most: int) -> int:
+        """Bytes of the next chunk, of `most` or little more, so that the rest is cut evenly: whole groups of rows where
+        they are repacked, else up to the end of a page."""
+        left = self.n_bytes - self.next
+        even = -(-left // -(-left // most))
+        unit = self.weight.row_bytes * ROW_GROUP if self.repacked else PAGE
+        skip = 0 if self.repacked else (self.offset + self.next) % PAGE
+        return min(max(unit, min(-(-even // unit), most // unit) * unit) - skip, left)
+
+
+def _buffer(row_bytes: int, chunk: int) -> int:
+    """Bytes for a chunk and the pages around; it may be one group of long rows."""
+    return max(pages(chunk), row_bytes * ROW_GROUP) + 2 * PAGE
+
+
+class Reader:
+    """A few threads with a queue of jobs. `close()` ends them."""
+
+    def __init__(
+        self,
+        row_bytes: int,
+        threads: int = DEFAULT_THREADS,
+        chunk: int = DEFAULT_CHUNK,
+        *,
+        verify: bool = False,
+    ) -> None:
+        """row_bytes: of the longest row. chunk: bytes of one read. verify: what is read again must have the digest it
+        had the first time."""
+        self.threads = threads
+        self.chunk = max(PAGE, pages(chunk))
+        self._digests: dict[tuple[str, int], bytes] | None = {} if verify else None
+        self._urgent: deque[Job] = deque()
+        self._ahead: deque[Job] = deque()
+        lock = threading.RLock()
+        self._turn = threading.Condition(lock)  # of the threads
+        self._arrival = threading.Condition(lock)
+        self._n_bytes, self._busy_s, self._wait_s = 0, 0.0, 0.0
+        self._at_work, self._since = 0, 0.0  # threads that read, and the time since when there is one
+        self._closed = False
+        self.hangs = False  # a thread did not end, and may still write to where it was told to
+        self._staging = [AddressSpace(_buffer(row_bytes, chunk), huge=True) for _ in range(threads)]
+        self._threads = [
+            threading.Thread(target=self._work, args=(space,), name="weights", daemon=True) for space in self._staging
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @staticmethod
+    def memory(row_bytes: int, threads: int, chunk: int) -> int:
+        """Bytes that a reader takes for itself."""
+        return threads * huge_pages(_buffer(row_bytes, chunk))
+
+    def submit(self, job: Job, *, urgent: bool = False) -> Job:
+        """Begin a job, before all that wait if urgent."""
+        with self._turn:
+            (self._urgent if urgent else self._ahead).append(job)
+            self._turn.notify_all()
+        return job
+
+    def hurry(self, job: Job) -> None:
+        """Make a job urgent that waits behind others."""
+        with self._turn:
+            if job in self._ahead:
+                self._ahead.remove(job)
+                self._urgent.append(job)
+
+    def wait(self, job: Job) -> None:
+        """Return when the job's bytes are in place; raise WeightsError if they cannot be."""
+        if not job.done:
+            began = time.perf_counter()
+            self._until_done(job)
+            self._wait_s += time.perf_counter() - began
+        if job.error is not None:
+            raise job.error
+
+    def drop(self, job: Job) -> None:
+        """Nobody wants the job any more. Returns when its place is not written to any more."""
+        with self._turn:
+            self._forget(job)
+            deadline = time.monotonic() + READ_TIMEOUT_S
+            while job.at_work:
+                if not self._arrival.wait(max(0.0, deadline - time.monotonic())):
+                    raise self._late(job)
+
+    def counts(self) -> ReaderCounts:
+        """Sums since the reader was made."""
+        with self._turn:
+            now = time.perf_counter() - self._since if self._at_work else 0.0
+            return ReaderCounts(self._n_bytes, self._busy_s + now, self._wait_s)
+
+    def close(self) -> None:
+        """End the threads; jobs that wait are left undone."""
+        with self._turn:
+            if self._closed:
+                return
+            self._closed = True
+            self._turn.notify_all()
+        deadline = time.monotonic() + READ_TIMEOUT_S
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        self.hangs = any(thread.is_alive() for thread in self._threads)
+        for space in () if self.hangs else self._staging:
+            space.close()
+
+    def _until_done(self, job: Job) -> None:
+        with self._turn:
+            while not job.done:
+                left = job.left
+                if not self._arrival.wait(READ_TIMEOUT_S) and job.left == left:
+                    raise self._late(job)
+
+    def _late(self, job: Job) -> WeightsError:
+        return WeightsError(
+            f"{job.source.path}: nothing of {job.weight.name}, at offset {job.offset}, arrived in {READ_TIMEOUT_S:g} s;"
+            " check the disk, then load the model again"
+        )
+
+    def _forget(self, job: Job) -> None:
+        for queue in (self._urgent, self._ahead):
+            if job in queue:
+                queue.remove(job)
+
+    # --- in the threads ---
+
+    def _work(self, staging: AddressSpace) -> None:
+        room = staging.view(0, staging.n_bytes)
+        while (chunk := self._next()) is not None:
+            job, at, n_bytes = chunk
+            error: Exception | None = None
+            try:
+                self._bring(job, at, n_bytes, staging, room)
+            except Exception as caught:  # whatever it is, the engine must hear of it
+                error = caught
+            self._did(job, n_bytes, error)
+
+    def _next(self) -> tuple[Job, int, int] | None:
+        """(job, first byte, bytes) of the next chunk; None when closed."""
+        with self._turn:
+            while not (self._urgent or self._ahead or self._closed):
+                self._turn.wait()
+            if self._closed:
+                return None
+            queue = self._urgent or self._ahead
+            job = queue[0]
+            at, n_bytes = job.next, job.chunk(self.chunk)
+            job.next += n_bytes
+            if job.next == job.n_bytes:
+                queue.popleft()
+            if not self._at_work:
+                self._since = time.perf_counter()
+            self._at_work += 1
+            job.at_work += 1
+            return job, at, n_bytes
+
+    def _bring(self, job: Job, at: int, n_bytes: int, staging: AddressSpace, room: memoryview) -> None:
+        offset, start = job.offset + at, job.start + at
+        if job.in_place:
+            page = start // PAGE * PAGE
+            into = job.space.view(page, pages(start + n_bytes) - page)
+            skip = job.source.read(offset, n_bytes, into)
+            found = into[skip : skip + n_bytes]
+        else:
+            skip = job.source.read(offset, n_bytes, room)
+            found = room[skip : skip + n_bytes]
+        if self._digests is not None:
+            self._check(job, offset, found)
+        if job.repacked:
+            job.weight.repack(staging.address + skip, n_bytes // job.weight.row_bytes, job.space.address + start)
+        elif not job.in_place:  # numpy copies without the interpreter's lock
+            np.copyto(np.frombuffer(job.space.view(start, n_bytes), np.uint8), np.frombuffer(found, np.uint8))
+
+    def _did(self, job: Job, n_bytes: int, error: Exception | None) -> None:
+        with self._turn:
+            job.left -= n_bytes
+            job.at_work -= 1
+            self._n_bytes += n_bytes
+            self._at_work -= 1
+            if not self._at_work:
+                self._busy_s += time.perf_counter() - self._since
+            if error is not None:
+                job.error = job.error or error
+                self._forget(job)
+            if job.done or not job.at_work:
+                self._arrival.notify_all()
+
+    def _check(self, job: Job, offset: int, found: memoryview) -> None:
+        assert self._digests is not None
+        digest = hashlib.sha256(found).digest()
+        if self._digests.setdefault((str(job.source.path), offset), digest) != digest:
+            raise WeightsError(
+                f"{job.source.path}: {len(found)} bytes of {job.weight.name} at offset {offset} are not those that were"
+                " read the first time; the disk or the memory is faulty, or the file was changed"
+            )

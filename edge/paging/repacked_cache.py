@@ -1,0 +1,123 @@
+"""Streamed weights in this CPU's layout, kept in files: what is read from there need not be laid out again.
+
+Laying out takes a core's time, some 0.12 s for a GB of Q4_0. Mostly a pass waits for the disk, and nobody misses it.
+Where the disk keeps up with the computing, both want the same cores; and some disks are slower where what they write to
+memory is read at once. Then files pay. Each holds one matrix and its SHA-256. They lie in the cache folder, in one
+folder for a model and a CPU, and may be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from devices.files import write_whole
+from devices.paths import cache_folder
+from edge.errors import WeightsError
+from edge.llama import llama
+from edge.llama.address_space import PAGE, AddressSpace
+from edge.llama.ggml import PINNED_VERSION
+from edge.paging.direct_file import DirectFile
+from edge.paging.reader import Reader
+from edge.paging.window import Piece, Source
+
+MOST_BYTES = 8 << 30  # of all such files; those of models used longest ago are deleted for new ones
+_FREE_SHARE = 4  # they take at most this part of what their disk has left
+_DIGEST_BYTES = 32
+
+
+def laid_out(
+    pieces: Sequence[Piece], reader: Reader, *, make: bool
+) -> tuple[tuple[Piece, ...], tuple[DirectFile, ...]]:
+    """The same pieces, to be read from files that have them laid out, and those files. Those without a file are as
+    they were. make: write files for all, if there is room. WeightsError where the weights cannot be read."""
+    changed = [piece for piece in pieces if piece.repacked]
+    if not changed:
+        return tuple(pieces), ()
+    folder = cache_folder() / "laid-out" / _key(changed)
+    moved: dict[Piece, Piece] = {}
+    if not make and not folder.is_dir():
+        return tuple(pieces), ()
+    space = AddressSpace(max(piece.n_bytes for piece in changed) + PAGE, huge=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.utime(folder)  # used now
+        missing = [piece for piece in changed if not _open(folder, piece, space, moved)]
+        if make and missing and _make_room(folder, sum(piece.n_bytes for piece in missing)):
+            for piece in missing:
+                _write(folder, piece, space, reader)
+                _open(folder, piece, space, moved)
+    except OSError:  # a full disk, or a folder that is not ours: what is there is used
+        pass
+    finally:
+        space.close()
+    return tuple(moved.get(piece, piece) for piece in pieces), tuple(piece.source.file for piece in moved.values())
+
+
+def _key(pieces: Sequence[Piece]) -> str:
+    """Of what the bytes of the files depend on, but for the weight."""
+    stamps = {str(piece.source.file.path.resolve()): piece.source.file.stamp for piece in pieces}
+    text = json.dumps([PINNED_VERSION, llama.system_info(), stamps])
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _path(folder: Path, piece: Piece) -> Path:
+    return folder / f"{piece.source.offset}-{piece.n_bytes}.weights"
+
+
+def _open(folder: Path, piece: Piece, space: AddressSpace, moved: dict[Piece, Piece]) -> bool:
+    """Note a piece's file, if it is there and has the bytes that it was written with."""
+    try:
+        file = DirectFile(_path(folder, piece), piece.n_bytes + _DIGEST_BYTES)
+    except WeightsError:
+        return False
+    if not _is_whole(file, piece, space):
+        file.close()
+        return False
+    moved[piece] = replace(piece, source=Source(file, 0), is_laid_out=True)
+    return True
+
+
+def _is_whole(file: DirectFile, piece: Piece, space: AddressSpace) -> bool:
+    try:
+        file.read(0, piece.n_bytes + _DIGEST_BYTES, space.view(0, space.n_bytes))
+    except WeightsError:
+        return False
+    digest = bytes(space.view(piece.n_bytes, _DIGEST_BYTES))
+    return hashlib.sha256(space.view(0, piece.n_bytes)).digest() == digest
+
+
+def _write(folder: Path, piece: Piece, space: AddressSpace, reader: Reader) -> None:
+    """Lay a piece out and write its file, whole or not at all."""
+    reader.wait(reader.submit(piece.read(space, 0)))
+    whole = space.view(0, piece.n_bytes)
+    space.view(piece.n_bytes, _DIGEST_BYTES)[:] = hashlib.sha256(whole).digest()
+    path = _path(folder, piece)
+    write_whole(path, space.view(0, piece.n_bytes + _DIGEST_BYTES))
+    if hasattr(os, "posix_fadvise"):  # the budget has no room for the page cache
+        fd = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+
+
+def _make_room(folder: Path, n_bytes: int) -> bool:
+    """Delete what other models left, the longest ago first, until so many bytes more are within the limit; False where
+    they cannot be."""
+    if n_bytes > shutil.disk_usage(folder).free // _FREE_SHARE:
+        return False
+    held = {one: sum(file.stat().st_size for file in one.iterdir()) for one in folder.parent.iterdir()}
+    total = sum(held.values())
+    for one in sorted(held, key=lambda one: one.stat().st_mtime):
+        if total + n_bytes <= MOST_BYTES:
+            break
+        if one != folder:
+            with suppress(OSError):
+                shutil.rmtree(one)
+                total -= held[one]
+    return total + n_bytes <= MOST_BYTES

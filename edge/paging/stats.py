@@ -1,0 +1,92 @@
+"""What paging costs: bytes read, waits, and what was found in memory, for decoding and for prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.paging.experts import ExpertCounts
+from edge.paging.reader import Reader, ReaderCounts
+
+
+@dataclass(frozen=True)
+class PassStats:
+    """Of all passes of one kind, for each token."""
+
+    tokens: int = 0
+    bytes_per_token: float = 0.0
+    disk_gbps: float = 0.0  # bytes over the seconds in which something was read
+    stall_ms: float = 0.0  # the engine waited for weights
+    hidden_ms: float = 0.0  # weights were read while the engine computed
+    hit_rate: float | None = None  # of the experts chosen, those in memory already; None without experts
+    predicted_right: float | None = None  # of the experts expected, those chosen; None where none were
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "tokens"}
+
+
+@dataclass(frozen=True)
+class PagingStats:
+    """Decoding: one row for each sequence in a pass. Prefill: all other passes."""
+
+    decode: PassStats
+    prefill: PassStats
+
+
+@dataclass
+class _Sum:
+    tokens: int = 0
+    reads: ReaderCounts = field(default_factory=ReaderCounts)
+    experts: ExpertCounts = field(default_factory=ExpertCounts)
+
+    def add(self, tokens: int, reads: ReaderCounts, experts: ExpertCounts) -> None:
+        self.tokens += tokens
+        self.reads += reads
+        self.experts += experts
+
+    def stats(self) -> PassStats:
+        n, reads, experts = max(1, self.tokens), self.reads, self.experts
+        return PassStats(
+            tokens=self.tokens,
+            bytes_per_token=reads.n_bytes / n,
+            disk_gbps=reads.n_bytes / reads.busy_s / 1e9 if reads.busy_s else 0.0,
+            stall_ms=reads.wait_s / n * 1e3,
+            hidden_ms=max(0.0, reads.busy_s - reads.wait_s) / n * 1e3,
+            hit_rate=experts.held / experts.chosen if experts.chosen else None,
+            predicted_right=experts.right / experts.expected if experts.expected else None,
+        )
+
+
+class Passes:
+    """Adds up what every pass over the weights read. What is read between two passes counts for the second."""
+
+    def __init__(self, reader: Reader, experts: Callable[[], ExpertCounts]) -> None:
+        self._reader, self._experts = reader, experts
+        self._tokens, self._decodes = 0, False
+        self._before = reader.counts(), experts()
+        self._sums = {True: _Sum(), False: _Sum()}
+
+    def begin(self, sequences: NDArray[np.int32]) -> None:
+        """A pass over so many rows begins."""
+        self._tokens = len(sequences)
+        self._decodes = len(set(sequences.tolist())) == len(sequences)
+
+    def end(self) -> None:
+        """It is complete."""
+        reads, experts = self._reader.counts(), self._experts()
+        before_reads, before_experts = self._before
+        self._sums[self._decodes].add(self._tokens, reads - before_reads, experts - before_experts)
+        self._before = reads, experts
+
+    def stats(self) -> PagingStats:
+        """Of the passes since the last `clear`."""
+        return PagingStats(decode=self._sums[True].stats(), prefill=self._sums[False].stats())
+
+    def clear(self) -> None:
+        """Count from now on."""
+        self._before = self._reader.counts(), self._experts()
+        self._sums = {True: _Sum(), False: _Sum()}

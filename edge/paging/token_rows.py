@@ -1,0 +1,56 @@
+"""The token table under a budget: only the rows of tokens that occur are in memory."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.llama.address_space import PAGE, AddressSpace, pages
+from edge.paging.reader import Job, Reader
+from edge.paging.window import Piece
+
+MOST_BYTES = 8 << 20  # of memory for rows of earlier decodes; a conversation has few different tokens
+
+
+class TokenRows:
+    """Rows of a token table that keeps its full range of addresses."""
+
+    def __init__(self, table: Piece, reader: Reader) -> None:
+        self._weight, self._source, self._reader = table.weight, table.source, reader
+        self._space = AddressSpace(table.n_bytes)
+        self._there: set[int] = set()
+        self.point()
+
+    def point(self) -> None:
+        """Let graphs look rows up here."""
+        self._weight.point(self._space.address, repacked=False)
+
+    @staticmethod
+    def memory(table: Piece, batch: int) -> int:
+        """Bytes it takes at the most, where a decode has `batch` rows."""
+        row = pages(table.weight.row_bytes) + PAGE
+        return min(max(MOST_BYTES, batch * row) + batch * row, pages(table.n_bytes))
+
+    def bring(self, tokens: NDArray[np.int32]) -> None:
+        """Have the rows of these tokens in memory. WeightsError if they cannot be read. Ids that are no tokens are
+        llama.cpp's to refuse."""
+        missing = [int(t) for t in np.unique(tokens) if t not in self._there and 0 <= t < self._weight.rows]
+        row = self._weight.row_bytes
+        if (len(self._there) + len(missing)) * (pages(row) + PAGE) > MOST_BYTES and self._there:
+            self._there.clear()
+            self._space.give_back(0, self._space.n_bytes)
+            missing = [int(t) for t in np.unique(tokens) if 0 <= t < self._weight.rows]
+        file, offset = self._source.file, self._source.offset
+        jobs = [
+            self._reader.submit(
+                Job(self._weight, file, offset + t * row, row, self._space, t * row, False), urgent=True
+            )
+            for t in missing
+        ]
+        for job in jobs:
+            self._reader.wait(job)
+        self._there.update(missing)
+
+    def close(self) -> None:
+        """Give the memory back; the reader must have been closed."""
+        self._space.close()

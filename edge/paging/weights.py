@@ -1,0 +1,166 @@
+"""The weights of a model under a budget: loaded, streamed and pointed at in time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.llama import llama
+from edge.llama.address_space import AddressSpace
+from edge.llama.hooks import Hook
+from edge.llama.products import Products
+from edge.paging.experts import ExpertCounts, Experts, Router
+from edge.paging.node_hooks import PagingHooks
+from edge.paging.plan import PagePlan
+from edge.paging.reader import Job, Reader
+from edge.paging.roles import Roles
+from edge.paging.stats import PagingStats, Passes
+from edge.paging.token_rows import TokenRows
+from edge.paging.window import Pager, Piece
+
+
+class PagedWeights:
+    """Brings the weights of a model where its graphs look for them. `close()` gives all memory back."""
+
+    def __init__(
+        self,
+        roles: Roles,
+        plan: PagePlan,
+        reader: Reader,
+        *,
+        threads: int,
+        experts_used: int,
+        progress: Callable[[float], None] | None = None,
+    ) -> None:
+        """Load what stays. WeightsError where it cannot be read; what `progress` raises ends the load."""
+        self.plan = plan
+        self._roles, self._reader = roles, reader
+        self._arena = AddressSpace(sum(piece.span for piece in plan.resident), huge=True)
+        self._places: dict[Piece, int] = {}  # addresses of what stays
+        self._rows: TokenRows | None = None
+        self._pager: Pager | None = None
+        self._experts: Experts | None = None
+        self._products: Products | None = None
+        self._routers: dict[int, Router] = {}
+        try:
+            self._load(progress)
+            if plan.streamed:
+                self._pager = Pager(plan.streamed, plan.window, reader)
+            if plan.expert_room:
+                banks = {n: [(p.weight, p.source, p.repacked) for p in ps] for n, ps in roles.experts.items()}
+                self._experts = Experts(banks, plan.expert_room, reader)
+                self._routers = self._make_routers(experts_used)
+            if plan.head_pieces:
+                self._products = Products(threads)
+        except BaseException:
+            self.close()
+            raise
+        self._at_nodes = PagingHooks(
+            roles, plan, self._places, self._pager, self._experts, self._routers, self._products
+        )
+        self._passes = Passes(reader, self._experts_counts)
+
+    # --- before and after a decode ---
+
+    def begin(self, rows: llama.Batch, n: int) -> None:
+        """The first `n` rows are about to be decoded: have their token rows in memory."""
+        self._at_nodes.begin()
+        self._passes.begin(rows.sequences[:n])
+        if self._pager is not None:
+            self._pager.begin()
+        if self._rows is not None:
+            self._rows.bring(rows.tokens[:n])
+
+    def end(self) -> None:
+        """The decode is complete."""
+        self._passes.end()
+        if self._pager is not None:
+            self._pager.end()
+
+    def hooks(self) -> list[Hook]:
+        """Those the graphs need; none where everything stays as it is."""
+        return self._at_nodes.hooks()
+
+    def let_go(self) -> None:
+        """To be called before the graphs are freed."""
+        self._at_nodes.begin()
+
+    def stats(self) -> PagingStats:
+        """What was read, by whom it was waited for, and what was found in memory, since the last `clear_stats`."""
+        return self._passes.stats()
+
+    def clear_stats(self) -> None:
+        """Count from now on."""
+        self._passes.clear()
+
+    @property
+    def reads(self) -> str:
+        """How files are read, as `DirectFile` says; of several, the least direct."""
+        order = ("direct", "uncached", "buffered")
+        return max((piece.source.file.reads for piece in self.plan.resident), key=order.index, default="direct")
+
+    @property
+    def reader(self) -> Reader:
+        return self._reader
+
+    def close(self) -> None:
+        """Give all memory back. The model must have been freed."""
+        self._reader.close()
+        if self._reader.hangs:
+            return  # its threads may still write there
+        for part in (self._pager, self._experts, self._rows, self._products):
+            if part is not None:
+                part.close()
+        self._arena.close()
+
+    # --- loading ---
+
+    def _load(self, progress: Callable[[float], None] | None) -> None:
+        jobs: list[tuple[Piece, Job]] = []
+        at = 0
+        for piece in self.plan.resident:
+            jobs.append((piece, self._reader.submit(piece.read(self._arena, at))))
+            at += piece.span
+        done, total = 0, max(1, sum(piece.n_bytes for piece in self.plan.resident))
+        whole_head = self._roles.head if not self.plan.head_pieces else None
+        for piece, job in jobs:
+            self._reader.wait(job)
+            address = self._places[piece] = self._arena.address + job.start
+            if piece not in self.plan.head_pieces:
+                piece.weight.point(address, piece.repacked)
+            done += piece.n_bytes
+            if progress is not None:
+                progress(done / total)
+        table = self._roles.table
+        # A tied head that lies in memory as it lies in the file is the token table, too.
+        if table is not None and not (self._roles.tied and whole_head and not whole_head.repacked):
+            self._rows = TokenRows(table, self._reader)
+
+    def _make_routers(self, used: int) -> dict[int, Router]:
+        """Of all layers whose router and norm are plain numbers."""
+        by_name = {piece.weight.name: piece for piece in self.plan.resident}
+        found = {}
+        for layer in self._roles.experts:
+            weights = self._floats(by_name.get(f"blk.{layer}.ffn_gate_inp.weight"))
+            norm = self._floats(
+                by_name.get(f"blk.{layer}.ffn_norm.weight", by_name.get(f"blk.{layer}.post_attention_norm.weight"))
+            )
+            if weights is not None:
+                found[layer] = Router(weights, None if norm is None else norm[0], used)
+        return found
+
+    def _floats(self, piece: Piece | None) -> NDArray[np.float32] | None:
+        """The values [rows, columns] of something that stays; None unless they are float32."""
+        if piece is None:
+            return None
+        _, rows, columns = piece.weight.shape
+        if piece.n_bytes != 4 * rows * columns:
+            return None
+        view = self._arena.view(self._places[piece] - self._arena.address, piece.n_bytes)
+        values: NDArray[np.float32] = np.frombuffer(view, np.float32).reshape(rows, columns).copy()
+        return values
+
+    def _experts_counts(self) -> ExpertCounts:
+        return self._experts.counts if self._experts is not None else ExpertCounts()

@@ -1,0 +1,155 @@
+"""The window: weights that do not stay in memory pass through it, read ahead in the order in which they are used."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edge.errors import EngineError
+from edge.llama.address_space import PAGE, AddressSpace, pages
+from edge.llama.buffers import Weight
+from edge.paging.direct_file import DirectFile
+from edge.paging.reader import Job, Reader
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a weight lies on disk."""
+
+    file: DirectFile
+    offset: int
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """A weight, or some of its rows, that is read as a whole."""
+
+    weight: Weight
+    source: Source  # of its first row
+    n_bytes: int
+    repacked: bool  # it lies in memory in this CPU's layout
+    is_laid_out: bool = False  # its source has it in that layout already
+
+    @property
+    def name(self) -> str:
+        """Of the weight, and of which rows where it is not all of them."""
+        return self.weight.name if self.n_bytes == self.weight.n_bytes else f"{self.weight.name}@{self.source.offset}"
+
+    @property
+    def rows(self) -> int:
+        return self.n_bytes // self.weight.row_bytes
+
+    @property
+    def span(self) -> int:
+        """Bytes of whole pages that it takes: one that is not repacked begins as far into a page as it does on disk."""
+        return pages(self.n_bytes + self._skip)
+
+    def read(self, space: AddressSpace, start: int) -> Job:
+        """The job that brings it to `span` bytes of `space`, which begin on a page."""
+        repack = self.repacked and not self.is_laid_out
+        start += self._skip
+        return Job(self.weight, self.source.file, self.source.offset, self.n_bytes, space, start, repack)
+
+    @property
+    def _skip(self) -> int:
+        return 0 if self.repacked and not self.is_laid_out else self.source.offset % PAGE
+
+
+class Pager:
+    """A ring of memory that streamed weights pass through in turn, round and round."""
+
+    def __init__(self, streamed: Sequence[Piece], window: int, reader: Reader) -> None:
+        """streamed: in the order of use, which is corrected by what is really asked for. window: bytes; the largest
+        weight must fit."""
+        self._order = list(streamed)
+        self._window = AddressSpace(window, huge=True)
+        self._reader = reader
+        self._next = 0  # place in the order of what is read next
+        self._held: deque[tuple[Piece, Job, int]] = deque()  # what has a place, oldest first; the place
+        self._in_use: Piece | None = None
+        self._lost = False  # all that is held is to be read again
+        self._asked: list[Piece] = []  # in this pass
+        self._fill()
+
+    def ready(self) -> bool:
+        """Whether the weight that is next in turn has arrived."""
+        return bool(self._held) and self._held[0][1].done
+
+    def acquire(self, one: Piece) -> int:
+        """The address where `one` lies, as soon as it does. It stays there until `release`. WeightsError if it cannot
+        be read."""
+        if self._in_use is not None:
+            raise EngineError(f"{one.name} is needed before {self._in_use.name} was done with")
+        if self._lost or not self._held or self._held[0][0] is not one:
+            self._go_to(one)
+        _, job, _ = self._held[0]
+        try:
+            self._reader.wait(job)
+        except BaseException:
+            self._go_to(one)  # who tries again gets another read
+            raise
+        self._in_use = one
+        self._asked.append(one)
+        return self._window.address + job.start
+
+    def release(self) -> None:
+        """Done with the weight that was acquired: its place is read into again."""
+        if self._in_use is not None:
+            self._in_use = None
+            self._held.popleft()
+            self._fill()
+
+    def begin(self) -> None:
+        """A pass over the weights begins. What a pass that failed had acquired is let go."""
+        self.release()
+        self._lost |= any(job.error for _, job, _ in self._held)  # what was read ahead in a bad moment is read again
+        self._asked = []
+
+    def end(self) -> None:
+        """The pass is complete: the next is expected to ask in the same order."""
+        if self._asked and self._asked != self._order:
+            self._order = list(dict.fromkeys(self._asked))
+            self._go_to(self._order[0])
+
+    def close(self) -> None:
+        """Give the window back; the reader must have been closed."""
+        self._held.clear()
+        self._window.close()
+
+    def _go_to(self, one: Piece) -> None:
+        """Read on from here: another order of use than the one expected."""
+        self._lost = True  # until nobody writes to the window any more
+        for _, job, _ in self._held:
+            self._reader.drop(job)
+        self._held.clear()
+        self._lost = False
+        if one not in self._order:
+            self._order.insert(self._next, one)
+        self._next = self._order.index(one)
+        self._fill()
+
+    def _fill(self) -> None:
+        """Begin to read as much as there is room for."""
+        while len(self._held) < len(self._order):
+            one = self._order[self._next]
+            start = self._room(one.span)
+            if start is None:
+                return
+            self._next = (self._next + 1) % len(self._order)
+            job = one.read(self._window, start)
+            self._held.append((one, job, start))  # before it is read: its place is taken, whatever comes between
+            self._reader.submit(job)
+
+    def _room(self, span: int) -> int | None:
+        """Where `span` bytes of the window are free behind what was placed last; None where there is no room yet."""
+        if not self._held:
+            return 0
+        first = self._held[0][2]
+        last, _, start = self._held[-1]
+        end = start + last.span
+        if start < first:  # the ring has wrapped
+            return end if end + span <= first else None
+        if end + span <= self._window.n_bytes:
+            return end
+        return 0 if span <= first else None

@@ -1,0 +1,1 @@
+"""Ranks that compute one step together."""

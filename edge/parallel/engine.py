@@ -1,0 +1,401 @@
+"""Rank 0: an engine to whoever uses it, and to the other ranks the one that makes the steps.
+
+It has what must not leave the device: the tokens, the token table, the sampler. Others see hidden states and return
+logits.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import EngineError, Interrupted
+from edge.llama import llama
+from edge.llm.engine import Outputs, check_room, check_shift
+from edge.net.relink import LinkState, Order, Relink, Report
+from edge.parallel import steps
+from edge.parallel.follower import feed
+from edge.parallel.link_watch import LinkWatch, expected_s, known
+from edge.parallel.shard import Shard
+from edge.parallel.step_times import StepTime, Summary, summaries_of
+from edge.parallel.steps import Op, Step
+from edge.parallel.token_table import TokenTable
+from partition.model.model import ModelShape
+from partition.plan.plan import Plan
+from quant.gguf.file import GgufFile
+from transport.collective import Group, Wire
+from transport.errors import ProtocolError, TransportError
+from transport.frame import Kind
+
+Floats = NDArray[np.float32]
+T = TypeVar("T")
+
+LEAST_CHUNK = 32  # tokens: below, a pass over the weights costs nearly as much for fewer
+_CHUNKS_A_STAGE = 4  # of a long prompt: so many keep all stages busy four fifths of the time, or more
+ANSWER_TIMEOUT_S = 600.0  # for a step's logits, from all stages; that a device is gone is noticed sooner, and otherwise
+_ANSWERS_BYTES = 128 << 10  # that may be under way: a link's buffers hold them, whoever reads or not
+_PAUSE_S = 0.1  # between steps: longer, and it was the person who kept the ranks waiting
+
+
+@dataclass
+class _Pending:
+    """A decode step whose logits have not been collected."""
+
+    outputs: int
+    top: int
+    time: StepTime  # so far
+    began: float  # time.perf_counter()
+    alone: bool  # one row, with nothing else under way
+    own: list[Floats] = field(default_factory=list)  # of rank 0's rows of the head, where it is in the last stage
+    logits: Floats | None = None  # where they came already
+
+
+class DistributedEngine:
+    """A model spread over ranks, with the methods of `Engine`. Not closed by itself: the deployment owns it.
+
+    After an error of a link or a rank every further call raises it again: the KV caches of the ranks may differ.
+    """
+
+    def __init__(
+        self,
+        file: GgufFile,
+        model: llama.Model,
+        plan: Plan,
+        shard: Shard,
+        group: Group,
+        algorithm: str = "auto",
+        wire: Wire | None = None,
+        outputs: int | None = None,
+        explain: Callable[[Exception], Exception] = lambda error: error,
+        relink: Relink | None = None,
+        links: Sequence[LinkState] = (),
+    ) -> None:
+        """model: the vocabulary of `file`. group: links to all ranks, which follow. outputs: as in EngineOptions, of
+        the last stage. explain: what is known beyond an error's own words, such as that a device has died. relink: the
+        links that may change between answers; links: those of all ranks, as they are."""
+        self.path: Path = file.path
+        self.file = file
+        self.shape = ModelShape.from_gguf(file)
+        self.plan = plan
+        self.model = model
+        self.context, self.batch = shard.engine.context, shard.engine.batch
+        self.memory, self.paging = shard.engine.memory, shard.engine.paging
+        self.threads, self.sequences = shard.engine.threads, shard.sequences
+        self.outputs = min(outputs or self.sequences, self.batch)
+        self.stages = len(plan.stages)
+        self._shard, self._group, self._explain = shard, group, explain
+        self._table = TokenTable(file)
+        self._heads = {rank: plan.shard(rank).vocab for rank in shard.place.heads}
+        self._algorithm, self._wire = algorithm, wire
+        self._relink = relink if relink is not None and relink.able else None
+        self.link_states = known([links])  # of all ranks, each once
+        self.link_watch = LinkWatch(self._expected_s(), [len(stage.shards) for stage in plan.stages])
+        self._pending: deque[_Pending] = deque()
+        self._logits = np.empty((0, self.shape.n_vocab), np.float32)
+        self._stopped = False
+        self.busy = False  # a step, or what belongs to it, is under way
+        self._done = -math.inf  # when the last step, or the wait for one, was over
+        self._failed: Exception | None = None
+        self._join()
+
+    # --- decoding, as Engine has it ---
+
+    def decode(
+        self,
+        tokens: Sequence[int] | NDArray[np.int32],
+        start: int,
+        *,
+        sequence: int = 0,
+        outputs: Outputs = "last",
+        top: int = 0,
+    ) -> Floats:
+        """As `Engine.decode`. Of each row only the `top` largest logits need be true, others may be -inf; 0: all."""
+        n = len(tokens)
+        check_room(n, start, self.batch, self.context)
+        if self._pending:
+            raise EngineError("logits of submitted steps are still to be collected")
+        wanted = np.zeros(n, np.int8)
+        wanted[:] = outputs == "all"
+        wanted[-1] = outputs != "none"
+        self.submit(tokens, np.arange(start, start + n), np.full(n, sequence), wanted, top=top)
+        if outputs == "none":
+            return np.empty(0, np.float32)
+        rows = self.collect()
+        return rows if outputs == "all" else rows[0]
+
+    def submit(
+        self,
+        tokens: Sequence[int] | NDArray[np.int32],
+        positions: NDArray[np.int_],
+        sequences: NDArray[np.int_],
+        outputs: NDArray[np.int8],
+        *,
+        top: int = 0,
+    ) -> None:
+        """Begin a decode step: it is computed here, and goes on to the other stages. All arrays are [n].
+
+        `collect` returns its logits, if any, in the order of submission. Interrupted after `stop`.
+        """
+        if self._stopped:
+            raise Interrupted("stopped on request")
+        if self._pending and self.stages == 1:  # its logits would come among the sums of this step
+            raise EngineError("the last step's logits are still to be collected")
+        n, wanted = len(tokens), int(np.count_nonzero(outputs))
+        if not 0 < n <= self.batch:
+            raise EngineError(f"a decode takes 1 to {self.batch} tokens, {n} were given")
+        if wanted > self.outputs:
+            raise EngineError(f"{wanted} rows are to give logits, the engine was made for {self.outputs}; set outputs")
+        if n > 1 and not self._pending:  # a prompt
+            self._between_answers()
+        rows = self._shard.rows
+        rows.positions[:n], rows.sequences[:n], rows.outputs[:n] = positions, sequences, outputs
+        self._table.look_up(tokens, rows.embeddings[:n])
+        self._guarded(lambda: self._submit(n, wanted, self._useful(top)))
+
+    def collect(self) -> Floats:
+        """Logits [rows, n_vocab] of the oldest step that gives any and was not collected. They hold until the next
+        call."""
+        return self._guarded(self._collect)
+
+    @property
+    def uncollected(self) -> int:
+        """Steps whose logits wait to be collected."""
+        return len(self._pending)
+
+    def chunk(self, n: int) -> int:
+        """Tokens of a prompt of `n` that should go into one step: several chunks keep all stages busy."""
+        if self.stages == 1:
+            return self.batch
+        even = -(-n // (_CHUNKS_A_STAGE * self.stages))
+        return min(self.batch, max(LEAST_CHUNK, -(-even // LEAST_CHUNK) * LEAST_CHUNK))
+
+    def stop(self) -> None:
+        """Make later steps raise Interrupted. One that is under way is completed, or the ranks would differ."""
+        self._stopped = True
+
+    def resume(self) -> None:
+        """Decode again after `stop`."""
+        self._stopped = False
+
+    # --- the KV cache, as Engine has it: in order with the steps, on all ranks ---
+
+    def kv_remove(self, sequence: int, start: int, end: int = -1) -> bool:
+        """Forget positions [start, end) of a sequence. False where this cache keeps no history and must be cleared."""
+        return self._keep(Step(Op.REMOVE, numbers=(sequence, start, end, 0)))
+
+    def kv_copy(self, source: int, target: int, start: int = 0, end: int = -1) -> None:
+        """Let sequence `target` share positions [start, end) of `source`, at no cost in memory."""
+        self._keep(Step(Op.COPY, numbers=(source, target, start, end)))
+
+    def kv_shift(self, sequence: int, start: int, end: int, delta: int) -> None:
+        """Add `delta` to positions [start, end) of a sequence. EngineError where this model's cache cannot."""
+        check_shift(self.file)
+        self._keep(Step(Op.SHIFT, numbers=(sequence, start, end, delta)))
+
+    def answered(self, step_s: Sequence[float]) -> None:
+        """An answer is complete. All ranks wait for each other: their threads are those that shares were made for."""
+
+    def kv_clear(self) -> None:
+        """Forget everything."""
+        if not self._pending:
+            self._between_answers()
+        self._keep(Step(Op.CLEAR))
+
+    def kv_last(self, sequence: int) -> int:
+        """The last position held for a sequence; -1 if none."""
+        return self._shard.engine.kv_last(sequence)
+
+    # --- all ranks ---
+
+    @property
+    def links(self) -> dict[int, str]:
+        """How this device is linked to each other rank: tcp or grpc."""
+        return {rank: link.kind for rank, link in sorted(self._group.links.items())}
+
+    def times(self, *, clear: bool = False) -> list[dict[str, Summary]]:
+        """Of each rank, by kind of step ("decode", "prefill"): what the last steps took. clear: begin anew."""
+        if self._pending:
+            raise EngineError("steps are under way; collect their logits first")
+        found = [self._shard.times.summaries()]
+        if clear:
+            self._shard.times.clear()
+        return found + self._guarded(lambda: self._others_times(clear))
+
+    def end(self) -> None:
+        """Tell all ranks that no more steps come; nothing where they cannot be told."""
+        if self._failed is None:
+            self._failed = EngineError("the engine is closed")
+            with suppress(TransportError):  # it has gone; whoever closes the sessions sees to the rest
+                self._send(Step(Op.END))
+
+    # --- links, between answers ---
+
+    def _between_answers(self) -> None:
+        """Look whether the links do what was measured of them, and change them where they do not."""
+        watch = self.link_watch
+        if self._relink is not None and self._failed is None and watch.due and not watch.fits(self.link_states):
+            self._guarded(self._look_at_links)
+
+    def _look_at_links(self) -> None:
+        reports = self._reports(Order.REPORT)
+        before = self.link_states = known(report.links for report in reports)
+        order = self.link_watch.order([report.compute_s for report in reports], before)
+        if order is not Order.REPORT:
+            self.link_states = known(report.links for report in self._reports(order))
+            self.link_watch.changed(before, self.link_states, self._expected_s())
+
+    def _reports(self, order: Order) -> list[Report]:
+        """What the ranks say of their links, once they have done as ordered."""
+        assert self._relink is not None
+        self._send(Step(Op.LINKS, numbers=(order, 0, 0, 0)))
+        if order is not Order.REPORT:
+            self._relink.again(self._group, order)
+            self._join()
+        own = Report(self._shard.times.computed_s(), self._relink.states())
+        return [own, *self._answers(Report.from_json)]
+
+    def _join(self) -> None:
+        """Compute over the links that the group has now."""
+        group, place = self._group, self._shard.place
+        self._mates = [group.links[rank] for rank in place.mates]
+        self._feeds = [group.links[rank] for rank in place.feeds]
+        self._shard.join(group, self._algorithm, self._wire)
+
+    def _expected_s(self) -> float:
+        return expected_s(self.plan, self.shape.n_embd, self._group, self._algorithm, self._wire)
+
+    # --- pieces ---
+
+    def _useful(self, top: int) -> int:
+        """0, for all logits, where so many with their places would be no fewer bytes."""
+        return 0 if 2 * top >= min(map(len, self._heads.values())) else top
+
+    def _submit(self, n: int, wanted: int, top: int) -> None:
+        """Make a decode step, do rank 0's part of it, and remember what will come of it."""
+        shard, now = self._shard, time.perf_counter()
+        self._make_way()
+        step = Step(Op.DECODE, now - self._done > _PAUSE_S, (n, wanted, top, 0))
+        shard.begin()
+        for link in self._mates:
+            link.send(steps.pack(step, shard.rows), Kind.CONTROL)
+            steps.send_states(link, shard.rows.embeddings[:n])
+        shard.compute(n)
+        feed(shard, step, self._feeds)
+        made = _Pending(wanted, top, shard.time_of(n), now, alone=n == 1 and not self._pending)
+        for other in self._pending:
+            other.alone = False
+        if shard.place.last:
+            made.own = [row.copy() for row in shard.logits(n)]
+        made.time = shard.end(made.time)
+        if wanted:
+            self._pending.append(made)
+        else:
+            shard.times.add(made.time)
+        self._done = time.perf_counter()
+
+    def _collect(self) -> Floats:
+        step = self._pending[0]
+        logits = self._gathered(step)
+        self._pending.popleft()
+        self._shard.times.add(step.time)
+        self._done = time.perf_counter()
+        if step.alone:
+            self.link_watch.token(self._done - step.began, step.time.compute_s)
+        return logits
+
+    def _make_way(self) -> None:
+        """Take in the answers that are under way where they are large. The last stage could not send them off while
+        we send a prompt, would not read it then, and each would wait for the other."""
+        if sum(step.outputs * _row_bytes(step.top, self.shape.n_vocab) for step in self._pending) > _ANSWERS_BYTES:
+            for step in self._pending:
+                if step.logits is None:
+                    step.logits = self._gathered(step).copy()
+
+    def _gathered(self, step: _Pending) -> Floats:
+        """The logits of a step [rows, n_vocab], from the ranks of the last stage. Its time is brought up to date."""
+        if step.logits is not None:
+            return step.logits
+        if len(self._logits) < step.outputs:
+            self._logits = np.empty((step.outputs, self.shape.n_vocab), np.float32)
+        logits = self._logits[: step.outputs]
+        self._shard.begin()
+        if step.top:
+            logits.fill(-np.inf)
+        for rank, vocab in self._heads.items():
+            for i in range(step.outputs):
+                part = logits[i, vocab.start : vocab.stop]
+                if rank == 0:
+                    part[:] = step.own[i]
+                elif not step.top:
+                    self._group.links[rank].receive_into(part, ANSWER_TIMEOUT_S)
+                else:
+                    found = np.empty((2, min(step.top, part.size)), np.int32)
+                    self._group.links[rank].receive_into(found, ANSWER_TIMEOUT_S)
+                    if not 0 <= found[0].min() <= found[0].max() < part.size:
+                        raise ProtocolError(f"rank {rank} sent logits of tokens it has not")
+                    part[found[0]] = found[1].view(np.float32)
+        step.time = self._shard.end(step.time)
+        return logits
+
+    def _others_times(self, clear: bool) -> list[dict[str, Summary]]:
+        self._send(Step(Op.TIMES, numbers=(int(clear), 0, 0, 0)))
+        return self._answers(summaries_of)
+
+    def _answers(self, made: Callable[[Any], T]) -> list[T]:
+        """What each other rank says, in JSON, which `made` takes or raises ValueError for."""
+        found = []
+        for rank, link in sorted(self._group.links.items()):
+            try:
+                found.append(made(json.loads(bytes(link.receive(ANSWER_TIMEOUT_S).payload))))
+            except (ValueError, TypeError, AttributeError, RecursionError) as error:
+                raise ProtocolError(f"rank {rank} says of its steps what cannot be: {error}") from error
+        return found
+
+    def _keep(self, step: Step) -> bool:
+        # First here: where this cache cannot do it, no other can, and nothing has changed yet.
+        kept = self._guarded(lambda: self._shard.keep(step), EngineError)
+        if step.op is Op.REMOVE:
+            step = step._replace(numbers=(*step.numbers[:3], int(kept)))
+        self._guarded(lambda: self._send(step))
+        return kept
+
+    def _send(self, step: Step) -> None:
+        data = steps.pack(step, self._shard.rows)
+        for link in (*self._mates, *self._feeds):
+            link.send(data, Kind.CONTROL)
+
+    def _guarded(self, work: Callable[[], T], *harmless: type[Exception]) -> T:
+        """Do it; what fails is explained, and fails from then on."""
+        if self._failed is not None:
+            raise self._failed
+        self.busy = True
+        try:
+            return work()
+        except harmless:
+            raise
+        except Exception as error:
+            self._failed = error
+            self._pending.clear()  # nothing comes of them any more
+            self._failed = self._explain(error)
+            raise self._failed from error
+        except BaseException:  # Ctrl-C twice: this rank left a step that the others go on with
+            self._pending.clear()
+            self._failed = EngineError("a step was interrupted, so the devices no longer hold the same; start again")
+            raise
+        finally:
+            self.busy = False
+
+
+def _row_bytes(top: int, n_vocab: int) -> int:
+    """Of an answer with one row."""
+    return 8 * top if top else 4 * n_vocab

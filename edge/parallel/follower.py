@@ -1,0 +1,99 @@
+"""A rank that follows: steps come over a data link, and go on to whoever depends on this rank."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import EngineError
+from edge.net.relink import Order, Relink, Report
+from edge.parallel import steps
+from edge.parallel.shard import Shard
+from edge.parallel.steps import Op, Step
+from transport.collective import Group, Wire
+from transport.errors import ProtocolError
+from transport.frame import Kind
+from transport.link import Link
+
+IDLE_S = 7 * 86400.0  # for the next step: a person may think for long, and a link that breaks is noticed
+
+
+def follow(
+    shard: Shard, group: Group, algorithm: str = "auto", wire: Wire | None = None, relink: Relink | None = None
+) -> None:
+    """Do the steps that come until rank 0 ends them. `group` has links to all ranks; relink: those that may change.
+    Errors end it: those of links, and EngineError."""
+    shard.join(group, algorithm, wire)
+    place = shard.place
+    assert place.source is not None, "rank 0 makes the steps"
+    source, home = group.links[place.source], group.links[0]
+    feeds = [group.links[rank] for rank in place.feeds]
+    most = steps.max_bytes(shard.rows.capacity)
+    while True:
+        began = time.perf_counter()
+        frame = source.receive(IDLE_S, most)
+        if frame.kind is not Kind.CONTROL:
+            raise ProtocolError(f"{source.peer} sent {frame.kind.name} where a step was expected")
+        step = steps.unpack(frame.payload, shard.rows)
+        if step.op is Op.DECODE:
+            idle_s = 0.0 if step.fresh else time.perf_counter() - began
+            _decode(shard, step, source, feeds, home, idle_s)
+            continue
+        for link in feeds:
+            link.send(steps.pack(step, shard.rows), Kind.CONTROL)
+        if step.op is Op.END:
+            return
+        if step.op is Op.TIMES:
+            found = {kind: one.to_json() for kind, one in shard.times.summaries().items()}
+            home.send(json.dumps(found).encode(), Kind.CONTROL)
+            if step.numbers[0]:
+                shard.times.clear()
+        elif step.op is Op.LINKS:
+            if step.numbers[0]:
+                _change(step, shard, group, relink)
+                shard.join(group, algorithm, wire)
+                source, home = group.links[place.source], group.links[0]
+                feeds = [group.links[rank] for rank in place.feeds]
+            report = Report(shard.times.computed_s(), relink.states() if relink else ())
+            home.send(json.dumps(report.to_json()).encode(), Kind.CONTROL)
+        elif not shard.keep(step) and step.numbers[3]:
+            raise EngineError(f"rank {place.rank} cannot forget what rank 0 could; use one kind of layers a stage")
+
+
+def _decode(shard: Shard, step: Step, source: Link, feeds: list[Link], home: Link, idle_s: float) -> None:
+    n = step.rows
+    shard.begin()
+    steps.receive_states(source, shard.rows.embeddings[:n], shard.wire if shard.place.stage else None)
+    shard.compute(n)
+    feed(shard, step, feeds)
+    if shard.place.last:
+        for row in shard.logits(n):
+            home.send(largest(row, step.top) if step.top else row)
+    shard.times.add(shard.end(shard.time_of(n, idle_s)))
+
+
+def _change(step: Step, shard: Shard, group: Group, relink: Relink | None) -> None:
+    if relink is None or step.numbers[0] not in set(Order):
+        raise ProtocolError(f"rank 0 orders {step.numbers[0]} for links, which rank {shard.place.rank} cannot do")
+    relink.again(group, Order(step.numbers[0]))
+
+
+def feed(shard: Shard, step: Step, links: list[Link]) -> None:
+    """Hand a computed step to the next stage."""
+    for link in links:
+        link.send(steps.pack(step, shard.rows), Kind.CONTROL)
+        steps.send_states(link, shard.hidden, shard.wire)
+
+
+def largest(logits: NDArray[np.float32], top: int) -> NDArray[np.int32]:
+    """The `top` largest of `logits` [n] as int32 [2, top]: where they are, and the bits of their values."""
+    top = min(top, logits.size)
+    where = (
+        np.argpartition(logits, logits.size - top)[logits.size - top :] if top > 1 else logits.argmax(0, keepdims=True)
+    )
+    out = np.empty((2, top), np.int32)
+    out[0], out[1] = where, logits[where].view(np.int32)
+    return out

@@ -1,0 +1,145 @@
+"""Whether the links in use do what was measured of them, by what tokens take; and what to do where they do not.
+
+A token takes the computing of the slowest rank of each stage, and communication. What communication should take follows
+from latency and bandwidth.
+
+- Links that go another way than the usual one, as idle devices preferred it, give one answer. The next one goes the
+  usual way, and the links return only where tokens then take clearly longer.
+- Links that go the usual way are compared again where communication takes much more than it should: they may have been
+  chosen in a bad moment. A way that is then preferred stays only where tokens prove it.
+
+So no more than one answer is given on the slower way. Times are of the fast end, as a busy processor makes them longer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from edge.net.relink import LinkState, Order
+from partition.plan.plan import Plan
+from transport.choice import ALGORITHMS, choose
+from transport.collective import Group, Wire
+from transport.prefer import CLEARLY, fast_end
+
+_LEAST_TOKENS = 8  # to judge by
+_MOST_TOKENS = 2048
+_FITS = 2.0  # times what is expected: a measurement on idle devices is that much better than use
+_MESSAGE_S = 100e-6  # beside the wire, in use: Python, and a wake-up on a busy core
+_WORSE = 1.5  # than when links were compared last: compare again
+_MOST_CHANGES = 100  # that are remembered
+
+
+def expected_s(plan: Plan, n_embd: int, group: Group, algorithm: str, wire: Wire | None) -> float:
+    """Seconds of communication of one token, by the figures that the ranks of `group` agreed on.
+
+    Two sums in each layer of a stage that several ranks share, and a message from each stage to the next, or back.
+    """
+    n_bytes = 4 * n_embd
+    wire_bytes = wire.n_bytes(n_embd) if wire else n_bytes
+    total = len(plan.stages) * (group.latency_s + wire_bytes / group.bandwidth + _MESSAGE_S)
+    for stage in plan.stages:
+        width = len(stage.shards)
+        if width > 1:
+            costs = choose(n_bytes, wire_bytes, width, group.latency_s, group.bandwidth).seconds
+            sum_s = next((costs[one] for one in ALGORITHMS if one == algorithm), min(costs.values()))
+            total += 2 * len(stage.layers) * (sum_s + _MESSAGE_S)
+    return total
+
+
+class LinkWatch:
+    """What rank 0 knows of the links in use."""
+
+    def __init__(self, expected_s: float, widths: Sequence[int]) -> None:
+        """expected_s: of communication for a token. widths: the ranks of each stage."""
+        self.changes: list[str] = []  # what was done and why, one line for people each
+        self._widths = tuple(widths)
+        self._expected_s = expected_s
+        self._limit_s = _FITS * expected_s
+        self._seen_s: dict[bool, float] = {}  # communication, by whether all links went the usual way
+        self._answers = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._tokens_s: deque[float] = deque(maxlen=_MOST_TOKENS)
+        self._own_s: deque[float] = deque(maxlen=_MOST_TOKENS)
+
+    def token(self, seconds: float, compute_s: float) -> None:
+        """One token of one request, alone in the pipeline; compute_s: rank 0's part of it."""
+        self._tokens_s.append(seconds)
+        self._own_s.append(compute_s)
+
+    @property
+    def due(self) -> bool:
+        """Whether an answer was given since the links were looked at, long enough to judge by."""
+        return len(self._tokens_s) >= _LEAST_TOKENS
+
+    def fits(self, links: Sequence[LinkState]) -> bool:
+        """Whether this rank's own waits show that all is well; nobody needs to be asked then. Begins the next answer.
+
+        Others may compute for longer than this rank, so what it waits is the most that communication took.
+        """
+        wait_s = fast_end(sorted(self._tokens_s)) - fast_end(sorted(self._own_s))
+        if self._seen_s or wait_s > self._limit_s or not all(link.usual for link in links):
+            return False
+        self._answers += 1
+        self._begin()
+        return True
+
+    def order(self, compute_s: Sequence[float], links: Sequence[LinkState]) -> Order:
+        """What to do now. compute_s: of a token, of each rank, at the fast end. Begins the next answer."""
+        self._answers += 1
+        ranks = iter(compute_s)
+        computed_s = sum(max(next(ranks) for _ in range(width)) for width in self._widths)
+        seen_s = max(0.0, fast_end(sorted(self._tokens_s)) - computed_s)
+        self._begin()
+        usual = all(link.usual for link in links)
+        self._seen_s[usual] = seen_s
+        order = self._order(seen_s, usual)
+        if order is not Order.REPORT:
+            self._say(order, seen_s, self._seen_s.get(not usual))
+        return order
+
+    def _order(self, seen_s: float, usual: bool) -> Order:
+        other_s = self._seen_s.get(not usual)
+        if not usual:
+            return Order.REPORT if other_s is not None and seen_s < CLEARLY * other_s else Order.USUAL
+        if other_s is not None and other_s < CLEARLY * seen_s:
+            return Order.COMPARED
+        if seen_s <= self._limit_s:
+            return Order.REPORT
+        self._limit_s = _WORSE * seen_s
+        return Order.COMPARE
+
+    def changed(self, before: Sequence[LinkState], after: Sequence[LinkState], expected_s: float) -> None:
+        """What came of an order. expected_s: of communication for a token, by the figures of now."""
+        kinds = {link.ranks: link.kind for link in before}
+        moved = [
+            f"ranks {link.ranks[0]} and {link.ranks[1]} use {link.kind}, no longer {kinds[link.ranks]} ({link.why})"
+            for link in after
+            if kinds.get(link.ranks, link.kind) != link.kind
+        ]
+        self._expected_s = expected_s
+        self._limit_s = max(self._limit_s, _FITS * expected_s)
+        self.changes[-1] += "; ".join(moved) or "all links stay"
+        del self.changes[:-_MOST_CHANGES]
+
+    def _say(self, order: Order, seen_s: float, other_s: float | None) -> None:
+        beside = f"{_ms(self._expected_s)} expected" if other_s is None else f"{_ms(other_s)} the other way"
+        done = {
+            Order.COMPARE: "links were compared again",
+            Order.USUAL: "links went back to the usual way",
+            Order.COMPARED: "links went back to the way that was preferred",
+        }[order]
+        took = f"a token's communication took {_ms(seen_s)}, {beside}"
+        self.changes.append(f"after answer {self._answers}: {took}; {done}: ")
+
+
+def known(links: Iterable[Iterable[LinkState]]) -> tuple[LinkState, ...]:
+    """What several ranks say of links, in the order of ranks."""
+    return tuple(sorted((link for some in links for link in some), key=lambda link: link.ranks))
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if math.isfinite(seconds) else "unknown"

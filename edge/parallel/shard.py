@@ -1,0 +1,199 @@
+"""One rank's slice of a model, computing its part of every step together with the other ranks.
+
+The slice is an ordinary model to llama.cpp. Hooks make it a part: they sum partial results over the ranks of a stage,
+and take the hidden states out at its end. docs/architecture.md walks through one step.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from devices.probe import default_threads
+from edge.errors import EngineError
+from edge.llama.ggml import Node
+from edge.llama.hooks import Hook
+from edge.llama.llama import has_gpu
+from edge.llm.engine import Engine
+from edge.llm.options import EngineOptions
+from edge.parallel.step_times import StepTime, StepTimes
+from edge.parallel.steps import Op, Step, output_rows
+from edge.parallel.topology import Place
+from partition.slices.rules import scales_input
+from quant.gguf.file import GgufFile
+from transport.collective import Group, Wire
+from transport.link import Link
+
+Floats = NDArray[np.float32]
+
+# What a rank has of these is a part; the sum over the ranks is the whole. The output projection has no name of its own
+# in most graphs, only its weight has. Experts are summed once, after they were weighted and added.
+_PARTIAL_WEIGHTS = re.compile(r"\.(attn_output|ffn_down)\.weight$")
+_PARTIAL_NODES = re.compile(r"ffn_moe_out-\d+$")
+_SUMS_A_LAYER = 2  # one of attention, one of the FFN or the experts
+_SCALED_INPUT = "inp_scaled"  # where Gemma multiplies the embeddings, also those that came ready-made
+
+
+class Shard:
+    """A loaded slice with its place among the ranks. `close()` frees it."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        options: EngineOptions,
+        place: Place,
+        progress: Callable[[float], None] | None = None,
+    ) -> None:
+        """Load it. The errors are those of Engine."""
+        self.place = place
+        file = GgufFile.open(path)
+        options = replace(options, threads=options.threads or default_threads())  # that shares were made for
+        self.engine = Engine(path, options, self._hooks(file), progress, embeddings=True)
+        self.sequences = options.sequences
+        self.rows = self.engine.rows
+        self._has_gpu = has_gpu()
+        self.hidden = np.empty((0, 0), np.float32)  # [rows, n_embd] of the last step, at the end of the stage
+        self.times = StepTimes()
+        self._group: Group | None = None
+        self._links: list[Link] = []
+        self.wire: Wire | None = None  # of partial sums, and of hidden states from stage to stage
+        self._algorithm: Any = "auto"
+        self._exchange_s = 0.0  # of all steps: sums over the ranks
+        self._compute_s = 0.0  # of the step under way
+        self._sums = 0  # likewise
+
+    def join(self, group: Group, algorithm: str = "auto", wire: Wire | None = None) -> None:
+        """Compute with these ranks from now on: `group` has links to all ranks of the deployment."""
+        self._links = list(group.links.values())
+        self._group = group.part(self.place.group)
+        self._algorithm, self.wire = algorithm, wire
+
+    # --- a decode step: begin, then what comes between, then end ---
+
+    def begin(self) -> None:
+        """Set the clocks."""
+        self._began = time.perf_counter()
+        self._before = self._moved()
+        self._compute_s = 0.0
+
+    def time_of(self, n: int, idle_s: float = 0.0) -> StepTime:
+        """The beginning of a record of a step of `n` rows, which was waited for so long while others were busy."""
+        return StepTime(len(set(self.rows.sequences[:n].tolist())) == n, stall_s=idle_s)
+
+    def compute(self, n: int) -> None:
+        """Run the slice over `n` of `rows`: then `hidden` is what the next stage takes, or `logits` are there.
+
+        A stage that is not the last computes all rows to its end, whichever will give logits.
+        """
+        outputs = self.rows.outputs[:n]
+        wanted = outputs.copy()
+        if not self.place.last:
+            outputs[:] = 1
+        before = self._exchange_s
+        began = time.perf_counter()
+        self._sums = 0
+        try:
+            self.engine.decode_rows(self.rows, n)
+        finally:
+            outputs[:] = wanted
+        if len(self.place.group) > 1 and self._sums != _SUMS_A_LAYER * self.engine.shape.n_layers:
+            raise EngineError(
+                f"{self._sums} sums over the ranks in {self.engine.shape.n_layers} layers, {_SUMS_A_LAYER} in each were"
+                " expected; this model needs --parallel pipeline"
+            )
+        self._compute_s += time.perf_counter() - began - (self._exchange_s - before)
+
+    def end(self, so_far: StepTime) -> StepTime:
+        """What a step took, from `begin` to now and before."""
+        waited_s, sent, received = (after - before for after, before in zip(self._moved(), self._before, strict=True))
+        communication_s = max(0.0, time.perf_counter() - self._began - self._compute_s)
+        return StepTime(
+            so_far.decode,
+            so_far.compute_s + self._compute_s,
+            so_far.communication_s + communication_s,
+            so_far.stall_s + waited_s,
+            so_far.sent_bytes + int(sent),
+            so_far.received_bytes + int(received),
+        )
+
+    def _moved(self) -> tuple[float, float, float]:
+        """Of all links since they were made: seconds of waiting, bytes sent, bytes received."""
+        return (
+            sum(link.receive_s for link in self._links),
+            sum(link.sent_bytes for link in self._links),
+            sum(link.received_bytes for link in self._links),
+        )
+
+    def logits(self, n: int) -> list[Floats]:
+        """Logits [own rows of the head] of each of the first `n` rows that was to give them; views until the next
+        step."""
+        return [self.engine.logits(row) for row in output_rows(self.rows, n)]
+
+    # --- the KV cache ---
+
+    def keep(self, step: Step) -> bool:
+        """Do an operation on the KV cache; False where a removal has to be one of everything."""
+        a, b, c, d = step.numbers
+        if step.op is Op.REMOVE:
+            return self.engine.kv_remove(a, b, c)
+        if step.op is Op.COPY:
+            self.engine.kv_copy(a, b, c, d)
+        elif step.op is Op.SHIFT:
+            self.engine.kv_shift(a, b, c, d)
+        elif step.op is Op.CLEAR:
+            self.engine.kv_clear()
+        return True
+
+    def close(self) -> None:
+        """Free the slice. The links are not this object's."""
+        self.engine.close()
+
+    # --- hooks ---
+
+    def _hooks(self, file: GgufFile) -> list[Hook]:
+        """Those this place needs; none for the whole of a last stage, which then runs without any callback."""
+        hooks = []
+        if scales_input(file.architecture):
+            hooks.append(Hook(lambda node: node.name == _SCALED_INPUT, self._take_input))
+        if len(self.place.group) > 1:
+            hooks.append(Hook(_is_partial, self._sum))
+        if not self.place.last:
+            blocks = file.metadata.get(f"{file.architecture}.block_count")
+            end = f"l_out-{int(blocks) - 1 if isinstance(blocks, int) else 0}"
+            hooks.append(Hook(lambda node: node.name == end, self._take_hidden))
+        return hooks
+
+    def _take_input(self, node: Node) -> None:
+        rows, _ = node.shape
+        node.write(self.rows.embeddings[:rows])
+
+    def _sum(self, node: Node) -> None:
+        began = time.perf_counter()
+        self._sums += 1
+        if self._group is None:
+            raise EngineError("the ranks are not connected yet")
+        x = node.view()
+        if x is not None:
+            self._group.allreduce(x, self._algorithm, self.wire)
+        else:  # in the memory of a GPU
+            x = node.read()
+            self._group.allreduce(x, self._algorithm, self.wire)
+            node.write(x)
+        self._exchange_s += time.perf_counter() - began
+
+    def _take_hidden(self, node: Node) -> bool:
+        # With a GPU other parts of the graph go on, and may use this memory for something else.
+        view = None if self._has_gpu else node.view()
+        self.hidden = node.read() if view is None else view
+        return False  # norm and head are the last stage's
+
+
+def _is_partial(node: Node) -> bool:
+    return bool(_PARTIAL_WEIGHTS.search(node.weight) or _PARTIAL_NODES.fullmatch(node.name))

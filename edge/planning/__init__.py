@@ -1,0 +1,1 @@
+"""Devices and links measured, and the plans that follow from the measurements."""

@@ -1,0 +1,142 @@
+"""Which rank gets what: as the person says, and for the rest what the planner finds best by measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from edge.cluster.fleet import Fleet
+from edge.parallel.step_times import Summary
+from edge.planning.corrections import correct
+from edge.planning.survey import Survey, survey
+from partition.errors import CannotSlice, PlanError
+from partition.model.model import ModelShape
+from partition.plan.arrange import make_plan
+from partition.plan.plan import LOCAL, Plan
+from partition.predict.cost import Work
+from partition.predict.predict import predict
+from partition.search.explain import best_of
+from partition.search.planner import Planner
+from partition.slices.gguf_slice import check_tensor, limits
+from quant.gguf.file import GgufFile
+from quant.types import type_by_name
+from transport.choice import choose
+
+PARALLEL = ("auto", "tensor", "pipeline")
+CONTEXT = 4096  # tokens, where none is said
+PROMPT, DEPTH = 128, 64  # tokens of a prompt, and behind a row that decodes, where none are said
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """A plan and the reason for it, in one line."""
+
+    plan: Plan
+    why: str
+    survey: Survey | None  # None where nothing had to be measured
+    work: Work | None = None  # that it was predicted for
+
+    def learn(self, plan: Plan, times: Sequence[Mapping[str, Summary]]) -> list[str]:
+        """Correct what was measured by what steps of this plan took, for the next one: a sentence for each device that
+        was clearly off. times: of each rank, with steps of one row."""
+        if self.survey is None or self.work is None:
+            return []
+        return correct(plan, self.work, self.survey.speeds, self.survey.links, times)
+
+
+def arrange(
+    fleet: Fleet,
+    addresses: Sequence[str],
+    file: GgufFile,
+    model_digest: str,
+    *,
+    parallel: str = "auto",
+    shares: Sequence[float] | None = None,
+    work: Work | None = None,
+    threads: int | None = None,
+    memory: int | None = None,
+    transport: str = "auto",
+    on_step: Callable[[float, float], None] = lambda done, of: None,
+) -> Arrangement:
+    """A plan for this device and the workers at `addresses`.
+
+    parallel: "tensor" and "pipeline" use all devices, in this order; "auto" those that make decoding the fastest, as
+    the planner says, which may be this one alone. shares: how much each is to compute, this one first; None: by
+    measurement. threads, memory (bytes): of this device, at most.
+
+    PlanError for shares or ranks that cannot be, CannotSlice where the model cannot be cut so; else the errors of
+    `survey`.
+    """
+    if parallel not in PARALLEL:
+        raise PlanError(f"parallel is {parallel[:40]!r}; known are {', '.join(PARALLEL)}")
+    if parallel == "tensor":
+        check_tensor(file)
+    can, devices, name = limits(file), [LOCAL, *addresses], name_of(file)
+    if shares is not None and parallel != "auto":
+        plan = make_plan(can, name, model_digest, devices, parallel, shares)
+        return Arrangement(plan, f"{parallel}, with shares as given", None)
+    own = {LOCAL: threads} if threads else {}
+    room = {LOCAL: memory} if memory else {}
+    found = survey(fleet, addresses, file, model_digest, threads=own, memory=room, transport=transport, on_step=on_step)
+    work = work or work_of(file)
+    planner = Planner(work, found.speeds, found.links, name, model_digest, tensor=can_share(file))
+    busy = [speed.name for speed in found.speeds if speed.busy]
+    told_busy = f"; measured while busy: {', '.join(busy)}" if busy else ""
+    if parallel == "auto" and shares is None:
+        plan, why = best_of(planner)
+        why += told_busy
+        return Arrangement(plan, why, found, work)
+    kinds = ("tensor", "pipeline") if parallel == "auto" else (parallel,)
+    of = {speed.device: speed for speed in found.speeds}
+    plans, predicted, refused = {}, {}, {}
+    for kind in kinds:
+        try:
+            if kind == "tensor":
+                check_tensor(file)
+            given = shares or (planner.shares() if kind == "tensor" else [speed.rate for speed in found.speeds])
+            plans[kind] = make_plan(can, name, model_digest, devices, kind, given)
+            predicted[kind] = predict(plans[kind], work, of, found.links).latency_s
+        except (CannotSlice, PlanError) as error:
+            refused[kind] = error
+    if not predicted:
+        raise next(iter(refused.values()))
+    kind = min(predicted, key=lambda kind: predicted[kind])
+    told = "; ".join(f"{kind} {seconds * 1e3:.3g} ms" for kind, seconds in predicted.items())
+    by = "by measured speed" if shares is None else "as given"
+    return Arrangement(plans[kind], f"{kind}, shares {by}: a token is predicted to take {told}{told_busy}", found, work)
+
+
+def work_of(
+    file: GgufFile,
+    *,
+    context: int = CONTEXT,
+    concurrency: int = 1,
+    prompt: int = PROMPT,
+    depth: int = DEPTH,
+    kv_type: str = "f16",
+    wire: str = "f32",
+) -> Work:
+    """What is to be done with a model, for the planner."""
+    return Work(
+        ModelShape.from_gguf(file), limits(file), context, depth, prompt, concurrency, type_by_name(kv_type),
+        allreduce_s, wire,
+    )  # fmt: skip
+
+
+def allreduce_s(n_bytes: int, ranks: int, latency_s: float, bytes_per_s: float) -> float:
+    """Seconds of one allreduce by the algorithm that is predicted to be the best, as ranks choose it."""
+    return min(choose(n_bytes, n_bytes, ranks, latency_s, bytes_per_s).seconds.values())
+
+
+def can_share(file: GgufFile) -> bool:
+    """Whether several ranks can share a layer of the model."""
+    try:
+        check_tensor(file)
+    except CannotSlice:
+        return False
+    return True
+
+
+def name_of(file: GgufFile) -> str:
+    """What a model is called, for people."""
+    return str(file.metadata.get("general.name") or file.path.stem)

@@ -1,0 +1,129 @@
+"""What the links between the sessions of a group can do: every pair, both ways, one pair after the other, twice."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+from edge.cluster.session import EngineSession, answers
+from edge.errors import WorkerError
+from edge.planning.cache import Remembered
+from partition.errors import PlanError
+from partition.predict.speeds import Links, LinkSpeed
+from transport import edge_pb2 as pb
+from transport.measure import TENSOR_BYTES
+
+_PAIR_S = 0.2  # about so long for each pair in each round, of which a half is for its bandwidth
+_ROUNDS = 2  # over all pairs; the best of each counts
+_APART_S = 0.6  # from one round to the next, at least: longer than a processor is gone at a time
+_MOST = 1e15  # seconds, or bytes a second; no figure is that large
+_MOST_S = 3600.0  # nor is a round trip that long
+# A link is as it was where 8 KiB take as long as then: within so much of what their bytes take, and a system's noise.
+_ALIKE, _NOISE_S = 0.3, 100e-6
+
+
+def measure_links(
+    sessions: Sequence[EngineSession],
+    devices: Sequence[str],
+    states: Sequence[Sequence[pb.LinkState]],
+    on_pair: Callable[[], None] = lambda: None,
+    *,
+    fresh: bool = False,
+    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+) -> Links:
+    """The links between `sessions`, which are connected and idle, by what a plan calls the devices of their ranks.
+
+    states: what `connect_all` gave. A link that was measured in the last day, and takes as long as then for what
+    connecting measures, is taken as it was; fresh: it is measured anyway. The latency is that of 8 KiB, as decode
+    exchanges, less the time of its bytes. on_pair is called after each pair. WorkerError for figures that cannot be;
+    the errors of sessions.
+    """
+    dialled = {(a.rank, state.rank): (a, state) for a, of in zip(sessions, states, strict=True) for state in of}
+    remembered = Remembered("links")
+    found: dict[tuple[int, int], tuple[LinkSpeed, LinkSpeed]] = {}
+    pairs = list(combinations(range(len(sessions)), 2))
+    trips_s, keys = {}, {}
+    for a, b in pairs:
+        if (a, b) not in dialled:
+            raise WorkerError(f"{sessions[a].device} has no link to {sessions[b].device}; is it of another version?")
+        trips_s[a, b], kind = _trip(*dialled[a, b]), dialled[a, b][1].kind
+        keys[a, b] = " ".join((sessions[a].device, devices[a], sessions[b].device, devices[b], kind))
+        known = None if fresh else _as_before(remembered.get(keys[a, b]), trips_s[a, b])
+        if known is not None:
+            found[a, b] = known
+            on_pair()
+    unknown = [pair for pair in pairs if pair not in found]
+    for done in range(_ROUNDS if unknown else 0):
+        began = clock()
+        for a, b in unknown:
+            now = _measured(sessions[a], sessions[b], trips_s[a, b])
+            found[a, b] = _better(found[a, b], now) if done else now
+            if done == _ROUNDS - 1:
+                on_pair()
+        if done < _ROUNDS - 1:
+            pause(max(0.0, _APART_S - (clock() - began)))
+    for pair in unknown:
+        there, back = found[pair]
+        values = {"there": there.bytes_per_s, "back": back.bytes_per_s}
+        remembered.put(keys[pair], {"trip_s": trips_s[pair], "latency_s": there.latency_s, **values})
+    between = {(devices[a], devices[b]): there for (a, b), (there, _) in found.items()}
+    return Links(between | {(devices[b], devices[a]): back for (a, b), (_, back) in found.items()})
+
+
+def _better(first: tuple[LinkSpeed, LinkSpeed], second: tuple[LinkSpeed, LinkSpeed]) -> tuple[LinkSpeed, LinkSpeed]:
+    """The best of two measurements: whatever else a machine does only makes them worse."""
+    there, back = (
+        LinkSpeed(min(a.latency_s, b.latency_s), max(a.bytes_per_s, b.bytes_per_s))
+        for a, b in zip(first, second, strict=True)
+    )
+    return there, back
+
+
+def _as_before(remembered: tuple[Any, float] | None, trip_s: float) -> tuple[LinkSpeed, LinkSpeed] | None:
+    """Both ways of a link as they were measured; None where it is another by now."""
+    if remembered is None:
+        return None
+    values, age_s = remembered
+    try:
+        then_s, latency_s = float(values["trip_s"]), float(values["latency_s"])
+        there, back = (LinkSpeed(latency_s, float(values[way]), age_s=age_s) for way in ("there", "back"))
+    except (TypeError, KeyError, ValueError, OverflowError, PlanError):  # of another version
+        return None
+    of_bytes_s = max(0.0, then_s - 2 * latency_s)  # what latency hides would not be noticed in the whole
+    return (there, back) if abs(trip_s - then_s) <= _ALIKE * of_bytes_s + _NOISE_S else None
+
+
+def _measured(a: EngineSession, b: EngineSession, trip_s: float) -> tuple[LinkSpeed, LinkSpeed]:
+    """From a to b, and back. trip_s: of 8 KiB."""
+    b.tell(pb.Command(answer=pb.Answer(rank=a.rank)))
+    a.tell(pb.Command(measure=pb.Measure(rank=b.rank, seconds=_PAIR_S)))
+    found = next(answers([a, b])).measured
+    there, back, latency_s = found.send_bytes_per_s, found.receive_bytes_per_s, found.round_trip_median_s / 2
+    if not all(0 < one < _MOST for one in (there, back, latency_s)):
+        raise WorkerError(f"{a.device} answers with measurements that cannot be; is it of another version?")
+    # A row of decode takes longer than an empty message on its way through both systems.
+    row_s = trip_s / 2 - TENSOR_BYTES / min(there, back)
+    latency_s = max(latency_s, min(row_s, 3 * latency_s))
+    try:
+        return LinkSpeed(latency_s, there), LinkSpeed(latency_s, back)
+    except PlanError as error:
+        raise WorkerError(f"{a.device} and {b.device}: {error}") from None
+
+
+def _trip(session: EngineSession, state: pb.LinkState) -> float:
+    """The round trip of 8 KiB over a link, which its lower rank measured."""
+    trips: Mapping[str, float] = {"tcp": state.tcp_round_trip_s, "grpc": state.grpc_round_trip_s}
+    trip = trips.get(state.kind, -1.0)
+    if not 0 <= trip < _MOST_S:
+        raise WorkerError(f"{session.device} says of its links what cannot be; is it of another version?")
+    return trip
+
+
+def told(link: LinkSpeed | None) -> str:
+    """A link, roughly: the same for what is the same but for noise."""
+    if link is None:
+        return "none"
+    return f"{max(link.latency_s, 3e-4):.0e} {min(link.bytes_per_s, 1e9):.0e}"

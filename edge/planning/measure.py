@@ -1,0 +1,130 @@
+"""What a plan of a language model does on its devices: measured the way `partition.predict.predict` predicts it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from devices.probe import own_rss
+from edge.errors import ContextFull
+from edge.llm.interface import TextEngine
+from edge.llm.scheduler import Request, Scheduler
+from edge.pieces import Figure, Kind, best_pieces
+from partition.plan.plan import LOCAL
+from partition.predict.cost import Work
+
+ROUNDS = 3  # of measuring everything: what disturbs one is over in the next
+_PIECE_S, _PIECES = 0.1, 3  # of the latency, in a round
+_STEPS = 24  # that lie between the depth at the beginning of a piece and at its end, at most
+_SETTLED = 3  # tokens of each request before throughput counts
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a plan did on its devices: the best of several rounds."""
+
+    latency_s: float  # between two tokens of one request alone
+    throughput_per_s: float  # tokens of all requests, while all of them decode
+    ttft_s: float  # of a prompt alone
+    memory_bytes: Mapping[str, int]  # by device: what this process holds, what the others' ranks were granted
+    spread: float  # by what part the worst round was worse, in latency or throughput
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "latency_s": self.latency_s,
+            "throughput_per_s": self.throughput_per_s,
+            "ttft_s": self.ttft_s,
+            "memory_bytes": dict(self.memory_bytes),
+            "spread": self.spread,
+        }
+
+
+def measured(engine: TextEngine, work: Work, microbatches: int, others: Mapping[str, int]) -> Measured:
+    """What an engine does with this work. others: bytes of the other devices' ranks."""
+    _read(engine, work.prompt)  # the first takes longer
+    ttft_s, latency_s, throughput_per_s = [], [], []
+    for _ in range(ROUNDS):
+        ttft_s.append(_prompt_s(engine, work.prompt))
+        latency_s.append(token_s(engine, work.depth).seconds)
+        throughput_per_s.append(steady_per_s(engine, work.concurrency, work.depth, microbatches))
+    return Measured(
+        min(latency_s),
+        max(throughput_per_s),
+        min(ttft_s),
+        {LOCAL: own_rss(), **others},
+        max(spread(latency_s), spread(throughput_per_s)),
+    )
+
+
+def spread(values: Sequence[float]) -> float:
+    """By what part the largest of these is larger than the smallest."""
+    return max(values) / max(min(values), 1e-12) - 1
+
+
+def _prompt_s(engine: TextEngine, prompt: int) -> float:
+    """Seconds until a prompt has its first logits."""
+    began = time.perf_counter()
+    _read(engine, prompt)
+    return time.perf_counter() - began
+
+
+def _read(engine: TextEngine, n: int) -> None:
+    """Forget everything, and read a prompt of `n` tokens."""
+    tokens = np.arange(n, dtype=np.int32) % engine.model.n_vocab
+    engine.kv_clear()
+    chunk = engine.chunk(n)
+    for start in range(0, n, chunk):
+        stop = min(n, start + chunk)
+        engine.decode(tokens[start:stop], start, outputs="last" if stop == n else "none", top=1)
+
+
+def token_s(engine: TextEngine, depth: int) -> Figure:
+    """A token of one request alone, with about `depth` tokens behind it."""
+    start = max(1, depth - _STEPS // 2)
+    end = min(engine.context, start + _STEPS)
+    _read(engine, start)
+    position = start
+
+    def step() -> None:
+        nonlocal position
+        if position >= end:
+            engine.kv_remove(0, start)
+            position = start
+        engine.decode([1], position, top=1)
+        position += 1
+
+    [found] = best_pieces([Kind(step)], _PIECE_S, pieces=_PIECES)
+    return found
+
+
+def steady_per_s(engine: TextEngine, requests: int, depth: int, microbatches: int | None = None) -> float:
+    """Tokens a second with so many requests, counted while all of them decode with about `depth` tokens behind them."""
+    times: list[tuple[float, int]] = []
+    room = engine.context // requests - 2
+    each = min(room // 2, 4 * _SETTLED)
+    depth = min(depth, room - each)
+    if each <= _SETTLED + 1:
+        least = requests * 2 * (_SETTLED + 4)
+        raise ContextFull(
+            f"{requests} requests at once need a context of {least} tokens or more; it has {engine.context}"
+        )
+    asked = [Request([1 + i] * max(1, depth - each // 2), each, ends=False) for i in range(requests)]
+    Scheduler(engine, lambda index, _: times.append((time.perf_counter(), index)), microbatches).run(asked)
+    counts = [0] * requests
+    begin, end = None, len(times) - 1
+    for i, (_, index) in enumerate(times):
+        counts[index] += 1
+        if begin is None and min(counts) >= _SETTLED:
+            begin = i
+        if counts[index] == each:
+            end = i
+            break
+    assert begin is not None
+    # From a token of the request that ends: requests that share steps then count for whole steps.
+    begin = next((i for i in range(begin, end) if times[i][1] == times[end][1]), begin)
+    return (end - begin) / (times[end][0] - times[begin][0])

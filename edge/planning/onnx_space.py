@@ -1,0 +1,219 @@
+"""All pipelines of an ONNX model on a cluster that are worth looking at, and what they do when they are run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import combinations, permutations
+from pathlib import Path
+from typing import Any
+
+from devices.probe import default_threads, own_rss
+from edge.cluster.fleet import Fleet
+from edge.cluster.onnx_deployment import OnnxDeployment
+from edge.onnx.bench import Flow, Speed, in_turn
+from edge.onnx.bench import measure as measure_flow
+from edge.onnx.engine import OnnxEngine
+from edge.onnx.model import OnnxModel
+from edge.onnx.wire import Array
+from edge.planning.cache import Remembered, key_of
+from edge.planning.links import told as told_link
+from edge.planning.measure import ROUNDS, spread
+from edge.planning.onnx_profile import OnnxKnown
+from edge.planning.onnx_survey import REMEMBERED
+from edge.planning.survey import own_profile
+from partition.errors import PlanError
+from partition.plan.onnx_plan import OnnxPlan
+from partition.plan.plan import LOCAL
+from partition.predict.onnx_predict import OnnxDevice, OnnxWork
+from partition.predict.pareto import Point, told, without_repeats
+from partition.predict.speeds import Links
+from partition.search.changes import FASTER, Change, faster_links
+from partition.search.explain import worth
+from partition.search.onnx_planner import OnnxPlaced, OnnxPlanner
+from quant.text import ms_text
+
+_MOST_SUBSETS_OF = 4  # devices: fronts of all their subsets are looked at; of more, only of the whole
+_LEAST_REPEATS, _MOST_REPEATS, _ABOUT_S = 4, 40, 3.0  # of measuring: of a round, and of all
+
+
+@dataclass(frozen=True)
+class OnnxMeasured:
+    """What a plan did on its devices."""
+
+    latency_s: float  # one input alone: the median of the best round
+    throughput_per_s: float  # inputs, with the pipeline full, in the best round
+    memory_bytes: Mapping[str, int]  # by device
+    spread: float  # by what part the worst round was worse, in latency or throughput
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "latency_s": self.latency_s,
+            "throughput_per_s": self.throughput_per_s,
+            "memory_bytes": dict(self.memory_bytes),
+            "spread": self.spread,
+        }
+
+
+class OnnxSpace:
+    """The pipelines of one model."""
+
+    kind = "onnx"
+
+    def __init__(
+        self,
+        model: OnnxModel,
+        known: OnnxKnown,
+        *,
+        threads: int | None = None,
+        transport: str = "auto",
+        wire: str = "f32",
+        in_flight: int | None = None,
+    ) -> None:
+        """threads: of a stage on this device. in_flight: inputs for the throughput; None: as many as fill it."""
+        self.model, self.known = model, known
+        self.work = OnnxWork.of(model.graph, known.cuts, wire)
+        self.path: Path = model.file.path
+        self.title = model.name
+        self.exact = True  # the search of `points`
+        self._threads, self._transport, self._wire, self._in_flight = threads, transport, wire, in_flight
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Of devices, by what a plan calls them."""
+        return {speed.device: speed.name for speed in self.known.speeds}
+
+    def planner(self, speeds: Sequence[OnnxDevice] | None = None, links: Links | None = None) -> OnnxPlanner:
+        """Of some of the devices, or of all."""
+        return OnnxPlanner(
+            self.work, speeds or self.known.speeds, links or self.known.links, self.model.name, self.model.digest,
+            self._in_flight,
+        )  # fmt: skip
+
+    def points(self, axes: Sequence[str]) -> list[Point]:
+        """The front, the whole model on each device, and the fronts of fewer devices."""
+        speeds = self.known.speeds
+        placed, self.exact = self.planner().front(axes)
+        found = [*placed, *self.planner().singles(axes)]
+        if len(speeds) <= _MOST_SUBSETS_OF:
+            for size in range(2, len(speeds)):
+                for some in combinations(speeds, size):
+                    found += self.planner(some).front(axes)[0]
+        return without_repeats([self.point(one) for one in found])
+
+    def point(self, placed: OnnxPlaced) -> Point:
+        """A plan, predicted."""
+        stages = placed.predicted.stages
+        parallel = "pipeline" if len(stages) > 1 else "single"
+        label = told([([self.names[device] for device in one.devices], one.what) for one in stages])
+        return Point(placed.plan, placed.predicted, parallel, label, None, str(self.path))
+
+    def best(self, objective: str, caps: Mapping[str, float]) -> tuple[Point, str]:
+        """The plan to take by one objective, and why, in one line. caps: what objectives may be at most.
+
+        PlanError, with need and have, where nothing fits.
+        """
+        objectives = (objective, *(name for name in caps if name != objective))
+        most = [caps.get(name, float("inf")) for name in objectives]
+        found, _ = self.planner().front(objectives, caps=most)
+        if not found:
+            raise PlanError(self._nothing(caps))
+        best, single = found[0], self._single(objectives, most)
+        names = self.names
+        if single is not None and single.objectives[0] <= worth(self.known.speeds) * best.objectives[0]:
+            on = names[single.plan.devices[0]]
+            return self.point(single), f"use one device: {_told(objective, single)} on {on} alone; more are no better"
+        beside = "no device alone can do it"
+        if single is not None:
+            beside = f"{_told(objective, single)} on {names[single.plan.devices[0]]} alone"
+        return self.point(best), f"pipeline of {len(best.plan.stages)} stages: {_told(objective, best)}, {beside}"
+
+    def changes(self, objective: str, caps: Mapping[str, float]) -> list[Change]:
+        """What one change would buy, within the same caps."""
+        objectives = (objective, *(name for name in caps if name != objective))
+        most = [caps.get(name, float("inf")) for name in objectives]
+        found, _ = self.planner(links=faster_links(self.known.links)).front(objectives, caps=most)
+        return [Change(f"links {FASTER:g} times faster", found[0].objectives[0] if found else None)]
+
+    def can_run(self, point: Point) -> bool:
+        """Whether all of its devices are there: presets are not."""
+        return not any(speed.estimate for speed in self.known.speeds if speed.device in point.plan.devices)
+
+    def measured_key(self, point: Point, fleet: Fleet | None) -> str:
+        """What a measurement depends on."""
+        others = [fleet.profiles[device] for device in point.plan.devices if fleet and device != LOCAL]
+        links = [
+            told_link(self.known.links.between.get(pair)) for pair in permutations((LOCAL, *point.plan.devices), 2)
+        ]
+        sizes = [repr(self.work.crossing_bytes), repr(self.work.activation_bytes)]  # they differ with open dimensions
+        of = [point.key, self._transport, self._wire, str(self._in_flight), *sizes, *links]
+        return key_of(of, own_profile(LOCAL, self._threads or default_threads()), *others)
+
+    def measure(self, point: Point, fleet: Fleet | None) -> OnnxMeasured:
+        """Run a plan on its devices. The errors of OnnxDeployment and OnnxEngine."""
+        plan, feeds = point.plan, self.model.noise()
+        assert isinstance(plan, OnnxPlan)
+        about = round(_ABOUT_S / ROUNDS / point.predicted.latency_s)
+        repeats = max(_LEAST_REPEATS, min(_MOST_REPEATS, about))
+        if not plan.remote:
+            with OnnxEngine(self.path, self._threads) as engine:
+                rounds = _rounds(in_turn(engine.run), feeds, repeats, 1)
+                return _best(rounds, {LOCAL: own_rss()})
+        assert fleet is not None
+        with OnnxDeployment(fleet, self.model, plan, transport=self._transport, threads=self._threads) as deployment:
+            flow = partial(deployment.start().map, wire=self._wire)
+            rounds = _rounds(flow, feeds, repeats, self._in_flight)
+            return _best(rounds, {one.device: one.memory_bytes or own_rss() for one in deployment.loaded})
+
+    def forget(self, point: Point) -> None:
+        """Let the next command measure the devices of a plan anew."""
+        for speed in self.known.speeds:
+            if speed.device in point.plan.devices and speed.key:
+                Remembered(REMEMBERED).forget(speed.key)
+
+    def check_feasible(self) -> None:
+        """PlanError, with need and have, where no plan fits."""
+        self.best("latency", {})
+
+    def _single(self, objectives: Sequence[str], most: Sequence[float]) -> OnnxPlaced | None:
+        """The best of the whole model on one device, within what is asked for."""
+        singles = [
+            one for one in self.planner().singles(objectives)
+            if all(value <= cap for value, cap in zip(one.objectives, most, strict=True))
+        ]  # fmt: skip
+        return min(singles, key=lambda one: one.objectives[0], default=None)
+
+    def _nothing(self, caps: Mapping[str, float]) -> str:
+        need = sum(self.work.weight_bytes) / 2**20
+        have = "; ".join(
+            f"{one.name} has {max(0, one.memory_bytes - one.runtime_bytes) / 2**20:,.0f}" for one in self.known.speeds
+        )
+        asked = f" with {', '.join(caps)} as asked" if caps else ""
+        return (
+            f"no plan fits{asked}: the weights need {need:,.0f} MiB beside activations, and beside its own process"
+            f" {have}; ask for less, or add a device"
+        )
+
+
+def _rounds(flow: Flow, feeds: Mapping[str, Array], repeats: int, window: int | None) -> list[Speed]:
+    """Measured several times, with as many in flight as the first time."""
+    rounds = [measure_flow(flow, feeds, repeats, window)]
+    return rounds + [measure_flow(flow, feeds, repeats, rounds[0].window) for _ in range(ROUNDS - 1)]
+
+
+def _best(rounds: Sequence[Speed], memory_bytes: Mapping[str, int]) -> OnnxMeasured:
+    latency_s = [one.latency_ms_median / 1e3 for one in rounds]
+    throughput_per_s = [one.throughput_per_s for one in rounds]
+    apart = max(spread(latency_s), spread(throughput_per_s))
+    return OnnxMeasured(min(latency_s), max(throughput_per_s), memory_bytes, apart)
+
+
+def _told(objective: str, placed: OnnxPlaced) -> str:
+    value = placed.objectives[0]
+    if objective == "throughput":
+        return f"{1 / value:.3g} inputs/s"
+    return {"latency": f"{ms_text(1e3 * value)} ms an input", "energy": f"{value:.3g} J an input"}.get(
+        objective, f"{value / 2**20:,.0f} MiB on the fullest device"
+    )

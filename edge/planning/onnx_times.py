@@ -1,0 +1,260 @@
+"""What the parts of an ONNX graph take on a device, each loaded as a stage of its own and run on noise.
+
+The whole as one stage comes on top. What n parts take together beyond it, over n - 1, is what a stage takes beside its
+nodes: handing over tensors, and work that ONNX Runtime saves where it sees more of the graph.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+from devices.files import removed_at_end
+from edge.cluster.client import Remote
+from edge.cluster.session import EngineSession
+from edge.errors import EngineError, NotEnoughMemory, WorkerError
+from edge.onnx.model import OnnxModel, Part
+from edge.onnx.stage import describe
+from edge.pieces import Figure
+from edge.tasks import Closing
+from partition.plan.onnx_cuts import Cut
+from partition.plan.onnx_plan import OnnxPlan, OnnxStage
+from partition.plan.onnx_split import node_seconds
+from partition.plan.plan import Range
+from partition.slices.recipe import Recipe
+from transport import edge_pb2 as pb
+
+MOST_PARTS = 40  # that are timed; where there are more segments, neighbours are timed together
+_LEAST_S = 0.2  # of timing a part
+_LONG_S = 2.0  # of one that runs only once
+_LEAST_RUNS, _MOST_RUNS = 3, 2000
+_MOST_S = 3600.0  # no figure is that large
+_COPIES = 3  # of its weights that a stage takes while it is loaded
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A part to be timed."""
+
+    stage: OnnxStage
+    part: Part
+    recipe: Recipe
+    path: Path  # of the file that it is cut from
+
+
+@dataclass(frozen=True)
+class Probes:
+    """A graph, cut to be timed."""
+
+    segments_s: tuple[float, ...]  # estimates, of what lies between candidate cuts
+    groups: tuple[range, ...]  # of segments: what each part holds
+    parts: tuple[Probe, ...]
+    whole: Probe | None  # None where there is one part only
+
+    @property
+    def steps(self) -> int:
+        """How often `timed` calls back."""
+        return len(self.parts) + (self.whole is not None)
+
+
+@dataclass(frozen=True)
+class Times:
+    """What they take on one device."""
+
+    segments_s: tuple[float, ...]  # each segment, beside what every stage takes
+    stage_s: float  # that a stage takes beside its segments
+    runtime_bytes: int  # of the process, beside weights
+    estimated: tuple[int, ...]  # segments that could not be timed: they do not run on noise, or have no room
+    busy: bool = False  # something else kept the device busy: it may take less
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole model, as one stage."""
+        return self.stage_s + sum(self.segments_s)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Any, segments: int) -> Times | None:
+        """What `to_json` wrote of so many segments; None for anything else, such as another version's."""
+        try:
+            made = cls(
+                tuple(map(float, values["segments_s"])),
+                float(values["stage_s"]),
+                int(values["runtime_bytes"]),
+                tuple(map(int, values["estimated"])),
+                values["busy"] is True,
+            )
+        except (TypeError, KeyError, ValueError, OverflowError):
+            return None
+        fine = all(0 <= one < _MOST_S for one in (*made.segments_s, made.stage_s)) and made.runtime_bytes >= 0
+        known = all(0 <= i < segments for i in made.estimated)
+        return made if fine and known and len(made.segments_s) == segments else None
+
+
+def probes(model: OnnxModel, cuts: Sequence[Cut], provider: str | None, closing: Closing) -> Probes:
+    """The parts between these cuts, which ascend. Files that they are cut from stay until `closing` is closed.
+
+    PlanError for cuts that are none, CannotSlice for a part that cannot be sent.
+    """
+    nodes = model.graph.nodes
+    ends = (0, *(cut.position for cut in cuts), len(nodes))
+    segments_s = [sum(map(node_seconds, nodes[start:stop])) for start, stop in pairwise(ends)]
+    groups = _groups(segments_s)
+
+    def cut(several: Sequence[range]) -> list[Probe]:
+        stages = tuple(
+            OnnxStage(f"part {i}", Range(ends[group.start], ends[group.stop]), provider=provider)
+            for i, group in enumerate(several)
+        )
+        plan = OnnxPlan(model.name[:255], model.digest, len(nodes), stages)
+        model.check(plan)
+        return [
+            Probe(stage, part, *closing.enter(model.recipe(part)))
+            for stage, part in zip(stages, model.parts(plan), strict=True)
+        ]
+
+    whole = cut([range(len(segments_s))])[0] if len(groups) > 1 else None
+    return Probes(tuple(segments_s), tuple(groups), tuple(cut(groups)), whole)
+
+
+def timed(
+    session: EngineSession, worker: Remote | None, found: Probes, room: int, on_part: Callable[[], None]
+) -> Times:
+    """Load and time the parts, one after the other, in a session on `worker`; None: on this device. room: bytes.
+
+    The errors of sessions; EngineError where nothing can be timed, WorkerError for answers that cannot be.
+    """
+    took: list[Figure | None] = []
+    runtime_bytes = 0
+    for probe in found.parts:
+        figure, n_bytes = _timed(session, worker, probe)
+        took.append(figure)
+        runtime_bytes = max(runtime_bytes, n_bytes - probe.part.weight_bytes)
+        on_part()
+    whole = None
+    if found.whole is not None:
+        if _COPIES * found.whole.part.weight_bytes <= room:
+            whole, _ = _timed(session, worker, found.whole)
+        on_part()
+    took = [_again(session, worker, *one) for one in zip(found.parts, took, strict=True)]
+    if found.whole is not None:
+        whole = _again(session, worker, found.whole, whole)
+    seconds = [None if figure is None else figure.seconds for figure in took]
+    whole_s = None if whole is None else whole.seconds
+    times = times_of(found.segments_s, found.groups, seconds, whole_s, runtime_bytes, session.device)
+    return replace(times, busy=any(figure is not None and figure.busy for figure in (*took, whole)))
+
+
+def _again(session: EngineSession, worker: Remote | None, probe: Probe, figure: Figure | None) -> Figure | None:
+    """The same figure; one that was measured while busy is measured once more, and the better counts."""
+    if figure is None or not figure.busy:
+        return figure
+    again, _ = _timed(session, worker, probe)
+    return figure if again is None else figure.or_better(again)
+
+
+def times_of(
+    estimates_s: Sequence[float],
+    groups: Sequence[range],
+    seconds: Sequence[float | None],
+    whole_s: float | None,
+    runtime_bytes: int,
+    device: str,
+) -> Times:
+    """Times of segments, from those of groups of them. seconds: None for a group that could not be timed.
+
+        stage_s   = (sum of the groups' seconds - whole_s) / (groups - 1), at most what the fastest group takes
+        segment_s = (seconds of its group - stage_s), shared within the group in proportion to the estimates
+
+    A group without seconds is taken to need so many times its estimate as the others do. EngineError where none has.
+    """
+    known = [(group, took) for group, took in zip(groups, seconds, strict=True) if took is not None]
+    if not known:
+        raise EngineError(
+            f"{device}: no part of the model has room and runs on made-up input, so it cannot be measured"
+        )
+    stage_s = 0.0
+    if whole_s is not None and len(known) == len(groups) > 1:
+        beyond = (sum(took for _, took in known) - whole_s) / (len(groups) - 1)
+        stage_s = max(0.0, min(beyond, *(took for _, took in known)))
+    measured_s = sum(took - stage_s for _, took in known)
+    ratio = measured_s / (sum(estimates_s[i] for group, _ in known for i in group) or 1.0)
+    segments_s: list[float] = []
+    for group, took in zip(groups, seconds, strict=True):
+        own = [estimates_s[i] for i in group]
+        all_s = sum(own)
+        given = ratio * all_s if took is None else took - stage_s
+        segments_s += [given * (one / all_s if all_s else 1 / len(own)) for one in own]
+    estimated = tuple(i for group, took in zip(groups, seconds, strict=True) if took is None for i in group)
+    return Times(tuple(segments_s), stage_s, max(0, runtime_bytes), estimated)
+
+
+def _groups(segments_s: Sequence[float]) -> list[range]:
+    """Segments in a row that are timed together: single ones, or MOST_PARTS groups of about the same work."""
+    n = len(segments_s)
+    if n <= MOST_PARTS:
+        return [range(i, i + 1) for i in range(n)]
+    all_s = sum(segments_s) or 1.0
+    before = accumulate(segments_s, initial=0.0)
+    place = [int(MOST_PARTS * (start + own / 2) / all_s) for start, own in zip(before, segments_s, strict=False)]
+    starts = [i for i in range(n) if i == 0 or place[i] != place[i - 1]]
+    return [range(start, stop) for start, stop in pairwise([*starts, n])]
+
+
+def _timed(session: EngineSession, worker: Remote | None, probe: Probe) -> tuple[Figure | None, int]:
+    """(what it takes, bytes of memory) of one part; None and 0 where it has no room, or does not run on noise."""
+    described = json.dumps(describe(probe.stage, probe.part.takes, probe.part.gives))
+    with _there(worker, probe) as path:
+        load = pb.Load(slice=probe.part.digest, path=path, stages=[1], stage_json=described)
+        try:
+            n_bytes = int(session.ask(pb.Command(load=load)).loaded.memory_bytes)
+        except WorkerError as error:
+            if error.error != NotEnoughMemory.__name__:
+                raise
+            return None, 0
+        try:
+            return _seconds(session), n_bytes
+        except WorkerError as error:
+            if error.error != EngineError.__name__:
+                raise
+            return None, 0
+        finally:
+            session.unload()
+
+
+@contextmanager
+def _there(worker: Remote | None, probe: Probe) -> Iterator[str]:
+    """Where a part lies on this device, until the end of the block; "" on a worker, which has it in its store."""
+    if worker is not None:
+        worker.send_slice(probe.recipe, probe.path, probe.part.digest)
+        yield ""
+        return
+    with tempfile.NamedTemporaryFile(prefix="edge-part-", suffix=".onnx") as held, removed_at_end(Path(held.name)):
+        held.write(probe.part.content)
+        held.flush()
+        yield held.name
+
+
+def _seconds(session: EngineSession) -> Figure:
+    """Of the part that is loaded."""
+    once = _run(session, 1)
+    if once.seconds >= _LEAST_S:
+        return once.or_better(_run(session, _LEAST_RUNS)) if once.seconds < _LONG_S else once
+    return _run(session, max(_LEAST_RUNS, min(_MOST_RUNS, math.ceil(_LEAST_S / once.seconds))))
+
+
+def _run(session: EngineSession, repeats: int) -> Figure:
+    answered = session.ask(pb.Command(time=pb.Time(steps=repeats))).timed
+    if not 0 < answered.run_s < _MOST_S or len(answered.busy) != 1:
+        raise WorkerError(f"{session.device} answers with times that cannot be; is it of another version?")
+    return Figure(answered.run_s, answered.busy[0])

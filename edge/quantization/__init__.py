@@ -1,0 +1,1 @@
+"""Smaller models: measured for sensitivity, fitted to a size, quantized and compared."""

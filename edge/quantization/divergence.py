@@ -1,0 +1,222 @@
+"""How far a model's predictions are from another's: text cut into chunks, log-probabilities, KL divergence.
+
+Perplexity is defined as llama.cpp's perplexity tool does: a text is cut into chunks of equal length, each computed with
+an empty cache and, where the vocabulary wants one, with BOS in place of its first token; the second half of a chunk is
+scored, so that every prediction has at least half a chunk before it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import EngineError, TextError
+
+if TYPE_CHECKING:
+    from edge.llama.llama import Model
+    from edge.llm.engine import Engine
+    from edge.llm.options import EngineOptions
+
+__all__ = [
+    "Chunks",
+    "Summary",
+    "blocks_of_log_probabilities",
+    "divergence",
+    "log_probabilities",
+    "log_softmax",
+    "options_for",
+    "results_bytes",
+    "summarize",
+]
+
+Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+Tokens = NDArray[np.int32]
+
+CHUNK_TOKENS = 512
+MIN_CHUNK_TOKENS = 16
+
+_OUTPUT_BYTES = 64 << 20  # of logits that llama.cpp holds at a time
+_MIN_OUTPUTS = 16
+_BLOCK_VALUES = 1 << 20  # computed with at a time: 4 MiB for each array that is needed
+_BLOCKS_AT_ONCE = 3  # float64, or twice as many of float32
+_FAR = np.float32(-10)
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """A text as the same number of tokens again and again; what is left at the end is dropped."""
+
+    tokens: Tokens  # [chunks, chunk tokens], as they follow each other in the text
+    bos: int | None  # computed in place of each chunk's first token; None: that token itself is
+
+    @classmethod
+    def cut(cls, model: Model, text: str, size: int = CHUNK_TOKENS, most: int | None = None) -> Chunks:
+        """`text` in chunks of `size` tokens of the model's vocabulary, `most` of them or as many as there are.
+
+        TextError where the text is too short for one, or `size` is below MIN_CHUNK_TOKENS.
+        """
+        if size < MIN_CHUNK_TOKENS:
+            raise TextError(f"a chunk has {MIN_CHUNK_TOKENS} tokens or more, {size} were asked for")
+        tokens = np.array(model.tokenize(text, add_special=True, parse_special=False), np.int32)
+        count = len(tokens) // size
+        if count == 0:
+            raise TextError(
+                f"a text of at least {size} tokens is needed, this one has {len(tokens)}; use a longer text"
+            )
+        count = min(count, most or count)
+        first = model.tokenize("", add_special=True, parse_special=False)[:1]
+        bos = model.special_token("bos")
+        return cls(tokens[: count * size].reshape(count, size), bos if first == [bos] else None)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def size(self) -> int:
+        """Tokens of a chunk."""
+        return int(self.tokens.shape[1])
+
+    @property
+    def scored(self) -> int:
+        """Predictions of a chunk that count."""
+        return self.size - 1 - self.size // 2
+
+    def inputs(self, i: int) -> Tokens:
+        """What is computed for chunk `i`: int32 [size]."""
+        tokens: Tokens = self.tokens[i].copy()
+        if self.bos is not None:
+            tokens[0] = self.bos
+        return tokens
+
+    def targets(self, i: int) -> Tokens:
+        """The tokens that chunk `i` has where predictions are scored: int32 [scored]."""
+        targets: Tokens = self.tokens[i, self.size // 2 + 1 :]
+        return targets
+
+    def same(self, other: Chunks) -> bool:
+        """Whether both are the same tokens, so that predictions can be compared."""
+        return self.bos == other.bos and np.array_equal(self.tokens, other.tokens)
+
+
+def options_for(options: EngineOptions, chunk_tokens: int, n_vocab: int) -> EngineOptions:
+    """`options` for an engine that is to compute such chunks. How a chunk is divided into decodes depends on `options`
+    and the vocabulary alone, so that models that are compared are computed alike."""
+    batch = min(options.rows, chunk_tokens)
+    outputs = min(batch, max(_MIN_OUTPUTS, _OUTPUT_BYTES // (4 * max(n_vocab, 1))))
+    return dataclasses.replace(options, context=chunk_tokens, batch=batch, sequences=1, outputs=outputs)
+
+
+def log_probabilities(engine: Engine, tokens: Tokens) -> Floats:
+    """The log-probabilities (nats) of every token at the scored places of one chunk: float32 [scored, n_vocab].
+
+    tokens: a chunk's `inputs`. The engine's cache is cleared first; it needs a context of a chunk. EngineError where
+    the model computes what is no number.
+    """
+    return np.concatenate(list(blocks_of_log_probabilities(engine, tokens)))
+
+
+def blocks_of_log_probabilities(engine: Engine, tokens: Tokens) -> Iterator[Floats]:
+    """The same a few rows at a time: as many as the engine gives logits of in a decode. EngineError likewise."""
+    first, end = len(tokens) // 2, len(tokens) - 1
+    engine.kv_clear()
+    for start in range(0, first, engine.batch):
+        stop = min(first, start + engine.batch)
+        engine.decode(tokens[start:stop], start, outputs="none")
+    step = min(engine.batch, engine.outputs)
+    for start in range(first, end, step):
+        stop = min(end, start + step)
+        logits = engine.decode(tokens[start:stop], start, outputs="all")
+        log_softmax(logits, out=logits)
+        if np.isnan(logits[:, 0]).any():
+            raise EngineError(f"{engine.path.name} computes logits that are not numbers; its weights are damaged")
+        yield logits
+
+
+def results_bytes(options: EngineOptions, n_vocab: int) -> int:
+    """Bytes that blocks of log-probabilities take beside an engine of `options_for`: those of two models, what they
+    are compared with, and what is computed with a block at a time."""
+    rows = min(options.outputs or 1, (options.context or 1) // 2)
+    return 3 * 4 * n_vocab * rows + _BLOCKS_AT_ONCE * 8 * _BLOCK_VALUES
+
+
+def log_softmax(logits: Floats, out: Floats | None = None) -> Floats:
+    """log(softmax) of each row [rows, n_vocab], in `out` where given, which may be `logits` itself.
+
+    Sums are float64. A row with a logit that is not a number becomes NaN.
+    """
+    out = np.empty_like(logits) if out is None else out
+    with np.errstate(invalid="ignore"):  # infinity minus infinity
+        for rows in _blocks(logits):
+            shifted = np.subtract(logits[rows], logits[rows].max(axis=1, keepdims=True), out=out[rows])
+            shifted -= np.log(np.exp(shifted).sum(axis=1, keepdims=True, dtype=np.float64)).astype(np.float32)
+    return out
+
+
+def divergence(reference: Floats, other: Floats) -> Doubles:
+    """KL(reference || other) of each row, in nats: float64 [rows]. Both are log-probabilities [rows, n_vocab].
+
+    The sum over tokens of p (d + exp(-d) - 1) with d = log p - log q: that is the sum of p d, because p and q both sum
+    to 1, but no term is negative, and errors of the logarithms, such as rounding, do not count at first order. Equal
+    rows give exactly 0; a token that only `other` has at probability 0 gives infinity.
+    """
+    result = np.empty(len(reference), np.float64)
+    for rows in _blocks(reference):
+        log_p, log_q = reference[rows], other[rows]
+        with np.errstate(invalid="ignore", over="ignore"):  # replaced below
+            d = log_p - log_q
+            terms = np.expm1(-d)
+            terms += d
+            p = np.exp(log_p)
+            terms *= p
+        far = ~(d >= _FAR)  # exp(-d) may be infinite, or d no number
+        if far.any():
+            p, d = p[far], d[far]
+            terms[far] = np.exp(log_q[far]) + np.where(p > 0, p * (np.where(p > 0, d, 0) - 1), 0)
+        result[rows] = terms.sum(axis=1, dtype=np.float64)
+    return result
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What the scored predictions of a model come to. Divergences are in nats, from a reference."""
+
+    tokens: int  # scored
+    perplexity: float
+    perplexity_error: float  # standard error
+    mean_divergence: float
+    median_divergence: float
+    divergence_99: float  # 99th percentile
+    max_divergence: float
+    top_1_agreement: float  # fraction of predictions with the reference's likeliest token
+
+
+def summarize(nll: Doubles, divergences: Doubles, agree: NDArray[np.bool_]) -> Summary:
+    """Of all scored predictions, each array [tokens]: -log p of the token in the text, divergence from the reference,
+    and whether both have the same likeliest token."""
+    n = len(nll)
+    mean = float(nll.mean())
+    perplexity = float(np.exp(mean))
+    # As llama.cpp: the error of the mean, carried through exp to first order.
+    error = perplexity * float(nll.std()) / max(n - 1, 1) ** 0.5
+    return Summary(
+        tokens=n,
+        perplexity=perplexity,
+        perplexity_error=error,
+        mean_divergence=float(divergences.mean()),
+        median_divergence=float(np.median(divergences)),
+        divergence_99=float(np.percentile(divergences, 99)),
+        max_divergence=float(divergences.max()),
+        top_1_agreement=float(agree.mean()),
+    )
+
+
+def _blocks(values: Floats) -> list[slice]:
+    """Rows to compute with at a time, so that temporary arrays stay small."""
+    step = max(1, _BLOCK_VALUES // max(values.shape[1], 1))
+    return [slice(start, start + step) for start in range(0, len(values), step)]

@@ -1,0 +1,179 @@
+"""What a smaller model costs in quality: perplexity, and divergence from a reference, on the same text.
+
+One model is in memory at a time. What the reference predicts waits for the others in a temporary file, as float32: the
+logarithms of near-identical models differ by less than half a float would keep.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.llama.interrupt import interrupt_stops
+from edge.llama.llama import Model
+from edge.llm.engine import Engine
+from edge.llm.options import DEFAULTS, EngineOptions
+from edge.quantization.divergence import (
+    CHUNK_TOKENS,
+    Chunks,
+    Summary,
+    blocks_of_log_probabilities,
+    divergence,
+    options_for,
+    results_bytes,
+    summarize,
+)
+from partition.model.check import check_loadable
+from partition.model.model import ModelShape
+from quant.errors import ModelFileError
+from quant.gguf.file import GgufFile
+from quant.text import bytes_text
+
+Progress = Callable[[int, int], None]  # chunks done, chunks in all, over all models
+Floats = NDArray[np.float32]
+
+_KEEP_FREE = 64 << 20  # bytes of the disk that are left to others
+
+
+@dataclass(frozen=True)
+class Quality:
+    """One model, and how it did."""
+
+    path: Path
+    size_bytes: int  # of its files
+    bits_per_weight: float  # over all tensors
+    summary: Summary
+
+
+def evaluate(
+    reference: str | os.PathLike[str],
+    models: Sequence[str | os.PathLike[str]],
+    text: str,
+    options: EngineOptions = DEFAULTS,
+    *,
+    chunk_tokens: int = CHUNK_TOKENS,
+    most: int | None = None,
+    progress: Progress | None = None,
+) -> list[Quality]:
+    """How `reference` and then each of `models` predict `text`, cut into chunks, `most` of them or all.
+
+    The context and outputs of `options` are replaced by what the chunks need. TextError where the text is too short;
+    ModelFileError for a model with another vocabulary than the reference; OSError where the disk has no room for what
+    the reference predicts; what Engine raises; Interrupted after Ctrl-C.
+    """
+    paths = [Path(reference), *map(Path, models)]
+    shapes = [_shape(path) for path in paths]
+    chunks = _common_chunks(paths, text, chunk_tokens, most)
+    n_vocab = shapes[0].n_vocab
+    options = options_for(options, chunk_tokens, n_vocab)
+    if options.memory is not None:
+        options = replace(options, reserved=results_bytes(options, n_vocab))
+    results = []
+    with _temporary(4 * len(chunks) * chunks.scored * n_vocab if models else 0) as kept:
+        for number, (path, shape) in enumerate(zip(paths, shapes, strict=True)):
+            kept.seek(0)
+            scores = _Scores()
+            with Engine(path, options) as engine, interrupt_stops(engine):
+                for i in range(len(chunks)):
+                    targets = chunks.targets(i)
+                    for log_p in blocks_of_log_probabilities(engine, chunks.inputs(i)):
+                        now, targets = targets[: len(log_p)], targets[len(log_p) :]
+                        if number:
+                            scores.add(now, log_p, _read(kept, log_p.shape))
+                        else:
+                            scores.add(now, log_p, None)
+                            if models:
+                                _write(kept, log_p)
+                    if progress:
+                        progress(number * len(chunks) + i + 1, len(paths) * len(chunks))
+            size = GgufFile.open(path).size_bytes
+            results.append(Quality(path, size, 8 * shape.weight_bytes / shape.n_params, scores.summary()))
+    return results
+
+
+class _Scores:
+    """Every scored prediction of one model."""
+
+    def __init__(self) -> None:
+        self._nll: list[NDArray[np.float64]] = []
+        self._divergence: list[NDArray[np.float64]] = []
+        self._agree: list[NDArray[np.bool_]] = []
+
+    def add(self, targets: NDArray[np.int32], log_p: Floats, reference: Floats | None) -> None:
+        """Those of a chunk, [scored, n_vocab]; the reference itself has None."""
+        n = len(targets)
+        self._nll.append(-log_p[np.arange(n), targets].astype(np.float64))
+        self._divergence.append(np.zeros(n) if reference is None else divergence(reference, log_p))
+        self._agree.append(
+            np.ones(n, np.bool_) if reference is None else reference.argmax(axis=1) == log_p.argmax(axis=1)
+        )
+
+    def summary(self) -> Summary:
+        return summarize(np.concatenate(self._nll), np.concatenate(self._divergence), np.concatenate(self._agree))
+
+
+def _shape(path: Path) -> ModelShape:
+    file = GgufFile.open(path)
+    check_loadable(file)
+    return ModelShape.from_gguf(file)
+
+
+def _common_chunks(paths: Sequence[Path], text: str, size: int, most: int | None) -> Chunks:
+    """The text in tokens, which must be the same for all: known before the first model computes for an hour."""
+    found: list[tuple[Chunks, int]] = []
+    for path in paths:
+        model = Model(path, vocabulary_only=True)
+        try:
+            found.append((Chunks.cut(model, text, size, most), model.n_vocab))
+        finally:
+            model.close()
+        (chunks, n_vocab), (first, first_n_vocab) = found[-1], found[0]
+        if n_vocab != first_n_vocab or not chunks.same(first):
+            raise ModelFileError(
+                f"{path.name}: its vocabulary ({n_vocab} tokens) is not that of {paths[0].name} ({first_n_vocab}), so"
+                " their predictions cannot be compared; give models made from the reference"
+            )
+    return found[0][0]
+
+
+@contextmanager
+def _temporary(n_bytes: int) -> Iterator[IO[bytes]]:
+    """A file without a name, which is gone with this process. OSError where `n_bytes` do not fit on its disk."""
+    folder = tempfile.gettempdir()
+    free = shutil.disk_usage(folder).free - _KEEP_FREE
+    if n_bytes > free:
+        raise _no_room(folder, n_bytes, free)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        yield file
+
+
+def _write(file: IO[bytes], values: Floats) -> None:
+    try:
+        file.write(values.data)
+    except OSError as error:
+        folder = tempfile.gettempdir()
+        raise _no_room(folder, values.nbytes, shutil.disk_usage(folder).free) from error
+
+
+def _read(file: IO[bytes], shape: tuple[int, ...]) -> Floats:
+    values = np.empty(shape, np.float32)
+    view = values.data.cast("B")
+    if file.readinto(view) != len(view):  # type: ignore[attr-defined]  # every file opened for bytes has it
+        raise OSError(f"the temporary file in {tempfile.gettempdir()} is shorter than what was written to it")
+    return values
+
+
+def _no_room(folder: str, need: int, have: int) -> OSError:
+    return OSError(
+        f"no room in {folder} for what the reference predicts: {bytes_text(need)} needed,"
+        f" {bytes_text(max(have, 0))} free; evaluate fewer tokens, or set TMPDIR to a folder on a larger disk"
+    )

@@ -1,0 +1,274 @@
+"""A file of the size that is asked for, with the least damage: measures, chooses types, quantizes, and measures again.
+
+What was measured of a model is kept in the cache folder: another size of it takes quantizing and one comparison.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from devices.files import removed_at_end, temporary_beside, write_whole
+from devices.paths import cache_folder
+from devices.probe import default_threads
+from edge.errors import SizeTooSmall
+from edge.llama.ggml import PINNED_VERSION
+from edge.llama.llama import ContextSizes
+from edge.llm.options import EngineOptions, resolve
+from edge.paging.budget import beside_weights
+from edge.quantization import imatrix as calibrate
+from edge.quantization import sensitivity
+from edge.quantization.divergence import Floats
+from edge.quantization.evaluate import evaluate
+from edge.quantization.fit_choices import (
+    choices,
+    choose_kinds,
+    free_tensors,
+    from_mix,
+    mix_like,
+    reserved_bytes,
+    tensor_bytes,
+    too_small,
+)
+from edge.quantization.gguf import Outcome, file_bytes, header_bytes, quantize
+from edge.quantization.kernels import KINDS, known_kernels, slow_kinds
+from edge.quantization.tensor_rows import TensorRows
+from partition.model.model import ModelShape
+from quant.errors import DoesNotFit
+from quant.fit import Choice, Fit, fit
+from quant.gguf.file import GgufFile
+from quant.gguf.imatrix import read_imatrix
+from quant.sensitivity import Sensitivity
+from quant.types import TYPES, TensorType
+
+
+class Progress(Protocol):
+    """Told how far things are."""
+
+    def __call__(self, stage: str, done: int, total: int, what: str = "") -> None:
+        """`done` steps of `total` of a stage are done; `what` comes now."""
+
+
+_CALIBRATION_CHUNKS = 32
+_CALIBRATION_SHARE = 3  # it takes at most this part of the time for measuring, beside it
+_DOUBT = 2.0  # times the least expected damage: what is within, may be less in truth
+_MORE = 1.5  # times as long: worth measuring again
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """What a person may set."""
+
+    imatrix: Path | None = None  # an importance matrix; None: one is made of the text
+    kinds: tuple[TensorType, ...] = ()  # to choose among; none: KINDS
+    fast: bool = False  # without those that decode slower on this device than a larger one, unless the size needs them
+    within_s: float = 600.0  # for measuring, the first time
+    threads: int | None = None
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A file that was made to fit."""
+
+    outcome: Outcome
+    expected_divergence: float  # nats a token: the sum of what each tensor's type costs
+    measured_divergence: float  # of the file, on the same text
+    gap: float  # the expected one is at most this part above the least possible
+    slow: Mapping[str, str]  # types it has though a larger one, the value, decodes faster here
+
+
+def _silent(stage: str, done: int, total: int, what: str = "") -> None:
+    """Nobody is told."""
+
+
+def fit_file(
+    file: GgufFile, out: Path, budget: int, text: str, options: FitOptions, progress: Progress = _silent
+) -> Fitted:
+    """Write a model to `out` in a file of at most `budget` bytes, whose predictions on `text` differ least from it.
+
+    SizeTooSmall, with the least size that can be, where that is larger. TextError where the text is too short; what
+    `quantize` and Engine raise.
+    """
+    free = free_tensors(file)
+    reserved = reserved_bytes(file, free)
+    slow = slow_kinds(known_kernels(options.threads or default_threads()))
+    kinds = options.kinds or tuple(TYPES[name] for name in KINDS)
+    importance = read_imatrix(options.imatrix).of(file) if options.imatrix else None
+    covered = calibrate.covered(file) if importance is None else importance
+    candidates = choose_kinds(file, free, covered, reserved, budget, kinds, options.fast, slow)
+    if file_bytes(file, {name: tensor.type for name, tensor in file.tensors.items()}) <= budget:
+        return _whole(file, out, free, options, progress)
+    with _folder(file, text, options.imatrix) as folder:
+        imatrix = options.imatrix or _imatrix(file, text, folder / "imatrix.gguf", options, progress)
+        if importance is None:
+            importance = read_imatrix(imatrix).of(file)
+        found = _sensitivity(file, text, candidates, importance, folder, options, progress)
+        table = choices(file, candidates, found)
+        try:
+            chosen = fit(table, budget, reserved)
+        except DoesNotFit as error:  # some tensors cannot be measured, and stay as they are
+            raise too_small(file, error.least, budget) from None
+        tries = [chosen]
+        beside = from_mix(file, table, budget, reserved, imatrix)
+        if beside and beside.choices != chosen.choices and beside.damage < _DOUBT * chosen.damage:
+            tries.append(beside)
+        best, outcome, measured = _best(file, out, text, tries, imatrix, options, progress)
+    used = {choice.type.name for choice in best.choices.values()}
+    slow = {kind: larger for kind, larger in slow.items() if kind in used}
+    return Fitted(outcome, best.damage, measured, chosen.gap, slow)
+
+
+def _best(
+    file: GgufFile,
+    out: Path,
+    text: str,
+    tries: Sequence[Fit],
+    imatrix: Path,
+    options: FitOptions,
+    progress: Progress,
+) -> tuple[Fit, Outcome, float]:
+    """Write all, and keep the one whose predictions differ least: (which, what was written, its divergence)."""
+    with ExitStack() as stack:
+        paths = [stack.enter_context(temporary_beside(out, ".gguf")) for _ in tries]
+        outcomes = [_write(file, path, one, imatrix, options, progress) for path, one in zip(paths, tries, strict=True)]
+        measured = _measured(file, paths, text, options, progress)
+        best = min(range(len(tries)), key=lambda i: measured[i])
+        paths[best].replace(out)
+    return tries[best], outcomes[best], measured[best]
+
+
+def _whole(file: GgufFile, out: Path, free: Sequence[str], options: FitOptions, progress: Progress) -> Fitted:
+    """The model as it is: a larger file would hold no more."""
+    types = {name: file.tensors[name].type for name in free}
+    chosen = Fit({name: Choice(kind, tensor_bytes(file, name, kind), 0.0) for name, kind in types.items()}, 0.0)
+    return Fitted(_write(file, out, chosen, options.imatrix, options, progress), 0.0, 0.0, 0.0, {})
+
+
+def _write(
+    file: GgufFile, out: Path, chosen: Fit, imatrix: Path | None, options: FitOptions, progress: Progress
+) -> Outcome:
+    """Have llama.cpp write what was chosen."""
+    types = {name: choice.type for name, choice in chosen.choices.items()}
+    return quantize(
+        file,
+        out,
+        mix_like(chosen),
+        types=types,
+        imatrix=imatrix,
+        threads=options.threads,
+        progress=lambda done, total, name: progress("Quantizing", done, total, name),
+    )
+
+
+def file_within(file: GgufFile, memory: int, context: int | None, kv_type: str) -> tuple[int, dict[str, int]]:
+    """(bytes of a file that a process of `memory` bytes can hold whole, bytes by part of what else it holds).
+
+    SizeTooSmall where nothing is left. What a dry run of the model raises.
+    """
+    shape = ModelShape.from_gguf(file)
+    options = EngineOptions(context=context, kv_type=kv_type)
+    n_context, _, kv = resolve(options, shape)
+    batch = min(options.rows, n_context)
+    parts = beside_weights(file, shape, ContextSizes(n_context, kv, batch=batch), memory)
+    left = memory - sum(parts.values())
+    if left <= 0:
+        words = ", ".join(f"{name} {n / _MIB:,.0f}" for name, n in parts.items())
+        raise SizeTooSmall(
+            f"nothing of {memory / _MIB:,.0f} MiB is left for weights: {words} MiB; use a smaller --context or"
+            " --kv-type"
+        )
+    return left + header_bytes(file), parts
+
+
+@contextmanager
+def _folder(file: GgufFile, text: str, imatrix: Path | None) -> Iterator[Path]:
+    """Where what is measured of a model, on a text, is kept; a temporary one where the cache cannot be written to."""
+    stamps = {str(path.resolve()): file.stamp(path) for path in file.paths}
+    digests = [hashlib.sha256(text.encode()).hexdigest()]
+    if imatrix is not None:
+        digests.append(hashlib.sha256(imatrix.read_bytes()).hexdigest())
+    key = json.dumps([PINNED_VERSION, stamps, digests])
+    folder = cache_folder() / "quantize" / hashlib.sha256(key.encode()).hexdigest()[:32]
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if os.access(folder, os.W_OK):
+        yield folder
+        return
+    with tempfile.TemporaryDirectory() as other, removed_at_end(Path(other)):
+        yield Path(other)
+
+
+def _imatrix(file: GgufFile, text: str, path: Path, options: FitOptions, progress: Progress) -> Path:
+    """The file of the importance matrix of a text; made where it is not there."""
+    if not path.exists():
+        calibrate.collect(
+            file.path,
+            text,
+            EngineOptions(threads=options.threads),
+            most=_CALIBRATION_CHUNKS,
+            within_s=options.within_s / _CALIBRATION_SHARE,
+            progress=lambda done, total: progress("Calibrating", done, total),
+        ).write(path)
+    return path
+
+
+def _sensitivity(
+    file: GgufFile,
+    text: str,
+    candidates: Mapping[str, Sequence[TensorType]],
+    importance: Mapping[str, Floats],
+    folder: Path,
+    options: FitOptions,
+    progress: Progress,
+) -> Sensitivity:
+    """What was measured before, in as much time as there is now, or is measured."""
+    threads = options.threads or default_threads()
+    rows = {name: TensorRows(file, name, importance.get(name)) for name in candidates}
+    path = folder / "sensitivity.json"
+    known: Sensitivity | None = None
+    with suppress(OSError, ValueError):
+        known = Sensitivity.from_json(json.loads(path.read_bytes()))
+        if options.within_s > _MORE * known.spent_s:
+            known = None
+    kinds = {name: {*candidates[name], *(() if known else sensitivity.probes(rows[name]))} for name in candidates}
+    if known:
+        kinds = {n: {k for k in kinds[n] if k.name not in known.errors[n]} for n in kinds if n in known.errors}
+    new = {name: rows[name] for name in kinds if kinds[name]}
+    errors = sensitivity.measure_errors(new, kinds, threads, lambda *at: progress("Reading weights", *at))
+    if known:
+        errors = {name: {**row, **errors.get(name, {})} for name, row in known.errors.items()}
+        found = Sensitivity(known.damages, errors, known.spent_s)
+    else:
+        found = sensitivity.measure_damages(
+            file,
+            text,
+            rows,
+            errors,
+            within_s=options.within_s,
+            threads=threads,
+            progress=lambda *at: progress("Measuring", *at),
+        )
+    if known is None or found.errors != known.errors:
+        write_whole(path, json.dumps(found.to_json()).encode())
+    return found
+
+
+def _measured(file: GgufFile, paths: Sequence[Path], text: str, options: FitOptions, progress: Progress) -> list[float]:
+    """Mean divergence of what was written, nats a token."""
+    results = evaluate(
+        file.path,
+        paths,
+        text,
+        EngineOptions(threads=options.threads),
+        most=sensitivity.most_chunks(ModelShape.from_gguf(file).n_vocab),
+        progress=lambda done, total: progress("Checking", done, total),
+    )
+    return [result.summary.mean_divergence for result in results[1:]]

@@ -1,0 +1,149 @@
+"""What a file of a given size can be made of: which tensors may change, to which types, and what each choice costs."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Container, Mapping, Sequence
+from pathlib import Path
+
+from edge.errors import SizeTooSmall
+from edge.quantization.gguf import file_bytes, types_of
+from quant.errors import DoesNotFit
+from quant.fit import LEAST_FILL, Choice, Fit, fit
+from quant.gguf.file import GgufFile
+from quant.gguf.writer import NewTensor
+from quant.mixes import MIXES, NEED_IMPORTANCE, Mix
+from quant.sensitivity import Sensitivity
+from quant.types import TYPES, TensorType
+
+# Mixes that stand beside what is chosen, by size.
+_USUAL = ("iq2_xxs", "iq2_xs", "iq2_s", "iq2_m", "q2_k", "iq3_xxs", "iq3_xs", "iq3_s", "q3_k_s", "iq3_m", "q3_k_m",
+          "iq4_xs", "iq4_nl", "q4_0", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k", "q8_0")  # fmt: skip
+_MIB = 1 << 20
+
+
+def free_tensors(file: GgufFile) -> list[str]:
+    """The tensors that llama.cpp's quantizer changes: those to which it gives another type in one of two mixes."""
+    changed = [types_of(file, MIXES[name]).types for name in ("q4_1", "q8_0")]  # the head has other types in these
+    return [name for name, tensor in file.tensors.items() if any(types[name] != tensor.type for types in changed)]
+
+
+def choose_kinds(
+    file: GgufFile,
+    free: Sequence[str],
+    covered: Container[str],
+    reserved: int,
+    budget: int,
+    kinds: Sequence[TensorType],
+    fast: bool,
+    slow: Container[str],
+) -> dict[str, list[TensorType]]:
+    """The types that each tensor may have, of `kinds`. SizeTooSmall where even the smallest of them are too large.
+
+    covered: tensors that the importance matrix has. fast: without `slow`, types that are slow here, if that can be.
+    """
+
+    def candidates(kinds: Sequence[TensorType]) -> dict[str, list[TensorType]]:
+        return {name: _candidates(file, name, kinds, name in covered) for name in free}
+
+    every = candidates(kinds)
+    least = _least(file, every, reserved)
+    if least > budget:
+        raise too_small(file, least, budget)
+    if not fast:
+        return every
+    quick = candidates([kind for kind in kinds if kind.name not in slow])
+    return quick if _least(file, quick, reserved) <= budget else every
+
+
+def _candidates(file: GgufFile, name: str, kinds: Sequence[TensorType], has_importance: bool) -> list[TensorType]:
+    """The types that a tensor may have: at most as wide as it is, of whole blocks. Its own is among them."""
+    tensor = file.tensors[name]
+    wide = [TYPES["f16"]] if tensor.type.name == "f32" else []
+    return [tensor.type] + [
+        kind
+        for kind in (*kinds, *wide)
+        if kind.bits_per_weight < tensor.type.bits_per_weight
+        and tensor.shape[0] % kind.block == 0
+        and (has_importance or kind.name not in NEED_IMPORTANCE)
+    ]
+
+
+def choices(
+    file: GgufFile, candidates: Mapping[str, Sequence[TensorType]], found: Sensitivity
+) -> dict[str, list[Choice]]:
+    """What the types of each tensor take and cost."""
+    table = {}
+    for name, kinds in candidates.items():
+        if name in found.damages:
+            table[name] = [
+                Choice(kind, tensor_bytes(file, name, kind), found.damage(name, kind.name)) for kind in kinds
+            ]
+        else:  # no graph uses it as it is, or its rows fill no blocks: it stays
+            table[name] = [Choice(kinds[0], tensor_bytes(file, name, kinds[0]), 0.0)]
+    return table
+
+
+def from_mix(
+    file: GgufFile, table: Mapping[str, Sequence[Choice]], budget: int, reserved: int, imatrix: Path
+) -> Fit | None:
+    """The largest of the usual mixes that keeps to a budget, with what is left spent on wider types: no worse than that
+    mix, however wrong the damages are. None where none keeps to it, or fills it."""
+    usual = [MIXES[name] for name in _USUAL]
+    while usual:
+        outcome = types_of(file, usual.pop(), imatrix=imatrix)
+        if outcome.n_bytes <= budget:
+            break
+    else:
+        return None
+    wider = {}
+    for name, row in table.items():
+        n_bytes = tensor_bytes(file, name, outcome.types[name])
+        own = [choice for choice in row if choice.type == outcome.types[name]]
+        least = own[0].damage if own else math.inf
+        wider[name] = own + [choice for choice in row if choice.n_bytes > n_bytes and choice.damage <= least]
+    if not all(wider.values()):
+        return None
+    try:
+        found = fit(wider, budget, reserved)
+    except DoesNotFit:
+        return None
+    return found if found.n_bytes + reserved >= LEAST_FILL * budget else None
+
+
+def reserved_bytes(file: GgufFile, free: Sequence[str]) -> int:
+    """Bytes of a file that do not depend on the choice."""
+    whole = file_bytes(file, {name: tensor.type for name, tensor in file.tensors.items()})
+    return whole - sum(tensor_bytes(file, name, file.tensors[name].type) for name in free)
+
+
+def _least(file: GgufFile, candidates: Mapping[str, Sequence[TensorType]], reserved: int) -> int:
+    """Bytes of the smallest file."""
+    return reserved + sum(min(tensor_bytes(file, name, kind) for kind in kinds) for name, kinds in candidates.items())
+
+
+def tensor_bytes(file: GgufFile, name: str, kind: TensorType) -> int:
+    """Bytes of a tensor in a type, with padding."""
+    tensor = NewTensor(name, file.tensors[name].shape, kind)
+    return tensor.n_bytes + tensor.padding
+
+
+def mix_like(chosen: Fit) -> Mix:
+    """The mix whose name the file is to bear: of the type that most of it has. It decides nothing, because every tensor
+    that may change is given its type."""
+    n_bytes = Counter[str]()
+    for choice in chosen.choices.values():
+        if choice.type.block > 1:
+            n_bytes[choice.type.name] += choice.n_bytes
+    most = n_bytes.most_common(1)[0][0] if n_bytes else "q8_0"
+    return next((mix for mix in MIXES.values() if mix.name in (most, f"{most}_m", f"{most}_moe")), MIXES["q8_0"])
+
+
+def too_small(file: GgufFile, least: int, budget: int) -> SizeTooSmall:
+    """The error that says the least size there is."""
+    return SizeTooSmall(
+        f"{file.path.name} cannot be smaller than {least}B ({least / _MIB:,.1f} MiB) with the types to choose among;"
+        f" {budget}B ({budget / _MIB:,.1f} MiB) were asked for. Name smaller types with --types, or take a smaller"
+        " model"
+    )

@@ -1,0 +1,201 @@
+"""A GGUF file in other types, written by llama.cpp's quantizer in a process of its own.
+
+The file appears under its name only when it is whole. Ctrl-C, an error, or the end of this process ends the other one.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+from devices.files import check_room, temporary_beside
+from devices.probe import default_threads
+from edge.errors import EngineError
+from partition.model.check import check_loadable
+from quant.errors import ModelFileError
+from quant.gguf.file import GgufFile
+from quant.gguf.writer import NewTensor, encoded, header
+from quant.mixes import NEED_IMPORTANCE, Mix
+from quant.types import TensorType, type_by_name
+
+Progress = Callable[[int, int, str], None]  # bytes of the source done, bytes in all, the tensor that comes
+
+_END_S = 5.0  # for the process to end after its standard input was closed
+_NEVER_NEED_IT = ("token_embd.weight", "output.weight", "per_layer_token_embd.weight")
+_SPLIT = "split."
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """A tensor whose rows do not fill whole blocks of the type that was wanted, and has another one."""
+
+    tensor: str
+    columns: int
+    wanted: str
+    used: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a model becomes."""
+
+    types: Mapping[str, TensorType]  # by tensor
+    n_bytes: int  # of the file
+    misfits: tuple[Misfit, ...]
+
+
+def types_of(
+    file: GgufFile, mix: Mix, types: Mapping[str, TensorType] | None = None, imatrix: Path | None = None
+) -> Outcome:
+    """What llama.cpp would make of a file, without making it. EngineError as `quantize`."""
+    told: dict[str, TensorType] = {}
+    misfits: list[Misfit] = []
+    with _child(file, mix, types or {}, imatrix, None, default_threads()) as events:
+        for event in events:
+            if "type" in event:
+                told[event["tensor"]] = type_by_name(event["type"])
+            elif "misfit" in event:
+                misfits.append(Misfit(event["misfit"], event["columns"], event["wanted"], ""))
+            elif "instead" in event and misfits:  # the line that follows it
+                misfits[-1] = replace(misfits[-1], used=event["instead"])
+    found = {name: told.get(name, tensor.type) for name, tensor in file.tensors.items()}
+    said = {misfit.tensor for misfit in misfits}
+    for name, tensor in file.tensors.items():  # of the head llama.cpp says nothing
+        if name in told and name not in said and not types and tensor.shape[0] % mix.type.block:
+            misfits.append(Misfit(name, tensor.shape[0], mix.type.name, told[name].name))
+    return Outcome(found, file_bytes(file, found), tuple(misfits))
+
+
+def quantize(
+    file: GgufFile,
+    out: Path,
+    mix: Mix,
+    *,
+    types: Mapping[str, TensorType] | None = None,
+    imatrix: Path | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Write `file` to `out` in a mix; what was written.
+
+    types: of tensors that are to have another one than the mix gives them. imatrix: a file of an importance matrix.
+    EngineError with llama.cpp's reason; ModelFileError where what came out is not a model; OSError where the disk is
+    full.
+    """
+    check_loadable(file)
+    outcome = types_of(file, mix, types, imatrix)
+    for name, kind in (types or {}).items():
+        if outcome.types[name] != kind:
+            raise EngineError(f"llama.cpp would make {name} {outcome.types[name].name}, not {kind.name} as was chosen")
+    if imatrix is None:
+        _check_needs_none(outcome, mix)
+    check_room(out, outcome.n_bytes)
+    sizes = {name: tensor.n_bytes for name, tensor in file.tensors.items()}
+    total, done, last = sum(sizes.values()), 0, ""
+    with temporary_beside(out) as temporary:
+        try:
+            with _child(file, mix, types or {}, imatrix, temporary, threads or default_threads()) as events:
+                for event in events:
+                    if "number" in event:
+                        done, last = done + sizes.get(last, 0), event["tensor"]
+                        if progress:
+                            progress(done, total, last)
+        except EngineError:
+            held = temporary.stat().st_size if temporary.exists() else 0  # the process removes it where it can
+            check_room(out, outcome.n_bytes - held)  # the usual cause, which llama.cpp cannot name
+            raise
+        written = GgufFile.open(temporary)
+        if {name: t.type for name, t in written.tensors.items()} != outcome.types:
+            raise EngineError("llama.cpp wrote other types than it had announced; please report it")
+        temporary.replace(out)
+    if progress:
+        progress(total, total, "")
+    return Outcome(outcome.types, out.stat().st_size, outcome.misfits)
+
+
+def file_bytes(file: GgufFile, types: Mapping[str, TensorType]) -> int:
+    """Bytes of the file that a model becomes when its tensors have these types."""
+    tensors = [NewTensor(name, tensor.shape, types[name]) for name, tensor in file.tensors.items()]
+    return header_bytes(file) + sum(tensor.n_bytes + tensor.padding for tensor in tensors)
+
+
+def header_bytes(file: GgufFile) -> int:
+    """Bytes of that file before its first tensor."""
+    pairs = {key: file.raw_value(key) for key in file.metadata if not key.startswith(_SPLIT)}
+    pairs |= {key: encoded("u32", 0) for key in ("general.quantization_version", "general.file_type")}
+    return len(header(pairs, [NewTensor(name, tensor.shape, tensor.type) for name, tensor in file.tensors.items()]))
+
+
+def _check_needs_none(outcome: Outcome, mix: Mix) -> None:
+    """EngineError for types that are garbage without an importance matrix, which llama.cpp refuses then."""
+    refused = (*NEED_IMPORTANCE, "q2_k") if mix.name == "q2_k_s" else NEED_IMPORTANCE
+    for name, kind in outcome.types.items():
+        if kind.name in refused and name not in _NEVER_NEED_IT:
+            raise EngineError(
+                f"{mix.name} gives {name} the type {kind.name}, which needs an importance matrix; make one with edge"
+                " imatrix MODEL TEXT and give it with --imatrix FILE"
+            )
+
+
+@contextmanager
+def _child(
+    file: GgufFile, mix: Mix, types: Mapping[str, TensorType], imatrix: Path | None, target: Path | None, threads: int
+) -> Iterator[Iterator[dict[str, Any]]]:
+    """The events of a process that does this. At the end of the block it has ended."""
+    job = {
+        "source": str(file.path),
+        "target": str(target or ""),
+        "mix": mix.id,
+        "types": {name: kind.id for name, kind in types.items()},
+        "imatrix": str(imatrix) if imatrix else None,
+        "threads": threads,
+        "dry": target is None,
+    }
+    command = [sys.executable, "-m", "edge.quantization.gguf_child"]
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, start_new_session=True
+        )  # a session of its own: Ctrl-C is for us, who then end it
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            with suppress(BrokenPipeError):
+                process.stdin.write(json.dumps(job).encode() + b"\n")
+                process.stdin.flush()
+            yield _events(process, said)
+        finally:
+            with suppress(BrokenPipeError):
+                process.stdin.close()
+            try:
+                process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            process.stdout.close()
+
+
+def _events(process: subprocess.Popen[bytes], said: IO[bytes]) -> Iterator[dict[str, Any]]:
+    """Until its last. EngineError where it fails or ends without one."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        event: dict[str, Any] = json.loads(line)
+        if "error" in event:
+            kind = ModelFileError if event["kind"] == "ModelFileError" else EngineError
+            raise kind(f"llama.cpp cannot quantize it: {event['error']}" if kind is EngineError else event["error"])
+        if "complete" in event:
+            process.wait()
+            return
+        yield event
+    code = process.wait()
+    said.seek(0)
+    words = said.read().decode(errors="replace").split("\n")
+    hint = " (out of memory is the usual cause)" if code == -signal.SIGKILL else ""
+    raise EngineError(f"the quantizer's process ended with code {code}{hint}: {' | '.join(words[-4:]).strip()}")

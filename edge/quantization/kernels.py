@@ -1,0 +1,149 @@
+"""How fast this device computes with each type: which of them pay is measured, not known from their sizes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from devices.files import write_whole
+from devices.paths import cache_folder
+from devices.probe import available_memory
+from edge.llama import llama
+from edge.llama.address_space import AddressSpace
+from edge.llama.ggml import PINNED_VERSION, quantize_rows
+from edge.llama.products import Products, loose_weight
+from quant.types import TYPES, TensorType
+
+# What weights are quantized to. Narrower types exist; models lose most of what they know with them.
+KINDS = (
+    "iq2_xxs", "iq2_xs", "q2_k", "iq3_xxs", "iq3_s", "q3_k", "iq4_xs", "iq4_nl", "q4_0", "q4_k", "q5_0", "q5_k", "q6_k",
+    "q8_0",
+)  # fmt: skip
+COLUMNS = 2048  # of the matrices that types are timed with
+_MATRIX_BYTES = 16 << 20  # of one type; all together are more than caches hold, so that each is read from memory
+_MEMORY_SHARE = 4  # all together take at most this part of what memory is free
+_PATTERN_ROWS = 32
+_PROMPT_ROWS = 32
+_ROUNDS = 25  # all types in turn; the fastest round of each counts, because only other work slows a product down
+_PROMPT_ROUNDS = 3
+_SLOWER = 1.15  # below, a difference may be noise
+
+
+@dataclass(frozen=True)
+class KernelSpeed:
+    """One type on this device."""
+
+    type: TensorType
+    decode: float  # weights that one row passes, in 1e9 a second
+    prefill: float | None  # the same for each of many rows, where that was measured
+    repacked: bool  # in this CPU's own layout, where that was asked
+
+
+def measure_kernels(
+    kinds: Sequence[TensorType],
+    columns: int,
+    threads: int,
+    *,
+    prompts: bool = False,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[KernelSpeed]:
+    """The speeds of products with matrices of `columns` columns, in the layout that an engine would use. Columns must
+    divide by the types' blocks. prompts: measure prefill, too. progress(rounds done, in all)."""
+    size = min(_MATRIX_BYTES, available_memory() // (_MEMORY_SHARE * len(kinds)))
+    products = Products(threads)
+    matrices = [_Matrix(kind, columns, size, products) for kind in kinds]
+    rows = [1] * _ROUNDS + [_PROMPT_ROWS] * (_PROMPT_ROUNDS if prompts else 0)
+    fastest: dict[int, NDArray[np.float64]] = {}
+    try:
+        for done, n in enumerate(rows, start=1):
+            times = np.array([one.time(n) for one in matrices])
+            fastest[n] = np.minimum(times, fastest.get(n, times))
+            progress(done, len(rows))
+        rates = {
+            n: [float(n * one.values / t / 1e9) for one, t in zip(matrices, fastest[n], strict=True)] for n in fastest
+        }
+        return [
+            KernelSpeed(one.kind, rates[1][i], rates[_PROMPT_ROWS][i] if prompts else None, one.repacked)
+            for i, one in enumerate(matrices)
+        ]
+    finally:
+        for one in matrices:
+            one.close()
+        products.close()
+
+
+def known_kernels(threads: int, *, again: bool = False) -> list[KernelSpeed]:
+    """The decode speeds of KINDS on this device: measured once for a number of threads, or `again`. So a command that
+    is repeated chooses among the same types."""
+    path = cache_folder() / "kernels.json"
+    key = hashlib.sha256(f"{PINNED_VERSION} {llama.system_info()} {threads}".encode()).hexdigest()[:32]
+    known: dict[str, dict[str, float]] = {}
+    with suppress(OSError, ValueError, TypeError):
+        known = dict(json.loads(path.read_bytes()))
+    if not again:
+        with suppress(KeyError, ValueError, TypeError):
+            return [KernelSpeed(TYPES[name], float(known[key][name]), None, False) for name in KINDS]
+    speeds = measure_kernels([TYPES[name] for name in KINDS], COLUMNS, threads)
+    with suppress(OSError):  # to be measured again next time
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_whole(path, json.dumps({**known, key: {one.type.name: one.decode for one in speeds}}).encode())
+    return speeds
+
+
+def slow_kinds(speeds: Sequence[KernelSpeed]) -> dict[str, str]:
+    """Types that are smaller than another one and yet decode slower, each with the fastest of those."""
+    found = {}
+    for one in speeds:
+        larger = [other for other in speeds if other.type.bits_per_weight > one.type.bits_per_weight]
+        best = max(larger, key=lambda other: other.decode, default=None)
+        if best is not None and best.decode > one.decode * _SLOWER:
+            found[one.type.name] = best.type.name
+    return found
+
+
+class _Matrix:
+    """A matrix in memory, of a pattern again and again."""
+
+    def __init__(self, kind: TensorType, columns: int, n_bytes: int, products: Products) -> None:
+        self.kind, self._products, self._columns = kind, products, columns
+        row_bytes = kind.n_bytes(columns)
+        self._rows = max(_PATTERN_ROWS, n_bytes // row_bytes // _PATTERN_ROWS * _PATTERN_ROWS)
+        self.values = self._rows * columns
+        self._space = AddressSpace(self._rows * row_bytes)
+        rng = np.random.default_rng(0)
+        values = rng.standard_normal((_PATTERN_ROWS, columns), np.float32)
+        pattern = values.view(np.uint8) if kind.name == "f32" else None
+        if pattern is None:
+            pattern = quantize_rows(values, kind.id, np.ones(columns, np.float32))
+        memory = np.frombuffer(self._space.view(0, self._rows * row_bytes), np.uint8)
+        memory.reshape(-1, _PATTERN_ROWS, row_bytes)[:] = pattern
+        self._x = rng.standard_normal((_PROMPT_ROWS, columns), np.float32)
+        self._out = np.empty((_PROMPT_ROWS, self._rows), np.float32)
+        with loose_weight(kind.id, columns, self._rows) as weight:
+            self.repacked = weight.repacks
+
+    def time(self, n: int) -> float:
+        """Seconds of the product with `n` rows."""
+        with loose_weight(self.kind.id, self._columns, self._rows) as weight:
+            began = time.perf_counter()
+            self._products.multiply(
+                weight,
+                self._space.address,
+                self._rows,
+                self.repacked,
+                self._x.ctypes.data,
+                n,
+                self._out.ctypes.data,
+                4 * self._rows,
+            )
+            return time.perf_counter() - began
+
+    def close(self) -> None:
+        self._space.close()

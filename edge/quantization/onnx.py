@@ -1,0 +1,184 @@
+"""An ONNX model with weights of 8 or 4 bits, made by ONNX Runtime's own tools.
+
+OUT appears under its name only when it is whole, runs, and has been compared with the float model.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from devices.files import check_room, removed_at_end
+from devices.probe import default_threads
+from edge.errors import EngineError
+from edge.onnx import file as onnx_file
+from edge.onnx.runtime import quiet_tools, refusals, session
+from edge.onnx.samples import Input, Samples, inputs_of, made_up, open_dims
+from edge.quantization import onnx_tools
+from edge.quantization.onnx_compare import Comparison, compare
+from quant.errors import ModelFileError, UnknownTypeError
+
+Progress = Callable[[int, int], None]  # steps done, steps in all
+
+TYPES = ("int8", "int4")
+BLOCK_SIZES = (16, 32, 64, 128, 256)  # values that share a scale in int4
+DEFAULT_BLOCK_SIZE = 32  # the least error of them but for 16, which takes a fifth more room
+
+_STEPS = 4
+_COPIES = 5  # of the weights, that are on the disk at once while the tools work
+_MADE_UP = 8  # samples to compare with, without any given
+_COMPARED = 32  # of those given
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """What was made of a model."""
+
+    method: str  # "dynamic", "static" or "weights"
+    block_size: int | None  # int4 only
+    source_bytes: int
+    size_bytes: int  # of OUT and its data file
+    data_file: Path | None  # beside OUT
+    weights_quantized: int  # tensors that are no vectors
+    weights_left: int  # of those, in floats
+    samples_made_up: bool
+    open_dims: dict[str, tuple[str, ...]]  # by input; 1 in made-up samples
+    comparison: Comparison | None
+    not_compared: str | None  # why
+    threads: int
+
+
+def quantize(
+    source: Path,
+    target: Path,
+    type_name: str,
+    calibration: Path | None = None,
+    block_size: int | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> Quantized:
+    """Write the model in `source` to `target` in `type_name`, and compare the two.
+
+    int8: weights and, with calibration samples, fixed ranges of activations (static); without, ranges are found in
+    every run (dynamic). int4: weights of matrix products and tables, in blocks. Samples are described at `Samples`;
+    made-up ones serve to compare where none are given. An existing `target` is replaced.
+
+    UnknownTypeError; ModelFileError for a source or samples that cannot be used; EngineError when ONNX Runtime refuses,
+    or nothing in the model can be quantized so; OSError. In each case `target` is as it was.
+    """
+    if type_name not in TYPES:
+        raise UnknownTypeError(f"unknown ONNX type {type_name!r}; known: {', '.join(TYPES)}")
+    threads = threads or default_threads()
+    done = progress or (lambda n, total: None)
+    file = onnx_file.load(source)
+    data = target.with_name(f"{target.name}.data")
+    held = {path.resolve() for path in file.data_files}
+    for path in (target, data):
+        if path.resolve() in held:
+            raise ModelFileError(f"{path} holds weights of {source}; name another file to write")
+    check_room(target, _COPIES * file.weight_bytes + file.size_bytes)
+    with _working_folder(target) as folder:
+        (folder / "made").mkdir()
+        made = folder / "made" / target.name
+        staged = folder / "the-model.onnx"
+        onnx_file.save(file, staged)
+        file.model.Clear()  # the tools need the memory
+        reference = session(staged, threads, str(source))
+        inputs, samples = _samples(reference, calibration)
+        done(1, _STEPS)
+        with quiet_tools(folder), refusals(f"quantize {source}", folder):
+            prepared = onnx_tools.prepared(
+                staged, file.external, eight_bits=type_name == "int8", fixed=type_name == "int8" and samples is not None
+            )
+            done(2, _STEPS)
+            if type_name == "int4":
+                method = "weights"
+                onnx_tools.int4(prepared, made, file.external, block_size or DEFAULT_BLOCK_SIZE)
+            elif samples is None:
+                method = "dynamic"
+                onnx_tools.dynamic(prepared, made, file.external)
+            else:
+                method = "static"
+                onnx_tools.static(prepared, made, file.external, samples)
+            quantized, left = onnx_tools.count_weights(prepared, made)
+        done(3, _STEPS)
+        if not quantized:
+            raise EngineError(_nothing(source, type_name))
+        after = session(made, threads, f"the quantized {source.name}")
+        comparison, reason = _compared(reference, after, inputs, samples)
+        written = made.with_name(data.name)
+        size = sum(path.stat().st_size for path in (made, written) if path.exists())
+        beside = data if written.exists() else None
+        if beside:
+            written.chmod(made.stat().st_mode)  # the onnx package makes it for this user alone
+            os.replace(written, data)  # first: the model under its name needs it
+        os.replace(made, target)
+        done(4, _STEPS)
+    return Quantized(
+        method=method,
+        block_size=(block_size or DEFAULT_BLOCK_SIZE) if type_name == "int4" else None,
+        source_bytes=file.size_bytes,
+        size_bytes=size,
+        data_file=beside,
+        weights_quantized=quantized,
+        weights_left=left,
+        samples_made_up=samples is None,
+        open_dims=dict(open_dims(inputs)),
+        comparison=comparison,
+        not_compared=reason,
+        threads=threads,
+    )
+
+
+@contextmanager
+def _working_folder(target: Path) -> Iterator[Path]:
+    """A folder beside `target`, removed with what is in it at the end of the block."""
+    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".part", dir=target.absolute().parent))
+    with removed_at_end(folder):
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _samples(reference: Any, calibration: Path | None) -> tuple[tuple[Input, ...], Samples | None]:
+    """What the model takes, and the samples given; the first one is read, so that bad ones are refused early."""
+    if calibration is None:
+        try:
+            return inputs_of(reference), None
+        except ModelFileError:
+            return (), None  # can be quantized, and not be compared
+    inputs = inputs_of(reference)
+    samples = Samples(calibration, inputs)
+    next(iter(samples))
+    return inputs, samples
+
+
+def _compared(
+    reference: Any, quantized: Any, inputs: tuple[Input, ...], samples: Samples | None
+) -> tuple[Comparison | None, str | None]:
+    """The comparison, or why there is none. EngineError where the float model runs and the quantized one does not."""
+    if samples is not None:
+        return compare(reference, quantized, islice(samples, _COMPARED)), None
+    if not inputs:
+        return None, "the model takes no tensors of numbers"
+    feeds = list(made_up(inputs, _MADE_UP))
+    try:
+        with refusals("run the float model on made-up inputs"):
+            reference.run(None, feeds[0])
+    except EngineError as exc:
+        return None, f"{exc}; give samples with --calibration to compare"
+    return compare(reference, quantized, feeds), None
+
+
+def _nothing(source: Path, type_name: str) -> str:
+    if type_name == "int4":
+        return f"{source} has no matrix product or table with a constant weight, which int4 is for; use --type int8"
+    return f"{source} has no convolution or matrix product with a constant weight in floats: nothing to quantize"

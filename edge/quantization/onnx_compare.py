@@ -1,0 +1,148 @@
+"""What quantization did to an ONNX model: the error of every output, and the time of a run before and after."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edge.onnx.runtime import refusals
+from edge.onnx.samples import Feeds
+
+_LEAST_ROUNDS, _MOST_ROUNDS = 5, 100
+_TIMING_S = 1.0  # for both models together, unless the least rounds take longer
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class OutputError:
+    """The quantized model's output against the float model's, over all samples. None for what cannot be said."""
+
+    name: str
+    max_abs: float | None  # largest difference of a value; None where shapes differ or values are not finite
+    relative_l2: float | None  # norm of the difference over the norm of the float output; None for a norm of 0
+    cosine: float | None  # of the angle between the two outputs
+    top1: float | None  # share of rows with the same largest value; None where the output is not (n, classes)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two models on the same inputs."""
+
+    samples: int
+    outputs: tuple[OutputError, ...]
+    float_ms: float  # medians of one run, of alternating ones
+    quantized_ms: float
+    rounds: int
+
+    @property
+    def slower(self) -> bool:
+        """Whether quantization cost speed, by more than such measurements vary."""
+        return self.quantized_ms > 1.05 * self.float_ms
+
+
+def compare(reference: Any, quantized: Any, feeds: Iterable[Feeds]) -> Comparison:
+    """Run two sessions of the same inputs on each of `feeds`, then time them on the first one.
+
+    EngineError when one of them does not run. At least one feed is needed.
+    """
+    names = [output.name for output in reference.get_outputs()]
+    sums = [_Sums() for _ in names]
+    samples, first = 0, None
+    for feed in feeds:
+        expected = _run(reference, names, feed, "the float model")
+        found = _run(quantized, names, feed, "the quantized model")
+        for one, a, b in zip(sums, expected, found, strict=True):
+            one.add(a, b)
+        samples += 1
+        first = first or feed
+    assert first is not None, "nothing to compare with"
+    float_ms, quantized_ms, rounds = _times(reference, quantized, first)
+    outputs = tuple(one.error(name) for name, one in zip(names, sums, strict=True))
+    return Comparison(samples, outputs, float_ms, quantized_ms, rounds)
+
+
+def errors(expected: Feeds, found: Feeds) -> tuple[OutputError, ...]:
+    """The error of every output in `found`, arrays by name, against those `expected`."""
+    made = []
+    for name, array in expected.items():
+        one = _Sums()
+        one.add(array, found[name])
+        made.append(one.error(name))
+    return tuple(made)
+
+
+class _Sums:
+    """One output's figures, added up over the samples."""
+
+    def __init__(self) -> None:
+        self._comparable = True
+        self._max = self._difference = self._a = self._b = self._product = 0.0
+        self._rows = self._same = 0
+
+    def add(self, expected: object, found: object) -> None:
+        """One more sample's output of both models."""
+        a, b = _numbers(expected), _numbers(found)
+        if a is None or b is None or a.shape != b.shape or not (np.isfinite(a).all() and np.isfinite(b).all()):
+            self._comparable = False
+            return
+        rows = _rows_of_classes(a)
+        if rows:
+            same = a.reshape(rows, -1).argmax(1) == b.reshape(rows, -1).argmax(1)
+            self._rows, self._same = self._rows + rows, self._same + int(same.sum())
+        a, b = a.ravel(), b.ravel()
+        self._max = max(self._max, float(np.abs(a - b).max(initial=0.0)))
+        self._difference += float(np.square(a - b).sum())
+        self._a += float(a @ a)
+        self._b += float(b @ b)
+        self._product += float(a @ b)
+
+    def error(self, name: str) -> OutputError:
+        """The figures of all samples."""
+        if not self._comparable:
+            return OutputError(name, None, None, None, None)
+        relative = math.sqrt(self._difference / self._a) if self._a else None
+        cosine = self._product / math.sqrt(self._a * self._b) if self._a and self._b else None
+        return OutputError(name, self._max, relative, cosine, self._same / self._rows if self._rows else None)
+
+
+def _numbers(output: object) -> Array | None:
+    """An output as float64; None for text, and for sequences and maps."""
+    if not isinstance(output, np.ndarray) or output.dtype.kind not in "fiub":
+        return None
+    return output.astype(np.float64)
+
+
+def _rows_of_classes(output: Array) -> int:
+    """How many rows of classes an output has: (n, classes), also with axes of 1 after them; 0 for other shapes."""
+    shape = output.shape
+    if len(shape) < 2 or shape[1] < 2 or any(dim != 1 for dim in shape[2:]):
+        return 0
+    return int(shape[0])
+
+
+def _run(session: Any, names: list[str], feed: Feeds, who: str) -> list[object]:
+    with refusals(f"run {who}"):
+        outputs: list[object] = session.run(names, feed)
+        return outputs
+
+
+def _times(reference: Any, quantized: Any, feed: Feeds) -> tuple[float, float, int]:
+    """Median milliseconds of a run of each, by turns after one that does not count, and how many were timed."""
+    taken: tuple[list[float], list[float]] = ([], [])
+    for session in (reference, quantized):
+        session.run(None, feed)
+    end_s = time.perf_counter() + _TIMING_S
+    while len(taken[0]) < _LEAST_ROUNDS or (len(taken[0]) < _MOST_ROUNDS and time.perf_counter() < end_s):
+        for session, times in zip((reference, quantized), taken, strict=True):
+            start_s = time.perf_counter()
+            session.run(None, feed)
+            times.append(1e3 * (time.perf_counter() - start_s))
+    return statistics.median(taken[0]), statistics.median(taken[1]), len(taken[0])

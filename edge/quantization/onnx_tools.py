@@ -1,0 +1,211 @@
+"""The steps of quantizing an ONNX model, each one of ONNX Runtime's own tools with the settings that measured best.
+
+Files in, files out. The tools raise what they like: edge/quantization/onnx.py runs them inside `quiet_tools` and
+`refusals`, after `runtime` has set ONNX Runtime up.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from edge.errors import EngineError
+from edge.onnx.samples import Feeds
+
+_PER_CHANNEL_OPSET = 13  # from here on a scale can belong to a channel
+_LEAST_OPSET = 11  # what is older the tools convert to this version, and stumble over its Upsample
+_TURNED = "_transposed"
+_INT8_COMPUTE = (
+    4  # accuracy_level of MatMulNBits: multiply in 8 bits; 3 to 5 times as fast as in floats, no worse measured
+)
+
+
+def prepared(staged: Path, external: bool, eight_bits: bool, fixed: bool) -> Path:
+    """The model with constants folded and shapes inferred, as the tools want it, in a new file in its folder.
+
+    eight_bits: what it is for, 8 bits or 4; fixed: with fixed ranges of activations. EngineError for weights of 16 bits
+    that should become 8.
+    """
+    import onnx
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    model = onnx.load(staged, load_external_data=False)
+    opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0)
+    if opset < (_PER_CHANNEL_OPSET if fixed else _LEAST_OPSET):
+        from onnx import version_converter
+
+        model = version_converter.convert_version(onnx.load(staged), _PER_CHANNEL_OPSET)
+        onnx.save_model(model, str(staged := staged.with_name("newer.onnx")))
+    halves = any(t.data_type == onnx.TensorProto.FLOAT16 and len(t.dims) > 1 for t in model.graph.initializer)
+    if halves and eight_bits:
+        raise EngineError(
+            "8 bits are made of floats of 32 bits, and its weights have 16; export it in float32, or use int4"
+        )
+    # Symbolic shapes would need another package (sympy); the tools only use those that are known.
+    quant_pre_process(
+        str(staged),
+        str(path := staged.with_name("prepared.onnx")),
+        skip_symbolic_shape=True,
+        skip_optimization=halves,  # it puts casts behind weights of 16 bits, which the tools do not look through
+        save_as_external_data=external,
+        all_tensors_to_one_file=True,
+        external_data_location="prepared.onnx.data",
+    )
+    return path if fixed else _transposed_once(path, external)
+
+
+def dynamic(prepared: Path, made: Path, external: bool) -> None:
+    """Weights of 8 bits; the ranges of activations are found in every run."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    # Unsigned weights: ConvInteger with signed ones has no fast kernel (3 to 6 times slower than floats, measured),
+    # and unsigned products cannot saturate on processors without dot products of 8 bits.
+    quantize_dynamic(
+        prepared, made, per_channel=True, weight_type=QuantType.QUInt8, use_external_data_format=external
+    )  # fmt: skip
+
+
+def static(prepared: Path, made: Path, external: bool, samples: Iterable[Feeds]) -> None:
+    """Weights and activations of 8 bits; the ranges of activations are those of the samples."""
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc]  # the package ships no types
+        def __init__(self) -> None:
+            self._left: Iterator[Feeds] = iter(samples)
+
+        def get_next(self) -> Feeds | None:
+            return next(self._left, None)
+
+    # What lies between the products stays in floats: with all operators quantized the error was up to twice as large.
+    # Of four networks one then was a fifth faster, two within 5 %, and one took twice the time.
+    quantize_static(
+        prepared,
+        made,
+        Reader(),
+        quant_format=QuantFormat.QDQ,
+        op_types_to_quantize=["Conv", "ConvTranspose", "Gemm", "MatMul"],
+        per_channel=True,
+        reduce_range=_saturates(),
+        activation_type=QuantType.QUInt8,
+        weight_type=QuantType.QInt8,
+        use_external_data_format=external,
+        extra_options={"MatMulConstBOnly": True},
+    )
+
+
+def int4(prepared: Path, made: Path, external: bool, block_size: int) -> None:
+    """Weights of matrix products and tables of 4 bits, of which so many share a scale."""
+    import onnx
+    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+    from onnxruntime.quantization.onnx_model import ONNXModel
+
+    model = onnx.load(prepared)
+    opsets = {entry.domain: entry.version for entry in model.opset_import}
+    ONNXModel(model).replace_gemm_with_matmul()  # MatMulNBits is for MatMul alone
+    for i, node in enumerate(model.graph.node):
+        node.name = node.name or f"node_{i}"  # to be told apart below
+    gathers = {node.name: _is_table(model.graph, node) for node in model.graph.node if node.op_type == "Gather"}
+    tool = MatMulNBitsQuantizer(
+        model,
+        block_size=block_size,
+        accuracy_level=_INT8_COMPUTE,
+        op_types_to_quantize=("MatMul", "Gather") if any(gathers.values()) else ("MatMul",),
+        nodes_to_exclude=[name for name, is_table in gathers.items() if not is_table],
+        quant_axes=(("MatMul", 0), ("Gather", -1)),
+    )
+    tool.process()
+    result = tool.model.model
+    for entry in result.opset_import:
+        # For tables the tool raises the version, and leaves the operators as they were: those of the old version.
+        entry.version = opsets.get(entry.domain, entry.version)
+    _without_repeats(result.graph)
+    tool.model.save_model_to_file(str(made), external)
+
+
+def _transposed_once(path: Path, external: bool) -> Path:
+    """The model with constants that a Gemm reads transposed written as it needs them, under other names.
+
+    The tools turn such a Gemm into a MatMul by changing its constant in place: twice, where two of them share it, and
+    against the shape that was inferred for it before.
+    """
+    import onnx
+    from onnx import numpy_helper
+
+    graph = (model := onnx.load(path)).graph
+    held = {tensor.name: tensor for tensor in graph.initializer}
+    turned: set[str] = set()
+    for node in graph.node:
+        flag = next((attribute for attribute in node.attribute if attribute.name == "transB" and attribute.i), None)
+        if node.op_type == "Gemm" and flag is not None and node.input[1] in held:
+            flag.i = 0
+            turned.add(node.input[1])
+            node.input[1] += _TURNED
+    if not turned:
+        return path
+    used = {name for node in graph.node for name in node.input} | {output.name for output in graph.output}
+    for name in sorted(turned):
+        graph.initializer.append(numpy_helper.from_array(numpy_helper.to_array(held[name]).T.copy(), name + _TURNED))
+        if name not in used and not _has_subgraphs(graph):
+            graph.initializer.remove(held[name])
+    path = path.with_name("transposed.onnx")
+    onnx.save_model(model, str(path), save_as_external_data=external, location=f"{path.name}.data")
+    return path
+
+
+def _has_subgraphs(graph: Any) -> bool:
+    """Whether weights may be used where we do not look."""
+    return any(attribute.HasField("g") or attribute.graphs for node in graph.node for attribute in node.attribute)
+
+
+def count_weights(prepared: Path, made: Path) -> tuple[int, int]:
+    """How many tensors that are no vectors were quantized, and how many were left in floats."""
+    (floats, integers), (floats_left, integers_now) = _matrices(prepared), _matrices(made)
+    return len(integers_now - integers), len(floats & floats_left)
+
+
+def _matrices(path: Path) -> tuple[set[str], set[str]]:
+    """Names of a model's initializers that are no vectors: those of floats, and those of 8 or 4 bits."""
+    import onnx
+
+    of = onnx.TensorProto
+    floats, integers = set(), set()
+    for tensor in onnx.load(path, load_external_data=False).graph.initializer:
+        if sum(dim > 1 for dim in tensor.dims) < 2:
+            continue  # also with axes of 1, as scales of channels have them
+        if tensor.data_type in (of.FLOAT, of.FLOAT16, of.BFLOAT16, of.DOUBLE):
+            floats.add(tensor.name)
+        elif tensor.data_type in (of.UINT8, of.INT8, of.UINT4, of.INT4):
+            integers.add(tensor.name)
+    return floats, {name for name in integers if not name.endswith(("_zero_point", "_zero_points"))}
+
+
+def _is_table(graph: Any, node: Any) -> bool:
+    """Whether a Gather takes rows of a constant matrix of floats."""
+    import onnx
+
+    floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
+    axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
+    held = next((tensor for tensor in graph.initializer if tensor.name == node.input[0]), None)
+    return held is not None and len(held.dims) == 2 and held.data_type in floats and axis == 0
+
+
+def _without_repeats(graph: Any) -> None:
+    """The tool writes a weight that two nodes share twice; once is what ONNX allows."""
+    kept = {tensor.name: tensor for tensor in graph.initializer}
+    if len(kept) < len(graph.initializer):
+        tensors = list(kept.values())
+        graph.ClearField("initializer")
+        graph.initializer.extend(tensors)
+
+
+def _saturates() -> bool:
+    """Whether this processor's 8-bit products can saturate: x86 without VNNI. Weights then have 7 bits."""
+    if platform.machine().lower() not in ("x86_64", "amd64", "i686"):
+        return False
+    try:
+        flags = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return True  # not known: be safe
+    return not any(name in flags for name in ("avx512_vnni", "avx_vnni"))

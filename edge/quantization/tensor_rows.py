@@ -1,0 +1,92 @@
+"""Rows of a model file's tensors as numbers, and as another type has them: what quantizing one tensor does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.llama.address_space import AddressSpace
+from edge.llama.ggml import dequantize_rows, quantize_rows
+from quant.gguf.file import GgufFile, TensorInfo
+from quant.types import TensorType
+
+Floats = NDArray[np.float32]
+
+_CHUNK_VALUES = 1 << 18  # quantized at a time by a thread: 1 MiB of floats
+_SAMPLE_VALUES = 1 << 16  # that stand for all of a tensor
+
+
+class TensorRows:
+    """One tensor of a file, and what each of its columns is multiplied with."""
+
+    def __init__(self, file: GgufFile, name: str, importance: Floats | None) -> None:
+        """importance: float32 [experts * columns], or None where all columns count alike."""
+        tensor: TensorInfo = file.tensors[name]
+        self.name, self.type = name, tensor.type
+        self.columns, self._rows_of_one = tensor.shape[0], tensor.shape[1]
+        self.matrices = math.prod(tensor.shape[2:])
+        self.rows = self._rows_of_one * self.matrices
+        self._bytes = np.frombuffer(file.data(name), np.uint8).reshape(self.rows, -1)
+        self._importance = None if importance is None else importance.reshape(self.matrices, self.columns)
+
+    @property
+    def has_importance(self) -> bool:
+        """Whether its columns are weighed; some types need that."""
+        return self._importance is not None
+
+    def values(self, first: int, last: int) -> Floats:
+        """Rows [first, last) as numbers: float32 [rows, columns]."""
+        out = np.empty((last - first, self.columns), np.float32)
+        dequantize_rows(self._bytes[first:last], self.type.id, out)
+        return out
+
+    def quantized(self, kind: TensorType, pool: ThreadPoolExecutor) -> AddressSpace:
+        """All of it in another type, as a file would hold it. `close` it when it is no longer used."""
+        row_bytes = kind.n_bytes(self.columns)
+        space = AddressSpace(self.rows * row_bytes)
+        out = np.frombuffer(space.view(0, self.rows * row_bytes), np.uint8).reshape(self.rows, row_bytes)
+
+        def fill(part: tuple[int, int]) -> None:
+            out[part[0] : part[1]] = quantize_rows(self.values(*part), kind.id, self._weights(part[0]))
+
+        list(pool.map(fill, self._parts(_CHUNK_VALUES)))
+        return space
+
+    def errors(self, kinds: Iterable[TensorType]) -> dict[str, float]:
+        """By type: the squared error of the weights over their squares, both weighed by importance; of a sample."""
+        parts = list(self._parts(_CHUNK_VALUES // 16))
+        step = max(1, len(parts) * (_CHUNK_VALUES // 16) // _SAMPLE_VALUES)
+        sums = dict.fromkeys((kind.name for kind in kinds), 0.0)
+        total = 0.0
+        for part in parts[::step]:
+            values, weights = self.values(*part), self._weights(part[0])
+            total += _weighed(values, weights)
+            for kind in kinds:
+                if kind.id == self.type.id:
+                    continue
+                back = np.empty_like(values)
+                dequantize_rows(quantize_rows(values, kind.id, weights), kind.id, back)
+                back -= values
+                sums[kind.name] += _weighed(back, weights)
+        return {name: error / total if total else 0.0 for name, error in sums.items()}
+
+    def _weights(self, row: int) -> Floats | None:
+        return None if self._importance is None else self._importance[row // self._rows_of_one]
+
+    def _parts(self, values: int) -> Iterator[tuple[int, int]]:
+        """Ranges of rows of one matrix, of about so many values."""
+        step = max(1, values // self.columns)
+        for start in range(0, self.rows, self._rows_of_one):
+            end = start + self._rows_of_one
+            for first in range(start, end, step):
+                yield first, min(end, first + step)
+
+
+def _weighed(values: Floats, weights: Floats | None) -> float:
+    """The sum of squares, each times its column's weight."""
+    squares = np.einsum("ij,ij->j", values, values, dtype=np.float64)
+    return float(squares.sum() if weights is None else squares @ weights)

@@ -1,0 +1,1 @@
+"""Slices of model files: cut, written, kept by digest, and never sent twice."""

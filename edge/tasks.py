@@ -1,0 +1,103 @@
+"""Work in threads that can be given up: what is to be undone at its end, and the first error of many.
+
+One progress of many parts, which move in threads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, TypeVar
+
+from edge.errors import Interrupted
+
+T = TypeVar("T")
+
+
+class Closing:
+    """What is to be undone, last first. Threads may still add while it is undone: theirs is undone at once.
+
+    It is also a context manager, which undoes at its end.
+    """
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def then(self, undo: Callable[[], Any]) -> None:
+        """Call this at the end."""
+        with self._lock:
+            if not self._closed:
+                self._stack.callback(undo)
+                return
+        undo()
+
+    def enter(self, manager: AbstractContextManager[T]) -> T:
+        """Enter a context now, and leave it at the end."""
+        entered = manager.__enter__()
+        self.then(lambda: manager.__exit__(None, None, None))
+        return entered
+
+    def check(self, *_: object) -> None:
+        """Interrupted once all is being undone, for work that nobody waits for any more."""
+        if self._closed:
+            raise Interrupted("given up")
+
+    def close(self) -> None:
+        """Undo it all."""
+        with self._lock:
+            self._closed = True
+        self._stack.close()
+
+    def __enter__(self) -> Closing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def results(futures: Iterable[Future[T]], beside: Iterable[Future[Any]] = ()) -> list[T]:
+    """What all came to, in order; or the error of the first that fails, without waiting for the others.
+
+    Those `beside` are not waited for, but their errors count as well.
+    """
+    futures = list(futures)
+    running: set[Future[Any]] = {*futures, *beside}
+    while not all(future.done() for future in futures):
+        done, running = wait(running, return_when=FIRST_COMPLETED)
+        for future in done:
+            future.result()
+    return [future.result() for future in futures]
+
+
+Progress = Callable[[float, float], None]  # (bytes in place, of)
+
+
+class Total:
+    """The sum of parts, told as it grows."""
+
+    def __init__(self, progress: Progress, of: int, check: Callable[[], None]) -> None:
+        """check: raises where nobody waits any more; so does every part then."""
+        self._progress, self._of, self._check = progress, of, check
+        self._done: list[float] = []
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def part(self, n_bytes: int) -> Iterator[Progress]:
+        """Of what is done with so many bytes: called with the bytes done. At the end of the block these are all."""
+        self._check()
+        with self._lock:
+            mine = len(self._done)
+            self._done.append(0.0)
+
+        def count(done: float, _: float) -> None:
+            self._check()
+            with self._lock:
+                self._done[mine] = max(self._done[mine], done)
+                self._progress(sum(self._done), self._of)
+
+        yield count
+        count(n_bytes, n_bytes)

@@ -1,0 +1,1 @@
+"""The worker's daemon, and the engine processes that it starts."""

@@ -1,0 +1,208 @@
+"""The worker's daemon: a gRPC server on an address, found by mDNS, until it is told to end."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from devices.discovery import Announcement, Announcer, announced_addresses
+from devices.errors import DiscoveryError
+from devices.trust import credentials as held
+from edge import log
+from edge.net.channel import is_loopback, join_address
+from edge.slices.digests import Digests
+from edge.slices.store import SliceStore
+from edge.version import version
+from edge.worker.service import Worker, WorkerOptions
+from transport import rpc, security
+from transport.errors import Refused
+from transport.gate import FIRST_CALL_S, Gate, connections_allowed
+from transport.grpc_link import CHANNEL_OPTIONS
+
+_THREADS = 64  # eight sessions and the calls beside them keep one each; links have their own
+_CALLS = 512  # at a time, links among them
+_STREAMS = 128  # calls over one connection at a time; a client holds further ones back
+_HEALTH = f"/{health.SERVICE_NAME}/Check"
+_LOOK_S = 0.5  # how soon a signal is noticed
+_GRACE_S = 2.0  # for calls under way when the daemon ends
+_ANNOUNCE_AGAIN_S = 30.0  # between two looks at the network
+
+
+@dataclass(frozen=True)
+class DaemonOptions:
+    """How a worker is reached, beside what it is."""
+
+    worker: WorkerOptions
+    port: int  # 0: any free one
+    insecure: bool  # listen beyond loopback without TLS
+    announce: bool | None  # by mDNS; None: where it is reachable and secure
+    cache: Path
+    cache_bytes: int
+    state: Path  # where digests of model files are remembered
+
+
+def serve(options: DaemonOptions) -> None:
+    """Serve until SIGTERM or SIGINT; the log says when it can be reached, and where.
+
+    Refused where this address would need credentials; OSError where it cannot be listened on.
+    """
+    worker_options = options.worker
+    _check_own(worker_options.host)
+    check_exposure(worker_options.host, worker_options.credentials is not None, options.insecure)
+    told = _Told()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, told)
+
+    store = SliceStore(options.cache, options.cache_bytes)
+    gate = Gate(connections_allowed())
+    worker = Worker(worker_options, store, Digests(options.state), gate)
+    try:
+        _serve(options, worker, gate, told)
+    finally:
+        gate.close()
+        worker.close()
+    log.info("ended")
+
+
+class _Told:
+    """Whether a signal told us to end. A plain flag: its handler runs inside whatever this thread does, and what takes
+    a lock may wait for this very thread then."""
+
+    def __init__(self) -> None:
+        self.to_end = False
+
+    def __call__(self, *_: object) -> None:
+        self.to_end = True
+
+    def wait(self, seconds: float) -> None:
+        """Sleep so long, or until shortly after we were told."""
+        until = time.monotonic() + seconds
+        while not self.to_end and (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, _LOOK_S))
+
+
+def _serve(options: DaemonOptions, worker: Worker, gate: Gate, told: _Told) -> None:
+    worker_options = options.worker
+    server_options = [
+        *CHANNEL_OPTIONS,
+        ("grpc.so_reuseport", 0),  # two daemons on one port would share its connections at random: refuse the second
+        ("grpc.max_allowed_incoming_connections", gate.most),
+        ("grpc.server_handshake_timeout_ms", round(FIRST_CALL_S * 1000)),
+        ("grpc.max_concurrent_streams", _STREAMS),
+    ]
+    server = grpc.server(
+        ThreadPoolExecutor(_THREADS),
+        interceptors=[rpc.Admission(worker.admit, brief=[_HEALTH])],
+        options=server_options,
+        maximum_concurrent_rpcs=_CALLS,
+    )
+    server.add_generic_rpc_handlers((worker.handlers(),))
+    health_service = health.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
+    reflection.enable_server_reflection((rpc.SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    port = _listen(server, worker_options, options.port, worker)
+    server.start()
+    gate.watch(port)
+    for service in ("", rpc.SERVICE):
+        health_service.set(service, health_pb2.HealthCheckResponse.SERVING)
+    log.info(
+        "listening",
+        name=worker_options.name,
+        address=join_address(worker_options.host, port),
+        security="mutual-tls" if worker_options.credentials else "none",
+        threads=worker_options.threads,
+        memory_limit_bytes=worker_options.memory_limit_bytes,
+        models=worker_options.models,
+    )
+    try:
+        _announce(options, port, told)
+        while not told.to_end:
+            told.wait(_ANNOUNCE_AGAIN_S)
+    finally:
+        log.info("ending")
+        health_service.enter_graceful_shutdown()
+        stopped = server.stop(_GRACE_S)
+        worker.close()
+        stopped.wait()
+
+
+def _check_own(host: str) -> None:
+    """OSError where this is no address of this machine."""
+    try:
+        (family, kind, _, _, address), *_ = socket.getaddrinfo(
+            host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        with socket.socket(family, kind) as sock:
+            sock.bind(address)
+    except (OSError, UnicodeError) as error:
+        raise OSError(
+            f"cannot listen on {host}: it is no address of this machine; give one that is, 0.0.0.0 for all it has, or"
+            " 127.0.0.1 for itself alone"
+        ) from error
+
+
+def check_exposure(host: str, secure: bool, insecure: bool) -> None:
+    """Refused where everybody on the network could use this worker and nobody said so."""
+    if secure or is_loopback(host):
+        return
+    if not insecure:
+        raise Refused(
+            f"{host} can be reached by others, and this device has no credentials: get a token with"
+            " `edge cluster invite NAME` on the owner's machine and start with --join TOKEN; or listen on 127.0.0.1;"
+            " or say --insecure, and everybody who reaches this port can use this device and read what passes"
+        )
+    log.warning("insecure", address=host, why="whoever reaches this port can use this device and read what passes")
+
+
+def _listen(server: grpc.Server, options: WorkerOptions, port: int, worker: Worker) -> int:
+    target = join_address(options.host, port)
+    try:
+        if options.credentials is not None:
+            return int(server.add_secure_port(target, security.grpc_server_credentials(worker.credentials)))
+        return int(server.add_insecure_port(target))
+    except RuntimeError as error:
+        raise OSError(f"cannot listen on {target}: another program has the port, or it is not for this user") from error
+
+
+def _announce(options: DaemonOptions, port: int, told: _Told) -> None:
+    """Announce by mDNS, where that is wanted, until the end.
+
+    A network that is not there yet, or changes this device's addresses, is looked at again; one that does not allow it
+    keeps no worker from working.
+    """
+    worker = options.worker
+    secure = worker.credentials is not None
+    wanted = options.announce if options.announce is not None else secure and not is_loopback(worker.host)
+    if not wanted:
+        return
+    membership = held.load(worker.credentials) if worker.credentials else None
+    cluster = membership.fingerprint if membership else ""
+    addresses: tuple[str, ...] = ()
+    complaint = ""
+    with contextlib.ExitStack() as announcing:
+        while not told.to_end:
+            try:
+                found = announced_addresses(worker.host)
+                if found != addresses:
+                    announcing.close()
+                    addresses = ()  # the same ones are announced again when they are back
+                    announcement = Announcement(worker.name, port, found, version("edge-runtime"), cluster, secure)
+                    announcer = announcing.enter_context(Announcer(announcement))
+                    addresses = found
+                    log.info("announced", name=announcer.name, addresses=",".join(found))
+                    if announcer.name != worker.name:
+                        log.warning("renamed", name=announcer.name, why=f"another {worker.name} is in the network")
+            except DiscoveryError as error:
+                if str(error) != complaint:
+                    complaint = str(error)
+                    log.warning("not-announced", why=complaint)
+            told.wait(_ANNOUNCE_AGAIN_S)

@@ -1,0 +1,358 @@
+"""The engine process of a worker: one rank of a group. Started by the daemon, which it outlives by nothing.
+
+It is a process of its own because ggml ends the whole process on what it does not expect, and because the engine's
+callbacks need an interpreter that nobody else keeps busy. It gets commands from the daemon over a socket pair and has
+links to the other ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import queue
+import shutil
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from devices.network import path_hints
+from edge import log
+from edge.cluster.session import BEAT_S
+from edge.errors import EdgeError
+from edge.net import peers
+from edge.net.dialling import Dialled
+from edge.net.relink import Relink
+from edge.net.rendezvous import TRANSPORTS, join, polling_s
+from edge.worker.limits import Lent, add_arguments, compute_on
+from quant.errors import QuantError
+from quant.wire import WIRES
+from transport import edge_pb2 as pb
+from transport.choice import ALGORITHMS
+from transport.collective import Group
+from transport.errors import TransportError
+from transport.frame import Kind
+from transport.link import Deadlines
+from transport.measure import answer, measure
+from transport.tcp_link import TcpLink
+
+if TYPE_CHECKING:
+    from edge.llm.engine import Engine
+    from edge.onnx.stage import LoadedStage
+    from edge.parallel.shard import Shard
+
+_IDLE_S = 7 * 86400.0  # for the next command; whoever lets go earlier closes the daemon's end of the pair
+_MOST_RANKS = 256
+_MOST_FLOATS = 16 << 20
+_MOST_REPEATS = 10_000
+_MOST_TIMED = 16  # kinds of steps
+_MOST_TEXT = 4000  # characters of an error, which may repeat what the owner sent: events have 1 MiB
+
+
+class Rank:
+    """What one rank holds, and what it does on a command."""
+
+    def __init__(
+        self, control: TcpLink, open_: pb.Open, host: str, folder: Path, credentials: peers.Fetch | None, lent: Lent
+    ) -> None:
+        if not open_.rank < open_.world_size <= _MOST_RANKS or len(open_.secret) != peers.SECRET_BYTES:
+            raise EdgeError(
+                f"a session is of a rank below the number of ranks, at most {_MOST_RANKS}, with a secret of"
+                f" {peers.SECRET_BYTES} bytes; not of rank {open_.rank} of {open_.world_size} with {len(open_.secret)}"
+            )
+        cores = tuple(sorted(set(open_.affinity)))
+        compute_on(cores)
+        self._control = control
+        self._open = open_
+        # A thread more than there are cores would keep all others waiting.
+        self._lent = replace(lent, threads=min(lent.threads, len(cores) or lent.threads))
+        self._credentials = credentials
+        self._poll_s = polling_s(lent.threads)  # of all sessions: they share the device's quota
+        self._deadlines = Deadlines(
+            open_.connect_timeout_s or Deadlines.connect_timeout_s,
+            open_.step_timeout_s or Deadlines.step_timeout_s,
+            open_.send_timeout_s or Deadlines.send_timeout_s,
+        )
+        self._doorway = peers.Doorway(
+            host, folder / "door", open_.rank, open_.secret, self._deadlines, credentials, self._poll_s, open_.streams
+        )
+        self._connecting = False
+        self._group: Group | None = None
+        self._relink: Relink | None = None
+        self._loaded: Engine | Shard | LoadedStage | None = None
+        self._stages: tuple[int, ...] = ()  # that what is loaded is a part of
+        self.opened = pb.Opened(tcp_port=self._doorway.tcp_port, pid=os.getpid())
+
+    def handle(self, command: pb.Command) -> pb.Event:
+        """Do what is asked and say what came of it."""
+        name = command.WhichOneof("command")
+        if name not in ("connect", "load", "answer", "measure", "allreduce", "unload", "run", "time"):
+            raise EdgeError(f"this worker does not know the command {name}; update it")
+        event: pb.Event = getattr(self, f"_{name}")(getattr(command, name))
+        return event
+
+    def _connect(self, asked: pb.Connect) -> pb.Event:
+        """Dial the ranks above, wait for those below."""
+        if self._connecting:  # what came of it, the other ranks have seen too
+            raise EdgeError("the ranks were connected already, or failed to be; open a new session")
+        mine, ranks = self._open.rank, {peer.rank for peer in asked.peers}
+        if ranks != set(range(self._open.world_size)) - {mine}:
+            raise EdgeError(f"rank {mine} of {self._open.world_size} was given the peers {sorted(ranks)!s:.200}")
+        if asked.transport not in ("", *TRANSPORTS):
+            raise EdgeError(f"{asked.transport!r} is no transport; use one of {', '.join(TRANSPORTS)}")
+        self._connecting = True
+        others = [peers.Peer(p.rank, p.name, p.host, p.port, p.tcp_port, p.session) for p in asked.peers]
+        self._group, self._relink = join(
+            mine,
+            self._open.secret,
+            others,
+            deadlines=self._deadlines,
+            credentials=self._credentials,
+            transport=asked.transport or "auto",
+            poll_s=self._poll_s,
+            doorway=self._doorway,
+            streams=self._open.streams,
+        )
+        return pb.Event(connected=pb.Connected(links=[_state(rank, one) for rank, one in self._relink.dialled.items()]))
+
+    def _load(self, asked: pb.Load) -> pb.Event:
+        if self._loaded is not None:
+            raise EdgeError("a slice is loaded already; unload it first")
+        began = time.monotonic()
+        loaded = self._load_stage(asked) if asked.stage_json else self._load_layers(asked)
+        self._stages = tuple(asked.stages)
+        loaded.load_s = time.monotonic() - began
+        return pb.Event(loaded=loaded)
+
+    def _load_layers(self, asked: pb.Load) -> pb.Loaded:
+        from edge.parallel.shard import Shard
+        from edge.worker.load import load
+
+        self._loaded, need = load(asked, self._open.rank, self._lent, self._report)
+        engine = self._loaded.engine if isinstance(self._loaded, Shard) else self._loaded
+        return pb.Loaded(memory_bytes=need.total, layers=engine.shape.n_layers, context=engine.context)
+
+    def _load_stage(self, asked: pb.Load) -> pb.Loaded:
+        from edge.onnx.stage import load
+
+        stage, need = load(asked.path, asked.stage_json, self._lent.threads, asked.memory_limit_bytes)
+        self._loaded, engine = stage, stage.engine
+        return pb.Loaded(
+            memory_bytes=need,
+            provider=engine.provider,
+            fell_back_from=engine.fell_back_from,
+            threads=engine.threads,
+        )
+
+    def _report(self, fraction: float) -> None:
+        emit(self._control, pb.Event(loading=pb.Loading(fraction=fraction)))
+
+    def _unload(self, _: pb.Unload) -> pb.Event:
+        if self._loaded is not None:
+            self._loaded.close()
+            self._loaded = None
+        return pb.Event(unloaded=pb.Unloaded())
+
+    def _answer(self, asked: pb.Answer) -> pb.Event:
+        answer(self._link(asked.rank))
+        return pb.Event(answered=pb.Answered())
+
+    def _measure(self, asked: pb.Measure) -> pb.Event:
+        link = self._link(asked.rank)
+        found = measure(link, min(max(asked.seconds, 0.1), 60.0))
+        return pb.Event(
+            measured=pb.Measured(
+                kind=link.kind,
+                round_trip_median_s=found.round_trip_median_s,
+                round_trip_p99_s=found.round_trip_p99_s,
+                round_trip_best_s=found.round_trip_best_s,
+                send_bytes_per_s=found.send_bytes_per_s,
+                receive_bytes_per_s=found.receive_bytes_per_s,
+                hints=path_hints(
+                    link.local_address,
+                    found.round_trip_best_s / 2,
+                    found.round_trip_median_s / 2,
+                    found.round_trip_p99_s / 2,
+                    min(found.send_bytes_per_s, found.receive_bytes_per_s),
+                ),
+            )
+        )
+
+    def _allreduce(self, asked: pb.Allreduce) -> pb.Event:
+        """Sum seeded noise again and again: how long one takes, and a digest that must be the same on all ranks."""
+        group = self._joined()
+        if not 0 < asked.n_floats <= _MOST_FLOATS or not 0 < asked.repeats <= _MOST_REPEATS:
+            raise EdgeError(f"an allreduce takes 1 to {_MOST_FLOATS} floats, 1 to {_MOST_REPEATS} times")
+        if asked.wire not in WIRES:
+            raise EdgeError(f"{asked.wire!r} is no wire type; use one of {', '.join(WIRES)}")
+        chosen: Any = asked.algorithm or "auto"  # the group refuses what it does not know
+        own = np.random.default_rng([asked.seed, group.rank]).standard_normal(asked.n_floats, np.float32)
+        times: list[float] = []
+        group.barrier()
+        for _ in range(asked.repeats):
+            x = own.copy()
+            began = time.perf_counter()
+            algorithm = group.allreduce(x, chosen, WIRES[asked.wire])
+            times.append(time.perf_counter() - began)
+        median_s = sorted(times)[len(times) // 2]
+        digest = hashlib.sha256(x.tobytes()).digest()
+        return pb.Event(allreduced=pb.Allreduced(algorithm=algorithm, median_s=median_s, digest=digest))
+
+    def _run(self, asked: pb.Run) -> pb.Event:
+        """Follow rank 0. Who fails says why to all others, which fail then, too."""
+        from edge.onnx import stage as onnx_stage
+        from edge.parallel import follower
+
+        group, loaded = self._joined(), self._loaded
+        try:
+            if asked.wire not in WIRES or asked.algorithm not in ("auto", *ALGORITHMS):
+                raise EdgeError(f"{asked.algorithm!r} over {asked.wire!r} is not known here; update this worker")
+            if sum(self._stages) != group.world_size:
+                raise EdgeError(f"a slice for {sum(self._stages)} ranks is loaded, {group.world_size} are connected")
+            if isinstance(loaded, onnx_stage.LoadedStage):
+                before, after = group.rank - 1, (group.rank + 1) % group.world_size
+                onnx_stage.follow(loaded, group.links[before], group.links[after])
+            else:
+                follower.follow(self._shard(), group, asked.algorithm, WIRES[asked.wire], self._relink)
+        except Exception as error:
+            for link in group.links.values():
+                link.refuse(f"rank {group.rank}: {error}")
+            raise
+        return pb.Event(ran=pb.Ran())
+
+    def _time(self, asked: pb.Time) -> pb.Event:
+        from edge.onnx.stage import LoadedStage
+
+        if isinstance(self._loaded, LoadedStage):
+            figure = self._loaded.time(min(asked.steps, _MOST_REPEATS))
+            return pb.Event(timed=pb.Timed(run_s=figure.seconds, busy=[figure.busy]))
+        from edge.worker.timing import time_shard
+
+        if len(asked.rows) > _MOST_TIMED:
+            raise EdgeError(f"{len(asked.rows)} kinds of steps to time; the most are {_MOST_TIMED}")
+        found = time_shard(self._shard(), asked.rows, asked.steps, asked.depth)
+        step_s, busy = [one.seconds for one in found], [one.busy for one in found]
+        return pb.Event(timed=pb.Timed(step_s=step_s, disk_bytes_per_s=self._disk() if asked.disk else 0.0, busy=busy))
+
+    def _disk(self) -> float:
+        """Bytes a second from the disk that what is loaded lies on; 0 where that cannot be measured."""
+        from devices.machine_disk import disk_read_rate
+
+        try:
+            return disk_read_rate(self._shard().engine.path.parent)[0]
+        except (OSError, ValueError):
+            return 0.0
+
+    def _shard(self) -> Shard:
+        from edge.parallel.shard import Shard
+
+        if not isinstance(self._loaded, Shard):
+            raise EdgeError("no slice is loaded yet")
+        return self._loaded
+
+    def _joined(self) -> Group:
+        if self._group is None:
+            raise EdgeError("the ranks are not connected yet")
+        return self._group
+
+    def _link(self, rank: int) -> Any:
+        links = self._joined().links
+        if rank not in links:
+            raise EdgeError(f"rank {self._open.rank} has no link to rank {rank}")
+        return links[rank]
+
+
+def _state(rank: int, dialled: Dialled) -> pb.LinkState:
+    """How a link was chosen."""
+    return pb.LinkState(
+        rank=rank,
+        kind=dialled.link.kind,
+        tcp_round_trip_s=dialled.tcp_s,
+        grpc_round_trip_s=dialled.grpc_s,
+        why=dialled.why,
+    )
+
+
+def emit(control: TcpLink, event: pb.Event) -> None:
+    """Tell the daemon."""
+    control.send(event.SerializeToString(), Kind.CONTROL)
+
+
+def failed(error: Exception) -> pb.Event:
+    """An error as an event: its class and its words."""
+    known = isinstance(error, (EdgeError, QuantError, TransportError, OSError, ValueError))
+    text = str(error) if known else f"unexpected {type(error).__name__}: {error}; please report it"
+    text = text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}..."
+    return pb.Event(failed=pb.Failed(error=type(error).__name__, message=text))
+
+
+def main(argv: list[str] | None = None) -> NoReturn:
+    """Run one rank until the daemon lets go of it."""
+    parser = argparse.ArgumentParser(prog="edge.worker.rank")
+    parser.add_argument("--control", type=int, required=True)
+    parser.add_argument("--host", required=True)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--credentials", type=Path)
+    add_arguments(parser)
+    args = parser.parse_args(argv)
+    log.set_up()
+    control = TcpLink(socket.socket(fileno=args.control), "the daemon", poll_s=0)
+    commands: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(control, commands, args.folder), daemon=True, name="commands").start()
+
+    opened = pb.Command.FromString(commands.get()).open
+    try:
+        lent = Lent.of(args)
+        compute_on(lent.affinity)  # before what computes has threads
+        rank = Rank(control, opened, args.host, args.folder, _credentials(args.credentials), lent)
+    except Exception as error:
+        emit(control, failed(error))
+        sys.exit(1)
+    emit(control, pb.Event(opened=rank.opened))
+    threading.Thread(target=_beat, args=(control,), daemon=True, name="beat").start()
+    while True:
+        data = commands.get()
+        try:
+            event = rank.handle(pb.Command.FromString(data))
+        except Exception as error:  # whatever it is, the owner must hear of it
+            event = failed(error)
+        with suppress(TransportError):  # the daemon has gone, and `_read` is about to end this process
+            emit(control, event)
+
+
+def _beat(control: TcpLink) -> None:
+    """Say again and again that this process runs, whatever it computes."""
+    with suppress(TransportError):  # the daemon has gone
+        while True:
+            time.sleep(BEAT_S)
+            emit(control, pb.Event(alive=pb.Alive()))
+
+
+def _read(control: TcpLink, commands: queue.SimpleQueue[bytes], folder: Path) -> None:
+    """Commands as they come. When the daemon is gone, so is this process, whatever it computes."""
+    while True:
+        try:
+            commands.put(bytes(control.receive(_IDLE_S).payload))
+        except TransportError:
+            shutil.rmtree(folder, ignore_errors=True)  # nobody else is left to do it where the daemon was killed
+            os._exit(0)
+
+
+def _credentials(folder: Path | None) -> peers.Fetch | None:
+    if folder is None:
+        return None
+    from edge.net.credentials import required
+
+    return partial(required, folder)
+
+
+if __name__ == "__main__":
+    main()

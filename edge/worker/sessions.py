@@ -1,0 +1,287 @@
+"""The sessions of a worker: each one engine process, for as long as its owner's stream lives."""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from devices.probe import own_rss, rss
+from edge import log
+from edge.errors import EdgeError, NotEnoughMemory
+from edge.slices.store import SliceStore
+from edge.worker.limits import Lent
+from edge.worker.process import Child
+from transport import edge_pb2 as pb
+from transport import rpc
+from transport.errors import Refused, TransportError
+from transport.frame import Kind
+from transport.grpc_link import SESSION_KEY, Served
+from transport.link import Deadlines, Link
+from transport.relay import relay
+from transport.tcp_link import TcpLink
+
+MAX_SESSIONS = 8
+LINKS_PER_RANK = 2  # that a session holds at a time: one it uses, and one that is about to end
+TURN_S = 300.0  # for the loads of other sessions before ours
+_MIB = 1 << 20
+_PROCESS_BYTES = 96 * _MIB  # of an engine process that has loaded nothing yet; it holds 60 to 75 MiB
+_DAEMON_BYTES = 24 * _MIB  # that the daemon may come to need: what is sent to it, and its pages
+_SIGN_OF_LIFE_S = 5.0  # between two words to an owner whose load waits
+
+
+@dataclass
+class Session:
+    """A session and what it was granted."""
+
+    name: str
+    open: pb.Open
+    child: Child
+    links: threading.Semaphore  # how many more may be there
+    slice: str = ""
+    memory_bytes: int = 0  # that its load was granted
+    has_turn: bool = False  # it loads, and nobody else does
+    lease: ExitStack = field(default_factory=ExitStack)  # keeps the loaded slice in the cache
+    asked: deque[str] = field(default_factory=lambda: deque(["open"]))  # commands without an answer, oldest first
+    answered: threading.Condition = field(default_factory=threading.Condition)  # one of them was
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that counts for it: what its load was granted, or what its process takes without one."""
+        return self.memory_bytes or max(_PROCESS_BYTES, rss(self.child.pid))
+
+    def state(self) -> pb.SessionState:
+        """For Describe."""
+        return pb.SessionState(
+            session=self.name,
+            rank=self.open.rank,
+            world_size=self.open.world_size,
+            slice=self.slice,
+            memory_bytes=self.memory_bytes,
+            pid=self.child.pid,
+        )
+
+
+class Sessions:
+    """All sessions of a daemon."""
+
+    def __init__(
+        self, store: SliceStore, host: str, credentials: Path | None, lent: Lent, memory_limit_bytes: int | None
+    ) -> None:
+        """host: where engine processes take TCP links; credentials: the folder, where links are encrypted."""
+        self._store = store
+        self._host = host
+        self._credentials = credentials
+        self._lent = lent
+        self._memory_limit = memory_limit_bytes
+        self._sessions: dict[str, Session] = {}
+        self._lock = threading.Lock()
+        self._turn = threading.Lock()  # to load, where memory is limited
+        self._closed = False
+
+    def states(self) -> list[pb.SessionState]:
+        """What every session holds."""
+        with self._lock:
+            return [session.state() for session in self._sessions.values()]
+
+    def close(self) -> None:
+        """End all engine processes; no new ones start."""
+        with self._lock:
+            self._closed = True
+            sessions = list(self._sessions.values())
+        for session in sessions:
+            session.child.let_go()
+        for session in sessions:
+            session.child.stop()
+
+    def run(self, commands: Iterator[pb.Command], context: grpc.ServicerContext) -> Iterator[pb.Event]:
+        """One session, from its Open to the end of the stream: yields the events of the engine process."""
+        with rpc.impatient(context, rpc.OPEN_S):
+            first = next(commands, None)
+        if first is None or first.WhichOneof("command") != "open":
+            raise Refused("a session begins with Open")
+        session = self._start(first)
+        events: queue.SimpleQueue[pb.Event | None] = queue.SimpleQueue()
+        # The stream may end while the process computes, or the process while the stream is silent: each has a thread.
+        context.add_callback(session.child.let_go)  # called in the thread that serves everybody: it must not wait
+        threading.Thread(target=self._feed, args=(session, commands, events), daemon=True, name="commands").start()
+        threading.Thread(target=self._watch, args=(session, events), daemon=True, name="events").start()
+        return iter(events.get, None)
+
+    def link(self, context: grpc.ServicerContext) -> Served:
+        """Who serves a data link from another rank: it is passed on to the engine process of the session it names."""
+        name = dict(context.invocation_metadata()).get(SESSION_KEY, "")
+        with self._lock:
+            session = self._sessions.get(str(name))
+        if session is None:
+            raise Refused("no such session here: it has ended, or never was")
+        # The engine process sees only us: we say whom we admitted.
+        caller = next(iter(context.auth_context().get("x509_common_name", ())), b"")
+
+        def serve(outside: Link) -> None:
+            if not session.links.acquire(blocking=False):
+                outside.refuse("this session has as many links as it may have")
+                return
+            try:
+                self._relay(outside, session.child.door, caller)
+            finally:
+                session.links.release()
+
+        return serve, "a rank", Deadlines()
+
+    # --- one session ---
+
+    def _relay(self, outside: Link, door: Path, caller: bytes) -> None:
+        """Pass a link on to an engine process, until it ends."""
+        sock = socket.socket(socket.AF_UNIX)
+        try:
+            sock.connect(str(door))
+        except OSError as error:
+            sock.close()
+            outside.refuse(f"the engine process takes no links: {error.strerror}")
+            return
+        inside = TcpLink(sock, "the engine process", poll_s=0)
+        with suppress(TransportError):  # it has ended: the relay notices
+            inside.send(caller, Kind.CONTROL)
+        relay(outside, inside)
+
+    def _start(self, first: pb.Command) -> Session:
+        with self._lock:
+            if self._closed:
+                raise Refused("this worker is about to end")
+            if len(self._sessions) >= MAX_SESSIONS:
+                raise Refused(f"this worker runs {MAX_SESSIONS} sessions already, which is all it may; end one of them")
+            self._check_room()
+            name = secrets.token_hex(8)
+            child = Child(self._host, self._credentials, self._lent, name)
+            links = threading.Semaphore(LINKS_PER_RANK * first.open.world_size)
+            session = self._sessions[name] = Session(name, first.open, child, links)
+        with suppress(TransportError):  # it may have died already: whoever waits for its events hears how
+            child.send(first)
+        log.info("session-opened", session=name, rank=first.open.rank, world_size=first.open.world_size, pid=child.pid)
+        return session
+
+    def _check_room(self) -> None:
+        """NotEnoughMemory where the limit has no room for another engine process, loaded or not."""
+        if self._memory_limit is None:
+            return
+        daemon, others = own_rss() + _DAEMON_BYTES, sum(s.held_bytes for s in self._sessions.values())
+        if daemon + others + _PROCESS_BYTES > self._memory_limit:
+            raise NotEnoughMemory(
+                f"a session needs {_PROCESS_BYTES / _MIB:,.0f} MiB before it loads anything, and of this worker's"
+                f" {self._memory_limit / _MIB:,.0f} MiB its daemon takes {daemon / _MIB:,.0f} and other sessions"
+                f" {others / _MIB:,.0f}; end one of them, or start it with more --memory"
+            )
+
+    def _feed(
+        self, session: Session, commands: Iterator[pb.Command], events: queue.SimpleQueue[pb.Event | None]
+    ) -> None:
+        """Commands to the process, until the owner ends the stream."""
+        try:
+            for command in commands:
+                kind = command.WhichOneof("command") or ""
+                with session.answered:
+                    if kind == "load":  # what it may have is known when all before it is done
+                        session.answered.wait_for(lambda: not session.asked)
+                    session.asked.append(kind)
+                if kind == "load":
+                    try:
+                        self._grant(session, command.load, events)
+                    except EdgeError as error:
+                        failed = pb.Failed(error=type(error).__name__, message=str(error))
+                        self._answer(session, pb.Event(failed=failed), events)
+                        continue
+                session.child.send(command)
+        except (TransportError, grpc.RpcError):
+            pass  # one of the two is gone, and the process's end says so
+        session.child.stop()
+        self._release(session)  # what was granted after that
+
+    def _grant(self, session: Session, load: pb.Load, events: queue.SimpleQueue[pb.Event | None]) -> None:
+        """Fill in what only the daemon knows: the slice's file, and how much memory is left for it."""
+        if session.slice:
+            raise EdgeError("a slice is loaded already; unload it first")
+        load.path = str(session.lease.enter_context(self._store.use(load.slice)))
+        load.memory_limit_bytes = 0
+        session.slice = load.slice
+        if self._memory_limit is not None:
+            # One load at a time: what it leaves of the limit is known when it is done.
+            deadline = time.monotonic() + TURN_S
+            while not self._turn.acquire(timeout=_SIGN_OF_LIFE_S):
+                if time.monotonic() > deadline or session.name not in self._sessions:
+                    self._release(session)
+                    raise EdgeError(f"another session has been loading for {TURN_S:g} s; try again when it is done")
+                events.put(pb.Event(loading=pb.Loading(fraction=0)))
+            with self._lock:
+                session.has_turn = True
+                others = sum(s.held_bytes for s in self._sessions.values() if s is not session)
+            daemon = own_rss() + _DAEMON_BYTES
+            left = self._memory_limit - daemon - others
+            if left <= 0:
+                self._release(session)
+                raise NotEnoughMemory(
+                    f"of this worker's {self._memory_limit / _MIB:,.0f} MiB nothing is left: its daemon holds"
+                    f" {daemon / _MIB:,.0f} MiB and other sessions {others / _MIB:,.0f}; start it with more --memory"
+                )
+            load.memory_limit_bytes = left
+
+    def _watch(self, session: Session, events: queue.SimpleQueue[pb.Event | None]) -> None:
+        """Events of the process, until it ends."""
+        try:
+            while (event := session.child.receive()) is not None:
+                kind = event.WhichOneof("event")
+                asked = session.asked[0] if session.asked else ""
+                if kind == "opened":
+                    event.opened.session = session.name
+                elif kind == "loaded":
+                    session.memory_bytes = event.loaded.memory_bytes
+                    self._end_turn(session)
+                elif kind == "unloaded" or (kind == "failed" and asked == "load"):
+                    self._release(session)
+                if kind in ("loaded", "unloaded", "failed"):
+                    why = event.failed.message if kind == "failed" else None
+                    log.info(f"session-{kind}", session=session.name, slice=session.slice[:12] or None, why=why)
+                self._answer(session, event, events)
+            died = session.child.died()
+            if died is not None:
+                log.warning("engine-died", session=session.name, why=died.died.reason)
+                events.put(died)
+        finally:
+            with self._lock:
+                self._sessions.pop(session.name, None)
+            self._release(session)
+            with session.answered:
+                session.asked.clear()
+                session.answered.notify_all()
+            log.info("session-ended", session=session.name)
+            events.put(None)
+
+    def _answer(self, session: Session, event: pb.Event, events: queue.SimpleQueue[pb.Event | None]) -> None:
+        """Tell the owner; a final event answers the oldest command."""
+        with session.answered:
+            events.put(event)
+            if event.WhichOneof("event") not in ("loading", "alive") and session.asked:
+                session.asked.popleft()
+                session.answered.notify_all()
+
+    def _release(self, session: Session) -> None:
+        with session.answered:
+            session.lease.close()
+            session.slice, session.memory_bytes = "", 0
+        self._end_turn(session)
+
+    def _end_turn(self, session: Session) -> None:
+        """Let the next session load."""
+        with self._lock:
+            if session.has_turn:
+                session.has_turn = False
+                self._turn.release()

@@ -1,0 +1,53 @@
+"""Reads a model's numbers from GGUF metadata, with an error a person understands where one is missing or absurd."""
+
+from quant.errors import ModelFileError
+from quant.gguf.file import GgufFile
+from quant.gguf.header import GgufArray
+
+MAX_COUNT = 2**31 - 1  # llama.cpp keeps most of these numbers in an int
+
+
+class Metadata:
+    """The metadata under a model's architecture: `count("block_count")` reads `llama.block_count`."""
+
+    def __init__(self, file: GgufFile) -> None:
+        self.file = file
+        self.architecture = file.architecture
+        if not self.architecture:
+            raise self.error("general.architecture is missing or not a string; this file is not a language model")
+        if len(self.architecture) > 64 or not self.architecture.isprintable():
+            raise self.error(
+                f"general.architecture is {self.architecture[:64]!r}, which is no name; the file is damaged"
+            )
+
+    def error(self, problem: str) -> ModelFileError:
+        """The error to raise about this file."""
+        return ModelFileError(f"{self.file.path.name}: {problem}")
+
+    def key(self, name: str) -> str:
+        return f"{self.architecture}.{name}"
+
+    def __contains__(self, name: str) -> bool:
+        return self.key(name) in self.file.metadata
+
+    def count(self, name: str, default: int | None = None, least: int = 0, most: int = MAX_COUNT) -> int:
+        """A whole number in [least, most]; `default` where the key is absent, an error where that is None."""
+        value = self.file.metadata.get(self.key(name), default)
+        if value is None:
+            raise self.error(f"{self.key(name)} is missing; convert the model again")
+        return self._checked(name, value, least, most)
+
+    def per_layer(self, name: str, n_layers: int, default: int | tuple[int, ...]) -> tuple[int, ...]:
+        """One number for each layer, from an array or a single number."""
+        value = self.file.metadata.get(self.key(name), default)
+        if not isinstance(value, GgufArray | tuple):
+            return (self._checked(name, value, 0, MAX_COUNT),) * n_layers
+        if len(value) != n_layers:
+            raise self.error(f"{self.key(name)} has {len(value)} items, the model has {n_layers} layers")
+        return tuple(self._checked(name, item, 0, MAX_COUNT) for item in value)
+
+    def _checked(self, name: str, value: object, least: int, most: int) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            told = repr(value)[:80]
+            raise self.error(f"{self.key(name)} is {told}, needed is a whole number from {least} to {most}")
+        return value

@@ -1,0 +1,48 @@
+"""What a node of an ONNX graph computes, in floating-point operations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+from partition.model.onnx_shapes import Value
+
+_FILTER = {"Conv": 1, "FusedConv": 1, "ConvInteger": 1, "QLinearConv": 3, "ConvTranspose": 1}  # which input it is
+_PRODUCTS = {"MatMul", "FusedMatMul", "MatMulInteger", "QLinearMatMul", "MatMulNBits", "DynamicQuantizeMatMul"}
+_RECURRENT = {"RNN", "GRU", "LSTM"}
+
+
+def flops(node: Any, values: Mapping[str, Value]) -> int:
+    """Floating-point operations of one run of a NodeProto; a multiply-add is two.
+
+    Conv                2 x output values x input channels of a group x filter size
+    ConvTranspose       2 x input values x output channels of a group x filter size
+    Gemm, MatMul        2 x output values x inner dimension
+    RNN, GRU, LSTM      2 x steps x batch x values of both weight matrices
+    others              1 x output values; what If, Loop and Scan hold inside is not counted
+
+    Biases are not counted. Products of whole numbers count the same. 0 where no shape is known.
+    """
+    made = sum(prod(values[name].shape) for name in node.output if name in values)
+    try:
+        return _products(node, values, made)
+    except (KeyError, IndexError):  # a shape that is not known, or that does not fit
+        return made
+
+
+def _products(node: Any, values: Mapping[str, Value], made: int) -> int:
+    op = node.op_type
+    if op in _FILTER:
+        kernel = prod(values[node.input[_FILTER[op]]].shape[1:])
+        return 2 * kernel * (prod(values[node.input[0]].shape) if op == "ConvTranspose" else made)
+    if op == "Gemm":
+        transposed = any(a.name == "transA" and a.i for a in node.attribute)
+        return 2 * made * values[node.input[0]].shape[0 if transposed else 1]
+    if op in _PRODUCTS:
+        transposed = any(a.name == "transA" and a.i for a in node.attribute)
+        return 2 * made * values[node.input[0]].shape[-2 if transposed else -1]
+    if op in _RECURRENT:
+        steps, batch = values[node.input[0]].shape[:2]
+        return 2 * steps * batch * sum(prod(values[name].shape) for name in node.input[1:3])
+    return made

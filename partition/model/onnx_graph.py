@@ -1,0 +1,241 @@
+"""An ONNX model as a graph that can be cut: nodes in order, the tensors between them, and what each costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from types import MappingProxyType
+from typing import Any
+
+from partition.errors import CannotSlice
+from partition.model.onnx_cost import flops
+from partition.model.onnx_shapes import Value, inferred, type_bytes, type_name
+
+_RANDOM = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"}
+_SCOPES = "pkg.torch.onnx.name_scopes"  # where PyTorch's newer exporter keeps the names of modules
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """An operator that depends on the graph's inputs."""
+
+    name: str  # "" where the model gives none
+    scopes: tuple[str, ...]  # the modules it is in, outermost first, where its name says so
+    op: str
+    inputs: tuple[str, ...]  # tensors that depend on the graph's inputs, each once
+    outputs: tuple[str, ...]  # those that something needs
+    weights: tuple[str, ...]  # the constants it uses, by their names in `OnnxGraph.weight_bytes`
+    flops: int
+    weight_bytes: int
+    output_bytes: int
+    place: int  # in the model's list of nodes
+
+    def __str__(self) -> str:
+        """For messages: how a person finds it in the model."""
+        return f"node {self.name or self.outputs[0]!r} ({self.op})"
+
+
+@dataclass(frozen=True)
+class OnnxGraph:
+    """A model's graph as data. Nodes that only make constants, and those that nothing needs, are not among `nodes`."""
+
+    nodes: tuple[Node, ...]  # in topological order, the model's own
+    values: Mapping[str, Value]  # tensors that depend on the inputs, and outputs, whose shape is known
+    inputs: tuple[str, ...]  # those that something needs
+    outputs: tuple[str, ...]
+    weight_bytes: Mapping[str, int]  # initializers and constants that nodes use; each once, however many use it
+    unknown: str  # why some tensors have no shape: the words of shape inference; "" where it has none
+
+    @classmethod
+    def of(cls, model: Any, dims: Mapping[str, int] = MappingProxyType({})) -> OnnxGraph:
+        """The graph of an onnx.ModelProto, with its weights or without their data, looked at with these dimensions.
+
+        dims: sizes of open dimensions, by name, or as "input[axis]" for those without. PlanError where one is missing,
+        too many, or not positive. CannotSlice for nodes out of order, a tensor that is made twice or never, or an
+        input without a shape.
+        """
+        listed = flat_nodes(model)
+        held = {t.name for t in model.graph.initializer} | {s.values.name for s in model.graph.sparse_initializer}
+        inputs = [value.name for value in model.graph.input if value.name not in held]
+        outputs = [value.name for value in model.graph.output]
+        constant = _constants(listed, held, inputs, outputs)
+        values, reason = inferred(model, listed, constant, dims)
+        live = _live(listed, constant, outputs)
+        sources = _Sources(model, listed, constant, values)
+        used = {name for place in live for name in uses(listed[place])} | set(outputs)
+        crossing = {name for name in used if name not in constant} | set(outputs)
+        nodes = tuple(_node(listed[i], i, constant, used, values, sources) for i in live)
+        return cls(
+            nodes,
+            MappingProxyType({name: value for name, value in values.items() if name in crossing}),
+            tuple(name for name in inputs if name in used),
+            tuple(dict.fromkeys(outputs)),
+            MappingProxyType({name: sources.n_bytes[name] for node in nodes for name in node.weights}),
+            reason,
+        )
+
+    @cached_property
+    def makers(self) -> Mapping[str, int]:
+        """The node that makes a tensor, by name; -1 for inputs of the graph. Constant outputs are not there."""
+        found = dict.fromkeys(self.inputs, -1)
+        return found | {name: i for i, node in enumerate(self.nodes) for name in node.outputs}
+
+    @cached_property
+    def last_uses(self) -> Mapping[str, int]:
+        """The last node that uses a tensor, by name; for outputs of the graph, which leave after it, their number."""
+        found = {name: i for i, node in enumerate(self.nodes) for name in node.inputs}
+        return found | dict.fromkeys(self.outputs, len(self.nodes))
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of one run."""
+        return sum(node.flops for node in self.nodes)
+
+    def stage_weight_bytes(self, start: int, stop: int) -> int:
+        """Bytes of the weights that nodes [start, stop) use, each counted once."""
+        used = {name for node in self.nodes[start:stop] for name in node.weights}
+        return sum(self.weight_bytes[name] for name in used)
+
+
+def flat_nodes(model: Any) -> Sequence[Any]:
+    """The NodeProtos of a model; calls of the model's own functions are replaced by what is in them.
+
+    CannotSlice where that fails.
+    """
+    if not model.functions:
+        return tuple(model.graph.node)
+    import onnx
+    import onnx.inliner
+
+    bare = onnx.ModelProto(ir_version=model.ir_version)
+    bare.opset_import.extend(model.opset_import)
+    bare.functions.extend(model.functions)
+    bare.graph.name = model.graph.name
+    bare.graph.node.extend(model.graph.node)
+    bare.graph.input.extend(model.graph.input)
+    held = {value.name for value in model.graph.input}
+    weights = [t for t in model.graph.initializer if t.name not in held]
+    bare.graph.input.extend(onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in weights)
+    bare.graph.output.extend(model.graph.output)
+    try:
+        return tuple(onnx.inliner.inline_local_functions(bare).graph.node)
+    except Exception as exc:  # a RuntimeError of native code
+        raise CannotSlice(f"the model's functions cannot be inlined, so it cannot be cut: {exc}") from exc
+
+
+def uses(node: Any) -> Iterator[str]:
+    """The tensors that a NodeProto uses, also from inside its subgraphs; some more than once."""
+    yield from (name for name in node.input if name)
+    for attribute in node.attribute:
+        for graph in (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs):
+            own = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
+            own |= {name for inner in graph.node for name in inner.output}
+            inside = (name for inner in graph.node for name in uses(inner))
+            yield from (name for name in (*inside, *(value.name for value in graph.output)) if name not in own)
+
+
+def _constants(
+    nodes: Sequence[Any], held: set[str], inputs: Sequence[str], outputs: Sequence[str]
+) -> dict[str, int | None]:
+    """Tensors that depend on no input, by name: the place of the node that makes it, None for initializers."""
+    constant: dict[str, int | None] = dict.fromkeys(held)
+    made = set(inputs) | held
+    for place, node in enumerate(nodes):
+        needed = tuple(uses(node))
+        for name in needed:
+            if name not in made:
+                raise CannotSlice(
+                    f"{_called(node)} uses {name!r}, which nothing before it makes; a model's nodes have to be in order"
+                )
+        inner = any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute)
+        fixed = node.op_type not in _RANDOM and not inner and all(name in constant for name in needed)
+        for name in node.output:
+            if name in made:
+                raise CannotSlice(f"{_called(node)} makes {name!r}, which is there before; every tensor has one maker")
+            if name:
+                made.add(name)
+                if fixed:
+                    constant[name] = place
+    for name in outputs:
+        if name not in made:
+            raise CannotSlice(f"nothing makes the output {name!r}; the model is not whole")
+    return constant
+
+
+def _live(nodes: Sequence[Any], constant: Mapping[str, int | None], outputs: Sequence[str]) -> list[int]:
+    """The places of nodes that an output depends on and that depend on an input."""
+    needed, live = set(outputs), []
+    for place in range(len(nodes) - 1, -1, -1):
+        node = nodes[place]
+        if needed.intersection(name for name in node.output if name):
+            needed.update(uses(node))
+            if not all(name in constant for name in node.output if name):
+                live.append(place)
+    return live[::-1]
+
+
+class _Sources:
+    """Which weights a constant is made of, and their bytes."""
+
+    def __init__(
+        self, model: Any, nodes: Sequence[Any], constant: Mapping[str, int | None], values: Mapping[str, Value]
+    ) -> None:
+        self.n_bytes = {tensor.name: _tensor_bytes(tensor) for tensor in model.graph.initializer}
+        for sparse in model.graph.sparse_initializer:
+            self.n_bytes[sparse.values.name] = _tensor_bytes(sparse.values) + _tensor_bytes(sparse.indices)
+        # Initializers, and outputs of nodes that make data out of a size or nothing.
+        self.of: dict[str, tuple[str, ...]] = {}
+        for name, place in constant.items():  # in topological order
+            self.of[name] = (name,)
+            if place is None:
+                continue
+            node = nodes[place]
+            if node.op_type in ("Constant", "ConstantOfShape"):
+                self.n_bytes[name] = values[name].n_bytes if name in values else int(node.ByteSize())
+            else:
+                self.of[name] = tuple(dict.fromkeys(source for used in uses(node) for source in self.of[used]))
+
+
+def _node(
+    node: Any,
+    place: int,
+    constant: Mapping[str, int | None],
+    used: set[str],
+    values: Mapping[str, Value],
+    sources: _Sources,
+) -> Node:
+    needed = dict.fromkeys(uses(node))
+    weights = tuple(dict.fromkeys(s for name in needed if name in constant for s in sources.of[name]))
+    outputs = tuple(name for name in node.output if name in used)
+    return Node(
+        node.name,
+        _scopes(node),
+        node.op_type,
+        tuple(name for name in needed if name not in constant),
+        outputs,
+        weights,
+        flops(node, values),
+        sum(sources.n_bytes[name] for name in weights),
+        sum(values[name].n_bytes for name in outputs if name in values),
+        place,
+    )
+
+
+def _scopes(node: Any) -> tuple[str, ...]:
+    """Modules by the node's metadata, or by its name: all parts of a path but the last."""
+    for entry in node.metadata_props:
+        if entry.key == _SCOPES:
+            parts = tuple(part.strip(" '\"") for part in entry.value.strip("[] ").split(","))
+            return tuple(part for part in parts[:-1] if part)
+    return tuple(part for part in node.name.split("/")[:-1] if part)
+
+
+def _tensor_bytes(tensor: Any) -> int:
+    known = type_name(tensor.data_type)
+    return type_bytes(known, prod(tensor.dims)) if known else int(tensor.ByteSize())
+
+
+def _called(node: Any) -> str:
+    return f"node {node.name or next(iter(node.output), '')!r} ({node.op_type})"

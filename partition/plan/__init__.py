@@ -1,0 +1,1 @@
+"""Plans: which device holds which part of a model."""

@@ -1,0 +1,204 @@
+"""Where an ONNX graph can be cut in two, and which tensors cross there."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from partition.errors import CannotSlice, PlanError
+from partition.model.onnx_graph import OnnxGraph
+from partition.model.onnx_labels import labels
+from partition.model.onnx_shapes import Value
+
+_NEAR = 5  # labels that an error names
+_MOST = 10_000_000  # tensors over all cuts: far more than any network has, and what memory takes
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A place between two nodes. What is before it, and what is after it, are stages."""
+
+    position: int  # how many of the graph's nodes are before it
+    label: str  # what is just before it, as a person would call it; unique in a graph
+    block: bool  # whether a whole block ends here
+    distinct: bool  # False: the next cut moves as many bytes and no product is between, so it does as well or better
+    tensors: tuple[Value, ...]  # what crosses, in the order it is made
+    payload_bytes: int
+    weight_bytes: tuple[int, int]  # of the stage before and of the stage after; shared ones count in both
+    flops: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class StageIO:
+    """What goes into a stage and comes out of it."""
+
+    tensors_in: tuple[Value, ...]  # what crosses the cut before it: inputs of the graph for the first one
+    tensors_out: tuple[Value, ...]  # what crosses the cut after it: outputs of the graph for the last one
+    takes: tuple[str, ...]  # inputs of its model, each in `tensors_in`
+    makes: tuple[str, ...]  # outputs of its model
+
+    @property
+    def passed_on(self) -> tuple[str, ...]:
+        """What comes in and goes out as it is, which the stage's model knows nothing of."""
+        return tuple(value.name for value in self.tensors_out if value.name not in self.makes)
+
+
+def cuts(graph: OnnxGraph) -> list[Cut]:
+    """Every valid cut, in topological order: between two nodes, where the shape of all that crosses is known.
+
+    A graph of one node has none. Outputs that are made before a cut cross it, so that all leave from the last stage.
+    CannotSlice, which names a node, where unknown shapes leave none.
+    """
+    names = labels(graph)
+    crossing = _crossings(graph)
+    costs = list(accumulate((node.flops for node in graph.nodes), initial=0))
+    before, after = _weights(graph)
+    n = len(graph.nodes)
+    found: list[Cut] = []
+    for at in range(1, n):
+        tensors = tuple(graph.values[name] for name in crossing[at] if name in graph.values)
+        if len(tensors) < len(crossing[at]):
+            continue
+        payload = sum(value.n_bytes for value in tensors)
+        label, block = names[at - 1]
+        flops = (costs[at], costs[n] - costs[at])
+        found.append(Cut(at, label, block, True, tensors, payload, (before[at], after[at]), flops))
+    if not found and n > 1:
+        raise CannotSlice(_unknown(graph, crossing[1:n]))
+    return [_marked(graph, cut, following) for cut, following in pairwise(found)] + found[-1:]
+
+
+def cut_at(graph: OnnxGraph, where: str | int) -> Cut:
+    """The cut with a label, or at a position (also as text). PlanError where there is none, naming near ones;
+    CannotSlice where shapes that nobody knows cross."""
+    return _cut_of(cuts(graph), graph, where)
+
+
+def _cut_of(found: list[Cut], graph: OnnxGraph, where: str | int) -> Cut:
+    n = len(graph.nodes)
+    for cut in found:
+        if where in (cut.label, cut.position):
+            return cut
+    if isinstance(where, int) or where.isdecimal():
+        at = int(where)
+        if 0 < at < n:
+            for cut in found:
+                if cut.position == at:
+                    return cut
+            raise CannotSlice(_unknown(graph, [_crossing(graph, at)]))
+        raise PlanError(f"there is no cut at {at}; needed is a position of 1 to {n - 1}, or a label")
+    known = [cut.label for cut in found]
+    near = difflib.get_close_matches(where, known, _NEAR, 0.3)
+    blocks = [cut.label for cut in found if cut.block]
+    told = near or blocks[:_NEAR] or known[:_NEAR]
+    raise PlanError(f"there is no cut after {where[:200]!r}; near ones: {', '.join(told) or 'none, it has one node'}")
+
+
+def choose(graph: OnnxGraph, which: str) -> list[Cut]:
+    """The cuts that a word names: "all"; "distinct", without those that another does as well as; "blocks", between
+    whole blocks; "auto", blocks where there are any, else distinct ones. Else `which` is labels, with commas between.
+    PlanError for a label that is none."""
+    found = cuts(graph)
+    blocks = [cut for cut in found if cut.block]
+    distinct = [cut for cut in found if cut.distinct]
+    words = {"all": found, "distinct": distinct, "blocks": blocks, "auto": blocks or distinct}
+    return words[which] if which in words else [_cut_of(found, graph, label.strip()) for label in which.split(",")]
+
+
+def routes(graph: OnnxGraph, positions: Iterable[int]) -> list[tuple[Value, ...]]:
+    """What crosses each boundary of a pipeline with cuts at these positions: first what goes into the first stage,
+    last what comes out of the last one.
+
+    PlanError for positions that are no cuts or do not ascend. CannotSlice, which names a tensor, for a shape that
+    nobody knows.
+    """
+    n = len(graph.nodes)
+    bounds = (0, *positions, n)
+    if any(start >= stop for start, stop in pairwise(bounds)):
+        raise PlanError(f"cuts at {list(bounds[1:-1])}; needed are positions from 1 to {n - 1} that ascend")
+    return [_values(graph, _crossing(graph, at)) for at in bounds]
+
+
+def stage_io(graph: OnnxGraph, start: int, stop: int) -> StageIO:
+    """What goes into the stage of nodes [start, stop), and out of it.
+
+    PlanError for a range that is empty or outside the graph. CannotSlice, which names a tensor, for a shape that nobody
+    knows.
+    """
+    if not 0 <= start < stop <= len(graph.nodes):
+        raise PlanError(f"stage [{start}, {stop}]; needed is 0 <= start < stop <= {len(graph.nodes)}")
+    tensors_in, tensors_out = (_values(graph, _crossing(graph, at)) for at in (start, stop))
+    nodes = graph.nodes[start:stop]
+    used = {name for node in nodes for name in node.inputs}
+    made = {name for node in nodes for name in node.outputs}
+    if stop == len(graph.nodes):  # it makes constant outputs, too
+        made |= set(graph.outputs) - graph.makers.keys()
+    return StageIO(
+        tensors_in,
+        tensors_out,
+        tuple(value.name for value in tensors_in if value.name in used),
+        tuple(value.name for value in tensors_out if value.name in made),
+    )
+
+
+def _crossing(graph: OnnxGraph, at: int) -> list[str]:
+    """What crosses at a position, of 0 to the number of nodes: inputs first, then in the order it is made."""
+    if at == len(graph.nodes):
+        return list(graph.outputs)
+    last = graph.last_uses
+    return [name for name, maker in graph.makers.items() if maker < at <= last[name]]
+
+
+def _crossings(graph: OnnxGraph) -> list[list[str]]:
+    """What crosses at each position, all at once."""
+    n, last = len(graph.nodes), graph.last_uses
+    if sum(last[name] - maker for name, maker in graph.makers.items()) > _MOST:
+        raise CannotSlice(f"{n} nodes whose tensors wait for each other; more than {_MOST} crossings are not looked at")
+    crossing: list[list[str]] = [[] for _ in range(n + 1)]
+    for name, maker in graph.makers.items():
+        for at in range(maker + 1, last[name] + 1):
+            crossing[at].append(name)
+    return crossing
+
+
+def _values(graph: OnnxGraph, names: list[str]) -> tuple[Value, ...]:
+    if not all(name in graph.values for name in names):
+        raise CannotSlice(_unknown(graph, [names]))
+    return tuple(graph.values[name] for name in names)
+
+
+def _unknown(graph: OnnxGraph, crossing: list[list[str]]) -> str:
+    """What to say where the shape of something that crosses is not known."""
+    name = next(name for names in crossing for name in names if name not in graph.values)
+    maker = graph.makers.get(name, -1)
+    who = f"{graph.nodes[maker]}" if maker >= 0 else "an input or a constant"
+    reason = f": {graph.unknown}" if graph.unknown else ""
+    return f"{who}: the shape of {name!r} depends on data or cannot be inferred, so nothing can be cut there{reason}"
+
+
+def _weights(graph: OnnxGraph) -> tuple[list[int], list[int]]:
+    """At each position, the bytes of the weights that nodes before it use, and of those that nodes after it do."""
+    n = len(graph.nodes)
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for i, node in enumerate(graph.nodes):
+        for name in node.weights:
+            first.setdefault(name, i)
+            last[name] = i
+    new, gone = [0] * n, [0] * n
+    for name, i in first.items():
+        new[i] += graph.weight_bytes[name]
+        gone[last[name]] += graph.weight_bytes[name]
+    total = sum(new)
+    return list(accumulate(new, initial=0)), [total - done for done in accumulate(gone, initial=0)]
+
+
+def _marked(graph: OnnxGraph, cut: Cut, following: Cut) -> Cut:
+    """The cut, not distinct where the following one moves as much and only cheap nodes are between."""
+    between = graph.nodes[cut.position : following.position]
+    cheap = all(max(node.flops, node.weight_bytes) <= node.output_bytes for node in between)
+    if following.block < cut.block or following.payload_bytes != cut.payload_bytes or not cheap:
+        return cut
+    return Cut(cut.position, cut.label, cut.block, False, cut.tensors, cut.payload_bytes, cut.weight_bytes, cut.flops)

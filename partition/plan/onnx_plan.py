@@ -1,0 +1,132 @@
+"""A plan for an ONNX model: which device computes which nodes of its graph."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from partition import fields
+from partition.errors import PlanError
+from partition.plan.plan import LOCAL, Range, check_device, check_model, range_of, tiles
+
+FORMAT = "edge-onnx-plan-1"
+MOST_STAGES = 63  # as many workers as a group can have
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxStage:
+    """Nodes in a row, in the graph's order, on one device."""
+
+    device: str  # a worker's HOST or HOST:PORT; LOCAL for the owner's own
+    nodes: Range
+    until: str = ""  # the cut behind it, as a person knows it; for the last stage nothing
+    threads: int | None = None  # None, and no affinity: as the device has it
+    affinity: tuple[int, ...] = ()  # the processors to run on
+    provider: str | None = None  # ONNX Runtime's execution provider; None: the best that the device has
+
+    def __post_init__(self) -> None:
+        check_device(self.device, self.threads, self.affinity)
+        fields.text(self.until, f"{self.device}: until")
+
+
+@dataclass(frozen=True)
+class OnnxPlan:
+    """A whole model as a pipeline. PlanError unless every node has its one place.
+
+    LOCAL can be the first device only: the owner's own process is where inputs come from.
+    """
+
+    model: str  # its name, for people
+    model_digest: str  # SHA-256 of its file; "" where it is not known
+    n_nodes: int  # of its graph
+    stages: tuple[OnnxStage, ...]
+
+    def __post_init__(self) -> None:
+        check_model(self.model, self.model_digest)
+        if len(self.stages) > MOST_STAGES:
+            raise PlanError(f"{len(self.stages)} stages; the most are {MOST_STAGES}")
+        tiles("nodes of the stages", [stage.nodes for stage in self.stages], self.n_nodes)
+        for i, device in enumerate(self.devices[1:], 1):
+            if device == LOCAL:
+                raise PlanError(f"stage {i} is on {LOCAL!r}; only the first one can be")
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The device of each stage."""
+        return tuple(stage.device for stage in self.stages)
+
+    @property
+    def remote(self) -> tuple[OnnxStage, ...]:
+        """The stages on workers: those of ranks 1 and up."""
+        return tuple(stage for stage in self.stages if stage.device != LOCAL)
+
+    @property
+    def own(self) -> OnnxStage | None:
+        """The stage that the owner's process, rank 0, computes; None where it only hands over and takes back."""
+        return self.stages[0] if self.stages[0].device == LOCAL else None
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """How many nodes lie before each cut."""
+        return tuple(stage.nodes.stop for stage in self.stages[:-1])
+
+    def summary(self) -> str:
+        """One line for each stage, for people."""
+        lines = []
+        for i, stage in enumerate(self.stages):
+            until = f", up to {stage.until}" if stage.until else ""
+            lines.append(f"stage {i}  {stage.device}: nodes {stage.nodes} of {self.n_nodes}{until}")
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as values that json.dumps takes, for people to read and edit. What a stage leaves open, it lacks."""
+        return {
+            "format": FORMAT,
+            "model": self.model,
+            "model_digest": self.model_digest,
+            "n_nodes": self.n_nodes,
+            "stages": [_stage_to_json(stage) for stage in self.stages],
+        }
+
+    @classmethod
+    def from_json(cls, values: Any) -> "OnnxPlan":
+        """The plan that `to_json` wrote or a person edited. PlanError names the field that is wrong."""
+        if isinstance(values, dict) and values.get("format") != FORMAT:
+            raise PlanError(f"plan: format is {fields.told(values.get('format'))}, known is {FORMAT!r}")
+        plan = fields.record(values, "plan", ("format", "model", "model_digest", "n_nodes", "stages"))
+        return cls(
+            plan["model"],
+            fields.text(plan["model_digest"], "model_digest"),
+            fields.number(plan["n_nodes"], "n_nodes"),
+            tuple(_stage(stage, f"stages[{i}]") for i, stage in enumerate(fields.items(plan["stages"], "stages"))),
+        )
+
+
+def _stage_to_json(stage: OnnxStage) -> dict[str, Any]:
+    values: dict[str, Any] = {"device": stage.device, "nodes": [stage.nodes.start, stage.nodes.stop]}
+    if stage.until:
+        values["until"] = stage.until
+    if stage.threads is not None:
+        values["threads"] = stage.threads
+    if stage.affinity:
+        values["affinity"] = list(stage.affinity)
+    if stage.provider is not None:
+        values["provider"] = stage.provider
+    return values
+
+
+def _stage(values: Any, where: str) -> OnnxStage:
+    stage = fields.record(values, where, ("device", "nodes"), ("until", "threads", "affinity", "provider"))
+    affinity: Sequence[Any] = fields.items(stage.get("affinity", []), f"{where}.affinity")
+    provider = stage.get("provider")
+    values = (
+        fields.text(stage["device"], f"{where}.device"),
+        range_of(stage["nodes"], f"{where}.nodes"),
+        fields.text(stage.get("until", ""), f"{where}.until"),
+        fields.number_or_none(stage.get("threads"), f"{where}.threads"),
+        tuple(fields.number(cpu, f"{where}.affinity[{i}]") for i, cpu in enumerate(affinity)),
+        None if provider is None else fields.text(provider, f"{where}.provider"),
+    )
+    try:
+        return OnnxStage(*values)
+    except PlanError as error:
+        raise PlanError(f"{where}: {error}") from None

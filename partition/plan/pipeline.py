@@ -1,0 +1,59 @@
+"""Pipeline stages: which layers each gets."""
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+from math import inf
+
+from partition.errors import PlanError
+from partition.plan.apportion import checked_shares
+from partition.plan.plan import Range
+from partition.plan.tensor import Limits
+
+
+def stages(limits: Limits, n: int, shares: Sequence[float]) -> tuple[Range, ...]:
+    """The layers of `n` stages in a row, by bytes in proportion to `shares`; the last stage has the head too.
+
+    The largest (bytes / share) is as small as it can be with whole layers, one for each stage at least. Of the ways to
+    reach it, the one that keeps the others nearest to their shares is taken. PlanError for more stages than layers, or
+    for bad shares.
+    """
+    layers = limits.sizes.layers
+    if n > layers:
+        raise PlanError(f"{n} stages share {layers} layers; use at most {layers} stages")
+    parts = checked_shares(shares, n)
+    before = list(accumulate(limits.layer_bytes, initial=0.0))  # bytes of the layers before each
+    head = limits.vocab_bytes * limits.sizes.vocab
+
+    def load(stage: int, start: int, stop: int) -> float:
+        return before[stop] - before[start] + (head if stage == n - 1 else 0.0)
+
+    slowest, _ = _split(n, layers, lambda *cut: load(*cut) / parts[cut[0]], max)
+
+    def strain(stage: int, start: int, stop: int) -> float:
+        held = load(stage, start, stop)
+        # With this, what is free to choose comes out in proportion to the shares.
+        return held * held / parts[stage] if held / parts[stage] <= slowest else inf
+
+    _, edges = _split(n, layers, strain, lambda a, b: a + b)
+    return tuple(Range(start, stop) for start, stop in pairwise(edges))
+
+
+def _split(
+    n: int, layers: int, cost: Callable[[int, int, int], float], joined: Callable[[float, float], float]
+) -> tuple[float, list[int]]:
+    """The least cost of `layers` in `n` stages, and the edges between the stages that have it, from 0 to `layers`.
+
+    `cost` takes a stage and its first layer and the one after its last. Equal cuts: the earliest edges are taken.
+    """
+    best: dict[int, tuple[float, list[int]]] = {0: (0.0, [0])}  # by where the stages so far end
+    for stage in range(n):
+        reached: dict[int, tuple[float, list[int]]] = {}
+        for stop in range(stage + 1, layers - (n - stage - 1) + 1):
+            options = [
+                (joined(so_far, cost(stage, start, stop)), [*edges, stop])
+                for start, (so_far, edges) in best.items()
+                if start < stop
+            ]
+            reached[stop] = min(options, key=lambda option: option[0])
+        best = reached
+    return best[layers]

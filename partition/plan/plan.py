@@ -1,0 +1,310 @@
+"""A plan: which device holds which layers, heads, FFN columns and vocabulary rows of one model."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from partition import fields
+from partition.errors import PlanError
+from partition.slices.recipe import is_digest
+
+FORMAT = "edge-plan-1"
+LOCAL = "local"  # the device of rank 0: the owner's own
+MAX_WORLD_SIZE = 64  # ranks of a plan
+_MOST_NAME = 255  # characters of a model's name
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The numbers from `start` up to, not including, `stop`. `len` says how many; where there are none it is false."""
+
+    start: int
+    stop: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start <= self.stop:
+            raise PlanError(f"the range [{self.start}, {self.stop}]; needed is 0 <= start <= stop")
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __str__(self) -> str:
+        """For people: the first and the last number."""
+        if len(self) < 2:
+            return str(self.start) if self else "none"
+        return f"{self.start}-{self.stop - 1}"
+
+
+NOTHING = Range(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """What one rank holds of the model: the part of its file that is cut for it."""
+
+    layers: Range  # of the model
+    heads: Range  # query heads, of every layer
+    ff: Range  # FFN columns, of every layer; of every expert, where there are experts
+    vocab: Range  # rows of the output head; none unless the stage is the last
+    first: bool  # the first shard of its stage: it alone holds biases that are added before a sum over ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How many of each thing that can be shared out the model has. Heads and FFN columns are those of one layer."""
+
+    layers: int
+    heads: int
+    heads_kv: int
+    ff: int
+    vocab: int
+
+    def __post_init__(self) -> None:
+        least = {"layers": 1, "heads": 0, "heads_kv": 0, "ff": 0, "vocab": 1}
+        for name, few in least.items():
+            if getattr(self, name) < few:
+                raise PlanError(f"sizes.{name} is {getattr(self, name)}, needed is {few} or more")
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One rank: its device, and what of each of its stage's layers it holds."""
+
+    device: str  # a worker's HOST or HOST:PORT; LOCAL for the owner's own
+    heads: Range
+    ff: Range
+    vocab: Range
+    threads: int | None = None  # None, and no affinity: as the device has it
+    affinity: tuple[int, ...] = ()  # the processors to run on
+    gpu_layers: int | None = None  # of its stage's layers, how many go to the device's GPU
+    memory: int | None = None  # bytes: a budget for the rank's process, which pages weights that do not fit
+
+    def __post_init__(self) -> None:
+        check_device(self.device, self.threads, self.affinity)
+        if self.gpu_layers is not None and self.gpu_layers < 0:
+            raise PlanError(f"{self.device}: gpu_layers is {self.gpu_layers}, needed is 0 or more")
+        if self.memory is not None and self.memory < 1:
+            raise PlanError(f"{self.device}: memory is {self.memory}, needed is 1 byte or more")
+        if self.memory is not None and self.gpu_layers:
+            raise PlanError(f"{self.device}: memory is a budget without a GPU, and gpu_layers is {self.gpu_layers}")
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Layers in a row, and the ranks that share them."""
+
+    layers: Range
+    shards: tuple[Shard, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A whole model, given out to ranks. They are numbered stage by stage, shard by shard; rank 0 is LOCAL.
+
+    PlanError unless every layer, head, FFN column and vocabulary row has its one place.
+    """
+
+    model: str  # its name, for people
+    model_digest: str  # SHA-256 of its file; "" where it is not known
+    sizes: Sizes
+    stages: tuple[Stage, ...]
+
+    def __post_init__(self) -> None:
+        check_model(self.model, self.model_digest)
+        tiles("layers of the stages", [stage.layers for stage in self.stages], self.sizes.layers)
+        for i, stage in enumerate(self.stages):
+            self._check_shards(f"stage {i}", stage.shards, last=stage is self.stages[-1])
+        if self.world_size > MAX_WORLD_SIZE:
+            raise PlanError(f"{self.world_size} ranks; the most are {MAX_WORLD_SIZE}")
+        for rank, device in enumerate(self.devices):
+            if (device == LOCAL) != (rank == 0):
+                raise PlanError(f"rank {rank} is on {device!r}; rank 0, and no other, is {LOCAL!r}")
+
+    def _check_shards(self, where: str, shards: tuple[Shard, ...], last: bool) -> None:
+        for name, total in (("heads", self.sizes.heads), ("ff", self.sizes.ff)):
+            ranges: list[Range] = [getattr(shard, name) for shard in shards]
+            if total == 0:
+                if len(shards) != 1:
+                    raise PlanError(f"{where} has {len(shards)} shards of a model without {name}; needed is one shard")
+                if ranges[0] != NOTHING:
+                    raise PlanError(f"{where}, {name}: {ranges[0]} of a model that has none")
+            else:
+                tiles(f"{where}, {name}", ranges, total)
+        if last:
+            tiles(f"{where}, vocab", [shard.vocab for shard in shards], self.sizes.vocab)
+        elif any(shard.vocab for shard in shards):
+            raise PlanError(f"{where}, vocab: it is not the last stage, so it holds no vocabulary rows")
+
+    @cached_property
+    def _ranks(self) -> tuple[tuple[int, Shard], ...]:
+        """The stage and the shard of each rank."""
+        return tuple((i, shard) for i, stage in enumerate(self.stages) for shard in stage.shards)
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are."""
+        return len(self._ranks)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The device of each rank."""
+        return tuple(shard.device for _, shard in self._ranks)
+
+    def shard(self, rank: int) -> Shard:
+        """What is given to a rank. PlanError for a rank that is none; so do the other methods that take one."""
+        return self._ranks[self._checked(rank)][1]
+
+    def stage_of(self, rank: int) -> int:
+        """The number of a rank's stage."""
+        return self._ranks[self._checked(rank)][0]
+
+    def group(self, rank: int) -> tuple[int, ...]:
+        """The ranks of this rank's stage, itself among them, in order."""
+        stage = self.stage_of(rank)
+        return tuple(other for other, (its_stage, _) in enumerate(self._ranks) if its_stage == stage)
+
+    def slice(self, rank: int) -> Slice:
+        """What a rank holds of the model."""
+        shard = self.shard(rank)
+        layers = self.stages[self.stage_of(rank)].layers
+        return Slice(layers, shard.heads, shard.ff, shard.vocab, first=self.group(rank)[0] == rank)
+
+    def _checked(self, rank: int) -> int:
+        if not 0 <= rank < self.world_size:
+            raise PlanError(f"rank {rank} of a plan that has ranks 0 to {self.world_size - 1}")
+        return rank
+
+    def summary(self) -> str:
+        """One line for each rank, for people."""
+        lines = []
+        for rank, (stage, shard) in enumerate(self._ranks):
+            parts = [f"layers {self.stages[stage].layers}"]
+            for name, held, total in (
+                ("heads", shard.heads, self.sizes.heads),
+                ("ff", shard.ff, self.sizes.ff),
+                ("vocab", shard.vocab, self.sizes.vocab),
+            ):
+                if held:
+                    parts.append(f"{name} {held} of {total}" if len(held) < total else f"all {name}")
+            lines.append(f"rank {rank}  {shard.device}: {', '.join(parts)}")
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as values that json.dumps takes, for people to read and edit. What a shard leaves open, it lacks."""
+        return {
+            "format": FORMAT,
+            "model": self.model,
+            "model_digest": self.model_digest,
+            "sizes": asdict(self.sizes),
+            "stages": [
+                {"layers": _pair(stage.layers), "shards": [_shard_to_json(shard) for shard in stage.shards]}
+                for stage in self.stages
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, values: Any) -> "Plan":
+        """The plan that `to_json` wrote or a person edited. PlanError names the field that is wrong."""
+        if isinstance(values, dict) and values.get("format") != FORMAT:
+            raise PlanError(f"plan: format is {fields.told(values.get('format'))}, known is {FORMAT!r}")
+        plan = fields.record(values, "plan", ("format", "model", "model_digest", "sizes", "stages"))
+        counts = fields.record(plan["sizes"], "sizes", ("layers", "heads", "heads_kv", "ff", "vocab"))
+        return cls(
+            plan["model"],
+            fields.text(plan["model_digest"], "model_digest"),
+            Sizes(**{name: fields.number(count, f"sizes.{name}") for name, count in counts.items()}),
+            tuple(_stage(stage, f"stages[{i}]") for i, stage in enumerate(fields.items(plan["stages"], "stages"))),
+        )
+
+
+def check_model(name: str, digest: str) -> None:
+    """PlanError unless a plan may call its model so, and its digest is one, or empty."""
+    fields.text(name, "model")
+    if digest and not is_digest(digest):
+        raise PlanError(f"model_digest is {digest[:80]!r}; needed is a SHA-256 in hexadecimal, or nothing")
+
+
+def clean_name(name: str) -> str:
+    """A model's name as a plan may have it: of what can be printed."""
+    kept = "".join(c if c.isprintable() else " " for c in name)[:_MOST_NAME].strip()
+    return kept or "model"
+
+
+def check_device(device: str, threads: int | None, affinity: Sequence[int]) -> None:
+    """PlanError unless a plan may name this device, so many threads and these processors of it."""
+    if not (0 < len(device) <= 255 and device.isprintable()):
+        raise PlanError(f"the device {device[:80]!r}; needed is an address or a name, 1 to 255 characters")
+    if threads is not None and threads < 1:
+        raise PlanError(f"{device}: threads is {threads}, needed is 1 or more")
+    if len(set(affinity)) < len(affinity) or any(cpu < 0 for cpu in affinity):
+        raise PlanError(f"{device}: affinity is {list(affinity)}; needed are processors' numbers, each once")
+
+
+def tiles(what: str, ranges: Sequence[Range], total: int) -> None:
+    """PlanError unless `ranges`, none of them empty, make up [0, total) in this order."""
+    at = 0
+    for i, held in enumerate(ranges):
+        if not held:
+            raise PlanError(f"{what}: part {i} is [{held.start}, {held.stop}], which is empty; leave that part out")
+        if held.start != at:
+            raise PlanError(f"{what}: part {i} is [{held.start}, {held.stop}], needed is one that starts at {at}")
+        at = held.stop
+    if at != total:
+        raise PlanError(f"{what}: the parts end at {at}, needed is {total}")
+
+
+def range_of(values: Any, where: str) -> Range:
+    """The range that [start, stop], parsed from JSON, says."""
+    ends = fields.items(values, where)
+    if len(ends) != 2:
+        raise PlanError(f"{where}: {len(ends)} numbers; needed are two, [start, stop]")
+    start, stop = (fields.number(end, where) for end in ends)
+    if start > stop:
+        raise PlanError(f"{where}: [{start}, {stop}]; needed is start <= stop")
+    return Range(start, stop)
+
+
+def _pair(held: Range) -> list[int]:
+    return [held.start, held.stop]
+
+
+def _shard_to_json(shard: Shard) -> dict[str, Any]:
+    values: dict[str, Any] = {"device": shard.device, "heads": _pair(shard.heads), "ff": _pair(shard.ff)}
+    values["vocab"] = _pair(shard.vocab)
+    if shard.threads is not None:
+        values["threads"] = shard.threads
+    if shard.affinity:
+        values["affinity"] = list(shard.affinity)
+    if shard.gpu_layers is not None:
+        values["gpu_layers"] = shard.gpu_layers
+    if shard.memory is not None:
+        values["memory"] = shard.memory
+    return values
+
+
+def _stage(values: Any, where: str) -> Stage:
+    stage = fields.record(values, where, ("layers", "shards"))
+    shards = fields.items(stage["shards"], f"{where}.shards")
+    return Stage(
+        range_of(stage["layers"], f"{where}.layers"),
+        tuple(_shard(shard, f"{where}.shards[{i}]") for i, shard in enumerate(shards)),
+    )
+
+
+def _shard(values: Any, where: str) -> Shard:
+    optional = ("vocab", "threads", "affinity", "gpu_layers", "memory")
+    shard = fields.record(values, where, ("device", "heads", "ff"), optional)
+    device = fields.text(shard["device"], f"{where}.device")
+    heads = range_of(shard["heads"], f"{where}.heads")
+    ff = range_of(shard["ff"], f"{where}.ff")
+    vocab = range_of(shard.get("vocab", [0, 0]), f"{where}.vocab")
+    threads = fields.number_or_none(shard.get("threads"), f"{where}.threads")
+    affinity = fields.items(shard.get("affinity", []), f"{where}.affinity")
+    processors = tuple(fields.number(cpu, f"{where}.affinity[{i}]") for i, cpu in enumerate(affinity))
+    gpu_layers = fields.number_or_none(shard.get("gpu_layers"), f"{where}.gpu_layers")
+    memory = fields.number_or_none(shard.get("memory"), f"{where}.memory", fields.MOST_BYTES)
+    try:
+        return Shard(device, heads, ff, vocab, threads, processors, gpu_layers, memory)
+    except PlanError as error:
+        raise PlanError(f"{where}: {error}") from None

@@ -1,0 +1,148 @@
+"""Tensor-parallel shares of a stage: which query heads, FFN columns and vocabulary rows each rank gets."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import gcd, lcm
+
+from partition.errors import PlanError
+from partition.plan.apportion import apportion, checked_shares
+from partition.plan.plan import NOTHING, Range, Shard, Sizes
+
+ROWS = 32  # the head's rows are given out in multiples of it, as kernels like them
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How a model may be cut, and the weights each part brings; `partition.slices.gguf_slice.limits` makes it.
+
+    Bytes may be fractions: a quantization block is shared by several heads or columns.
+    """
+
+    sizes: Sizes
+    head_unit: int  # heads of a rank are a multiple of it: a column cut of attn_output falls on its quantization block
+    ff_unit: int  # likewise columns of ffn_down
+    head_bytes: float  # of one query head in one layer: its rows of attn_q, its columns of attn_output
+    kv_head_bytes: float  # of one KV head in one layer: its rows of attn_k and attn_v
+    ff_bytes: float  # of one FFN column in one layer: gate, up and down; of the experts that one token uses
+    vocab_bytes: float  # of one row of the output head
+    layer_bytes: tuple[float, ...]  # of each layer, all of it
+
+    def __post_init__(self) -> None:
+        if self.head_unit < 1 or self.ff_unit < 1:
+            raise PlanError(f"units of {self.head_unit} heads and {self.ff_unit} columns; needed is 1 or more")
+        if len(self.layer_bytes) != self.sizes.layers:
+            raise PlanError(f"bytes of {len(self.layer_bytes)} layers of a model that has {self.sizes.layers}")
+
+
+def kv_heads(heads: Range, n_heads: int, n_heads_kv: int) -> tuple[int, ...]:
+    """The model's KV head for each KV head that a rank with these query heads holds, in order.
+
+    llama.cpp takes local KV head `i // (local heads / local KV heads)` for local query head `i`, so each local KV head
+    serves equally many query heads in a row. Where `heads` cuts through a group, KV heads are repeated until that
+    holds. () for a model without KV heads. PlanError where the groups are not equal or `heads` is outside the model.
+    """
+    if n_heads_kv == 0:
+        return ()
+    if n_heads % n_heads_kv:
+        raise PlanError(f"{n_heads} query heads cannot share {n_heads_kv} KV heads equally; run the model whole")
+    if heads.stop > n_heads:
+        raise PlanError(f"heads {heads.start} to {heads.stop} of a model that has {n_heads}")
+    group = n_heads // n_heads_kv
+    serves = len(heads)  # query heads in a row that each local KV head serves
+    for edge in range(heads.start // group * group + group, heads.stop, group):
+        serves = gcd(serves, edge - heads.start)
+    return tuple(start // group for start in range(heads.start, heads.stop, serves)) if serves else ()
+
+
+def shards(
+    limits: Limits,
+    devices: Sequence[str],
+    shares: Sequence[float],
+    last: bool = True,
+) -> tuple[Shard, ...]:
+    """One stage cut for `devices`, in proportion to `shares`; its vocabulary rows, too, if it is the last stage.
+
+    All ranks wait for each other after attention, and again after the FFN. So heads and FFN columns are shared out each
+    for themselves, and neither makes up for the other. Heads go out in whole KV groups or in parts of groups, whichever
+    lets the last rank end soonest; the KV heads that ranks then repeat count as work. PlanError where there are more
+    ranks than the model has units, or for bad shares.
+    """
+    parts = checked_shares(shares, len(devices))
+    heads, ff = [Range(0, limits.sizes.heads)], [Range(0, limits.sizes.ff)]
+    if len(devices) > 1:
+        _check_units(limits, len(devices))
+        heads = _heads(limits, parts)
+        ff = _ranges(apportion(limits.sizes.ff // limits.ff_unit, parts), limits.ff_unit, limits.sizes.ff)
+    vocab = [NOTHING] * len(devices)
+    if last:
+        vocab = _vocab(limits.sizes.vocab, parts)
+    return tuple(Shard(*given) for given in zip(devices, heads, ff, vocab, strict=True))
+
+
+def attention_bytes(limits: Limits, heads: Range) -> float:
+    """Weights of these heads in one layer, with the KV heads they need."""
+    n_kv = len(kv_heads(heads, limits.sizes.heads, limits.sizes.heads_kv))
+    return len(heads) * limits.head_bytes + n_kv * limits.kv_head_bytes
+
+
+def _heads(limits: Limits, shares: Sequence[float]) -> list[Range]:
+    """Heads of each rank."""
+    found = []
+    for unit in _head_units(limits, len(shares)):
+        heads = _ranges(apportion(limits.sizes.heads // unit, shares), unit, limits.sizes.heads)
+        work = [attention_bytes(limits, held) for held in heads]
+        found.append((_slowest(work, shares), heads))
+    return min(found, key=lambda cut: cut[0])[1]
+
+
+def _slowest(work: Sequence[float], shares: Sequence[float]) -> float:
+    slowest = max(w / share for w, share in zip(work, shares, strict=True))
+    return float(f"{slowest:.9g}")  # rounded, so that equals are equal
+
+
+def _head_units(limits: Limits, ranks: int) -> list[int]:
+    """In how many heads at once they can be given out, the largest first, so that there is one such unit for each rank:
+    whole KV groups, then parts of a group, then as few as the quantization allows."""
+    sizes, least = limits.sizes, limits.head_unit
+    group = sizes.heads // sizes.heads_kv if sizes.heads_kv else 1
+    units = {least, lcm(group, least)} | {unit for unit in range(least, group, least) if group % unit == 0}
+    return [unit for unit in sorted(units, reverse=True) if sizes.heads // unit >= ranks]
+
+
+def _check_units(limits: Limits, ranks: int) -> None:
+    """PlanError unless each rank can have a unit of heads and one of FFN columns."""
+    for what, tensor, total, unit in (
+        ("attention heads", "attn_output", limits.sizes.heads, limits.head_unit),
+        ("FFN columns", "ffn_down", limits.sizes.ff, limits.ff_unit),
+    ):
+        units = total // unit
+        if units >= ranks:
+            continue
+        fewer = "one rank" if units < 2 else f"at most {units} ranks"
+        block, smaller = "", ""
+        if unit > 1:
+            block = f", of which the quantization blocks of {tensor} allow {units} pieces of {unit}"
+            smaller = ", a quantization with smaller blocks"
+        raise PlanError(
+            f"{ranks} ranks share {total} {what}{block}; use {fewer} a stage{smaller}, or --parallel pipeline"
+        )
+
+
+def _vocab(rows: int, shares: Sequence[float]) -> list[Range]:
+    """Each rank's rows of the head."""
+    if rows < len(shares):
+        raise PlanError(
+            f"{len(shares)} ranks share {rows} rows of the head; use at most {rows} ranks in the last stage"
+        )
+    unit = ROWS if rows // ROWS >= len(shares) else 1
+    return _ranges(apportion(rows // unit, shares), unit, rows)
+
+
+def _ranges(counts: Sequence[int], unit: int, total: int) -> list[Range]:
+    """Ranges in a row, of so many units each; the last ends at `total`."""
+    ends = [0]
+    for count in counts:
+        ends.append(ends[-1] + count * unit)
+    ends[-1] = total
+    return [Range(start, stop) for start, stop in pairwise(ends)]

@@ -1,0 +1,1 @@
+"""What a plan takes: time, memory, bytes and energy, predicted from measurements."""

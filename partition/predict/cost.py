@@ -1,0 +1,232 @@
+"""What a plan of a language model takes: seconds, bytes and joules, by formula, from what was measured.
+
+A step is one pass of b rows (tokens of b sequences) through all stages; M microbatches of b rows are in flight. A stage
+has k layers, counted in average ones by their weights. The functions take k as a number or as an array: one formula
+serves a plan, and all stages that could be at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from partition.model.model import ModelShape
+from partition.plan.plan import Shard
+from partition.plan.tensor import Limits, attention_bytes, kv_heads
+from partition.predict.speeds import DeviceSpeed, Links
+from quant.types import TensorType
+from quant.wire import WIRES
+
+Numbers = Any  # a float, or an array of them
+# (bytes, ranks, latency_s, bytes_per_s) -> seconds of one allreduce over such links, by the best algorithm
+AllreduceSeconds = Callable[[int, int, float, float], float]
+
+SUMS_A_LAYER = 2  # one of attention, one of the FFN or the experts
+PROMPT_CHUNKS = 8  # of a long prompt, so that stages work on different ones; two stages have so many, more have more
+LEAST_CHUNK = 32  # tokens
+_ANSWER_BYTES = 512  # of a row: its largest logits and where they are
+_WINDOW_LAYERS = 2  # that must fit beside KV cache and runtime where weights are paged
+_F32 = 4
+
+
+@dataclass(frozen=True)
+class Work:
+    """A language model, and what is to be done with it."""
+
+    shape: ModelShape
+    limits: Limits
+    context: int  # tokens that the KV cache holds, of all sequences together
+    depth: int  # tokens that a sequence has behind it, on average, when one more is decoded
+    prompt: int  # tokens, for the time to the first one
+    concurrency: int  # C sequences at once
+    kv: TensorType  # of stored keys and values
+    allreduce_s: AllreduceSeconds
+    wire: str = "f32"  # of hidden states and partial sums between ranks
+
+    @cached_property
+    def before(self) -> tuple[float, ...]:
+        """[layers + 1]: how many average layers, by the weights a token reads, lie before each."""
+        average = sum(self.limits.layer_bytes) / len(self.limits.layer_bytes)
+        return tuple(accumulate((n / average for n in self.limits.layer_bytes), initial=0.0))
+
+    @cached_property
+    def weights_before(self) -> tuple[int, ...]:
+        """[layers + 1]: bytes of the layers before each, all experts among them."""
+        return tuple(accumulate(self.shape.layer_bytes, initial=0))
+
+    @cached_property
+    def kv_before(self) -> tuple[int, ...]:
+        """[layers + 1]: bytes of KV cache of the layers before each."""
+        layers = range(self.shape.n_layers)
+        held = (self.shape.kv_layer_bytes(layer, self.context, self.kv, self.kv) for layer in layers)
+        return tuple(accumulate(held, initial=0))
+
+    def state_bytes(self, rows: float) -> int:
+        """Of the hidden states of so many rows on their way between stages."""
+        n = self.shape.n_embd * max(1, round(rows))
+        codec = WIRES[self.wire]
+        return _F32 * n if codec is None else codec.n_bytes(n)
+
+
+class GroupCost:
+    """The ranks of one stage: what it takes them, by how many layers they have.
+
+    With one rank, for a row with d tokens behind it:
+        seconds(k, b) = step(b) + k (layer(b) + b d token) + [last] head(outputs)
+    With several, rank r having parts a_r of attention, f_r of the FFN and v_r of the head:
+        seconds(k, b) = max_r step_r(b) + k (max_r A_r + max_r F_r + 2 sum(b)) + [last] max_r v_r head_r(outputs)
+    where A_r + F_r is DeviceSpeed.part_s of the rank's weights, its constant part shared equally by the two, each with
+    a sum's own work sum_s; and sum(b) = the allreduce of b rows of n_embd floats over the slowest of the group's links.
+    A device that must page reads what has no room in every pass, while it computes:
+        seconds = max(the above, max_r paged bytes_r / disk_r)
+    """
+
+    def __init__(self, work: Work, speeds: Sequence[DeviceSpeed], shards: Sequence[Shard], links: Links) -> None:
+        """shards: heads, ff and vocab of each rank; vocab may be none, where it is not the last stage."""
+        self.work, self.speeds, self.shards = work, tuple(speeds), tuple(shards)
+        self.slowest = links.slowest([speed.device for speed in speeds])
+        limits = work.limits
+        attention = [attention_bytes(limits, shard.heads) for shard in shards]
+        ff = [len(shard.ff) * limits.ff_bytes for shard in shards]
+        average = sum(limits.layer_bytes) / len(limits.layer_bytes)
+        # Parts of a layer's weights. Norms, which all ranks have, are in the constant part that was measured.
+        self._attention = [n / average for n in attention] if len(shards) > 1 else [0.0]
+        self._ff = [n / average for n in ff] if len(shards) > 1 else [1.0]
+        self._heads = [len(shard.heads) / max(1, limits.sizes.heads) for shard in shards]
+        self._kv = [_kv_part(limits, shard) for shard in shards]
+        self._vocab = [len(shard.vocab) / limits.sizes.vocab for shard in shards]
+
+    def seconds(self, k: Numbers, rows: float, last: Numbers, outputs: float | None = None) -> Numbers:
+        """Of one step, weights in memory. outputs: rows that give logits; None: all, as they decode. Rows of a prompt
+        have each other behind them, and what that takes is in what was measured."""
+        steps = max(speed.step_s.at(rows) for speed in self.speeds)
+        heads = zip(self.speeds, self._vocab, strict=True)
+        head = max(speed.head_s.at(outputs or rows) * part for speed, part in heads)
+        return steps + k * self.layer_s(rows, self.work.depth if outputs in (None, rows) else 0) + last * head
+
+    def layer_s(self, rows: float, depth: float) -> float:
+        """Of one average layer, its sums among them; rows have so many tokens behind them."""
+        behind = rows * depth
+        if len(self.speeds) == 1:
+            return self.speeds[0].layer_s.at(rows) + behind * self.speeds[0].token_s
+        attention, ff = 0.0, 0.0
+        for i, speed in enumerate(self.speeds):
+            constant, slope = speed.part_s(0.0, rows), speed.part_s(1.0, rows) - speed.part_s(0.0, rows)
+            own = behind * speed.token_s * self._heads[i]
+            attention = max(attention, constant / 2 + self._attention[i] * slope + own + speed.sum_s)
+            ff = max(ff, constant / 2 + self._ff[i] * slope + speed.sum_s)
+        return attention + ff + SUMS_A_LAYER * self.sum_s(rows)
+
+    def own_s(self, rank: int, k: float, last: bool) -> float:
+        """What one rank of the group computes of a step of one row: without sums, and without waiting for others."""
+        speed = self.speeds[rank]
+        head = last * self._vocab[rank] * speed.head_s.at(1)
+        if len(self.speeds) == 1:
+            return speed.step_s.at(1) + k * (speed.layer_s.at(1) + self.work.depth * speed.token_s) + head
+        part = self._attention[rank] + self._ff[rank]
+        layer_s = speed.part_s(part, 1) + self.work.depth * speed.token_s * self._heads[rank]
+        return speed.step_s.at(1) + k * layer_s + head
+
+    def sum_s(self, rows: float) -> float:
+        """One allreduce of so many rows."""
+        way = self.slowest
+        n_bytes = self.work.state_bytes(rows)
+        return self.work.allreduce_s(n_bytes, len(self.speeds), way.latency_s, way.bytes_per_s)
+
+    def bytes_needed(self, weights: Numbers, kv: Numbers, last: Numbers) -> list[Numbers]:
+        """Of each rank: runtime + its part of the stage's weights, of its KV cache, and of the head."""
+        shape = self.work.shape
+        head = last * shape.head_bytes
+        if len(self.speeds) == 1 and not shape.head_is_tied:  # alone it has the token table; ranks look rows up in it
+            whole = np.asarray(weights) >= self.work.weights_before[-1]
+            head = head + np.where(whole, shape.embedding_bytes, 0)
+        parts = (a + f for a, f in zip(self._attention, self._ff, strict=True))
+        return [
+            speed.runtime_bytes + weights * min(part, 1.0) + kv * held + head * vocab
+            for speed, part, held, vocab in zip(self.speeds, parts, self._kv, self._vocab, strict=True)
+        ]
+
+    def bytes_held(self, weights: Numbers, kv: Numbers, last: Numbers) -> list[Numbers]:
+        """The same, but no more than there is: the rest is paged."""
+        needs = self.bytes_needed(weights, kv, last)
+        return [np.minimum(need, speed.memory_bytes) for need, speed in zip(needs, self.speeds, strict=True)]
+
+    def paged(self, k: Numbers, weights: Numbers, kv: Numbers, last: Numbers) -> list[Numbers]:
+        """Of each rank: bytes of weights that are read again in every pass; inf where it cannot page.
+
+        need - have, where the window of two layers, KV cache and runtime have room.
+        """
+        found = []
+        for i, (speed, need) in enumerate(zip(self.speeds, self.bytes_needed(weights, kv, last), strict=True)):
+            short = np.maximum(0.0, need - speed.memory_bytes)
+            per_layer = weights * (self._attention[i] + self._ff[i]) / np.maximum(k, 1e-9)
+            window = speed.runtime_bytes + kv * self._kv[i] + _WINDOW_LAYERS * per_layer
+            can = speed.disk_bytes_per_s is not None
+            found.append(np.where((short > 0) & ((not can) | (window > speed.memory_bytes)), np.inf, short))
+        return found
+
+    def disk_s(self, paged: Sequence[Numbers]) -> Numbers:
+        """Seconds in which the slowest disk reads what is paged."""
+        times = [n / (speed.disk_bytes_per_s or 1.0) for speed, n in zip(self.speeds, paged, strict=True)]
+        return np.maximum.reduce(times)
+
+    def joules(self, seconds: Numbers) -> Numbers:
+        """All ranks at work for so long: sum of watts x seconds. nan where a device's power is not known."""
+        return seconds * sum(np.nan if speed.watts is None else speed.watts for speed in self.speeds)
+
+
+def hop_s(work: Work, before: Sequence[str], after: Sequence[str], links: Links, rows: float) -> tuple[float, float]:
+    """(latency, how long the bytes keep the link busy) of hidden states from stage to stage; they take both together.
+
+    Rank t of the next stage has them from rank t modulo the width of the one before: max over t of each.
+    """
+    ways = [links.of(before[t % len(before)], device) for t, device in enumerate(after)]
+    n_bytes = work.state_bytes(rows)
+    return max(way.latency_s for way in ways), max(n_bytes / way.bytes_per_s for way in ways)
+
+
+def answer_s(last: Sequence[str], owner: str, links: Links, rows: float) -> tuple[float, float]:
+    """The same for the largest logits of each row, from every rank of the last stage to the owner."""
+    ways = [links.of(device, owner) for device in last]
+    return max(way.latency_s for way in ways), max(_ANSWER_BYTES * rows / way.bytes_per_s for way in ways)
+
+
+def ttft_s(passes: float, busiest: float, prompt: int) -> float:
+    """A prompt in chunks that follow each other through the stages: busiest + (passes - busiest) / chunks.
+
+    passes: seconds of the whole prompt through all stages, busiest: through the slowest of them. The last chunk waits
+    for the others at the slowest stage, and only its own part of the rest comes on top.
+    """
+    return busiest + (passes - busiest) / chunks(prompt)
+
+
+def chunks(prompt: int) -> int:
+    """How many chunks a prompt is cut into."""
+    return max(1, min(PROMPT_CHUNKS, prompt // LEAST_CHUNK))
+
+
+def groups(concurrency: int, microbatches: int) -> int:
+    """How many groups C requests form where M are wanted: of C / M each, rounded up."""
+    each = -(-concurrency // max(1, min(microbatches, concurrency)))
+    return -(-concurrency // each)
+
+
+def per_token_s(pass_s: Numbers, busy_s: Numbers, rows: float, concurrency: int) -> Numbers:
+    """Seconds a token with all C sequences at work, in C / b microbatches: max(pass / C, busy / b).
+
+    A cycle of all microbatches gives C tokens. It takes a whole pass, or each of them the busiest stage's or link's
+    time, whichever is longer.
+    """
+    return np.maximum(pass_s / concurrency, busy_s / rows)
+
+
+def _kv_part(limits: Limits, shard: Shard) -> float:
+    sizes = limits.sizes
+    if not sizes.heads_kv:
+        return 1.0
+    return len(kv_heads(shard.heads, sizes.heads, sizes.heads_kv)) / sizes.heads_kv

@@ -1,0 +1,93 @@
+"""What the search adds up and compares for a language model, and the objectives made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partition.errors import PlanError
+from partition.predict import cost
+from partition.predict.cost import Work
+
+Array = NDArray[np.float64]
+Hop = Callable[[float], tuple[float, float]]  # rows -> (latency, busy), seconds
+Seconds = Callable[[float, float], Any]  # (rows, of which so many give logits) -> of all stages, in an array
+
+OBJECTIVES = ("latency", "throughput", "ttft", "memory", "energy")
+_NEEDED = {
+    "latency": ("alone",),
+    "throughput": ("pass", "busy"),
+    "ttft": ("prompt", "prompt_busy"),
+    "memory": ("bytes",),
+    "energy": ("joules",),
+}
+_SUMS = ("alone", "pass", "prompt", "joules")
+_PEAKS = ("busy", "prompt_busy", "bytes")
+
+
+class Measures:
+    """Of these objectives, with so many microbatches in flight.
+
+    | sums   | alone: seconds of one row; pass: of a microbatch; prompt: a chunk of a prompt; joules: a token  |
+    | peaks  | busy: seconds a microbatch; prompt_busy: a prompt; bytes: on one device                         |
+    """
+
+    def __init__(self, work: Work, objectives: tuple[str, ...], microbatches: int) -> None:
+        """PlanError for an objective that is none."""
+        for name in objectives:
+            if name not in OBJECTIVES:
+                raise PlanError(f"the objective {name[:40]!r}; known are {', '.join(OBJECTIVES)}")
+        self._work, self._objectives = work, objectives
+        self.rows = work.concurrency / microbatches
+        wanted = {name for one in objectives for name in _NEEDED[one]}
+        if self.rows == 1 and "alone" in wanted:
+            wanted.discard("pass")  # it is the same
+        self.sums = [name for name in _SUMS if name in wanted]
+        self.peaks = [name for name in _PEAKS if name in wanted]
+
+    def __call__(self, sums: Array, peaks: Array) -> Array:
+        """sums [S, N], peaks [P, N] -> objectives [K, N]: seconds, seconds a token, seconds, bytes, joules."""
+        of = dict(zip(self.sums, sums, strict=True)) | dict(zip(self.peaks, peaks, strict=True))
+        found = []
+        for name in self._objectives:
+            if name == "throughput":
+                pass_s = of["pass"] if "pass" in of else of["alone"]
+                found.append(cost.per_token_s(pass_s, of["busy"], self.rows, self._work.concurrency))
+            elif name == "ttft":  # cost.ttft_s, with the sum divided by the chunks already
+                found.append(of["prompt"] + of["prompt_busy"] * (1 - 1 / cost.chunks(self._work.prompt)))
+            else:
+                found.append(of[{"latency": "alone", "memory": "bytes", "energy": "joules"}[name]])
+        return np.array(found)
+
+    def of_hop(self, hop: Hop, answer: bool = False) -> tuple[Array, Array]:
+        """What a way to the next stage adds [S], and how long it is taken up [P]. answer: it is the one to the owner,
+        with the logits of one row of a prompt."""
+        n = cost.chunks(self._work.prompt)
+        values = dict.fromkeys((*_SUMS, *_PEAKS), 0.0)
+        values["alone"] = sum(hop(1))
+        values["pass"] = sum(hop(self.rows))
+        values["busy"] = hop(self.rows)[1]
+        if "prompt" in self.sums:
+            latency_s, busy_s = hop(self._work.prompt / n)
+            values["prompt"] = sum(hop(1)) if answer else latency_s + n * busy_s
+        return np.array([values[name] for name in self.sums]), np.array([values[name] for name in self.peaks])
+
+    def of_stages(self, seconds: Seconds, watts: float, held: Array) -> tuple[Array, Array]:
+        """Of all stages: [S, ...], [P, ...]. watts: of all ranks; held: bytes on the fullest device."""
+        values: dict[str, Any] = {"bytes": held}
+        if "alone" in self.sums:
+            values["alone"] = seconds(1, 1)
+        if "busy" in self.peaks or "joules" in self.sums:
+            values["pass"] = values["busy"] = seconds(self.rows, self.rows)
+            values["joules"] = values["busy"] * watts / self.rows
+        if "prompt" in self.sums:
+            values["prompt_busy"] = seconds(self._work.prompt, 1)
+            values["prompt"] = values["prompt_busy"] / cost.chunks(self._work.prompt)
+        sums, peaks = np.empty((len(self.sums), *held.shape)), np.empty((len(self.peaks), *held.shape))
+        for found, names in ((sums, self.sums), (peaks, self.peaks)):
+            for i, name in enumerate(names):
+                found[i] = values[name]
+        return sums, peaks

@@ -1,0 +1,130 @@
+"""Plans as points: which are on the front, and which of these is a good compromise."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from partition.plan.onnx_plan import OnnxPlan
+from partition.plan.plan import Plan
+from partition.predict.prediction import Prediction
+
+AXES = ("latency", "throughput", "memory", "energy")
+
+
+@dataclass(frozen=True)
+class Point:
+    """A plan, and what it is predicted to do."""
+
+    plan: Plan | OnnxPlan
+    predicted: Prediction
+    parallel: str  # single, pipeline, tensor, hybrid
+    label: str  # the plan in a few words
+    type: str | None = None  # of the weights, where several are compared
+    model: str = ""  # the file to run it with
+    key: str = field(init=False)  # the same for the same plan, run the same way
+
+    def __post_init__(self) -> None:
+        of = [self.plan.to_json(), self.predicted.microbatches, self.predicted.in_flight]
+        object.__setattr__(self, "key", hashlib.sha256(json.dumps(of).encode()).hexdigest()[:16])
+
+    def objectives(self, axes: Sequence[str]) -> tuple[float, ...]:
+        """Each to be small: seconds, minus a rate, bytes on the fullest device, joules."""
+        p = self.predicted
+        of = {
+            "latency": p.latency_s,
+            "throughput": -p.throughput_per_s,
+            "memory": float(max(p.memory_bytes.values(), default=0)),
+            "energy": math.inf if p.energy_j is None else p.energy_j,
+        }
+        return tuple(of[axis] for axis in axes)
+
+
+def on_front(values: Sequence[tuple[float, ...]]) -> list[bool]:
+    """Of each: whether none other is as good in all and better in one. Of equals the first is on the front.
+
+    What differs by less than a part in a billion is equal.
+    """
+    rounded = [tuple(float(f"{x:.9g}") for x in one) for one in values]
+    found = [False] * len(values)
+    kept: list[tuple[float, ...]] = []
+    for i in sorted(range(len(values)), key=lambda i: (rounded[i], i)):  # whoever dominates one comes before it
+        if not any(all(a <= b for a, b in zip(other, rounded[i], strict=True)) for other in kept):
+            kept.append(rounded[i])
+            found[i] = True
+    return found
+
+
+def knee(values: Sequence[tuple[float, ...]]) -> int | None:
+    """Of points of a front: the one nearest to the best of each axis, axes scaled to what the front spans.
+
+    sqrt(sum over axes of ((value - least) / (most - least))^2); None without points.
+    """
+    if not values:
+        return None
+    axes = list(zip(*values, strict=True))
+    spans = [(min(axis), max(axis) - min(axis) or 1.0) for axis in axes]
+
+    def distance(i: int) -> float:
+        return math.hypot(*((x - least) / span for x, (least, span) in zip(values[i], spans, strict=True)))
+
+    return min(range(len(values)), key=lambda i: (distance(i), i))
+
+
+def judged(
+    predicted: Sequence[tuple[float, ...]], measured: Sequence[tuple[float, ...] | None]
+) -> tuple[list[bool], int | None]:
+    """(of each, whether it is on the front; the number of the knee): by measurement where there is one.
+
+    predicted, measured: `Point.objectives`, and the same as measured; None where it was not. What was measured is on
+    the front where nothing else that was measured dominates it: a promise does not. What was only predicted is where
+    nothing at all does. The knee is that of the front as measured, where anything was.
+    """
+    sure = [(i, values) for i, values in enumerate(measured) if values is not None]
+    front = [False] * len(predicted)
+    for (i, _), on in zip(sure, on_front([values for _, values in sure]), strict=True):
+        front[i] = on
+    promised = [(i, predicted[i]) for i, values in enumerate(measured) if values is None]
+    every = on_front([values for _, values in (*sure, *promised)])
+    for (i, _), on in zip(promised, every[len(sure) :], strict=True):
+        front[i] = on
+    among = [(i, values) for i, values in sure or promised if front[i]]
+    among.sort(key=lambda one: one[1])
+    middle = knee([values for _, values in among])
+    return front, None if middle is None else among[middle][0]
+
+
+def without_repeats(points: Sequence[Point]) -> list[Point]:
+    """The first of each plan that is run the same way."""
+    return list({point.key: point for point in reversed(points)}.values())[::-1]
+
+
+def told(stages: Sequence[tuple[Sequence[str], Any]]) -> str:
+    """Stages in a few words: who holds what."""
+    return " | ".join(f"{'+'.join(names)} {what}" for names, what in stages)
+
+
+def promising(points: Sequence[Point], axes: Sequence[str]) -> list[int]:
+    """The order in which to measure points: the knee of the front, its ends, then whatever of it is the farthest from
+    those before; at last the others, those nearest to the front first."""
+    values = [point.objectives(axes) for point in points]
+    front = [i for i, on in enumerate(on_front(values)) if on]
+    front.sort(key=lambda i: values[i])
+    middle = knee([values[i] for i in front])
+    if middle is None:
+        return []
+    chosen = list(dict.fromkeys([front[middle], front[0], front[-1]]))
+    spans = [max(axis) - min(axis) or 1.0 for axis in zip(*(values[i] for i in front), strict=True)]
+
+    def apart(a: int, b: int) -> float:
+        return math.hypot(*((x - y) / span for x, y, span in zip(values[a], values[b], spans, strict=True)))
+
+    while len(chosen) < len(front):
+        rest = [i for i in front if i not in chosen]
+        chosen.append(max(rest, key=lambda i: (min(apart(i, j) for j in chosen), -i)))
+    others = [i for i in range(len(points)) if i not in front]
+    return chosen + sorted(others, key=lambda i: (min(apart(i, j) for j in front), i))

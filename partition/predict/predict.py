@@ -1,0 +1,127 @@
+"""A plan of a language model, predicted by the formulas of `partition.predict.cost`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from partition.errors import PlanError
+from partition.plan.plan import LOCAL, Plan
+from partition.predict import cost
+from partition.predict.cost import GroupCost, Work
+from partition.predict.prediction import Prediction, StagePrediction
+from partition.predict.speeds import Curve, DeviceSpeed, Links
+
+_MIB = 1 << 20
+
+
+def predict(
+    plan: Plan, work: Work, speeds: Mapping[str, DeviceSpeed], links: Links, microbatches: int | None = None
+) -> Prediction:
+    """What `plan` takes on devices of these speeds, by device. microbatches: None is one for each stage.
+
+    latency = sum over stages of (seconds + hop), of one row; a token of many = cost.per_token_s of the same with C / M
+    rows; ttft = cost.ttft_s. PlanError where a link is not known, or a device has no room for its part and cannot page.
+    """
+    many = cost.groups(work.concurrency, microbatches or len(plan.stages))
+    rows = work.concurrency / many
+    made = [_Stage(plan, i, work, speeds, links) for i in range(len(plan.stages))]
+    predicted = [stage.predicted(rows) for stage in made]
+    pass_s = sum(stage.seconds(rows) + sum(stage.hop(rows)) for stage in made)
+    busiest_s = max(max(one.busy_s, one.transfer_busy_s) for one in predicted)
+    joules = sum(stage.joules(rows) for stage in made)
+    return Prediction(
+        latency_s=sum(one.compute_s + one.transfer_s for one in predicted),
+        throughput_per_s=1 / float(cost.per_token_s(pass_s, busiest_s, rows, work.concurrency)),
+        ttft_s=_ttft_s(made, work.prompt),
+        prompt=work.prompt,
+        energy_j=None if math.isnan(joules) else joules,
+        enter_s=0.0,
+        stages=tuple(predicted),
+        in_flight=work.concurrency,
+        microbatches=many,
+    )
+
+
+def compute_s(plan: Plan, work: Work, speeds: Mapping[str, DeviceSpeed], links: Links) -> list[float | None]:
+    """What each rank computes of a step of one row, by rank, as `GroupCost.own_s`; None of a rank that pages."""
+    made = [_Stage(plan, i, work, speeds, links) for i in range(len(plan.stages))]
+    return [own for stage in made for own in stage.own_s()]
+
+
+class _Stage:
+    """One stage of a plan."""
+
+    def __init__(self, plan: Plan, i: int, work: Work, speeds: Mapping[str, DeviceSpeed], links: Links) -> None:
+        stage = plan.stages[i]
+        self._work, self._links, self._stage = work, links, stage
+        self._devices = [shard.device for shard in stage.shards]
+        self._after = [shard.device for shard in plan.stages[i + 1].shards] if i + 1 < len(plan.stages) else []
+        self._group = GroupCost(work, [speeds[device] for device in self._devices], stage.shards, links)
+        lo, hi = stage.layers.start, stage.layers.stop
+        self._k = work.before[hi] - work.before[lo]
+        weights, kv = work.weights_before[hi] - work.weights_before[lo], work.kv_before[hi] - work.kv_before[lo]
+        last = not self._after
+        self._paged = [float(n) for n in self._group.paged(self._k, weights, kv, last)]
+        self._held = [round(float(n)) for n in self._group.bytes_held(weights, kv, last)]
+        for speed, paged, need in zip(
+            self._group.speeds, self._paged, self._group.bytes_needed(weights, kv, last), strict=True
+        ):
+            if math.isinf(paged):
+                raise PlanError(
+                    f"layers {stage.layers} on {speed.name} need {float(need) / _MIB:,.0f} MiB there, and"
+                    f" {speed.memory_bytes / _MIB:,.0f} are free; use a smaller type or a smaller --context, or a plan"
+                    " that gives it less"
+                )
+
+    def seconds(self, rows: float, outputs: float | None = None) -> float:
+        """Of one step."""
+        return max(
+            float(self._group.seconds(self._k, rows, not self._after, outputs)), float(self._group.disk_s(self._paged))
+        )
+
+    def own_s(self) -> list[float | None]:
+        """Of each rank: what it computes of a step of one row."""
+        return [
+            None if paged else self._group.own_s(rank, self._k, not self._after)
+            for rank, paged in enumerate(self._paged)
+        ]
+
+    def hop(self, rows: float) -> tuple[float, float]:
+        """(latency, busy) of the way to the next stage, or to the owner."""
+        if self._after:
+            return cost.hop_s(self._work, self._devices, self._after, self._links, rows)
+        return cost.answer_s(self._devices, LOCAL, self._links, rows)
+
+    def joules(self, rows: float) -> float:
+        """A token."""
+        return float(self._group.joules(self.seconds(rows))) / rows
+
+    def _curve(self) -> Curve:
+        """Seconds by rows: those that were measured, and the prompt."""
+        most = self._work.prompt
+        rows = {1, most, *(n for n, _ in self._group.speeds[0].layer_s.points if n < most)}
+        return Curve(tuple((n, self.seconds(n, outputs=n if n < most else 1)) for n in sorted(rows)))
+
+    def predicted(self, rows: float) -> StagePrediction:
+        several = len(self._devices) > 1
+        return StagePrediction(
+            devices=tuple(self._devices),
+            what=f"layers {self._stage.layers}",
+            compute_s=self.seconds(1),
+            busy_s=self.seconds(rows),
+            transfer_s=sum(self.hop(1)),
+            transfer_busy_s=self.hop(rows)[1],
+            memory_bytes=dict(zip(self._devices, self._held, strict=True)),
+            rows_s=self._curve(),
+            sums_s=self._k * cost.SUMS_A_LAYER * self._group.sum_s(1) if several else 0.0,
+            paged_bytes=round(max(n if math.isfinite(n) else 0.0 for n in self._paged)),
+        )
+
+
+def _ttft_s(stages: list[_Stage], prompt: int) -> float:
+    """A prompt of one request through all stages."""
+    n = cost.chunks(prompt)
+    whole = [stage.seconds(prompt, outputs=1) for stage in stages]
+    hops = sum(stage.hop(prompt / n)[0] + n * stage.hop(prompt / n)[1] for stage in stages[:-1])
+    return cost.ttft_s(sum(whole), max(whole), prompt) + hops + sum(stages[-1].hop(1))

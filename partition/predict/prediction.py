@@ -1,0 +1,169 @@
+"""What a plan is predicted to do, part by part: of language models and of ONNX models alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from partition import fields
+from partition.errors import PlanError
+from partition.predict.speeds import Curve, curve_of, curve_to_json
+from quant.text import ms_text
+
+_LONGEST = 4096  # characters: what a stage holds is told by names that are the model's
+_MOST = 1e15
+_STAGE_SECONDS = ("compute_s", "busy_s", "transfer_s", "transfer_busy_s", "sums_s")
+
+
+@dataclass(frozen=True, slots=True)
+class StagePrediction:
+    """One stage. Seconds are of one step, or one input; `busy_s` is with all that is in flight."""
+
+    devices: tuple[str, ...]  # as in the plan
+    what: str  # "layers 0-13", "up to features.6"
+    compute_s: float  # alone, for latency
+    busy_s: float  # that the stage is taken up by one microbatch, or one input
+    transfer_s: float  # until what it makes has arrived at the next stage, or at the owner
+    transfer_busy_s: float  # that the link is taken up by it
+    memory_bytes: Mapping[str, int]  # by device
+    rows_s: Curve  # of a language model: a step by its rows, the longest one its whole prompt. Else: one input
+    sums_s: float = 0.0  # of compute_s: sums over the stage's ranks
+    paged_bytes: int = 0  # weights read from the disk again for every step, by the rank that reads the longest
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "devices": list(self.devices),
+            "what": self.what,
+            "compute_s": self.compute_s,
+            "busy_s": self.busy_s,
+            "transfer_s": self.transfer_s,
+            "transfer_busy_s": self.transfer_busy_s,
+            "memory_bytes": dict(self.memory_bytes),
+            "rows_s": curve_to_json(self.rows_s),
+            "sums_s": self.sums_s,
+            "paged_bytes": self.paged_bytes,
+        }
+
+    @classmethod
+    def from_json(cls, values: Any, where: str = "stage") -> StagePrediction:
+        """The prediction that `to_json` wrote; PlanError names what is wrong. where: what the error calls it."""
+        stage = fields.record(
+            values, where, ("devices", "what", *_STAGE_SECONDS, "memory_bytes", "rows_s", "paged_bytes")
+        )
+        names = fields.items(stage["devices"], f"{where}.devices")
+        if not names:
+            raise PlanError(f"{where}.devices is empty; needed is one device or more")
+        held = stage["memory_bytes"]
+        if not isinstance(held, dict):
+            raise PlanError(f"{where}.memory_bytes: {fields.told(held)}; needed is an object with bytes by device")
+        return cls(
+            devices=tuple(fields.text(name, f"{where}.devices[{i}]") for i, name in enumerate(names)),
+            what=fields.text(stage["what"], f"{where}.what", _LONGEST),
+            memory_bytes={
+                fields.text(name, f"{where}.memory_bytes"): fields.number(n, f"{where}.memory_bytes", fields.MOST_BYTES)
+                for name, n in held.items()
+            },
+            rows_s=curve_of(stage["rows_s"], f"{where}.rows_s"),
+            paged_bytes=fields.number(stage["paged_bytes"], f"{where}.paged_bytes", fields.MOST_BYTES),
+            **{name: _figure(stage[name], f"{where}.{name}") for name in _STAGE_SECONDS},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A plan at work."""
+
+    latency_s: float  # of a language model: between two tokens of one request alone. Else: one input alone
+    throughput_per_s: float  # tokens, or inputs, with all of them in flight
+    ttft_s: float | None  # of a language model: from a prompt to its first token, alone
+    prompt: int | None  # tokens of that prompt
+    energy_j: float | None  # a token, or an input; None where a device's power is not known
+    enter_s: float  # until what the owner sends has arrived at the first stage
+    stages: tuple[StagePrediction, ...]
+    in_flight: int  # for the throughput: requests, or inputs
+    microbatches: int  # that they make up
+    enter_busy_s: float = 0.0  # that the link to the first stage is taken up by what enters
+
+    @property
+    def memory_bytes(self) -> dict[str, int]:
+        """The most that each device holds."""
+        most: dict[str, int] = {}
+        for stage in self.stages:
+            for name, n in stage.memory_bytes.items():
+                most[name] = max(n, most.get(name, 0))
+        return most
+
+    @property
+    def bound(self) -> str:
+        """What takes the most of the latency, in words."""
+        parts = []
+        for i, stage in enumerate(self.stages):
+            who = " and ".join(stage.devices)
+            parts.append((stage.compute_s - stage.sums_s, f"computing on {who}"))
+            if stage.sums_s:
+                parts.append((stage.sums_s, f"sums between {who}"))
+            goes_to = "back" if i + 1 == len(self.stages) else f"to {self.stages[i + 1].devices[0]}"
+            parts.append((stage.transfer_s, f"the way from {stage.devices[0]} {goes_to}"))
+        parts.append((self.enter_s, f"the way to {self.stages[0].devices[0]}"))
+        seconds, what = max(parts, key=lambda part: part[0])
+        return f"{what} takes {ms_text(seconds * 1e3)} of {ms_text(self.latency_s * 1e3)} ms"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for JSON, as `edge plan --json` and `edge pareto --json` have them."""
+        return {
+            "latency_s": self.latency_s,
+            "throughput_per_s": self.throughput_per_s,
+            "ttft_s": self.ttft_s,
+            "prompt": self.prompt,
+            "energy_j": self.energy_j,
+            "memory_bytes": self.memory_bytes,
+            "in_flight": self.in_flight,
+            "microbatches": self.microbatches,
+            "enter_s": self.enter_s,
+            "enter_busy_s": self.enter_busy_s,
+            "bound": self.bound,
+            "stages": [stage.to_json() for stage in self.stages],
+        }
+
+    @classmethod
+    def from_json(cls, values: Any, where: str = "predicted") -> Prediction:
+        """The prediction that `to_json` wrote; PlanError names what is wrong. where: what the error calls it.
+
+        What follows from the rest ("memory_bytes" of all stages, "bound") is not looked at.
+        """
+        needed = ("latency_s", "throughput_per_s", "ttft_s", "prompt", "energy_j", "in_flight", "microbatches")
+        found = fields.record(values, where, (*needed, "enter_s", "stages"), ("enter_busy_s", "memory_bytes", "bound"))
+        stages = fields.items(found["stages"], f"{where}.stages")
+        ttft, prompt, energy = found["ttft_s"], found["prompt"], found["energy_j"]
+        if not stages:
+            raise PlanError(f"{where}.stages is empty; needed is one stage or more")
+        if (ttft is None) != (prompt is None):
+            raise PlanError(f"{where}: ttft_s and prompt are of language models; needed are both of them, or none")
+        return cls(
+            latency_s=_figure(found["latency_s"], f"{where}.latency_s"),
+            throughput_per_s=_figure(found["throughput_per_s"], f"{where}.throughput_per_s"),
+            ttft_s=None if ttft is None else _figure(ttft, f"{where}.ttft_s"),
+            prompt=None if prompt is None else _count(prompt, f"{where}.prompt"),
+            energy_j=None if energy is None else _figure(energy, f"{where}.energy_j"),
+            enter_s=_figure(found["enter_s"], f"{where}.enter_s"),
+            stages=tuple(StagePrediction.from_json(one, f"{where}.stages[{i}]") for i, one in enumerate(stages)),
+            in_flight=_count(found["in_flight"], f"{where}.in_flight"),
+            microbatches=_count(found["microbatches"], f"{where}.microbatches"),
+            enter_busy_s=_figure(found.get("enter_busy_s", 0.0), f"{where}.enter_busy_s"),
+        )
+
+
+def _figure(value: Any, where: str) -> float:
+    """A number of 0 or more."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= _MOST:
+        raise PlanError(f"{where}: {fields.told(value)}; needed is a number from 0 to {_MOST:g}")
+    return float(value)
+
+
+def _count(value: Any, where: str) -> int:
+    """A whole number of 1 or more."""
+    if not fields.number(value, where):
+        raise PlanError(f"{where}: 0; needed is 1 or more")
+    return int(value)

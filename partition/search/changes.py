@@ -1,0 +1,81 @@
+"""What one change would buy: the same question asked of faster links, one more device, a smaller type."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from partition.plan.plan import LOCAL, MAX_WORLD_SIZE
+from partition.predict.speeds import FASTEST_LINK_BYTES_PER_S, DeviceSpeed, Links, LinkSpeed
+from partition.search.planner import Planner
+
+FASTER = 10.0  # links, in both latency and bandwidth
+SMALLER = 0.5  # weights of another type; decoding takes as much less, which is what memory gives
+_ANOTHER = "another"  # device
+
+
+@dataclass(frozen=True)
+class Change:
+    """What could be otherwise."""
+
+    what: str
+    value: float | None  # the objective then, smaller is better; None: still nothing fits
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {"what": self.what, "value": self.value}
+
+
+def changes(planner: Planner, objective: str, caps: Mapping[str, float]) -> list[Change]:
+    """What each change alone would make of an objective, within caps on objectives. Estimates, by the same formulas."""
+    objectives = (objective, *(name for name in caps if name != objective))
+    most = [caps.get(name, math.inf) for name in objectives]
+    speeds, links = planner.speeds, planner.links
+    made = []
+    if len(speeds) > 1:
+        made.append((f"links {FASTER:g} times faster", planner.like(speeds, faster_links(links))))
+    like = min(speeds[1:] or speeds, key=lambda speed: speed.layer_s.at(1))
+    more, all_links = _with_another(speeds, links, like)
+    if all_links is not None:
+        made.append((f"one more device like {like.name}", planner.like(more, all_links)))
+    made.append((f"weights of {SMALLER:g} times the size", planner.like([_smaller(one) for one in speeds], links)))
+    found = []
+    for what, other in made:
+        placed, _ = other.front(objectives, caps=most)
+        found.append(Change(what, placed[0].objectives[0] if placed else None))
+    return found
+
+
+def faster_links(links: Links) -> Links:
+    """The same, FASTER in latency and bandwidth."""
+    return Links(
+        {
+            pair: LinkSpeed(way.latency_s / FASTER, min(way.bytes_per_s * FASTER, FASTEST_LINK_BYTES_PER_S), True)
+            for pair, way in links.between.items()
+        }
+    )
+
+
+def _with_another(
+    speeds: Sequence[DeviceSpeed], links: Links, like: DeviceSpeed
+) -> tuple[list[DeviceSpeed], Links | None]:
+    """One more device, linked to each as `like` is, and to `like` as that is to this one."""
+    if like.device == LOCAL or len(speeds) >= MAX_WORLD_SIZE:
+        return list(speeds), None  # how it would be linked is not known; or there are as many as can be
+    between = dict(links.between)
+    for speed in speeds:
+        other = LOCAL if speed.device == like.device else like.device
+        # To this one as `like` is linked to it; and to `like` itself as that is to this one.
+        is_local = speed.device == LOCAL
+        between[speed.device, _ANOTHER] = links.of(LOCAL, like.device) if is_local else links.of(speed.device, other)
+        between[_ANOTHER, speed.device] = links.of(like.device, LOCAL) if is_local else links.of(other, speed.device)
+    return [*speeds, replace(like, device=_ANOTHER, name=f"another {like.name}")], Links(between)
+
+
+def _smaller(speed: DeviceSpeed) -> DeviceSpeed:
+    """A device that sees weights of a smaller type: they take less time, and there is room for more."""
+    room = max(0, speed.memory_bytes - speed.runtime_bytes)
+    curves = {name: getattr(speed, name).times(SMALLER) for name in ("layer_s", "half_layer_s", "head_s")}
+    return replace(speed, **curves, memory_bytes=speed.runtime_bytes + round(room / SMALLER))

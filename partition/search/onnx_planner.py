@@ -1,0 +1,197 @@
+"""The best pipelines of an ONNX model: exact, over all orders of all devices, subsets of them, and cuts.
+
+`partition.search.search` finds them; here is what stages and hops cost it, by the formulas of
+`partition.predict.onnx_predict`, and what comes of the placements it finds. Inputs come from the owner, and outputs go
+back there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partition.errors import PlanError
+from partition.plan.onnx_plan import MOST_STAGES, OnnxPlan, OnnxStage
+from partition.plan.plan import LOCAL, Range, clean_name
+from partition.predict.onnx_predict import MOST_IN_FLIGHT, OnnxDevice, OnnxWork, hop_s, predict, way
+from partition.predict.prediction import Prediction
+from partition.predict.speeds import Links
+from partition.search.search import Group, Problem, Solution, front
+
+Array = NDArray[np.float64]
+
+OBJECTIVES = ("latency", "throughput", "memory", "energy")
+MOST_EXACT = 8  # devices that are searched for the best; with more of them, for a very good one
+_BEAM = 250  # partial solutions at each place then
+_SUMS = {"alone": ("latency", "throughput"), "joules": ("energy",)}  # and the objectives that need them
+_PEAKS = {"busy": ("throughput",), "bytes": ("memory",)}
+
+
+@dataclass(frozen=True)
+class OnnxPlaced:
+    """A plan that was found, and what it is predicted to do."""
+
+    plan: OnnxPlan
+    predicted: Prediction
+    objectives: tuple[float, ...]  # as asked for, each to be small: seconds, seconds an input, bytes, joules
+
+
+class OnnxPlanner:
+    """Finds plans for one model on some devices."""
+
+    def __init__(
+        self,
+        work: OnnxWork,
+        speeds: Sequence[OnnxDevice],
+        links: Links,
+        model: str,
+        digest: str,
+        in_flight: int | None = None,
+    ) -> None:
+        """model, digest: as a plan names them. in_flight: inputs at most; None: as many as fill the pipeline.
+        PlanError without devices, for one that is there twice, and for measurements of another number of segments."""
+        names = [speed.device for speed in speeds]
+        if not 1 <= len(names) == len(set(names)) <= MOST_STAGES:
+            raise PlanError(f"the devices {', '.join(names)!s:.200}; needed are 1 to {MOST_STAGES}, each once")
+        for speed in speeds:
+            if len(speed.segments_s) != work.segments:
+                raise PlanError(
+                    f"{speed.name}: {len(speed.segments_s)} segments were measured, {work.segments} are to be placed;"
+                    " measure it again"
+                )
+        if in_flight is not None and not 1 <= in_flight <= MOST_IN_FLIGHT:
+            raise PlanError(f"{in_flight} inputs in flight; needed are 1 to {MOST_IN_FLIGHT}")
+        self.work, self.speeds, self.links = work, tuple(speeds), links
+        self.in_flight = in_flight
+        self._model, self._digest = clean_name(model), digest
+
+    def front(
+        self, objectives: Sequence[str] = ("latency", "throughput"), caps: Sequence[float] | None = None
+    ) -> tuple[list[OnnxPlaced], bool]:
+        """The non-dominated plans, sorted by the first objective, and whether the search was exhaustive.
+
+        caps: what each objective may be at most. PlanError for an objective that is none.
+        """
+        beam = None if len(self.speeds) <= MOST_EXACT else _BEAM
+        result = front(self.problem(objectives, caps), beam=beam)
+        return [self._placed(one) for one in result.solutions], result.exact
+
+    def only_own(self) -> OnnxPlanner:
+        """The same, with the owner's device alone. PlanError where that was not measured."""
+        return self.only(LOCAL)
+
+    def only(self, device: str) -> OnnxPlanner:
+        """The same, with one device."""
+        speeds = [speed for speed in self.speeds if speed.device == device]
+        return OnnxPlanner(self.work, speeds, self.links, self._model, self._digest, self.in_flight)
+
+    def singles(self, objectives: Sequence[str] = ("latency", "throughput")) -> list[OnnxPlaced]:
+        """The whole model on each device that has room for it, in the order of the devices."""
+        return [placed for speed in self.speeds for placed in self.only(speed.device).front(objectives)[0]]
+
+    def problem(self, objectives: Sequence[str], caps: Sequence[float] | None = None) -> Problem:
+        """The search's problem. Its measures: sums of seconds and of joules for one input, peaks of seconds that a
+        stage or a link is taken up by one, and of bytes on a device; those that the objectives need."""
+        for name in objectives:
+            if name not in OBJECTIVES:
+                raise PlanError(f"the objective {name[:40]!r} of an ONNX model; known are {', '.join(OBJECTIVES)}")
+        if "energy" in objectives and (lacking := [speed.name for speed in self.speeds if speed.watts is None]):
+            raise PlanError(
+                f"energy needs the power of each device; give watts of {', '.join(lacking)} in the cluster file"
+            )
+        measures = _Measures(objectives, self.in_flight or MOST_IN_FLIGHT)
+        n, last = self.work.segments, self.work.crossing_bytes[-1]
+        groups = []
+        for i, speed in enumerate(self.speeds):
+            enter = self._hop(measures, LOCAL, speed.device, [self.work.crossing_bytes[0]])
+            leave = self._hop(measures, speed.device, LOCAL, [last])
+            ends = (values[:, 0] for values in (*enter, *leave))
+            groups.append(Group((i,), *self._stages(measures, speed), *ends))
+
+        def hop(a: int, b: int) -> tuple[Array, Array]:
+            if self.speeds[b].device == LOCAL:  # only the first stage can be the owner's
+                return np.full((len(measures.sums), n + 1), np.inf), np.full((len(measures.peaks), n + 1), np.inf)
+            return self._hop(measures, self.speeds[a].device, self.speeds[b].device, self.work.crossing_bytes)
+
+        return Problem(n, tuple(groups), hop, measures, None if caps is None else np.array(caps, float))
+
+    def plan(self, solution: Solution) -> OnnxPlan:
+        """The plan of a solution."""
+        at, labels = self.work.positions, self.work.labels
+        stages = tuple(
+            OnnxStage(self.speeds[group].device, Range(at[start], at[stop]), labels[stop])
+            for group, (start, stop) in zip(solution.groups, pairwise(solution.cuts), strict=True)
+        )
+        return OnnxPlan(self._model, self._digest, at[-1], stages)
+
+    def predict(self, plan: OnnxPlan) -> Prediction:
+        """What a plan is predicted to do on these devices."""
+        return predict(plan, self.work, {speed.device: speed for speed in self.speeds}, self.links, self.in_flight)
+
+    def _placed(self, solution: Solution) -> OnnxPlaced:
+        plan = self.plan(solution)
+        return OnnxPlaced(plan, self.predict(plan), solution.objectives)
+
+    def _stages(self, measures: _Measures, speed: OnnxDevice) -> tuple[Array, Array]:
+        """What every stage [i, j) costs a device: [S, n+1, n+1], [P, n+1, n+1]; inf where it has no room."""
+        n = self.work.segments
+        before = np.array(speed.before_s)
+        seconds = speed.stage_s + (before[None, :] - before[:, None])
+        held = speed.runtime_bytes + _held(self.work)
+        watts = 0.0 if speed.watts is None else speed.watts
+        sums, peaks = measures.of(alone=seconds, joules=seconds * watts, busy=seconds, bytes=held)
+        possible = (np.arange(n + 1)[:, None] < np.arange(n + 1)) & (held <= speed.memory_bytes)
+        sums[:, ~possible] = np.inf
+        peaks[:, ~possible] = np.inf
+        return sums, peaks
+
+    def _hop(self, measures: _Measures, a: str, b: str, n_bytes: Sequence[int]) -> tuple[Array, Array]:
+        """What it costs to hand over from `a` to `b` so many bytes: [S, N], [P, N]."""
+        one = way(self.links, a, b)
+        found = np.array([hop_s(one, n) for n in n_bytes])
+        nothing = np.zeros(len(n_bytes))
+        return measures.of(alone=found.sum(axis=1), joules=nothing, busy=found[:, 1], bytes=nothing)
+
+
+class _Measures:
+    """What the search adds up and compares, and the objectives made of it."""
+
+    def __init__(self, objectives: Sequence[str], in_flight: int) -> None:
+        self._objectives, self._in_flight = tuple(objectives), in_flight
+        self.sums = [name for name, wanted in _SUMS.items() if {*wanted} & {*objectives}]
+        self.peaks = [name for name, wanted in _PEAKS.items() if {*wanted} & {*objectives}]
+
+    def of(self, **values: Array) -> tuple[Array, Array]:
+        """Those that are needed: sums [S, ...], peaks [P, ...]."""
+        sums, peaks = (
+            np.array([values[name] for name in names], float).reshape(len(names), *values["alone"].shape)
+            for names in (self.sums, self.peaks)
+        )
+        return sums, peaks
+
+    def __call__(self, sums: Array, peaks: Array) -> Array:
+        """sums [S, N], peaks [P, N] -> objectives [K, N]: seconds, seconds an input, bytes, joules."""
+        of = dict(zip(self.sums, sums, strict=True)) | dict(zip(self.peaks, peaks, strict=True))
+        found = []
+        for name in self._objectives:
+            if name == "throughput":
+                found.append(np.maximum(of["busy"], of["alone"] / self._in_flight))
+            else:
+                found.append(of[{"latency": "alone", "memory": "bytes", "energy": "joules"}[name]])
+        return np.array(found)
+
+
+def _held(work: OnnxWork) -> Array:
+    """[n+1, n+1]: `OnnxWork.held_bytes` of every stage [i, j); of j <= i anything."""
+    weights = np.array(work.weights_before, float)
+    held: Array = weights[None, :] - weights[:, None]
+    for a, b, n_bytes in work.again:
+        held[: a + 1, b + 1 :] -= n_bytes
+    activations = np.array(work.activation_bytes, float)
+    for i in range(work.segments):
+        held[i, i + 1 :] += np.maximum.accumulate(activations[i:])
+    return held

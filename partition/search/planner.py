@@ -1,0 +1,184 @@
+"""The best plans of a language model: exact, over all orders of all devices, groups that share layers, and cuts.
+
+`partition.search.search` finds them; here is what stages cost it, by the formulas of `partition.predict.cost`, and what
+comes of the placements it finds. Device 0 is the owner: it has the tokens, so it is in the first stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations, pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partition.errors import PlanError
+from partition.plan.plan import LOCAL, Plan, Range, Stage, clean_name
+from partition.predict import cost
+from partition.predict.cost import Work
+from partition.predict.measures import Measures
+from partition.predict.speeds import DeviceSpeed, Links
+from partition.search.search import Front, Problem, Solution, front
+from partition.search.stage_group import StageGroup
+
+Array = NDArray[np.float64]
+
+MOST_EXACT = 8  # devices of which all groups are tried; of more, pairs and those that are linked best
+_MOST_GROUPS = 96  # then
+_GROUP_OF = 4  # devices at most, then
+_FEW = 4  # devices, for which any search is quick
+_BEAM = 250  # partial solutions at each place, where devices are too many for an exact search
+_WIDE_BEAM = 1000  # where they are not, but memory is one objective of three
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A plan that was found, and how it is to run."""
+
+    plan: Plan
+    microbatches: int
+    objectives: tuple[float, ...]  # as asked for, each to be small: seconds, seconds a token, bytes, joules
+
+
+class Planner:
+    """Finds plans for one model, with one type of weights, on some devices."""
+
+    def __init__(
+        self,
+        work: Work,
+        speeds: Sequence[DeviceSpeed],
+        links: Links,
+        model: str,
+        digest: str,
+        *,
+        tensor: bool = True,
+        pipeline: bool = True,
+    ) -> None:
+        """speeds: the owner's device first. tensor, pipeline: whether layers may be shared, and put one after another.
+        PlanError without devices."""
+        if not speeds or speeds[0].device != LOCAL:
+            raise PlanError("the first device is to be the owner's own")
+        self.work, self.speeds, self.links = work, tuple(speeds), links
+        self._model, self._digest, self._tensor, self._pipeline = clean_name(model), digest, tensor, pipeline
+        self._groups = [StageGroup(work, self.speeds, links, members) for members in self._members(tensor)]
+
+    def front(
+        self,
+        objectives: Sequence[str],
+        microbatches: Sequence[int] | None = None,
+        caps: Sequence[float] | None = None,
+    ) -> tuple[list[Placed], bool]:
+        """The non-dominated plans, sorted by the first objective, and whether the search was exhaustive.
+
+        microbatches: how many may be in flight, as `cost.groups` makes them; None: 1, 2, 4 ... up to the number of
+        requests. caps: what each objective may be at most.
+        """
+        found: list[Placed] = []
+        exact = True
+        wanted = self.microbatches if microbatches is None else microbatches
+        for many in sorted({cost.groups(self.work.concurrency, n) for n in wanted}):
+            result = self._search(objectives, many, caps)
+            exact &= result.exact
+            found += [Placed(self.plan(one), many, one.objectives) for one in result.solutions]
+        return non_dominated(found), exact
+
+    def like(self, speeds: Sequence[DeviceSpeed], links: Links) -> Planner:
+        """For the same model and work, with other devices or links."""
+        kinds = {"tensor": self._tensor, "pipeline": self._pipeline}
+        return Planner(self.work, speeds, links, self._model, self._digest, **kinds)
+
+    def only_own(self) -> Planner:
+        """The same, with the owner's device alone."""
+        return self.like(self.speeds[:1], self.links)
+
+    def shares(self) -> list[float]:
+        """By measured speed, where all devices share every layer: the part that each computes."""
+        return StageGroup(self.work, self.speeds, self.links, tuple(range(len(self.speeds)))).parts
+
+    @property
+    def microbatches(self) -> list[int]:
+        """1, 2, 4 ... and as many as there are requests, where so many groups of one size make up all of them."""
+        most = self.work.concurrency
+        return sorted({cost.groups(most, many) for many in (*(1 << i for i in range(most.bit_length())), most)})
+
+    def problem(self, objectives: Sequence[str], microbatches: int) -> Problem:
+        """The search's problem. Its measures: sums of seconds alone, of a pass, of a prompt, and of joules; peaks of
+        seconds busy, of a prompt's, and of bytes; those that the objectives need."""
+        measures = Measures(self.work, tuple(objectives), microbatches)
+        if "energy" in objectives:
+            self._check_watts()
+        groups = [group.costs(measures, LOCAL) for group in self._groups]
+        return Problem(self.work.limits.sizes.layers, tuple(groups), lambda a, b: self._hop(measures, a, b), measures)
+
+    def plan(self, solution: Solution) -> Plan:
+        """The plan of a solution."""
+        stages = []
+        for group, (start, stop) in zip(solution.groups, pairwise(solution.cuts), strict=True):
+            stages.append(Stage(Range(start, stop), self._groups[group].shards(start, stop)))
+        return Plan(self._model, self._digest, self.work.limits.sizes, tuple(stages))
+
+    def _search(self, objectives: Sequence[str], microbatches: int, caps: Sequence[float] | None) -> Front:
+        beam = None if len(self.speeds) <= MOST_EXACT else _BEAM
+        if beam is None and len(self.speeds) > _FEW and len(objectives) > 2 and "memory" in objectives:
+            beam = _WIDE_BEAM
+        problem = self.problem(objectives, microbatches)
+        return front(replace(problem, caps=None if caps is None else np.array(caps)), beam=beam)
+
+    def _members(self, tensor: bool) -> list[tuple[int, ...]]:
+        n = len(self.speeds)
+        singles = [(i,) for i in range(n)]
+        limits = self.work.limits
+        most = min(limits.sizes.heads // limits.head_unit, limits.sizes.ff // limits.ff_unit) if tensor else 1
+        if n <= MOST_EXACT:
+            several = [group for size in range(2, min(n, most) + 1) for group in combinations(range(n), size)]
+        else:
+            several = self._near(min(_GROUP_OF, most))
+        if not self._pipeline:
+            return [group for group in (*singles, *several) if 0 in group]
+        return [*singles, *several]
+
+    def _check_watts(self) -> None:
+        lacking = [speed.name for speed in self.speeds if speed.watts is None]
+        if lacking:
+            raise PlanError(
+                f"energy needs the power of each device; give watts of {', '.join(lacking)} in the cluster file"
+            )
+
+    def _near(self, most: int) -> list[tuple[int, ...]]:
+        """Groups of devices that sum the fastest, where there are too many to try them all."""
+        found: list[tuple[float, tuple[int, ...]]] = []
+        grown: list[tuple[int, ...]] = [(i,) for i in range(len(self.speeds))]
+        for _ in range(most - 1):
+            grown = sorted({tuple(sorted((*g, i))) for g in grown for i in range(len(self.speeds)) if i not in g})
+            timed = [(self._sum_s(group), group) for group in grown]
+            timed.sort()
+            grown = [group for _, group in timed[:_MOST_GROUPS]]
+            found += timed[: _MOST_GROUPS // (most - 1)]
+        return [group for _, group in found]
+
+    def _sum_s(self, group: tuple[int, ...]) -> float:
+        way = self.links.slowest([self.speeds[i].device for i in group])
+        return self.work.allreduce_s(self.work.state_bytes(1), len(group), way.latency_s, way.bytes_per_s)
+
+    def _hop(self, measures: Measures, a: int, b: int) -> tuple[Array, Array]:
+        n = self.work.limits.sizes.layers
+        if 0 in self._groups[b].members:  # the owner is in the first stage
+            shape = (len(measures.sums), n + 1), (len(measures.peaks), n + 1)
+            return np.full(shape[0], np.inf), np.full(shape[1], np.inf)
+        before, after = self._groups[a].devices, self._groups[b].devices
+
+        def hop(rows: float) -> tuple[float, float]:
+            return cost.hop_s(self.work, before, after, self.links, rows)
+
+        sums, peaks = measures.of_hop(hop)
+        return np.repeat(sums[:, None], n + 1, axis=1), np.repeat(peaks[:, None], n + 1, axis=1)
+
+
+def non_dominated(found: Sequence[Placed]) -> list[Placed]:
+    """Those that no other matches or beats in every objective, sorted by the first; of equals, the first found."""
+    kept: list[Placed] = []
+    for one in sorted(found, key=lambda placed: placed.objectives):  # whoever dominates one comes before it
+        if not any(all(a <= b for a, b in zip(k.objectives, one.objectives, strict=True)) for k in kept):
+            kept.append(one)
+    return kept

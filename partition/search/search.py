@@ -1,0 +1,104 @@
+"""The best ways to run layers or blocks in a row on devices: every non-dominated one, for any costs.
+
+The problem is abstract, numbers only. A solution is a sequence of groups of devices, no device twice, and the cuts
+0 = c0 < c1 < ... < ck = n between their stages:
+
+    sums  = enter of the first group + its stages' sums + hops between them + leave of the last
+    peaks = the largest of the same, measure by measure
+
+and `objectives` of both are what is to be small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partition.search.best import Best
+from partition.search.bounds import Bounds
+from partition.search.labels import Search
+from partition.search.tables import Tables
+
+Array = NDArray[np.float64]
+QUICK_BEAM = 48  # labels kept at each position by the run that finds solutions to measure others by
+
+
+@dataclass(frozen=True)
+class Group:
+    """Devices that can hold a stage together, and what it costs them. Costs are 0 or more; inf: impossible."""
+
+    members: tuple[int, ...]  # numbers of devices, from 0
+    sums: Array  # [S, n+1, n+1]: what stage [i, j) adds to each measure that adds up
+    peaks: Array  # [P, n+1, n+1]: of each measure whose largest counts over stages and hops
+    enter_sums: Array  # [S]: from the source to here as the first stage
+    enter_peaks: Array  # [P]
+    leave_sums: Array  # [S]: from here as the last stage to where the result is wanted
+    leave_peaks: Array  # [P]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What may run where, what it costs, and what is wanted."""
+
+    n: int  # layers or blocks
+    groups: tuple[Group, ...]
+    # The groups a and b -> sums [S, n+1], peaks [P, n+1] of handing over from a to b, for every cut.
+    hop: Callable[[int, int], tuple[Array, Array]]
+    # sums [S, N], peaks [P, N], all finite -> [K, N], 0 or more and to be small. They grow with each argument or stay.
+    objectives: Callable[[Array, Array], Array]
+    caps: Array | None = None  # [K]: solutions above any of these are of no interest
+
+
+@dataclass(frozen=True)
+class Solution:
+    """One way to run it all: groups by their index, in order, and the cuts from 0 to n."""
+
+    groups: tuple[int, ...]
+    cuts: tuple[int, ...]
+    sums: tuple[float, ...]
+    peaks: tuple[float, ...]
+    objectives: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Front:
+    """The non-dominated solutions, by the first objective. Not `exact`: labels were left out, and there may be better.
+
+    Empty: nothing is possible or, where it is not exact, nothing was found.
+    """
+
+    solutions: tuple[Solution, ...]
+    exact: bool
+
+
+def front(problem: Problem, *, beam: int | None = None) -> Front:
+    """All non-dominated solutions: of those with equal objectives one, with the fewest devices; the same every time.
+
+    `beam`: how many partial solutions are kept for each position; None: all that can lead to a better one, which makes
+    the front exact. Memory is bounded: at most `search_labels.MAX_LABELS` are kept in any case, and a problem that
+    needs more is answered as with a beam of that width. Objectives are compared, and given, to 12 digits. PlanError
+    for a device with a number above 63.
+    """
+    if not problem.groups:
+        return Front((), True)
+    tables = Tables(problem)
+    bounds = Bounds(tables)
+    best = Best()
+    # Solutions found quickly make the bounds of the second run worth having.
+    exact = Search(tables, bounds, best, min(QUICK_BEAM, beam or QUICK_BEAM)).run()
+    if not exact and (beam is None or beam > QUICK_BEAM):
+        exact = Search(tables, bounds, best, beam).run()
+    solutions = [
+        Solution(
+            groups=tuple(tables.kept[group] for group in found.groups),
+            cuts=found.cuts,
+            sums=tuple(found.values[: tables.adding].tolist()),
+            peaks=tuple(found.values[tables.adding :].tolist()),
+            objectives=tuple(found.objectives.tolist()),
+        )
+        for found in best.found
+    ]
+    return Front(tuple(sorted(solutions, key=lambda solution: solution.objectives)), exact)

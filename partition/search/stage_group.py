@@ -1,0 +1,153 @@
+"""Devices that hold a stage together: their shares, and what every stage would cost them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partition.plan.plan import NOTHING, Shard
+from partition.plan.shares import parts
+from partition.plan.tensor import shards
+from partition.predict import cost
+from partition.predict.cost import GroupCost, Work
+from partition.predict.measures import Measures
+from partition.predict.speeds import DeviceSpeed, Links
+from partition.search.search import Group
+
+Array = NDArray[np.float64]
+_LENGTHS = 4  # of stages for which shares are made anew, where memory does not allow those by speed
+_BUDGET_STEP = 64 << 20  # bytes
+_TIGHT = 0.98  # of the memory that shares are made for: heads and columns go out in whole units
+
+
+class StageGroup:
+    """A group of devices, the one that takes what comes from others first."""
+
+    def __init__(self, work: Work, speeds: Sequence[DeviceSpeed], links: Links, members: tuple[int, ...]) -> None:
+        """speeds: of all devices; members: their numbers. PlanError where the model has too little to share."""
+        self.work, self.links, self.members = work, links, members
+        self.speeds = [speeds[i] for i in members]
+        self.devices = tuple(speed.device for speed in self.speeds)
+        n = work.limits.sizes.layers
+        self._k = _spans(work.before)
+        self._weights, self._kv = _spans(work.weights_before), _spans(work.kv_before)
+        self._is_last = np.broadcast_to(np.arange(n + 1) == n, (n + 1, n + 1))
+        self._is_stage = self._k > 0
+        self._choices = [self._cost([1.0] * len(members))]
+        self._choice = np.zeros((n + 1, n + 1), np.int64)  # which of them a stage takes
+        short = self._is_stage & (self._most_paged(self._choices[0]) > 0)
+        if len(members) > 1 and bool(short.any()):
+            self._share_by_memory(short)
+
+    def shards(self, start: int, stop: int) -> tuple[Shard, ...]:
+        """What each rank holds of the stage [start, stop). Who has to page is given a budget."""
+        chosen = self._choices[self._choice[start, stop]]
+        last = stop == self.work.limits.sizes.layers
+        at = (start, stop)
+        paged = chosen.paged(self._k[at], self._weights[at], self._kv[at], last)
+        return tuple(
+            replace(
+                shard,
+                threads=speed.threads,
+                vocab=shard.vocab if last else NOTHING,
+                memory=_budget(speed.memory_bytes) if float(n) > 0 else None,
+            )
+            for shard, speed, n in zip(chosen.shards, self.speeds, paged, strict=True)
+        )
+
+    def costs(self, measures: Measures, owner: str) -> Group:
+        """For the search. Only a group with the owner can be first; every group can be last."""
+        held = self._chosen(lambda one: np.maximum.reduce(one.bytes_held(self._weights, self._kv, self._is_last)))
+        watts = sum(math.nan if speed.watts is None else speed.watts for speed in self.speeds)
+        sums, peaks = measures.of_stages(self._seconds, watts, held)
+        possible = self._is_stage & np.isfinite(self._chosen(self._most_paged))
+        sums[:, ~possible] = np.inf
+        peaks[:, ~possible] = np.inf
+        enter = 0.0 if owner in self.devices else np.inf
+        leave = measures.of_hop(lambda rows: cost.answer_s(self.devices, owner, self.links, rows), answer=True)
+        return Group(self.members, sums, peaks, np.full(len(sums), enter), np.full(len(peaks), enter), *leave)
+
+    def _seconds(self, rows: float, outputs: float) -> Array:
+        """Of every stage [i, j): [n+1, n+1]."""
+
+        def of(one: GroupCost) -> Array:
+            disk_s = one.disk_s(one.paged(self._k, self._weights, self._kv, self._is_last))
+            seconds: Array = np.maximum(one.seconds(self._k, rows, self._is_last, outputs), disk_s)
+            return seconds
+
+        return self._chosen(of)
+
+    def _chosen(self, of: Callable[[GroupCost], Array]) -> Array:
+        """Of every stage, by the shares that it takes."""
+        found = of(self._choices[0])
+        for i, one in enumerate(self._choices[1:], 1):
+            found = np.where(self._choice == i, of(one), found)
+        return found
+
+    def _most_paged(self, one: GroupCost) -> Array:
+        """Bytes that the rank which pages the most reads again in every pass."""
+        paged: Array = np.maximum.reduce(one.paged(self._k, self._weights, self._kv, self._is_last))
+        return paged
+
+    def _share_by_memory(self, short: NDArray[np.bool_]) -> None:
+        """Other shares for stages that memory does not allow to be shared by speed.
+
+        Made for a few lengths; a stage takes those of the next length up, which it has memory for, too.
+        """
+        n = self.work.limits.sizes.layers
+        lengths = np.arange(n + 1)[None, :] - np.arange(n + 1)[:, None]
+        for last in (False, True):
+            cells = short & (self._is_last == last)
+            several = np.unique(lengths[cells])
+            before = 0
+            for length in sorted(
+                {int(several[i * (len(several) - 1) // _LENGTHS]) for i in range(_LENGTHS + 1)} if len(several) else ()
+            ):
+                own = cells & (lengths > before) & (lengths <= length)
+                weights, kv = float(self._weights[own].max()), float(self._kv[own].max())
+                self._choices.append(self._cost(self._room(weights + kv + last * self.work.shape.head_bytes)))
+                self._choice[own] = len(self._choices) - 1
+                before = length
+
+    def _room(self, n_bytes: float) -> list[float]:
+        """The part of a stage of so many bytes that each rank has memory for."""
+        return [max(0.0, _TIGHT * (speed.memory_bytes - speed.runtime_bytes)) / n_bytes for speed in self.speeds]
+
+    def _cost(self, most: Sequence[float]) -> GroupCost:
+        """With shares by speed, each at most so much of the stage."""
+        limits = self.work.limits
+        given = self._parts(most)
+        return GroupCost(self.work, self.speeds, shards(limits, self.devices, given), self.links)
+
+    @property
+    def parts(self) -> list[float]:
+        """Of a layer, that each computes where memory is no limit."""
+        return self._parts([1.0] * len(self.members))
+
+    def _parts(self, most: Sequence[float]) -> list[float]:
+        if len(self.members) == 1:
+            return [1.0]
+        layers = (
+            self.work.limits.sizes.layers
+        )  # over which what a rank has to do beside them is spread: the owner has more
+        own = [
+            speed.step_s.at(1) / layers + cost.SUMS_A_LAYER * speed.sum_s + speed.part_s(0.0, 1)
+            for speed in self.speeds
+        ]
+        return parts(own, [speed.part_s(1.0, 1) - speed.part_s(0.0, 1) for speed in self.speeds], most)
+
+
+def _budget(n_bytes: int) -> int:
+    """Of a rank that pages: in whole steps, so that a plan is the same one when a little memory comes and goes."""
+    return max(_BUDGET_STEP, n_bytes // _BUDGET_STEP * _BUDGET_STEP)
+
+
+def _spans(before: Sequence[float]) -> Array:
+    """[n+1, n+1]: of [i, j), from running sums; 0 where j <= i."""
+    sums = np.asarray(before, float)
+    spans: Array = np.maximum(0.0, sums[None, :] - sums[:, None])
+    return spans

@@ -1,0 +1,117 @@
+"""The costs of a search in one array for each kind, without the groups that can be of no use."""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import and_
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partition.errors import PlanError
+
+if TYPE_CHECKING:
+    from partition.search.search import Group, Problem
+
+Array = NDArray[np.float64]
+MAX_DEVICES = 64  # a set of devices is the bits of one number
+
+
+class Tables:
+    """Costs by the index of a kept group. Measures are in one axis: those that add up, then those that peak."""
+
+    def __init__(self, problem: Problem) -> None:
+        groups = problem.groups
+        self.n = problem.n
+        self.adding = len(groups[0].sums) if groups else 0
+        self.objectives_of = problem.objectives
+        self.caps = problem.caps
+        costs = [_Costs(group) for group in groups]
+        if any(group.mask >> MAX_DEVICES for group in costs):
+            raise PlanError(f"the devices of a search are numbered below {MAX_DEVICES}; leave some out")
+        # Devices that are in every group that can be first are in no later one.
+        first = [group.mask for group in costs if np.isfinite(group.enter).all()]
+        always = reduce(and_, first, -1)
+        hops = {
+            (a, b): np.concatenate(problem.hop(a, b))
+            for a, one in enumerate(costs)
+            for b, other in enumerate(costs)
+            if not other.mask & (one.mask | always)
+        }
+        self.kept = _useful(costs, hops)
+        used = [costs[k] for k in self.kept]
+        self.masks = np.array([group.mask for group in used], np.uint64)
+        self.sizes = np.array([group.mask.bit_count() for group in used], np.int64)
+        self.stage = np.array([group.stage for group in used]).swapaxes(0, 1)  # [D, G, n+1, n+1]
+        self.leave = np.array([group.leave for group in used]).T  # [D, G]
+        # Where to find the hop from a group to a group, 0: none is possible. The last is the source, as a group.
+        self.hop_row = np.zeros((len(used) + 1, len(used)), np.int64)
+        rows = [np.full((len(self.stage), self.n + 1), np.inf)]
+        for b, old_b in enumerate(self.kept):
+            for a, old_a in enumerate(self.kept):
+                if np.isfinite(hops.get((old_a, old_b), np.inf)).any():
+                    self.hop_row[a, b] = len(rows)
+                    rows.append(hops[old_a, old_b])
+            if np.isfinite(used[b].enter).all():
+                self.hop_row[-1, b] = len(rows)
+                rows.append(np.repeat(used[b].enter[:, None], self.n + 1, axis=1))
+        self.hop = np.array(rows).swapaxes(0, 1)  # [D, rows, n+1]
+
+    def join(self, a: Array, b: Array) -> Array:
+        """The measures [D, ...] of what does one thing and another: sums are added, of peaks the larger taken."""
+        k = self.adding
+        return np.concatenate([a[:k] + b[:k], np.maximum(a[k:], b[k:])])
+
+    def objectives(self, values: Array) -> Array:
+        """Of measures [D, N], finite ones: [K, N]. To 12 digits: what differs by rounding alone is equal."""
+        found = self.objectives_of(values[: self.adding], values[self.adding :])
+        return rounded(found)
+
+
+def rounded(values: Array) -> Array:
+    """To 12 significant digits. It grows with what it is given, or stays."""
+    with np.errstate(divide="ignore"):
+        digits = np.maximum(np.floor(np.log10(np.abs(values))), -280.0)
+    scale = 10.0 ** (11 - digits)
+    result: Array = np.round(values * scale) / scale
+    return result
+
+
+class _Costs:
+    """A group's members as bits, and its costs with all measures in the first axis."""
+
+    def __init__(self, group: Group) -> None:
+        self.mask = sum(1 << member for member in group.members)
+        self.stage = np.concatenate([group.sums, group.peaks])
+        self.enter = np.concatenate([group.enter_sums, group.enter_peaks])
+        self.leave = np.concatenate([group.leave_sums, group.leave_peaks])
+        self.sample = self.stage[:, ::7, -1].ravel()  # of many comparisons it settles most
+
+    def no_worse(self, other: _Costs) -> bool:
+        """Whether it has some of the other's members, and takes no more for any stage."""
+        return self.mask & other.mask == self.mask and all(
+            bool((a <= b).all())
+            for a, b in (
+                (self.sample, other.sample),
+                (self.enter, other.enter),
+                (self.leave, other.leave),
+                (self.stage, other.stage),
+            )
+        )
+
+
+def _useful(costs: list[_Costs], hops: dict[tuple[int, int], Array]) -> list[int]:
+    """The groups without those that another, of some of their members, can replace in any solution at no cost."""
+    kept: list[int] = []
+
+    def replaces(a: int, b: int) -> bool:
+        if not costs[a].no_worse(costs[b]):
+            return False
+        pairs = [((a, c), (b, c)) for c in range(len(costs))] + [((c, a), (c, b)) for c in range(len(costs))]
+        return all(bool((hops[mine] <= hops[other]).all()) for mine, other in pairs if other in hops)
+
+    for b in sorted(range(len(costs)), key=lambda k: (costs[k].mask.bit_count(), k)):
+        if not any(replaces(a, b) for a in kept):
+            kept.append(b)
+    return sorted(kept)

@@ -1,0 +1,1 @@
+"""A plan that serves many requests, simulated by discrete events."""

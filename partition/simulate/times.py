@@ -1,0 +1,105 @@
+"""What steps take at the stages and links of a plan, by what it is predicted to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+
+from partition.errors import PlanError
+from partition.plan.plan import LOCAL
+from partition.predict.prediction import Prediction
+from partition.predict.speeds import Curve
+from partition.simulate.servers import Step
+
+
+@dataclass(frozen=True)
+class Part:
+    """A stage, or a link between two."""
+
+    devices: tuple[str, ...]  # of a link: the first one of both ends
+    seconds: Callable[[Step], float]  # that a step keeps it busy
+    latency_s: float = 0.0  # of a link
+    is_link: bool = False
+
+
+def parts(predicted: Prediction, owner: str = LOCAL) -> list[Part]:
+    """Every stage and link in the order that steps take them. owner: the device that sends and gets the answers.
+
+        a step of r rows        rows_s(r), and busy_s where r is the microbatch that it was predicted for
+        a chunk of a prompt p   rows_s(p) / chunks(p), at every stage
+        a link                  rows x busy, and its latency on top: busy is of one row, from transfer_busy_s, which is
+                                of a microbatch; latency = transfer_s - busy
+
+    PlanError for a device that has two stages, which would share it in a way that no formula knows.
+    """
+    stages = predicted.stages
+    names = [device for stage in stages for device in stage.devices]
+    twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
+    if twice is not None:
+        raise PlanError(f"{twice} appears twice in the plan; only plans that use each device once can be simulated")
+    rows = predicted.in_flight / predicted.microbatches
+    found: list[Part] = []
+    if predicted.enter_s:
+        enter = partial(_sends, predicted.enter_busy_s)
+        latency_s = max(0.0, predicted.enter_s - predicted.enter_busy_s)
+        found.append(Part((owner, stages[0].devices[0]), enter, latency_s, is_link=True))
+    for i, stage in enumerate(stages):
+        curve = stage.rows_s
+        decode = _through(curve, round(rows), stage.busy_s) if rows == round(rows) else curve
+        found.append(Part(stage.devices, partial(_computes, cache(curve.at), cache(decode.at))))
+        last = i + 1 == len(stages)
+        # The formulas round hidden states to whole rows, and not the logits that go back.
+        a_row = stage.transfer_busy_s / (rows if last else max(1, round(rows)))
+        goes_to = owner if last else stages[i + 1].devices[0]
+        latency_s = max(0.0, stage.transfer_s - a_row)
+        sends = partial(_answers if last else _sends, a_row)
+        found.append(Part((stage.devices[0], goes_to), sends, latency_s, is_link=True))
+    return found
+
+
+def capacity_per_s(predicted: Prediction, prompt: int, tokens: int) -> float:
+    """Requests a second that the plan can do at most, of so many tokens each (1 of an ONNX model: inputs).
+
+    1 / max over parts (prompt + (tokens - 1) / b decode steps of b rows), or
+    C / (the prompt alone + (tokens - 1) passes of b rows), whichever is less, of C requests in groups of b
+    """
+    rows = max(1, -(-predicted.in_flight // predicted.microbatches))
+    made = parts(predicted)
+    group = Step(tuple(range(rows)), rows)
+    chunk = prompt_steps(0, prompt, len(predicted.stages))[-1] if predicted.prompt is not None else Step((0,), 1)
+    others = Step((0,), chunk.rows, chunk.prompt, chunk.chunks, answers=False)
+    busy, alone = [], 0.0
+    for part in made:
+        first = part.seconds(chunk) + (chunk.chunks - 1) * part.seconds(others)
+        busy.append(first + (tokens - 1) / rows * part.seconds(group))
+        alone += part.seconds(chunk) + part.latency_s + (tokens - 1) * (part.seconds(group) + part.latency_s)
+    alone += (chunk.chunks - 1) * max(part.seconds(others) for part in made)
+    return min(1 / max(*busy, 1e-12), predicted.in_flight / max(alone, 1e-12))
+
+
+def prompt_steps(request: int, prompt: int, stages: int) -> list[Step]:
+    """The chunks of a prompt, as `partition.predict.cost.chunks` has them. One stage has nothing to overlap: one chunk."""
+    from partition.predict.cost import chunks  # loads numpy
+
+    n = chunks(prompt) if stages > 1 else 1
+    rows = max(1, round(prompt / n))
+    return [Step((request,), rows, prompt, n, answers=i + 1 == n) for i in range(n)]
+
+
+def _through(curve: Curve, rows: int, seconds: float) -> Curve:
+    """The same curve, but for a point that it is to have."""
+    return Curve(tuple(sorted({**dict(curve.points), rows: seconds}.items())))
+
+
+def _computes(prompt_s: Callable[[float], float], decode_s: Callable[[float], float], step: Step) -> float:
+    return prompt_s(step.prompt) / step.chunks if step.prompt else decode_s(step.rows)
+
+
+def _sends(a_row: float, step: Step) -> float:
+    return a_row * step.rows
+
+
+def _answers(a_row: float, step: Step) -> float:
+    """A prompt is answered by one row of logits, at its end."""
+    return a_row * (len(step.requests) if step.answers else 0)

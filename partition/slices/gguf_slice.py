@@ -1,0 +1,129 @@
+"""Slices of a GGUF model: what one rank needs of it, as a recipe that cuts a GGUF file llama.cpp loads by itself.
+
+Every slice takes hidden states (`batch.embd`) and has a vocabulary without words: the owner of the model looks up token
+rows and tokenizes. The head's rows, where the slice has any, are its logits.
+"""
+
+from collections.abc import Iterator
+from itertools import chain
+
+from partition.errors import CannotSlice
+from partition.plan.plan import Sizes, Slice
+from partition.plan.tensor import Limits
+from partition.slices import tensors
+from partition.slices.metadata import pairs
+from partition.slices.recipe import Literal, Recipe, Segment, Zeros
+from partition.slices.source import Source
+from partition.slices.tensors import Placed
+from quant.gguf.file import GgufFile
+from quant.gguf.writer import header
+
+_FACTORS = "rope_f"  # how the names of tensors begin that rotation divides by
+_KINDS = ("query", "kv", "ff", "rest")  # of a layer's weights
+
+
+def limits(file: GgufFile) -> Limits:
+    """How `file` may be cut. CannotSlice, one line, where not even into stages.
+
+    Bytes are those that computing one token reads, of a layer with experts those of the experts used; averages over the
+    layers where these differ.
+    """
+    source = Source.of(file)
+    shape = source.shape
+    layers = range(shape.n_layers)
+    heads = sum(shape.n_heads)
+    heads_kv = sum(shape.n_heads_kv)
+    columns = sum(source.columns(layer) for layer in layers)
+    query, key_value, ff = (sum(_bytes(source, layer, kind) for layer in layers) for kind in _KINDS[:3])
+    return Limits(
+        sizes=Sizes(shape.n_layers, source.heads, source.heads_kv, source.ff, source.head.shape[-1]),
+        head_unit=source.head_unit,
+        ff_unit=source.ff_unit,
+        head_bytes=query / heads if heads else 0.0,
+        kv_head_bytes=key_value / heads_kv if heads_kv else 0.0,
+        ff_bytes=ff / columns,
+        vocab_bytes=source.head.n_bytes / source.head.shape[-1],
+        layer_bytes=tuple(
+            sum(_bytes(source, layer, kind) for kind in ("query", "kv", "ff", "rest")) for layer in layers
+        ),
+    )
+
+
+def check_tensor(file: GgufFile) -> None:
+    """CannotSlice, with the reason and the alternative, where no layer of the model can be shared by several ranks."""
+    Source.of(file).check_shards()
+
+
+def slice_recipe(file: GgufFile, model_digest: str, cut: Slice) -> Recipe:
+    """How to cut `cut` from the model. CannotSlice where that cannot be."""
+    placed, head = _planned(file, cut)
+    segments = chain.from_iterable((*p.segments, *_padding(p)) for p in placed)
+    return Recipe(model_digest, file.size_bytes, tuple(tensors.merged([Literal(head), *segments])))
+
+
+def blank_recipe(file: GgufFile, model_digest: str, cut: Slice) -> Recipe:
+    """As `slice_recipe`, with weights of zero, so that nothing of the model is needed: for timing a device.
+
+    The factors that rotation divides by are the model's own, so that nothing becomes infinite.
+    """
+    placed, head = _planned(file, cut)
+    segments: list[Segment] = [Literal(head)]
+    for p in placed:
+        is_factors = p.tensor.name.startswith(_FACTORS)
+        segments.append(Literal(bytes(file.data(p.tensor.name))) if is_factors else Zeros(p.tensor.n_bytes))
+        segments += _padding(p)
+    return Recipe(model_digest, file.size_bytes, tuple(tensors.merged(segments)))
+
+
+def _planned(file: GgufFile, cut: Slice) -> tuple[list[Placed], bytes]:
+    """The slice's tensors and its header."""
+    source = Source.of(file)
+    vocab = source.head.shape[-1]
+    for what, part, total, least in (
+        ("layers", cut.layers, source.shape.n_layers, 1),
+        ("heads", cut.heads, source.heads, min(source.heads, 1)),
+        ("FFN columns", cut.ff, source.ff, 1),
+        ("vocabulary rows", cut.vocab, vocab, 0),
+    ):
+        if part.stop > total or len(part) < least:
+            raise CannotSlice(f"{what} {part} of a model that has {total}; make the plan again")
+    if not source.is_whole(cut):
+        source.check_shards()
+        if len(cut.heads) % source.head_unit or len(cut.ff) % source.ff_unit:
+            raise CannotSlice(
+                f"{len(cut.heads)} heads and {len(cut.ff)} FFN columns; needed are multiples of {source.head_unit} and "
+                f"{source.ff_unit}, the quantization's blocks; make the plan again"
+            )
+    placed = tensors.tensors(source, cut)
+    return placed, header(pairs(source, cut), [p.tensor for p in placed])
+
+
+def _padding(placed: Placed) -> Iterator[Segment]:
+    if placed.tensor.padding:
+        yield Zeros(placed.tensor.padding)
+
+
+def _bytes(source: Source, layer: int, kind: str) -> float:
+    """Bytes of one layer's tensors of a kind that a token's computation reads."""
+    shape = source.shape
+    total = 0.0
+    for name, tensor in source.block(layer).items():
+        n_bytes = float(tensor.n_bytes)
+        if "_exps." in name:
+            n_bytes *= shape.n_experts_used / shape.n_experts
+        if name.startswith("attn_qkv."):
+            heads, heads_kv = shape.n_heads[layer], shape.n_heads_kv[layer]
+            part = heads * shape.head_k / (heads * shape.head_k + heads_kv * (shape.head_k + shape.head_v))
+            shares = {"query": part, "kv": 1 - part}
+        else:
+            shares = {_kind(name): 1.0}
+        total += n_bytes * shares.get(kind, 0.0)
+    return total
+
+
+def _kind(name: str) -> str:
+    if name.startswith(("attn_q.", "attn_output.")):
+        return "query"
+    if name.startswith(("attn_k.", "attn_v.")):
+        return "kv"
+    return "ff" if name.startswith(("ffn_gate.", "ffn_up.", "ffn_down.")) or "_exps." in name else "rest"

@@ -1,0 +1,104 @@
+"""The key-value pairs of a slice: the model's own, with those changed that say how much of it is there."""
+
+from collections.abc import Sequence
+
+from partition.plan.plan import Slice
+from partition.plan.tensor import kv_heads
+from partition.slices.rules import PER_LAYER
+from partition.slices.source import Source
+from partition.slices.tensors import STUB_ROWS
+from quant.gguf.header import GgufArray
+from quant.gguf.writer import encoded
+
+# A window that hides nothing: more tokens than any model is trained for. llama.cpp multiplies it by the number of
+# sequences, of which there are up to 256, in 32 bits.
+NO_WINDOW = 1 << 22
+
+_WINDOW = "attention.sliding_window"
+_PATTERN = "attention.sliding_window_pattern"
+_TURN_BASE = "rope.freq_base_swa"
+
+
+def pairs(source: Source, cut: Slice) -> dict[str, bytes]:
+    """Keys to values as stored."""
+    file, whole = source.file, source.is_whole(cut)
+    own = file.architecture
+    arch = own if whole else source.rules.shards_as or own
+    found = {"general.architecture": encoded("str", arch)}
+    own_prefix = f"{own}."
+    for key in file.metadata:
+        if key.startswith("general.") and key not in ("general.architecture", "general.alignment"):
+            found[key] = file.raw_value(key)
+    values = {key.removeprefix(own_prefix): file.raw_value(key) for key in file.metadata if key.startswith(own_prefix)}
+    values |= _per_layer(source, cut)
+    values |= _sizes(source, cut)
+    if not whole:
+        values |= _shard_sizes(source, cut)
+    _set_window(source, cut, values)
+    found |= {f"{arch}.{name}": value for name, value in values.items()}
+    found["tokenizer.ggml.model"] = encoded("str", "none")
+    return found
+
+
+def _per_layer(source: Source, cut: Slice) -> dict[str, bytes]:
+    """What the model says of each layer, for the slice's."""
+    found = {}
+    for name in PER_LAYER:
+        if name in source.meta:
+            key = source.meta.key(name)
+            value = source.file.metadata[key]
+            if isinstance(value, GgufArray):
+                found[name] = encoded(source.file.value_type(key), value[cut.layers.start : cut.layers.stop])
+    return found
+
+
+def _sizes(source: Source, cut: Slice) -> dict[str, bytes]:
+    """Sizes that llama.cpp would take from others, which need not hold in a slice, are always said."""
+    numbers = {
+        "block_count": len(cut.layers),
+        "vocab_size": len(cut.vocab) or STUB_ROWS,
+        "attention.key_length": source.shape.head_k,
+        "attention.value_length": source.shape.head_v,
+        "rope.dimension_count": source.turned,
+    }
+    return {name: encoded("u32", number) for name, number in numbers.items()}
+
+
+def _shard_sizes(source: Source, cut: Slice) -> dict[str, bytes]:
+    numbers = {
+        "attention.head_count": len(cut.heads),
+        "attention.head_count_kv": len(kv_heads(cut.heads, source.heads, source.heads_kv)),
+        source.rules.ff_key: len(cut.ff),
+    }
+    return {name: encoded("u32", number) for name, number in numbers.items()}
+
+
+def windowed(source: Source) -> tuple[bool, ...]:
+    """For each layer of the model, whether its attention ends at the window."""
+    n_layers, window = source.shape.n_layers, source.rules.window
+    if window is None or (window.optional and not source.meta.count(_WINDOW, 0)):
+        return (False,) * n_layers
+    value = source.file.metadata.get(source.meta.key(_PATTERN))
+    if isinstance(value, GgufArray):
+        flags = [bool(item) for item in value[:n_layers]]
+        return (*flags, *[False] * (n_layers - len(flags)))
+    period = source.meta.count(_PATTERN, window.period)
+    return tuple(period == 0 or layer % period < period - 1 for layer in range(n_layers))
+
+
+def _set_window(source: Source, cut: Slice, values: dict[str, bytes]) -> None:
+    """Say for each layer of the slice whether it has the window: the period begins anew in each slice."""
+    window = source.rules.window
+    all_flags = windowed(source)
+    if window is None or not any(all_flags):
+        if source.rules.shards_as and not source.is_whole(cut):
+            values.pop(_WINDOW, None)  # the model's own architecture ignores it; the other might not
+        return
+    flags: Sequence[bool] = all_flags[cut.layers.start : cut.layers.stop]
+    if not any(flags):
+        # llama.cpp asserts that one layer has the window. Without any: no window, or one that hides nothing; rotation
+        # is then as in layers without.
+        values.pop(_TURN_BASE, None)
+        values[_WINDOW] = encoded("u32", 0 if window.optional else NO_WINDOW)
+        flags = [not window.optional] * len(flags)
+    values[_PATTERN] = encoded("arr[bool]", flags)

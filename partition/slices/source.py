@@ -1,0 +1,198 @@
+"""A model file seen as something to cut: its rules, its sizes, and which cuts are possible."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import gcd, lcm, sqrt
+
+from partition.errors import CannotSlice
+from partition.model.metadata import Metadata
+from partition.model.model import ModelShape, block_of
+from partition.plan.plan import Range, Slice
+from partition.slices.rules import COMMON, CUTS, HEAD_VECTORS, RULES, Rules
+from quant.gguf.file import GgufFile, TensorInfo
+
+QUERY_NORM = "attn_q_norm.weight"  # multiplies queries, so that a change of attention's scale can be put into it
+_DOWN = ("ffn_down.weight", "ffn_down_exps.weight")
+
+
+@dataclass(frozen=True)
+class Source:
+    """One model file of an architecture whose slices are known to compute what the whole does."""
+
+    file: GgufFile
+    meta: Metadata
+    shape: ModelShape
+    rules: Rules
+
+    @classmethod
+    def of(cls, file: GgufFile) -> "Source":
+        """`file` as a source; CannotSlice where not even its layers can be cut apart, ModelFileError for a bad file."""
+        meta = Metadata(file)
+        rules = RULES.get(file.architecture)
+        if rules is None:
+            raise CannotSlice(
+                f"cutting the architecture {file.architecture!r} has not been checked (known are {', '.join(RULES)}); "
+                "run it on one device"
+            )
+        if len(file.paths) > 1:
+            raise CannotSlice(
+                f"{file.path.name} is split over {len(file.paths)} files; make it one with llama-gguf-split --merge"
+            )
+        if meta.count("nextn_predict_layers", 0):
+            raise CannotSlice(f"{file.path.name} has layers that predict several tokens at once; run it on one device")
+        source = cls(file, meta, ModelShape.from_gguf(file), rules)
+        source._check_tensors()
+        source._check_scale()
+        return source
+
+    def _check_tensors(self) -> None:
+        known = {*COMMON, *HEAD_VECTORS, "token_embd.weight", "output.weight"}
+        for name in self.file.tensors:
+            block = block_of(name)
+            if block is None and name not in known:
+                raise CannotSlice(
+                    f"what the tensor {name!r} is for in a slice is not known; run the model on one device"
+                )
+        for layer in range(self.shape.n_layers):
+            for name in ("attn_output.weight", self.down_name):
+                if f"blk.{layer}.{name}" not in self.file.tensors:
+                    raise CannotSlice(f"layer {layer} has no {name}, which others have; run the model on one device")
+        for name in ("token_embd.weight", "output_norm.weight"):
+            if name not in self.file.tensors:
+                raise CannotSlice(f"the tensor {name!r} is missing; download or convert the model again")
+
+    def _check_scale(self) -> None:
+        """CannotSlice for a model whose scale of attention no part of it would have."""
+        if self._scale_is_fixed() and self.shape.n_embd // max(self.heads, 1) != self.shape.head_k:
+            raise self.other_scale()
+
+    def _scale_is_fixed(self) -> bool:
+        """Whether llama.cpp takes attention's scale from the number of heads, and nothing can be put right."""
+        layers = range(self.shape.n_layers)
+        return len(layers) == self.rules.layers_of_other_scale and any(QUERY_NORM not in self.block(n) for n in layers)
+
+    def other_scale(self) -> CannotSlice:
+        """The error to raise where llama.cpp would compute with another scale of attention."""
+        return CannotSlice(
+            f"attention's scale in this {self.file.architecture} model follows from its {self.shape.n_layers} layers "
+            f"and {self.heads} heads, and would be another in a part of it; run it on one device"
+        )
+
+    @cached_property
+    def head(self) -> TensorInfo:
+        """The output matrix, which in a tied model is the token table."""
+        tensors = self.file.tensors
+        return tensors.get("output.weight") or tensors["token_embd.weight"]
+
+    @cached_property
+    def down_name(self) -> str:
+        """The FFN's last matrix, of experts or not."""
+        dense, experts = _DOWN
+        return dense if f"blk.0.{dense}" in self.file.tensors else experts
+
+    @cached_property
+    def heads(self) -> int:
+        """Query heads of a layer; of the largest where they differ."""
+        return max(self.shape.n_heads)
+
+    @cached_property
+    def heads_kv(self) -> int:
+        return max(self.shape.n_heads_kv)
+
+    @cached_property
+    def ff(self) -> int:
+        """Columns of a layer's FFN, or of one of its experts; of the largest where they differ."""
+        return max(self.columns(layer) for layer in range(self.shape.n_layers))
+
+    @cached_property
+    def turned(self) -> int:
+        """Values of a head that RoPE turns."""
+        return self.meta.count("rope.dimension_count", self.shape.head_k)
+
+    def columns(self, layer: int) -> int:
+        """Columns of one layer's FFN."""
+        return self.file.tensors[f"blk.{layer}.{self.down_name}"].shape[0]
+
+    def block(self, layer: int) -> dict[str, TensorInfo]:
+        """The tensors of one layer, in the file's order, by their names without "blk.<n>."."""
+        return self._blocks[layer]
+
+    @cached_property
+    def _blocks(self) -> list[dict[str, TensorInfo]]:
+        blocks: list[dict[str, TensorInfo]] = [{} for _ in range(self.shape.n_layers)]
+        for name, tensor in self.file.tensors.items():
+            layer = block_of(name)
+            if layer is not None:
+                blocks[layer][name.split(".", 2)[2]] = tensor
+        return blocks
+
+    @cached_property
+    def head_unit(self) -> int:
+        """Heads of a rank are a multiple of it, so that columns of attn_output are cut between quantization blocks."""
+        block = self._block_values("attn_output.weight")
+        return block // gcd(block, self.shape.head_v) if self.shape.head_v else 1
+
+    @cached_property
+    def ff_unit(self) -> int:
+        """FFN columns of a rank are a multiple of it."""
+        return self._block_values(self.down_name)
+
+    def _block_values(self, name: str) -> int:
+        tensors = self.file.tensors
+        return lcm(*(tensors[f"blk.{layer}.{name}"].type.block for layer in range(self.shape.n_layers)))
+
+    def is_whole(self, cut: Slice) -> bool:
+        """Whether `cut` takes all heads and columns of its layers."""
+        return cut.heads == Range(0, self.heads) and cut.ff == Range(0, self.ff)
+
+    def query_scale(self, cut: Slice) -> float:
+        """By how much queries of the slice must be larger than the model's, so that attention weighs the same.
+
+        Not 1 where llama.cpp takes attention's scale from a number of layers and heads which a slice does not have.
+        """
+        other, shape = self.rules.layers_of_other_scale, self.shape
+        if not other:
+            return 1.0
+        heads = shape.n_heads[0]
+        local = heads if self.is_whole(cut) else len(cut.heads)
+        needed = shape.n_embd // heads if shape.n_layers == other else shape.head_k
+        given = shape.n_embd // local if len(cut.layers) == other else shape.head_k
+        return sqrt(given / needed)  # attention divides by the square root of these
+
+    def check_shards(self) -> None:
+        """CannotSlice where a layer cannot be shared by several ranks."""
+        problem = self.rules.no_shards or self._uneven() or self._unknown() or self._misfit()
+        if problem:
+            raise CannotSlice(f"{problem}; its layers cannot be shared, but they can be given out: --parallel pipeline")
+
+    def _uneven(self) -> str:
+        shape = self.shape
+        if not self.heads or not self.heads_kv:
+            return "the model has no attention heads"
+        columns = {self.columns(layer) for layer in range(shape.n_layers)}
+        if len(set(shape.n_heads)) > 1 or len(set(shape.n_heads_kv)) > 1 or len(columns) > 1:
+            return "the model's layers have different numbers of heads or FFN columns"
+        if self._scale_is_fixed():
+            return f"attention's scale in this {self.file.architecture} model follows from its {self.heads} heads"
+        if any(name in self.meta for name in ("attention.key_length_swa", "rope.dimension_count_swa")):
+            return "heads of the model's window layers have a size of their own"
+        return ""
+
+    def _unknown(self) -> str:
+        names = next((name for n in range(self.shape.n_layers) for name in self.block(n) if name not in CUTS), None)
+        return f"how to share the tensor {names!r} of a layer is not known" if names else ""
+
+    def _misfit(self) -> str:
+        """What the architecture that shards are written as cannot do."""
+        if not self.rules.shards_as:
+            return ""
+        arch, tensors = self.file.architecture, self.file.tensors
+        if self.turned != self.shape.head_k or self.shape.head_k != self.shape.head_v:
+            return f"only {self.turned} of {self.shape.head_k} values of a head carry the position"
+        if "rope_factors_long.weight" in tensors or "rope_factors_short.weight" in tensors:
+            return f"this {arch} model has position factors that change with the length of the context"
+        if "output.bias" in tensors:
+            return f"this {arch} model has an output.bias"
+        if "exps" in self.down_name:
+            return f"this {arch} model has experts"
+        return ""

@@ -1,0 +1,210 @@
+"""The tensors of a slice: for each its name, its shape, and the bytes of the model file that it is made of."""
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from partition.errors import CannotSlice
+from partition.plan.plan import Range, Slice
+from partition.plan.tensor import kv_heads
+from partition.slices.recipe import Copy, Literal, Segment, Zeros
+from partition.slices.rules import COMMON, CUTS, HEAD_VECTORS, Cut
+from partition.slices.source import QUERY_NORM, Source
+from quant.gguf.file import TensorInfo
+from quant.gguf.writer import NewTensor
+from quant.types import TYPES
+
+STUB_ROWS = 32  # of the token table where a slice has no head: llama.cpp needs one, and reserves logits for each row
+
+# A token table that nobody reads has the type that takes the fewest bytes; these are no types of weights.
+_NOT_TABLES = frozenset(("i8", "i16", "i32", "i64", "f64", "q8_1", "q8_k"))
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A tensor of the slice and its bytes."""
+
+    tensor: NewTensor
+    segments: tuple[Segment, ...]
+
+
+def tensors(source: Source, cut: Slice) -> list[Placed]:
+    """All tensors of a slice, in order. CannotSlice where `cut` falls within quantization blocks."""
+    placed = [*_table_and_head(source, cut), *_common(source)]
+    ranges = {} if source.is_whole(cut) else _ranges(source, cut)
+    scale = source.query_scale(cut)
+    for layer in range(cut.layers.start, cut.layers.stop):
+        block = source.block(layer)
+        if scale != 1.0 and QUERY_NORM not in block:
+            raise source.other_scale()
+        for name, tensor in block.items():
+            new = f"blk.{layer - cut.layers.start}.{name}"
+            if name == QUERY_NORM and scale != 1.0:
+                placed.append(_scaled(source, tensor, new, scale))
+            else:
+                placed += _whole_or_first(tensor, new, cut) if not ranges else _cut(source, tensor, new, ranges, cut)
+    return placed
+
+
+def pieces(tensor: TensorInfo, dimension: int, ranges: Sequence[Range]) -> tuple[Segment, ...]:
+    """Parts of a tensor along dimension 0 (values of a row) or 1 (rows of a matrix), of each of its matrices.
+
+    CannotSlice where a part of a row does not fall on quantization blocks.
+    """
+    row = tensor.type.n_bytes(tensor.shape[0])
+    if dimension == 0:
+        stride, count = row, prod(tensor.shape[1:])
+        bounds = [(_bytes(tensor, part.start), _bytes(tensor, part.stop)) for part in ranges]
+    else:
+        stride, count = row * tensor.shape[1], prod(tensor.shape[2:])
+        bounds = [(row * part.start, row * part.stop) for part in ranges]
+    if len(bounds) > 1 and count > 1:
+        raise CannotSlice(f"{tensor.name!r} would be put together from several parts of many matrices")
+    return tuple(
+        Copy(tensor.offset, stride * count) if end - start == stride else _copy(tensor, start, end, stride, count)
+        for start, end in bounds
+    )
+
+
+def _copy(tensor: TensorInfo, start: int, end: int, stride: int, count: int) -> Copy:
+    return Copy(tensor.offset + start, end - start, stride, count)
+
+
+def _bytes(tensor: TensorInfo, values: int) -> int:
+    """Where in a row the value number `values` begins."""
+    if values % tensor.type.block:
+        raise CannotSlice(
+            f"{tensor.name!r} is stored in blocks of {tensor.type.block} values ({tensor.type.name}) and cannot be "
+            f"cut at value {values}; cut at a multiple, or use another quantization"
+        )
+    return tensor.type.n_bytes(values)
+
+
+def _table_and_head(source: Source, cut: Slice) -> Iterator[Placed]:
+    """The token table, which no slice reads, and the rows of the head, which take its place where the loader allows."""
+    embd = source.shape.n_embd
+    if not cut.vocab:
+        yield _table("token_embd.weight", embd, STUB_ROWS)
+        if source.rules.needs_output:
+            yield _table("output.weight", embd, STUB_ROWS)
+        return
+    head = source.head
+    name = "token_embd.weight"
+    if source.rules.needs_output:
+        yield _table(name, embd, len(cut.vocab))
+        name = "output.weight"
+    yield Placed(NewTensor(name, (embd, len(cut.vocab)), head.type), pieces(head, 1, [cut.vocab]))
+    for vector in HEAD_VECTORS:
+        bias = source.file.tensors.get(vector)
+        if bias is not None:
+            yield Placed(NewTensor(vector, (len(cut.vocab),), bias.type), pieces(bias, 0, [cut.vocab]))
+
+
+def _table(name: str, embd: int, rows: int) -> Placed:
+    """A table of zeros."""
+    fitting = [t for t in TYPES.values() if t.name not in _NOT_TABLES and embd % t.block == 0]
+    tensor = NewTensor(name, (embd, rows), min(fitting, key=lambda t: t.n_bytes(embd)))
+    return Placed(tensor, (Zeros(tensor.n_bytes),))
+
+
+def _common(source: Source) -> Iterator[Placed]:
+    """What every slice has; also those without head, because every loader insists on output_norm."""
+    for name in COMMON:
+        if name in source.file.tensors:
+            yield _whole(source.file.tensors[name], name)
+
+
+def _whole(tensor: TensorInfo, name: str) -> Placed:
+    return Placed(NewTensor(name, tensor.shape, tensor.type), (Copy(tensor.offset, tensor.n_bytes),))
+
+
+def _whole_or_first(tensor: TensorInfo, name: str, cut: Slice) -> list[Placed]:
+    placed = _whole(tensor, name)
+    if CUTS.get(name.split(".", 2)[2]) is Cut.FIRST and not cut.first:
+        placed = replace(placed, segments=(Zeros(tensor.n_bytes),))
+    return [placed]
+
+
+def _scaled(source: Source, tensor: TensorInfo, name: str, scale: float) -> Placed:
+    """A vector of 32-bit numbers times `scale`."""
+    layout = struct.Struct(f"<{tensor.n_values}f")
+    values = (value * scale for value in layout.unpack(source.file.data(tensor.name)))
+    return Placed(NewTensor(name, tensor.shape, tensor.type), (Literal(layout.pack(*values)),))
+
+
+def _ranges(source: Source, cut: Slice) -> dict[str, list[Range]]:
+    """For each kind of thing that is cut, which of it the rank holds."""
+    shape = source.shape
+    k, v = shape.head_k, shape.head_v
+    own = kv_heads(cut.heads, source.heads, source.heads_kv)
+    queries = Range(cut.heads.start * k, cut.heads.stop * k)
+    keys, values = _joined(own, k), _joined(own, v)
+    after_q = source.heads * k
+    after_k = after_q + source.heads_kv * k
+    return {
+        "heads": [cut.heads],
+        "q": [queries],
+        "k": keys,
+        "v": values,
+        "qkv": [queries, *_moved(keys, after_q), *_moved(values, after_k)],
+        "out": [Range(cut.heads.start * v, cut.heads.stop * v)],
+        "ff": [cut.ff],
+        "gate": [cut.ff],
+        "up": _moved([cut.ff], source.ff),
+    }
+
+
+def _joined(heads: Sequence[int], size: int) -> list[Range]:
+    """The values of these heads: one range for each row of heads that follow each other."""
+    found: list[Range] = []
+    for head in heads:
+        if found and found[-1].stop == head * size:
+            found[-1] = Range(found[-1].start, (head + 1) * size)
+        else:
+            found.append(Range(head * size, (head + 1) * size))
+    return found
+
+
+def _moved(ranges: Iterable[Range], by: int) -> list[Range]:
+    return [Range(part.start + by, part.stop + by) for part in ranges]
+
+
+def _cut(source: Source, tensor: TensorInfo, name: str, ranges: dict[str, list[Range]], cut: Slice) -> list[Placed]:
+    """A layer's tensor as a shard holds it; two tensors where gate and up are one in the model and not in the slice."""
+    of = CUTS[name.split(".", 2)[2]]
+    if of.dimension < 0:
+        return _whole_or_first(tensor, name, cut)
+    if source.rules.fused_gate_up and name.endswith("ffn_up.weight"):
+        names = {"gate": name.replace("ffn_up", "ffn_gate"), "up": name}
+        return [_part(tensor, new, of.dimension, ranges[part]) for part, new in names.items()]
+    return [_part(tensor, name, of.dimension, ranges[of.of])]
+
+
+def _part(tensor: TensorInfo, name: str, dimension: int, ranges: Sequence[Range]) -> Placed:
+    shape = list(tensor.shape)
+    shape[dimension] = sum(map(len, ranges))
+    return Placed(NewTensor(name, tuple(shape), tensor.type), pieces(tensor, dimension, ranges))
+
+
+def merged(segments: Iterable[Segment]) -> Iterator[Segment]:
+    """The same bytes in fewer segments: what follows directly in the model file is copied at once."""
+    last: Segment | None = None
+    for segment in segments:
+        joined = _joint(last, segment) if last else segment
+        if joined is None and last:
+            yield last
+        last = joined or segment
+    if last:
+        yield last
+
+
+def _joint(a: Segment, b: Segment) -> Segment | None:
+    """`a` and `b` as one, None where that is not possible."""
+    if isinstance(a, Zeros) and isinstance(b, Zeros):
+        return Zeros(a.length + b.length)
+    if isinstance(a, Literal) and isinstance(b, Literal):
+        return Literal(a.data + b.data)
+    if isinstance(a, Copy) and isinstance(b, Copy) and a.count == b.count == 1 and a.end == b.offset:
+        return Copy(a.offset, a.length + b.length)
+    return None

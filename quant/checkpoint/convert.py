@@ -1,0 +1,92 @@
+"""Converts a Hugging Face folder of safetensors to one GGUF file.
+
+Weights pass through a buffer of a few MiB; memory does not grow with the model, only with its vocabulary.
+"""
+
+import math
+import struct
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from quant.checkpoint.checkpoint import Checkpoint
+from quant.checkpoint.families import read_model
+from quant.checkpoint.metadata import general_pairs, model_pairs
+from quant.checkpoint.rope import rope_factors
+from quant.checkpoint.rows import chunks
+from quant.checkpoint.tensors import Target, targets
+from quant.checkpoint.vocabulary import vocabulary_pairs
+from quant.errors import ModelFileError, UnknownTypeError
+from quant.gguf.writer import ALIGNMENT, NewTensor, header
+from quant.types import TYPES
+from quant.whole_file import whole_file
+
+Progress = Callable[[int, int], None]  # bytes written so far, bytes in all
+
+CONVERTED_TYPES = ("f32", "f16", "bf16")
+
+
+def convert(folder: Path, out: Path, progress: Progress | None = None, type_name: str | None = None) -> int:
+    """Write the model of a Hugging Face folder as GGUF to `out`; its bytes.
+
+    type_name: f32, f16 or bf16 for all matrices; None keeps each as it is stored. Vectors (norms, biases) and routers
+    are F32 always. The file appears under its name only when it is whole.
+
+    ModelFileError for a folder that cannot be converted, UnknownTypeError for another type, OSError when the file
+    cannot be written or the disk has no room.
+    """
+    if type_name is not None and type_name not in CONVERTED_TYPES:
+        raise UnknownTypeError(f"a checkpoint is converted to {', '.join(CONVERTED_TYPES)}, not to {type_name!r}")
+    with Checkpoint.open(folder) as checkpoint:
+        _check_out(out, checkpoint)
+        model = read_model(checkpoint.json("config.json"))
+        pairs = model_pairs(model)
+        plan = [(target, _type(target, type_name)) for target in targets(model, checkpoint.tensors)]
+        factors = rope_factors(model)
+        tensors = [NewTensor(t.name, tuple(reversed(t.shape)), TYPES[kind]) for t, kind in plan]
+        if factors:
+            tensors.insert(0, NewTensor("rope_freqs.weight", (len(factors),), TYPES["f32"]))
+        pairs = general_pairs(model, _name(folder), _most(plan)) | pairs | vocabulary_pairs(model, checkpoint)
+        head = header(pairs, tensors)
+        total = len(head) + sum(tensor.n_bytes + tensor.padding for tensor in tensors)
+        with whole_file(out, total) as file:
+            file.write(head)
+            if factors:
+                file.write(struct.pack(f"<{len(factors)}f", *factors) + bytes(tensors[0].padding))
+            for target, kind in plan:
+                for chunk in chunks(checkpoint, target, kind):
+                    file.write(chunk)
+                    if progress:
+                        progress(file.tell(), total)
+                file.write(bytes(-file.tell() % ALIGNMENT))
+            return file.tell()
+
+
+def _type(target: Target, type_name: str | None) -> str:
+    """The type a tensor gets."""
+    return "f32" if target.keeps_f32 else type_name or target.stored
+
+
+def _most(plan: list[tuple[Target, str]]) -> str:
+    """The type of most values in matrices."""
+    values: Counter[str] = Counter()
+    for target, kind in plan:
+        if not target.keeps_f32:
+            values[kind] += math.prod(target.shape)
+    return values.most_common(1)[0][0]
+
+
+def _name(folder: Path) -> str:
+    """What the model is called: its folder's name, or the repository's in the hub's cache."""
+    path = folder.resolve()
+    name = path.parent.parent.name.split("--")[-1] if path.parent.name == "snapshots" else path.name
+    return name.encode(errors="replace").decode()
+
+
+def _check_out(out: Path, checkpoint: Checkpoint) -> None:
+    """ModelFileError where `out` is a folder, or belongs to what is read."""
+    if out.is_dir():
+        raise ModelFileError(f"{out}: this is a folder; give the name of the file to write")
+    inside = out.resolve().parent == checkpoint.folder.resolve() and out.suffix != ".gguf"
+    if out.exists() and (inside or any(out.samefile(path) for path in checkpoint.paths)):
+        raise ModelFileError(f"{out}: this is a file of the checkpoint; give another name to write to")

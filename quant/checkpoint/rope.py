@@ -1,0 +1,103 @@
+"""Rotary position embedding: what config.json says about it, as the metadata and the table of factors of a GGUF."""
+
+import math
+
+from quant.checkpoint.config import Config
+from quant.checkpoint.families import Model
+from quant.gguf.writer import encoded
+
+_DEFAULT_BASE = 10_000.0
+_DEFAULT_LOCAL_BASE = 10_000.0  # of llama.cpp for layers with a window, too
+
+
+def rope_pairs(model: Model) -> dict[str, bytes]:
+    """The key-value pairs about rotation, without the architecture in front of the keys.
+
+    ModelFileError for a way of stretching the context that llama.cpp does not have.
+    """
+    rope = _global(model)
+    pairs = {
+        "rope.dimension_count": encoded("u32", model.head_size),
+        "rope.freq_base": encoded("f32", _base(model)),
+    }
+    if model.arch == "gemma3":
+        pairs["rope.freq_base_swa"] = encoded("f32", _local_base(model))
+    kind = _kind(rope)
+    if kind == "linear":
+        pairs["rope.scaling.type"] = encoded("str", "linear")
+        pairs["rope.scaling.factor"] = encoded("f32", rope.number("factor"))
+    elif kind == "yarn":
+        pairs |= _yarn_pairs(model, rope)
+    elif kind == "llama3" and model.arch != "llama":
+        raise rope.error(f"rope_type is llama3, which llama.cpp has only for Llama, not for {model.arch}")
+    elif kind not in ("default", "llama3"):
+        raise rope.error(f"rope_type is {kind!r:.40}, known are default, linear, yarn, llama3")
+    return pairs
+
+
+def rope_factors(model: Model) -> list[float]:
+    """What each frequency is divided by [head_size / 2], as Llama 3 stretches its context; empty for other ways.
+
+    High frequencies stay, low ones are divided by the factor; between two bounds one goes over into the other. Formula:
+    https://github.com/meta-llama/llama-models/blob/main/models/llama3/model.py (apply_scaling).
+    """
+    rope = _global(model)
+    if _kind(rope) != "llama3":
+        return []
+    factor = rope.number("factor")
+    low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+    context = rope.count("original_max_position_embeddings")
+    if high <= low:
+        raise rope.error(f"high_freq_factor is {high:g}, needed is more than low_freq_factor, {low:g}")
+    base = _base(model)
+    factors = []
+    for i in range(0, model.head_size, 2):
+        turns = context / (
+            2 * math.pi * base ** (i / model.head_size)
+        )  # in the context the model was first trained for
+        share = min(1.0, max(0.0, (turns - low) / (high - low)))
+        factors.append(1 / (share + (1 - share) / factor))
+    return factors
+
+
+def _yarn_pairs(model: Model, rope: Config) -> dict[str, bytes]:
+    for key in ("attention_factor", "mscale", "mscale_all_dim"):
+        if key in rope:
+            raise rope.error(f"{key} is given; llama.cpp computes this factor of YaRN itself")
+    if not rope.flag("truncate", True):
+        raise rope.error("truncate is false; llama.cpp rounds the bounds of YaRN")
+    context = rope.count("original_max_position_embeddings", model.config.count("max_position_embeddings"))
+    return {
+        "rope.scaling.type": encoded("str", "yarn"),
+        "rope.scaling.factor": encoded("f32", rope.number("factor")),
+        "rope.scaling.original_context_length": encoded("u32", context),
+        "rope.scaling.yarn_beta_fast": encoded("f32", rope.number("beta_fast", 32.0)),
+        "rope.scaling.yarn_beta_slow": encoded("f32", rope.number("beta_slow", 1.0)),
+    }
+
+
+def _section(model: Model) -> Config:
+    """`rope_parameters` of today's files, `rope_scaling` of the older ones."""
+    return model.config.section("rope_parameters" if "rope_parameters" in model.config else "rope_scaling")
+
+
+def _global(model: Model) -> Config:
+    """How layers without a window rotate. Newer files of models with both kinds say it for each."""
+    section = _section(model)
+    return section.section("full_attention") if "full_attention" in section else section
+
+
+def _kind(rope: Config) -> str:
+    return rope.text("rope_type", rope.text("type", "default"))
+
+
+def _base(model: Model) -> float:
+    return _global(model).number("rope_theta", model.config.number("rope_theta", _DEFAULT_BASE))
+
+
+def _local_base(model: Model) -> float:
+    """Of layers with a window, which are never stretched."""
+    local = _section(model).section("sliding_attention")
+    if _kind(local) != "default":
+        raise local.error(f"rope_type is {_kind(local)!r:.40}; layers with a window are not stretched in llama.cpp")
+    return local.number("rope_theta", model.config.number("rope_local_base_freq", _DEFAULT_LOCAL_BASE))

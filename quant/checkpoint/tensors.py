@@ -1,0 +1,195 @@
+"""Which tensors of a checkpoint become which of a GGUF, and what happens to their rows on the way.
+
+A tensor is seen as rows: [rows, row] of a matrix, one value a row of a vector. So a stack of experts, a query matrix
+and a norm go the same way.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from quant.checkpoint.checkpoint import StoredTensor
+from quant.checkpoint.families import Model
+from quant.errors import ModelFileError
+
+STORED_TYPES = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
+# Tables that are computed anew, and what belongs to pictures.
+_DROPPED_ENDS = (".rotary_emb.inv_freq", ".attention.masked_bias", ".attention.bias")
+_DROPPED_PARTS = ("vision_tower.", "multi_modal_projector.")
+_PREFIXES = {"language_model.": "", "model.language_model.": "model."}
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows [first, first + count) of a tensor of the checkpoint."""
+
+    tensor: StoredTensor
+    first: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A tensor of the GGUF to be, and where it comes from."""
+
+    name: str
+    shape: tuple[int, ...]  # slowest first
+    sources: tuple[Rows, ...]
+    stored: str  # type of the sources; f32 where they differ
+    keeps_f32: bool  # whatever type is asked for
+    interleave: int = 0  # rows of a head, whose halves are interleaved; 0: rows stay in order
+    offset: float = 0.0  # added to every value
+
+    @property
+    def row(self) -> int:
+        """Values in a row."""
+        return self.shape[-1] if len(self.shape) > 1 else 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A tensor that the configuration calls for."""
+
+    name: str
+    sources: tuple[tuple[str, int], ...]  # names in the checkpoint, and the row to begin with
+    shape: tuple[int, ...]  # slowest first
+    interleave: int = 0
+    offset: float = 0.0
+
+
+def targets(model: Model, stored: Mapping[str, StoredTensor]) -> list[Target]:
+    """The tensors of the GGUF, in order.
+
+    ModelFileError for one that is missing, has another shape than config.json calls for or a type that is not
+    converted, and for one in the checkpoint that has no place.
+    """
+    have = {_plain_name(name): tensor for name, tensor in stored.items()} if model.family.wrapped else dict(stored)
+    found = [_target(wanted, have) for wanted in _wanted(model, have)]
+    used = {rows.tensor.name for target in found for rows in target.sources}
+    for name, tensor in have.items():
+        if tensor.name not in used and not _is_dropped(model, name):
+            raise ModelFileError(
+                f"{tensor.path.name}: tensor {tensor.name!r:.200} has no place in {model.arch}; "
+                "the model is not what its config.json says, or is a variant that cannot be converted"
+            )
+    return found
+
+
+def _plain_name(name: str) -> str:
+    """What a tensor of the text part is called where there is nothing else."""
+    prefix = next((prefix for prefix in _PREFIXES if name.startswith(prefix)), "")
+    return _PREFIXES.get(prefix, "") + name[len(prefix) :]
+
+
+def _is_dropped(model: Model, name: str) -> bool:
+    if name == "lm_head.weight":
+        return model.tied  # the same once more
+    return name.endswith(_DROPPED_ENDS) or (model.family.wrapped and any(part in name for part in _DROPPED_PARTS))
+
+
+def _wanted(model: Model, have: Mapping[str, StoredTensor]) -> Iterator[_Wanted]:
+    """What the configuration calls for, in order."""
+    offset = model.family.norm_offset
+    yield _Wanted("token_embd.weight", (("model.embed_tokens.weight", 0),), (model.vocab, model.embd))
+    for i in range(model.layers):
+        for name, source, shape, interleave in _layer(model):
+            extra = offset if name.endswith("norm.weight") else 0.0
+            sources = ((f"model.layers.{i}.{source}", 0),)
+            yield _Wanted(f"blk.{i}.{name}", sources, shape, interleave, extra)
+        if model.experts:
+            yield from _experts(model, i, have)
+    yield _Wanted("output_norm.weight", (("model.norm.weight", 0),), (model.embd,), 0, offset)
+    if not model.tied:
+        yield _Wanted("output.weight", (("lm_head.weight", 0),), (model.vocab, model.embd))
+
+
+def _layer(model: Model) -> Iterator[tuple[str, str, tuple[int, ...], int]]:
+    """(name, name in the checkpoint, shape, rows of a head to interleave) of a layer's tensors, without experts."""
+    family, config, embd, ff = model.family, model.config, model.embd, model.ff
+    q, kv = model.heads * model.head_size, model.kv * model.head_size
+    turned = model.head_size if family.interleaved else 0
+    attention_bias = family.arch == "llama" and config.flag("attention_bias")
+    yield "attn_norm.weight", "input_layernorm.weight", (embd,), 0
+    for name, source, rows, interleave in (
+        ("attn_q", "q_proj", q, turned), ("attn_k", "k_proj", kv, turned), ("attn_v", "v_proj", kv, 0),
+    ):  # fmt: skip
+        yield f"{name}.weight", f"self_attn.{source}.weight", (rows, embd), interleave
+        if family.qkv_bias or attention_bias:
+            yield f"{name}.bias", f"self_attn.{source}.bias", (rows,), interleave
+    yield "attn_output.weight", "self_attn.o_proj.weight", (embd, q), 0
+    if attention_bias:
+        yield "attn_output.bias", "self_attn.o_proj.bias", (embd,), 0
+    if family.head_norms:
+        yield "attn_q_norm.weight", "self_attn.q_norm.weight", (model.head_size,), 0
+        yield "attn_k_norm.weight", "self_attn.k_norm.weight", (model.head_size,), 0
+    if family.post_norms:
+        yield "post_attention_norm.weight", "post_attention_layernorm.weight", (embd,), 0
+        yield "ffn_norm.weight", "pre_feedforward_layernorm.weight", (embd,), 0
+        yield "post_ffw_norm.weight", "post_feedforward_layernorm.weight", (embd,), 0
+    else:
+        yield "ffn_norm.weight", "post_attention_layernorm.weight", (embd,), 0
+    if model.experts:
+        yield "ffn_gate_inp.weight", "mlp.gate.weight", (model.experts, embd), 0
+        return
+    for part, shape in (("gate", (ff, embd)), ("up", (ff, embd)), ("down", (embd, ff))):
+        yield f"ffn_{part}.weight", f"mlp.{part}_proj.weight", shape, 0
+        if family.arch == "llama" and config.flag("mlp_bias"):
+            yield f"ffn_{part}.bias", f"mlp.{part}_proj.bias", shape[:1], 0
+
+
+def _experts(model: Model, layer: int, have: Mapping[str, StoredTensor]) -> Iterator[_Wanted]:
+    """The three stacks of experts of a layer. A checkpoint has a matrix for each, or stacks of its own."""
+    n, ff, embd, base = model.experts, model.expert_ff, model.embd, f"model.layers.{layer}.mlp.experts"
+    stacked = f"{base}.gate_up_proj" in have
+    for part, shape, first, step in (
+        ("gate", (n, ff, embd), 0, 2 * ff), ("up", (n, ff, embd), ff, 2 * ff), ("down", (n, embd, ff), 0, embd),
+    ):  # fmt: skip
+        source = f"{base}.{'down_proj' if part == 'down' else 'gate_up_proj'}"
+        if stacked:
+            sources = tuple((source, first + e * step) for e in range(n))
+        else:
+            sources = tuple((f"{base}.{e}.{part}_proj.weight", 0) for e in range(n))
+        yield _Wanted(f"blk.{layer}.ffn_{part}_exps.weight", sources, shape)
+
+
+def _target(wanted: _Wanted, have: Mapping[str, StoredTensor]) -> Target:
+    """What is wanted with the tensors it comes from, checked."""
+    count = len(wanted.sources)
+    rows = math.prod(wanted.shape[:-1] or wanted.shape) // count  # of each source
+    sources = []
+    for name, first in wanted.sources:
+        tensor = have.get(name)
+        if tensor is None:
+            raise ModelFileError(f"tensor {name!r} is missing, config.json calls for it; download the model again")
+        need = _source_shape(wanted, name)
+        if tensor.shape != need:
+            raise ModelFileError(
+                f"{tensor.path.name}: tensor {tensor.name!r} has the shape {list(tensor.shape)}, config.json calls for "
+                f"{list(need)}; the two do not belong together"
+            )
+        if tensor.dtype not in STORED_TYPES:
+            raise ModelFileError(
+                f"{tensor.path.name}: tensor {tensor.name!r} is stored as {tensor.dtype:.20}; needed is BF16, F16 or "
+                "F32: get the original checkpoint"
+            )
+        sources.append(Rows(tensor, first, rows))
+    kinds = {STORED_TYPES[source.tensor.dtype] for source in sources}
+    return Target(
+        name=wanted.name,
+        shape=wanted.shape,
+        sources=tuple(sources),
+        stored=kinds.pop() if len(kinds) == 1 else "f32",
+        keeps_f32=len(wanted.shape) == 1 or wanted.name.endswith("ffn_gate_inp.weight"),  # as llama.cpp wants them
+        interleave=wanted.interleave,
+        offset=wanted.offset,
+    )
+
+
+def _source_shape(wanted: _Wanted, name: str) -> tuple[int, ...]:
+    """The shape a tensor of the checkpoint must have."""
+    if name.endswith(".gate_up_proj"):
+        n, ff, embd = wanted.shape
+        return (n, 2 * ff, embd)
+    if len(wanted.shape) == 3 and name.endswith(".weight"):
+        return wanted.shape[1:]
+    return wanted.shape

@@ -1,0 +1,160 @@
+"""The vocabulary of a checkpoint as the metadata of a GGUF.
+
+llama.cpp has two tokenizers that these families use: "llama" merges the pair with the best score (sentencepiece),
+"gpt2" follows a list of merges inside words that a regular expression cuts out (byte-level BPE).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from quant.checkpoint.bpe import byte_level, is_byte_level, scored, space_prefix
+from quant.checkpoint.checkpoint import Checkpoint
+from quant.checkpoint.families import Model
+from quant.checkpoint.sentencepiece_model import read_sentencepiece
+from quant.checkpoint.tokens import CONTROL, UNKNOWN, AddedToken, Vocabulary, string
+from quant.errors import ModelFileError
+from quant.gguf.writer import encoded
+
+_TOKENIZER, _CONFIG, _SENTENCEPIECE = "tokenizer.json", "tokenizer_config.json", "tokenizer.model"
+_SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # to what GGUF calls them
+_ENDS_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>")
+
+
+def vocabulary_pairs(model: Model, checkpoint: Checkpoint) -> dict[str, bytes]:
+    """All `tokenizer.` pairs: as many tokens as the table of the model has rows.
+
+    ModelFileError where no tokenizer is there, or where llama.cpp has none that gives the same tokens.
+    """
+    tokenizer, settings = checkpoint.json(_TOKENIZER), checkpoint.json(_CONFIG)
+    added = _added(tokenizer, settings, checkpoint.json("added_tokens.json"))
+    if is_byte_level(tokenizer):
+        vocabulary = byte_level(tokenizer, added, model.vocab)
+    else:
+        raw = checkpoint.content(_SENTENCEPIECE)
+        if raw is None and not tokenizer:
+            raise ModelFileError(f"{checkpoint.folder}: it has neither {_TOKENIZER} nor {_SENTENCEPIECE}; download one")
+        vocabulary = scored(tokenizer, added, model.vocab) if raw is None else read_sentencepiece(raw)
+        if raw is not None:
+            vocabulary.fit(added, model.vocab)
+            _set_prefix(vocabulary, tokenizer, settings)
+    vocabulary.check()
+    specials = _specials(vocabulary, added, settings, checkpoint.json("special_tokens_map.json"), model)
+    return {
+        **vocabulary.pairs(),
+        **{f"tokenizer.ggml.{key}_token_id": encoded("u32", token) for key, token in specials.items()},
+        **_around_pairs(tokenizer, settings, specials, vocabulary.model == "llama"),
+        **_template_pairs(checkpoint, settings),
+    }
+
+
+def _added(
+    tokenizer: Mapping[str, Any], settings: Mapping[str, Any], older: Mapping[str, Any]
+) -> dict[int, AddedToken]:
+    """Tokens beside the trained ones, by id. They are written in three files; later ones know more."""
+    found: dict[int, AddedToken] = {}
+    for entry in _list(tokenizer.get("added_tokens"), _TOKENIZER):
+        token = AddedToken.read(entry, _TOKENIZER)
+        found[_id(entry.get("id"), _TOKENIZER)] = token
+    for content, number in older.items():
+        found.setdefault(_id(number, "added_tokens.json"), AddedToken(string(content, "added_tokens.json"), False))
+    decoder = settings.get("added_tokens_decoder") or {}
+    if not isinstance(decoder, dict):
+        raise ModelFileError(f"{_CONFIG}: added_tokens_decoder is not an object")
+    for key, entry in decoder.items():
+        found[_id(int(key) if key.isdecimal() and len(key) < 10 else None, _CONFIG)] = AddedToken.read(entry, _CONFIG)
+    return found
+
+
+def _set_prefix(vocabulary: Vocabulary, tokenizer: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Whether a text gets a space in front. tokenizer.json is what the library follows where both are there."""
+    if tokenizer:
+        vocabulary.space_prefix = space_prefix(tokenizer)
+    elif isinstance(said := settings.get("add_prefix_space"), bool):
+        vocabulary.space_prefix = said
+
+
+def _specials(
+    vocabulary: Vocabulary,
+    added: Mapping[int, AddedToken],
+    settings: Mapping[str, Any],
+    older: Mapping[str, Any],
+    model: Model,
+) -> dict[str, int]:
+    """The ids of the tokens with a meaning: by their text in the tokenizer's files, else by number in config.json."""
+    ids = {text: i for i, text in enumerate(vocabulary.tokens)}
+    ids |= {token.content: i for i, token in added.items() if i < len(vocabulary.tokens)}
+    found: dict[str, int] = {}
+    for name, key in _SPECIAL.items():
+        for source in (settings, older):
+            entry = source.get(f"{name}_token")
+            text = entry.get("content") if isinstance(entry, dict) else entry
+            if isinstance(text, str) and text in ids:
+                found.setdefault(key, ids[text])
+        value = model.config.value(f"{name}_token_id")
+        number = value[0] if isinstance(value, list) and value else value
+        if type(number) is int and 0 <= number < len(vocabulary.tokens):
+            found.setdefault(key, number)
+    if vocabulary.model == "llama" and UNKNOWN in vocabulary.types:
+        found.setdefault("unknown", vocabulary.types.index(UNKNOWN))
+    for text in _ENDS_OF_TURN:
+        if text in ids and vocabulary.types[ids[text]] == CONTROL:
+            found.setdefault("eot", ids[text])
+    return found
+
+
+def _around_pairs(
+    tokenizer: Mapping[str, Any], settings: Mapping[str, Any], specials: Mapping[str, int], sentencepiece: bool
+) -> dict[str, bytes]:
+    """Whether a text gets a beginning and an end token. llama.cpp ends the process where it must add one it lacks."""
+    single = _template(tokenizer.get("post_processor"))
+    sequence = next((i for i, part in enumerate(single) if part == ""), 0)
+    adds = {"bos": sequence > 0, "eos": sequence < len(single) - 1}
+    if not single:
+        adds = {"bos": sentencepiece, "eos": False}
+    pairs = {}
+    for name, add in adds.items():
+        said = settings.get(f"add_{name}_token")
+        add = said if isinstance(said, bool) else add
+        if add and name not in specials:
+            raise ModelFileError(f"{_CONFIG}: every text gets a {name} token, but none of the files says which it is")
+        pairs[f"tokenizer.ggml.add_{name}_token"] = encoded("bool", add)
+    return pairs
+
+
+def _template(processor: Any) -> list[str]:
+    """What is put around a text: special tokens, and "" for the text itself. Empty where nothing is said."""
+    if not isinstance(processor, dict):
+        return []
+    for inner in _list(processor.get("processors"), _TOKENIZER) or [processor]:
+        if isinstance(inner, dict) and inner.get("type") == "TemplateProcessing":
+            parts = [part for part in _list(inner.get("single"), _TOKENIZER) if isinstance(part, dict)]
+            return ["" if "Sequence" in part else "special" for part in parts]
+    return []
+
+
+def _template_pairs(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> dict[str, bytes]:
+    """The chat template, from wherever it is; none for a base model."""
+    raw = checkpoint.content("chat_template.jinja")
+    found: Any = None
+    if raw is not None:
+        try:
+            found = raw.decode()
+        except UnicodeDecodeError as exc:
+            raise ModelFileError(f"chat_template.jinja: this is not text in UTF-8: {exc}; download it again") from exc
+    found = found or checkpoint.json("chat_template.json").get("chat_template") or settings.get("chat_template")
+    if isinstance(found, list):  # several, by name
+        named = [entry for entry in found if isinstance(entry, dict)]
+        found = next((entry.get("template") for entry in named if entry.get("name") == "default"), None)
+    return {"tokenizer.chat_template": encoded("str", string(found, "the chat template"))} if found else {}
+
+
+def _list(value: Any, name: str) -> list[Any]:
+    if not isinstance(value, list | None):
+        raise ModelFileError(f"{name}: needed is a list, this is {value!r:.60}; download it again")
+    return value or []
+
+
+def _id(value: Any, name: str) -> int:
+    if type(value) is not int or not 0 <= value < 2**31:
+        raise ModelFileError(f"{name}: {value!r:.60} is no token id; download it again")
+    return value

@@ -1,0 +1,1 @@
+"""The GGUF container: read, checked and written."""

@@ -1,0 +1,168 @@
+"""Reads one GGUF file: its pairs and its table of tensors, checked the way ggml's own reader checks them.
+
+ggml aborts the whole process on some damaged files. The rules here are those of
+https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/gguf.cpp, and a few more where ggml trusts the file.
+"""
+
+import math
+import mmap
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from quant.errors import ModelFileError, UnknownTypeError
+from quant.gguf.header import HeaderReader, Pair
+from quant.gguf.sniff import looks_like
+from quant.types import TensorType, type_by_id
+
+_MAX_DIMS = 4
+_MAX_NAME_BYTES = 63  # ggml keeps names in 64 bytes
+_MAX_COUNT = 65536  # pairs or tensors; ggml's search for duplicates is quadratic
+_DEFAULT_ALIGNMENT = 32
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """Where one tensor lies and what it is."""
+
+    name: str
+    shape: tuple[int, ...]  # ggml order: values in a row first
+    type: TensorType
+    offset: int  # bytes from the start of its file
+    n_bytes: int
+    path: Path  # the file it is in; differs between the parts of a split model
+
+    @property
+    def n_values(self) -> int:
+        return math.prod(self.shape)
+
+
+class Part(NamedTuple):
+    """One file of a model."""
+
+    path: Path
+    data: mmap.mmap
+    version: int
+    pairs: dict[str, Pair]
+    alignment: int
+    tensors: dict[str, TensorInfo]
+    changed_ns: int  # time of the last change, when it was mapped
+
+
+def read_part(path: Path) -> Part:
+    """Map `path` and read its header; ModelFileError, one line, for everything that is wrong with it."""
+    data, changed_ns = _map(path)
+    reader = HeaderReader(data, path.name)
+    version = _check_magic(reader)
+    n_tensors, n_pairs = reader.u64("the header"), reader.u64("the header")
+    for count, what in ((n_pairs, "key-value pairs"), (n_tensors, "tensors")):
+        if count > _MAX_COUNT:
+            raise reader.error(f"it claims {count} {what}, at most {_MAX_COUNT} are read; the file is damaged")
+    pairs: dict[str, Pair] = {}
+    for i in range(n_pairs):
+        pair = reader.pair(f"pair {i}")
+        if pair.key in pairs:
+            raise reader.error(f"key {pair.key!r} occurs twice; write the file again with a current converter")
+        pairs[pair.key] = pair
+    alignment = _alignment(reader, pairs)
+    tensors = _read_tensors(reader, path, n_tensors, alignment)
+    return Part(path, reader.data, version, pairs, alignment, tensors, changed_ns)
+
+
+def _map(path: Path) -> tuple[mmap.mmap, int]:
+    """(the file's bytes, time of its last change in ns)."""
+    try:
+        status = path.stat()
+        if stat.S_ISDIR(status.st_mode):
+            raise ModelFileError(f"{path}: this is a directory; give the path of a .gguf file")
+        if not stat.S_ISREG(status.st_mode):
+            raise ModelFileError(f"{path}: this is not a regular file; give the path of a .gguf file")
+        if status.st_size == 0:
+            raise ModelFileError(f"{path}: the file is empty; download it again")
+        with path.open("rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), os.fstat(file.fileno()).st_mtime_ns
+    except FileNotFoundError:
+        raise ModelFileError(f"{path}: no such file") from None
+    except (OSError, ValueError) as exc:  # ValueError: a zero byte in the path
+        raise ModelFileError(f"{path}: cannot be read: {getattr(exc, 'strerror', None) or exc}") from exc
+
+
+def _check_magic(reader: HeaderReader) -> int:
+    """The version, 2 or 3; an error for anything that is not such a GGUF."""
+    magic = reader.data[:4]
+    if magic != b"GGUF":
+        guess = looks_like(reader.data[:512])
+        raise reader.error(f"not a GGUF file: it starts with {magic!r}; {guess or 'download or convert it again'}")
+    reader.skip(4, "the header")
+    version = reader.u32("the header")
+    if version & 0xFFFF == 0:
+        raise reader.error("big-endian GGUF; convert it with gguf_convert_endian.py, or get the little-endian file")
+    if version not in (2, 3):
+        raise reader.error(f"GGUF version {version}; versions 2 and 3 are read; convert the model again")
+    return version
+
+
+def _alignment(reader: HeaderReader, pairs: Mapping[str, Pair]) -> int:
+    pair = pairs.get("general.alignment")
+    if pair is None:
+        return _DEFAULT_ALIGNMENT
+    value = pair.value
+    if pair.type != "u32" or not isinstance(value, int) or value.bit_count() != 1:
+        raise reader.error(f"general.alignment is {pair.type} {value!r}, needed is a u32 that is a power of two")
+    return value
+
+
+def _read_tensors(reader: HeaderReader, path: Path, n_tensors: int, alignment: int) -> dict[str, TensorInfo]:
+    """The tensor table; each tensor must start where the one before ends, padded to the alignment."""
+    rows: dict[str, tuple[tuple[int, ...], TensorType, int]] = {}
+    for i in range(n_tensors):
+        name = reader.name(f"the name of tensor {i}", _MAX_NAME_BYTES)
+        if name in rows:
+            raise reader.error(f"tensor {name!r} occurs twice; write the file again with a current converter")
+        shape = _shape(reader, name)
+        kind = _type(reader, name, shape[0])
+        rows[name] = shape, kind, reader.u64(f"the offset of tensor {name!r}")
+    tensors = {}
+    data_start = _pad(reader.position, alignment)
+    expected = 0
+    for name, (shape, kind, offset) in rows.items():
+        if offset != expected:
+            raise reader.error(f"tensor {name!r} is at offset {offset}, expected {expected}; the file is damaged")
+        n_bytes = kind.n_bytes(math.prod(shape))
+        tensors[name] = TensorInfo(name, shape, kind, data_start + offset, n_bytes, path)
+        end = data_start + offset + n_bytes
+        if end > len(reader.data):
+            raise reader.error(
+                f"the file ends before its weights: tensor {name!r} needs {end} bytes, the file has "
+                f"{len(reader.data)}; the download is incomplete, continue or repeat it"
+            )
+        expected = _pad(offset + n_bytes, alignment)
+    return tensors
+
+
+def _shape(reader: HeaderReader, name: str) -> tuple[int, ...]:
+    what = f"the shape of tensor {name!r}"
+    n_dims = reader.u32(what)
+    if n_dims > _MAX_DIMS:
+        raise reader.error(f"tensor {name!r} has {n_dims} dimensions, at most {_MAX_DIMS} are possible")
+    shape = tuple(reader.u64(what) for _ in range(n_dims)) or (1,)  # no dimension at all: one value
+    if 0 in shape or math.prod(shape) >= 2**63:
+        raise reader.error(f"tensor {name!r} has the impossible shape {list(shape)}; the file is damaged")
+    return shape
+
+
+def _type(reader: HeaderReader, name: str, row: int) -> TensorType:
+    try:
+        kind = type_by_id(reader.u32(f"the type of tensor {name!r}"))
+    except UnknownTypeError as exc:
+        raise reader.error(f"tensor {name!r} has an {exc}; a newer or changed llama.cpp wrote this file") from None
+    if row % kind.block:
+        raise reader.error(f"tensor {name!r} has rows of {row} values, {kind.name} needs a multiple of {kind.block}")
+    return kind
+
+
+def _pad(position: int, alignment: int) -> int:
+    return -(-position // alignment) * alignment

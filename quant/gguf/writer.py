@@ -1,0 +1,94 @@
+"""Writes the head of a GGUF file: its key-value pairs and its table of tensors. Who has the weights writes them behind.
+
+Values come typed (`encoded("u32", 8)`) or as another file holds them (`GgufFile.raw_value`), so that a copy of a file's
+metadata is exact. What is written is what `quant.gguf.file` reads: version 3, little-endian.
+"""
+
+import math
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from quant.gguf.header import U32, U64
+from quant.types import TensorType
+
+ALIGNMENT = 32  # bytes; the format's own where a file does not say general.alignment
+
+_VERSION = 3
+_STRING, _ARRAY = 8, 9
+_NUMBERS = {
+    "u8": (0, "B"), "i8": (1, "b"), "u16": (2, "H"), "i16": (3, "h"), "u32": (4, "I"), "i32": (5, "i"),
+    "f32": (6, "f"), "bool": (7, "?"), "u64": (10, "Q"), "i64": (11, "q"), "f64": (12, "d"),
+}  # fmt: skip
+
+Scalar = int | float | bool | str
+
+
+@dataclass(frozen=True, slots=True)
+class NewTensor:
+    """A tensor of the file to be."""
+
+    name: str
+    shape: tuple[int, ...]  # ggml order: values in a row first
+    type: TensorType
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of its values, without padding."""
+        return self.type.n_bytes(self.shape[0]) * math.prod(self.shape[1:])
+
+    @property
+    def padding(self) -> int:
+        """Zero bytes between its values and the next tensor's."""
+        return -self.n_bytes % ALIGNMENT
+
+
+def encoded(type_name: str, value: Scalar | Sequence[Scalar]) -> bytes:
+    """`value` as a file stores it, its type id first. Types are named as `GgufFile.value_type` names them.
+
+    ValueError for an unknown type or a value the type cannot hold.
+    """
+    try:
+        if type_name.startswith("arr["):
+            assert not isinstance(value, int | float)
+            item = type_name[4:-1]
+            return U32.pack(_ARRAY) + U32.pack(_id(item)) + U64.pack(len(value)) + _items(item, value)
+        assert isinstance(value, int | float | str)
+        return U32.pack(_id(type_name)) + _items(type_name, [value])
+    except (AssertionError, AttributeError, KeyError, struct.error) as exc:
+        raise ValueError(f"{value!r:.80} cannot be written as {type_name}") from exc
+
+
+def header(pairs: Mapping[str, bytes], tensors: Sequence[NewTensor]) -> bytes:
+    """Everything before the weights, padded so that these follow directly.
+
+    The values of `pairs` are as `encoded` or `GgufFile.raw_value` give them. Each tensor's bytes and then its `padding`
+    must follow, in order. ValueError for a tensor whose rows do not fill whole blocks of its type.
+    """
+    head = b"GGUF" + U32.pack(_VERSION) + U64.pack(len(tensors)) + U64.pack(len(pairs))
+    parts = [head, *(_text(key) + value for key, value in pairs.items())]
+    offset = 0
+    for tensor in tensors:
+        dims = b"".join(U64.pack(n) for n in tensor.shape)
+        parts.append(
+            _text(tensor.name) + U32.pack(len(tensor.shape)) + dims + U32.pack(tensor.type.id) + U64.pack(offset)
+        )
+        offset += tensor.n_bytes + tensor.padding
+    data = b"".join(parts)
+    return data + bytes(-len(data) % ALIGNMENT)
+
+
+def _id(type_name: str) -> int:
+    return _STRING if type_name == "str" else _NUMBERS[type_name][0]
+
+
+def _items(type_name: str, values: Iterable[Scalar]) -> bytes:
+    if type_name == "str":
+        return b"".join(_text(value) for value in values)  # type: ignore[arg-type]  # a number has no `encode`
+    code = "<" + _NUMBERS[type_name][1]
+    return b"".join(struct.pack(code, value) for value in values)
+
+
+def _text(text: str) -> bytes:
+    raw = text.encode()
+    return U64.pack(len(raw)) + raw

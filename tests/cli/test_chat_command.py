@@ -1,0 +1,269 @@
+"""`edge chat` without a terminal: answers, what each option does, and being stopped."""
+
+import json
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from apps.cli import build_parser
+from apps.commands.options import engine_options
+from edge.demo import MODEL_PATH
+from edge.llama import llama
+from edge.llm.engine import Engine, EngineOptions
+from edge.paging import memory
+from quant.types import type_by_name
+from tests.conftest import Synthetic
+from tests.support.helpers import ENDLESS, TIMEOUT_S, assert_one_line_error, chat_json, run_chat, start_edge
+
+KEYS = {
+    "text": str,
+    "token_ids": list,
+    "finish_reason": str,
+    "usage": {"prompt_tokens": int, "cached_tokens": int, "completion_tokens": int},
+    "timing": {
+        "load_s": float,
+        "ttft_s": float,
+        "tpot_s": float,
+        "prefill_tokens_per_s": float,
+        "decode_tokens_per_s": float,
+    },
+    "seed": int,
+    "memory": type(None),
+    "paging": type(None),
+}
+GREEDY = ("--temperature", "0")
+WILD = ("--temperature", "5", "--top-k", "0", "--top-p", "1", "--min-p", "0")  # almost any token, any model
+
+
+@pytest.fixture
+def long(tmp_path: Path) -> tuple[str | Path, ...]:
+    """Options under which every answer has 12 tokens."""
+    return ("-p", "hi", "--grammar", written(tmp_path / "endless.gbnf", ENDLESS), "--max-tokens", "12")
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def types_of(value: Any) -> Any:
+    """A JSON value with its leaves replaced by their types."""
+    return {k: types_of(v) for k, v in value.items()} if isinstance(value, dict) else type(value)
+
+
+def parsed(*args: str) -> EngineOptions:
+    """The engine options of a command line."""
+    return engine_options(build_parser().parse_args(["chat", "--threads", "1", *args]))
+
+
+# Answering once.
+
+
+def test_a_prompt_by_option_by_dash_and_by_pipe_gets_the_same_answer() -> None:
+    asked = (*GREEDY, "--max-tokens", "4")
+    by_option = run_chat("-p", "What is 2 plus 3?", *asked)
+    by_dash = run_chat("-p", "-", *asked, stdin="What is 2 plus 3?")
+    by_pipe = run_chat(*asked, stdin="What is 2 plus 3?")
+    assert by_option.returncode == by_dash.returncode == by_pipe.returncode == 0
+    assert by_option.stdout == by_dash.stdout == by_pipe.stdout
+    assert by_option.stdout.endswith("\n")
+
+
+def test_without_a_terminal_there_are_no_colours_and_no_bars(long: tuple[str, ...]) -> None:
+    done = run_chat(*long, "-p", "**bold** " * 50)
+    assert "\x1b" not in done.stdout + done.stderr
+    assert "\r" not in done.stdout + done.stderr
+
+
+def test_json_is_one_object_with_the_documented_keys(long: tuple[str, ...]) -> None:
+    result = chat_json(*long)
+    assert types_of(result) == KEYS
+    assert result["finish_reason"] == "length"
+    assert result["usage"]["completion_tokens"] == len(result["token_ids"]) == 12
+    assert result["usage"]["prompt_tokens"] > 0
+    assert all(value > 0 for value in result["timing"].values())
+
+
+def test_the_tokens_in_json_spell_its_text(long: tuple[str, ...]) -> None:
+    result = chat_json(*long)
+    model = llama.Model(MODEL_PATH)
+    assert b"".join(model.piece(token) for token in result["token_ids"]).decode() == result["text"]
+    model.close()
+
+
+def test_json_holds_the_text_that_is_printed_without_it(long: tuple[str, ...]) -> None:
+    assert chat_json(*long, *GREEDY)["text"] + "\n" == run_chat(*long, *GREEDY).stdout
+
+
+def test_temperature_zero_gives_identical_tokens_twice() -> None:
+    asked = ("-p", "What is 27 plus 38?", *GREEDY, "--max-tokens", "32")
+    assert chat_json(*asked)["token_ids"] == chat_json(*asked)["token_ids"]
+
+
+# What each option does.
+
+
+def test_model_is_the_file_that_answers(synthetic: Synthetic) -> None:
+    asked = ("-p", "hi", "--max-tokens", "1")
+    assert chat_json(synthetic("llama"), *asked)["usage"] != chat_json(*asked)["usage"]
+
+
+def test_system_joins_the_prompt() -> None:
+    asked = ("-p", "hi", "--max-tokens", "1")
+    with_system = chat_json(*asked, "--system", "Answer briefly.")
+    assert with_system["usage"]["prompt_tokens"] > chat_json(*asked)["usage"]["prompt_tokens"]
+
+
+def test_chat_template_replaces_the_one_of_the_model(tmp_path: Path) -> None:
+    template = written(tmp_path / "template.jinja", "{{ messages[0].content }}")
+    asked = ("-p", "hi", "--max-tokens", "1")
+    bare = chat_json(*asked, "--chat-template", template)
+    assert bare["usage"]["prompt_tokens"] < chat_json(*asked)["usage"]["prompt_tokens"]
+
+
+def test_max_tokens_ends_the_answer(long: tuple[str, ...]) -> None:
+    result = chat_json(*long, "--max-tokens", "3")
+    assert (len(result["token_ids"]), result["finish_reason"]) == (3, "length")
+
+
+@pytest.mark.parametrize(("stops", "text"), [(["c"], "ab"), (["x", "b"], "a"), (["ca"], "ab")])
+def test_stop_ends_the_answer_and_is_not_part_of_it(tmp_path: Path, stops: list[str], text: str) -> None:
+    letters = written(tmp_path / "letters.gbnf", 'root ::= "abc" root')
+    options = [word for stop in stops for word in ("--stop", stop)]
+    result = chat_json("-p", "hi", "--grammar", letters, "--max-tokens", "40", *options)
+    assert (result["text"], result["finish_reason"]) == (text, "stop")
+
+
+def test_temperature_makes_answers_differ(long: tuple[str, ...]) -> None:
+    assert chat_json(*long, *WILD, "--seed", "1")["token_ids"] != chat_json(*long, *GREEDY)["token_ids"]
+
+
+@pytest.mark.parametrize("option", [("--top-k", "1"), ("--top-p", "0"), ("--min-p", "1")])
+def test_each_filter_at_its_strictest_leaves_the_likeliest_token(long: tuple[str, ...], option: tuple[str]) -> None:
+    assert chat_json(*long, *WILD, *option)["token_ids"] == chat_json(*long, *GREEDY)["token_ids"]
+
+
+def test_repeat_penalty_changes_what_is_said(tmp_path: Path) -> None:
+    letters = written(tmp_path / "letters.gbnf", "root ::= [a-h] root")
+    asked = ("-p", "hi", *WILD, "--seed", "1", "--grammar", letters, "--max-tokens", "32")
+    assert chat_json(*asked)["token_ids"] != chat_json(*asked, "--repeat-penalty", "100")["token_ids"]
+
+
+def test_same_seed_same_answer_and_another_seed_another(long: tuple[str, ...]) -> None:
+    first, again, other = (chat_json(*long, *WILD, "--seed", seed) for seed in ("7", "7", "8"))
+    assert first["token_ids"] == again["token_ids"] != other["token_ids"]
+    assert (first["seed"], other["seed"]) == (7, 8)
+
+
+def test_the_seed_in_json_gives_the_same_answer_again(long: tuple[str, ...]) -> None:
+    first = chat_json(*long, *WILD)
+    assert chat_json(*long, *WILD, "--seed", str(first["seed"]))["token_ids"] == first["token_ids"]
+
+
+def test_the_largest_seed_is_a_seed_like_any_other(long: tuple[str, ...]) -> None:
+    first, again = (chat_json(*long, *WILD, "--seed", str(2**32 - 2)) for _ in range(2))
+    assert first["token_ids"] == again["token_ids"]
+
+
+def test_grammar_constrains_the_answer(tmp_path: Path) -> None:
+    grammar = written(tmp_path / "grammar.gbnf", 'root ::= "yes" | "no"')
+    assert chat_json("-p", "hi", "--grammar", grammar)["text"] in ("yes", "no")
+
+
+def test_json_schema_constrains_the_answer(tmp_path: Path) -> None:
+    schema = written(tmp_path / "schema.json", json.dumps({"enum": ["red", {"green": 1}]}))
+    assert json.loads(chat_json("-p", "hi", "--json-schema", schema)["text"]) in ("red", {"green": 1})
+
+
+def test_context_is_where_the_answer_ends_at_the_latest(long: tuple[str, ...]) -> None:
+    result = chat_json(*long, "--max-tokens", "1000", "--context", "64")
+    assert result["finish_reason"] == "length"
+    assert 63 <= result["usage"]["prompt_tokens"] + result["usage"]["completion_tokens"] <= 65
+
+
+def test_threads_batch_and_context_reach_the_engine() -> None:
+    with Engine(MODEL_PATH, parsed("--context", "64", "--batch", "8")) as engine:
+        assert (engine.threads, engine.batch, engine.context) == (1, 8, 64)
+
+
+def test_threads_are_one_per_physical_core_where_the_model_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge.llm.options.default_threads", lambda: 3)
+    unsaid = engine_options(build_parser().parse_args(["chat", "--context", "64"]))
+    for worth, threads in ((1, 1), (2, 2), (9, 3)):
+        monkeypatch.setattr("edge.llm.engine.worth_threads", lambda *_, worth=worth: worth)
+        with Engine(MODEL_PATH, unsaid) as engine:
+            assert engine.threads == threads
+
+
+def test_gpu_layers_need_a_gpu() -> None:
+    done = run_chat("-p", "hi", "--max-tokens", "1", "--gpu-layers", "1")
+    if llama.has_gpu():
+        assert done.returncode == 0
+    else:
+        assert_one_line_error(done, 5, "GPU")
+    assert run_chat("-p", "hi", "--max-tokens", "1", "--gpu-layers", "0").returncode == 0
+
+
+def test_kv_type_sets_the_size_of_the_cache() -> None:
+    sizes = {
+        kv: memory.need(MODEL_PATH, llama.ContextSizes(1024, type_by_name(parsed("--kv-type", kv).kv_type))).parts[
+            "KV cache"
+        ]
+        for kv in ("f32", "f16", "q8_0")
+    }
+    assert sizes["f32"] == 2 * sizes["f16"]
+    assert sizes["q8_0"] == pytest.approx(sizes["f16"] * 34 / 64, rel=0.01)  # blocks of 32 values in 34 bytes
+    assert run_chat("-p", "hi", "--max-tokens", "2", "--kv-type", "q8_0").returncode == 0
+
+
+def test_flash_attention_off_cannot_have_a_quantized_cache() -> None:
+    asked = ("-p", "hi", "--max-tokens", "2", "--kv-type", "q8_0", "--flash-attention")
+    assert run_chat(*asked, "on").returncode == 0
+    assert_one_line_error(run_chat(*asked, "off"), 5, "flash")
+
+
+def test_flash_attention_changes_how_sums_are_rounded() -> None:
+    logits = []
+    for choice in ("on", "off"):
+        with Engine(MODEL_PATH, parsed("--flash-attention", choice)) as engine:
+            logits.append(engine.decode(range(32), 0).copy())
+    assert np.any(logits[0] != logits[1])
+    assert np.allclose(logits[0], logits[1], atol=0.1 * float(logits[0].std()))
+
+
+@pytest.mark.parametrize(("option", "repacked"), [("--repack", True), ("--no-repack", False)])
+def test_repack_gives_weights_a_buffer_of_their_own(synthetic: Synthetic, option: str, repacked: bool) -> None:
+    if "REPACK = 1" not in llama.system_info():
+        pytest.skip("this build of llama.cpp does not repack")
+    with llama.captured_log() as lines, Engine(synthetic("llama", "q4_0"), parsed(option)):
+        assert any("CPU_REPACK model buffer" in line for line in lines) == repacked
+
+
+# Being stopped.
+
+
+def test_an_interrupt_ends_a_long_answer_and_keeps_what_was_said(long: tuple[str, ...]) -> None:
+    process = start_edge("chat", "--threads", "1", *long, "--max-tokens", "8000", "--context", "8192")
+    assert process.stdout is not None
+    first = process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    rest, complaints = process.communicate(timeout=TIMEOUT_S)
+    assert len(first + rest) < 8000  # not all the tokens that it may have
+    assert process.returncode == 130
+    assert re.fullmatch(rb"[a-z]+\s?", first + rest)
+    assert b"Traceback" not in complaints
+
+
+def test_a_reader_that_leaves_ends_the_answer(long: tuple[str, ...]) -> None:
+    process = start_edge("chat", "--threads", "1", *long, "--max-tokens", "8000", "--context", "8192")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.read(10)
+    process.stdout.close()
+    assert process.wait(timeout=TIMEOUT_S) == 141
+    assert process.stderr.read() == b""
+    process.stderr.close()

@@ -1,0 +1,130 @@
+"""The `edge` command itself: help, version, unknown commands, and errors nobody expected."""
+
+import re
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+
+import apps.cli
+import apps.commands.chat
+import apps.commands.options
+import edge.llm.options
+import edge.llm.sampler
+import edge.models.shapes
+from edge.errors import EdgeError
+from quant.errors import QuantError
+from quant.types import KV_TYPES
+from tests.support.helpers import ROOT, assert_one_line_error, run_edge
+
+HEAVY = {"numpy", "llama_cpp", "rich", "prompt_toolkit", "jinja2", "huggingface_hub"}
+HEAVY |= {"matplotlib", "scipy", "onnx", "onnxruntime"}
+
+
+def run_python(code: str, **env: str) -> "subprocess.CompletedProcess[str]":
+    """Run code in a process of its own."""
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+
+
+def test_help_lists_the_commands() -> None:
+    done = run_edge("--help")
+    assert done.returncode == 0
+    for command in apps.cli.COMMANDS:
+        assert f"\n    {command} " in done.stdout
+
+
+@pytest.mark.parametrize("command", apps.cli.COMMANDS)
+def test_every_command_has_help(command: str) -> None:
+    done = run_edge(command, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["chat", "--help"], ["bench", "--help"], ["model", "--help"]])
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    code = f"""
+import sys, apps.cli
+try:
+    apps.cli.main({arguments!r})
+except SystemExit:
+    print(*sys.modules, file=sys.stderr)
+"""
+    assert HEAVY.isdisjoint(run_python(code).stderr.split())
+
+
+def test_version() -> None:
+    done = run_edge("--version")
+    assert (done.returncode, done.stdout) == (0, f"edge {version('edge-runtime')}\n")
+
+
+def test_an_unknown_command() -> None:
+    assert_one_line_error(run_edge("dance"), 2, "dance", *apps.cli.COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ("chat", "--temprature", "0"),
+            ("edge chat: ", "--temprature; did you mean --temperature?", "edge chat --help"),
+        ),
+        (("model", "info", "--contxt=9"), ("edge model info: ", "did you mean --context?", "edge model info --help")),
+        (("bench", "a.gguf", "b.gguf"), ("edge bench: unknown argument b.gguf (see edge bench --help)",)),
+    ],
+)
+def test_a_mistyped_option_names_the_nearest(arguments: tuple[str, ...], said: tuple[str, ...]) -> None:
+    assert_one_line_error(run_edge(*arguments), 2, *said)
+
+
+def test_no_command() -> None:
+    assert_one_line_error(run_edge(), 2, "COMMAND")
+
+
+def test_limits_named_for_a_quick_help_are_those_of_the_engine() -> None:
+    assert apps.commands.options.KV_TYPES == KV_TYPES
+    assert apps.commands.options.MAX_CONTEXT == edge.llm.options.MAX_CONTEXT
+    assert apps.commands.options.MAX_IO_THREADS == edge.llm.options.MAX_IO_THREADS
+    assert apps.commands.options.MAX_IO_CHUNK == edge.llm.options.MAX_IO_CHUNK
+    assert apps.commands.options.MAX_THREADS == edge.llm.options.MAX_THREADS
+    assert apps.commands.options.MAX_SEED == edge.llm.sampler.MAX_SEED
+
+
+FAILING = """
+import sys, apps.commands.chat, apps.cli
+def run(args): raise RuntimeError("two\\nlines")
+apps.commands.chat.run = run
+sys.exit(apps.cli.main(["chat"]))
+"""
+
+
+def test_an_unexpected_exception_is_one_line_and_exit_code_1() -> None:
+    assert_one_line_error(run_python(FAILING), 1, "RuntimeError: two lines", "EDGE_DEBUG=1")
+
+
+def test_edge_debug_shows_where_it_happened() -> None:
+    done = run_python(FAILING, EDGE_DEBUG="1")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert "in run" in done.stderr
+
+
+def test_every_error_of_the_project_has_an_exit_code() -> None:
+    def below(kind: type) -> list[type]:
+        return [kind, *(c for child in kind.__subclasses__() for c in below(child))]
+
+    for kind in [c for base in (EdgeError, QuantError) for c in below(base)[1:]]:
+        assert any(c.__name__ in apps.cli.EXIT_CODES for c in kind.__mro__), kind
+
+
+@pytest.mark.parametrize("command", apps.cli.COMMANDS)
+def test_every_option_is_documented(command: str) -> None:
+    options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", run_edge(command, "--help").stdout)) - {"--help"}
+    text = (ROOT / "docs" / "cli.md").read_text()
+    assert not {option for option in options if f"`{option}" not in text and f" {option}" not in text}
+
+
+def test_every_exit_code_is_documented() -> None:
+    text = (ROOT / "docs" / "cli.md").read_text()
+    own = (apps.cli.EXIT_BUG, apps.cli.EXIT_INTERRUPTED, apps.cli.EXIT_CLOSED_PIPE)
+    for code in {*apps.cli.EXIT_CODES.values(), *own}:
+        assert f"\n| {code} |" in text

@@ -1,0 +1,366 @@
+"""`edge devices` on this machine: what it shows, of whom, how long it waits, and what it makes of strange answers."""
+
+import dataclasses
+import json
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import edge.net.channel
+from apps import cli
+from devices import discovery
+from devices.discovery import Found
+from devices.errors import DiscoveryError
+from devices.profile import DeviceProfile
+from tests.support.fake_worker import FakeWorker, deaf_port, description, fake_worker
+from tests.support.helpers import assert_one_line_error, run_edge
+from tests.support.on_terminal import on_terminal
+from tests.support.workers import Worker, sessions, worker
+from transport import frame
+
+DEVICE_KEYS = {
+    "name",
+    "address",
+    "answers",
+    "secure",
+    "profile",
+    "sessions",
+    "slices_bytes",
+    "slices_limit_bytes",
+    "error",
+}
+SESSION_KEYS = {"rank", "world_size", "slice", "memory_bytes"}
+
+Answer = tuple[int, str, str]  # exit code, standard output, standard error
+Run = Callable[..., Answer]
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Worker, Worker]]:
+    """Two workers in the clear, on loopback."""
+    folder = tmp_path_factory.mktemp("workers")
+    with (
+        worker(folder / "one", "--name", "one", "--memory", "1GiB") as one,
+        worker(folder / "two", "--name", "two") as other,
+    ):
+        yield one, other
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeWorker]:
+    with fake_worker() as one:
+        yield one
+
+
+@pytest.fixture
+def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """`edge devices --no-discover` in this process, of somebody without credentials."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+
+    def run(*args: str, discover: bool = False) -> Answer:
+        capsys.readouterr()
+        code = cli.main(["devices", *args, *([] if discover else ["--no-discover"])])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def silent() -> Iterator[list[str]]:
+    """Two addresses where nothing listens."""
+    with deaf_port() as one, deaf_port() as other:
+        yield [f"127.0.0.1:{port}" for port in (one, other)]
+
+
+def port(address: str) -> int:
+    """Of HOST:PORT."""
+    return int(address.rpartition(":")[2])
+
+
+def answered(given: Answer) -> list[dict[str, object]]:
+    """The devices of a JSON answer."""
+    found: list[dict[str, object]] = json.loads(given[1])["devices"]
+    return found
+
+
+def test_the_table(devices: Run, two: tuple[Worker, Worker]) -> None:
+    code, out, err = devices(two[0].address, two[1].address)
+    assert (code, err) == (0, "")
+    header, one, other = out.splitlines()
+    assert header.split() == ["name", "address", "what", "threads", "memory", "state"]
+    assert re.match(rf"one +{two[0].address} +\S.* Linux .* free, limit 1\.00 GiB +answers, in the clear$", one)
+    assert re.match(rf"two +{two[1].address} +\S.* free +answers, in the clear$", other)
+
+
+def test_the_json(devices: Run, two: tuple[Worker, Worker], silent: list[str]) -> None:
+    with two[0].remote() as remote, sessions([remote], 1):
+        code, out, err = devices(two[0].address, silent[0], "--json")
+    assert (code, err) == (7, "")
+    assert len(out.splitlines()) == 1
+    said = json.loads(out)
+    assert said.keys() == {"devices", "links", "links_failed"}
+    assert (said["links"], said["links_failed"]) == ([], [])
+    there, absent = said["devices"]
+    assert there.keys() == absent.keys() == DEVICE_KEYS
+    assert (there["name"], there["address"], there["answers"]) == ("one", two[0].address, True)
+    assert (there["secure"], there["error"]) == (False, None)
+    assert there["profile"].keys() == {field.name for field in dataclasses.fields(DeviceProfile)}
+    assert there["profile"]["memory_limit_bytes"] == 1 << 30
+    (session,) = there["sessions"]
+    assert session == {"rank": 0, "world_size": 1, "slice": "", "memory_bytes": 0}
+    assert there["slices_bytes"] == 0
+    assert there["slices_limit_bytes"] == 20 << 30
+    assert absent["error"] == f"nothing listens at {absent['address']}"
+    assert absent["answers"] is False
+    assert {key for key, value in absent.items() if value is None} == DEVICE_KEYS - {"address", "answers", "error"}
+
+
+def test_a_busy_worker_says_so(devices: Run, two: tuple[Worker, Worker]) -> None:
+    with two[0].remote() as remote, sessions([remote, remote], 2):
+        assert "answers, 2 sessions, in the clear" in devices(two[0].address)[1]
+
+
+def test_two_of_three_do_not_answer(devices: Run, two: tuple[Worker, Worker], silent: list[str]) -> None:
+    code, out, err = devices(silent[0], two[0].address, silent[1], "--timeout", "60")
+    assert (code, err) == (7, "")
+    assert "within 60 s" not in out  # nobody waited for the timeout
+    lines = out.splitlines()
+    assert re.match(rf"- +{silent[0]} +- +- +- +no answer$", lines[1])
+    assert re.match(rf"one +{two[0].address} ", lines[2])
+    # Why stands below the table, whose columns it would tear apart.
+    assert lines[4:] == [f"nothing listens at {address}" for address in silent]
+
+
+def test_ipv6(devices: Run, tmp_path: Path) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6 loopback address")
+    with worker(tmp_path / "six", "--name", "six", listen="[::1]:0") as six:
+        assert six.address.startswith("[::1]:")
+        code, out, _ = devices(six.address, "--links")
+        assert (code, out.splitlines()[1].split()[:2]) == (0, ["six", six.address])
+
+
+def test_an_address_given_twice_is_asked_once(devices: Run, two: tuple[Worker, Worker]) -> None:
+    assert len(answered(devices(two[0].address, two[0].address, "--json"))) == 1
+
+
+@pytest.mark.parametrize("address", ["", "a:b", "nonsense::7", "pi:65536", "http://pi:7070", "[pi]"])
+def test_what_is_no_address_is_wrong_usage(address: str) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["devices", address])
+    assert caught.value.code == 2
+
+
+def test_wrong_usage_is_one_line() -> None:
+    assert_one_line_error(run_edge("devices", "pi:x"), 2, "HOST:PORT", "'pi:x'", "edge devices --help")
+    assert_one_line_error(run_edge("devices", "--timeout", "0"), 2, "--timeout", "0.1 to 3600")
+
+
+@pytest.mark.parametrize("timeout", ["0", "-1", "nan", "inf", "1e9", "soon"])
+def test_a_timeout_that_is_none(timeout: str) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["devices", f"--timeout={timeout}"])
+    assert caught.value.code == 2
+
+
+@pytest.mark.parametrize("timeout", ["0.2", "2"])
+def test_the_timeout_is_how_long_a_silent_one_is_waited_for(devices: Run, timeout: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        address = f"127.0.0.1:{mute.getsockname()[1]}"
+        began = time.monotonic()
+        code, out, _ = devices(address, "--timeout", timeout)
+        assert time.monotonic() - began >= 0.95 * float(timeout)
+    assert code == 7
+    assert re.match(rf"- +{address} .*no answer$", out.splitlines()[1])
+    assert f"within {timeout} s" in out
+
+
+def test_links(devices: Run, two: tuple[Worker, Worker]) -> None:
+    code, out, _ = devices(two[0].address, two[1].address, "--links")
+    assert code == 0
+    assert re.search(r"\n\none to two\n  link +(tcp|grpc) [0-9]+ us for 8 KiB there and back", out)
+    (link,) = json.loads(devices(two[0].address, two[1].address, "--links", "--json")[1])["links"]
+    assert (link["a"], link["b"]) == ("one", "two")
+    assert (link["a_address"], link["b_address"]) == (two[0].address, two[1].address)
+
+
+def test_a_link_that_fails_leaves_the_others(devices: Run, two: tuple[Worker, Worker], fake: FakeWorker) -> None:
+    fake.failing = "open"
+    code, out, _ = devices(two[0].address, fake.address, two[1].address, "--links", "--json")
+    assert code == 7
+    said = json.loads(out)
+    assert [(link["a"], link["b"]) for link in said["links"]] == [("one", "two")]
+    assert [(link["a"], link["b"]) for link in said["links_failed"]] == [("one", "fake"), ("fake", "two")]
+    assert all(
+        link.keys() == {"a", "b", "error"} and link["error"] == "fake: not today" for link in said["links_failed"]
+    )
+    code, out, _ = devices(fake.address, two[1].address, "--links")
+    assert code == 7
+    assert re.search(r"^fake to two: fake: not today$", out, re.MULTILINE)
+
+
+def test_insecure_allows_another_machine_in_the_clear(
+    devices: Run, two: tuple[Worker, Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(edge.net.channel, "is_loopback", lambda _: False)  # take this machine for another
+    code, out, _ = devices(two[0].address)
+    assert code == 7
+    assert re.match(r"- .* cannot be used$", out.splitlines()[1])
+    assert "is another machine, and this one has no credentials" in out
+    code, out, _ = devices(two[0].address, "--insecure")
+    assert code == 0
+    assert "answers, in the clear" in out
+
+
+# --- who was found ---
+
+
+@pytest.fixture
+def announced(monkeypatch: pytest.MonkeyPatch) -> list[Found]:
+    """What the network is searched for in vain, but for what a test puts in here."""
+    found: list[Found] = []
+
+    def browse(seconds: float) -> list[Found]:
+        assert seconds == 0.7
+        return found
+
+    monkeypatch.setattr(discovery, "browse", browse)
+    return found
+
+
+def test_who_announces_itself_is_asked(
+    devices: Run, two: tuple[Worker, Worker], announced: list[Found], silent: list[str]
+) -> None:
+    announced += [Found("attic", ("127.0.0.1",), two[0].port, {}), Found("gone", ("127.0.0.1",), port(silent[0]), {})]
+    code, out, _ = devices("--timeout", "0.7", discover=True)
+    assert code == 0  # nobody asked for the one that is gone
+    assert re.search(r"^one .*answers", out, re.MULTILINE)  # its own name, not the announced one
+    assert re.search(r"^gone .*no answer$", out, re.MULTILINE)
+    assert re.search(r"^gone: nothing listens at ", out, re.MULTILINE)
+
+
+def test_found_and_given_is_asked_once(
+    devices: Run, two: tuple[Worker, Worker], announced: list[Found], silent: list[str]
+) -> None:
+    announced += [Found("attic", ("127.0.0.1",), two[0].port, {}), Found("gone", ("127.0.0.1",), port(silent[0]), {})]
+    addresses = (two[0].address, silent[0])
+    given = devices("--timeout", "0.7", "--json", *addresses, discover=True)
+    assert given[0] == 7
+    assert [(one["name"], one["address"]) for one in answered(given)] == [
+        ("one", addresses[0]),
+        ("gone", addresses[1]),
+    ]
+
+
+def test_nobody_is_there(devices: Run, announced: list[Found]) -> None:
+    code, out, _ = devices("--timeout", "0.7", discover=True)
+    assert (code, announced) == (0, [])
+    assert re.fullmatch(r"no workers found; start one with `edge worker`.*edge devices HOST:PORT\n", out)
+    assert answered(devices("--timeout", "0.7", "--json", discover=True)) == []
+
+
+def test_a_network_that_cannot_be_searched_is_no_end(
+    devices: Run, two: tuple[Worker, Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def browse(_: float) -> list[Found]:
+        raise DiscoveryError("multicast works on no interface")
+
+    monkeypatch.setattr(discovery, "browse", browse)
+    code, out, err = devices(two[0].address, discover=True)
+    assert (code, err) == (0, "edge devices: multicast works on no interface\n")
+    assert out.splitlines()[1].startswith("one ")
+
+
+def test_without_discovery_nobody_looks(devices: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery, "browse", lambda _: pytest.fail("looked"))
+    assert "no workers found" in devices()[1]
+
+
+# --- strange answers ---
+
+GARBAGE = {
+    "no JSON": "{",
+    "nothing": "",
+    "another kind": "[1, 2]",
+    "no fields": "{}",
+    "deep": "[" * 100_000,
+    "a wrong type": description().profile_json.replace('"threads": 1', '"threads": "many"'),
+    "terminal codes": description().profile_json.replace('"fake"', '"\\u001b[2Jfake"'),
+    "huge numbers": description().profile_json.replace('"threads": 1', '"threads": 1' + "0" * 4000),
+}
+
+
+@pytest.mark.parametrize("profile", GARBAGE.values(), ids=GARBAGE.keys())
+def test_a_profile_that_is_none(devices: Run, fake: FakeWorker, profile: str) -> None:
+    fake.description = description(profile_json=profile)
+    code, out, err = devices(fake.address)
+    assert (code, err) == (7, "")
+    _, row, note = out.splitlines()
+    assert re.match(rf"- +{fake.address} .*cannot be used$", row)
+    assert "describes itself in a way this version does not read" in note
+    assert len(note) < 400
+    assert out.replace("\n", "").isprintable()
+
+
+def test_another_version(devices: Run, fake: FakeWorker) -> None:
+    fake.description = description(protocol=frame.VERSION + 1)
+    code, out, _ = devices(fake.address)
+    assert code == 7
+    assert f"speaks version {frame.VERSION + 1} of the protocol" in out.splitlines()[2]
+    assert "update both" in out.splitlines()[2]
+
+
+def test_names_outside_the_profile_do_not_count(devices: Run, fake: FakeWorker) -> None:
+    fake.description = description(name="\x1b[2J\nevil")
+    assert devices(fake.address)[1].splitlines()[1].startswith("fake ")
+
+
+def test_words_of_an_error_are_made_harmless(devices: Run, fake: FakeWorker) -> None:
+    fake.error = "\x1b[2Jone\ntwo\r" + "x" * 5000
+    code, out, _ = devices(fake.address)
+    assert code == 7
+    assert len(out.splitlines()) == 3
+    assert len(out) < 3000
+    assert out.replace("\n", "").isprintable()
+
+
+def test_one_that_never_answers(devices: Run, fake: FakeWorker, two: tuple[Worker, Worker]) -> None:
+    fake.mute = "Describe"
+    code, out, _ = devices(fake.address, two[0].address, "--timeout", "1")
+    assert code == 7
+    assert re.match(rf"- +{fake.address} .*no answer$", out.splitlines()[1])
+    assert out.splitlines()[2].startswith("one ")
+    assert out.splitlines()[3].endswith("gave no answer in time")
+
+
+def test_our_own_damaged_credentials_are_nobody_elses_fault(tmp_path: Path, two: tuple[Worker, Worker]) -> None:
+    folder = tmp_path / "edge" / "credentials"
+    folder.mkdir(parents=True)
+    (folder / "device.pem").write_text("nonsense")
+    done = run_edge("devices", "--no-discover", two[0].address, env={"XDG_CONFIG_HOME": str(tmp_path)})
+    assert_one_line_error(done, 3, str(folder), "damaged")
+
+
+# --- on a terminal ---
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_table_on_a_terminal(two: tuple[Worker, Worker], silent: list[str], tmp_path: Path, width: int) -> None:
+    absent = silent[0]
+    args = ("devices", "--no-discover", two[0].address, absent)
+    code, lines = on_terminal(*args, width=width, env={"XDG_CONFIG_HOME": str(tmp_path)})
+    assert code == 7
+    table = [line for line in lines if line[:1] in "┏┃┡│└"]
+    assert {len(line) for line in table} == {len(table[0])}
+    assert len(table[0]) <= width
+    assert lines[len(table) :] == [f"nothing listens at {absent}"]
+    assert "…" not in "".join(table)
+    # Names and addresses stand whole, whatever must be broken.
+    assert any(line.startswith("│ one ") and two[0].address in line for line in table)
+    assert any(line.startswith("│ - ") and absent in line for line in table)

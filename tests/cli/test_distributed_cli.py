@@ -1,0 +1,318 @@
+"""`edge chat` and `edge bench` on several devices: what each option does."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import edge.net.channel
+from apps.commands import distributed
+from edge.cluster.deployment import DEFAULT_EXCHANGE
+from edge.cluster.fleet import MAX_WORKERS
+from edge.demo import MODEL_PATH
+from edge.net.rendezvous import TRANSPORTS
+from edge.planning.arrange import PARALLEL
+from partition.plan.arrange import make_plan
+from partition.plan.plan import LOCAL, Plan
+from partition.slices.gguf_slice import limits
+from quant.gguf.file import GgufFile
+from quant.wire import WIRES
+from tests.support.commands import ASKED, CORES, Chat, Run, Two, assert_refused, chats, runs, two_workers, workers
+from tests.support.deployments import own_folders
+from tests.support.helpers import Terminal, chat_json
+from transport.choice import ALGORITHMS
+
+QUICK = ("--threads", "1", "--prompt-tokens", "8", "--gen-tokens", "4", "--repeats", "1")
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
+    with two_workers(tmp_path_factory.mktemp("workers")) as both:
+        yield both
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of what this device keeps."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("own")
+        own_folders(patch, folder)
+        yield folder
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], two: Two) -> Iterator[Run]:
+    with runs(capsys, two) as run:
+        yield run
+
+
+@pytest.fixture
+def chat(run: Run) -> Chat:
+    return chats(run)
+
+
+@pytest.fixture(scope="module")
+def alone() -> list[int]:
+    """The tokens of the answer on one device."""
+    tokens: list[int] = chat_json(*ASKED[2:-1])["token_ids"]
+    return tokens
+
+
+def heads(said: dict[str, Any]) -> list[list[int]]:
+    return [shard["heads"] for stage in said["plan"]["stages"] for shard in stage["shards"]]
+
+
+def layers(said: dict[str, Any]) -> list[list[int]]:
+    return [stage["layers"] for stage in said["plan"]["stages"]]
+
+
+def moved(said: dict[str, Any], rank: int, direction: str) -> float:
+    """Bytes that a rank has "sent" or "received" for a token."""
+    figure: float = said["ranks"][rank]["decode"][f"{direction}_bytes"]["median"]
+    return figure
+
+
+@pytest.mark.parametrize("parallel", ["tensor", "pipeline"])
+def test_the_answer_is_that_of_one_device(chat: Chat, two: Two, alone: list[int], parallel: str) -> None:
+    said = chat("--workers", workers(*two), "--parallel", parallel, "--shares", "1,1,1")
+    assert said["token_ids"] == alone
+    assert [rank["device"] for rank in said["ranks"]] == ["local", two[0].address, two[1].address]
+    assert [rank["rank"] for rank in said["ranks"]] == [0, 1, 2]
+    assert said["ranks"][0]["link"] is None
+    for rank in said["ranks"]:
+        assert rank["decode"]["steps"] in (len(alone) - 1, len(alone))  # the last one may be the end of the turn
+        for figure in ("compute_ms", "communication_ms", "stall_ms", "sent_bytes", "received_bytes"):
+            for kind in ("decode", "prefill"):
+                assert 0 <= rank[kind][figure]["median"] <= rank[kind][figure]["p99"]
+    assert len(said["plan"]["stages"]) == {"tensor": 1, "pipeline": 3}[parallel]
+    assert said["plan"]["stages"][0]["shards"][0]["threads"] == 1
+    assert (said["transport"], said["wire"], said["allreduce"]) == ("auto", "f32", "auto")
+    assert said["why"] == f"{parallel}, with shares as given"
+
+
+def test_without_shares_the_planner_says_who_computes(
+    run: Run, chat: Chat, two: Two, alone: list[int], own: Path
+) -> None:
+    """Which may be this device alone. What is remembered of the devices is changed, so that it is one, and another."""
+    how = ("--workers", two[0].address)
+    measured = chat(*how)
+    assert measured["token_ids"] == alone
+    assert re.match(r"(use one device|(tensor|pipeline) on 2 devices): [\d.]+ ms a token", measured["why"])
+    assert Plan.from_json(measured["plan"]).world_size == len(measured["ranks"])
+
+    remembered = own / "state" / "edge" / "speeds.json"
+    entries = json.loads(remembered.read_text())
+    here, there = entries.values()  # this device is the first to be measured
+
+    def take(here_s: float, there_s: float) -> None:
+        for entry, seconds in ((here, here_s), (there, there_s)):
+            for curve in ("step_s", "layer_s", "half_layer_s", "head_s"):  # half a layer takes as long as a whole one
+                entry["value"][curve] = [[1, seconds]]
+            entry["value"] |= {"token_s": 0, "busy": False}
+        remembered.write_text(json.dumps(entries))
+
+    take(1e-2, 1e-4)
+    several = chat(*how)
+    assert several["token_ids"] == alone
+    assert [rank["device"] for rank in several["ranks"]] == ["local", two[0].address]
+    assert layers(several) == [[0, 1], [1, 8]]
+    [link] = several["links"]
+    assert (link["ranks"], link["kind"]) == ([0, 1], several["ranks"][1]["link"])
+    assert re.match(r"(tcp|grpc) \d+ us for 8 KiB there and back, (grpc|tcp) \d+ us", link["why"])
+    assert isinstance(several["link_changes"], list)
+    assert re.fullmatch(
+        r"pipeline on 2 devices: 2[\d.]+ ms a token, 100 ms a token on this device alone", several["why"]
+    )
+
+    take(1e-4, 1e-2)
+    single = chat(*how)
+    assert single["token_ids"] == alone
+    assert single["why"].startswith("use one device: 1 ms a token on this device alone; with the others")
+    assert [(rank["device"], rank["link"], rank["decode"]) for rank in single["ranks"]] == [("local", None, None)]
+    assert single["plan"]["stages"][0]["layers"] == [0, 8]
+    assert (single["links"], single["link_changes"]) == ([], [])
+    code, out, error = run("bench", *QUICK, *how)
+    assert code == 0, error
+    assert f"plan: {single['why']}\n" in out
+
+    given = chat(*how, "--shares", "1,3")  # all are used, in the quicker of two ways
+    assert given["token_ids"] == alone
+    predicted = r"pipeline, shares as given: a token is predicted to take tensor ([\d.]+) ms; pipeline ([\d.]+) ms"
+    found = re.fullmatch(predicted, given["why"])
+    assert found, given["why"]
+    assert float(found[1]) > float(found[2]) > 60  # its 6 layers, and the head
+    assert layers(given) == [[0, 2], [2, 8]]
+
+
+def test_shares_say_how_much_each_does(chat: Chat, two: Two) -> None:
+    said = chat("--workers", workers(*two), "--parallel", "tensor", "--shares", "2,1,1")
+    assert heads(said) == [[0, 4], [4, 6], [6, 8]]
+    said = chat("--workers", two[0].address, "--parallel", "pipeline", "--shares", "1,3")
+    (_, first), (_, last) = layers(said)
+    assert (first, last) == (2, 8)
+
+
+def test_one_worker_can_be_two_ranks(chat: Chat, two: Two, alone: list[int]) -> None:
+    said = chat("--workers", workers(two[0], two[0]), "--parallel", "pipeline", "--shares", "1,1,1")
+    assert said["token_ids"] == alone
+
+
+def test_wire_is_the_type_that_crosses(chat: Chat, two: Two) -> None:
+    how = ("--workers", two[0].address, "--parallel", "tensor", "--shares", "1,1", "--wire")
+    f32, f16, q8 = (moved(chat(*how, wire), 1, "sent") for wire in ("f32", "f16", "q8"))
+    assert f16 == pytest.approx(f32 / 2, rel=0.1)
+    assert q8 == pytest.approx(f32 / 4, rel=0.2)
+
+
+@pytest.mark.parametrize("transport", ["tcp", "grpc"])
+def test_transport_is_that_of_the_links(chat: Chat, two: Two, transport: str) -> None:
+    said = chat("--workers", two[0].address, "--parallel", "tensor", "--shares", "1,1", "--transport", transport)
+    assert [rank["link"] for rank in said["ranks"]] == [None, transport]
+    assert said["transport"] == transport
+
+
+def test_allreduce_is_the_algorithm(chat: Chat, two: Two) -> None:
+    how = ("--workers", workers(*two), "--parallel", "tensor", "--shares", "1,1,1", "--allreduce")
+    star, mesh, split, ring = (chat(*how, algorithm) for algorithm in ("star", "mesh", "split", "ring"))
+    assert [said["allreduce"] for said in (star, mesh, split, ring)] == ["star", "mesh", "split", "ring"]
+    one = moved(star, 1, "sent")  # its part to rank 0, which sends the sum to both
+    assert moved(star, 0, "received") == pytest.approx(2 * one, rel=0.1)
+    assert moved(mesh, 1, "sent") == pytest.approx(2 * one, rel=0.1)  # its part to both
+    assert moved(split, 0, "sent") == pytest.approx(4 / 3 * one, rel=0.1)  # thirds: of its part, and of the sum
+    assert moved(ring, 1, "received") == pytest.approx(2 * one, rel=0.1)  # a part from rank 0, and then the sum
+
+
+def test_a_saved_plan_is_used_as_it_is_or_edited(chat: Chat, two: Two, tmp_path: Path, alone: list[int]) -> None:
+    file = tmp_path / "plan.json"
+    how = ("--parallel", "tensor", "--shares", "1,3")
+    first = chat("--workers", two[0].address, *how, "--save-plan", file)
+    saved = json.loads(file.read_text())
+    assert saved == first["plan"]
+    again = chat("--plan", file)
+    assert (again["plan"], again["token_ids"]) == (saved, alone)
+    assert str(file) in again["why"]
+    for values, edge_at in zip(saved["stages"][0]["shards"], ([0, 6], [6, 8]), strict=True):
+        values["heads"] = edge_at
+    saved["model_digest"] = ""  # of any file of this shape
+    file.write_text(json.dumps(saved))
+    edited = chat("--plan", file, "--save-plan", tmp_path / "other")
+    assert (heads(edited), edited["token_ids"]) == ([[0, 6], [6, 8]], alone)
+    assert json.loads((tmp_path / "other").read_text()) == edited["plan"]
+
+
+def test_insecure_allows_another_machine_in_the_clear(run: Run, two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(edge.net.channel, "is_loopback", lambda _: False)  # take this machine for another
+    how = ("chat", *ASKED, "--workers", two[0].address, "--parallel", "pipeline", "--shares", "1,1")
+    assert_refused(run(*how), 7, "is another machine", "no credentials")
+    code, _, error = run(*how, "--insecure")
+    assert code == 0, error
+
+
+def test_constants_named_for_a_quick_help_are_those_of_the_engine() -> None:
+    assert distributed.PARALLEL == PARALLEL
+    assert distributed.TRANSPORTS == TRANSPORTS
+    assert tuple(WIRES) == distributed.WIRES
+    assert set(distributed.ALGORITHMS) == {"auto", *ALGORITHMS}
+    assert distributed.MOST_WORKERS == MAX_WORKERS
+
+
+def test_the_bundled_model_is_what_is_spread_by_default(chat: Chat, two: Two) -> None:
+    how = ("--workers", two[0].address, "--parallel", "pipeline", "--shares", "1,1")
+    assert chat(*how)["plan"] == chat(MODEL_PATH, *how)["plan"]
+
+
+# --- edge bench ---
+
+
+def test_bench_prints_a_table_of_ranks(run: Run, two: Two) -> None:
+    how = ("--workers", two[0].address, "--parallel", "tensor", "--shares", "1,1")
+    code, out, error = run("bench", *QUICK, *how)
+    assert code == 0, error
+    lines = out.splitlines()
+    assert lines[0] == "| model | size | threads | test | tokens/s |"
+    assert lines[5].startswith("| rank | device | kind | steps |")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[7:11]]
+    assert [row[:4] for row in rows] == [
+        ["0", "local", "decode", "4"],  # without the warm-up
+        ["0", "local", "prefill", "1"],
+        ["1", "one", "decode", "4"],
+        ["1", "one", "prefill", "1"],
+    ]
+    assert "local heads 0-3, ff 0-383; one heads 4-7, ff 384-767 (tensor, with shares as given)" in out
+    assert re.match(r"decode: [\d.]+ ms a token \(median\); rank [01] \((local|one)\) computes the longest", lines[-1])
+
+
+def test_a_line_says_who_holds_what_or_that_one_device_does() -> None:
+    can = limits(GgufFile.open(MODEL_PATH))
+
+    def line(*names: str, **how: Any) -> str:
+        plan = make_plan(can, "m", "", [LOCAL, *names[1:]], **how)
+        return distributed.Deployed(None, plan, "why", DEFAULT_EXCHANGE, names).line()  # type: ignore[arg-type]
+
+    assert line("this device") == "why"
+    assert line("here", "pi", parallel="pipeline") == "here layers 0-3; pi layers 4-7 (why)"
+    assert line("here", "pi", "tv", stages_of=(2, 1)) == (
+        "here layers 0-5, heads 0-3, ff 0-383; pi layers 0-5, heads 4-7, ff 384-767; tv layers 6-7 (why)"
+    )
+
+
+def test_bench_json_has_the_ranks(run: Run, two: Two) -> None:
+    how = ("--workers", two[0].address, "--parallel", "pipeline", "--shares", "1,1")
+    code, out, error = run("bench", *QUICK, *how, "--json")
+    assert code == 0, error
+    said = json.loads(out)
+    assert said["bandwidth_gbps"] is said["memory_bandwidth_gbps"] is None
+    assert said["decode_tokens_per_s"] > 0
+    assert [rank["decode"]["steps"] for rank in said["ranks"]] == [4, 4]
+    assert layers(said) == [[0, 4], [4, 8]]
+
+
+def test_bench_shows_steps_of_one_request(run: Run, two: Two) -> None:
+    how = ("--workers", two[0].address, "--parallel", "pipeline", "--shares", "1,1")
+    code, out, error = run("bench", *QUICK, "--prompt-tokens", "16", "--requests", "2", *how, "--json")
+    assert code == 0, error
+    said = json.loads(out)
+    assert said["throughput_tokens_per_s"] > 0
+    for kind, steps in (("decode", 4), ("prefill", 1)):
+        assert [rank[kind]["steps"] for rank in said["ranks"]] == [steps, steps]
+
+
+# --- cores and the GPU ---
+
+
+@pytest.mark.skipif(len(CORES) < 2, reason="needs two cores to choose from")
+def test_affinity_keeps_engines_to_cores(two: Two, tmp_path: Path) -> None:
+    how = ("--workers", workers(*two), "--parallel", "tensor", "--shares", "1,1,1")
+    terminal = Terminal(*how, "--affinity", str(CORES[1]), state=tmp_path)
+    try:
+        terminal.ready()
+        assert psutil.Process(terminal.process.pid).cpu_affinity() == [CORES[1]]
+        (free,), (kept,) = (one.children() for one in two)
+        assert free.cpu_affinity() == CORES
+        assert kept.cpu_affinity() == [CORES[0]]
+        command = kept.cmdline()
+        assert command[command.index("--affinity") + 1] == str(CORES[0])
+        assert command[command.index("--gpu-layers") + 1] == "0"
+        assert "--gpu-layers" not in free.cmdline()
+    finally:
+        terminal.close()
+
+
+@pytest.mark.skipif(len(CORES) < 2, reason="needs two cores to choose from")
+def test_a_plan_takes_no_core_that_is_not_lent(run: Run, chat: Chat, two: Two, tmp_path: Path) -> None:
+    file = tmp_path / "plan"
+    how = ("--workers", two[1].address, "--parallel", "pipeline", "--shares", "1,1")
+    plan = chat(*how, "--save-plan", file)["plan"]
+    shard = plan["stages"][1]["shards"][0]
+    for core, refused in ((CORES[1], True), (CORES[0], False)):
+        shard["affinity"] = [core]
+        file.write_text(json.dumps(plan))
+        answer = run("chat", *ASKED, "--plan", file)
+        if refused:
+            assert_refused(answer, 7, f"core {core} cannot be used here; those that can are {CORES[0]}", "two")
+        else:
+            assert answer[0] == 0, answer[2]

@@ -1,0 +1,126 @@
+"""Ctrl-C and SIGTERM end every command soon, at any moment, without a traceback and with nothing left behind."""
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from edge.demo import MODEL_PATH
+from tests.support.helpers import ROOT, heed_interrupts
+from tests.support.onnx_files import samples, small_model, vectors  # noqa: F401 (a fixture)
+from tests.support.thorough import some
+
+MOMENTS = some(1, 12)  # for each command and signal
+ENDS_S = 10.0  # beside busy neighbours; alone it takes 0.7 s at most
+ENDLESS = ("--max-tokens", "100000", "--context", "4096")
+
+# Says when the command begins: before, it is the interpreter that starts, and answers signals in its own way.
+BEGIN = "import os, sys, apps.cli; os.write(int(sys.argv.pop(1)), b'!'); sys.exit(apps.cli.main())"
+
+# Each with the seconds that it takes at most on a quiet machine: moments are drawn from these.
+COMMANDS: dict[str, tuple[float, tuple[str, ...]]] = {
+    "chat": (1.5, ("chat", "MODEL", "-p", "hi", *ENDLESS)),
+    "chat-memory": (1.5, ("chat", "MODEL", "-p", "hi", "--memory", "150MiB", *ENDLESS)),
+    "chat-workers": (1.5, ("chat", "MODEL", "-p", "hi", "--workers", "SILENT")),
+    "bench": (3.0, ("bench", "MODEL", "--repeats", "20")),
+    "bench-onnx": (2.0, ("bench", "ONNX")),
+    "info": (1.0, ("model", "info", "MODEL")),
+    "synth": (2.0, ("model", "synth", "OUT/a.gguf", "--shape", "tinyllama-1.1b")),
+    "pull": (1.5, ("model", "pull", "some/repository:q4_k_m")),
+    "quantize-size": (5.0, ("quantize", "MODEL", "OUT/a.gguf", "--size", "4MiB")),
+    "quantize-type": (1.5, ("quantize", "MODEL", "OUT/a.gguf", "--type", "q4_k_m", "--report")),
+    "quantize-onnx": (3.0, ("quantize", "ONNX", "OUT/a.onnx", "--type", "int8")),
+    "kernels": (2.0, ("quantize", "--kernels")),
+    "imatrix": (3.0, ("imatrix", "MODEL", "README.md", "--output", "OUT/a.gguf")),
+    "evaluate": (3.0, ("evaluate", "MODEL", "MODEL")),
+    "run": (1.5, ("run", "ONNX", "--input", "ARRAYS", "--repeats", "100000")),
+    "plan": (3.0, ("plan", "MODEL")),
+    "pareto": (4.0, ("pareto", "MODEL", "--png", "OUT/a.png", "--html", "OUT/a.html", "--measure", "2")),
+    "devices": (2.0, ("devices", "SILENT")),
+    "probe": (3.0, ("devices", "probe")),
+    "link": (2.0, ("link", "local", "SILENT")),
+    "cluster": (0.5, ("cluster", "init")),
+    "worker": (1.0, ("worker", "--listen", "127.0.0.1:0")),
+}
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """The address of something that takes connections, and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_command_at_any_moment(
+    name: str, number: int, tmp_path: Path, silent: str, source: Path
+) -> None:
+    longest_s, arguments = COMMANDS[name]
+    arrays = samples(source.with_name("x.npz"), x=vectors(1))
+    out, temporary = tmp_path / "out", tmp_path / "temporary"
+    for folder in (out, temporary):
+        folder.mkdir()
+    given = {"MODEL": str(MODEL_PATH), "ONNX": str(source), "SILENT": silent, "ARRAYS": str(arrays)}
+    command = [given.get(one, one.replace("OUT", str(out))) for one in arguments]
+    before = set(tmp_path.iterdir())
+    draw = random.Random(f"{name} {number}")
+    for _ in range(MOMENTS):
+        code, error, took_s = ended(command, number, draw.random() * longest_s, tmp_path, f"http://{silent}")
+        print(f"{name}: {took_s:.2f} s")
+        assert "Traceback" not in error
+        assert code in (0, 128 + number, -number), error
+        for file in out.iterdir():  # whole, or not there
+            assert not file.name.startswith("."), file
+            file.unlink()
+        assert list(temporary.iterdir()) == []
+    assert {path for path in tmp_path.iterdir() if path.name != "home"} == before
+
+
+def ended(command: list[str], number: int, after_s: float, folder: Path, hub: str) -> tuple[int, str, float]:
+    """(exit code, standard error, seconds from the signal to the end) of a command that gets a signal."""
+    home = folder / "home"
+    read, write = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-c", BEGIN, str(write), *command],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "TMPDIR": str(folder / "temporary"),
+            "XDG_CACHE_HOME": str(home / "cache"),
+            "XDG_STATE_HOME": str(home / "state"),
+            "XDG_CONFIG_HOME": str(home / "config"),
+            "HF_ENDPOINT": hub,
+            "HF_HOME": str(home / "hub"),
+        },
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        pass_fds=[write],
+        preexec_fn=heed_interrupts,
+    )
+    try:
+        os.close(write)
+        with os.fdopen(read, "rb") as begun:
+            assert begun.read(1) == b"!"
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(after_s)
+        children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+        began = time.monotonic()
+        process.send_signal(number)
+        _, error = process.communicate(timeout=ENDS_S)
+        took_s = time.monotonic() - began
+        assert psutil.wait_procs(children, ENDS_S)[1] == []
+        return process.returncode, error.decode(), took_s
+    finally:
+        process.kill()
+        process.communicate()

@@ -1,0 +1,106 @@
+"""Every command with --memory runs in a control group of exactly that size, which kills what asks for more."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from devices.lab.control_group import ControlGroup, NoGroups
+from edge.models import shapes, synth
+from tests.support.helpers import run_edge
+from tests.support.namespaces import need
+from tests.support.workers import worker
+
+MIB = 1 << 20
+SIZES = {
+    "chat": (150, 190, 260),
+    "bench": (150, 190, 260),
+    "evaluate": (200, 230, 330),
+    "imatrix": (200, 230, 330),
+    "plan": (330, 400, 500),
+    "pareto": (330, 400, 500),
+    "worker": (330, 400, 500),
+}
+ONE_THREAD = ("--threads", "1")
+SHORT = ("--prompt-tokens", "32", "--gen-tokens", "4", "--repeats", "1")
+TEXT = "edge/calibration.txt"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of 60 MB, so that small budgets have to page."""
+    path = tmp_path_factory.mktemp("model") / "model.gguf"
+    shape = shapes.shape("llama", layers=8, embd=512, ff=2048, heads=8, kv=4, vocab=2048, context=1024)
+    synth.synthesize(path, shape, "f16")
+    return path
+
+
+@contextmanager
+def group_of(n_bytes: int) -> Iterator[ControlGroup]:
+    """A control group of so much memory, in which nothing was killed in the end."""
+    try:
+        made = ControlGroup(f"edge-memory-test-{os.getpid()}", memory=n_bytes)
+    except NoGroups as error:
+        need(False, str(error))
+        raise
+    with made as group:
+        yield group
+        report = group.memory_report()
+        assert report["oom_kills"] == 0
+        assert 0 < report["max_usage_bytes"] <= n_bytes
+
+
+def words(command: str, model: Path, folder: Path) -> list[str | Path]:
+    """A command line without its budget, that does all it does, and little of it."""
+    return {
+        "chat": ["chat", model, "-p", "hello", "--max-tokens", "4", "--temperature", "0", *ONE_THREAD],
+        "bench": ["bench", model, *SHORT, "--requests", "3", *ONE_THREAD],
+        "evaluate": ["evaluate", model, model, "--tokens", "128", "--chunk-tokens", "128", *ONE_THREAD],
+        "imatrix": ["imatrix", model, TEXT, "--chunks", "1", "--output", folder / "i.gguf", *ONE_THREAD],
+        "plan": ["plan", model, "--fresh", *ONE_THREAD],
+        "pareto": ["pareto", model, "--fresh", "--measure", "1", *ONE_THREAD],
+    }[command]
+
+
+@pytest.mark.parametrize(
+    ("command", "mib"), [(command, mib) for command in SIZES if command != "worker" for mib in SIZES[command]]
+)
+def test_a_command_lives_in_a_group_as_large_as_its_budget(tmp_path: Path, model: Path, command: str, mib: int) -> None:
+    env = {f"XDG_{name}_HOME": str(tmp_path / name) for name in ("CACHE", "CONFIG", "STATE")}
+    with group_of(mib * MIB) as group:
+        line = [*words(command, model, tmp_path), "--memory", f"{mib}MiB"]
+        done = run_edge(*line, *(["--json"] if command in ("chat", "bench") else []), env=env, preexec=group.add)
+        assert done.returncode == 0, done.stderr
+    if command == "bench":
+        said = json.loads(done.stdout)
+        assert 0 < said["peak_rss_bytes"] <= mib * MIB
+        assert (said["paging"]["streamed_bytes"] > 0) == (mib == min(SIZES[command]))
+
+
+@pytest.mark.parametrize("mib", SIZES["worker"])
+def test_a_worker_lives_in_a_group_as_large_as_its_limit_with_all_its_sessions(
+    tmp_path: Path, model: Path, mib: int
+) -> None:
+    env = {f"XDG_{name}_HOME": str(tmp_path / name) for name in ("CACHE", "CONFIG", "STATE")}
+    with (
+        group_of(mib * MIB) as group,
+        worker(tmp_path / "worker", "--memory", f"{mib}MiB", *ONE_THREAD, preexec=group.add) as one,
+    ):
+        workers = ("--workers", one.address, *ONE_THREAD)
+        for line in (
+            ("plan", model, "--fresh", *workers),
+            ("bench", model, *SHORT, "--shares", "1,1", "--parallel", "pipeline", *workers),
+        ):
+            done = run_edge(*line, env=env)
+            assert done.returncode == 0, done.stderr
+
+
+def test_the_group_of_these_tests_kills() -> None:
+    """Or they would prove nothing."""
+    with pytest.raises(AssertionError, match="assert 1 == 0"), group_of(48 * MIB) as group:
+        subprocess.run([sys.executable, "-c", "x = bytearray(96 << 20)"], preexec_fn=group.add, check=False)

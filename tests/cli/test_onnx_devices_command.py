@@ -1,0 +1,304 @@
+"""`edge run` and `edge bench` of ONNX models on two real workers: every option, what is printed, and bad input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from apps.commands import onnx_devices, options
+from edge.demo import MODEL_PATH
+from edge.onnx.pipeline import MOST_WINDOW
+from partition.plan.plan import LOCAL
+from tests.support.commands import Answer, Run, Two, assert_refused, runs, two_workers
+from tests.support.onnx_graphs import light
+from tests.support.onnx_networks import mobilenet_v2, model_of
+from tests.support.onnx_pipelines import whole
+from transport.tcp_link import TcpLink
+
+CUTS = ("features.3", "features.9")
+SMALL = 32  # sides of pictures
+
+
+@pytest.fixture(scope="module", name="two")
+def two_of_them(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
+    with two_workers(tmp_path_factory.mktemp("w")) as both:
+        yield both
+
+
+@pytest.fixture(name="edge")
+def in_this_process(
+    two: Two, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[Run]:
+    for kind in ("CACHE", "CONFIG", "STATE"):
+        monkeypatch.setenv(f"XDG_{kind}_HOME", str(tmp_path / kind))
+    with runs(capsys, two) as run:
+        yield run
+
+
+@pytest.fixture(scope="module", name="net")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("net") / "net.onnx"
+    onnx.save(mobilenet_v2("batch", SMALL), str(path))
+    return path
+
+
+@pytest.fixture(scope="module", name="image")
+def one_input(net: Path) -> Path:
+    path = net.with_name("image.npz")
+    np.savez(path, image=np.random.default_rng(0).standard_normal((2, 3, SMALL, SMALL)).astype(np.float32))
+    return path
+
+
+def said(answer: Answer) -> dict[str, Any]:
+    """What `--json` printed."""
+    code, out, error = answer
+    assert code == 0, error
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+def asked(edge: Run, net: Path, image: Path, *args: str | Path) -> dict[str, Any]:
+    """What `edge run --json` says."""
+    return said(edge("run", net, "--input", image, "--repeats", "1", "--json", *args))
+
+
+def both(two: Two) -> str:
+    return f"{two[0].address},{two[1].address}"
+
+
+def test_a_pipeline_gives_what_one_device_gives(edge: Run, two: Two, net: Path, image: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.npz"
+    found = asked(edge, net, image, "--workers", both(two), "--output", out)
+    [expected] = whole(onnx.load(net), {"image": np.load(image)["image"]}).values()
+    with np.load(out) as held:
+        assert np.abs(held["logits"] - expected).max() < 1e-5 * np.abs(expected).max()
+    first, second = found["stages"]
+    assert (first["name"], second["name"]) == ("one", "two")
+    assert (first["nodes"][0], first["nodes"][1], second["nodes"][1]) == (0, second["nodes"][0], 100)
+    assert first["until"].startswith("features.")
+    assert second["until"] is None
+    assert first["payload_bytes"] > 0
+    assert second["tensors"] == ["logits"]
+    assert all(stage["memory_bytes"] > stage["weight_bytes"] > 0 for stage in found["stages"])
+    assert all(stage["compute_ms_median"] > 0 for stage in found["stages"])
+    assert found["latency_ms_median"] > sum(stage["compute_ms_median"] for stage in found["stages"]) / 2
+    assert found["throughput_per_s"] > 0
+    assert found["in_flight"] >= 3
+    assert (found["why"], found["wire"], found["wire_errors"]) == ("equal parts of the estimated work", "f32", None)
+    assert (found["provider"], found["threads"]) == (None, None)
+    assert [(s["provider"], s["fell_back_from"], s["threads"]) for s in found["stages"]] == [("cpu", [], 1)] * 2
+    assert asked(edge, net, image)["stages"] is None
+
+
+def test_what_is_named_twice_is_the_same() -> None:
+    assert (options.MAX_IN_FLIGHT, onnx_devices.LOCAL) == (MOST_WINDOW, LOCAL)
+
+
+def test_where_it_is_cut(edge: Run, two: Two, net: Path, image: Path) -> None:
+    def cut(*args: str) -> str:
+        found = asked(edge, net, image, "--workers", both(two), *args, "--repeats", "0")
+        assert found["latency_ms_median"] is None
+        return str(found["stages"][0]["until"])
+
+    assert cut("--cut", CUTS[0]) == CUTS[0]
+    few, many = (int(cut("--shares", shares).split(".")[1]) for shares in ("1,9", "9,1"))
+    assert few < many
+    found = asked(edge, net, image, "--workers", f"local,{both(two)}", "--cut", ",".join(CUTS), "--repeats", "0")
+    assert [stage["device"] for stage in found["stages"]] == ["local", *both(two).split(",")]
+    assert [stage["until"] for stage in found["stages"]] == [*CUTS, None]
+
+
+def test_plans_are_saved_and_used(edge: Run, two: Two, net: Path, image: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    saved = asked(edge, net, image, "--workers", both(two), "--cut", CUTS[1], "--save-plan", plan)
+    values = json.loads(plan.read_text())
+    assert values == saved["plan"]
+    again = asked(edge, net, image, "--plan", plan)
+    assert again["plan"] == values
+    assert again["why"] == f"as {plan} says"
+    for change, words in (
+        ({"n_nodes": 7}, "needed is 7"),
+        ({"model_digest": "0" * 64}, "the plan is for 000000000000"),
+        ({"format": "edge-plan-1"}, "known is 'edge-onnx-plan-1'"),
+        ({"stages": values["stages"][:1]}, "the parts end at"),
+        ({"stages": [values["stages"][0] | {"until": "x.2"}, values["stages"][1]]}, "the plan says 'x.2'"),
+    ):
+        plan.write_text(json.dumps(values | change))
+        assert_refused(edge("run", net, "--input", image, "--plan", plan), 2, words)
+    plan.write_text("{")
+    assert_refused(edge("run", net, "--input", image, "--plan", plan), 2, "cannot be used as a plan")
+    assert_refused(edge("run", net, "--input", image, "--plan", tmp_path / "none.json"), 3, "none.json")
+
+
+@pytest.mark.parametrize(("wire", "least", "most"), [("f16", 1e-6, 1e-2), ("q8", 1e-4, 0.2)])
+def test_what_floats_become_on_the_way(
+    edge: Run, two: Two, net: Path, image: Path, wire: str, least: float, most: float
+) -> None:
+    found = asked(edge, net, image, "--workers", both(two), "--wire", wire, "--repeats", "0")
+    assert found["wire"] == wire
+    [error] = found["wire_errors"]
+    assert error["name"] == "logits"
+    assert least < error["relative_l2"] < most
+    if wire == "q8":
+        return
+    code, text, _ = edge(
+        "run", net, "--input", image, "--workers", both(two), "--wire", wire, "--cut", CUTS[0], "--repeats", "1"
+    )
+    assert code == 0
+    assert f"{wire}: logits differs by" in text
+    assert "one: 16 nodes up to features.3" in text
+    assert "as --cut says" in text
+
+
+def test_links_and_inputs_in_flight(
+    edge: Run, two: Two, net: Path, image: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = []
+    true = TcpLink.__init__
+
+    def counted(self: TcpLink, sock: Any, peer: str, *rest: Any, **named: Any) -> None:
+        kinds.append(peer)
+        true(self, sock, peer, *rest, **named)
+
+    monkeypatch.setattr(TcpLink, "__init__", counted)
+    found = asked(edge, net, image, "--workers", both(two), "--transport", "grpc", "--in-flight", "2")
+    assert (found["transport"], found["in_flight"], kinds) == ("grpc", 2, [])
+    assert [stage["link"] for stage in found["stages"]] == ["grpc", "grpc"]
+    found = asked(edge, net, image, "--workers", both(two), "--transport", "tcp")
+    assert [stage["link"] for stage in found["stages"]] == ["tcp", "tcp"]
+    assert kinds
+
+
+def test_what_is_for_this_device(edge: Run, two: Two, net: Path, image: Path) -> None:
+    local = ("run", net, "--input", image, "--workers", f"local,{two[0].address}", "--repeats", "0")
+    assert_refused(edge(*local, "--provider", "abacus"), 5, "no provider 'abacus'")
+    found = said(edge(*local, "--threads", "2", "--provider", "cpu", "--json"))
+    assert [(stage["threads"], stage["link"]) for stage in found["stages"]] == [(2, None), (1, "tcp")]
+    for option in ("--threads", "--provider"):
+        answer = edge("run", net, "--input", image, "--workers", both(two), option, "1")
+        assert_refused(answer, 2, f"{option} is for a stage on this device")
+
+
+def test_a_plan_is_not_written_over_what_is_read(edge: Run, two: Two, net: Path, image: Path) -> None:
+    for read in (net, image):
+        before = read.read_bytes()
+        answer = edge("run", net, "--input", image, "--workers", both(two), "--save-plan", read)
+        assert_refused(answer, 2, "is read, so it cannot be written")
+        assert read.read_bytes() == before
+    plan = net.with_name("bad.json")
+    answer = edge("run", net, "--input", image, "--workers", "127.0.0.1:1", "--save-plan", plan)
+    assert_refused(answer, 7)
+    assert not plan.exists()
+
+
+def test_a_shape_may_cross(edge: Run, two: Two, tmp_path: Path) -> None:
+    """What a stage takes may be no noise: the target of a Reshape, made in the stage before."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("Concat", ["s", "one"], ["t"], axis=0),
+        helper.make_node("Relu", ["x"], ["h"]),
+        helper.make_node("Reshape", ["h", "t"], ["y"]),
+    ]
+    model = model_of(nodes, {"x": [3, 4]}, ["y"], {"one": np.array([1])})
+    path = tmp_path / "reshape.onnx"
+    onnx.save(onnx.shape_inference.infer_shapes(model), str(path))
+    bench = ("bench", path, "--repeats", "1", "--cuts", "all", "--json")
+    there = said(edge(*bench, "--workers", both(two)))
+    assert len(there["cuts"]) == len(said(edge(*bench))["cuts"]) > 1
+
+
+def test_every_cut_is_measured(edge: Run, two: Two, net: Path) -> None:
+    args = ("bench", net, "--repeats", "1", "--json")
+    here = said(edge(*args, "--threads", "1"))
+    assert [cut["label"] for cut in here["cuts"]] == [f"features.{i}" for i in range(19)]
+    assert here["cuts"][0]["payload_bytes"] == 32 * 16 * 16 * 4
+    assert here["devices"] == ["local"]
+    assert here["whole"]["throughput_per_s"] > 0
+    assert all(cut["throughput_per_s"] is None and cut["transfer_ms"] == [] for cut in here["cuts"])
+    two_of = ("--cuts", ",".join(CUTS), "--dim", "batch=3")
+    there = said(edge(*args, *two_of, "--workers", both(two), "--wire", "f16", "--in-flight", "2"))
+    assert [cut["label"] for cut in there["cuts"]] == list(CUTS)
+    assert there["devices"] == both(two).split(",")
+    for cut in there["cuts"]:
+        assert min(cut["stage_ms"]) > 0
+        assert len(cut["transfer_ms"]) == 3
+        assert cut["in_flight"] == 2
+        assert cut["throughput_per_s"] > 0
+        assert cut["expected_throughput_per_s"] == pytest.approx(1e3 / max(*cut["stage_ms"], *cut["transfer_ms"]))
+    assert there["cuts"][0]["payload_bytes"] == 3 * 24 * 8 * 8 * 4  # at F32, whatever the wire has
+    assert said(edge(*args, "--cuts", CUTS[0], "--workers", two[0].address))["devices"] == ["local", two[0].address]
+    code, text, _ = edge("bench", net, "--repeats", "1", "--cuts", CUTS[0], "--workers", both(two))
+    assert code == 0
+    assert "Best for throughput: after features.3" in text
+    assert len(said(edge(*args, "--cuts", "distinct"))["cuts"]) < len(said(edge(*args, "--cuts", "all"))["cuts"]) == 99
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (("--cut", "features.3"), 2, "--cut is for several devices"),
+        (("--wire", "f16"), 2, "--wire is for several devices"),
+        (("--in-flight", "3"), 2, "--in-flight is for several devices"),
+        (("--workers", "TWO", "--cut", "features.99"), 2, "there is no cut after 'features.99'; near ones: features.9"),
+        (("--workers", "TWO", "--cut", "features.9,features.3"), 2, "--cut names 2 places, 2 devices need 1"),
+        (("--workers", "TWO,TWO", "--cut", "features.9,features.3,features.4"), 2, "range"),
+        (("--workers", "TWO", "--shares", "1,2,3"), 2, "--shares has 3 of the 2 numbers"),
+        (("--workers", "TWO", "--shares", "1,2", "--cut", "features.3"), 2, "leave one of them out"),
+        (("--workers", "TWO", "--plan", "x.json"), 2, "leave one of them out"),
+        (("--workers", "127.0.0.1:1"), 7, "127.0.0.1:1"),
+        (("--workers", "TWO", "--dim", "batch=5"), 3, "takes the shape (5, 3, 32, 32)"),
+        (("--workers", "TWO", "--dim", "n=5"), 3, "leaves no dimension 'n' open"),
+    ],
+)
+def test_what_cannot_be(
+    edge: Run, two: Two, net: Path, image: Path, args: tuple[str, ...], code: int, words: str
+) -> None:
+    given = [arg.replace("TWO", both(two)) for arg in args]
+    assert_refused(edge("run", net, "--input", image, *given), code, words)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("--workers", "local"), "this device alone needs no --workers"),
+        (("--workers", "a,local"), "only the first can be `local`"),
+        (("--workers", "a", "--in-flight", "65"), "64"),
+        (("--workers", "a", "--cut", "x,,y"), "needs the label of a cut between commas"),
+    ],
+)
+def test_options_that_are_none(
+    edge: Run, net: Path, capsys: pytest.CaptureFixture[str], args: tuple[str, ...], words: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        edge("run", net, "--input", "x.npz", *args)
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("net", "--requests", "2"), "--requests is for language models"),
+        (("net", "--memory", "1GiB"), "--memory is for language models"),
+        (("net", "--wire", "f16"), "--wire is for several devices"),
+        (("net", "--dim", "batch=1", "--dim", "batch=2"), "--dim gives one dimension two values"),
+        (("net", "--workers", "a,b", "--threads", "2"), "--threads is for a stage on this device"),
+        (("squeezenet", "--cuts", "blocks"), "has no cuts of that kind"),
+        (("net", "--cuts", "nothing"), "there is no cut after 'nothing'"),
+        (("net", "--workers", "a,b,c"), "a cut is between two devices"),
+        (("gguf", "--cuts", "all"), "--cuts is for ONNX models"),
+        (("gguf", "--in-flight", "2"), "--in-flight is for ONNX models"),
+    ],
+)
+def test_what_cannot_be_measured(edge: Run, net: Path, args: tuple[str, ...], words: str) -> None:
+    model, *rest = args
+    assert_refused(
+        edge("bench", {"net": net, "gguf": MODEL_PATH, "squeezenet": light("squeezenet")}[model], *rest), 2, words
+    )

@@ -1,0 +1,233 @@
+"""`edge pareto` on a real worker: what is found, measured, remembered and written, and bad input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from apps.commands import pareto
+from apps.pareto import measure
+from devices.paths import cache_folder
+from edge.demo import MODEL_PATH
+from edge.planning.plan_file import plan_in
+from partition.predict.pareto import AXES
+from tests.support.commands import Run, assert_refused, runner
+from tests.support.deployments import shared_workers
+from tests.support.thorough import thorough
+from tests.support.workers import Worker
+
+NOBODY = "127.0.0.1:1"
+FEW = ("--context", "512", "--prompt-tokens", "16", "--concurrency", "2")  # what is measured is soon done
+# Two devices that are nowhere, the first in place of this one. It has no room for the whole model.
+WHAT_IF = """
+[[device]]
+name = "me"
+address = "local"
+preset = "pi4"
+memory = "206MiB"
+watts = 6
+
+[[device]]
+name = "other"
+preset = "pi4"
+watts = 5
+
+[[link]]
+delay_ms = 0.001
+bandwidth_mbps = 100000
+"""
+
+
+@pytest.fixture(autouse=True, scope="module", name="one")
+def a_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    with shared_workers(tmp_path_factory, "one") as [one]:
+        yield one
+
+
+@pytest.fixture(name="edge")
+def in_this_process(capsys: pytest.CaptureFixture[str]) -> Run:
+    return runner(capsys, "pareto")
+
+
+@pytest.fixture(scope="module", name="what_if")
+def a_cluster(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("cluster") / "cluster.toml"
+    path.write_text(WHAT_IF)
+    return path
+
+
+def found(run: Run, *options: str | Path) -> dict[str, Any]:
+    """What it prints with --json; it must succeed."""
+    code, out, error = run(*options, "--json")
+    assert code == 0, error
+    result: dict[str, Any] = json.loads(out)
+    return result
+
+
+def test_measured_once_a_day(edge: Run, one: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for doubt in ("SCATTER", "OFF"):  # what is measured beside other tests is believed
+        monkeypatch.setattr(measure, doubt, 1e9)
+    file = tmp_path / "front.json"
+    asked = (*FEW, "--measure", "1", "--json", file)
+    there = ("--workers", one.address, "--insecure")
+
+    def measured(*options: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
+        code, out, error = edge(*asked, *options)
+        assert code == 0, error
+        result = json.loads(file.read_text())
+        [point] = [point for point in result["points"] if point["measured"]]
+        return out, result, point["measured"]
+
+    out, result, first = measured(*there)
+    assert result["format"] == pareto.FORMAT
+    assert result["model"] == "edge demo"
+    assert {device["name"] for device in result["devices"]} == {"local", "one"}
+    assert first["age_s"] == 0
+    assert min(first["latency_s"], first["throughput_per_s"], first["ttft_s"]) > 0
+    assert "%)" in out  # the error of the prediction
+    assert_refused(edge(*asked), 2, "--force")
+    _, _, second = measured(*there, "--force")
+    assert second["age_s"] > 0
+    assert {**second, "age_s": 0} == {**first, "age_s": 0}  # nothing was measured
+    assert [path.name for path in tmp_path.iterdir()] == ["front.json"]
+
+
+def test_presets_are_planned_and_not_measured(edge: Run, what_if: Path) -> None:
+    result = found(edge, "--cluster", what_if, "--measure", "3")
+    assert {device["name"]: device["estimate"] for device in result["devices"]} == {"me": True, "other": True}
+    assert {point["parallel"] for point in result["points"]} & {"pipeline", "tensor", "hybrid"}
+    assert not any(point["measured"] or point["error"] for point in result["points"])
+
+
+@pytest.mark.parametrize("axes", [("latency", "throughput"), ("latency", "memory"), AXES])
+def test_axes(edge: Run, what_if: Path, axes: tuple[str, ...]) -> None:
+    """No plan of the front is dominated by another of them, and all others are by one."""
+    result = found(edge, "--cluster", what_if, "--axes", ",".join(axes))
+    assert result["objectives"] == [
+        {"memory": "memory_bytes", "throughput": "throughput_per_s", "latency": "latency_s", "energy": "energy_j"}[axis]
+        for axis in axes
+    ]
+
+    def values(point: dict[str, Any]) -> list[float]:
+        of = point["predicted"]
+        known = {
+            "latency": of["latency_s"],
+            "throughput": -of["throughput_per_s"],
+            "memory": max(of["memory_bytes"].values()),
+            "energy": of["energy_j"],
+        }
+        return [known[axis] for axis in axes]
+
+    def dominates(a: dict[str, Any], b: dict[str, Any]) -> bool:
+        return values(a) != values(b) and all(x <= y for x, y in zip(values(a), values(b), strict=True))
+
+    front = [point for point in result["points"] if point["on_front"]]
+    assert front
+    for point in result["points"]:
+        assert point["on_front"] != any(dominates(other, point) for other in front)
+    assert [point["id"] for point in result["points"]] == [f"p{n}" for n in range(1, len(result["points"]) + 1)]
+
+
+def test_work_changes_what_is_predicted(edge: Run, what_if: Path) -> None:
+    plain = found(edge, "--cluster", what_if)
+    assert plain["concurrency"] == 4
+    assert found(edge, "--cluster", what_if, "--concurrency", "3")["concurrency"] == 3
+
+    def first(*options: str) -> dict[str, Any]:
+        predicted: dict[str, Any] = found(edge, "--cluster", what_if, *options)["points"][0]["predicted"]
+        return predicted
+
+    before = plain["points"][0]["predicted"]
+    assert first("--prompt-tokens", "33")["prompt"] == 33
+    assert sum(first("--context", "512")["memory_bytes"].values()) < sum(before["memory_bytes"].values())
+
+
+def test_types(edge: Run) -> None:
+    """The model is quantized once, and plans say which file is theirs."""
+
+    def file() -> Path:
+        points = found(edge, "--types", "q8_0")["points"]
+        assert {point["type"] for point in points} == {"q8_0"}
+        return Path(points[0]["model"])
+
+    made = file()
+    assert made.parent == cache_folder() / "types"
+    before = made.stat().st_mtime_ns
+    assert file() == made
+    assert made.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("which", ["knee", "p1", "latency", *thorough("throughput", "memory", "ttft", "energy")])
+def test_picked_and_saved(edge: Run, what_if: Path, tmp_path: Path, which: str) -> None:
+    file = tmp_path / "plan.json"
+    points = found(edge, "--cluster", what_if)["points"]
+    code, out, error = edge("--cluster", what_if, "--pick", which, "--save", file)
+    assert code == 0, error
+    last = out.splitlines()[-1]
+    id_ = last.removeprefix("picked ").partition(":")[0]
+    [chosen] = [point for point in points if point["id"] == id_]
+    assert str(file) in last
+    assert plan_in(json.loads(file.read_text())) == chosen["plan"]
+    assert chosen["knee"] or which != "knee"
+    if which == "throughput":
+        assert chosen["predicted"]["throughput_per_s"] == max(p["predicted"]["throughput_per_s"] for p in points)
+
+
+def test_a_picked_plan_runs(edge: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "plan.json"
+    assert edge("--pick", "latency", "--save", file)[0] == 0
+    code, out, error = runner(capsys, "chat")("--plan", file, "-p", "What is 2 plus 3?", "--context", "128")
+    assert code == 0, error
+    assert out
+
+
+def test_pictures_and_pages(edge: Run, what_if: Path, tmp_path: Path) -> None:
+    png, html, data = (tmp_path / f"front.{end}" for end in ("png", "html", "json"))
+    code, out, error = edge("--cluster", what_if, "--png", png, "--html", html, "--json", data)
+    assert code == 0, error
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert png.read_bytes().endswith(b"IEND\xaeB`\x82")
+    assert html.read_text().rstrip().endswith("</html>")
+    assert json.loads(data.read_text())["points"]
+    assert "other is a preset (pi4): its figures are estimates" in out
+    assert {path.name for path in tmp_path.iterdir()} == {"front.png", "front.html", "front.json"}
+
+
+def test_no_one_answers(edge: Run) -> None:
+    code, out, error = edge("--workers", NOBODY)
+    assert code == 0, error
+    assert f"planned without {NOBODY}: " in out
+
+
+def test_refused(edge: Run, what_if: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    same = tmp_path / "same"
+    for options, words in (
+        (["--pick", "p9999"], ["p9999", "knee"]),
+        (["--save", same], ["--pick"]),
+        (["--json", same, "--html", same], ["different"]),
+        (["--json", tmp_path / "no" / "x.json"], ["folder"]),
+        (["--cluster", what_if, "--json", what_if, "--force"], ["is read"]),
+        (["--json", MODEL_PATH, "--force"], ["is read"]),
+        (["--types", "q8_0,q99"], ["q99"]),
+        (["x.onnx", "--types", "q8_0"], ["--types"]),
+    ):
+        code, _, error = edge("--cluster", what_if, *options) if "--cluster" not in options else edge(*options)
+        assert (code, error.count("\n")) == (2, 1), error
+        assert all(word in error for word in words), error
+    assert not same.exists()
+    for options, words in (
+        (["--axes", "latency"], ["two or more"]),
+        (["--axes", "latency,beauty"], ["beauty"]),
+        (["--types", "q8_0,q8_0"], ["different"]),
+        (["--kv-type", "f17"], ["f16"]),
+        (["--measure", "-1"], ["-1"]),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            edge(*options)
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert all(word in error for word in words), error

@@ -1,0 +1,351 @@
+"""What a person sees of `edge pareto`: the table, the picture and the page, also of data that mean harm."""
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+import struct
+import subprocess
+from copy import deepcopy
+from html.parser import HTMLParser
+from itertools import combinations, pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from apps.commands.options import UsageError
+from apps.pareto.page import embedded, page, write_page
+from apps.pareto.picture import KIND_COLORS, _figure, write_picture
+from apps.pareto.points import (
+    best_single,
+    dominated,
+    error,
+    front,
+    fullest,
+    latency_s,
+    line,
+    staircase,
+    throughput,
+    to_show,
+)
+from apps.pareto.table import figure, notes, print_front, table
+from tests.support.helpers import ROOT
+from tests.support.pareto_results import pareto_result
+
+SIX = ("local", "laptop", "pi", "phone", "attic-box", "old-laptop")
+MEASURED = pareto_result(measured=5)
+TYPES = pareto_result(400, types=("q4_0", "q8_0"), devices=SIX, measured=8)
+ONNX = pareto_result(60, kind="onnx", types=(None,), devices=("local", "pi"), n_layers=60)
+WIDE = pareto_result(300, devices=SIX, spread=2.4)
+ALONE = pareto_result(1, devices=("local",))
+RESULTS = {"measured": MEASURED, "types": TYPES, "onnx": ONNX, "wide": WIDE, "alone": ALONE}
+EVIL = (
+    "</script><script>alert(1)</script><img src=x onerror=alert(1)><!--<script> {{data}} \\u003c $x^$ \u2028 \ud800"
+    "\x1b[2J"
+)
+
+each = pytest.mark.parametrize("result", RESULTS.values(), ids=RESULTS.keys())
+
+
+def evil(result: dict[str, Any]) -> dict[str, Any]:
+    """The same, with all names from elsewhere such that they would do something."""
+    result = deepcopy(result)
+    result["model"] = EVIL
+    for device in result["devices"]:
+        device["name"] = EVIL
+    for i, point in enumerate(result["points"]):
+        point.update(label=EVIL, type=f"_{EVIL}{i % 3}", error=EVIL, devices=[EVIL], plan={EVIL: EVIL})
+        point["predicted"].update(bound=EVIL, memory_bytes={EVIL: 1})
+    return result
+
+
+def with_figures(figures: list[tuple[float, float]]) -> list[dict[str, Any]]:
+    return [{"predicted": {"latency_s": latency, "throughput_per_s": rate}} for latency, rate in figures]
+
+
+# What all three read.
+
+
+@given(st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=1))
+def test_the_line_has_just_what_none_dominates(figures: list[tuple[float, float]]) -> None:
+    line = [
+        (point["predicted"]["latency_s"], point["predicted"]["throughput_per_s"])
+        for point in staircase(with_figures(figures))
+    ]
+    assert all(a[0] < b[0] and a[1] < b[1] for a, b in pairwise(line))
+    for latency, rate in figures:
+        assert any(a <= latency and b >= rate for a, b in line)
+
+
+@each
+def test_what_is_shown(result: dict[str, Any]) -> None:
+    shown, near = to_show(result)
+    ids = [point["id"] for point in (*shown, *near)]
+    assert len(set(ids)) == len(ids)
+    assert {point["id"] for point in front(result)} <= {point["id"] for point in shown}
+    single = best_single(result)
+    assert single in shown
+    assert all(not point["on_front"] for point in near)
+    assert latency_s(single) == min(latency_s(point) for point in result["points"] if point["parallel"] == "single")
+
+
+def test_without_a_single_device_there_is_no_best_one() -> None:
+    points = [point for point in MEASURED["points"] if point["parallel"] != "single"]
+    result = {**MEASURED, "points": points}
+    assert best_single(result) is None
+    assert "best single device" not in "".join(text.get_text() for text in _figure(result).axes[0].texts)
+    assert fullest({}) is None
+    assert fullest({"memory_bytes": {"a": 1, "b": 3, "c": 2}}) == ("b", 3)
+
+
+# The table.
+
+
+@each
+def test_the_table_has_the_front(result: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    columns, rows = table(result)
+    assert [row[0].removesuffix(" *") for row in rows] == [point["id"] for point in front(result)]
+    assert sum(row[0].endswith(" *") for row in rows) == 1
+    assert ("type" in columns) == (result is TYPES)
+    assert columns.count("measured") == 2 * any(point["measured"] for point in front(result))
+    assert all(len(row) == len(columns) for row in rows)
+    print_front(result)
+    shown = capsys.readouterr().out
+    assert all(point["label"] in shown for point in front(result))
+    n = len(dominated(result))
+    assert (f"{n} other plan" in shown) == (n > 0)
+
+
+def test_measured_figures_are_beside_the_predicted_ones() -> None:
+    result = deepcopy(MEASURED)
+    point = front(result)[0]
+    point["predicted"].update(latency_s=0.0021, throughput_per_s=83.14, memory_bytes={"pi": 2 << 20, "laptop": 3 << 20})
+    point["measured"].update(latency_s=0.0020, throughput_per_s=100, memory_bytes={"pi": 5 << 20, "laptop": 3 << 20})
+    _, rows = table(result)
+    assert rows[0][2:] == ["2.1", "2 (+5 %)", "83.1", "100 (-17 %)", "5.00 MiB"]
+    assert error(point, "latency_s") == pytest.approx(0.05)
+    point["measured"] = None
+    assert error(point, "latency_s") is None
+    _, rows = table(result)
+    assert rows[0][2:] == ["2.1", "-", "83.1", "-", "3.00 MiB"]
+
+
+def test_the_line_is_what_was_measured() -> None:
+    """The first plan measures far worse than it was predicted to be, and the second better: the line is theirs."""
+    result = deepcopy(MEASURED)
+    for point in result["points"]:
+        point.update(measured=None, on_front=False, knee=False)
+    a, b = result["points"][:2]
+    a.update(on_front=True, measured={"latency_s": 0.9, "throughput_per_s": 50.0, "memory_bytes": {}, "spread": 0.4})
+    b.update(on_front=True, knee=True, measured={"latency_s": 1e-3, "throughput_per_s": 9.0, "memory_bytes": {}})
+    result["points"][2]["on_front"] = True  # only predicted
+    assert line(result) == [b, a]
+    assert [(latency_s(one), throughput(one)) for one in line(result)] == [(1e-3, 9.0), (0.9, 50.0)]
+    axes = _figure(result).axes[0]
+    drawn = [sorted(set(map(tuple, made.get_xydata()))) for made in axes.lines]
+    assert any({(1.0, 9.0), (900.0, 50.0)} <= set(corners) for corners in drawn)
+    said = "\n".join(notes(result))
+    assert "Front and knee are those of the 2 measured plans" in said
+    assert f"Predicted more than 50 % off: {a['id']}, {b['id']}; they were measured again." in said
+    assert f"disturbed what was measured, by: {a['id']} 40 %." in said
+
+
+def test_what_is_noted() -> None:
+    result = deepcopy(TYPES)
+    result["exact"] = False
+    for point in result["points"][:7]:
+        point["error"] = "the worker is gone"
+    said = "\n".join(notes(result))
+    assert "there may be better ones" in said
+    assert "Estimated, not measured: phone." in said
+    assert said.count("the worker is gone") == 5
+    assert "2 more could not be measured" in said
+    assert not notes({**ALONE, "points": [{**ALONE["points"][0], "knee": False}]})
+
+
+def test_figures_keep_three_digits() -> None:
+    assert [figure(x) for x in (0.01234, 9.996, 12.34, 999.4, 999.6, 12345.6)] == [
+        "0.0123", "10", "12.3", "999", "1000", "12346",
+    ]  # fmt: skip
+
+
+# The picture.
+
+
+def test_the_picture(tmp_path: Path) -> None:
+    path = tmp_path / "front.png"
+    write_picture(TYPES, path)
+    assert struct.unpack(">II", path.read_bytes()[16:24]) == (1350, 900)
+    with Image.open(path) as image:
+        colors = {color for _, color in image.convert("RGB").getcolors(1 << 20)}
+    assert len(colors) > 200
+    assert {tuple(bytes.fromhex(color[1:])) for color in KIND_COLORS.values()} <= colors
+    assert [file.name for file in tmp_path.iterdir()] == ["front.png"]
+    write_picture(ALONE, path)  # replaces it
+    with Image.open(path) as image:
+        assert tuple(bytes.fromhex(KIND_COLORS["tensor"][1:])) not in {
+            color for _, color in image.convert("RGB").getcolors(1 << 20)
+        }
+
+
+@each
+def test_labels_do_not_cover_each_other(result: dict[str, Any]) -> None:
+    drawn = _figure(result)
+    (axes,) = drawn.axes
+    renderer = drawn.canvas.get_renderer()
+    texts = [text for text in axes.texts if text.get_text() and not text.get_text().startswith("on ")]
+    for a, b in combinations(texts, 2):
+        assert not a.get_window_extent(renderer).overlaps(b.get_window_extent(renderer)), (a, b)
+    inside = drawn.get_window_extent(renderer)
+    for text in texts:
+        box = text.get_window_extent(renderer)
+        assert inside.x0 <= box.x0, text
+        assert box.x1 <= inside.x1, text
+    said = "\n".join(text.get_text() for text in texts)
+    single = best_single(result)
+    assert single is not None
+    assert f"{single['id']}, best single device" in said or "knee, best single device" in said
+    assert ("the knee" in said) == (len(front(result)) > 1)
+
+
+def test_axes_are_logarithmic_where_values_span_much() -> None:
+    (axes,) = _figure(MEASURED).axes
+    assert (axes.get_xscale(), axes.get_yscale()) == ("linear", "linear")
+    far = deepcopy(MEASURED)
+    front(far)[-1]["predicted"].update(latency_s=3.0, throughput_per_s=5000.0)
+    (axes,) = _figure(far).axes
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+
+
+def test_a_picture_of_any_names(tmp_path: Path) -> None:
+    result = evil(TYPES)
+    result["points"][0]["parallel"] = EVIL
+    write_picture(result, tmp_path / "front.png")
+    write_picture({**ALONE, "model": "模型 $x$"}, tmp_path / "front.png")
+    with Image.open(tmp_path / "front.png") as image:
+        assert image.size == (1350, 900)
+
+
+# The page.
+
+
+class Elements(HTMLParser):
+    """The elements of a page, and what is in its scripts and style."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.inside: list[tuple[str, str]] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        if self.tags and self.tags[-1][0] in ("script", "style", "title") and data.strip():
+            self.inside.append((self.tags[-1][0], data))
+
+    @property
+    def data(self) -> Any:
+        """What the page shows."""
+        return json.loads(next(text for tag, text in self.inside if tag == "script"))
+
+
+@pytest.mark.parametrize("result", [*RESULTS.values(), evil(MEASURED)], ids=[*RESULTS, "evil"])
+def test_the_page_holds_the_data_and_no_other_code(result: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "front.html"
+    write_page(result, path, command=("edge", "pareto", EVIL), model=EVIL)
+    assert [file.name for file in tmp_path.iterdir()] == ["front.html"]
+    text = path.read_text(encoding="ascii")
+    elements = Elements(text)
+    assert elements.data["result"] == result
+    tags = [tag for tag, _ in elements.tags]
+    assert tags.count("script") == 2
+    assert not {"img", "link", "iframe", "object", "base", "form"} & set(tags)
+    assert not any(
+        name.startswith("on") or name in ("src", "href", "style") for _, attrs in elements.tags for name in attrs
+    )
+
+    policy = next(
+        attrs["content"] for _, attrs in elements.tags if attrs.get("http-equiv") == "Content-Security-Policy"
+    )
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    data, script = (code for tag, code in elements.inside if tag == "script")
+    assert script == "".join((ROOT / "apps" / f"pareto_{name}.js").read_text() for name in ("chart", "page"))
+    style = next(code for tag, code in elements.inside if tag == "style")
+    for name, code in (("script-src", script), ("style-src", style)):
+        digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
+        assert f"{name} 'sha256-{digest}'" in policy
+    assert not re.search(
+        r"\beval\b|innerHTML|outerHTML|insertAdjacentHTML|document\.write|new Function|fetch\(", script
+    )
+    assert not re.search(r"url\(|@import", style)
+    assert "<" not in data
+
+
+@given(
+    st.recursive(
+        st.none() | st.text() | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
+    )
+)
+def test_data_come_out_as_they_went_in(values: Any) -> None:
+    text = embedded(values)
+    assert json.loads(text) == values
+    assert text.isascii()
+    assert not set("<>&") & set(text)
+
+
+def test_what_the_page_is_told() -> None:
+    view = Elements(page(TYPES, ["edge", "pareto", "my model.gguf", "--cluster", "c.toml"], "")).data["view"]
+    assert view["line"] == [point["id"] for point in line(TYPES)]
+    assert all(point["measured"] for point in line(TYPES))
+    assert view["commands"].keys() == {point["id"] for point in TYPES["points"]}
+    assert set(view["shown"]) | set(view["near"]) <= view["commands"].keys()
+    assert view["types"] == ["q4_0", "q8_0"]
+    for point in TYPES["points"]:
+        assert view["commands"][point["id"]] == (
+            ["edge chat"]
+            if point["plan"] is None
+            else [
+                f"edge pareto 'my model.gguf' --cluster c.toml --pick {point['id']} --save plan.json",
+                "edge chat --plan plan.json",
+            ]
+        )
+    view = Elements(page(ONNX, ["edge", "pareto"], "net $1.onnx")).data["view"]
+    assert ["edge run 'net $1.onnx'"] in view["commands"].values()
+    assert all(commands[-1].startswith("edge run 'net $1.onnx'") for commands in view["commands"].values())
+
+
+def test_the_parts_of_the_page_are_installed() -> None:
+    packaged = (ROOT / "pyproject.toml").read_text()
+    for path in (ROOT / "apps").iterdir():
+        if path.suffix in (".js", ".css", ".html"):
+            assert f'"{path.name}"' in packaged
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no node to read the script")
+@pytest.mark.parametrize("name", ["pareto_chart.js", "pareto_page.js"])
+def test_the_script_is_valid(name: str) -> None:
+    done = subprocess.run(["node", "--check", ROOT / "apps" / name], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("write", [write_picture, write_page])
+def test_where_nothing_can_be_written(write: Any, tmp_path: Path) -> None:
+    ending = "png" if write is write_picture else "html"
+    for path in (tmp_path / "front.txt", tmp_path / "nowhere" / f"front.{ending}"):
+        with pytest.raises(UsageError, match=re.escape(str(path))):
+            write(MEASURED, path)
+    with pytest.raises(UsageError, match="no plan"):
+        write({**MEASURED, "points": []}, tmp_path / f"front.{ending}")
+    (tmp_path / f"folder.{ending}").mkdir()
+    with pytest.raises(UsageError, match="folder"):
+        write(MEASURED, tmp_path / f"folder.{ending}")
+    assert [file.name for file in tmp_path.iterdir()] == [f"folder.{ending}"]

@@ -1,0 +1,238 @@
+"""`edge plan` on a real worker: what is printed, what each option does, and bad input."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from apps import cli
+from apps.commands import plan
+from apps.commands.distributed import MOST_WORKERS
+from devices.paths import state_folder
+from edge.demo import MODEL_PATH
+from edge.planning.plan_file import plan_in
+from partition.predict.measures import OBJECTIVES
+from tests.support.commands import Run, assert_refused, runner, said
+from tests.support.deployments import shared_workers
+from tests.support.workers import Worker
+
+NOBODY = "127.0.0.1:1"
+# Two devices that are nowhere, the first in place of this one: what is best does not depend on where tests run.
+WHAT_IF = """
+[[device]]
+name = "me"
+address = "local"
+preset = "pi4"
+watts = 6
+
+[[device]]
+name = "other"
+preset = "pi4"
+watts = 5
+
+[[link]]
+delay_ms = 0.001
+bandwidth_mbps = 100000
+"""
+CHANGED: list[tuple[list[str], str]] = [  # options, and what in "predicted" they change
+    (["--context", "512"], "memory_bytes"),
+    (["--kv-type", "q8_0"], "memory_bytes"),
+    (["--concurrency", "9"], "in_flight"),
+    (["--prompt-tokens", "33"], "prompt"),
+    (["--prompt-tokens", "65"], "ttft_s"),
+]
+
+
+@pytest.fixture(autouse=True, scope="module", name="one")
+def a_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    with shared_workers(tmp_path_factory, "one") as [one]:
+        yield one
+
+
+@pytest.fixture(name="edge")
+def in_this_process(capsys: pytest.CaptureFixture[str]) -> Run:
+    return runner(capsys, "plan")
+
+
+@pytest.fixture(scope="module", name="what_if")
+def a_cluster(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("cluster"), WHAT_IF)
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "cluster.toml"
+    path.write_text(text)
+    return path
+
+
+def test_json_has_what_is_documented(edge: Run, one: Worker) -> None:
+    found = said(edge, "--workers", one.address, "--insecure")
+    assert {*found} == {
+        "format", "kind", "model", "objective", "plan", "parallel", "predicted", "why", "changes", "devices", "links",
+        "notes",
+    }  # fmt: skip
+    assert (found["format"], found["kind"], found["model"]) == (plan.FORMAT, "llm", str(MODEL_PATH))
+    assert [(device["name"], device["address"]) for device in found["devices"]] == [
+        ("local", "local"),
+        ("one", one.address),
+    ]
+    for device in found["devices"]:
+        assert not device["estimate"]
+        assert device["measured_age_s"] >= 0
+        speeds = device["speeds"]
+        assert {*speeds} == {"layer_s", "half_layer_s", "head_s", "step_s", "token_s", "disk_bytes_per_s"}
+        assert all(rows >= 1 and seconds > 0 for rows, seconds in speeds["layer_s"])
+    assert {(way["from"], way["to"]) for way in found["links"]} == {("local", "one"), ("one", "local")}
+    assert all(way["latency_s"] > 0 and way["age_s"] >= 0 and not way["estimate"] for way in found["links"])
+    assert found["predicted"]["latency_s"] == pytest.approx(
+        sum(stage["compute_s"] + stage["transfer_s"] for stage in found["predicted"]["stages"])
+        + found["predicted"]["enter_s"],
+        rel=0.05,
+    )
+    assert found["changes"]
+
+
+def test_for_people(edge: Run, what_if: Path) -> None:
+    code, out, error = edge("--cluster", what_if)
+    assert code == 0, error
+    assert out.startswith(("use one device: ", "tensor on 2 devices: ", "pipeline on 2 devices: "))
+    assert re.search(r"^0 +me", out, re.MULTILINE)
+    for what in ("latency", "throughput", "first token", "energy", "bound"):
+        assert f"\n{what}: " in out
+    assert "other is a preset (pi4): its figures are estimates" in out
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_objectives(edge: Run, what_if: Path, objective: str) -> None:
+    """Each has the best plan by what it is called, of all the plans found."""
+    best = {
+        name: said(edge, "--cluster", what_if, "--objective", name)["predicted"]
+        for name in dict.fromkeys((objective, "latency", "energy"))
+    }
+
+    def value(predicted: dict[str, Any]) -> float:
+        if objective == "throughput":
+            return -float(predicted["throughput_per_s"])
+        if objective == "memory":
+            return float(max(predicted["memory_bytes"].values()))
+        return float(predicted[{"latency": "latency_s", "ttft": "ttft_s", "energy": "energy_j"}[objective]])
+
+    chosen = value(best[objective])
+    slack = 0.06 * abs(chosen)  # one device is preferred to a gain of less than 5 %
+    assert all(chosen <= value(other) + slack for other in best.values())
+
+
+@pytest.mark.parametrize(("options", "what"), CHANGED, ids=lambda value: value if isinstance(value, str) else value[0])
+def test_options_change_what_is_predicted(edge: Run, what_if: Path, options: list[str], what: str) -> None:
+    plain = said(edge, "--cluster", what_if)["predicted"]
+    assert said(edge, "--cluster", what_if, *options)["predicted"][what] != plain[what]
+
+
+def test_memory_is_what_this_device_may_use(edge: Run) -> None:
+    assert said(edge, "--memory", "300MiB")["devices"][0]["memory_bytes"] == 300 << 20
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--max-latency", "0.0001"], ["latency of at most 0.0001 ms", "the best latency there is is"]),
+        (["--min-throughput", "1e9"], ["throughput of at least 1e+09 tokens/s"]),
+        (["--max-ttft", "1e-6"], ["ttft of at most"]),
+        (["--max-memory", "1MiB"], ["memory of at most 1 MiB"]),
+        (["--max-energy", "1e-9"], ["energy of at most"]),
+    ],
+)
+def test_out_of_reach(edge: Run, what_if: Path, options: list[str], words: list[str]) -> None:
+    assert_refused(edge("--cluster", what_if, *options), 2, *words)
+
+
+def test_no_one_answers(edge: Run) -> None:
+    """It is planned without, and said so."""
+    found = said(edge, "--workers", NOBODY)
+    assert [device["name"] for device in found["devices"]] == ["local"]
+    assert any(note.startswith(f"planned without {NOBODY}: ") for note in found["notes"])
+    code, out, _ = edge("--workers", NOBODY)
+    assert code == 0
+    assert f"planned without {NOBODY}" in out
+
+
+def test_old_figures_are_said_to_be(edge: Run) -> None:
+    said(edge)
+    file = state_folder() / "speeds.json"
+    entries = json.loads(file.read_text())
+    old = {
+        key: {"measured_at": entry["measured_at"] - 3 * 3600, "value": entry["value"] | {"busy": False}}
+        for key, entry in entries.items()
+    }
+    file.write_text(json.dumps(old))
+    code, out, _ = edge()
+    file.write_text(json.dumps(entries))
+    assert code == 0
+    assert "measured 3 h ago; --fresh measures again" in out
+
+
+def test_a_saved_plan_runs(edge: Run, one: Worker, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "plan.json"
+    found = said(edge, "--workers", one.address, "--insecure", "--save", file)
+    written = json.loads(file.read_text())
+    assert plan_in(written) == found["plan"]
+    assert written["predicted"].keys() >= {"latency_s", "throughput_per_s", "stages"}
+    assert cli.main(["simulate", str(file), "--arrivals", "closed:1", "--requests", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["planned"]["plan"] == found["plan"]
+    assert_refused(edge("--save", file), 2, str(file), "--force")
+    assert edge("--workers", one.address, "--insecure", "--save", file, "--force")[0] == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+    with_it = ("--plan", file, *(("--insecure",) if found["parallel"] != "single" else ()))
+    result = said(runner(capsys, "bench"), "--prompt-tokens", "8", "--gen-tokens", "4", "--context", "64", *with_it)
+    assert result
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[[device]]\nname = 'a'\naddres = 'local'\n", ["addres"]),
+        ("[[device]]\nname = 'a'\naddress = 'local'\nmemory = '3 cows'\n", ["memory", "3 cows"]),
+        ("[[device]]\nname = 'a'\npreset = 'pi4'\n" * 2, ["a"]),
+        ("[[device]]\nname = 'a'\npreset = 'pi400'\n", ["preset", "pi4"]),
+        ("[[device]]\nname = 'a'\npreset = 'pi4'\nspeed = -1\n", ["speed"]),
+        ("", ["0"]),
+        ("[[device]\n", ["cluster.toml"]),
+    ],
+)
+def test_bad_cluster_files(edge: Run, tmp_path: Path, text: str, words: list[str]) -> None:
+    assert_refused(edge("--cluster", written(tmp_path, text)), 3, *words)
+
+
+def test_refused(edge: Run, what_if: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = what_if.read_bytes()
+    many = ",".join(f"10.0.0.1:{port}" for port in range(1, MOST_WORKERS + 2))
+    text = "".join(f"[[device]]\nname = 'd{i}'\npreset = 'pi4'\n" for i in range(MOST_WORKERS + 1))
+    for options, words in (
+        (["--cluster", what_if, "--workers", NOBODY], ["--cluster", "--workers"]),
+        (["--cluster", what_if, "--save", what_if, "--force"], ["is read"]),
+        (["--cluster", written(tmp_path, text)], [str(MOST_WORKERS)]),
+        (["--save", tmp_path], ["folder"]),
+        (["--dim", "batch=2"], ["--dim", "ONNX"]),
+        (["x.onnx", "--context", "100"], ["--context", "language"]),
+        (["--context", "150"], ["--context 150", "192"]),
+        (["--context", "200", "--concurrency", "40"], ["--context 200", "640"]),
+    ):
+        assert_refused(edge(*options), 2, *words)
+    assert what_if.read_bytes() == before
+    for options, words in (
+        (["--kv-type", "f17"], ["--kv-type", "f16"]),
+        (["--workers", many], [str(MOST_WORKERS)]),
+        (["--objective", "beauty"], ["latency"]),
+        (["--max-latency", "0"], ["above 0"]),
+        (["--max-memory", "much"], ["2GiB"]),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            edge(*options)
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert all(word in error for word in words), error

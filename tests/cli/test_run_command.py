@@ -1,0 +1,316 @@
+"""`edge run`: pictures and arrays, every option, its words and its JSON, and bad input."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from PIL import Image
+
+from apps import cli
+from edge.onnx.images import MEAN, STD
+from tests.support.commands import Run, assert_refused, runner, said
+from tests.support.helpers import until
+from tests.support.onnx_files import samples, saved
+from tests.support.onnx_graphs import light, run, with_random_weights
+from tests.support.onnx_tiny import counting
+
+WIDE, HIGH = 20, 10  # of pictures here
+
+
+@pytest.fixture(name="edge_run")
+def runs_it(capsys: pytest.CaptureFixture[str]) -> Run:
+    command = runner(capsys, "run")
+    return lambda *args: command(*args, "--repeats", "0") if "--repeats" not in args else command(*args)
+
+
+def echo(folder: Path, *inputs: tuple[str, int, tuple[str | int, ...]]) -> Path:
+    """A model that gives each of its inputs again, as out_NAME."""
+    values = [helper.make_tensor_value_info(*one) for one in inputs]
+    outputs = [helper.make_tensor_value_info(f"out_{name}", *rest) for name, *rest in inputs]
+    nodes = [helper.make_node("Identity", [name], [f"out_{name}"]) for name, *_ in inputs]
+    opset = [helper.make_opsetid("", 17)]
+    model = helper.make_model(helper.make_graph(nodes, "g", values, outputs), opset_imports=opset, ir_version=8)
+    return saved(model, folder / "echo.onnx")
+
+
+def pixels() -> Any:
+    return np.random.default_rng(1).integers(0, 256, (HIGH, WIDE, 3), dtype=np.uint8)
+
+
+@pytest.fixture(name="photo")
+def small_picture(tmp_path: Path) -> Path:
+    path = tmp_path / "photo.png"
+    Image.fromarray(pixels()).save(path)
+    return path
+
+
+def outputs(edge_run: Run, model: Path, *args: str | Path) -> dict[str, Any]:
+    """What the command writes."""
+    target = model.parent / "out.npz"
+    code, _, error = edge_run(model, "--output", target, "--force", *args)
+    assert code == 0, error
+    with np.load(target) as held:
+        return dict(held)
+
+
+F32, U8, I64 = TensorProto.FLOAT, TensorProto.UINT8, TensorProto.INT64
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ((), (pixels() / 255 - MEAN) / STD),
+        (("--scale", "255"), pixels() / 255),
+        (("--scale", "1"), pixels()),
+        (("--mean", "0.1,0.2,0.3", "--std", "0.5"), (pixels() / 255 - (0.1, 0.2, 0.3)) / 0.5),
+    ],
+)
+@pytest.mark.parametrize("first", [True, False], ids=["NCHW", "NHWC"])
+def test_a_picture(
+    tmp_path: Path, photo: Path, edge_run: Run, options: tuple[str, ...], expected: Any, first: bool
+) -> None:
+    shape: tuple[str | int, ...] = ("n", 3, HIGH, WIDE) if first else ("n", HIGH, WIDE, 3)
+    found = outputs(edge_run, echo(tmp_path, ("x", F32, shape)), "--input", photo, *options)["out_x"]
+    assert found.dtype == np.float32
+    assert np.allclose(found, (expected.transpose(2, 0, 1) if first else expected)[None], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "dims"),
+    [(U8, ("n", 3, 5, 7), ()), (U8, (5, 7, 3), ()), (U8, (2, 1, 5, 7), ()), (U8, ("n", 3, "h", 7), ("h=5", "n=2"))],
+)
+def test_pictures_are_resized_to_the_model(
+    tmp_path: Path, photo: Path, edge_run: Run, kind: int, shape: tuple[str | int, ...], dims: tuple[str, ...]
+) -> None:
+    options = [word for dim in dims for word in ("--dim", dim)]
+    found = outputs(edge_run, echo(tmp_path, ("x", kind, shape)), "--input", photo, *options)["out_x"]
+    sizes = dict(dim.split("=") for dim in dims) | ({} if "n=2" in dims else {"n": "1"})
+    assert found.shape == tuple(int(sizes.get(str(dim), dim)) for dim in shape)
+    gray = 1 in found.shape[1:]
+    with Image.open(photo) as image:
+        expected = np.asarray(image.convert("L" if gray else "RGB").resize((7, 5), Image.Resampling.BILINEAR))
+    planes = expected[..., None] if gray else expected
+    for one in found if found.ndim == 4 else [found]:
+        assert np.array_equal(one if found.ndim == 3 else one.transpose(1, 2, 0), planes)
+
+
+def test_pictures_of_other_kinds(tmp_path: Path, edge_run: Run) -> None:
+    model = echo(tmp_path, ("x", U8, (1, HIGH, WIDE, 3)))
+    deep = Image.fromarray(pixels()[..., 0].astype(np.uint16) * 257)
+    deep.save(tmp_path / "deep.png")
+    found = outputs(edge_run, model, "--input", tmp_path / "deep.png")["out_x"]
+    assert np.array_equal(found[0, ..., 2], pixels()[..., 0])
+    turned = Image.fromarray(pixels())
+    exif = Image.Exif()
+    exif[0x0112] = 3  # lies on its head
+    turned.save(tmp_path / "turned.webp", exif=exif, lossless=True)
+    found = outputs(edge_run, model, "--input", f"x={tmp_path / 'turned.webp'}")["out_x"]
+    assert np.array_equal(found[0], pixels()[::-1, ::-1])
+
+
+def test_a_classifier(tmp_path: Path, edge_run: Run) -> None:
+    model = saved(with_random_weights(light("squeezenet")), tmp_path / "squeezenet.onnx")
+    labels = tmp_path / "labels.txt"
+    labels.write_text("\n".join(f"thing {i}" for i in range(1000)) + "\n")
+    shots = []
+    for size in ((300, 200), (100, 400)):
+        path = tmp_path / f"{size[0]}.jpg"
+        Image.fromarray(np.random.default_rng(size[0]).integers(0, 256, (*size, 3), dtype=np.uint8)).save(path)
+        shots.append(said(edge_run, model, "--input", path, "--labels", labels, "--top", "3", "--repeats", "2"))
+    one, other = shots
+    [row] = one["top"]["rows"]
+    assert one["top"]["output"] == one["outputs"][0]["name"]
+    assert len(row) == 3
+    assert row[0]["value"] == pytest.approx(one["outputs"][0]["max"])
+    assert [entry["label"] for entry in row] == [f"thing {entry['class']}" for entry in row]
+    assert row[0]["value"] > row[1]["value"] > row[2]["value"]
+    assert [entry["value"] for entry in other["top"]["rows"][0]] != [entry["value"] for entry in row]
+    assert 0 < one["latency_ms_median"] <= one["latency_ms_p90"]
+    assert one["throughput_per_s"] > 0
+    assert (one["in_flight"], one["repeats"], one["threads"], one["provider"]) == (1, 2, 1, "cpu")
+    assert one["scaling"] == {"data_0": {"scale": 255, "mean": list(MEAN), "std": list(STD)}}
+    assert one["inputs"] == [{"name": "data_0", "type": "float32", "shape": [1, 3, 224, 224]}]
+    assert "200 x 300 pixels, became 224 x 224; RGB" in one["notes"][0]
+    code, out, error = edge_run(model, "--input", tmp_path / "300.jpg", "--labels", labels, "--repeats", "1")
+    assert (code, error) == (0, "")
+    assert f"{row[0]['class']:<5}  {row[0]['label']}" in out
+    assert out.count("thing ") == 5
+    assert "latency" in out
+    assert "1 in flight" in out
+    assert "mean 0.485, 0.456, 0.406 and std 0.229, 0.224, 0.225" in out
+
+
+def test_arrays(tmp_path: Path, edge_run: Run) -> None:
+    model = echo(tmp_path, ("a", F32, ("n", 2)), ("file", I64, (1,)))
+    a, b = np.array([[1.5, np.nan], [np.inf, -2]]), np.array([7], np.int32)
+    both = samples(tmp_path / "both.npz", a=a, more=b, fil=b)
+    np.save(tmp_path / "b.npy", b)
+    given = ("--input", both, "--input", f"file={tmp_path / 'b.npy'}")
+    found = outputs(edge_run, model, *given)
+    assert set(found) == {"out_a", "out_file"}
+    assert np.array_equal(found["out_a"], a.astype(np.float32), equal_nan=True)
+    assert found["out_file"].tolist() == [7]
+    assert np.array_equal(
+        outputs(edge_run, model, *given, "--provider", "CPU")["out_a"], found["out_a"], equal_nan=True
+    )
+    values = said(edge_run, model, *given, "--repeats", "0")
+    assert values["outputs"] == [
+        {"name": "out_a", "shape": [2, 2], "type": "float32", "min": -2, "max": 1.5, "mean": -0.25, "not_finite": 2},
+        {"name": "out_file", "shape": [1], "type": "int64", "min": 7, "max": 7, "mean": 7, "not_finite": 0},
+    ]
+    assert [values[name] for name in ("latency_ms_median", "throughput_per_s", "top", "output", "repeats")] == [
+        None, None, None, None, 0,
+    ]  # fmt: skip
+    assert "2 values of out_a are infinite or not a number." in edge_run(model, *given)[1]
+    assert "throughput" not in edge_run(model, *given)[1]
+
+
+def test_outputs_of_any_name(tmp_path: Path, edge_run: Run) -> None:
+    model = onnx.load(echo(tmp_path, ("file", F32, (1,))))
+    model.graph.node[0].output[0] = model.graph.output[0].name = "file"
+    model.graph.node[0].input[0] = model.graph.input[0].name = "in/x=1"
+    path = saved(model, tmp_path / "m.onnx")
+    x = samples(tmp_path / "x.npz", **{"in/x=1": np.float32([3])})
+    assert outputs(edge_run, path, "--input", x)["file"].tolist() == [3]
+
+
+def test_what_is_read_is_never_written_over(tmp_path: Path, photo: Path, edge_run: Run) -> None:
+    model = echo(tmp_path, ("x", U8, ("n", HIGH, WIDE, 3)))
+    held = onnx.load(model)
+    held.graph.initializer.append(numpy_helper.from_array(np.float32([1, 2]), "w"))
+    held.graph.node.append(helper.make_node("Identity", ["w"], ["v"]))
+    held.graph.output.append(helper.make_tensor_value_info("v", F32, (2,)))
+    saved(held, model, save_as_external_data=True, location="weights", size_threshold=0)
+    labels = tmp_path / "labels"
+    labels.write_text("a\nb\n")
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    run = ("--input", f"x={photo}", "--labels", labels)
+    for target in (model, photo, labels, tmp_path / "weights"):
+        assert_refused(edge_run(model, *run, "--output", target, "--force"), 2, "is read, so it cannot be written")
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    target = tmp_path / "out.npz"
+    assert edge_run(model, *run, "--output", target)[0] == 0
+    assert_refused(edge_run(model, *run, "--output", target), 2, "out.npz exists; --force overwrites it")
+    assert_refused(edge_run(model, *run, "--output", tmp_path / "no" / "out"), 2, "there is no folder")
+    assert sorted(tmp_path.iterdir()) == sorted([*before, target])
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        ((), 3, "the model takes 'x'; nothing is given for 'x'"),
+        (("--input", "no.png"), 3, "no.png: No such file"),
+        (("--input", "text", "--dim", "h=5"), 3, "text is no picture (PNG, JPEG, "),
+        (("--input", "cut.png", "--dim", "h=5"), 3, "cut.png is a damaged picture, or is cut off"),
+        (("--input", "y=photo.png"), 3, "the model has no input 'y'; it takes 'x'"),
+        (
+            ("--input", "photo.png", "--input", "x=x.npz", "--dim", "h=4"),
+            3,
+            "input 'x' is given twice, the second time by x.npz",
+        ),
+        (
+            ("--input", "photo.png"),
+            3,
+            "leaves its height open, in (n, 3, h, 7); give it with --dim h=N, or a .npz file",
+        ),
+        (("--input", "photo.png", "--dim", "q=5"), 3, "no dimension 'q' open; those with names are: 'h', 'n'"),
+        (("--input", "photo.png", "--dim", "h=5", "--dim", "h=6"), 2, "--dim gives one dimension two values"),
+        (("--input", "photo.png", "--mean", "1"), 2, "--mean and --std go together"),
+        (("--input", "photo.png", "--mean", "1", "--std", "1", "--scale", "2"), 2, "leave --mean out"),
+        (("--input", "photo.png", "--dim", "h=5", "--mean", "1,2", "--std", "1"), 3, "mean needs 3 values"),
+        (("--input", "x.npz", "--scale", "1"), 2, "--scale is for pictures"),
+        (("--input", "x.npz", "--labels", "text"), 3, "2 labels, and no output has so many classes: 'out_x' has the"),
+        (("--input", "x.npz", "--labels", "photo.png"), 3, "photo.png is not UTF-8"),
+        (("--input", "x.npz", "--labels", "empty"), 3, "empty holds no labels"),
+        (("--input", "x.npz", "--provider", "abacus"), 5, "there is no provider 'abacus' in this build"),
+        (("--input", "x=wrong.npz"), 3, "takes the shape (n, 3, h, 7); it has (2, 3)"),
+        (("--input", "wrong.npz"), 3, "wrong.npz needs an array for 'x'; it holds 'y'"),
+        (("--input", "two.npz"), 3, "input 'x' takes values of type float32; it has complex64"),
+        (("--input", "large.npz"), 3, "it has float64, some too large for it"),
+        (("--input", "cut.npz"), 3, "cut.npz is not a .npz file of numbers, or is cut off"),
+        (("--input", "objects.npz"), 3, "objects.npz is not a .npz file of numbers"),
+    ],
+)
+def test_bad_input(
+    tmp_path: Path, photo: Path, edge_run: Run, monkeypatch: pytest.MonkeyPatch, args: Any, code: int, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    x = np.zeros((1, 3, 4, 7), np.float32)
+    samples(tmp_path / "x.npz", x=x)
+    samples(tmp_path / "wrong.npz", y=np.zeros((2, 3), np.float32))
+    samples(tmp_path / "two.npz", x=x * 1j, y=x)
+    samples(tmp_path / "large.npz", x=np.full(x.shape, 1e300))
+    samples(tmp_path / "objects.npz", x=np.array([None]))
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "x.npz").read_bytes()[:-40])
+    (tmp_path / "cut.png").write_bytes(photo.read_bytes()[:-200])
+    (tmp_path / "text").write_text("one\ntwo\n")
+    (tmp_path / "empty").write_text("\n")
+    model = echo(tmp_path, ("x", F32, ("n", 3, "h", 7)))
+    assert_refused(edge_run(model, *args), code, words)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("--dim", "h"), "needs NAME=N, got 'h'"),
+        (("--dim", "h=0"), "--dim: needs a number from 1"),
+        (("--mean", "1,a", "--std", "1"), "--mean: needs a number, got 'a'"),
+        (("--mean", "1", "--std", "1,0,1"), "--std: needs numbers other than 0"),
+        (("--scale", "0"), "--scale: needs a number above 0"),
+    ],
+)
+def test_values_that_cannot_be(capsys: pytest.CaptureFixture[str], args: tuple[str, ...], words: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["run", "m.onnx", *args])
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_more_bad_input(tmp_path: Path, photo: Path, edge_run: Run) -> None:
+    assert_refused(edge_run(photo, "--input", photo), 3, "photo.png is not an ONNX model")
+    model = echo(tmp_path, ("x", U8, (1, 3, 4, 4)))
+    assert_refused(edge_run(model, "--input", photo, "--scale", "1"), 3, "takes bytes: pixels go in as they are")
+    model = echo(tmp_path, ("x", I64, (1, 3, 4, 4)))
+    assert_refused(edge_run(model, "--input", photo), 3, "takes int64; pictures go into floats or uint8")
+    model = echo(tmp_path, ("x", F32, (1, 4, 4, 4)))
+    assert_refused(edge_run(model, "--input", photo), 3, "(1, 4, 4, 4), which is no picture of 3 or 1 channels")
+    model = echo(tmp_path, ("x", F32, (1, 3, 4, 4)), ("y", F32, (1,)))
+    assert_refused(edge_run(model, "--input", photo), 3, "the model takes 'x', 'y'; say which with NAME=")
+    assert_refused(edge_run(model, "--input", f"x={photo}"), 3, "nothing is given for 'y'")
+    huge = tmp_path / "huge.ppm"
+    huge.write_bytes(b"P5 20000 10000 255\n")
+    assert_refused(edge_run(model, "--input", f"x={huge}"), 3, "has too many pixels")
+
+
+def test_an_interrupt_ends_a_long_run(tmp_path: Path, edge_run: Run) -> None:
+    model = tmp_path / "m.onnx"
+    model.write_bytes(counting())
+    given = samples(tmp_path / "n.npz", n=np.array(1 << 50))
+
+    def interrupt() -> None:
+        until(lambda: signal.getsignal(signal.SIGINT) is not signal.default_int_handler, "the start")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    answer = edge_run(model, "--input", given, "--output", tmp_path / "out.npz")
+    thread.join()
+    assert answer == (130, "", "")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.onnx", "n.npz"]
+
+
+def test_what_it_computes_is_the_model(tmp_path: Path, edge_run: Run) -> None:
+    model = with_random_weights(light("squeezenet"))
+    path = saved(model, tmp_path / "m.onnx")
+    x = np.random.default_rng(0).standard_normal((1, 3, 224, 224)).astype(np.float32)
+    given = samples(tmp_path / "x.npz", data_0=x)
+    [found] = outputs(edge_run, path, "--input", given).values()
+    assert np.array_equal(found, run(model, x)[0])

@@ -1,0 +1,115 @@
+"""Whatever happens to its engine processes, the daemon answers, and keeps nothing of them."""
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from edge.cluster.client import Remote
+from edge.cluster.session import RemoteSession
+from edge.demo import MODEL_PATH
+from edge.errors import WorkerError
+from edge.slices.digests import Digests
+from partition.slices.recipe import whole
+from tests.support.helpers import until
+from tests.support.thorough import some
+from tests.support.workers import SECRET, Worker, gone, health, worker
+from transport import edge_pb2 as pb
+
+# How often the process is killed at each moment; early is cheap. Starting takes some 0.3 s, loading 0.1 s.
+MOMENTS = {"starting": some(10, 70), "opened": some(4, 12), "loading": some(4, 12), "loaded": some(2, 6)}
+ALLOWED_BYTES, ALLOWED_HANDLES = 32 << 20, 10  # that the daemon may grow by
+
+
+@contextmanager
+def watched(one: Worker) -> Iterator[list[int]]:
+    """Ask for the worker's health all the time, and count the answers. Each must be SERVING."""
+    answers = [0]
+    failures: list[Exception] = []
+    done = threading.Event()
+
+    def ask() -> None:
+        with one.remote() as remote:
+            while not done.is_set():
+                try:
+                    assert health(remote.channel)
+                except Exception as error:  # whatever it is, the test has to see it
+                    failures.append(error)
+                    return
+                answers[0] += 1
+                time.sleep(0.002)  # the daemon's interpreter has other things to do, too
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield answers
+    finally:
+        done.set()
+        thread.join()
+    assert not failures, failures
+
+
+def kill_starting(one: Worker, remote: Remote, after_s: float) -> None:
+    """Kill an engine process some time after it was started, before or after it has said that it is ready."""
+
+    def own() -> None:
+        with suppress(WorkerError):
+            RemoteSession(remote, 0, 1, SECRET).close()
+
+    owner = threading.Thread(target=own)
+    owner.start()
+    until(lambda: bool(one.children()) or not owner.is_alive(), "an engine process", 10)
+    time.sleep(after_s)
+    for child in one.children():
+        with suppress(psutil.NoSuchProcess):
+            child.kill()
+    owner.join()
+
+
+def kill_session(remote: Remote, digest: str, moment: str, after_s: float) -> None:
+    """Kill an engine process at this moment of its session: its owner is told how it ended."""
+    with RemoteSession(remote, 0, 1, SECRET) as session:
+        if moment == "loaded":
+            session.load(digest, {"context": 64})
+        elif moment == "loading":
+            session.tell(pb.Command(load=pb.Load(slice=digest, options_json='{"context": 64}')))
+            time.sleep(after_s)
+        os.kill(session.pid, signal.SIGKILL)
+        with pytest.raises(WorkerError, match="was killed by SIGKILL"):
+            list(iter(session.answer, None))  # what it said before
+        assert gone(session.pid)
+
+
+def test_killed_again_and_again(tmp_path: Path) -> None:
+    draw = random.Random(3)
+    digest = Digests(tmp_path / "d").file_digest(MODEL_PATH)
+    recipe = whole(digest, MODEL_PATH.stat().st_size)
+    moments = [moment for moment, times in MOMENTS.items() for _ in range(times)]
+    assert len(moments) == some(20, 100)
+    draw.shuffle(moments)
+    with worker(tmp_path) as one, one.remote() as remote:
+        remote.send_slice(recipe, MODEL_PATH, digest)
+        process = psutil.Process(one.process.pid)
+        with watched(one) as answers:
+            for i, moment in enumerate(moments):
+                if moment == "starting":
+                    kill_starting(one, remote, draw.uniform(0, 0.3))
+                else:
+                    kill_session(remote, digest, moment, draw.uniform(0, 0.15))
+                until(lambda: not remote.describe()[1].sessions, "the end of the session", 5)
+                if i == 9:  # by now everything is loaded
+                    rss, handles = process.memory_info().rss, process.num_fds()
+        assert answers[0] > len(moments)  # and each was SERVING
+        until(lambda: process.num_fds() <= handles + ALLOWED_HANDLES, "descriptors closed", 5)
+        assert process.memory_info().rss <= rss + ALLOWED_BYTES
+        assert not one.children()
+        assert not list(one.temporary.glob("edge-*"))
+        with RemoteSession(remote, 0, 1, SECRET) as session:
+            assert session.load(digest, {"context": 64}).layers > 0

@@ -1,0 +1,127 @@
+"""Deployments that are refused, as a device is not there or does not fit, and models that change."""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge.cluster import fleet as fleets
+from edge.cluster import preflight
+from edge.cluster.deployment import Deployment
+from edge.cluster.fleet import Fleet
+from edge.demo import MODEL_PATH
+from edge.errors import NotEnoughMemory, SliceError, WorkerError
+from edge.llm.engine import Engine
+from edge.models import shapes, synth
+from edge.slices.digests import Digests
+from quant.gguf.file import GgufFile
+from tests.conftest import FIGURES, SMALL, Synthetic
+from tests.support.deployments import EXACT, ONE_THREAD, OPTIONS, deployed, idle, plan_for, shared_workers, tensor
+from tests.support.fake_worker import fake_worker
+from tests.support.workers import Worker, worker
+from transport.errors import TransportError
+
+
+@pytest.fixture(autouse=True, scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Worker]]:
+    """Two workers that tests share which do not end them."""
+    with shared_workers(tmp_path_factory, "one", "two") as two:
+        yield two
+
+
+# Devices that do not fit.
+
+
+def test_a_worker_that_is_not_there(two: list[Worker], tmp_path: Path) -> None:
+    with worker(tmp_path / "gone", *ONE_THREAD) as gone:
+        pass
+    with pytest.raises(TransportError, match=f"nothing listens at {gone.address}"):
+        Fleet([two[0].address, gone.address])
+
+
+def test_another_version(two: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleets, "version", lambda package: {"edge-runtime": "9.9.9"}.get(package, "0"))
+    with pytest.raises(WorkerError, match=r"one runs edge [0-9.]+\S*, this device 9\.9\.9; install the same version"):
+        Fleet([two[0].address])
+    monkeypatch.undo()
+    with fake_worker() as fake, pytest.raises(WorkerError, match=r"fake runs edge 0, this device [0-9.]+"):
+        Fleet([fake.address])
+
+
+def test_too_many_workers_and_none() -> None:
+    for addresses in ([], ["127.0.0.1:1"] * 64):
+        with pytest.raises(ValueError, match="1 to 63 can be"):
+            Fleet(addresses)
+
+
+def test_a_device_without_room(tmp_path: Path, two: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
+    file = GgufFile.open(MODEL_PATH)
+    with worker(tmp_path / "small", "--name", "small", "--memory", "1MiB", *ONE_THREAD) as small:
+        plan = plan_for(MODEL_PATH, [small, two[1]], tensor(1, 1, 1))
+        with Fleet([small.address, two[1].address]) as fleet:
+            words = r"small needs 64 MiB or more \(runtime 64, KV cache \d\) and has 1: give it a smaller share"
+            with pytest.raises(NotEnoughMemory, match=words):
+                Deployment(fleet, plan, file, OPTIONS)
+            monkeypatch.setattr(preflight, "available_memory", lambda: 2 << 20)
+            with pytest.raises(NotEnoughMemory, match=r"this device needs \d MiB .* has 2; small needs"):
+                Deployment(fleet, plan, file, replace(OPTIONS, context=2048))
+            idle([small, two[1]], fleet)
+        for word in ("slice-received", "slice-cut", "session-opened"):
+            assert word not in small.log()
+
+
+def test_a_device_with_room_for_its_processes_alone(tmp_path: Path, two: list[Worker]) -> None:
+    file = GgufFile.open(MODEL_PATH)
+    with worker(tmp_path / "small", "--name", "small", "--memory", "100MiB", *ONE_THREAD) as small:
+        plan = plan_for(MODEL_PATH, [two[0], small], tensor(1, 1, 1))
+        with Fleet([small.address, two[0].address]) as fleet:
+            words = r"small: .+ needs a budget of at least [\d,]+ MiB \(runtime \d+, "
+            with pytest.raises(WorkerError, match=words) as caught:
+                Deployment(fleet, plan, file, OPTIONS)
+            assert caught.value.error == "NotEnoughMemory"
+            idle([small, two[0]], fleet)
+
+
+# Models that change.
+
+
+def test_a_model_that_is_not_the_plans(two: list[Worker], synthetic: Synthetic, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    shutil.copy(synthetic("llama", "f32"), path)
+    digest = Digests(tmp_path).file_digest(path)
+    plan = plan_for(path, two[:1], tensor(1, 1), digest)
+    with Fleet([two[0].address]) as fleet:
+        with Deployment(fleet, plan, GgufFile.open(path), EXACT) as deployment:
+            deployment.engine.decode([5], 0)
+        synthesized(path, seed=8)
+        with pytest.raises(
+            SliceError, match=f"model.gguf has SHA-256 .* the plan is for {digest[:12]}.*make a new plan"
+        ):
+            Deployment(fleet, plan, GgufFile.open(path), EXACT)
+        idle(two[:1], fleet)
+
+
+def synthesized(path: Path, seed: int) -> None:
+    """A small model of the same shape as others, with weights of its own, in the place of what was there."""
+    fresh = path.with_suffix(".new")
+    synth.synthesize(fresh, shapes.shape("llama", **SMALL, **FIGURES["llama"]), "f32", seed=seed)
+    fresh.replace(path)
+
+
+def test_a_model_that_was_changed_is_cut_again(two: list[Worker], tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    found = []
+    for seed in (3, 4, 3):
+        synthesized(path, seed)
+        before = [one.log().count("slice-received") for one in two]
+        with deployed(two, path, tensor(1, 1, 1), EXACT) as deployment, Engine(path, EXACT) as single:
+            expected = single.decode([5, 6, 7], 0)
+            np.testing.assert_allclose(deployment.engine.decode([5, 6, 7], 0), expected, atol=1e-5 * expected.std())
+            found.append(expected.copy())
+        sent = [one.log().count("slice-received") for one in two]
+        assert [now - then for now, then in zip(sent, before, strict=True)] == ([1, 1] if len(found) < 3 else [0, 0])
+    assert np.abs(found[0] - found[1]).max() > 0.1
+    np.testing.assert_array_equal(found[0], found[2])

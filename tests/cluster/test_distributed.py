@@ -1,0 +1,187 @@
+"""A model spread over ranks as people use it: chats, errors, steps, times, and weights that are sent once."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge.cluster.deployment import Deployment
+from edge.cluster.fleet import Fleet
+from edge.demo import MODEL_PATH
+from edge.errors import ContextFull, EngineError, Interrupted
+from edge.llm.chat import Chat
+from edge.llm.engine import Engine, EngineOptions
+from edge.llm.interface import TextEngine
+from edge.llm.sampler import SamplingParams
+from quant.gguf.file import GgufFile
+from tests.support.deployments import (
+    ONE_THREAD,
+    OPTIONS,
+    QUESTIONS,
+    deployed,
+    idle,
+    pipeline,
+    plan_for,
+    questions,
+    shared_workers,
+    stages,
+    tensor,
+)
+from tests.support.workers import Worker, worker
+
+GREEDY = SamplingParams(temperature=0)
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    """A worker that the tests of this file share."""
+    with shared_workers(tmp_path_factory, "one") as (one,):
+        yield one
+
+
+# As people use it.
+
+
+@pytest.mark.parametrize("how", [tensor(2, 1), pipeline(1, 1)], ids=lambda how: how["parallel"])
+def test_a_conversation_uses_the_cache(one: Worker, how: dict[str, Any]) -> None:
+    """Also one that is too long, so that the beginning of it is forgotten."""
+    options = replace(OPTIONS, context=160)
+    with deployed(one, MODEL_PATH, how, options) as deployment, Engine(MODEL_PATH, options) as single:
+        found, wanted = conversation(deployment.engine), conversation(single)
+    assert found == wanted
+    assert any(cached > 20 for _, cached, _ in wanted)
+    assert any(dropped for *_, dropped in wanted)
+
+
+def conversation(engine: TextEngine) -> list[tuple[str, int, int]]:
+    """Answers, with the tokens that were in the cache and the messages that were forgotten."""
+    chat = Chat(engine, system="Answer briefly.")
+    said = []
+    for question in (
+        "My name is Ada.",
+        "What is 12 + 30?",
+        "What is my name?",
+        "Which is heavier, a phone or a tablet?",
+    ) * 2:
+        usage = None
+        pieces = []
+        for response in chat.ask(question, GREEDY, max_tokens=20):
+            pieces.append(response.text)
+            usage = response.usage
+        assert usage is not None
+        said.append(("".join(pieces), usage.cached_tokens, chat.dropped))
+    return said
+
+
+def test_what_an_engine_refuses_changes_nothing(one: Worker) -> None:
+    with deployed(one, MODEL_PATH, stages(1, 2)) as deployment:
+        engine = deployment.engine
+        prompt = questions(QUESTIONS)[0].prompt
+        wanted = engine.decode(prompt, 0).copy()
+        with pytest.raises(EngineError, match=r"1 to 64 tokens, 65 were given"):
+            engine.decode([1] * 65, 0)
+        with pytest.raises(ContextFull, match=r"520 tokens .* context of 512"):
+            engine.decode([1] * 20, 500)
+        with pytest.raises(EngineError, match="rows are to give logits, the engine was made for 1"):
+            engine.decode([1, 2], len(prompt), outputs="all")
+        with pytest.raises(EngineError, match="token ids are from 0 to"):
+            engine.decode([1 << 20], 3)
+        engine.stop()
+        with pytest.raises(Interrupted):
+            engine.decode([1], len(prompt))
+        engine.resume()
+        engine.submit([5], np.array([len(prompt)]), np.array([0]), np.ones(1, np.int8))
+        with pytest.raises(EngineError, match="collect their logits first"):
+            engine.times()
+        engine.collect()
+        engine.kv_clear()
+        np.testing.assert_array_equal(engine.decode(prompt, 0), wanted)
+    with pytest.raises(EngineError, match="closed"):
+        engine.decode([1], 0)
+
+
+@pytest.mark.parametrize("how", [tensor(1, 1), pipeline(1, 1)], ids=lambda how: how["parallel"])
+def test_an_interrupted_step_is_not_taken_for_another(
+    one: Worker, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its logits may still be on their way: whoever would read them as the next step's gets an error."""
+    with deployed(one, MODEL_PATH, how) as deployment:
+        engine = deployment.engine
+        link = engine._group.links[1]
+
+        def interrupted(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        engine.submit([5], np.array([0]), np.array([0]), np.ones(1, np.int8))
+        with monkeypatch.context() as patch:
+            patch.setattr(link, "receive_into", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                engine.collect()
+        with pytest.raises(EngineError, match="a step was interrupted"):
+            engine.decode([6], 1)
+        with pytest.raises(EngineError, match="a step was interrupted"):
+            engine.kv_clear()
+
+
+def test_one_stage_has_one_step_under_way(one: Worker) -> None:
+    with deployed(one, MODEL_PATH, tensor(1, 1)) as deployment:
+        engine = deployment.engine
+        wanted = engine.decode([5, 6], 0).copy()
+        engine.kv_clear()
+        engine.submit([5, 6], np.arange(2), np.zeros(2), np.array([0, 1]))
+        with pytest.raises(EngineError, match="still to be collected"):
+            engine.submit([7], np.array([2]), np.array([0]), np.zeros(1, np.int8))
+        np.testing.assert_array_equal(engine.collect()[0], wanted)
+        engine.decode([7], 2)
+
+
+def test_every_rank_says_how_long_its_steps_took(one: Worker) -> None:
+    with deployed(one, MODEL_PATH, stages(2, 1)) as deployment:
+        engine = deployment.engine
+        prompt = questions(QUESTIONS)[-1].prompt
+        engine.decode(prompt, 0)
+        for position in range(5):
+            engine.decode([3], len(prompt) + position)
+        ranks = engine.times(clear=True)
+        assert [sorted(rank) for rank in ranks] == [["decode", "prefill"]] * 3
+        for rank in ranks:
+            assert (rank["decode"].steps, rank["prefill"].steps) == (5, 1)
+            for summary in rank.values():
+                assert 0 < summary.compute_ms.median <= summary.compute_ms.p99 < 60_000
+                assert 0 <= summary.stall_ms.median <= summary.communication_ms.median + 60_000
+        state = 4 * engine.shape.n_embd
+        assert ranks[2]["decode"].sent_bytes.median == 4 * engine.shape.n_vocab
+        assert state <= ranks[2]["decode"].received_bytes.median < state + 100
+        assert ranks[0]["prefill"].sent_bytes.median > len(prompt) * state
+        assert engine.times() == [{}, {}, {}]
+
+
+# Weights are sent once.
+
+
+def test_a_second_deployment_sends_nothing(tmp_path: Path, one: Worker) -> None:
+    with worker(tmp_path / "new", *ONE_THREAD) as new:
+        for expected_uploads in (2, 2):
+            with deployed(new, MODEL_PATH, tensor(1, 1, 1)) as deployment:
+                assert deployment.engine.decode([5], 0).argmax() >= 0
+            assert new.log().count("slice-received") == expected_uploads
+        with deployed(new, MODEL_PATH, tensor(1, 2, 1)):  # another cut is other bytes
+            pass
+        assert new.log().count("slice-received") > 2
+
+
+def test_progress_ends_at_the_whole(one: Worker) -> None:
+    seen: list[tuple[float, float]] = []
+    plan = plan_for(MODEL_PATH, [one], tensor(1, 1))
+    with Fleet([one.address]) as fleet:
+        options: EngineOptions = OPTIONS
+        with Deployment(fleet, plan, GgufFile.open(MODEL_PATH), options, progress=lambda *at: seen.append(at)):
+            pass
+        idle([one], fleet)
+    done = [at for at, _ in seen]
+    assert done == sorted(done)
+    assert len({total for _, total in seen}) == 1
+    assert done[-1] == pytest.approx(seen[-1][1])

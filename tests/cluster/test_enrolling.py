@@ -1,0 +1,68 @@
+"""A device that is asked by two of its owner's programs at once makes one key, not two: the owner signs only one."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from devices.errors import TrustError
+from devices.trust import credentials
+from edge.worker.service import Worker, WorkerOptions
+from tests.support.trust import Cluster, held
+from transport import edge_pb2 as pb
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    return Cluster(tmp_path, time.time())
+
+
+@pytest.fixture
+def pi(cluster: Cluster) -> Worker:
+    """A worker that was invited. It has no store: nothing here asks it for a slice."""
+    cluster.invited("pi")
+    options = WorkerOptions("pi", "127.0.0.1", 1, None, None, cluster.at("pi"))
+    return Worker(options, cast(Any, None), cast(Any, None), cast(Any, None))
+
+
+def enroll(worker: Worker) -> Any:
+    return worker.Enroll(pb.EnrollRequest(), cast(Any, None))
+
+
+def test_two_at_once_are_given_the_same_request(pi: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, both = credentials.make_csr, threading.Barrier(2)
+
+    def slow(name: str) -> tuple[bytes, bytes]:
+        try:
+            both.wait(0.3)  # for another that makes one at the same time
+        except threading.BrokenBarrierError:
+            return make(name)
+        pytest.fail("two keys are made")
+
+    monkeypatch.setattr(credentials, "make_csr", slow)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda _: enroll(pi), range(2))
+    assert first == second
+
+
+def test_what_was_installed_is_not_asked_for_again(pi: Worker, cluster: Cluster) -> None:
+    request = enroll(pi)
+    certificate = cluster.authority.enroll(request.invitation_pem, request.csr_pem)
+    given = pb.Certificate(certificate_pem=certificate)
+    assert pi.Install(given, cast(Any, None)).name == "pi"
+    assert held(cluster.at("pi")).holder.role == "worker"
+    with pytest.raises(TrustError, match="pi is a member already"):
+        enroll(pi)
+    with pytest.raises(TrustError, match="nothing was asked to be signed"):
+        pi.Install(given, cast(Any, None))
+
+
+def test_a_device_is_told_that_it_was_refused(pi: Worker, caplog: pytest.LogCaptureFixture) -> None:
+    enroll(pi)
+    with caplog.at_level("WARNING"):
+        pi.Install(pb.Certificate(refused="used already\n"), cast(Any, None))
+    assert 'refused name=pi why="used already"' in caplog.text
+    assert enroll(pi).csr_pem  # it may be asked again

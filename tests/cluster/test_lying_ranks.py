@@ -1,0 +1,199 @@
+"""Ranks that lie to the owner, and owners that lie to a rank: an error, and no more than that."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge.cluster import session
+from edge.cluster.deployment import Deployment
+from edge.demo import MODEL_PATH
+from edge.errors import EdgeError, EngineError
+from edge.parallel.follower import follow
+from edge.parallel.shard import Shard
+from edge.parallel.steps import Op, Step, pack
+from edge.parallel.topology import place
+from partition.plan.plan import Range
+from quant.gguf.file import GgufFile
+from tests.conftest import Synthetic
+from tests.support.deployments import EXACT, deployed, pipeline, shared_workers
+from tests.support.links import start
+from tests.support.slices import whole, write
+from tests.support.workers import Worker
+from transport import memory_link
+from transport.collective import Group
+from transport.errors import ProtocolError, TransportError
+from transport.frame import Frame, Kind
+from transport.link import Deadlines
+
+
+@pytest.fixture(autouse=True, scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Worker]]:
+    """Two workers that tests share which do not end them."""
+    with shared_workers(tmp_path_factory, "one", "two") as two:
+        yield two
+
+
+class Lying:
+    """A link over which something else comes than was sent."""
+
+    def __init__(self, link: Any, change: Callable[[Any], None] | None = None, payload: bytes = b"") -> None:
+        self._link, self._change, self._payload = link, change, payload
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._link, name)
+
+    def receive_into(self, buffer: Any, *args: Any) -> None:
+        self._link.receive_into(buffer, *args)
+        if self._change:
+            self._change(buffer)
+
+    def receive(self, *args: Any) -> Frame:
+        frame: Frame = self._link.receive(*args)
+        return frame._replace(payload=self._payload)
+
+
+ANSWERS = (
+    b"",
+    b"null",
+    b"3",
+    b'"decode"',
+    b"[]",
+    b"\xff\xfe",
+    b"[" * 100_000,
+    b'{"decode": 3}',
+    b'{"decode": {"steps": 1}}',
+    b'{"decode": {"steps": "many", "compute_ms": {"median": 1, "p99": 1}}}',
+    b'{"prefill": null}',
+    json.dumps({"decode": {name: {"median": 1, "p99": 1} for name in ("compute_ms", "stall_ms")}}).encode(),
+)
+
+
+@contextmanager
+def lying(deployment: Deployment, change: Callable[[Any], None] | None = None, payload: bytes = b"") -> Iterator[None]:
+    """Rank 1 lies inside the block, and is forgiven at its end."""
+    engine = deployment.engine
+    links = engine._group.links
+    true = links[1]
+    links[1] = Lying(true, change, payload)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        links[1] = true
+        engine._failed = None
+
+
+def test_times_that_are_none(two: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "WORD_S", 0.02)  # nobody else has a word to say
+    with deployed(two[:1], MODEL_PATH, pipeline(1, 1)) as deployment:
+        for answer in ANSWERS:
+            with lying(deployment, payload=answer), pytest.raises((EdgeError, TransportError)) as caught:
+                deployment.engine.times()
+            assert "rank 1" in str(caught.value)
+            assert "\n" not in str(caught.value)
+        assert len(deployment.engine.times()) == 2
+
+
+def test_logits_of_tokens_that_are_none(two: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "WORD_S", 0.02)  # nobody else has a word to say
+    with deployed(two[:1], MODEL_PATH, pipeline(1, 1)) as deployment:
+        engine = deployment.engine
+        for position, where in enumerate((-1, 1 << 20)):
+
+            def change(found: Any) -> None:
+                found[0, 1] = where  # noqa: B023
+
+            with lying(deployment, change):
+                with pytest.raises(ProtocolError, match="rank 1 sent logits of tokens it has not"):
+                    engine.decode([5], position, top=3)
+                with pytest.raises(ProtocolError, match="rank 1 sent logits"):
+                    engine.decode([5], position + 1)
+        assert engine.decode([5], 2).shape == (engine.shape.n_vocab,)
+
+
+@pytest.fixture(scope="module")
+def stage(synthetic: Synthetic, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shard]:
+    """The last of two stages, in this process."""
+    model = synthetic("llama", "f32")
+    path = write(model, whole(GgufFile.open(model), Range(1, 2)), tmp_path_factory.mktemp("s") / "stage.gguf")
+    shard = Shard(path, replace(EXACT, sequences=2), place(1, [1, 1]))
+    yield shard
+    shard.close()
+
+
+def told(stage: Shard, frames: Sequence[tuple[bytes, Kind]]) -> tuple[BaseException | None, list[Frame]]:
+    """How a rank ends that is sent these frames, and what it sends."""
+    stage.engine.kv_clear()
+    ours, theirs = memory_link.pair(deadlines=Deadlines(step_timeout_s=1.0))
+    done = start(follow, stage, Group(1, {0: theirs}))
+    for payload, kind in frames:
+        ours.send(payload, kind)
+    came = []
+    if not frames or frames[-1][0][:1] == bytes([Op.END]):
+        assert done.exception(10) is None
+    error = done.exception(10)
+    theirs.close()
+    try:
+        while True:
+            came.append(ours.receive(0))
+    except TransportError:
+        ours.close()
+    return error, came
+
+
+def decode_step(stage: Shard, rows: int = 1, sequence: int = 0, position: int = 0, top: int = 0) -> bytes:
+    """A decode whose last row gives logits."""
+    stage.rows.positions[:rows] = range(position, position + rows)
+    stage.rows.sequences[:rows] = sequence
+    stage.rows.outputs[:rows] = 0
+    stage.rows.outputs[rows - 1] = 1
+    return pack(Step(Op.DECODE, True, (rows, 1, top, 0)), stage.rows)
+
+
+def test_a_rank_that_is_told_the_truth(stage: Shard) -> None:
+    state = np.ones((1, 128), np.float32).tobytes()
+    end = (pack(Step(Op.END), stage.rows), Kind.CONTROL)
+    error, came = told(stage, [(decode_step(stage), Kind.CONTROL), (state, Kind.DATA), end])
+    assert error is None
+    assert [len(frame.payload) for frame in came] == [4 * 512]
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        "noise",
+        "nothing",
+        "data",
+        "short states",
+        "long states",
+        "states first",
+        "another sequence",
+        "no sequence",
+        "no",
+        "no order",
+        "no links",
+    ],
+)
+def test_a_rank_that_is_told_lies(stage: Shard, lie: str) -> None:
+    """It ends with an error, and the process goes on."""
+    state, step = np.ones((1, 128), np.float32).tobytes(), decode_step(stage)
+    control, data = Kind.CONTROL, Kind.DATA
+    frames = {
+        "noise": [(bytes(range(200)), control)],
+        "nothing": [(b"", control)],
+        "data": [(step, data), (state, data)],
+        "short states": [(step, control), (state[:-4], data)],
+        "long states": [(step, control), (state * 2, data)],
+        "states first": [(state, data), (step, control)],
+        "another sequence": [(decode_step(stage, sequence=77), control), (state, data)],
+        "no sequence": [(pack(Step(Op.REMOVE, numbers=(300, 0, -1, 0)), stage.rows), control)],
+        "no order": [(pack(Step(Op.LINKS, numbers=(9, 0, 0, 0)), stage.rows), control)],
+        "no links": [(pack(Step(Op.LINKS, numbers=(1, 0, 0, 0)), stage.rows), control)],
+        "no": [(pack(Step(Op.SHIFT, numbers=(0, 0, 0, 0)), stage.rows)[:-1], control)],
+    }[lie]
+    error, _ = told(stage, frames)
+    assert isinstance(error, (ProtocolError, EngineError)), repr(error)

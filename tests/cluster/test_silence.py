@@ -1,0 +1,109 @@
+"""A device that stands still while somebody waits for it: said in seconds, and again when it goes on."""
+
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from edge.cluster import silence
+from edge.cluster.session import EngineSession
+from edge.cluster.silence import Silence
+from tests.support.helpers import ENDLESS, start_edge, until
+from tests.support.workers import SECRET, sessions, worker
+from transport import edge_pb2 as pb
+from transport.errors import LinkClosed
+
+
+class Quiet:
+    """A session that was heard so long ago."""
+
+    def __init__(self, device: str) -> None:
+        self.device, self.silent_s = device, 0.0
+
+
+def test_what_is_said_and_when(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    busy, pi, nas = [True], Quiet("pi"), Quiet("nas")
+    one = Silence(lambda: cast(Any, [pi, nas]), said.append, lambda: busy[0])
+    one.close()  # this test looks
+    silence_s = (0.9, 2.4, 2.6, 3.1, 5.1, 5.3, 11.0, 11.5, 0.2, 0.7)
+    for pi.silent_s in silence_s:
+        one.look()
+    assert said == [
+        *(f"waiting for pi: no answer for {seconds} s" for seconds in (3, 5, 11)),
+        "pi answers again",
+    ]
+    said.clear()
+    busy[0], nas.silent_s = False, 40.0
+    one.look()
+    assert said == []  # at the prompt nobody waits
+    busy[0] = True
+    one.look()
+    assert said == ["waiting for nas: no answer for 40 s"]
+
+
+def test_a_session_that_is_over_is_not_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr("edge.cluster.session.time.monotonic", lambda: now_s[0])
+    session = cast(Any, type("Plain", (EngineSession,), {"close": lambda _: None, "_send": lambda *_: None}))("pi", 1)
+    assert session.silent_s == 0.0  # it has yet to start
+    session._hear(pb.Event(opened=pb.Opened()))
+    now_s[0] += 3
+    assert session.silent_s == 3.0
+    session._hear(pb.Event(alive=pb.Alive()))
+    assert session.silent_s == 0.0
+    assert session.answer().WhichOneof("event") == "opened"  # and that it lives answers nothing
+    session._hear(LinkClosed("pi went away"))
+    now_s[0] += 9
+    assert session.silent_s == 0.0
+    with pytest.raises(LinkClosed):
+        session.answer()
+
+
+def test_a_process_that_is_stopped_is_heard_no_more_and_then_again(tmp_path: Path) -> None:
+    with (
+        worker(tmp_path, "--threads", "1") as one,
+        one.remote() as remote,
+        sessions([remote], 1, secret=SECRET) as held,
+    ):
+        (session,) = held
+        os.kill(session.pid, signal.SIGSTOP)
+        until(lambda: session.silent_s > silence.SILENT_S, "silence")
+        os.kill(session.pid, signal.SIGCONT)
+        until(lambda: 0 < session.silent_s < silence.SILENT_S, "a word")
+        session.unload()
+
+
+@pytest.mark.parametrize("command", ["chat", "bench"])
+def test_a_person_is_told(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CACHE", "CONFIG", "STATE"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name))
+    grammar = tmp_path / "endless.gbnf"
+    grammar.write_text(ENDLESS)
+    options = {
+        "chat": ("-p", "Hello", "--grammar", grammar, "--context", "4096"),
+        "bench": ("--prompt-tokens", "8", "--gen-tokens", "200", "--repeats", "1000"),
+    }[command]
+    with worker(tmp_path / "w", "--name", "pi", "--threads", "1") as one:
+        how = ("--threads", "1", "--parallel", "pipeline", "--shares", "1,1")
+        process = start_edge(command, *options, "--workers", one.address, *how)
+        try:
+            assert process.stderr is not None
+            until(lambda: len(one.children()) == 1, "the rank's process")
+            if command == "chat":
+                assert process.stdout is not None
+                assert process.stdout.read(1)  # it answers
+            else:
+                until(lambda: one.children()[0].cpu_times().user > 0.5, "a rank that computes")
+            one.children()[0].suspend()
+            lines = iter(process.stderr.readline, b"")
+            assert any(re.fullmatch(rb"edge: waiting for pi: no answer for \d+ s\n", line) for line in lines)
+            one.children()[0].resume()
+            assert b"edge: pi answers again\n" in lines
+        finally:
+            process.kill()
+            process.communicate()
+        until(lambda: not one.children(), "the end of the rank")

@@ -1,0 +1,527 @@
+"""Slices on their way to real workers: sent once or cut there, whole or not there, whatever breaks in between."""
+
+import contextlib
+import hashlib
+import json
+import os
+import random
+import subprocess
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.cluster.client import Remote, explained
+from edge.cluster.session import RemoteSession
+from edge.demo import MODEL_PATH
+from edge.errors import SliceError, WorkerError
+from edge.net.channel import open_channel
+from edge.slices.cutting import chunks, digest_of
+from edge.slices.digests import Digests
+from edge.slices.store import SliceStore
+from edge.worker.service import Worker as InsideWorker
+from edge.worker.service import WorkerOptions
+from partition.slices.recipe import Copy, Literal, Recipe, Zeros, whole
+from tests.conftest import Synthetic
+from tests.support import tiny_gguf
+from tests.support.cutting_proxy import cutting_proxy
+from tests.support.helpers import until
+from tests.support.thorough import some
+from tests.support.workers import SECRET, Worker, health, served, stalled, worker
+from transport import edge_pb2 as pb
+from transport import rpc
+from transport.errors import LinkClosed
+from transport.gate import Gate
+
+MIB = 1 << 20
+SMALL = {"context": 64}
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    """A worker that the tests of this file share."""
+    with worker(tmp_path_factory.mktemp("w")) as one:
+        yield one
+
+
+@pytest.fixture
+def remote(one: Worker) -> Iterator[Remote]:
+    """A connection to it."""
+    with one.remote() as remote:
+        yield remote
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    """The bundled model as a whole slice."""
+    digest = Digests(tmp_path_factory.mktemp("d")).file_digest(MODEL_PATH)
+    return whole(digest, MODEL_PATH.stat().st_size)
+
+
+def noise(folder: Path, seed: int, n_bytes: int) -> tuple[Recipe, Path]:
+    """A file that no other test has, and the recipe of all of it."""
+    path = folder / f"noise-{seed}.gguf"
+    path.write_bytes(random.Random(seed).randbytes(n_bytes))
+    return whole(Digests(folder / "d").file_digest(path), n_bytes), path
+
+
+def upload(remote: Remote, data: Iterable[bytes], digest: str, n_bytes: int, offset: int = 0) -> Any:
+    """A raw call, which may say anything; gRPC's future."""
+    said = ((rpc.SLICE_KEY, digest), (rpc.SLICE_BYTES_KEY, str(n_bytes)), (rpc.OFFSET_KEY, str(offset)))
+    return rpc.stub(remote.channel, "Upload").future(iter(data), metadata=said, timeout=60)
+
+
+def finish(call: Any) -> None:
+    """Wait for its end; errors in the worker's words."""
+    with explained("worker"):
+        call.result()
+
+
+def refused(call: Any, words: str, error: str) -> None:
+    """It fails with this error, in these words."""
+    with pytest.raises(WorkerError, match=words) as caught:
+        finish(call)
+    assert caught.value.error == error
+
+
+def offer(remote: Remote, digest: str, n_bytes: int, recipe: bytes = b"") -> list[pb.SliceState]:
+    """A raw offer and all that is said to it."""
+    with explained("worker"):
+        asked = pb.SliceOffer(slice=digest, n_bytes=n_bytes, recipe=recipe)
+        return list(rpc.stub(remote.channel, "Offer")(asked, timeout=30))
+
+
+def sha(data: bytes) -> str:
+    """SHA-256 in hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
+
+
+# Once.
+
+
+def test_a_slice_is_sent_once_and_loaded(one: Worker, remote: Remote, demo: Recipe) -> None:
+    told: list[tuple[float, float]] = []
+    sent = remote.send_slice(demo, MODEL_PATH, demo.model_digest, lambda done, of: told.append((done, of)))
+    assert sent == demo.n_bytes
+    assert told[-1] == (demo.n_bytes, demo.n_bytes)
+    assert told == sorted(told)
+    assert remote.send_slice(demo, MODEL_PATH, demo.model_digest) == 0
+    assert (one.slices / f"{demo.model_digest}.slice").read_bytes() == MODEL_PATH.read_bytes()
+    assert remote.describe()[1].slices_bytes >= demo.n_bytes
+    with RemoteSession(remote, 0, 1, SECRET) as session:
+        fractions: list[float] = []
+        loaded = session.load(demo.model_digest, SMALL, fractions.append)
+        assert (loaded.layers > 0, loaded.context, loaded.load_s > 0) == (True, 64, True)
+        assert loaded.memory_bytes > demo.n_bytes
+        assert fractions == sorted(fractions)
+        assert fractions[-1] == 1
+        (state,) = remote.describe()[1].sessions
+        assert (state.slice, state.memory_bytes) == (demo.model_digest, loaded.memory_bytes)
+        session.unload()
+        session.load(demo.model_digest, {"context": 128})
+        assert session.died is None
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen3moe"])
+def test_where_the_model_is_nothing_is_sent(tmp_path: Path, synthetic: Synthetic, arch: str) -> None:
+    model = synthetic(arch)
+    size = model.stat().st_size
+    recipe = Recipe(
+        Digests(tmp_path / "d").file_digest(model),
+        size,
+        (
+            Literal(b"a header of its own"),
+            Copy(100, 64, 256, 500),
+            Zeros(77),
+            Copy(size // 2, 70_000),
+            Copy(1, 3, 9, 7),
+        ),
+    )
+    digest = digest_of(recipe, model)
+    with worker(tmp_path / "w", "--models", model.parent) as one, one.remote() as remote:
+        assert remote.send_slice(recipe, tmp_path / "not here", digest) == 0
+        assert (one.slices / f"{digest}.slice").read_bytes() == b"".join(chunks(recipe, model))
+        assert "slice-cut" in one.log()
+        (state,) = offer(remote, digest, recipe.n_bytes)
+        assert state.state == pb.SliceState.READY
+        # What the model does not make, whoever says so.
+        with pytest.raises(WorkerError, match="is not what was announced") as caught:
+            offer(remote, "ab" * 32, recipe.n_bytes, recipe.to_bytes())
+        assert caught.value.error == "DigestMismatch"
+        with pytest.raises(WorkerError, match=f"the recipe makes {recipe.n_bytes} bytes, the slice offered has 5"):
+            offer(remote, "ab" * 32, 5, recipe.to_bytes())
+        with pytest.raises(WorkerError, match="no recipe") as caught:
+            offer(remote, "ab" * 32, 5, b"nonsense")
+        assert caught.value.error == "RecipeError"
+        assert [path.name for path in one.slices.glob("*.slice")] == [f"{digest}.slice"]
+
+
+def test_a_slice_of_a_model_that_is_elsewhere_is_sent(tmp_path: Path, one: Worker, remote: Remote) -> None:
+    _, model = noise(tmp_path, 1, 3 * MIB)
+    recipe = Recipe(sha(model.read_bytes()), 3 * MIB, (Literal(b"head"), Copy(5, 7, 11, 1000), Zeros(100)))
+    digest = digest_of(recipe, model)
+    assert remote.send_slice(recipe, model, digest) == recipe.n_bytes
+    assert (one.slices / f"{digest}.slice").read_bytes() == b"".join(chunks(recipe, model))
+
+
+def test_a_model_that_cannot_be_read_here(tmp_path: Path, remote: Remote) -> None:
+    recipe, path = noise(tmp_path, 2, 2 * MIB)
+    path.write_bytes(b"another")
+    with pytest.raises(SliceError, match="it has changed or is another model"):
+        remote.send_slice(recipe, path, recipe.model_digest)
+    with pytest.raises(SliceError, match="cannot read the model file"):
+        remote.send_slice(recipe, tmp_path / "gone", recipe.model_digest)
+
+
+# Connections that break.
+
+
+@pytest.mark.parametrize("seed", range(some(1, 4)))
+def test_a_broken_connection_is_continued(tmp_path: Path, one: Worker, seed: int) -> None:
+    draw = random.Random(seed)
+    size = 48 * MIB + draw.randrange(100_000)
+    recipe, path = noise(tmp_path, 100 + seed, size)
+    limits = [draw.choice((draw.randrange(30 * MIB), 20 * MIB)) for _ in range(4)]
+    with cutting_proxy((one.host, one.port), limits) as proxy:
+        channel, _ = open_channel("127.0.0.1", proxy.port, None, 10.0)
+        with Remote(channel, "127.0.0.1", proxy.port, None) as remote:
+            sent = remote.send_slice(recipe, path, recipe.model_digest)
+            assert proxy.cuts >= 1
+            # Again comes what was on its way at a break: at most gRPC's window, which grows to 16 MiB on a fast wire.
+            assert size <= sent <= size + proxy.cuts * 16 * MIB
+            assert sent < size * (proxy.cuts + 1)
+            assert remote.send_slice(recipe, path, recipe.model_digest) == 0
+    assert (one.slices / f"{recipe.model_digest}.slice").read_bytes() == path.read_bytes()
+
+
+def test_a_worker_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
+    recipe, path = noise(tmp_path, 20, 40 * MIB)
+    killed = threading.Event()
+    sent: list[int] = []
+    with ExitStack() as stack:
+        one = stack.enter_context(worker(tmp_path / "w"))
+        remote = stack.enter_context(one.remote())
+
+        def progress(done: float, _: float) -> None:
+            if done > 20 * MIB and not killed.is_set():
+                one.kill()
+                killed.set()
+
+        thread = threading.Thread(
+            target=lambda: sent.append(remote.send_slice(recipe, path, recipe.model_digest, progress))
+        )
+        thread.start()
+        assert killed.wait(30)
+        (partial,) = one.slices.glob("*.partial")
+        assert partial.stat().st_size > 5 * MIB
+        again = stack.enter_context(worker(tmp_path / "w", listen=one.address))
+        thread.join()
+        assert recipe.n_bytes <= sent[0] < recipe.n_bytes + 16 * MIB
+        assert (again.slices / f"{recipe.model_digest}.slice").read_bytes() == path.read_bytes()
+
+
+def test_a_worker_that_does_not_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge.cluster.client.RECONNECT_S", 0.5)
+    recipe, path = noise(tmp_path, 21, MIB)
+    with worker(tmp_path / "w") as one, one.remote() as remote:
+        one.end()
+        with pytest.raises(LinkClosed, match=r"did not come back for 0\.5 s"):
+            remote.send_slice(recipe, path, recipe.model_digest)
+
+
+# Uploads that are not what they say.
+
+
+def test_wrong_bytes_leave_nothing(one: Worker, remote: Remote) -> None:
+    data = random.Random(30).randbytes(2 * MIB)
+    digest = sha(data)
+    damaged = data[:1000] + b"x" + data[1001:]
+    call = upload(remote, [damaged[:MIB], damaged[MIB:]], digest, len(data))
+    refused(call, f"SHA-256 {digest} needed, {sha(damaged)} came; it was deleted", "DigestMismatch")
+    assert not list(one.slices.glob(f"{digest}*"))
+    (state,) = offer(remote, digest, len(data))
+    assert (state.state, state.held_bytes) == (pb.SliceState.MISSING, 0)
+    upload(remote, [data], digest, len(data)).result()
+    assert (one.slices / f"{digest}.slice").read_bytes() == data
+
+
+def test_uploads_that_cannot_be(one: Worker, remote: Remote) -> None:
+    data = random.Random(31).randbytes(5000)
+    digest = sha(data)
+    refused(
+        upload(remote, [data], digest, 5000, 17), "0 bytes of slice .* are here, not 17; offer it again", "SliceError"
+    )
+    refused(upload(remote, [data[:1000]], digest, 5000), "5000 bytes needed, 1000 came", "SliceError")
+    (state,) = offer(remote, digest, 5000)
+    assert (state.state, state.held_bytes) == (pb.SliceState.MISSING, 1000)
+    refused(upload(remote, [data], digest, 5000), "1000 bytes of slice .* are here, not 0", "SliceError")
+    refused(upload(remote, [data], digest, 5000, 1000), "announced with 5000 bytes, 6000 came", "SliceError")
+    upload(remote, [data[1000:]], digest, 5000, 1000).result()
+    assert upload(remote, [data], digest, 5000).result().state == pb.SliceState.READY  # there already
+    for name in ("", "../x", digest.upper(), digest + "\n"):
+        with pytest.raises(WorkerError, match="is no name of a slice"):
+            offer(remote, name, 5000)
+    refused(upload(remote, [data], "cd" * 32, 0), "is said to have 0 bytes", "SliceError")
+    refused(upload(remote, [data], "cd" * 32, 10**14), "needed for a slice, the cache .* holds at most", "NoRoom")
+    for n_bytes in (0, 10**15, 2**64 - 1):
+        assert offer(remote, "cd" * 32, n_bytes)[-1].held_bytes == 0
+    said = ((rpc.SLICE_KEY, digest), (rpc.SLICE_BYTES_KEY, "-3"), (rpc.OFFSET_KEY, "0"))
+    refused(
+        rpc.stub(remote.channel, "Upload").future(iter([b"x"]), metadata=said),
+        "as a number of bytes, not '-3'",
+        "SliceError",
+    )
+    refused(rpc.stub(remote.channel, "Upload").future(iter([b"x"])), "as a number of bytes, not ''", "SliceError")
+    assert not list(one.slices.glob("cdcd*"))
+
+
+def test_an_upload_that_stands_still_is_alone_with_that(tmp_path: Path, one: Worker, remote: Remote) -> None:
+    data = random.Random(32).randbytes(3 * MIB)
+    digest = sha(data)
+    go = threading.Event()
+    call = upload(remote, stalled([data[:MIB], data[MIB : 2 * MIB]], go), digest, len(data))
+    (partial,) = [one.slices / f"{digest}.{len(data)}.partial"]
+    until(lambda: partial.exists() and partial.stat().st_size == 2 * MIB, "two thirds of it")
+    recipe, path = noise(tmp_path, 33, MIB)
+    with one.remote() as other:
+        assert health(other.channel)
+        assert other.send_slice(recipe, path, recipe.model_digest) == MIB
+        refused(upload(other, [data], digest, len(data)), "is being written by somebody else", "SliceBusy")
+        call.cancel()
+        go.set()
+        until(lambda: offer(other, digest, len(data))[-1].held_bytes == 2 * MIB, "the end of the first attempt")
+        upload(other, [data[2 * MIB :]], digest, len(data), 2 * MIB).result()
+    assert (one.slices / f"{digest}.slice").read_bytes() == data
+
+
+def test_an_upload_that_stands_still_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge.worker.service.STALL_S", 0.5)
+    data = random.Random(34).randbytes(2 * MIB)
+    go = threading.Event()
+    with served(tmp_path) as remote:
+        with pytest.raises(LinkClosed):
+            finish(upload(remote, stalled([data[:MIB]], go), sha(data), len(data)))
+        go.set()
+        until(lambda: offer(remote, sha(data), len(data))[-1].held_bytes == MIB, "its half")
+        upload(remote, [data[MIB:]], sha(data), len(data), MIB).result()
+
+
+def test_a_cut_ends_with_its_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, path = noise(tmp_path, 35, 8 * MIB)
+    options = WorkerOptions("inside", "127.0.0.1", 1, None, tmp_path, None)
+    one = InsideWorker(options, SliceStore(tmp_path / "slices", 1 << 30), Digests(tmp_path), Gate(64))
+    check = iter([None] * 3)
+    states = one._cut(
+        pb.SliceOffer(slice=recipe.model_digest, n_bytes=recipe.n_bytes), recipe, path, lambda: next(check)
+    )
+    with pytest.raises((StopIteration, RuntimeError)):
+        list(states)
+    assert not any(thread.name == "cut" for thread in threading.enumerate())
+    with one._store.receive(recipe.model_digest, recipe.n_bytes) as partial:  # nobody holds it
+        assert 0 < partial.held < recipe.n_bytes
+
+
+def test_two_send_the_same_slice_at_once(tmp_path: Path, one: Worker) -> None:
+    for seed in range(40, 44):
+        recipe, path = noise(tmp_path, seed, 12 * MIB)
+        sent: list[int] = []
+
+        def send(recipe: Recipe = recipe, path: Path = path, sent: list[int] = sent) -> None:
+            with one.remote() as remote:
+                sent.append(remote.send_slice(recipe, path, recipe.model_digest))
+
+        threads = [threading.Thread(target=send) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(sent) == 3
+        assert max(sent) == recipe.n_bytes
+        assert (one.slices / f"{recipe.model_digest}.slice").read_bytes() == path.read_bytes()
+
+
+# Room.
+
+
+def test_the_cache_has_a_size_and_forgets_what_is_old(tmp_path: Path, demo: Recipe) -> None:
+    with worker(tmp_path / "w", "--cache-size", "24MiB") as one, one.remote() as remote:
+
+        def send(seed: int) -> str:
+            recipe, path = noise(tmp_path, seed, 8 * MIB)
+            remote.send_slice(recipe, path, recipe.model_digest)
+            return recipe.model_digest
+
+        def held() -> set[str]:
+            return {path.stem for path in one.slices.glob("*.slice")}
+
+        too_large, path = noise(tmp_path, 50, 25 * MIB)
+        with pytest.raises(WorkerError, match=r"25 MiB needed .* holds at most 24 MiB; .*--cache-size") as caught:
+            remote.send_slice(too_large, path, too_large.model_digest)
+        assert caught.value.error == "NoRoom"
+
+        remote.send_slice(demo, MODEL_PATH, demo.model_digest)
+        with RemoteSession(remote, 0, 1, SECRET) as session:
+            session.load(demo.model_digest, SMALL)
+            a, b = send(51), send(52)
+            assert held() == {demo.model_digest, a, b}
+            c = send(53)
+            assert held() == {demo.model_digest, b, c}  # the loaded one is older than `a`, and stays
+            with pytest.raises(WorkerError, match="loaded already"):
+                session.load("0" * 64)
+            d = send(54)
+            assert held() == {demo.model_digest, c, d}
+            recipe, path = noise(tmp_path, 55, 17 * MIB)
+            with pytest.raises(WorkerError, match=r"17 MiB needed .* 7,880,736 bytes are in use") as caught:
+                remote.send_slice(recipe, path, recipe.model_digest)
+            assert caught.value.error == "NoRoom"
+            assert held() == {demo.model_digest, c, d}  # nothing is lost for nothing
+        until(lambda: not remote.describe()[1].sessions, "the slice given back", 5)
+        e = send(56)
+        assert held() == {demo.model_digest, d, e}
+        f = send(57)
+        assert held() == {demo.model_digest, e, f}
+        assert held() == {demo.model_digest, e, f}
+        g = send(58)
+        assert held() == {e, f, g}  # it was last used when its session ended
+        assert remote.describe()[1].slices_bytes == 24 * MIB
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[None]:
+    """A file system of 6 MiB, mounted there."""
+    folder.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", folder], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    data = random.Random(60).randbytes(4 * MIB)
+    digest = sha(data)
+    folder = tmp_path / "w" / "cache"
+    with small_disk(folder), worker(tmp_path / "w") as one, one.remote() as remote:
+        large = upload(remote, [data], "ab" * 32, 100 * MIB)
+        refused(large, r"100 MiB needed for a slice on the disk of .* free", "NoRoom")
+        go = threading.Event()
+
+        def pieces() -> Iterator[bytes]:
+            yield data[:MIB]
+            go.wait(30)
+            yield from (data[at : at + MIB] for at in range(MIB, len(data), MIB))
+
+        call = upload(remote, pieces(), digest, len(data))
+        partial = one.slices / f"{digest}.{len(data)}.partial"
+        until(lambda: partial.exists() and partial.stat().st_size == MIB, "the first part")
+        (folder / "other").write_bytes(bytes(4 * MIB))  # somebody else fills it meanwhile
+        go.set()
+        refused(call, "the disk of .* is full: .* needed for the rest of a slice, .* free", "NoRoom")
+        assert health(remote.channel)
+        (folder / "other").unlink()
+        held = offer(remote, digest, len(data))[-1].held_bytes
+        assert MIB <= held < len(data)
+        upload(remote, [data[held:]], digest, len(data), held).result()
+        assert (one.slices / f"{digest}.slice").read_bytes() == data
+
+
+def test_memory_has_a_limit(tmp_path: Path, demo: Recipe) -> None:
+    with worker(tmp_path / "w", "--memory", "32MiB") as one, one.remote() as remote:
+        remote.send_slice(demo, MODEL_PATH, demo.model_digest)
+        with RemoteSession(remote, 0, 1, SECRET) as session:
+            words = r"of this worker's 32 MiB nothing is left: its daemon holds \d+ MiB"
+            with pytest.raises(WorkerError, match=words) as caught:
+                session.load(demo.model_digest, SMALL)
+            assert caught.value.error == "NotEnoughMemory"
+            assert remote.describe()[1].sessions[0].memory_bytes == 0
+        with (
+            worker(tmp_path / "v", "--memory", "1GiB") as other,
+            other.remote() as free,
+            RemoteSession(free, 0, 1, SECRET) as session,
+        ):
+            free.send_slice(demo, MODEL_PATH, demo.model_digest)
+            need = session.load(demo.model_digest, SMALL).memory_bytes
+    daemon = 64 << 20
+    with worker(tmp_path / "w", "--memory", f"{daemon + need * 3 // 2}B") as one, one.remote() as remote:
+        first, second = RemoteSession(remote, 0, 1, SECRET), RemoteSession(remote, 0, 1, SECRET)
+        with first, second:
+            first.load(demo.model_digest, SMALL)
+            with pytest.raises(WorkerError, match=r"needs a budget of at least|nothing is left") as caught:
+                second.load(demo.model_digest, SMALL)
+            assert caught.value.error == "NotEnoughMemory"
+            first.unload()
+            second.load(demo.model_digest, SMALL)
+            second.unload()
+            # Both at the same moment: the limit holds for the two together.
+            came = []
+            for session in (first, second):
+                session.tell(pb.Command(load=pb.Load(slice=demo.model_digest, options_json=json.dumps(SMALL))))
+            for session in (first, second):
+                with contextlib.suppress(WorkerError):
+                    came.append(session.answer().loaded.memory_bytes)
+            assert len(came) == 1
+
+
+# Models that are damaged, on purpose or not.
+
+
+def hostile() -> Iterator[tuple[str, bytes]]:
+    """(what is wrong with it, the file)"""
+    header, data = tiny_gguf.model().encode()
+    yield "nothing of a model", b"GGUF" + os.urandom(2000)
+    yield "cut off in its header", header[:400]
+    yield "cut off in its weights", header + data[: len(data) // 2]
+    yield "random weights", header + os.urandom(len(data))
+    yield "counts that cannot be", header[:8] + b"\xff" * 16 + header[24:] + data
+    for what, pairs in (
+        ("no layers", {"llama.block_count": ("u32", 0)}),
+        ("too many layers", {"llama.block_count": ("u32", 2**31)}),
+        ("no heads", {"llama.attention.head_count": ("u32", 0)}),
+        ("heads that do not divide", {"llama.attention.head_count": ("u32", 7)}),
+        ("another width", {"llama.embedding_length": ("u32", 1 << 30)}),
+        ("an architecture of its own", {"general.architecture": ("str", "hostile")}),
+        ("a vocabulary of another size", {"tokenizer.ggml.tokens": ("arr[str]", ["a"])}),
+    ):
+        model = tiny_gguf.model()
+        model.pairs |= pairs
+        yield what, b"".join(model.encode())
+    for what, tensor in (
+        ("a tensor outside the file", tiny_gguf.Tensor((64, 64), offset=1 << 40)),
+        ("a tensor of an unknown type", tiny_gguf.Tensor((64, 64), type_id=99)),
+        ("a tensor of another shape", tiny_gguf.Tensor((1, 1))),
+        ("a tensor without end", tiny_gguf.Tensor((1 << 40, 1 << 40))),
+    ):
+        model = tiny_gguf.model()
+        model.tensors["blk.0.attn_q.weight"] = tensor
+        yield what, b"".join(model.encode())
+
+
+def test_damaged_models_harm_nobody(tmp_path: Path, one: Worker, remote: Remote, demo: Recipe) -> None:
+    remote.send_slice(demo, MODEL_PATH, demo.model_digest)
+    session = RemoteSession(remote, 0, 1, SECRET)
+    with ExitStack() as stack:
+        stack.callback(lambda: session.close())
+        said: list[tuple[str, str, str]] = []
+        for what, content in hostile():
+            path = tmp_path / "hostile.gguf"
+            path.write_bytes(content)
+            recipe = whole(sha(content), len(content))
+            remote.send_slice(recipe, path, recipe.model_digest)
+            if what == "random weights":
+                session.load(recipe.model_digest, SMALL)
+                session.unload()
+                continue
+            with pytest.raises(WorkerError) as caught:
+                session.load(recipe.model_digest, SMALL)
+            said.append((what, caught.value.error, str(caught.value)))
+            if session.died:
+                session = RemoteSession(remote, 0, 1, SECRET)
+        assert health(remote.channel)
+        assert session.load(demo.model_digest, SMALL).layers > 0
+    for what, error, words in said:
+        assert error in ("ModelFileError", "EngineError") or "the engine process was" in words, (what, error, words)
+        assert "unexpected" not in words
+        assert "\n" not in words

@@ -1,0 +1,192 @@
+"""Devices that are measured, and sessions that do not do what they should."""
+
+import math
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import permutations
+from typing import Any
+
+import pytest
+
+from edge.cluster import session as engine_session
+from edge.cluster.fleet import Fleet
+from edge.cluster.session import EngineSession, LocalSession, RemoteSession
+from edge.demo import MODEL_PATH
+from edge.errors import WorkerError
+from edge.planning import links, survey
+from edge.planning.cache import MAX_AGE_S
+from edge.planning.layer_times import Times, probes
+from partition.plan.plan import LOCAL
+from partition.predict.speeds import Curve
+from quant.gguf.file import GgufFile
+from tests.support.deployments import ONE_THREAD, own_folders
+from tests.support.helpers import TIMEOUT_S, until
+from tests.support.links import start
+from tests.support.workers import SECRET, Worker, worker
+from transport import edge_pb2 as pb
+from transport.errors import LinkClosed, LinkTimeout
+
+TIMES = Times(1, {name: Curve(((1, 1e-3),)) for name in ("layers", "more", "head")}, 0.0, 1, None)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        own_folders(patch, tmp_path_factory.mktemp("own"))
+        yield
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Worker]]:
+    folder = tmp_path_factory.mktemp("w")
+    with ExitStack() as stack:
+        yield [stack.enter_context(worker(folder / name, "--name", name, *ONE_THREAD)) for name in ("one", "two")]
+
+
+def measured(two: list[Worker], fleet: Fleet) -> survey.Survey:
+    return survey.survey(fleet, [one.address for one in two], GgufFile.open(MODEL_PATH), "0" * 64, threads={LOCAL: 1})
+
+
+def idle(two: list[Worker]) -> None:
+    until(lambda: not any(one.children() for one in two), "the end of the sessions", 10)
+    until(lambda: not any(t.name.startswith("survey") for t in threading.enumerate()), "the end of threads", 10)
+
+
+def test_what_is_measured_is_remembered_for_a_day(two: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[float] = []
+
+    def few(*args: Any) -> tuple[dict[str, Any], int]:
+        slices, n = probes(*args)
+        return {name: replace(slices[name], rows=(1, 64)) for name in ("layers", "head")}, n
+
+    monkeypatch.setattr(survey, "probes", few)  # the others are timed in tests of commands
+
+    def again(fresh: bool = False) -> survey.Survey:
+        steps.clear()
+        file, addresses = GgufFile.open(MODEL_PATH), [one.address for one in two]
+        with Fleet(addresses) as fleet:
+            return survey.survey(
+                fleet,
+                addresses,
+                file,
+                "0" * 64,
+                threads={LOCAL: 1},
+                fresh=fresh,
+                on_step=lambda n, of: steps.append(of),
+            )
+
+    first = again(fresh=True)
+    assert len(steps) == steps[-1] == 3 * 2 + 3  # two slices on each device, three links
+    assert [speed.device for speed in first.speeds] == [LOCAL, *(one.address for one in two)]
+    for speed in first.speeds:
+        assert 0 < speed.layer_s.at(1) < speed.layer_s.at(64) < 10
+        assert speed.memory_bytes > speed.runtime_bytes > 0
+        assert speed.age_s == 0
+    assert {*first.links.between} == {*permutations([LOCAL, *(one.address for one in two)], 2)}
+    for one in two:  # which make slices of zeros by themselves
+        assert "slice-cut" in one.log()
+        assert "slice-received" not in one.log()
+    second = again()
+    assert steps[-1] == 3
+    assert [speed.layer_s for speed in second.speeds] == [speed.layer_s for speed in first.speeds]
+    assert all(0 < speed.age_s < 600 for speed in second.speeds)
+    # From here on what would be measured is what was: it takes long.
+    timed: list[int] = []
+    monkeypatch.setattr(survey, "timed", lambda session, *_, **__: timed.append(session.rank) or TIMES)
+    again(fresh=True)
+    assert sorted(timed) == [0, 1, 2]
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + MAX_AGE_S + 1)
+    again()
+    assert sorted(timed) == [0, 0, 1, 1, 2, 2]
+
+
+def test_a_session_that_cannot_start_leaves_no_other(two: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing(RemoteSession):
+        def __init__(self, worker: Any, rank: int, *args: Any) -> None:
+            if rank == 1:
+                until(lambda: bool(two[1].children()), "the other session")
+                raise WorkerError("one: not today")
+            super().__init__(worker, rank, *args)
+
+    monkeypatch.setattr(survey, "RemoteSession", Failing)
+    with Fleet([one.address for one in two]) as fleet:
+        with pytest.raises(WorkerError, match="not today"):
+            measured(two, fleet)
+        idle(two)  # though the fleet is still there
+
+
+def test_an_error_does_not_wait_for_a_device_that_hangs(two: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
+    true, stopped = survey.timed, threading.Event()
+
+    def timed(session: EngineSession, *args: Any, **options: Any) -> Times:
+        if session.rank == 0:
+            return TIMES
+        if session.rank == 1:
+            assert stopped.wait(TIMEOUT_S)
+            raise WorkerError("one: not today")
+        if session.rank == 2:
+            os.kill(session.pid, signal.SIGSTOP)
+            stopped.set()
+        return true(session, *args, **options)
+
+    monkeypatch.setattr(survey, "timed", timed)
+    monkeypatch.setattr(survey.SpeedCache, "get", lambda *_: None)
+    with Fleet([one.address for one in two]) as fleet:
+        with pytest.raises(WorkerError, match="not today"):
+            measured(two, fleet)
+        idle(two)
+
+
+@pytest.mark.parametrize(
+    ("kind", "trip"), [("x", 1.0), ("", 1.0), ("tcp", math.nan), ("tcp", -1.0), ("grpc", math.inf), ("tcp", 1e9)]
+)
+def test_round_trips_that_cannot_be(kind: str, trip: float) -> None:
+    state = pb.LinkState(rank=1, kind=kind, tcp_round_trip_s=trip, grpc_round_trip_s=trip)
+    with pytest.raises(WorkerError, match=r"fake says of its links what cannot be"):
+        links._trip(Fake(), state)
+    assert links._trip(Fake(), pb.LinkState(rank=1, kind="tcp", tcp_round_trip_s=2e-4)) == pytest.approx(2e-4)
+
+
+class Fake(EngineSession):
+    """A session whose events the test makes."""
+
+    def __init__(self) -> None:
+        super().__init__("fake", 1)
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _send(self, command: pb.Command) -> None:
+        pass
+
+
+def test_signs_of_life_do_not_go_on_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_session, "WHOLE_TIMEOUT_S", 0.3)
+    session = Fake()
+
+    class Endless(queue.SimpleQueue[Any]):
+        def get(self, block: bool = True, timeout: float | None = None) -> pb.Event:
+            time.sleep(0.01)
+            return pb.Event(loading=pb.Loading(fraction=0.5))
+
+    session._events = Endless()
+    with pytest.raises(LinkTimeout, match=r"fake did not do what it was asked within 0\.3 s"):
+        session.ask(pb.Command(load=pb.Load()))
+    assert session.closed
+    with pytest.raises(LinkTimeout):
+        session.tell(pb.Command())
+
+
+def test_who_waits_for_a_session_of_this_device_hears_its_end() -> None:
+    session = LocalSession("here", 1, SECRET, None, 1)
+    done = start(session.answer)
+    session.close()
+    assert isinstance(done.exception(10), LinkClosed)

@@ -1,0 +1,187 @@
+"""Conversations: what the model is shown, what is remembered, what is forgotten, what is saved."""
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from edge.errors import ChatFileError, ContextFull, Interrupted
+from edge.llm.chat import Chat
+from edge.llm.engine import Engine
+from edge.llm.sampler import SamplingParams
+
+GREEDY = SamplingParams(temperature=0)
+ENDLESS = SamplingParams(temperature=0, grammar="root ::= [a-z] root")  # an answer of as many tokens as are asked for
+
+
+def roles(chat: Chat) -> list[str]:
+    return [message["role"] for message in chat.messages]
+
+
+def test_each_turn_computes_only_what_is_new(demo: Engine) -> None:
+    chat = Chat(demo)
+    held = 0
+    for question in ("My name is Ada.", "What is 3 plus 4?", "What is my name?"):
+        last = list(chat.ask(question, GREEDY, max_tokens=8))[-1]
+        assert last.usage.cached_tokens >= held
+        assert last.usage.prompt_tokens - last.usage.cached_tokens < 30
+        held = chat.context_used - 1
+    assert roles(chat) == ["user", "assistant"] * 3
+
+
+def test_the_second_turn_is_what_a_fresh_conversation_would_answer(demo: Engine) -> None:
+    chat = Chat(demo)
+    list(chat.ask("My name is Ada.", GREEDY, max_tokens=8))
+    messages = [dict(m) for m in chat.messages]
+    answer = [r.token_id for r in chat.ask("What is my name?", GREEDY, max_tokens=8)]
+    fresh = Chat(demo)
+    fresh.messages = messages
+    assert [r.token_id for r in fresh.ask("What is my name?", GREEDY, max_tokens=8)] == answer
+
+
+def test_the_system_message_is_first_and_can_be_changed_and_removed(demo: Engine) -> None:
+    chat = Chat(demo, system="Answer briefly.")
+    without = Chat(demo)
+    chat.messages.append({"role": "user", "content": "hi"})
+    without.messages.append({"role": "user", "content": "hi"})
+    assert chat.prompt_tokens() != without.prompt_tokens()
+    chat.system = "Be long."
+    assert chat.messages[0] == {"role": "system", "content": "Be long."}
+    chat.clear()
+    assert roles(chat) == ["system"]
+    chat.system = None
+    assert chat.messages == []
+
+
+def test_the_oldest_exchanges_are_forgotten_when_the_context_is_full(demo: Engine) -> None:
+    chat = Chat(demo, system="Answer briefly.")
+    dropped = 0
+    for i in range(20):
+        list(chat.ask(f"What is {i} plus {i}? " + "Think well. " * 4, ENDLESS, max_tokens=8))
+        dropped += chat.dropped
+        assert chat.context_used <= demo.context
+    assert dropped > 0
+    assert chat.system == "Answer briefly."
+    assert roles(chat)[1:3] == ["user", "assistant"]
+
+
+def test_forgetting_makes_room_for_several_turns_at_once(demo: Engine) -> None:
+    chat = Chat(demo)
+    computed = []
+    for i in range(24):
+        last = list(chat.ask(f"What is {i} plus {i}?", ENDLESS, max_tokens=8))[-1]
+        computed.append(last.usage.prompt_tokens - last.usage.cached_tokens if i else 0)
+    assert sum(n > 40 for n in computed) <= 5  # all else computes only what is new
+    assert max(computed) > 40
+
+
+def test_what_had_to_be_forgotten_comes_back_where_there_is_no_answer(demo: Engine) -> None:
+    chat = Chat(demo)
+    while chat.dropped == 0:
+        before = [dict(m) for m in chat.messages]
+        answer = chat.ask("What is 3 plus 4? " + "Think well. " * 4, ENDLESS, max_tokens=8)
+        demo.stop()
+        with pytest.raises(Interrupted):
+            next(answer)
+        demo.resume()
+        assert chat.messages == before
+        list(chat.ask("What is 3 plus 4? " + "Think well. " * 4, ENDLESS, max_tokens=8))
+
+
+def test_a_message_that_leaves_no_room_for_others_is_answered_alone(demo: Engine) -> None:
+    chat = Chat(demo)
+    list(chat.ask("Hello!", ENDLESS, max_tokens=4))
+    long = "What is 3 plus 4? " * 27
+    last = list(chat.ask(long, ENDLESS, max_tokens=4))[-1]
+    assert demo.context * 3 // 4 < last.usage.prompt_tokens < demo.context
+    assert chat.dropped == 2
+    assert chat.messages[0]["content"] == long
+
+
+def test_a_message_longer_than_the_context_is_refused_and_not_remembered(demo: Engine) -> None:
+    chat = Chat(demo)
+    list(chat.ask("Hello!", ENDLESS, max_tokens=4))
+    before = list(chat.messages)
+    with pytest.raises(ContextFull):
+        list(chat.ask("word " * 3000, GREEDY))
+    assert chat.messages == before
+    list(chat.ask("Hello again!", ENDLESS, max_tokens=4))
+    assert chat.messages[: len(before)] == before
+
+
+def test_an_answer_that_is_stopped_stays_as_far_as_it_came(demo: Engine) -> None:
+    chat = Chat(demo)
+    answer = chat.ask("Hello!", ENDLESS, max_tokens=50)
+    text = "".join(next(answer).text for _ in range(5))
+    answer.close()
+    assert chat.messages == [{"role": "user", "content": "Hello!"}, {"role": "assistant", "content": text}]
+
+
+def test_saved_and_loaded_again(demo: Engine, tmp_path: Path) -> None:
+    chat, file = Chat(demo, system="Answer briefly."), tmp_path / "chat.json"
+    list(chat.ask("What is 3 plus 4?", GREEDY, max_tokens=8))
+    chat.save(file)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert [p.name for p in tmp_path.iterdir()] == ["chat.json"]
+    other = Chat(demo)
+    other.load(file)
+    assert other.messages == chat.messages
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "not json",
+        "[]",
+        "{}",
+        '{"format": "edge-chat-1"}',
+        '{"format": "edge-chat-1", "messages": [1]}',
+        '{"format": "edge-chat-1", "messages": [{"role": "robot", "content": "x"}]}',
+        '{"format": "edge-chat-1", "messages": [{"role": "user", "content": 3}]}',
+        "[" * 100_000,
+    ],
+)
+def test_a_file_that_is_not_a_saved_chat_changes_nothing(demo: Engine, tmp_path: Path, content: str) -> None:
+    file = tmp_path / "chat.json"
+    file.write_text(content)
+    chat = Chat(demo, system="Answer briefly.")
+    with pytest.raises(ChatFileError, match=r"chat\.json"):
+        chat.load(file)
+    assert chat.system == "Answer briefly."
+
+
+def test_a_save_that_fails_leaves_no_half_file(demo: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "chat.json"
+    Chat(demo, system="old").save(file)
+    old = file.read_text()
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError(28, "disk full", ".chat.json.tmp")))
+    with pytest.raises(OSError, match=r"^[^']*/chat\.json: cannot be saved: disk full$"):
+        Chat(demo, system="new").save(file)
+    assert json.dumps([p.name for p in tmp_path.iterdir()]) == '["chat.json"]'
+    assert file.read_text() == old
+
+
+def test_a_saved_chat_is_replaced_and_nothing_else_is(demo: Engine, tmp_path: Path) -> None:
+    chat, saved = Chat(demo, system="old"), tmp_path / "chat.json"
+    chat.save(saved)
+    chat.system = "new"
+    chat.save(saved)
+    assert "new" in saved.read_text()
+    for name, content in (("id_rsa", b"a key"), ("empty", b""), ("data.json", b"{}"), ("weights", b"\xff\x00")):
+        other = tmp_path / name
+        other.write_bytes(content)
+        other.chmod(0o640)
+        with pytest.raises(ChatFileError, match=rf"{name} is there and is no saved chat"):
+            chat.save(other)
+        assert (other.read_bytes(), stat.S_IMODE(other.stat().st_mode)) == (content, 0o640)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("nowhere")
+    for name in ("folder", "link"):
+        with pytest.raises(ChatFileError, match=rf"{name} is there"):
+            chat.save(tmp_path / name)
+    with pytest.raises(OSError, match="there is no folder"):
+        chat.save(tmp_path / "none" / "chat.json")
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["chat.json", "data.json", "empty", "folder", "id_rsa", "link", "weights"]

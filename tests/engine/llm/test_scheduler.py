@@ -1,0 +1,296 @@
+"""Many requests at once are answered as each alone is, on one device and on stages."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge.demo import MODEL_PATH
+from edge.errors import ContextFull, SamplingError
+from edge.llm.engine import Engine, EngineOptions
+from edge.llm.generate import generate
+from edge.llm.interface import TextEngine
+from edge.llm.sampler import MAX_SEED, PENALTY_LAST_N, SamplingParams, TokenSampler, _needs
+from edge.llm.scheduler import Request, Scheduler
+from edge.llm.sequence import Session
+from edge.parallel.follower import largest
+from tests.conftest import Synthetic
+from tests.support.deployments import EXACT, ONE_THREAD, Grouped, deployed, own_folders, pipeline, stages, tensor
+from tests.support.thorough import some
+from tests.support.workers import Worker, worker
+
+GREEDY = SamplingParams(temperature=0)
+WORDS = 'root ::= [a-z ]+ "."'
+# Every way to choose, each with a seed of its own.
+MIXED = (
+    GREEDY,
+    SamplingParams(temperature=0.9, top_k=5, seed=1),
+    SamplingParams(temperature=0, grammar=WORDS),
+    SamplingParams(temperature=0, repeat_penalty=1.2),
+    SamplingParams(temperature=1.1, top_k=0, top_p=1, min_p=0, seed=2),
+    SamplingParams(temperature=0.8, top_k=12, repeat_penalty=1.2, seed=3),
+    SamplingParams(temperature=0.8, grammar=WORDS, seed=4),
+    SamplingParams(temperature=1.5, top_k=3, min_p=0.2, seed=5),
+)
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    """A worker that the tests of this file share."""
+    folder = tmp_path_factory.mktemp("w")
+    with pytest.MonkeyPatch.context() as patch:
+        own_folders(patch, folder / "own")
+        with worker(folder / "one", *ONE_THREAD) as one:
+            yield one
+
+
+def alone(engine: TextEngine, requests: Sequence[Request]) -> list[list[int]]:
+    """What `generate` answers to each request by itself."""
+    answers = []
+    for request in requests:
+        engine.kv_clear()
+        responses = generate(
+            Session(engine), request.prompt, request.sampling, max_tokens=request.max_tokens, stop=request.stop
+        )
+        answers.append([response.token_id for response in responses if response.token_id is not None])
+    return answers
+
+
+def random_requests(n: int, longest: int, seed: int, sampling: Sequence[SamplingParams] = MIXED) -> list[Request]:
+    """Prompts of random tokens of a model of 512, that are to be continued for a while."""
+    rng = np.random.default_rng(seed)
+    return [
+        Request(
+            rng.integers(3, 512, rng.integers(1, longest)).tolist(),
+            int(rng.integers(1, 12)),
+            sampling[i % len(sampling)],
+        )
+        for i in range(n)
+    ]
+
+
+def test_many_requests_are_answered_as_each_alone(synthetic: Synthetic) -> None:
+    """More than there are sequences, prompts longer than a chunk."""
+    requests = random_requests(50, 70, seed=5)
+    options = replace(EXACT, context=200, batch=16, outputs=5, sequences=5)
+    seen: dict[int, list[int]] = {}
+    with Engine(synthetic("llama", "f32"), options) as engine:
+        answers = Scheduler(engine, lambda i, token: seen.setdefault(i, []).append(token)).run(requests)
+        assert engine.uncollected == 0
+        assert [engine.kv_last(sequence) for sequence in range(5)] == [-1] * 5
+        assert answers == alone(engine, requests)
+    assert [seen.get(i, []) for i in range(len(requests))] == answers
+
+
+OPTIONS = {
+    "greedy": {},
+    "temperature": {"temperature": 1.4, "seed": 1},
+    "another seed": {"temperature": 1.4, "seed": 2},
+    "top-k": {"temperature": 2.0, "top_k": 3, "seed": 3},
+    "top-p": {"temperature": 2.0, "top_p": 0.2, "seed": 4},
+    "min-p": {"temperature": 2.0, "min_p": 0.7, "seed": 5},
+    "penalty": {"repeat_penalty": 1.5},
+    "penalty, drawn": {"temperature": 1.0, "repeat_penalty": 1.5, "seed": 6},
+    "reward": {"repeat_penalty": 0.6},
+    "grammar": {"grammar": WORDS},
+    "grammar, drawn, penalty": {"temperature": 1.0, "grammar": WORDS, "repeat_penalty": 1.5, "seed": 7},
+    "schema": {"json_schema": '{"type": "array", "items": {"type": "integer"}, "minItems": 2}'},
+}
+
+
+def test_every_option_means_what_it_means_to_generate(synthetic: Synthetic) -> None:
+    """Several at once, of every option; some end at a stop string. Prompts repeat what the model likes to say."""
+    rng = np.random.default_rng(8)
+    with Engine(synthetic("llama", "f32"), replace(EXACT, context=1024, batch=32, outputs=8, sequences=4)) as engine:
+        requests = []
+        for options in OPTIONS.values():
+            prompt = rng.integers(3, 512, 20).tolist()
+            [said] = alone(engine, [Request(prompt, 8)])
+            request = Request(prompt + said * 3, 12, SamplingParams(**{"temperature": 0, **options}))
+            [answer] = alone(engine, [request])
+            text = "".join(engine.model.piece(token).decode(errors="replace") for token in answer[:3])
+            requests += [request, replace(request, stop=("never said", text))]
+        expected = alone(engine, requests)
+        assert Scheduler(engine).run(requests) == expected
+    assert sum(len(stopped) < len(whole) for whole, stopped in batched(expected)) >= len(OPTIONS) - 2
+    by_name = dict(zip(OPTIONS, expected[::2], strict=True))
+    assert by_name["temperature"] != by_name["another seed"]
+
+
+def batched(answers: Sequence[list[int]]) -> Iterator[tuple[list[int], list[int]]]:
+    """Answers in pairs."""
+    return zip(answers[::2], answers[1::2], strict=True)
+
+
+def test_the_penalty_looks_back_into_the_prompt(synthetic: Synthetic) -> None:
+    """The likeliest token is in the prompt: with the penalty another one is chosen."""
+    with Engine(synthetic("llama", "f32"), replace(EXACT, sequences=2)) as engine:
+        prompt = [5, 6, 7]
+        while (first := Scheduler(engine).run([Request(prompt, 1)])[0])[0] not in prompt:
+            prompt = [*first, *prompt]
+        changed = Scheduler(engine).run([Request(prompt, 1, SamplingParams(temperature=0, repeat_penalty=50.0))])
+        assert changed != [first]
+
+
+def test_measuring_goes_on_after_the_end_of_a_text(synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Engine(synthetic("llama", "f32"), replace(EXACT, sequences=2)) as engine:
+        monkeypatch.setattr(type(engine.model), "is_end", lambda model, token: True)
+        ending, going = Scheduler(engine).run([Request([5, 6], 4), Request([5, 6], 4, ends=False)])
+    assert (ending, len(going)) == ([], 4)
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "qwen3moe"])
+def test_stages_answer_as_one_device_whatever_is_asked(one: Worker, synthetic: Synthetic, arch: str) -> None:
+    """With exact sums stages give the same bits, so that every choice is the same, drawn or not."""
+    path = synthetic(arch, "f32")
+    options = replace(EXACT, context=160, batch=64, sequences=6)
+    requests = random_requests(40, 70, seed=11)
+    with deployed(one, path, pipeline(1, 1), options) as deployment, Grouped(path, options, 2) as single:
+        wanted = Scheduler(single).run(requests)
+        assert Scheduler(deployment.engine).run(requests) == wanted
+        assert Scheduler(deployment.engine).run(requests[::-1]) == Scheduler(single).run(requests[::-1])
+    assert len({tuple(answer) for answer in wanted}) > 30
+
+
+@pytest.mark.parametrize("how", [tensor(1, 1, 1), pipeline(1, 1), stages(2, 2)], ids=lambda how: str(how.values()))
+def test_ranks_answer_as_each_alone(one: Worker, synthetic: Synthetic, how: dict[str, object]) -> None:
+    path = synthetic("llama", "f32")
+    requests = random_requests(40, 70, seed=7)
+    options = replace(EXACT, context=256, sequences=7)
+    with deployed(one, path, how, options) as deployment, Engine(path, options) as single:
+        assert Scheduler(deployment.engine).run(requests) == alone(single, requests)
+
+
+def test_the_context_is_shared_and_never_overrun(synthetic: Synthetic) -> None:
+    options = replace(EXACT, context=64, batch=16, outputs=8, sequences=8)
+    greedy = random_requests(30, 50, seed=3, sampling=(GREEDY,))
+    with Engine(synthetic("llama", "f32"), options) as engine:
+        longest = 0
+        for answer, request, by_itself in zip(
+            Scheduler(engine).run(greedy), greedy, alone(engine, greedy), strict=True
+        ):
+            assert answer == by_itself
+            longest = max(longest, len(request.prompt) + request.max_tokens)
+        assert 32 < longest <= 64
+        exactly = Request(list(range(10, 64)), 10, ends=False)
+        assert len(Scheduler(engine).run([exactly, exactly])[1]) == 10
+
+
+@pytest.mark.parametrize(
+    ("request_", "why"),
+    [
+        (Request([5] * 60, 5), "request 1 has 60 tokens and may get 5; the context holds 64"),
+        (Request([], 5), "request 1 has 0 tokens"),
+    ],
+)
+def test_requests_that_cannot_be(synthetic: Synthetic, request_: Request, why: str) -> None:
+    fine = Request([5, 6], 3, ends=False)
+    with Engine(synthetic("llama", "f32"), replace(EXACT, context=64, batch=16, outputs=2, sequences=2)) as engine:
+        with pytest.raises(ContextFull, match=why):
+            Scheduler(engine).run([fine, request_])
+        with pytest.raises(SamplingError):
+            Scheduler(engine).run([Request([5], 2, SamplingParams(temperature=0, grammar="nonsense"))])
+        assert len(Scheduler(engine).run([fine])[0]) == 3
+        assert Scheduler(engine).run([]) == []
+
+
+def test_a_run_that_failed_leaves_nothing_to_the_next(one: Worker, synthetic: Synthetic) -> None:
+    """Steps of its other requests were under way on the stages."""
+    path = synthetic("llama", "f32")
+    options = replace(EXACT, sequences=2)
+    good = random_requests(4, 20, seed=9, sampling=(GREEDY,))
+    bad = [
+        Request([5, 6, 7], 1, ends=False),
+        Request([8, 9], 12, ends=False),
+        Request([5], 2, SamplingParams(temperature=0, grammar="nonsense")),
+    ]
+    with deployed(one, path, pipeline(1, 1), options) as deployment, Engine(path, options) as single:
+        wanted = alone(single, good)
+        with pytest.raises(SamplingError):
+            Scheduler(deployment.engine).run(bad)
+        assert Scheduler(deployment.engine).run(good) == wanted
+        with pytest.raises(SamplingError):
+            Scheduler(deployment.engine).run(bad)
+        assert alone(deployment.engine, good) == wanted
+
+
+# What of the logits a choice needs.
+
+PARAMS = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from((0.0, 0.3, 1.0, 2.5)),
+    top_k=st.integers(0, 60),
+    top_p=st.sampled_from((0.3, 0.95, 1.0)),
+    min_p=st.sampled_from((0.0, 0.05, 0.5)),
+    repeat_penalty=st.sampled_from((0.8, 1.0, 1.05, 1.2, 3.0)),
+    seed=st.integers(0, MAX_SEED),
+    grammar=st.sampled_from((None, None, None, WORDS)),
+)
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Iterator[Engine]:
+    with Engine(MODEL_PATH, EngineOptions(threads=1, context=64, batch=16)) as engine:
+        yield engine
+
+
+@settings(max_examples=some(125, 500))
+@given(
+    params=PARAMS,
+    seed=st.integers(0, 10_000),
+    spread=st.sampled_from((0.5, 3.0, 20.0)),
+    offset=st.sampled_from((-30.0, 0.0, 30.0)),
+    accepted=st.sampled_from((0, 3, PENALTY_LAST_N, 90)),
+    more=st.sampled_from((0, 0, 0, 20)),
+    ranks=st.sampled_from((1, 1, 3)),
+)
+def test_the_largest_logits_decide_as_all_would(
+    vocabulary: Engine,
+    params: SamplingParams,
+    seed: int,
+    spread: float,
+    offset: float,
+    accepted: int,
+    more: int,
+    ranks: int,
+) -> None:
+    needs = _needs(params)
+    if not needs:
+        return  # all are asked for
+    rng = np.random.default_rng(seed)
+    n = vocabulary.model.n_vocab
+    first, second = (TokenSampler(vocabulary.model, params) for _ in range(2))
+    assert first.needs == needs
+    logits = (offset + spread * rng.standard_normal(n)).astype(np.float32)
+    history = np.argsort(logits)[n - accepted :]  # the likeliest, or it would be easy
+    for _ in range(3):
+        for token in history:
+            first.accept(int(token), generated=False)
+            second.accept(int(token), generated=False)
+        part = np.full(n, -np.inf, np.float32)
+        for share in np.array_split(np.arange(n), ranks):
+            where, bits = largest(logits[share], needs + more)
+            part[share[where]] = bits.view(np.float32)
+        chosen = first.choose(logits.copy())
+        assert second.choose(part) == chosen
+        logits = (offset + spread * rng.standard_normal(n)).astype(np.float32)
+        history = [chosen]
+    first.close()
+    second.close()
+
+
+def test_needs_of_some() -> None:
+    for params, needs in (
+        (GREEDY, 1),
+        (SamplingParams(temperature=0, repeat_penalty=1.2), 1 + PENALTY_LAST_N),
+        (SamplingParams(top_k=40), 40),
+        (SamplingParams(top_k=0), 0),
+        (SamplingParams(top_k=0, repeat_penalty=1.2), 0),
+        (SamplingParams(top_k=7, repeat_penalty=0.9), 0),
+        (SamplingParams(temperature=0, grammar=WORDS), 0),
+        (SamplingParams(temperature=0, json_schema="{}"), 0),
+    ):
+        assert _needs(params) == needs, params

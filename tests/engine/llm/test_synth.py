@@ -1,0 +1,268 @@
+"""Models with random weights: every architecture runs, seeds and options count, and no half files are left."""
+
+import dataclasses
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.models import synth
+from edge.models.shapes import MIN_VOCAB
+from edge.models.synth import ARCHITECTURES, SHAPES, Shape, ShapeError
+from partition.model.check import check_loadable
+from partition.model.model import ModelShape
+from quant.errors import UnknownTypeError
+from quant.gguf.file import GgufFile
+from quant.types import TYPES
+from tests.support import ROOT
+
+# What the makers say, in parameters.
+PUBLISHED = {
+    "tinyllama-1.1b": 1.10e9,
+    "llama-2-7b": 6.74e9,
+    "llama-2-13b": 13.0e9,
+    "llama-2-70b": 69.0e9,
+    "llama-3.2-1b": 1.24e9,
+    "llama-3.2-3b": 3.21e9,
+    "llama-3.1-8b": 8.03e9,
+    "llama-3.1-70b": 70.6e9,
+    "mistral-7b": 7.25e9,
+    "mixtral-8x7b": 46.7e9,
+    "qwen2.5-0.5b": 0.49e9,
+    "qwen2.5-1.5b": 1.54e9,
+    "qwen2.5-7b": 7.61e9,
+    "qwen3-0.6b": 0.6e9,
+    "qwen3-1.7b": 1.72e9,
+    "qwen3-4b": 4.02e9,
+    "qwen3-8b": 8.19e9,
+    "qwen3-14b": 14.8e9,
+    "qwen3-32b": 32.8e9,
+    "qwen3-30b-a3b": 30.5e9,
+    "gemma-2b": 2.51e9,
+    "gemma-2-2b": 2.61e9,
+    "gemma-2-9b": 9.24e9,
+    "gemma-3-1b": 1.00e9,
+    "gemma-3-4b": 3.88e9,
+    "gemma-3-12b": 11.8e9,
+    "phi-3-mini": 3.82e9,
+    "gpt-oss-20b": 20.9e9,
+}
+
+DECODE = """
+import sys
+import llama_cpp, numpy
+model = llama_cpp.Llama(sys.argv[1], n_ctx=64, n_threads=1, logits_all=True, verbose=False)
+text = "Hello world, \u00e9\u20ac!".encode()
+tokens = model.tokenize(text, add_bos=True)
+assert model.detokenize(tokens) == text, model.detokenize(tokens)
+model.eval(tokens)
+logits = numpy.array(model.scores[: len(tokens)])
+assert numpy.isfinite(logits).all()
+assert 0.5 < logits.std() < 2, logits.std()
+assert (logits[1:] != logits[:-1]).any(axis=1).all()
+"""
+
+
+def small(arch: str = "llama", **figures: Any) -> Shape:
+    """A shape of a few hundred thousand parameters."""
+    base = {"layers": 2, "embd": 128, "ff": 256, "heads": 4, "kv": 2, "vocab": 400, "context": 128}
+    if ARCHITECTURES[arch].experts and not ARCHITECTURES[arch].dense:
+        base |= {"experts": 4, "experts_used": 2, "expert_ff": 64}
+    return synth.shape(arch, **(base | figures))
+
+
+def write(folder: Path, shape: Shape, *args: Any, **kwargs: Any) -> Path:
+    path = folder / "model.gguf"
+    n_bytes = synth.synthesize(path, shape, *args, **kwargs)
+    assert path.stat().st_size == n_bytes
+    return path
+
+
+def decode(path: Path) -> None:
+    """Load and run the model in a process of its own, which llama.cpp may abort."""
+    done = subprocess.run([sys.executable, "-c", DECODE, path], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        *(pytest.param(small(arch), id=arch) for arch in ARCHITECTURES),
+        pytest.param(small(experts=4, experts_used=2), id="llama with experts"),
+        pytest.param(small(rope_freqs=True, tied=True), id="llama 3"),
+        pytest.param(small("qwen3", head_size=64), id="heads wider than embd"),
+        pytest.param(small("gemma3", layers=7, tied=False, rope_scaling="linear", rope_factor=8.0), id="gemma3 untied"),
+        pytest.param(small("phi3", kv=4), id="phi3 without groups"),
+    ],
+)
+def test_it_runs(tmp_path: Path, shape: Shape) -> None:
+    path = write(tmp_path, shape, "q8_0")
+    file = GgufFile.open(path)
+    check_loadable(file)
+    read = ModelShape.from_gguf(file)
+    assert (read.n_params, read.n_layers, read.n_embd) == (shape.parameters, shape.layers, shape.embd)
+    assert (read.n_vocab, read.context_length, read.head_is_tied) == (shape.vocab, shape.context, shape.tied)
+    assert set(read.n_heads_kv) == {shape.kv}
+    assert read.n_experts == shape.experts
+    decode(path)
+
+
+# Without the two types for which llama.cpp first computes tables for many seconds.
+@pytest.mark.parametrize("type_name", sorted(set(synth.WEIGHT_TYPES) - {"iq1_m", "iq2_s"}))
+def test_every_type_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, type_name: str) -> None:
+    monkeypatch.setattr(synth, "_RANDOM_VALUES", 0)  # some types take minutes for what others do in a second
+    monkeypatch.setattr(synth, "_POOL_BYTES", 1 << 12)
+    path = write(tmp_path, small(layers=1, embd=256, vocab=MIN_VOCAB), type_name)
+    tensors = GgufFile.open(path).tensors
+    assert tensors["blk.0.ffn_down.weight"].type.name == type_name
+    assert tensors["blk.0.ffn_norm.weight"].type.name == "f32"
+
+
+def test_the_smallest_vocabulary_spells_any_text(tmp_path: Path) -> None:
+    decode(write(tmp_path, small(vocab=MIN_VOCAB), "f32"))
+
+
+def test_rows_that_fill_no_block_get_another_type() -> None:
+    def types(shape: Shape, *args: Any) -> dict[str, str]:
+        return {t.name: t.type.name for t in synth.layout(shape, *args)}
+
+    found = types(small(embd=96, ff=256, heads=4, kv=4), "q4_k")
+    assert found["blk.0.attn_q.weight"] == "q5_0"
+    assert found["blk.0.ffn_down.weight"] == "q4_k"
+    assert found["output.weight"] == "q8_0"
+    assert types(small(ff=8), "q4_0")["blk.0.ffn_down.weight"] == "f16"
+    assert types(small(), "q8_0")["output.weight"] == "q8_0"
+    assert types(small(tied=True), "q4_0", "f16")["token_embd.weight"] == "f16"
+
+
+def test_all_fallbacks_are_types_and_smaller_blocks() -> None:
+    for name in synth.WEIGHT_TYPES:
+        for tensor in synth.layout(small(embd=96), name):
+            assert tensor.row % tensor.type.block == 0
+
+
+def test_a_seed_gives_the_same_file_and_another_seed_another(tmp_path: Path) -> None:
+    first, again, other = (write(tmp_path, small(), seed=seed).read_bytes() for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+    assert len(first) == len(other)
+
+
+def test_every_figure_changes_the_file(tmp_path: Path) -> None:
+    base = small("qwen3moe", head_size=32)
+    plain = write(tmp_path, base).read_bytes()
+    changes: dict[str, Any] = {
+        "arch": "llama", "layers": 3, "embd": 160, "ff": 288, "heads": 8, "vocab": 401, "kv": 4, "head_size": 64,
+        "experts": 5, "experts_used": 3, "expert_ff": 96, "context": 129, "tied": True, "rms_eps": 1e-4,
+        "rope_base": 2e4, "rope_freqs": True, "rope_scaling": "linear", "rope_factor": 2.0, "rope_context": 64,
+        "window": 64, "attn_softcap": 1.0, "final_softcap": 1.0,
+    }  # fmt: skip
+    assert set(changes) == {field.name for field in dataclasses.fields(Shape)}
+    for name, value in changes.items():
+        assert write(tmp_path, dataclasses.replace(base, **{name: value})).read_bytes() != plain, name
+    assert write(tmp_path, base, "q4_1").read_bytes() != plain
+    assert write(tmp_path, base, "q4_0", "q4_0").read_bytes() != plain
+
+
+def test_no_two_tensors_hold_the_same(tmp_path: Path) -> None:
+    for limit in (synth._RANDOM_VALUES, 0):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(synth, "_RANDOM_VALUES", limit)
+            file = GgufFile.open(write(tmp_path, small("gpt-oss")))
+        contents = [bytes(file.data(name)) for name in file.tensors]
+        assert len(set(contents)) == len(contents)
+
+
+def test_a_pooled_model_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(synth, "_RANDOM_VALUES", 0)
+    monkeypatch.setattr(synth, "_POOL_BYTES", 1 << 12)
+    decode(write(tmp_path, small("qwen3moe")))
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_presets_have_the_published_size(name: str) -> None:
+    assert SHAPES[name].parameters == pytest.approx(PUBLISHED[name], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("arch", "figures", "message"),
+    [
+        ("mamba", {}, "unknown architecture 'mamba'; known: llama"),
+        ("llama", {"layers": 0}, "layers is 0"),
+        ("llama", {"vocab": MIN_VOCAB - 1}, f"{MIN_VOCAB} tokens are needed"),
+        ("llama", {"heads": 3}, "does not divide into 3 heads"),
+        ("llama", {"kv": 3}, "4 heads do not divide into 3 KV heads"),
+        ("llama", {"head_size": 33}, "must be even"),
+        ("llama", {"kv": -1}, "kv is -1"),
+        ("qwen2", {"head_size": 64}, "needs heads x head size = embd, got 256 and 128"),
+        ("gemma2", {"tied": False}, "always tied"),
+        ("qwen3", {"experts": 4}, "has no experts; these have: llama"),
+        ("qwen3moe", {}, "needs experts"),
+        ("qwen3moe", {"experts": 4, "experts_used": 5, "expert_ff": 64}, "must be 1 to 4"),
+        ("qwen3moe", {"experts": 4, "experts_used": 2}, "needs the width of an expert"),
+    ],
+)
+def test_bad_figures_are_refused(arch: str, figures: dict[str, Any], message: str) -> None:
+    base = {"layers": 2, "embd": 128, "ff": 256, "heads": 4, "vocab": 400}
+    with pytest.raises(ShapeError, match=message):
+        synth.shape(arch, **(base | figures))
+
+
+def test_bad_types_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnknownTypeError, match="q4_x"):
+        write(tmp_path, small(), "q4_x")
+    for name in set(TYPES) - set(synth.WEIGHT_TYPES):
+        with pytest.raises(ShapeError, match=name):
+            write(tmp_path, small(), name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_room_is_said_before_writing(tmp_path: Path) -> None:
+    huge = small(vocab=10**12)
+    with pytest.raises(OSError, match=r"no room for .*: [\d.,]+ \wiB needed, [\d.,]+ \w*B free"):
+        synth.synthesize(tmp_path / "huge.gguf", huge)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_an_interruption_leaves_nothing(tmp_path: Path, error: type[BaseException]) -> None:
+    def interrupt(done: int, total: int) -> None:
+        if 2 * done > total:
+            raise error
+
+    with pytest.raises(error):
+        write(tmp_path, small(), progress=interrupt)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_kill_leaves_no_file_under_the_name(tmp_path: Path) -> None:
+    path = tmp_path / "big.gguf"
+    code = f"from edge import synth; synth.synthesize({str(path)!r}, synth.SHAPES['tinyllama-1.1b'])"
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as process:
+        deadline_s = time.monotonic() + 60
+        while not any(part.stat().st_size > 1 << 20 for part in tmp_path.iterdir()):
+            assert time.monotonic() < deadline_s, "nothing was written"
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.kill()
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("limit", ["2_000_000_000", "0"], ids=["random", "pooled"])
+def test_memory_stays_small(tmp_path: Path, limit: str) -> None:
+    # 600 MB are written, and half of that may be used. The growth is the same for any size.
+    code = f"""
+from edge import llama, synth
+from devices.probe import peak_rss
+synth._RANDOM_VALUES = {limit}
+shape = synth.shape("llama", layers=1, embd=4096, ff=14336, heads=32, kv=8, vocab=10_000)
+before = peak_rss()
+n_bytes = synth.synthesize({str(tmp_path / "big.gguf")!r}, shape, "f16")
+assert n_bytes > 600_000_000, n_bytes
+grown = peak_rss() - before
+assert grown < 300_000_000, grown
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=300)

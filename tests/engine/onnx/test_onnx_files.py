@@ -1,0 +1,225 @@
+"""Files of ONNX models: weights beside them, bad ones, and nothing half written or left behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+from edge.errors import EngineError
+from edge.onnx import file
+from edge.quantization import onnx
+from edge.quantization.onnx import quantize
+from quant.errors import ModelFileError
+from tests.support import ROOT
+from tests.support.onnx_files import external, quick, samples, saved, small_model, vectors  # noqa: F401 (fixtures)
+from tests.support.onnx_graphs import mlp, run
+
+
+@pytest.mark.parametrize("gemm", [False, True])
+def test_weights_beside_the_model_stay_beside_it(tmp_path: Path, gemm: bool) -> None:
+    source = tmp_path / "mlp.onnx"
+    external(source, gemm)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    plain = saved(mlp(gemm=gemm), tmp_path / "plain.onnx")
+    for type_name, calibration in (("int8", None), ("int8", samples(tmp_path / "x.npz", x=vectors())), ("int4", None)):
+        folder = tmp_path / "out"
+        folder.mkdir()
+        made = quantize(source, folder / "a.onnx", type_name, calibration)
+        assert sorted(path.name for path in folder.iterdir()) == ["a.onnx", "a.onnx.data"]
+        assert made.data_file == folder / "a.onnx.data"
+        assert made.size_bytes == sum(path.stat().st_size for path in folder.iterdir())
+        assert made.source_bytes == sum(map(len, before.values()))
+        modes = {path.stat().st_mode for path in folder.iterdir()}
+        assert len(modes) == 1
+        quantize(plain, tmp_path / "b.onnx", type_name, calibration)
+        [a], [b] = run(folder / "a.onnx", vectors()), run(tmp_path / "b.onnx", vectors())
+        assert (a == b).all()
+        for path in folder.iterdir():
+            path.unlink()
+        folder.rmdir()
+    assert {path: path.read_bytes() for path in before} == before
+
+
+@pytest.mark.parametrize("type_name", ["int8", "int4"])
+def test_weights_too_large_for_one_file_go_beside_it(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, type_name: str
+) -> None:
+    monkeypatch.setattr(file, "_INLINE_LIMIT", 10_000)  # instead of 2 GB
+    made = quantize(source, tmp_path / "out.onnx", type_name)
+    assert made.data_file == tmp_path / "out.onnx.data"
+    assert run(tmp_path / "out.onnx", vectors())[0].shape == (6, 10)
+
+
+def test_the_source_weights_are_never_written_over(tmp_path: Path) -> None:
+    source = tmp_path / "mlp.onnx"
+    model = external(source)
+    (tmp_path / "mlp.onnx.data").rename(tmp_path / "other.onnx.data")
+    for tensor in model.graph.initializer:
+        tensor.external_data[0].value = "other.onnx.data"
+    saved(model, source)
+    with pytest.raises(ModelFileError, match=r"other.onnx.data holds weights of"):
+        quantize(source, tmp_path / "other.onnx", "int8")
+    assert not (tmp_path / "other.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"location": "../mlp.onnx.data"}, "'w0' has its data in '../mlp.onnx.data'; only files in the model's own"),
+        ({"location": "/etc/passwd"}, "'w0' has its data in '/etc/passwd'; only files in"),
+        ({"location": "a\\..\\..\\b"}, "only files in"),
+        ({"location": "C:\\b"}, "only files in"),
+        ({"location": ""}, "only files in"),
+        ({"location": "gone"}, "'w0' has its data in 'gone', which is not there"),
+        ({"location": "."}, "which is not a file"),
+        ({"location": "link"}, "which is a link"),
+        ({"offset": "100000"}, r"'w0' ends at byte 124576 of 'mlp.onnx.data', which has \d+"),
+        ({"offset": "-1"}, "needs 24576 bytes; 24576 at offset -1"),
+        ({"length": "12"}, "needs 24576 bytes; 12 at offset 0"),
+        ({"length": "many"}, "no number"),
+    ],
+)
+def test_bad_external_data_is_refused(tmp_path: Path, changes: dict[str, str], message: str) -> None:
+    source = tmp_path / "in" / "mlp.onnx"
+    source.parent.mkdir()
+    model = external(source)
+    (source.parent / "link").symlink_to(tmp_path / "secret")
+    (tmp_path / "secret").write_bytes(bytes(100_000))
+    for entry in model.graph.initializer[0].external_data:
+        entry.value = changes.get(entry.key, entry.value)
+    saved(model, source)
+    with pytest.raises(ModelFileError, match=message):
+        quantize(source, tmp_path / "out.onnx", "int8")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "secret"]
+
+
+def test_external_data_in_a_subgraph_is_checked(tmp_path: Path) -> None:
+    source = tmp_path / "mlp.onnx"
+    model = mlp()
+    hidden = TensorProto(name="hidden", data_type=TensorProto.FLOAT, dims=[4], data_location=TensorProto.EXTERNAL)
+    hidden.external_data.add(key="location", value="../secret")
+    branch = helper.make_graph([helper.make_node("Constant", [], ["c"], value=hidden)], "branch", [], [])
+    model.graph.node.append(helper.make_node("If", ["x"], ["z"], then_branch=branch, else_branch=branch))
+    source.write_bytes(model.SerializeToString())
+    with pytest.raises(ModelFileError, match=r"'hidden' has its data in '../secret'"):
+        quantize(source, tmp_path / "out.onnx", "int8")
+
+
+def _other(change: str) -> bytes:
+    """A damaged model."""
+    model = mlp()
+    content: bytes = model.SerializeToString()
+    if change == "truncated":
+        return content[: len(content) // 2]
+    if change == "noise":
+        return np.random.default_rng(0).bytes(4000)
+    if change == "empty":
+        return b""
+    first = model.graph.node[0]
+    if change == "operator":
+        first.op_type = "Nonsense"
+    elif change == "domain":
+        first.op_type, first.domain = "Nonsense", "own"
+        model.opset_import.append(helper.make_opsetid("own", 1))
+    elif change == "opset":
+        model.opset_import[0].version = 99
+    elif change == "ir":
+        model.ir_version = 99
+    elif change == "input":
+        first.input[0] = "nowhere"
+    elif change == "short":
+        model.graph.initializer[0].raw_data = b"1234"
+    elif change == "shape":
+        model.graph.initializer[0].dims[:] = [32, 192]
+    result: bytes = model.SerializeToString()
+    return result
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ("truncated", ModelFileError, "is not an ONNX model, or is cut off"),
+        ("noise", ModelFileError, "is not an ONNX model"),
+        ("empty", ModelFileError, "is not an ONNX model"),
+        ("operator", ModelFileError, "not a valid ONNX model: No Op registered for Nonsense"),
+        ("domain", EngineError, r"ONNX Runtime cannot load .*bad.onnx: .*own:Nonsense.*not a registered"),
+        ("opset", EngineError, "ONNX Runtime cannot load .*Opset 99"),
+        ("ir", ModelFileError, "ir_version 99 is higher"),
+        ("input", ModelFileError, "not a valid ONNX model.*'nowhere'"),
+        ("short", ModelFileError, "not a valid ONNX model.*w0"),
+        ("shape", EngineError, "ONNX Runtime cannot load .*Incompatible dimensions"),
+    ],
+)
+def test_bad_models_are_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], change: str, error: type[Exception], message: str
+) -> None:
+    source = tmp_path / "bad.onnx"
+    source.write_bytes(_other(change))
+    with pytest.raises(error, match=message) as caught:
+        quantize(source, tmp_path / "out.onnx", "int8")
+    assert str(tmp_path / ".out") not in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.onnx"]
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("name", ["prepared.onnx", "the-model.onnx", "made"])
+def test_any_name_will_do(tmp_path: Path, source: Path, name: str) -> None:
+    made = quantize(source, tmp_path / name, "int4")
+    assert made.size_bytes == (tmp_path / name).stat().st_size < source.stat().st_size
+
+
+def test_no_room_is_said_before_writing(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnx, "_COPIES", 10**12)
+    with pytest.raises(OSError, match=r"no room for .*out.onnx: .*B needed, .*B free"):
+        quantize(source, tmp_path / "out.onnx", "int8")
+    assert list(tmp_path.iterdir()) == [source.parent]
+
+
+def test_nothing_is_printed_or_left_behind(tmp_path: Path) -> None:
+    """In a process of its own, whose working folder and temporary folder stay empty."""
+    source = saved(mlp(), tmp_path / "mlp.onnx")
+    (tmp_path / "here").mkdir()
+    (tmp_path / "tmp").mkdir()
+    calibration = samples(tmp_path / "x.npz", x=vectors())
+    code = f"""
+import logging, pathlib
+from edge.quantization.onnx import quantize
+source, given = pathlib.Path({str(source)!r}), pathlib.Path({str(calibration)!r})
+for name, type_name, samples in (("a", "int8", None), ("b", "int8", given), ("c", "int4", None)):
+    quantize(source, source.with_name(name), type_name, samples)
+assert logging.getLogger().handlers == []
+assert logging.getLogger().manager.disable == 0
+"""
+    environment = os.environ | {"TMPDIR": str(tmp_path / "tmp"), "PYTHONPATH": f"{ROOT}:{os.getenv('PYTHONPATH', '')}"}
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(command, cwd=tmp_path / "here", env=environment, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    names = sorted(path.name for path in tmp_path.rglob("*"))
+    assert names == ["a", "b", "c", "here", "mlp.onnx", "tmp", "x.npz"], names
+
+
+def test_a_kill_leaves_no_file_under_the_name(tmp_path: Path) -> None:
+    source = saved(mlp((2048, 2048, 2048)), tmp_path / "big.onnx")
+    before = source.read_bytes()
+    target = tmp_path / "out.onnx"
+    code = f"""
+import pathlib
+from edge.quantization.onnx import quantize
+quantize(pathlib.Path({str(source)!r}), pathlib.Path({str(target)!r}), "int8")
+"""
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as process:
+        deadline_s = time.monotonic() + 60
+        while not list(tmp_path.glob(".out.onnx.*.part/*.onnx")):
+            assert time.monotonic() < deadline_s, "nothing was written"
+            assert process.poll() is None
+            time.sleep(0.002)
+        process.kill()
+    assert not target.exists()
+    assert source.read_bytes() == before

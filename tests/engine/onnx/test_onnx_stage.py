@@ -1,0 +1,346 @@
+"""One stage of an ONNX model, over memory links: what it takes, what it holds, and what it says when it fails."""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge.errors import EdgeError, EngineError, NotEnoughMemory
+from edge.onnx import stage as onnx_stage
+from edge.onnx.model import Part
+from edge.onnx.stage import SETS, LoadedStage, describe, follow, load
+from edge.onnx.wire import Array, Boundary, Item, Op, Receiver, Tensor, send
+from partition.plan.onnx_plan import OnnxPlan
+from tests.support.helpers import until
+from tests.support.links import frame, start
+from tests.support.onnx_pipelines import QUICK, Feeds, at, loaded, mixed, mixed_feeds, owned, same, whole
+from transport import memory_link
+from transport.errors import LinkClosed, ProtocolError, Refused, TransportError
+from transport.frame import Kind
+from transport.link import Link
+
+WAIT_S = 10.0
+FULL_MODEL = 14  # nodes of `mixed`
+
+
+@pytest.fixture(scope="module", name="cut")
+def cut_in_two(tmp_path_factory: pytest.TempPathFactory) -> tuple[OnnxPlan, list[Part], Path]:
+    """`mixed`, cut where tensors of all its types cross; a plan, the parts and a folder."""
+    folder = tmp_path_factory.mktemp("stages")
+    model = owned(mixed(), folder / "mixed.onnx")
+    plan = model.plan(["a", "b"], at(model, 4))
+    return plan, model.parts(plan), folder
+
+
+@pytest.fixture(params=[0, 1])
+def stage(request: pytest.FixtureRequest, cut: tuple[OnnxPlan, list[Part], Path]) -> Iterator[LoadedStage]:
+    plan, parts, folder = cut
+    one = loaded(parts[request.param], plan, request.param, folder)
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def first(cut: tuple[OnnxPlan, list[Part], Path]) -> Iterator[LoadedStage]:
+    plan, parts, folder = cut
+    one = loaded(parts[0], plan, 0, folder)
+    yield one
+    one.close()
+
+
+class Held(LoadedStage):
+    """A stage that computes when it may."""
+
+    def __init__(self, stage: LoadedStage) -> None:
+        super().__init__(stage.engine, stage.takes, stage.gives)
+        self.may = threading.Semaphore(0)
+        self.computed = 0
+
+    def compute(self, item: Item, came: Mapping[str, Array]) -> tuple[Item, dict[str, Array]]:
+        assert self.may.acquire(timeout=WAIT_S)
+        self.computed += 1
+        return super().compute(item, came)
+
+
+class Around:
+    """What is before a stage and behind it."""
+
+    def __init__(self, stage: LoadedStage, links: list[Link], done: Future[None]) -> None:
+        self.stage, self.done = stage, done
+        self.before, self.source, self.sink, self.behind = links
+        self._receiver = Receiver(self.behind, stage.gives)
+
+    def give(self, feeds: Mapping[str, Array], number: int = 0, op: Op = Op.RUN) -> None:
+        send(self.before, self.stage.takes, Item(op, number), feeds)
+
+    def take(self) -> tuple[Item, Feeds]:
+        held: Feeds = {}
+        item, shapes = self._receiver.item(WAIT_S)
+        self._receiver.tensors(item, shapes, held) if item.op is Op.RUN else None
+        return item, held
+
+
+@contextmanager
+def around(stage: LoadedStage) -> Iterator[Around]:
+    """A stage that follows, in a thread, and its surroundings."""
+    before, source = memory_link.pair(("before", "stage"), QUICK)
+    sink, behind = memory_link.pair(("stage", "behind"), QUICK)
+    with before, source, sink, behind:
+        yield Around(stage, [before, source, sink, behind], start(follow, stage, source, sink))
+
+
+def gives(stage: LoadedStage, feeds: Feeds) -> Feeds:
+    """What leaves the stage, by its parts in the whole model."""
+    return {name: array.copy() for name, array in stage.compute(Item(Op.RUN), feeds)[1].items()}
+
+
+# ------------------------------------------------------------------------------------------------------------ loading
+
+
+def test_what_is_loaded(stage: LoadedStage) -> None:
+    assert stage.time(1).seconds > 0
+    assert stage.engine.threads == 1
+    crossing = {(t.type, t.shape) for t in (stage.takes if stage.takes.inner else stage.gives).tensors}
+    assert {("float32", (1, 8)), ("float16", (1, 8)), ("bool", (1, 1)), ("float32", ())} <= crossing
+
+
+def test_threads_are_the_plans_up_to_the_workers(cut: tuple[OnnxPlan, list[Part], Path]) -> None:
+    _, parts, folder = cut
+    path = folder / parts[0].digest
+    path.write_bytes(parts[0].content)
+    values = {"takes": parts[0].takes.to_json(), "gives": parts[0].gives.to_json(), "provider": None}
+    for asked, lent, expected in ((None, 2, 2), (1, 2, 1), (5, 2, 2), (0, 2, 2), (-3, 2, 1)):
+        one, need = load(str(path), json.dumps(values | {"threads": asked}), lent, 0)
+        assert one.engine.threads == expected
+        assert need >= 0
+        one.close()
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda _: "",
+        lambda _: "[",
+        lambda _: "[" * 100_000,
+        lambda _: "[]",
+        lambda _: "null",
+        lambda v: json.dumps({**v, "takes": None}),
+        lambda v: json.dumps({**v, "gives": {"tensors": [{"name": "a"}], "inner": True}}),
+        lambda v: json.dumps({**v, "threads": "4"}),
+        lambda v: json.dumps({**v, "provider": 4}),
+        lambda v: json.dumps({k: v[k] for k in v if k != "provider"}),
+    ],
+)
+def test_descriptions_that_are_none(
+    cut: tuple[OnnxPlan, list[Part], Path], edit: Callable[[dict[str, Any]], str]
+) -> None:
+    plan, parts, folder = cut
+    text = edit(describe(plan.stages[0], parts[0].takes, parts[0].gives))
+    with pytest.raises(EdgeError, match=r"not described as needed: .*; update both devices") as raised:
+        load(str(folder / "none"), text, 1, 0)
+    assert len(str(raised.value)) < 500
+
+
+def test_boundaries_that_are_not_the_models(first: LoadedStage) -> None:
+    x, other = first.takes.tensors[0], Tensor("else", "float32", (1,))
+    with pytest.raises(EdgeError, match="the stage lacks the tensors else; cut it again"):
+        LoadedStage(first.engine, first.takes, Boundary((*first.gives.tensors, other), True))
+    without = Boundary(tuple(tensor for tensor in first.takes.tensors if tensor is not x), False)
+    with pytest.raises(EdgeError, match=f"the stage lacks the tensors {x.name}; cut it again"):
+        LoadedStage(first.engine, without, first.gives)
+
+
+def test_a_limit_is_kept(cut: tuple[OnnxPlan, list[Part], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, parts, folder = cut
+    path = folder / parts[0].digest
+    path.write_bytes(parts[0].content)
+    text = json.dumps(describe(plan.stages[0], parts[0].takes, parts[0].gives))
+    said = r"the stage needs [\d,]+ MiB or more, this worker has [\d,]+ MiB left of its limit; give it fewer nodes"
+    with monkeypatch.context() as patch:  # known by the file already: native code never sees it
+        patch.setattr(onnx_stage, "OnnxEngine", None)
+        with pytest.raises(NotEnoughMemory, match=said):
+            load(str(path), text, 1, len(parts[0].content) - 1)
+    sizes = iter((0, 10 << 20))
+    monkeypatch.setattr(onnx_stage, "own_rss", lambda: next(sizes))
+    with pytest.raises(NotEnoughMemory, match="the stage needs 10 MiB or more, this worker has 9 MiB left"):
+        load(str(path), text, 1, 9 << 20)
+
+
+# ------------------------------------------------------------------------------------------------------------ running
+
+
+def test_what_leaves_a_stage(first: LoadedStage) -> None:
+    feeds = mixed_feeds()
+    item, leaves = first.compute(Item(Op.RUN, 7, "q8", (1.0,)), feeds)
+    assert (item.number, item.wire, item.compute_s[0]) == (7, "q8", 1.0)
+    assert len(item.compute_s) == 2
+    assert item.compute_s[1] > 0
+    assert list(leaves) == [tensor.name for tensor in first.gives.tensors]
+    assert all(leaves[name] is feeds[name] for name in ("x", "keep", "scale"))  # passed on as they are
+
+
+def test_items_go_through_in_order(first: LoadedStage) -> None:
+    with around(first) as here:
+        n = 4 * SETS
+        given = [mixed_feeds(1 + seed % 3, seed) for seed in range(n)]
+
+        def giving() -> None:
+            for number, feeds in enumerate(given):
+                here.give(feeds, number)
+            here.give({}, op=Op.END)
+
+        giving_ = start(giving)
+        taken = [here.take() for _ in range(n + 1)]
+        giving_.result(WAIT_S)
+        here.done.result(WAIT_S)
+        assert [item.number for item, _ in taken[:n]] == list(range(n))
+        assert taken[n] == (Item(Op.END), {})
+        for feeds, (_, came) in zip(given, taken[:n], strict=True):
+            same(came, gives(first, feeds))
+
+
+def test_what_a_stage_holds_is_bounded(first: LoadedStage) -> None:
+    """Whoever is before a slow stage waits: it takes no more than its sets of buffers hold."""
+    stage = Held(first)
+    with around(stage) as here:
+        frames = 1 + len(stage.takes.tensors)
+        for number in range(2 * SETS):
+            here.give(mixed_feeds(), number)
+        for done in range(SETS):
+            until(lambda: here.source._received == (SETS + done) * frames, "the sets are in use")  # noqa: B023
+            assert stage.computed == done
+            stage.may.release()
+            assert here.take()[0].number == done
+        until(lambda: here.source._received == 2 * SETS * frames, "the rest came")
+        for _ in range(SETS):
+            stage.may.release()
+
+
+def test_a_receiver_that_is_slow_holds_the_stage_back(first: LoadedStage) -> None:
+    """What was computed and is not taken keeps its buffers: so many items are computed, and no more."""
+    stage = Held(first)
+    taken: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    class Narrow(memory_link.MemoryLink):
+        """A link whose peer takes an item when the test says so."""
+
+        def _write(self, header: bytes, payload: memoryview, timeout_s: float) -> None:
+            if header[5] == Kind.CONTROL:
+                taken.get(timeout=WAIT_S)
+            super()._write(header, payload, timeout_s)
+
+    before, source = memory_link.pair(deadlines=QUICK)
+    sink, behind = memory_link.pair(deadlines=QUICK)
+    narrow = Narrow(sink.peer, sink._incoming, sink._outgoing, QUICK)
+    with before, source, behind, narrow:
+        for _ in range(4 * SETS):
+            stage.may.release()
+        following = start(follow, stage, source, narrow)
+        for number in range(2 * SETS):
+            send(before, stage.takes, Item(Op.RUN, number), mixed_feeds())
+        send(before, stage.takes, Item(Op.END), {})
+        receiver = Receiver(behind, stage.gives)
+        for done in range(2 * SETS):
+            until(lambda: stage.computed == min(SETS + done, 2 * SETS), "all that it may", WAIT_S)  # noqa: B023
+            taken.put(None)
+            item, shapes = receiver.item(WAIT_S)
+            receiver.tensors(item, shapes, {})
+            assert item.number == done
+        taken.put(None)
+        assert receiver.item(WAIT_S)[0].op is Op.END
+        following.result(WAIT_S)
+
+
+def test_not_a_number_goes_through(first: LoadedStage) -> None:
+    feeds = mixed_feeds()
+    feeds["x"][:] = np.nan
+    with around(first) as here:
+        here.give(feeds)
+        item, came = here.take()
+        assert item.op is Op.RUN
+        assert np.isnan(came["x"]).all()
+        here.give(mixed_feeds(seed=1), 1)
+        same(here.take()[1], gives(first, mixed_feeds(seed=1)))
+
+
+# ------------------------------------------------------------------------------------------------------------- faults
+
+
+def test_an_operator_that_fails_names_its_node(first: LoadedStage) -> None:
+    with around(first) as here:
+        here.give(mixed_feeds() | {"ids": np.array([[0, 99, 0]])})
+        error = here.done.exception(WAIT_S)
+        assert isinstance(error, EngineError)
+        assert "gather" in str(error)
+        assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected", "words"),
+    [
+        (frame(b"\x01\0\0\0", Kind.CONTROL), ProtocolError, "it sent 4 of CONTROL"),
+        (frame(b"hello"), ProtocolError, "it sent 5 of DATA"),
+        (frame(bytes(2000), Kind.CONTROL), ProtocolError, "2000 bytes of CONTROL where at most"),
+        (frame(bytes(8), Kind.CONTROL)[:-3], ProtocolError, "announced 8 bytes, 5 came"),
+        (b"EDGE", ProtocolError, "cut off inside its header"),
+        (b"GET / HTTP/1.1\r\n\r\n", ProtocolError, "not our protocol"),
+        (frame(bytes(8), Kind.CONTROL, 5), ProtocolError, "frame 0 was expected, frame 5 came"),
+        (frame(b"I must go", Kind.ERROR), Refused, "before: I must go"),
+        (frame(b"", Kind.CLOSE), LinkClosed, "before closed the link"),
+    ],
+)
+def test_frames_that_are_no_items(first: LoadedStage, raw: bytes, expected: type[TransportError], words: str) -> None:
+    with around(first) as here:
+        here.before._write(b"", memoryview(raw), WAIT_S)  # type: ignore[attr-defined]
+        error = here.done.exception(WAIT_S)
+        assert type(error) is expected
+        assert words in str(error)
+
+
+def test_a_link_that_ends_ends_the_stage(first: LoadedStage) -> None:
+    for name in ("before", "source", "sink", "behind"):
+        with around(first) as here:
+            here.give(mixed_feeds())
+            here.take()
+            getattr(here, name).close()
+            if name in ("sink", "behind"):
+                here.give(mixed_feeds(), 1)  # it is found out where something is sent there
+            assert isinstance(here.done.exception(WAIT_S), LinkClosed)
+
+
+def test_threads_of_a_stage_end_with_it(first: LoadedStage) -> None:
+    def threads() -> int:
+        return sum(thread.name == "stage" for thread in threading.enumerate())
+
+    until(lambda: not threads(), "the end of earlier tests' threads", WAIT_S)
+    with around(first) as here:
+        here.give({}, op=Op.END)
+        here.done.result(WAIT_S)
+        until(lambda: not threads(), "the end of the threads", WAIT_S)
+    with around(first) as here:  # also where items wait for it
+        here.give(mixed_feeds() | {"ids": np.array([[0, 99, 0]])})
+        for number in range(SETS):
+            here.give(mixed_feeds(), number)
+        here.done.exception(WAIT_S)
+    until(lambda: not threads(), "the end of the threads", WAIT_S)
+
+
+def test_the_whole_as_one_stage(cut: tuple[OnnxPlan, list[Part], Path]) -> None:
+    _, _, folder = cut
+    model = owned(mixed(), folder / "whole.onnx")
+    plan = model.plan(["a"], [])
+    assert plan.n_nodes == FULL_MODEL
+    [part] = model.parts(plan)
+    one = loaded(part, plan, 0, folder)
+    feeds = mixed_feeds(4, 2)
+    same(one.compute(Item(Op.RUN), feeds)[1], whole(mixed(), feeds))
+    one.close()

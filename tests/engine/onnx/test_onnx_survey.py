@@ -1,0 +1,232 @@
+"""Devices that are timed with the parts of an ONNX graph, and what is made of such times."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import ModelProto, TensorProto, helper
+
+from edge.cluster.fleet import Fleet
+from edge.errors import EngineError, WorkerError
+from edge.onnx.model import OnnxModel
+from edge.planning import onnx_times
+from edge.planning.onnx_survey import OnnxSurvey, onnx_survey
+from edge.planning.onnx_times import MOST_PARTS, Times, times_of
+from partition.errors import PlanError
+from partition.plan.onnx_cuts import choose
+from partition.plan.plan import LOCAL
+from partition.predict.onnx_predict import OnnxWork
+from partition.search.onnx_planner import OnnxPlanner
+from tests.support.deployments import own_folders, shared_workers
+from tests.support.helpers import until
+from tests.support.onnx_networks import model_of
+from tests.support.onnx_pipelines import at, owned, residual
+from tests.support.workers import Worker
+
+
+@pytest.fixture(autouse=True, scope="module", name="two")
+def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Worker]]:
+    with shared_workers(tmp_path_factory, "one", "two") as two:
+        yield two
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is timed here is not looked at closely."""
+    monkeypatch.setattr(onnx_times, "_LEAST_S", 0.02)
+
+
+def unruly() -> ModelProto:
+    """The third of its four nodes looks rows up that noise, which is 0 or 1, does not find."""
+    nodes = [
+        helper.make_node("Relu", ["x"], ["h"], "relu"),
+        helper.make_node("Exp", ["h"], ["e"], "exp"),
+        helper.make_node("Gather", ["e", "ids"], ["rows"], "gather"),
+        helper.make_node("Neg", ["rows"], ["y"], "neg"),
+    ]
+    model = model_of(nodes, {"x": [1, 8]}, [])
+    model.graph.input.append(helper.make_tensor_value_info("ids", TensorProto.INT64, [64]))
+    model.graph.output.append(helper.make_tensor_value_info("y", TensorProto.FLOAT, [64, 8]))
+    return model
+
+
+def idle(two: list[Worker]) -> None:
+    until(lambda: not any(one.children() for one in two), "the end of the sessions", 10)
+    until(lambda: not any(t.name.startswith("survey") for t in threading.enumerate()), "the end of threads", 10)
+
+
+def surveyed(
+    two: list[Worker], model: OnnxModel, which: str, **how: Any
+) -> tuple[OnnxSurvey, list[tuple[float, float]]]:
+    steps: list[tuple[float, float]] = []
+    addresses = [one.address for one in two]
+    with Fleet(addresses) as fleet:
+        found = onnx_survey(
+            fleet, addresses, model, choose(model.graph, which), threads=1,
+            on_step=lambda done, of: steps.append((done, of)), **how,
+        )  # fmt: skip
+        idle(two)  # though the fleet is still there
+    return found, steps
+
+
+# ----------------------------------------------------------------------------------------------------- on real devices
+
+
+def test_devices_are_measured_and_remembered(two: list[Worker], tmp_path: Path) -> None:
+    model = owned(residual(), tmp_path / "residual.onnx")
+    found, steps = surveyed(two, model, "blocks")
+    names = [LOCAL, *(one.address for one in two)]
+    assert list(found.devices) == names
+    assert [one.name for one in found.devices.values()] == ["this device", "one", "two"]
+    n = len(found.cuts) + 1
+    for seconds in found.segments.values():
+        assert len(seconds) == n
+        assert 0 < sum(seconds) < 1
+    assert set(found.links.between) == {(a, b) for a in names for b in names if a != b}
+    for one in found.devices.values():
+        assert 1e-4 < one.stage_s < 1
+        assert one.memory_bytes > one.runtime_bytes > 0
+        assert one.age_s == 0
+    assert found.estimated == ()
+    all_steps = 3 * (n + 1) + 3
+    assert steps == [(i, all_steps) for i in range(1, all_steps + 1)]
+
+    again, steps = surveyed(two, model, "blocks")
+    assert len(steps) == 3  # the links alone
+    assert again.segments == found.segments
+    assert all(one.age_s > 0 for one in again.devices.values())
+
+    planner = OnnxPlanner(
+        OnnxWork.of(model.graph, found.cuts), list(found.devices.values()), found.links, model.name, model.digest
+    )
+    placed, exact = planner.front()
+    assert exact
+    for one in placed:
+        model.check(one.plan)
+    assert len(planner.singles()) == 3
+
+
+def test_what_does_not_run_on_noise_is_estimated(two: list[Worker], tmp_path: Path) -> None:
+    found, _ = surveyed(two, owned(unruly(), tmp_path / "unruly.onnx"), "all")
+    [label] = found.estimated
+    assert "gather" in label
+    assert [cut.label for cut in found.cuts].index(label) == 2
+    for seconds in found.segments.values():
+        assert 0 < seconds[2] < 1
+
+
+def test_nothing_runs_on_noise(two: list[Worker], tmp_path: Path) -> None:
+    model = owned(unruly(), tmp_path / "unruly.onnx")
+    with Fleet([two[0].address]) as fleet:
+        with pytest.raises(EngineError, match="no part of the model has room and runs on made-up input"):
+            onnx_survey(fleet, [two[0].address], model, [], threads=1)
+        idle(two)
+
+
+def test_this_device_alone(tmp_path: Path) -> None:
+    model = owned(residual(), tmp_path / "residual.onnx")
+    found = onnx_survey(None, [], model, at(model, 3), threads=1, provider="cpu")
+    assert list(found.devices) == [LOCAL]
+    assert len(found.segments[LOCAL]) == 2
+    assert found.links.between == {}
+    assert onnx_survey(None, [], model, at(model, 3), threads=1, provider="cpu").segments == found.segments
+    fresh = onnx_survey(None, [], model, at(model, 3), threads=1, provider="cpu", fresh=True)
+    assert fresh.segments != found.segments
+    assert fresh.devices[LOCAL].age_s == 0
+    whole = onnx_survey(None, [], model, [], threads=1)
+    assert len(whole.segments[LOCAL]) == 1
+
+
+def test_what_cannot_be_measured(two: list[Worker], tmp_path: Path) -> None:
+    model = owned(residual(), tmp_path / "residual.onnx")
+    with pytest.raises(PlanError):
+        onnx_survey(None, [], model, at(model, 3)[::-1] + at(model, 1), threads=1)
+    with Fleet([two[0].address]) as fleet:
+        with pytest.raises(WorkerError, match="there is no provider 'abacus'"):
+            onnx_survey(fleet, [two[0].address], model, at(model, 3), threads=1, provider="abacus")
+        idle(two)
+
+
+def test_a_file_of_remembered_times_that_is_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, two: list[Worker]
+) -> None:
+    own_folders(monkeypatch, tmp_path)
+    model = owned(residual(), tmp_path / "residual.onnx")
+    onnx_survey(None, [], model, at(model, 3), threads=1)
+    [path] = tmp_path.rglob("onnx-speeds.json")
+    whole = path.read_text()
+    for text in (
+        "{",
+        whole.replace('"segments_s": [', '"segments_s": [1,'),
+        whole.replace('"stage_s": ', '"stage_s": -1'),
+    ):
+        path.write_text(text)
+        steps: list[float] = []
+        onnx_survey(None, [], model, at(model, 3), threads=1, on_step=lambda done, of: steps.append(of))  # noqa: B023
+        assert steps == [3, 3, 3]  # measured again
+
+
+# --------------------------------------------------------------------------------------------------- what is made of it
+
+
+def test_what_a_stage_takes_beside_its_nodes() -> None:
+    groups = [range(1), range(1, 3), range(3, 4)]
+    times = times_of([1.0, 1.0, 3.0, 0.0], groups, [0.5, 0.9, 0.3], 1.5, 7, "a")
+    assert times.stage_s == pytest.approx(0.1)  # (1.7 - 1.5) / 2
+    assert times.segments_s == pytest.approx([0.4, 0.2, 0.6, 0.2])
+    assert sum(times.segments_s) + times.stage_s == pytest.approx(1.5)
+    assert times_of([1.0] * 4, groups, [0.5, 0.9, 0.3], 0.0, 7, "a").stage_s == 0.3  # as much as the fastest takes
+    assert times_of([1.0] * 4, groups, [0.5, 0.9, 0.3], 9.0, -7, "a") == Times((0.5, 0.45, 0.45, 0.3), 0.0, 0, ())
+    assert times_of([1.0] * 4, groups, [0.5, 0.9, 0.3], None, 7, "a").stage_s == 0
+
+
+def test_estimates_go_by_what_was_measured() -> None:
+    times = times_of([1.0, 2.0, 5.0], [range(1), range(1, 2), range(2, 3)], [3.0, None, 15.0], 1.0, 0, "a")
+    assert times == Times((3.0, 6.0, 15.0), 0.0, 0, (1,))
+    with pytest.raises(EngineError, match="a: no part of the model has room"):
+        times_of([1.0], [range(1)], [None], None, 0, "a")
+    nothing = times_of([0.0, 0.0], [range(2)], [4.0], None, 0, "a")  # estimates know nothing of them
+    assert nothing.segments_s == (2.0, 2.0)
+
+
+def test_many_segments_are_timed_in_groups() -> None:
+    rng = np.random.default_rng(0)
+    for n in (1, 2, MOST_PARTS, MOST_PARTS + 1, 500):
+        seconds = [float(one) for one in rng.exponential(1.0, n)]
+        for own in (seconds, [0.0] * n, [1e9, *seconds[1:]]):
+            groups = onnx_times._groups(own)
+            assert [i for group in groups for i in group] == list(range(n))
+            assert len(groups) <= MOST_PARTS
+        groups = onnx_times._groups(seconds)
+        most = max(sum(seconds[i] for i in group) for group in groups)
+        assert most <= 2 * (sum(seconds) / MOST_PARTS + max(seconds))
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"segments_s": [1.0]},
+        {"segments_s": [1.0, math.nan]},
+        {"segments_s": [1.0, -1.0]},
+        {"segments_s": None},
+        {"segments_s": [1.0, "x"]},
+        {"stage_s": math.inf},
+        {"stage_s": None},
+        {"runtime_bytes": -1},
+        {"runtime_bytes": math.inf},
+        {"estimated": [2]},
+        {"estimated": 5},
+    ],
+)
+def test_times_of_another_version_are_none(edit: dict[str, Any]) -> None:
+    good = Times((1.0, 2.0), 0.5, 9, (1,))
+    assert Times.from_json(good.to_json(), 2) == good
+    assert Times.from_json(good.to_json() | edit, 2) is None
+    assert Times.from_json({}, 2) is None
+    assert Times.from_json([], 2) is None

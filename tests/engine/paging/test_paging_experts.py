@@ -1,0 +1,286 @@
+"""Experts under a budget: what the router chose is in memory, no more of it than there is room for, and it is
+counted."""
+
+import errno
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from edge.errors import EngineError
+from edge.llama import llama
+from edge.llama.buffers import OwnMemory
+from edge.llama.hooks import Hook
+from edge.llm.engine import Engine
+from edge.paging import node_hooks
+from edge.paging.direct_file import DirectFile
+from edge.paging.experts import Experts
+from edge.paging.load import load_stub
+from edge.paging.reader import Reader
+from edge.paging.roles import Roles, sort_weights
+from edge.paging.window import Source
+from quant.gguf.file import GgufFile
+from tests.engine.paging.test_paging_ring import Bytes, bytes_at
+from tests.support import paging
+from tests.support.helpers import until
+from tests.support.paging import EXPERTS, OPTIONS, PROMPT, answer, least, paged, resident_answer
+
+Made = Callable[..., Path]
+USED = 2
+N_EXPERTS, N_LAYERS = 16, 4
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return lambda *args, **figures: paging.model(tmp_path_factory, *args, **figures)
+
+
+# The store of experts.
+
+
+@dataclass
+class Stored:
+    """The experts of a model, none of them in memory."""
+
+    model: llama.Model
+    own: OwnMemory
+    file: DirectFile
+    data: GgufFile
+    roles: Roles
+
+    def experts(self, slots: int, reader: Reader) -> Experts:
+        """A store with room for so many."""
+        banks = {layer: [(p.weight, p.source, False) for p in pieces] for layer, pieces in self.roles.experts.items()}
+        size = Experts.bytes_of_one([weight for weight, _, _ in banks[0]])
+        return Experts(banks, slots * size + 100, reader)
+
+    def right(self, layer: int, number: int) -> Iterator[tuple[Bytes, Bytes]]:
+        """(bytes where graphs look for an expert, bytes of the file) of all its weights."""
+        for piece in self.roles.experts[layer]:
+            tensor = piece.weight._tensor
+            n_bytes = piece.weight.n_bytes // N_EXPERTS
+            plain = np.frombuffer(self.data.data(piece.weight.name), np.uint8)
+            yield bytes_at(tensor.data + number * tensor.nb[2], n_bytes), plain[number * n_bytes :][:n_bytes]
+
+
+@pytest.fixture
+def stored(made: Made) -> Iterator[Stored]:
+    path = made("qwen3moe")
+    file = GgufFile.open(path)
+    model, own = load_stub(file)
+    opened = DirectFile(path, path.stat().st_size)
+    sources = {name: Source(opened, tensor.offset) for name, tensor in file.tensors.items()}
+    yield Stored(model, own, opened, file, sort_weights(own.weights, sources, repack=False, tokens=True))
+    model.close()
+    own.close()
+    opened.close()
+
+
+numbers = st.sets(st.integers(0, N_EXPERTS - 1), min_size=1)
+steps = st.lists(st.tuples(st.sampled_from(["choose", "expect", "guess"]), st.integers(0, N_LAYERS - 1), numbers))
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=steps, slots=st.integers(1, 24), threads=st.integers(1, 3))
+def test_what_is_chosen_is_there_and_no_more_than_fits(
+    stored: Stored, steps: list[tuple[str, int, set[int]]], slots: int, threads: int
+) -> None:
+    reader = Reader(paging.MIB, threads, 64 << 10)
+    experts = stored.experts(slots, reader)
+    chosen = right = expected = 0
+    guesses: dict[int, set[int]] = {}
+    try:
+        for what, layer, some in steps:
+            wanted = set(sorted(some)[:slots])  # more than fit are never asked for
+            if what == "choose":
+                experts.choose(layer, wanted)
+                for number in wanted:
+                    for found, plain in stored.right(layer, number):
+                        np.testing.assert_array_equal(found, plain)
+                guess = guesses.pop(layer, set())
+                chosen, right, expected = chosen + len(wanted), right + len(guess & wanted), expected + len(guess)
+            else:
+                experts.expect(layer, wanted, read=what == "expect")
+                guesses[layer] = wanted
+            assert experts.held_bytes <= experts._room
+            assert experts.held_bytes == sum(map(experts._size, (layer for layer, _ in experts._held)))
+        counts = experts.counts
+        assert (counts.chosen, counts.right, counts.expected) == (chosen, right, expected)
+        assert counts.held <= counts.chosen
+    finally:
+        reader.close()
+        experts.close()
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(choices=st.lists(st.tuples(st.integers(0, N_LAYERS - 1), numbers), max_size=12), slots=st.integers(1, 20))
+def test_those_used_longest_ago_go_first(stored: Stored, choices: list[tuple[int, set[int]]], slots: int) -> None:
+    reader = Reader(paging.MIB, 2, 64 << 10)
+    experts = stored.experts(slots, reader)
+    held: OrderedDict[tuple[int, int], None] = OrderedDict()
+    hits = 0
+    try:
+        for layer, some in choices:
+            wanted = [(layer, number) for number in sorted(some)[:slots]]
+            hits += sum(one in held for one in wanted)
+            for one in (*(one for one in wanted if one in held), *(one for one in wanted if one not in held)):
+                held[one] = None
+                held.move_to_end(one)
+            while len(held) > slots:
+                held.popitem(last=False)
+            experts.choose(layer, {number for _, number in wanted})
+            assert set(experts._held) == set(held)
+        assert experts.counts.held == hits
+    finally:
+        reader.close()
+        experts.close()
+
+
+def test_memory_of_what_goes_is_given_back(stored: Stored) -> None:
+    reader = Reader(paging.MIB, 2, 64 << 10)
+    experts = stored.experts(2, reader)
+    experts.choose(0, {3, 4})
+    experts.choose(1, {3, 4})
+    for found, plain in stored.right(0, 3):
+        assert not found.any()  # its pages read as zeros again
+        assert plain.any()
+    reader.close()
+    experts.close()
+
+
+def test_what_was_read_ahead_in_a_bad_moment_is_read_again(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    reader = Reader(paging.MIB, 2, 64 << 10)
+    experts = stored.experts(8, reader)
+    try:
+        with monkeypatch.context() as bad:
+            bad.setattr(os, "preadv", fail)
+            experts.expect(0, {1, 2}, read=True)
+            until(lambda: all(job.error for jobs in experts._held.values() for job in jobs), "all reads fail")
+        experts.choose(0, {1, 3})
+        for number in (1, 3):
+            for found, plain in stored.right(0, number):
+                np.testing.assert_array_equal(found, plain)
+        assert experts.counts.held == 0
+        experts.choose(0, {2})
+        for found, plain in stored.right(0, 2):
+            np.testing.assert_array_equal(found, plain)
+    finally:
+        reader.close()
+        experts.close()
+
+
+# In an engine.
+
+
+@pytest.mark.parametrize("arch", EXPERTS)
+def test_the_router_chooses_what_it_does_with_all_in_memory_and_choices_add_up(made: Made, arch: str) -> None:
+    path = made(arch)
+    seen: list[tuple[str, list[list[int]]]] = []
+    hook = Hook(
+        lambda node: node.name.startswith("ffn_moe_topk-"),
+        lambda node: seen.append((node.name, node.integers().tolist())),
+    )
+    with Engine(path, paging.unpaged(), hooks=[hook]) as engine:
+        answer(engine, chunk=1)
+    expected, seen[:] = list(seen), []
+    with paging.steady_runtime(), Engine(path, replace(OPTIONS, memory=least(path)), hooks=[hook]) as engine:
+        assert engine.paging is not None
+        engine.paging.clear_stats()
+        answer(engine, chunk=1)
+        assert seen == expected
+        stats = engine.paging.stats().decode
+        held = engine.paging._experts
+        assert held is not None
+        assert stats.tokens == len(PROMPT) + 11
+        assert held.counts.chosen == sum(len({n for row in rows for n in row}) for _, rows in seen)
+        assert 0 <= held.counts.held < held.counts.chosen
+        assert stats.hit_rate == held.counts.held / held.counts.chosen
+        assert held.counts.expected <= held.counts.chosen
+        assert stats.predicted_right == held.counts.right / held.counts.expected
+        assert held.held_bytes <= engine.paging.plan.expert_room
+        # What was not there was read, and each read is of a missing expert, a guess, or a dense weight.
+        size = held._size(0)
+        missing = held.counts.chosen - held.counts.held
+        assert stats.bytes_per_token * stats.tokens >= (missing - held.counts.right) * (size - 3 * 4096)
+
+
+@pytest.mark.parametrize("arch", EXPERTS)
+def test_more_room_means_more_hits_and_fewer_bytes(made: Made, arch: str) -> None:
+    path = made(arch)
+    rates, n_bytes = [], []
+    low = least(path)
+    for memory in (low, low + 4 * paging.MIB, low + 12 * paging.MIB):
+        with paged(path, memory) as engine:
+            assert engine.paging is not None
+            answer(engine, chunk=1)
+            engine.paging.clear_stats()
+            engine.kv_clear()
+            answer(engine, chunk=1)
+            stats = engine.paging.stats().decode
+            rates.append(stats.hit_rate)
+            n_bytes.append(stats.bytes_per_token)
+    assert max(rates) == rates[-1] > 0.5  # of the others, it depends on how soon what is expected arrives
+    assert rates[0] < rates[2]
+    assert n_bytes == sorted(n_bytes, reverse=True)
+
+
+@pytest.mark.parametrize("arch", EXPERTS)
+def test_a_batch_is_no_longer_than_the_room_for_its_experts(made: Made, arch: str) -> None:
+    path = made(arch)
+    batches = []
+    for more in (0, 1, 3, 40):
+        with paged(path, least(path) + more * paging.MIB) as engine:
+            assert engine.paging is not None
+            batches.append(engine.batch)
+            plan = engine.paging.plan
+            size = engine.paging._experts._size(0) if engine.paging._experts else 0
+            slots = plan.expert_room // size if size else N_EXPERTS
+            assert slots >= N_EXPERTS or engine.batch * USED <= slots
+            with pytest.raises(EngineError, match=f"1 to {engine.batch} tokens"):
+                engine.decode([5] * (engine.batch + 1), 0)
+    assert batches == sorted(batches)
+    assert batches[0] < 16 <= batches[-1]
+
+
+def test_sequences_of_a_model_with_little_room_for_experts(made: Made) -> None:
+    """A row of each sequence must fit into one decode; llama.cpp would end the process over less."""
+    path = made("qwen3moe")
+    options = replace(OPTIONS, sequences=8)
+    with paged(path, least(path, options), options) as engine:
+        assert engine.batch >= 8
+        rows = engine.rows
+        rows.tokens[:8], rows.positions[:8] = PROMPT[:8], 0
+        rows.sequences[:8], rows.outputs[:8] = range(8), 1
+        engine.decode_rows(rows, 8)
+        found = np.stack([engine.logits(i) for i in range(8)])
+    with paging.resident(path, options) as engine:
+        engine.rows.tokens[:8], engine.rows.positions[:8] = PROMPT[:8], 0
+        engine.rows.sequences[:8], engine.rows.outputs[:8] = range(8), 1
+        engine.decode_rows(engine.rows, 8)
+        np.testing.assert_array_equal(found, np.stack([engine.logits(i) for i in range(8)]))
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_guesses_change_no_logits(made: Made, monkeypatch: pytest.MonkeyPatch, trusted: bool) -> None:
+    """Right or wrong, read or not."""
+    path = made("qwen3moe")
+    monkeypatch.setattr(node_hooks, "_TRUST_AFTER", 0 if not trusted else 1 << 30)
+    monkeypatch.setattr(node_hooks, "_TRUST", 2.0)
+    with paged(path, least(path)) as engine:
+        np.testing.assert_array_equal(answer(engine), resident_answer(path, True, min(16, engine.batch)))
+        assert engine.paging is not None
+        bad = list(engine.paging._routers.values())
+        assert len(bad) == N_LAYERS
+        for router in bad:
+            router._weights[:] = -router._weights  # the least likely
+        engine.kv_clear()
+        np.testing.assert_array_equal(answer(engine), resident_answer(path, True, min(16, engine.batch)))

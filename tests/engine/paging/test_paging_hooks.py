@@ -1,0 +1,207 @@
+"""What paging needs of hooks: to act before a node, to have what precedes it computed first, to end a graph."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge.llama.ggml import Node
+from edge.llama.hooks import Hook, NodeHooks
+from edge.llm.engine import Engine
+from tests.conftest import OPTIONS, Synthetic
+
+TOKENS = [5, 300, 17, 401]
+NAMES = ["a", "b", "c", "d", "e"]
+
+
+class Graph:
+    """A graph of named nodes, computed as llama.cpp's scheduler does: it asks node by node up to one that is wanted,
+    computes up to there, and tells."""
+
+    def __init__(self, hooks: NodeHooks, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._hooks = hooks
+        self.log: list[str] = []
+        monkeypatch.setattr("edge.llama.hooks.Node", lambda address: NAMES[address])
+
+    def compute(self, n: int = len(NAMES)) -> list[str]:
+        """What happened in one decode; what a hook raises comes after."""
+        self.log.clear()
+        self._hooks.begin(1, 1)
+        first = 0
+        while first < n:
+            last = first
+            wanted = self._hooks.callback(last, True, None)
+            while not wanted and last < n - 1:
+                last += 1
+                wanted = self._hooks.callback(last, True, None)
+            self.log.append("compute " + "".join(NAMES[first : last + 1]))
+            if wanted and not self._hooks.callback(last, False, None):
+                break
+            first = last + 1
+        self._hooks.end(completed=True)
+        return list(self.log)
+
+
+Graphed = Callable[..., Graph]
+
+
+@pytest.fixture
+def graph(monkeypatch: pytest.MonkeyPatch) -> Graphed:
+    """`graph(*hooks)`; each hook (nodes, name) logs "NAME before x" and "NAME run x"."""
+
+    def make(*hooks: Hook) -> Graph:
+        made = Graph(NodeHooks(hooks), monkeypatch)
+        logs.append(made)
+        return made
+
+    logs.clear()
+    return make
+
+
+logs: list[Graph] = []
+
+
+def hook(nodes: str, name: str, *, ready: Callable[[], bool] = lambda: True, before: bool = True) -> Hook:
+    return Hook(
+        lambda node: str(node) in nodes,
+        lambda node: logs[-1].log.append(f"{name} run {node}"),
+        (lambda node: logs[-1].log.append(f"{name} before {node}")) if before else None,
+        ready,
+    )
+
+
+def test_before_comes_before_a_node_is_computed_and_run_after(graph: Graphed) -> None:
+    made = graph(hook("c", "one"))
+    for _ in range(2):  # learned, and from memory
+        assert made.compute() == ["one before c", "compute abc", "one run c", "compute de"]
+
+
+def test_hooks_of_one_node_act_in_their_order(graph: Graphed) -> None:
+    made = graph(hook("bd", "one"), hook("bc", "two"), hook("b", "three", before=False))
+    for _ in range(2):
+        assert made.compute() == [
+            *("one before b", "two before b", "compute ab", "one run b", "two run b", "three run b"),
+            *("two before c", "compute c", "two run c"),
+            *("one before d", "compute d", "one run d"),
+            "compute e",
+        ]
+
+
+def test_what_precedes_a_node_that_must_wait_is_computed_first(graph: Graphed) -> None:
+    ready = True
+    made = graph(hook("d", "one", ready=lambda: ready))
+    together = ["one before d", "compute abcd", "one run d", "compute e"]
+    assert made.compute() == together
+    ready = False
+    assert made.compute() == ["compute abc", "one before d", "compute d", "one run d", "compute e"]
+    ready = True
+    assert made.compute() == together
+
+
+def test_one_hook_that_must_wait_is_enough(graph: Graphed) -> None:
+    made = graph(hook("d", "one"), hook("d", "two", ready=lambda: False))
+    made.compute()
+    assert made.compute()[0] == "compute abc"
+
+
+def test_the_first_node_has_nothing_before_it_to_compute(graph: Graphed) -> None:
+    made = graph(hook("a", "one", ready=lambda: False))
+    for _ in range(3):
+        assert made.compute() == ["one before a", "compute a", "one run a", "compute bcde"]
+
+
+def test_wanted_nodes_in_a_row_that_must_wait(graph: Graphed) -> None:
+    made = graph(hook("bc", "one", ready=lambda: False))
+    made.compute()
+    assert made.compute() == [
+        *("compute a", "one before b", "compute b", "one run b", "one before c", "compute c", "one run c", "compute de")
+    ]
+
+
+def test_an_error_before_a_node_ends_the_graph_there(graph: Graphed) -> None:
+    def fail(_: Node) -> None:
+        raise KeyError("no weights")
+
+    made = graph(Hook(lambda node: str(node) == "c", lambda node: None, fail), hook("bce", "two"))
+    for _ in range(3):
+        with pytest.raises(KeyError, match="no weights"):
+            made.compute()
+        assert made.log == ["two before b", "compute ab", "two run b", "compute c"]  # and nothing of it is used
+
+
+def test_an_error_while_others_wait(graph: Graphed) -> None:
+    broken = False
+
+    def fail(_: Node) -> None:
+        if broken:
+            raise KeyError("no weights")
+
+    made = graph(Hook(lambda node: str(node) == "d", lambda node: None, fail, lambda: False), hook("e", "two"))
+    whole = made.compute()
+    broken = True
+    with pytest.raises(KeyError, match="no weights"):
+        made.compute()
+    assert made.log == ["compute abc", "compute d"]
+    broken = False
+    assert made.compute() == ["compute abc", "compute d", *whole[-3:]]
+
+
+def test_an_error_in_ready_is_an_error_of_the_graph(graph: Graphed) -> None:
+    def fail() -> bool:
+        raise KeyError("no reader")
+
+    made = graph(hook("d", "one", ready=fail))
+    made.compute()
+    with pytest.raises(KeyError, match="no reader"):
+        made.compute()
+
+
+# With llama.cpp.
+
+
+def test_what_is_written_to_a_weight_before_its_node_is_computed_with(synthetic: Synthetic) -> None:
+    """And what precedes it was computed, where it had to wait."""
+    path = synthetic("llama")
+    with Engine(path, OPTIONS) as engine:
+        plain = [engine.decode([token], i).copy() for i, token in enumerate(TOKENS)]
+    for ready in (True, False):
+        seen: list[str] = []
+        found = on_ffn_down(path, lambda node: seen.append(node.name), ready)  # noqa: B023
+        assert len(seen) == 2 * len(TOKENS)
+        for one, other in zip(found, plain, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def on_ffn_down(path: Path, before: Callable[[Node], None], ready: bool) -> list[np.ndarray]:
+    hook = Hook(lambda node: node.weight.endswith("ffn_down.weight"), lambda node: None, before, lambda: ready)
+    with Engine(path, OPTIONS, hooks=[hook]) as engine:
+        return [engine.decode([token], i).copy() for i, token in enumerate(TOKENS)]
+
+
+def test_an_error_before_a_node_reaches_the_caller_and_the_engine_goes_on(synthetic: Synthetic) -> None:
+    path, broken, after = synthetic("llama"), True, 0
+
+    def before(_: Node) -> None:
+        if broken:
+            raise KeyError("from before")
+
+    def run(_: Node) -> None:
+        nonlocal after
+        after += 1
+
+    hooks = [
+        Hook(lambda node: node.name == "l_out-0", lambda node: None, before),
+        Hook(lambda node: node.name in ("l_out-0", "l_out-1"), run),
+    ]
+    with Engine(path, OPTIONS) as engine:
+        plain = engine.decode(TOKENS, 0).copy()
+    with Engine(path, OPTIONS, hooks=hooks) as engine:
+        for _ in range(2):
+            with pytest.raises(KeyError, match="from before"):
+                engine.decode(TOKENS, 0)
+            assert after == 0
+            engine.kv_clear()
+        broken = False
+        np.testing.assert_array_equal(engine.decode(TOKENS, 0), plain)
+        assert after == 2

@@ -1,0 +1,289 @@
+"""A file of a given size: within half a percent below it, better than any uniform mix, and measured only once."""
+
+import json
+import os
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import count, islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge.demo.grammar import statements
+from edge.errors import SizeTooSmall, TextError
+from edge.llama.quantizer import quantize_model
+from edge.llm.engine import Engine
+from edge.llm.options import EngineOptions
+from edge.models import shapes, synth
+from edge.quantization.evaluate import evaluate
+from edge.quantization.fit import FitOptions, Fitted, file_within, fit_file
+from edge.quantization.imatrix import collect
+from edge.quantization.sensitivity import PROBES
+from quant.gguf.file import GgufFile
+from quant.gguf.imatrix import read_imatrix
+from quant.mixes import MIXES
+from quant.types import TYPES, TensorType
+from tests.conftest import Synthetic
+from tests.engine.quantize.test_kernel_speed import device
+from tests.support.helpers import ROOT, assert_one_line_error, chat_json, run_edge
+from tests.support.thorough import some
+
+F16 = ROOT / "tests" / "data" / "edge-demo-f16.gguf"
+TEXT = " ".join(islice(statements(random.Random(7)), 100))
+MEASURE = " ".join(islice(statements(random.Random(9)), 256))
+SHORT = " ".join(islice(statements(random.Random(7)), 60))
+OTHER = " ".join(islice(statements(random.Random(8)), 120))  # what no choice has seen
+ONE = EngineOptions(threads=1)
+EVERY = some(2, 1)
+STEPS = 120.0  # comparisons that may be made: enough for each tensor in two types and more
+KINDS = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q8_0")
+UNIFORM = ("q2_k", "q3_k_m", "q4_k_s", "q4_k_m", "q5_k_m")[::EVERY][: some(2, 5)]
+BUDGETS = (3_300_000, 3_900_000, 4_520_000, 5_000_000, 5_700_000)[::EVERY][: some(2, 5)]
+# Each budget is above one of UNIFORM and below the next.
+MIB = 1 << 20
+
+Said = list[tuple[str, int, int]]
+
+
+def kinds(*names: str) -> tuple[TensorType, ...]:
+    return tuple(TYPES[name] for name in names)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The bundled model, made to fit BUDGETS and in UNIFORM with the same importance matrix.
+
+    The clock of its measuring counts how often it is read, so that as much is measured on any machine.
+    """
+
+    file: GgufFile
+    options: FitOptions
+    fits: dict[int, Fitted]  # by budget
+    uniform: dict[str, int]  # bytes
+    losses: dict[int | str, float]  # divergence on OTHER
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where measurements are kept: what one test measured, another need not."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("cache")
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def setting(tmp_path_factory: pytest.TempPathFactory) -> Setting:
+    folder = tmp_path_factory.mktemp("uniform")
+    file, matrix = GgufFile.open(F16), folder / "m.gguf"
+    collect(F16, TEXT, ONE).write(matrix)
+    importance = read_imatrix(matrix).of(file)
+    options = FitOptions(matrix, kinds(*KINDS), within_s=STEPS, threads=1)
+    paths = {name: folder / f"{name}.gguf" for name in (*UNIFORM, *BUDGETS)}
+    for name in UNIFORM:
+        job = {"types": {}, "importance": importance, "dry": False, "heard": lambda line: None}
+        quantize_model(str(F16), str(paths[name]), MIXES[name].id, threads=1, **job)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("edge.quantization.sensitivity.time", SimpleNamespace(monotonic=count().__next__))
+        patch.setattr(
+            "edge.quantization.sensitivity.PROBES", PROBES[: some(5, len(PROBES))]
+        )  # further ones are slow to quantize to
+        fits = {budget: fitted(file, paths[budget], budget, MEASURE, options)[0] for budget in BUDGETS}
+    quality = evaluate(F16, list(paths.values()), OTHER, ONE, chunk_tokens=128, most=8)[1:]
+    losses = {name: one.summary.mean_divergence for name, one in zip(paths, quality, strict=True)}
+    assert {budget: paths[budget].stat().st_size for budget in BUDGETS} == {
+        b: f.outcome.n_bytes for b, f in fits.items()
+    }
+    return Setting(file, options, fits, {name: paths[name].stat().st_size for name in UNIFORM}, losses)
+
+
+def fitted(file: GgufFile, out: Path, budget: int, text: str, options: FitOptions) -> tuple[Fitted, list[str]]:
+    """What was made, and the stages that were gone through."""
+    said: Said = []
+    result = fit_file(
+        file, out, budget, text, options, lambda stage, done, total, what="": said.append((stage, done, total))
+    )
+    assert all(0 <= done <= total for _, done, total in said)
+    return result, list(dict.fromkeys(stage for stage, _, _ in said))
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_it_fills_the_budget_and_is_no_worse_than_a_uniform_mix(setting: Setting, budget: int) -> None:
+    result = setting.fits[budget]
+    assert 0.995 * budget <= result.outcome.n_bytes <= budget
+    assert set(result.outcome.types.values()) <= {*kinds(*KINDS, "f16", "f32")}
+    assert 0 <= result.gap < 1e-3
+    assert result.slow.keys() <= {kind.name for kind in result.outcome.types.values()}
+    assert 0.2 < result.measured_divergence / result.expected_divergence < 5
+    no_larger = {name: setting.losses[name] for name, n_bytes in setting.uniform.items() if n_bytes <= budget}
+    assert 0 < setting.losses[budget] <= min(no_larger.values()), no_larger
+
+
+def test_budgets_are_between_uniform_mixes(setting: Setting) -> None:
+    sizes = sorted([*setting.uniform.values(), *BUDGETS])
+    assert sizes[1::2] == list(BUDGETS)
+
+
+def test_what_cannot_be_is_refused_with_the_least_that_can(setting: Setting, tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    with pytest.raises(
+        SizeTooSmall, match=r"cannot be smaller than (\d+)B .* 1000000B .* Name smaller types"
+    ) as raised:
+        fit_file(setting.file, out, 1_000_000, MEASURE, setting.options)
+    least = int(str(raised.value).split("smaller than ")[1].split("B")[0])
+    with pytest.raises(SizeTooSmall, match=f"smaller than {least}B"):
+        fit_file(setting.file, out, least - 1, MEASURE, setting.options)
+    assert list(tmp_path.iterdir()) == []
+    result, _ = fitted(setting.file, out, least, MEASURE, setting.options)
+    assert out.stat().st_size == least
+    assert {kind.name for kind in result.outcome.types.values()} == {"q2_k", "f32"}
+
+
+def test_a_budget_of_more_than_the_model_keeps_it(setting: Setting, tmp_path: Path) -> None:
+    result, _ = fitted(setting.file, tmp_path / "out.gguf", 1 << 30, MEASURE, setting.options)
+    assert result.outcome.types == {name: tensor.type for name, tensor in setting.file.tensors.items()}
+    assert result.expected_divergence == result.measured_divergence == 0
+
+
+# What was measured is kept.
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> GgufFile:
+    """A model that is measured in a moment, in a file of its own."""
+    path = tmp_path / "in.gguf"
+    figures = {"layers": 1, "embd": 256, "ff": 256, "heads": 4, "kv": 2, "vocab": 300, "context": 512}
+    synth.synthesize(path, shapes.shape("llama", **figures), "f16")
+    return GgufFile.open(path)
+
+
+QUICK = FitOptions(None, kinds("q4_0", "q8_0"), within_s=0.1, threads=1)
+MEASURED = ["Calibrating", "Reading weights", "Measuring", "Quantizing", "Checking"]
+
+
+def test_it_is_measured_once_and_again_where_something_has_changed(
+    small: GgufFile, tmp_path: Path, cache: Path
+) -> None:
+    budget, matrix = small.size_bytes // 2, tmp_path / "m.gguf"
+
+    def made(name: str, text: str = SHORT, options: FitOptions = QUICK, part: float = 1.0) -> tuple[Fitted, list[str]]:
+        return fitted(GgufFile.open(small.path), tmp_path / name, int(budget * part), text, options)
+
+    before, stages = made("first.gguf")
+    assert stages == MEASURED
+    after, stages = made("second.gguf")
+    assert stages == MEASURED[3:]
+    assert (after.expected_divergence, after.outcome) == (before.expected_divergence, before.outcome)
+    assert (tmp_path / "first.gguf").read_bytes() == (tmp_path / "second.gguf").read_bytes()
+    for path in (cache / "edge" / "quantize").rglob("*.json"):
+        path.write_text("{}")  # damaged
+    assert made("smaller.gguf", part=0.7)[1] == MEASURED[1:]
+    assert made("first.gguf", text=SHORT + " More.")[1] == MEASURED
+    collect(small.path, SHORT, ONE, chunk_tokens=64, most=1).write(matrix)
+    assert made("first.gguf", options=replace(QUICK, imatrix=matrix))[1] == MEASURED[1:]
+    os.utime(small.path, ns=(1, 1))
+    assert made("first.gguf")[1] == MEASURED
+
+
+def test_slow_types_are_told_or_left_out_where_others_will_do(
+    small: GgufFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device(tmp_path / "cache", monkeypatch, q4_k=6.0)
+    options, budget = FitOptions(within_s=0.1, threads=1), int(small.size_bytes * 0.3)
+    result, _ = fitted(small, tmp_path / "out.gguf", budget, SHORT, options)
+    assert result.slow.keys() == {"q4_k"}
+    assert TYPES[result.slow["q4_k"]].bits_per_weight > TYPES["q4_k"].bits_per_weight
+    result, _ = fitted(small, tmp_path / "out.gguf", budget, SHORT, replace(options, fast=True))
+    assert result.slow == {}
+    assert "q4_k" not in {kind.name for kind in result.outcome.types.values()}
+    assert 0.995 * budget <= result.outcome.n_bytes <= budget
+
+
+def test_slow_types_are_taken_where_no_others_will_do(
+    small: GgufFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device(tmp_path / "cache", monkeypatch, iq2_xxs=1.0, iq2_xs=1.0)
+    options = FitOptions(within_s=0.1, threads=1, fast=True)
+    with pytest.raises(SizeTooSmall) as raised:
+        fit_file(small, tmp_path / "out.gguf", 1, SHORT, options)
+    least = int(str(raised.value).split("smaller than ")[1].split("B")[0])
+    tight, _ = fitted(small, tmp_path / "out.gguf", least, SHORT, options)
+    assert tight.outcome.n_bytes == least
+    assert "iq2_xxs" in {kind.name for kind in tight.outcome.types.values()}
+    assert "iq2_xxs" in tight.slow
+
+
+def test_experts(synthetic: Synthetic, tmp_path: Path) -> None:
+    file = GgufFile.open(synthetic("qwen3moe"))
+    budget = int(file.size_bytes * 0.6)
+    result, _ = fitted(file, tmp_path / "out.gguf", budget, SHORT, QUICK)
+    assert 0.995 * budget <= result.outcome.n_bytes <= budget
+    assert result.measured_divergence > 0
+    with Engine(tmp_path / "out.gguf", EngineOptions(threads=1, context=64)) as engine:
+        assert np.isfinite(engine.decode([1, 5, 9], 0)).all()
+
+
+def test_a_short_text_leaves_nothing(small: GgufFile, tmp_path: Path) -> None:
+    with pytest.raises(TextError, match="at least 512 tokens"):
+        fit_file(small, tmp_path / "out.gguf", small.size_bytes // 2, "short", QUICK)
+    assert [path.name for path in tmp_path.iterdir()] == ["in.gguf"]
+
+
+# Memory.
+
+
+def test_what_is_left_of_the_memory(synthetic: Synthetic) -> None:
+    file = GgufFile.open(synthetic("llama"))
+
+    def left(memory: int = 1 << 30, context: int = 512, kv_type: str = "f16") -> int:
+        budget, parts = file_within(file, memory, context, kv_type)
+        assert {"runtime", "KV cache", "compute buffers"} <= parts.keys()
+        assert memory * 0.9 < budget + sum(parts.values()) < memory + MIB  # and the header, which is not held
+        return budget
+
+    assert left(context=128) > left()
+    assert left(kv_type="q8_0") > left()
+    assert left(memory=2 << 30) > left() + (1 << 29)
+    with pytest.raises(SizeTooSmall, match=r"nothing of 50 MiB is left for weights: runtime \d+, .*--context or"):
+        file_within(file, 50 * MIB, 512, "f16")
+
+
+@pytest.fixture(scope="module")
+def mid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of 50 MB: enough that a process that holds it all is larger than one that does not."""
+    path = tmp_path_factory.mktemp("mid") / "in.gguf"
+    synth.synthesize(path, shapes.shape("llama", layers=2, embd=512, ff=2048, heads=8, vocab=8192, context=4096), "f16")
+    return path
+
+
+def test_a_model_that_is_made_to_fit_pages_nothing(mid: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text(SHORT)
+    options = ("--types", "q4_0,q8_0", "--minutes", "0.001", "--threads", "1", "--text", tmp_path / "text.txt")
+
+    def made(memory: int, context: int, *more: str) -> tuple[Path, dict[str, Any]]:
+        out = tmp_path / "out.gguf"
+        asked = ("--fit", f"{memory}B", "--context", str(context), "--force", "--json", *more)
+        done = run_edge("quantize", mid, out, *asked, *options)
+        assert done.returncode == 0, done.stderr
+        assert "are left: runtime" in done.stderr
+        return out, json.loads(done.stdout)
+
+    refused = run_edge("quantize", mid, tmp_path / "out.gguf", "--fit", "60MiB", "--context", "1024", *options)
+    assert_one_line_error(refused, 4, "nothing of 60 MiB is left for weights", "--kv-type")
+    parts = refused.stderr.split("for weights: ")[1].split(" MiB;")[0].split(", ")
+    beside = sum(int(part.split()[-1]) for part in parts) * MIB
+    sizes = []
+    for spare, context, more in ((16, 1024, ()), (28, 2048, ("--kv-type", "q8_0")))[: some(1, 2)]:
+        memory = beside + spare * MIB
+        out, said = made(memory, context, *more)
+        assert 0.99 * said["budget_bytes"] < said["size_bytes"] == out.stat().st_size <= said["budget_bytes"]
+        sizes.append(said["size_bytes"])
+        asked = ("--memory", f"{memory}B", "--context", str(context), *more)
+        answer = chat_json(out, *asked, "-p", "hello", "--max-tokens", "4")
+        assert answer["paging"]["streamed_bytes"] == 0
+        assert answer["memory"]["total_bytes"] <= memory
+    assert sizes == sorted(set(sizes))

@@ -1,0 +1,286 @@
+"""Sensitivities: what is measured in memory is what a file would show, and the weights are as before afterwards."""
+
+import json
+import random
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from edge.demo.grammar import statements
+from edge.errors import TextError
+from edge.llama.buffers import Weight
+from edge.llm.engine import Engine
+from edge.llm.options import EngineOptions
+from edge.quantization import sensitivity
+from edge.quantization.divergence import CHUNK_TOKENS, Chunks, options_for
+from edge.quantization.evaluate import evaluate
+from edge.quantization.gguf import quantize
+from edge.quantization.imatrix import collect
+from edge.quantization.sensitivity import MOST_CHUNKS, _finds, _groups, _Probe, measure_damages, measure_errors, probes
+from edge.quantization.tensor_rows import TensorRows
+from quant.gguf.file import GgufFile
+from quant.gguf.imatrix import read_imatrix
+from quant.mixes import MIXES
+from quant.sensitivity import Sensitivity
+from quant.types import TYPES, TensorType
+from tests.conftest import Synthetic
+from tests.support.helpers import ROOT
+
+F16 = ROOT / "tests" / "data" / "edge-demo-f16.gguf"
+TEXT = " ".join(islice(statements(random.Random(7)), 60))
+AS_MEASURED = EngineOptions(threads=1, repack=False, gpu_layers=0)
+
+
+def kinds(*names: str) -> list[TensorType]:
+    return [TYPES[name] for name in names]
+
+
+def measure(
+    file: GgufFile,
+    types: Mapping[str, list[TensorType]],
+    importance: Mapping[str, NDArray[np.float32]],
+    within_s: float,
+    text: str = TEXT,
+) -> tuple[Sensitivity, list[tuple[int, int]]]:
+    """What is measured of tensors in some types, and the steps that were told."""
+    seen: list[tuple[int, int]] = []
+    rows = {name: TensorRows(file, name, importance.get(name)) for name in types}
+    errors = measure_errors(rows, types, 1, lambda *at: None)
+    found = measure_damages(
+        file, text, rows, errors, within_s=within_s, threads=1, progress=lambda *at: seen.append(at)
+    )
+    return found, seen
+
+
+@pytest.fixture(scope="module")
+def matrices(tmp_path_factory: pytest.TempPathFactory, synthetic: Synthetic) -> dict[str, Path]:
+    """Importance matrices of synthetic models, by architecture."""
+    folder = tmp_path_factory.mktemp("matrices")
+    for arch in ("llama", "gemma", "qwen3moe"):
+        options = EngineOptions(threads=1)
+        matrix = collect(synthetic(arch), TEXT, options, chunk_tokens=64, most=2, output=True)
+        matrix.write(folder / f"{arch}.gguf")
+    return {arch: folder / f"{arch}.gguf" for arch in ("llama", "gemma", "qwen3moe")}
+
+
+# What follows from figures.
+
+TABLE = Sensitivity(
+    {"a": {"q4_k": 0.02, "q2_k": 0.5}, "b": {}},
+    {"a": {"q4_k": 1e-3, "q2_k": 1e-1, "f16": 0.0}, "b": {"f16": 1e-8}},
+    9.0,
+)
+
+
+def test_damage_is_measured_or_follows_from_the_nearest_error() -> None:
+    found = Sensitivity(
+        {"a": {"q4_k": 0.02, "q2_k": 0.5}},
+        {"a": {"f16": 0.0, "q4_k": 1e-3, "q2_k": 1e-1, "q5_k": 5e-4, "q3_k": 4e-2}},
+        9,
+    )
+    assert found.damage("a", "q4_k") == 0.02
+    assert found.damage("a", "q5_k") == pytest.approx(0.01)
+    assert found.damage("a", "q3_k") == pytest.approx(0.2)  # from q2_k, which is nearer
+    assert found.damage("a", "f16") == 0
+
+
+def test_damage_where_nothing_is_known() -> None:
+    assert TABLE.damage("b", "f16") == 0  # an error of no weight
+    with pytest.raises(AssertionError, match="not measured"):
+        Sensitivity({"a": {}}, {"a": {"q2_k": 0.1}}, 9).damage("a", "q2_k")
+    with pytest.raises(KeyError):
+        TABLE.damage("none", "q4_k")
+
+
+def test_it_is_kept_as_json() -> None:
+    again = Sensitivity.from_json(json.loads(json.dumps(TABLE.to_json())))
+    assert again == TABLE
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        None,
+        [],
+        "text",
+        {},
+        {"spent_s": 1, "damages": {}},
+        {"spent_s": "long", "damages": {}, "errors": {}},
+        {"spent_s": 1, "damages": {"a": 3}, "errors": {}},
+        {"spent_s": 1, "damages": {"a": {"q4_k": "x"}}, "errors": {}},
+        {"spent_s": 1, "damages": {"a": {"q4_k": float("nan")}}, "errors": {"a": {"q4_k": 1}}},
+        {"spent_s": 1, "damages": {"a": {"q4_k": -1}}, "errors": {"a": {"q4_k": 1}}},
+        {"spent_s": 1, "damages": {"a": {}}, "errors": {"a": {"q4_k": 1}}},
+        {"spent_s": 1, "damages": {"a": {"q4_k": 1}}, "errors": {"a": {"q2_k": 1}}},
+        {"spent_s": 1, "damages": {"a": {"q4_k": 1}}, "errors": {}},
+        {"spent_s": None, "damages": {}, "errors": {}},
+    ],
+)
+def test_what_is_no_table_is_a_value_error(values: Any) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        Sensitivity.from_json(values)
+
+
+# Rows in another type.
+
+
+@pytest.mark.parametrize("weighed", [False, True])
+def test_rows_are_quantized_as_llama_cpp_does(tmp_path: Path, weighed: bool) -> None:
+    names = ("q8_0", "q4_0", "iq4_nl", "q2_k", "q4_k", "q6_k", "bf16")
+    assert_as_llama_cpp(F16, {f"blk.{i}.ffn_down.weight": name for i, name in enumerate(names)}, weighed, tmp_path)
+
+
+@pytest.mark.parametrize("weighed", [False, True])
+def test_experts_are_quantized_as_llama_cpp_does(synthetic: Synthetic, tmp_path: Path, weighed: bool) -> None:
+    types = {"blk.1.ffn_up_exps.weight": "q4_0", "blk.0.ffn_down_exps.weight": "q5_1"}
+    assert_as_llama_cpp(synthetic("qwen3moe"), types, weighed, tmp_path)
+
+
+def assert_as_llama_cpp(source: Path, types: Mapping[str, str], weighed: bool, folder: Path) -> None:
+    file = GgufFile.open(source)
+    importance, matrix = {}, None
+    if weighed:
+        matrix = folder / "m.gguf"
+        collect(source, TEXT, EngineOptions(threads=1), chunk_tokens=64, most=1).write(matrix)
+        importance = read_imatrix(matrix).of(file)
+        assert importance.keys() >= types.keys()
+    own = {name: TYPES[kind] for name, kind in types.items()}
+    quantize(file, folder / "out.gguf", MIXES["q8_0"], types=own, imatrix=matrix, threads=1)
+    written = GgufFile.open(folder / "out.gguf")
+    with ThreadPoolExecutor(2) as pool:
+        for name, kind in own.items():
+            assert written.tensors[name].type == kind
+            space = TensorRows(file, name, importance.get(name)).quantized(kind, pool)
+            assert bytes(space.view(0, written.tensors[name].n_bytes)) == bytes(written.data(name)), name
+            space.close()
+
+
+def test_errors_fall_with_the_bits_and_are_weighed() -> None:
+    file, name = GgufFile.open(F16), "blk.2.ffn_down.weight"
+    names = ("f16", "bf16", "q8_0", "q6_k", "q5_k", "q4_k", "q3_k", "q2_k")
+    errors = TensorRows(file, name, None).errors(kinds(*names))
+    assert list(errors) == list(names)
+    assert errors["f16"] == 0
+    assert list(errors.values()) == sorted(errors.values())
+    assert 1e-3 < errors["q2_k"] < 1
+    importance = np.where(np.arange(768) < 32, 1, 1e-9).astype(np.float32)
+    assert TensorRows(file, name, importance).errors(kinds("q4_k"))["q4_k"] < errors["q4_k"]
+
+
+# Measured in memory, and in a file.
+
+
+@pytest.mark.parametrize(
+    ("arch", "name", "kind"),
+    [
+        ("llama", "blk.0.ffn_down.weight", "q4_0"),
+        ("llama", "output.weight", "q8_0"),
+        ("llama", "token_embd.weight", "q4_0"),
+        ("gemma", "token_embd.weight", "q4_0"),  # which is the head, too
+        ("qwen3moe", "blk.1.ffn_up_exps.weight", "q4_0"),
+    ],
+)
+def test_it_is_what_a_file_with_that_tensor_changed_predicts(
+    synthetic: Synthetic, matrices: dict[str, Path], tmp_path: Path, arch: str, name: str, kind: str
+) -> None:
+    source, out = synthetic(arch), tmp_path / "out.gguf"
+    file = GgufFile.open(source)
+    importance = read_imatrix(matrices[arch]).of(file)
+    found, _ = measure(file, {name: kinds("f16", kind)}, importance, 30)
+    types = {n: tensor.type for n, tensor in file.tensors.items() if tensor.type.name == "f16"} | {name: TYPES[kind]}
+    quantize(file, out, MIXES["q8_0"], types=types, imatrix=matrices[arch], threads=1)
+    written = {n: tensor.type.name for n, tensor in GgufFile.open(out).tensors.items()}
+    assert [n for n, tensor in file.tensors.items() if tensor.type.name != written[n]] == [name]
+    summary = evaluate(source, [out], TEXT, AS_MEASURED, most=MOST_CHUNKS)[1].summary
+    assert found.damages == {name: {kind: pytest.approx(summary.mean_divergence, rel=1e-6)}}
+    assert summary.mean_divergence > 1e-9
+    assert found.errors[name]["f16"] == 0 < found.errors[name][kind]
+
+
+def test_weights_are_as_before_afterwards(synthetic: Synthetic) -> None:
+    file = GgufFile.open(synthetic("llama"))
+    names = {name: () for name, tensor in file.tensors.items() if len(tensor.shape) > 1}
+    found: dict[str, list[Weight]] = {}
+    options = options_for(AS_MEASURED, CHUNK_TOKENS, 512)
+    with Engine(file.path, options, [_finds(names, found)]) as engine, ThreadPoolExecutor(1) as pool:
+        before = engine.decode([1, 2, 3], 0, outputs="all").copy()
+        assert found.keys() == names.keys()
+        probe = _Probe(engine, Chunks.cut(engine.model, TEXT, most=1))
+        changed = {n: (TensorRows(file, n, None), found[n]) for n in names}
+        losses = [probe.loss(changed, TYPES["q4_0"], pool) for _ in range(2)]
+        assert losses[0] == losses[1] > 0
+        assert probe.loss({}, TYPES["q4_0"], pool) == 0
+        engine.kv_clear()
+        np.testing.assert_array_equal(engine.decode([1, 2, 3], 0, outputs="all"), before)
+
+
+# Time.
+
+
+def test_little_time_is_spent_on_groups(synthetic: Synthetic) -> None:
+    file = GgufFile.open(synthetic("llama"))
+    names = [name for name, tensor in file.tensors.items() if tensor.type.name == "f16"]
+    found, seen = measure(file, {name: kinds("f16", "q8_0", "q4_0", "q5_1") for name in names}, {}, 1e-3)
+    assert len(seen) == 9  # seven kinds of matrices in layers, and two outside: one type
+    assert all(set(row) == {"q4_0"} for row in found.damages.values())
+    up = [f"blk.{i}.ffn_up.weight" for i in range(2)]
+    shares = [found.damages[name]["q4_0"] / found.errors[name]["q4_0"] for name in up]
+    assert shares[0] == pytest.approx(shares[1])
+
+
+def test_more_time_is_spent_on_single_tensors_and_more_types(synthetic: Synthetic) -> None:
+    file = GgufFile.open(synthetic("llama"))
+    names = [f"blk.{i}.ffn_up.weight" for i in range(2)]
+    found, seen = measure(file, {name: kinds("f16", "q8_0", "q4_0", "q5_1") for name in names}, {}, 60)
+    assert all(done <= planned for done, planned in seen)
+    for name in names:
+        assert set(found.damages[name]) == {"q8_0", "q4_0"}
+        assert found.damages[name]["q8_0"] < found.damage(name, "q5_1") < found.damages[name]["q4_0"]
+
+
+def test_every_tensor_is_measured_however_little_time_there_is(tmp_path: Path) -> None:
+    source = tmp_path / "q4_0.gguf"
+    quantize(GgufFile.open(F16), source, MIXES["q4_0"], threads=1)
+    file = GgufFile.open(source)
+    [head] = [name for name, tensor in file.tensors.items() if tensor.type.name == "q6_k"]
+    rows = {name: TensorRows(file, name, None) for name in ("blk.0.attn_v.weight", head)}
+    found, _ = measure(file, {name: probes(one) for name, one in rows.items()}, {}, 1e-6)
+    assert {name: list(row) for name, row in found.damages.items()} == {
+        "blk.0.attn_v.weight": ["q3_k"],
+        head: ["q4_0"],  # it is q6_k
+    }
+
+
+def test_probes_are_narrower_and_of_whole_blocks(synthetic: Synthetic) -> None:
+    rows = TensorRows(GgufFile.open(F16), "blk.0.ffn_down.weight", None)
+    names = [kind.name for kind in probes(rows)]
+    assert names[:3] == ["q4_0", "q3_k", "q6_k"]
+    assert "iq2_xs" not in names  # needs importance
+    weighed = TensorRows(GgufFile.open(F16), "blk.0.ffn_down.weight", np.ones(768, np.float32))
+    assert "iq2_xs" in [kind.name for kind in probes(weighed)]
+
+
+def test_groups_are_of_neighbouring_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = GgufFile.open(F16)
+    names = [f"blk.{i}.{what}.weight" for i in range(8) for what in ("attn_q", "ffn_up")] + ["token_embd.weight"]
+    rows = {name: TensorRows(file, name, None) for name in names}
+    assert _groups(rows, 100) == [[name] for name in rows]
+    nine = _groups(rows, 9)
+    assert len(nine) == 9
+    assert ["blk.2.attn_q.weight", "blk.3.attn_q.weight"] in nine
+    assert sorted(len(group) for group in _groups(rows, 1)) == [1, 8, 8]
+    assert sorted(name for group in nine for name in group) == sorted(names)
+    monkeypatch.setattr(sensitivity, "available_memory", lambda: 4 * 2 * 256 * 768)  # for two of the larger ones
+    assert max(len(group) for group in _groups(rows, 1) if "ffn_up" in group[0]) == 2
+
+
+def test_a_text_that_is_too_short(synthetic: Synthetic) -> None:
+    file = GgufFile.open(synthetic("llama"))
+    with pytest.raises(TextError, match="at least 512 tokens"):
+        measure(file, {"output.weight": kinds("f16", "q8_0")}, {}, 1, text="short")

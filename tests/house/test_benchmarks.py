@@ -1,0 +1,176 @@
+"""Every benchmark runs, on tiny sizes, with EDGE_THOROUGH=1; what it measures is for a quiet machine."""
+
+import importlib.util
+import itertools
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from edge.demo import MODEL_PATH
+from tests.support import ROOT
+
+TINY = {
+    "bench_bursts.py": "--tiny",
+    "bench_busy_plans.py": "--tries 1 --measure 1",
+    "bench_distributed.py": "--tiny",
+    "bench_engine.py": f"--model {MODEL_PATH} --prompt-tokens 16 --gen-tokens 3 --rounds 1 --threads 1",
+    "bench_onnx_cuts.py": "--tiny",
+    "bench_paging.py": "--tiny",
+    "bench_planner.py": "--tiny",
+    "bench_plans.py": "--tiny --rounds 1",
+    "bench_quantize.py": "--tiny",
+    "bench_slices.py": "--megabytes 8 --rounds 1 --seconds 0.2 --wires loopback",
+    "bench_startup.py": "--repeats 1",
+    "bench_transport.py": "--tiny",
+}
+
+
+def run(name: str) -> dict[str, Any]:
+    command = [sys.executable, str(ROOT / "benchmarks" / name), *TINY[name].split(), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT, check=True)
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def test_every_benchmark_is_run_here() -> None:
+    assert {path.name for path in (ROOT / "benchmarks").glob("bench_*.py")} == set(TINY)
+
+
+@pytest.mark.thorough
+def test_bursts() -> None:
+    rows, compared = (run("bench_bursts.py")["links"][key] for key in ("rows", "compared"))
+    assert {row["side"] for row in rows} == {"as it is", "equal shares", "tcp, equal shares"}
+    assert [row["links"] for row in rows if row["side"] == "tcp, equal shares"] == [["tcp"]]
+    assert all(of["least"] <= of["ratio"] <= of["most"] and of["best_ratio"] > 0 for of in compared)
+
+
+def test_bursts_are_the_same_for_a_seed() -> None:
+    spec = importlib.util.spec_from_file_location("bursts", ROOT / "benchmarks" / "bursts.py")
+    assert spec is not None
+    assert spec.loader is not None
+    bursts = importlib.util.module_from_spec(spec)
+    sys.modules["bursts"] = bursts  # where dataclasses look for it
+    spec.loader.exec_module(bursts)
+    neighbour = bursts.Neighbour(0.01, 0.5, 0.02, 0.3)
+    first, again, other = (list(itertools.islice(neighbour.schedule(seed), 200)) for seed in (1, 1, 2))
+    assert first == again != other
+    assert all(0.02 <= rest_s <= 0.3 and 0.01 <= burst_s <= 0.5 for rest_s, burst_s in first)
+
+
+@pytest.mark.thorough
+def test_busy_plans() -> None:
+    found = run("bench_busy_plans.py")
+    assert found["plans_without_bursts"] > 0
+    [rows] = found["worse_by"]
+    assert rows[0] == 0  # the one plan that was measured is the best of those that were
+
+
+@pytest.mark.thorough
+def test_distributed() -> None:
+    result = run("bench_distributed.py")
+    assert set(result["speed"]["median"]) == {"two threads", "one thread", "tcp", "grpc"}
+    assert all(len(ranks) == 2 for ranks in result["speed"]["ranks"].values())
+    if "unequal" in result:
+        assert all(case["throttled_periods"] for case in result["unequal"]["cases"])
+    else:  # CPU groups are for root, where there are any
+        assert result["left_out"]["unequal"]
+    assert all(one["tokens_per_s"] > 0 for one in result["pipeline"]["median"].values())
+    assert 0 < result["load"]["median_s"]["deploy"] < result["load"]["median_s"]["in all"]
+    for section in ("speed", "pipeline"):
+        assert all(row["least"] <= row["ratio"] <= row["most"] for row in result[section]["compared"])
+
+
+@pytest.mark.thorough
+def test_engine() -> None:
+    result = run("bench_engine.py")
+    assert result["decode_ratio"] > 0
+    assert result["prefill_ratio"] > 0
+
+
+@pytest.mark.thorough
+def test_onnx_cuts() -> None:
+    result = run("bench_onnx_cuts.py")
+    for found in (result["cuts"]["mobilenet_v2"], result["thin"]):
+        assert all(row["measured_per_s"] > 0 for row in found["rows"])
+        assert found["apart"] < len(found["rows"])
+    assert result["delay"]["latency_grew_by_delays"] > 0
+    for placed in result["wire"]["placed"].values():
+        assert set(placed["of_bare_copy"]) == {"item f32", "item f16", "item q8"}
+
+
+@pytest.mark.thorough
+def test_paging() -> None:
+    result = run("bench_paging.py")
+    [case] = result["limit"]["cases"]
+    assert case["median"]["decode_s"] > 0
+    assert case["streamed_bytes"] > 0
+    assert not case["killed"]
+    if "without_groups" not in result:  # memory groups are for root, where there are any
+        assert 0 < case["group"]["max_usage_bytes"] <= case["limit_bytes"]
+    [row] = result["mmap"]["cases"]
+    assert row["least"] <= row["ratio"] <= row["most"]
+    assert all(one["compared"]["ratio"] > 0 for one in result["keeps-up"]["cases"])
+    [experts] = result["experts"]["cases"]
+    assert 0 <= experts["median"]["hit_rate"] <= 1
+    assert {row["type"] for row in result["repack"]["rows"]} == {"q4_0", "q4_k"}
+
+
+@pytest.mark.thorough
+def test_planner() -> None:
+    rows = run("bench_planner.py")["rows"]
+    assert all(row["seconds"] > 0 and row["points"] for row in rows)
+    assert [row["exact"] for row in rows[:-1]] == [True] * 4
+
+
+@pytest.mark.thorough
+def test_quantize() -> None:
+    result = run("bench_quantize.py")
+    [fitted] = result["fit"]["rows"]
+    assert 0.995 <= fitted["of_budget"] <= 1
+    assert fitted["with"]["size_bytes"] <= fitted["size_bytes"]
+    q8_0, q2_k = result["types"]["with"]
+    assert q8_0["size_bytes"] > q2_k["size_bytes"]
+    assert q8_0["mean_divergence"] < q2_k["mean_divergence"]
+    for row in result["memory"]["rows"]:
+        assert row["seconds"] > 0
+        if "without_group" not in row:  # memory groups are for root, where there are any
+            assert 0 < row["group"]["anonymous_bytes"] <= row["group"]["max_usage_bytes"] <= 2 << 30
+    assert all(row["decode_s"] > 0 and row["kernels_s"] > 0 for row in result["kernels"]["rows"])
+
+
+def test_startup() -> None:
+    result = run("bench_startup.py")
+    assert 0 < result["python_s"] < result["first_token_s"]
+
+
+@pytest.mark.thorough
+def test_transport() -> None:
+    result = run("bench_transport.py")
+    assert all(seconds > 0 for seconds in result["roundtrip"]["median_s"].values())
+    assert {row["algorithm"] for row in result["delay"]["rows"]} == {"star", "mesh", "ring", "split"}
+    assert result["crossover"]["rows"][0]["picked"] in result["crossover"]["rows"][0]["median_s"]
+    links = [part["link"] for part in result["matrix"]["parts"] if part["what"] == "allreduce"]
+    assert links == ["tcp", "tls", "grpc", "shaped", "memory"]
+
+
+@pytest.mark.thorough
+def test_slices() -> None:
+    found = run("bench_slices.py")["wires"]["loopback"]
+    assert all(rate > 0 for rate in found["bytes_per_s"].values())
+    assert found["second_load_bytes"] == 0
+    assert 0 < found["sent_after_cut_bytes"] <= 8_000_000  # of so little all may have been on its way at the cut
+
+
+@pytest.mark.thorough
+def test_plans() -> None:
+    result = run("bench_plans.py")
+    (setting,) = result["settings"]
+    assert any(plan["chosen"] for plan in setting["plans"])
+    for plan in setting["plans"]:
+        assert plan["predicted"]["latency_s"] > 0
+        assert all(one["throughput_per_s"] > 0 for one in plan["measured"])
+    assert set(result["summary"]["errors"]) == {"latency_s", "throughput_per_s", "ttft_s"}
+    assert result["summary"]["chosen_over_best_measured"]["worst"] >= 1

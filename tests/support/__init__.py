@@ -1,0 +1,6 @@
+"""What tests share: models, workers, clusters, commands, and where things lie."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+TESTS = ROOT / "tests"

@@ -1,0 +1,104 @@
+"""Every solution of a small search problem, one by one, and small problems drawn at random."""
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations, pairwise
+
+import numpy as np
+
+from partition.search.search import Array, Group, Problem, Solution
+
+
+def priced(problem: Problem, groups: Sequence[int], cuts: Sequence[int]) -> Solution | None:
+    """What running stages on these groups, cut there, takes, by the definition. None: it is not possible."""
+    first, last = problem.groups[groups[0]], problem.groups[groups[-1]]
+    sums, peaks = [first.enter_sums, last.leave_sums], [first.enter_peaks, last.leave_peaks]
+    for g, (i, j) in zip(groups, pairwise(cuts), strict=True):
+        sums.append(problem.groups[g].sums[:, i, j])
+        peaks.append(problem.groups[g].peaks[:, i, j])
+    for (a, b), cut in zip(pairwise(groups), cuts[1:-1], strict=True):
+        hop_sums, hop_peaks = problem.hop(a, b)
+        sums.append(hop_sums[:, cut])
+        peaks.append(hop_peaks[:, cut])
+    total, peak = np.sum(sums, axis=0), np.max(peaks, axis=0)
+    if not (np.isfinite(total).all() and np.isfinite(peak).all()):
+        return None
+    objectives = problem.objectives(total[:, None], peak[:, None])[:, 0]
+    if problem.caps is not None and (objectives > problem.caps).any():
+        return None
+    return Solution(tuple(groups), tuple(cuts), tuple(total.tolist()), tuple(peak.tolist()), tuple(objectives.tolist()))
+
+
+def solutions(problem: Problem) -> Iterator[Solution]:
+    """All that are possible: every sequence of groups without a common device, with every choice of cuts."""
+
+    def sequences(so_far: tuple[int, ...], used: frozenset[int]) -> Iterator[tuple[int, ...]]:
+        if so_far:
+            yield so_far
+        if len(so_far) < problem.n:
+            for g, group in enumerate(problem.groups):
+                if not used & set(group.members):
+                    yield from sequences((*so_far, g), used | set(group.members))
+
+    for chosen in sequences((), frozenset()):
+        for inner in combinations(range(1, problem.n), len(chosen) - 1):
+            solution = priced(problem, chosen, (0, *inner, problem.n))
+            if solution:
+                yield solution
+
+
+def devices(problem: Problem, solution: Solution) -> int:
+    """How many it uses."""
+    return sum(len(problem.groups[g].members) for g in solution.groups)
+
+
+def front(problem: Problem) -> dict[tuple[float, ...], int]:
+    """The non-dominated objective vectors, and the fewest devices that reach each."""
+    fewest: dict[tuple[float, ...], int] = {}
+    for solution in solutions(problem):
+        count = devices(problem, solution)
+        fewest[solution.objectives] = min(fewest.get(solution.objectives, count), count)
+    # Whatever dominates a vector comes before it in this order.
+    found: list[tuple[float, ...]] = []
+    for one in sorted(fewest):
+        if not any(all(a <= b for a, b in zip(other, one, strict=True)) for other in found):
+            found.append(one)
+    return {one: fewest[one] for one in found}
+
+
+def small_problem(rng: np.random.Generator) -> Problem:
+    """Up to 7 blocks on up to 4 devices, alone and in groups; costs are whole numbers, so many are equal."""
+    n, many = int(rng.choice(7, p=[0.05, 0.1, 0.25, 0.3, 0.2, 0.06, 0.04])) + 1, int(rng.integers(1, 5))
+    measures = [(1, 1), (1, 1), (2, 1), (1, 2), (2, 2), (1, 0), (0, 1)][rng.integers(7)]
+    top = int(rng.choice([2, 5, 20]))
+    impossible = float(rng.choice([0, 0.1, 0.3]))  # stages for want of memory, and hops
+
+    def costs(*shape: int, never: float = 0.0) -> list[Array]:
+        """Sums and peaks, both possible or neither."""
+        out = rng.random(shape) < never
+        return [np.where(out, np.inf, rng.integers(0, top + 1, (kind, *shape))) for kind in measures]
+
+    work = np.cumsum(rng.integers(0, top + 1, n + 1))
+    adds_up = rng.random() < 0.6  # stages take their blocks' work, and a little; else anything
+
+    def stages() -> list[Array]:
+        slowness = rng.integers(1, 5)
+        found = costs(n + 1, n + 1, never=impossible)
+        return [np.triu(work - work[:, None]) * slowness + of for of in found] if adds_up else found
+
+    together = [group for size in range(2, many + 1) for group in combinations(range(many), size)]
+    members = [(device,) for device in range(many)] + [group for group in together if rng.random() < 0.5]
+    groups = tuple(
+        Group(group, *stages(), *costs(never=impossible / 2), *costs(never=impossible / 2)) for group in members
+    )
+    hop_sums, hop_peaks = costs(len(groups), len(groups), n + 1, never=impossible / 2)
+    wanted = int(rng.choice([1, 2, 2, 2, 3, 4]))
+    weights = np.eye(5)[:wanted, : sum(measures)] if rng.random() < 0.5 else rng.integers(0, 3, (wanted, sum(measures)))
+    of_sums, of_peaks = weights[:, : measures[0]], weights[:, measures[0] :]
+    larger = rng.random(wanted) < 0.3
+
+    def objectives(sums: Array, peaks: Array) -> Array:
+        a, b = of_sums @ sums, of_peaks @ peaks
+        return np.where(larger[:, None], np.maximum(a, b), a + b)
+
+    caps = rng.integers(1, 8 * top, wanted).astype(float) if rng.random() < 0.1 else None
+    return Problem(n, groups, lambda a, b: (hop_sums[:, a, b], hop_peaks[:, a, b]), objectives, caps)

@@ -1,0 +1,92 @@
+"""`edge chat` and `edge bench` on two workers, run to their end in this process."""
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from apps import cli
+from tests.support.helpers import until
+from tests.support.workers import Worker, worker
+
+ASKED = ("--threads", "1", "-p", "What is 27 plus 38?", "--temperature", "0", "--context", "256", "--json")
+CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+Two = tuple[Worker, Worker]
+Answer = tuple[int, str, str]  # exit code, standard output, standard error
+Run = Callable[..., Answer]
+Chat = Callable[..., dict[str, Any]]
+
+
+@contextmanager
+def two_workers(folder: Path) -> Iterator[Two]:
+    """Two on loopback; the second lends its first core and no GPU."""
+    lent = ("--gpu-layers", "0", *(("--affinity", str(CORES[0])) if CORES else ()))
+    with ExitStack() as stack:
+        one = stack.enter_context(worker(folder / "one", "--threads", "1", "--name", "one"))
+        yield one, stack.enter_context(worker(folder / "two", "--threads", "1", "--name", "two", *lent))
+
+
+@contextmanager
+def runs(capsys: pytest.CaptureFixture[str], two: Two) -> Iterator[Run]:
+    """Runs a command line. No session may be left at the end."""
+
+    def run(*args: str | Path) -> Answer:
+        capsys.readouterr()
+        code = cli.main([str(arg) for arg in args])
+        return code, *capsys.readouterr()
+
+    yield run
+    for one in two:
+        if one.process.poll() is None:
+            until(lambda: not one.children(), "the end of all sessions")  # noqa: B023
+
+
+def chats(run: Run) -> Chat:
+    """Asks, and returns the object that `edge chat --json` prints; it must succeed."""
+
+    def chat(*args: str | Path) -> dict[str, Any]:
+        code, out, error = run("chat", *ASKED, *args)
+        assert code == 0, error
+        said: dict[str, Any] = json.loads(out)
+        return said
+
+    return chat
+
+
+def runner(capsys: pytest.CaptureFixture[str], name: str) -> Run:
+    """Runs the command of this name with one thread."""
+
+    def run(*args: str | Path) -> Answer:
+        capsys.readouterr()
+        code = cli.main([name, *map(str, args), "--threads", "1"])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def said(run: Run, *args: str | Path) -> dict[str, Any]:
+    """What `--json` prints; it must succeed."""
+    code, out, error = run(*args, "--json")
+    assert code == 0, error
+    result: dict[str, Any] = json.loads(out)
+    return result
+
+
+def workers(*some: Worker) -> str:
+    """For --workers."""
+    return ",".join(one.address for one in some)
+
+
+def assert_refused(answer: Answer, code: int, *words: str) -> None:
+    """One line on standard error, and nothing on standard output."""
+    assert answer[0] == code, answer
+    assert answer[1] == ""
+    assert re.fullmatch(r"edge [a-z]+: [^\n]+\n", answer[2]), answer[2]
+    for word in words:
+        assert word in answer[2]

@@ -1,0 +1,180 @@
+"""Deployments on one real worker that holds all ranks but the owner's, and the single engine they are compared with."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from edge.cluster.deployment import DEFAULT_EXCHANGE, Deployment, Exchange
+from edge.cluster.fleet import Fleet
+from edge.demo import MODEL_PATH
+from edge.demo.grammar import held_out
+from edge.llm.chat import Chat
+from edge.llm.engine import Engine, EngineOptions
+from edge.llm.interface import TextEngine
+from edge.llm.scheduler import Request
+from edge.parallel.engine import DistributedEngine
+from partition.plan.arrange import make_plan
+from partition.plan.plan import LOCAL, Plan
+from partition.slices.gguf_slice import limits
+from quant.gguf.file import GgufFile
+from tests.support.helpers import until
+from tests.support.thorough import some
+from tests.support.workers import Worker, worker
+
+QUESTIONS = some(60, 200)  # held-out ones, for the bundled model
+
+Floats = NDArray[np.float32]
+
+# Ranks share two cores with whatever else runs.
+ONE_THREAD = ("--threads", "1")
+OPTIONS = EngineOptions(threads=1, context=512, batch=64)
+EXACT = replace(OPTIONS, context=128, batch=32, kv_type="f32", flash_attention="off", outputs=32)
+
+
+def own_folders(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Let this process keep its slices, digests and credentials there."""
+    for name in ("CACHE", "CONFIG", "STATE"):
+        patch.setenv(f"XDG_{name}_HOME", str(folder / name.lower()))
+
+
+@contextmanager
+def shared_workers(factory: pytest.TempPathFactory, *names: str) -> Iterator[list[Worker]]:
+    """Workers that the tests of a file share. What this process keeps is in a folder of its own."""
+    folder = factory.mktemp("w")
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        own_folders(patch, folder / "own")
+        yield [stack.enter_context(worker(folder / name, "--name", name, *ONE_THREAD)) for name in names]
+
+
+def tensor(*shares: float) -> dict[str, Any]:
+    """One stage, its work shared so."""
+    return {"parallel": "tensor", "shares": shares}
+
+
+def pipeline(*shares: float) -> dict[str, Any]:
+    """A stage for each rank, the layers shared so."""
+    return {"parallel": "pipeline", "shares": shares}
+
+
+def stages(*ranks: int) -> dict[str, Any]:
+    """Stages of so many ranks."""
+    return {"stages_of": ranks, "shares": (1,) * sum(ranks)}
+
+
+def plan_for(path: Path, workers: Sequence[Worker], how: dict[str, Any], digest: str = "") -> Plan:
+    """Rank 0 here, and the others on the workers in turn."""
+    devices = [LOCAL, *(workers[i % len(workers)].address for i in range(len(how["shares"]) - 1))]
+    return make_plan(limits(GgufFile.open(path)), path.stem, digest, devices, **how)
+
+
+@contextmanager
+def deployed(
+    workers: Worker | Sequence[Worker],
+    path: Path,
+    how: dict[str, Any],
+    options: EngineOptions = OPTIONS,
+    exchange: Exchange = DEFAULT_EXCHANGE,
+) -> Iterator[Deployment]:
+    """A model on this process and workers. At the end those that still run must have no session any more."""
+    workers = [workers] if isinstance(workers, Worker) else workers
+    plan = plan_for(path, workers, how)
+    with Fleet([one.address for one in workers]) as fleet:
+        with Deployment(fleet, plan, GgufFile.open(path), options, exchange) as deployment:
+            yield deployment
+        idle(workers, fleet)
+
+
+def idle(workers: Sequence[Worker], fleet: Fleet) -> None:
+    """Wait until workers have no sessions and no engine processes, and this process nobody who waits for them."""
+    for one in workers:
+        if one.process.poll() is None:
+            remote = fleet.workers[one.address]
+            until(lambda: not remote.describe()[1].sessions, "the end of the sessions", 10)  # noqa: B023
+            until(lambda: not one.children(), "the end of the engine processes", 10)  # noqa: B023
+    until(lambda: not waiting(), f"the end of {waiting()}", 10)
+
+
+def waiting() -> list[str]:
+    """Threads of deployments."""
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith(("deploy", "events of"))]
+
+
+class Grouped(Engine):
+    """One device that takes requests in the groups and chunks that so many stages would make of them."""
+
+    def __init__(self, path: Path, options: EngineOptions, stages: int) -> None:
+        super().__init__(path, options)
+        self.stages = stages
+
+    def chunk(self, n: int) -> int:
+        return DistributedEngine.chunk(self, n)  # type: ignore[arg-type]
+
+
+@cache
+def questions(n: int) -> tuple[Request, ...]:
+    """The `n` shortest of twice as many held-out questions for the bundled model, to be answered greedily."""
+    with Engine(MODEL_PATH, OPTIONS) as engine:
+        chat = Chat(engine)
+        prompts = []
+        for messages, _ in held_out(2 * n, seed=41):
+            chat.messages = [dict(message) for message in messages]
+            prompts.append(chat.prompt_tokens())
+    return tuple(Request(prompt, 24) for prompt in sorted(prompts, key=len)[:n])
+
+
+def deviations(found: Floats, expected: Floats) -> float:
+    """The largest difference in standard deviations of what was expected."""
+    return float(np.abs(found - expected).max() / expected.std())
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where two answers part, and how far apart the single engine has the two tokens, in deviations of its logits."""
+
+    prompt: int
+    at: int
+    gap: float
+
+
+def differences(
+    single: TextEngine, requests: Sequence[Request], expected: Sequence[list[int]], found: Sequence[list[int]]
+) -> list[Difference]:
+    """The first token of each answer that is another one."""
+    parted = []
+    for i, (request, ours, theirs) in enumerate(zip(requests, expected, found, strict=True)):
+        if ours == theirs:
+            continue
+        at = next(
+            (k for k, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs))
+        )
+        single.kv_clear()
+        logits = single.decode([*request.prompt, *ours[:at]], 0)
+        ends = [token for token in range(len(logits)) if single.model.is_end(token)]
+        first, other = (
+            answer[at] if at < len(answer) else max(ends, key=logits.__getitem__) for answer in (ours, theirs)
+        )
+        parted.append(Difference(i, at, float(abs(logits[first] - logits[other]) / logits.std())))
+    return parted
+
+
+def noise(single: TextEngine, other: TextEngine, prompts: Sequence[Sequence[int]], steps: int = 8) -> float:
+    """How far the logits of two engines are apart, in deviations: the most over prompts and a few greedy steps."""
+    most = 0.0
+    for prompt in prompts:
+        tokens, position = list(prompt), 0
+        single.kv_clear()
+        other.kv_clear()
+        for _ in range(steps):
+            expected = single.decode(tokens, position)
+            most = max(most, deviations(other.decode(tokens, position), expected))
+            position += len(tokens)
+            tokens = [int(expected.argmax())]
+    return most

@@ -1,0 +1,157 @@
+"""Running `edge` the way people do: as a process of its own, with a terminal or without one."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pexpect
+
+from tests.support import ROOT
+
+EDGE = (sys.executable, "-m", "apps.cli")
+ENDLESS = "root ::= [a-z] root"  # a grammar no text completes: any model goes on until it is stopped
+TIMEOUT_S = 60
+
+# prompt_toolkit asks terminals to mark pasted text when, and only when, it is ready to read a line.
+READY = "\x1b[?2004h"
+
+
+def run_edge(
+    *args: str | Path,
+    stdin: str = "",
+    env: Mapping[str, str] | None = None,
+    timeout: float = TIMEOUT_S,
+    preexec: Callable[[], None] | None = None,
+) -> "subprocess.CompletedProcess[str]":
+    """Run the command to its end with pipes as its standard streams. `env` is added to the environment."""
+    return subprocess.run(
+        [*EDGE, *map(str, args)],
+        cwd=ROOT,
+        env={**os.environ, **(env or {})},
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        preexec_fn=preexec,
+        check=False,
+    )
+
+
+def start_edge(*args: str | Path) -> "subprocess.Popen[bytes]":
+    """Start the command with pipes as its output."""
+    return subprocess.Popen(
+        [*EDGE, *map(str, args)],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=heed_interrupts,
+    )
+
+
+def run_chat(*args: str | Path, **how: Any) -> "subprocess.CompletedProcess[str]":
+    """`edge chat` on one thread."""
+    return run_edge("chat", "--threads", "1", *args, **how)
+
+
+def chat_json(*args: str | Path, **how: Any) -> dict[str, Any]:
+    """The object `edge chat --json` prints; it must succeed."""
+    done = run_chat(*args, "--json", **how)
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def assert_one_line_error(done: "subprocess.CompletedProcess[str]", code: int, *words: str) -> None:
+    """The command failed with `code`, and said why in one line on standard error that holds all `words`."""
+    assert done.returncode == code, done.stderr
+    assert done.stdout == ""
+    assert re.fullmatch(r"edge[^\n]*: [^\n]+\n", done.stderr), done.stderr
+    for word in words:
+        assert word in done.stderr
+
+
+def heed_interrupts() -> None:
+    """For a child: react to SIGINT, also where the tests run in the background of a shell that ignores it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def until(condition: Callable[[], bool], what: str, timeout_s: float = TIMEOUT_S) -> None:
+    """Wait until `condition()` holds."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
+        time.sleep(0.01)
+
+
+def calls(work: Callable[[], object]) -> int:
+    """How many functions were called by `work()`: what it costs, the same on a busy machine as on an idle one."""
+    n = 0
+
+    def count(frame: object, event: str, arg: object) -> None:
+        nonlocal n
+        n += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return n
+
+
+class Terminal:
+    """`edge chat` on a pseudo-terminal of its own."""
+
+    def __init__(self, *args: str | Path, state: Path) -> None:
+        self.process = pexpect.spawn(
+            EDGE[0],
+            [*EDGE[1:], "chat", "--threads", "1", *map(str, args)],
+            cwd=str(ROOT),
+            env={
+                **{name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")},
+                "TERM": "xterm",
+                "XDG_STATE_HOME": str(state),
+                "PROMPT_TOOLKIT_NO_CPR": "1",  # nobody answers where the cursor is
+            },
+            dimensions=(40, 120),
+            encoding="utf-8",
+            timeout=TIMEOUT_S,
+            preexec_fn=heed_interrupts,
+        )
+
+    def ready(self) -> None:
+        """Wait for the prompt."""
+        self.process.expect_exact(READY)
+
+    def type(self, keys: str) -> None:
+        """Press keys."""
+        self.process.send(keys)
+
+    def enter(self, line: str) -> None:
+        """Type a line and send it."""
+        self.process.send(line + "\r")
+
+    def sees(self, pattern: str) -> str:
+        """Wait for a regular expression; everything that was shown up to and with it."""
+        self.process.expect(pattern)
+        return str(self.process.before) + str(self.process.after)
+
+    def ends(self) -> int:
+        """Wait for the end; the exit code."""
+        self.process.expect(pexpect.EOF)
+        self.process.wait()
+        assert self.process.signalstatus is None
+        return int(self.process.exitstatus)
+
+    def close(self) -> None:
+        """End the process whatever it does."""
+        self.process.close(force=True)

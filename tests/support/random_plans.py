@@ -1,0 +1,110 @@
+"""Small random planning problems, and every plan that each has, tried one by one."""
+
+from collections.abc import Iterator
+from itertools import combinations, pairwise
+
+import numpy as np
+
+from partition.errors import PlanError
+from partition.plan.plan import LOCAL, Plan, Range, Stage
+from partition.predict.predict import predict
+from partition.predict.prediction import Prediction
+from partition.predict.speeds import Curve, DeviceSpeed
+from partition.search.planner import Planner
+from partition.search.stage_group import StageGroup
+from tests.support.planning import MS, model, uneven_links, work
+
+NAMES = (LOCAL, "b", "c", "d")
+
+
+class Case:
+    """A small random instance. Memory is short in some, so that devices page or nothing fits at all."""
+
+    def __init__(self, rng: np.random.Generator, layers: int, devices: int, tensor: bool) -> None:
+        def some(low: float, high: float) -> float:
+            return float(rng.uniform(low, high))
+
+        given = model([some(4, 12) for _ in range(layers)] if rng.random() < 0.5 else layers)
+        self.tensor = tensor
+        self.work = work(
+            given,
+            context=int(rng.choice([64, 4096])),
+            depth=int(rng.choice([0, 200])),
+            prompt=int(rng.choice([8, 300])),
+            concurrency=int(rng.choice([1, 1, 1, 2, 3, 4])),
+        )
+        whole = sum(given[0].layer_bytes) + given[0].head_bytes
+        short, watts = rng.random() < 0.4, rng.random() < 0.8
+        self.speeds = []
+        for name in NAMES[:devices]:
+            layer_s = float(rng.choice([1, 1, 2, 5])) * MS
+            layer = Curve(((1, layer_s), (4, layer_s * some(1, 3)), (64, layer_s * some(4, 20))))
+            self.speeds.append(
+                DeviceSpeed(
+                    name,
+                    name,
+                    step_s=Curve(((1, some(0, 1) * MS),)),
+                    layer_s=layer,
+                    token_s=some(0, 1e-6),
+                    half_layer_s=layer.times(some(0.5, 0.8)),
+                    head_s=Curve(((1, some(0, 2) * MS), (4, 3 * MS))),
+                    memory_bytes=round(whole * some(0.05, 1.2)) if short else 1 << 30,
+                    runtime_bytes=round(whole * some(0, 0.1)),
+                    sum_s=some(0, 1e-4),
+                    disk_bytes_per_s=1e9 * some(0.2, 2) if short and rng.random() < 0.4 else None,
+                    watts=some(3, 60) if watts else None,
+                )
+            )
+        self.links = uneven_links(rng, NAMES[:devices])
+
+    def planner(self) -> Planner:
+        return Planner(self.work, self.speeds, self.links, "m", "", tensor=self.tensor)
+
+    def predict(self, plan: Plan, microbatches: int) -> Prediction:
+        return predict(plan, self.work, {speed.device: speed for speed in self.speeds}, self.links, microbatches)
+
+    def plans(self) -> Iterator[Plan]:
+        """Every sequence of groups without a common device, the owner in the first, with every choice of cuts."""
+        n = self.work.limits.sizes.layers
+        everybody = range(len(self.speeds))
+        sizes = everybody if self.tensor else (0,)
+        members = [group for size in sizes for group in combinations(everybody, size + 1)]
+        groups = {one: StageGroup(self.work, self.speeds, self.links, one) for one in members}
+
+        def sequences(so_far: tuple[tuple[int, ...], ...], used: set[int]) -> Iterator[tuple[tuple[int, ...], ...]]:
+            if so_far:
+                yield so_far
+            for group in members if len(so_far) < n else ():
+                if not used & set(group) and (so_far or 0 in group):
+                    yield from sequences((*so_far, group), used | set(group))
+
+        for chosen in sequences((), set()):
+            for inner in combinations(range(1, n), len(chosen) - 1):
+                cuts = pairwise((0, *inner, n))
+                stages = [Stage(Range(*cut), groups[one].shards(*cut)) for one, cut in zip(chosen, cuts, strict=True)]
+                yield Plan("m", "", self.work.limits.sizes, tuple(stages))
+
+    def all(self) -> list[dict[str, float]]:
+        """Every objective of every plan that is possible, with each number of microbatches."""
+        found = []
+        for plan in self.plans():
+            for many in {1, 2, 4, self.work.concurrency}:
+                if many <= self.work.concurrency:
+                    try:
+                        predicted = self.predict(plan, many)
+                    except PlanError:
+                        break  # no room for it
+                    found.append(objectives(predicted))
+        return found
+
+
+def objectives(of: Prediction) -> dict[str, float]:
+    """What a prediction says, each to be small."""
+    assert of.ttft_s is not None
+    return {
+        "latency": of.latency_s,
+        "throughput": 1 / of.throughput_per_s,
+        "ttft": of.ttft_s,
+        "memory": max(of.memory_bytes.values()),
+        "energy": float("nan") if of.energy_j is None else of.energy_j,
+    }

@@ -1,0 +1,47 @@
+"""A cluster in a temporary folder: its owner, and devices in any state, for tests of everything that needs trust."""
+
+from pathlib import Path
+
+from devices.trust import credentials
+from devices.trust.authority import Authority
+from devices.trust.credentials import Membership
+from transport.security import Credentials
+
+HOUR_S, YEAR_S = 3600, 365 * 86_400
+
+
+class Cluster:
+    """The owner's side, and one folder of credentials for each device. `now` is when all of it happens."""
+
+    def __init__(self, folder: Path, now: float, owner: str = "desk") -> None:
+        self.folder, self.now = folder, now
+        self.authority = Authority.create(folder / "authority", owner, folder / owner, now)
+        self.owner = held(folder / owner)
+
+    def at(self, name: str) -> Path:
+        """The folder of a device's credentials."""
+        return self.folder / name
+
+    def invited(self, name: str) -> Membership:
+        """A device that stored its token and was not enrolled."""
+        credentials.store_token(self.at(name), self.authority.invite(name, HOUR_S, self.now), self.now)
+        return held(self.at(name))
+
+    def joined(self, name: str) -> Membership:
+        """A device that was enrolled."""
+        invited = self.invited(name)
+        key, csr = credentials.make_csr(name)
+        certificate = self.authority.enroll(invited.certificate, csr, self.now)
+        return credentials.install(self.at(name), certificate, key, self.now)
+
+
+def held(folder: Path) -> Membership:
+    """The membership in a folder, which must be there."""
+    membership = credentials.load(folder)
+    assert membership is not None
+    return membership
+
+
+def shown(membership: Membership) -> Credentials:
+    """What a device shows to others."""
+    return Credentials(membership.authority, membership.certificate, membership.key, membership.revoked)

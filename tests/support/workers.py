@@ -1,0 +1,197 @@
+"""Real `edge worker` processes with folders of their own, and what tests do with them.
+
+    with worker(tmp_path) as one, one.remote() as remote:
+        remote.describe()
+
+At its end a worker is told to end. It must do so with exit code 0, leave no process and no temporary folder, and
+everything it said must have been log lines.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import grpc
+import psutil
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from edge.cluster.client import Remote
+from edge.cluster.session import RemoteSession
+from edge.net.channel import join_address, open_channel
+from edge.net.peers import SECRET_BYTES
+from edge.slices.digests import Digests
+from edge.slices.store import SliceStore
+from edge.worker import service as inside
+from tests.support.helpers import EDGE, ROOT, until
+from transport import rpc
+from transport.gate import Gate
+from transport.link import DEFAULTS, Deadlines
+
+SECRET = bytes(range(SECRET_BYTES))
+END_S = 15.0  # for a worker to end; it takes 2 s where engine processes must be killed, more on a busy machine
+LOG_LINE = re.compile(
+    r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d{4} (INFO|WARNING) [a-z-]+"
+    r'( [a-z_]+=([\w.:/@+,\[\]-]+|"([^"\\]|\\.)*"))*'
+)
+
+
+class Worker:
+    """A worker that runs. `host` and `port` are where it listens."""
+
+    def __init__(
+        self,
+        folder: Path,
+        options: tuple[str | Path, ...],
+        listen: str,
+        files: int | None = None,
+        preexec: Callable[[], None] | None = None,
+    ) -> None:
+        self.folder = folder
+        self.temporary = folder / "t"
+        self.temporary.mkdir(parents=True, exist_ok=True)
+        self.slices = folder / "cache" / "edge" / "slices"
+        self.env = {
+            **os.environ,
+            "TMPDIR": str(self.temporary),
+            **{f"XDG_{name.upper()}_HOME": str(folder / name) for name in ("cache", "config", "state")},
+        }
+        self._log = folder / f"log-{len(list(folder.glob('log-*')))}"  # a worker may follow another one in its folder
+        limit = ("sh", "-c", f'ulimit -n {files}; exec "$@"', "sh") if files else ()
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*limit, *EDGE, "worker", "--listen", listen, *map(str, options)],
+                cwd=ROOT,
+                env=self.env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=preexec,
+            )
+        self.host = listen.rpartition(":")[0].strip("[]")
+        self.port = 0
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT."""
+        return join_address(self.host, self.port)
+
+    def log(self) -> str:
+        """All it said so far."""
+        return self._log.read_text(errors="replace")
+
+    def says(self, pattern: str) -> re.Match[str]:
+        """Wait until its log has a regular expression."""
+        until(lambda: re.search(pattern, self.log()) is not None or self.process.poll() is not None, pattern)
+        found = re.search(pattern, self.log())
+        assert found, f"{pattern!r} is not in:\n{self.log()}"
+        return found
+
+    def remote(self) -> Remote:
+        """A connection of its own to it."""
+        host = "127.0.0.1" if self.host == "0.0.0.0" else self.host
+        channel, _ = open_channel(host, self.port, None, 10.0)
+        return Remote(channel, host, self.port, None)
+
+    def children(self) -> list[psutil.Process]:
+        """Its engine processes."""
+        return [child for child in psutil.Process(self.process.pid).children(recursive=True) if running(child)]
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Make it end, and check that it leaves nothing."""
+        children = self.children() if self.process.poll() is None else []
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+            assert self.process.wait(END_S) == 0, self.log()
+        until(lambda: not any(map(running, children)), f"the end of {children}", END_S)
+        until(lambda: not list(self.temporary.glob("edge-*")), f"{self.temporary} empty", END_S)
+        for line in self.log().splitlines():
+            assert LOG_LINE.fullmatch(line), line
+
+    def kill(self) -> None:
+        """End it whatever it does."""
+        self.process.kill()
+        self.process.wait()
+
+
+@contextmanager
+def worker(
+    folder: Path,
+    *options: str | Path,
+    listen: str = "127.0.0.1:0",
+    files: int | None = None,
+    preexec: Callable[[], None] | None = None,
+) -> Iterator[Worker]:
+    """A worker that listens, and is ended at the end unless the test has done so. files: it may have open.
+    preexec: called in its process before it becomes the worker."""
+    one = Worker(folder, options, listen, files, preexec)
+    try:
+        one.port = int(one.says(r"INFO listening .*address=\S+:(\d+)\b")[1])
+        yield one
+        one.end()
+    finally:
+        one.kill()
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[Remote]:
+    """A worker inside this process, so that a test can change its deadlines, and a connection to it."""
+    options = inside.WorkerOptions("inside", "127.0.0.1", 1, None, None, None)
+    one = inside.Worker(options, SliceStore(folder / "slices", 1 << 30), Digests(folder), Gate(64))
+    server = grpc.server(ThreadPoolExecutor(4), interceptors=[rpc.Admission(one.admit)])
+    server.add_generic_rpc_handlers((one.handlers(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        with Remote(open_channel("127.0.0.1", port, None, 10.0)[0], "127.0.0.1", port, None) as remote:
+            yield remote
+    finally:
+        one.close()
+        server.stop(0).wait()
+
+
+@contextmanager
+def sessions(
+    remotes: list[Remote], world_size: int, deadlines: Deadlines = DEFAULTS, secret: bytes = SECRET
+) -> Iterator[list[RemoteSession]]:
+    """One session for each rank of a group, over these workers in turn."""
+
+    def start(rank: int) -> RemoteSession:
+        return RemoteSession(remotes[rank % len(remotes)], rank, world_size, secret, deadlines)
+
+    with ExitStack() as stack, ThreadPoolExecutor(world_size) as pool:
+        yield [stack.enter_context(session) for session in pool.map(start, range(world_size))]
+
+
+def health(channel: grpc.Channel, service: str = "", timeout_s: float = 10.0) -> bool:
+    """Whether the standard health service says SERVING."""
+    request = health_pb2.HealthCheckRequest(service=service)
+    answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout_s)
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def stalled(chunks: Iterable[bytes], go: threading.Event) -> Iterator[bytes]:
+    """Chunks to upload, and then nothing, not even an end, until `go` is set."""
+    yield from chunks
+    go.wait(60)
+
+
+def running(process: psutil.Process) -> bool:
+    """Whether a process is there and does more than wait to be reaped."""
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def gone(pid: int) -> bool:
+    """Whether there is no such process any more."""
+    try:
+        return not running(psutil.Process(pid))
+    except psutil.NoSuchProcess:
+        return True

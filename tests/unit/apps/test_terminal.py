@@ -1,0 +1,268 @@
+"""`edge chat` on a terminal, typed into and read like a person does."""
+
+import json
+import os
+import re
+import signal
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.helpers import ENDLESS, Terminal
+
+STATS = r"TTFT [\d.]+ s  TPOT [\d.]+ ms  [\d.]+ tokens/s  context (\d+)/\d+ \(\d+ %\)"
+UP, ALT_ENTER, CTRL_C, CTRL_D, CTRL_J = "\x1b[A", "\x1b\r", "\x03", "\x04", "\n"
+
+Open = Callable[..., Terminal]
+
+
+@pytest.fixture
+def open_chat(tmp_path: Path) -> Iterator[Open]:
+    """`open_chat(*options)`: a chat that shows its prompt; its answers are random letters, 5 tokens unless told."""
+    grammar = tmp_path / "endless.gbnf"
+    grammar.write_text(ENDLESS)
+    opened = []
+
+    def open_one(*options: str | Path) -> Terminal:
+        terminal = Terminal("--grammar", grammar, "--max-tokens", "5", *options, state=tmp_path)
+        opened.append(terminal)
+        terminal.ready()
+        return terminal
+
+    yield open_one
+    for terminal in opened:
+        terminal.close()
+
+
+def ask(chat: Terminal, text: str) -> str:
+    """Ask and wait for the answer and the next prompt; what was shown."""
+    chat.enter(text)
+    shown = chat.sees(STATS)
+    chat.ready()
+    return shown
+
+
+def saved(chat: Terminal, path: Path) -> list[dict[str, Any]]:
+    """The messages so far, through /save."""
+    chat.enter(f"/save {path}")
+    chat.sees(r"saved \d+ messages")
+    chat.ready()
+    messages: list[dict[str, Any]] = json.loads(path.read_text())["messages"]
+    return messages
+
+
+def test_greeting_names_the_model_and_the_keys(tmp_path: Path) -> None:
+    chat = Terminal(state=tmp_path)
+    chat.sees(r"llama, 7\.\d+ M parameters, context \d+, 1 thread\b")
+    chat.sees("Enter sends.*Ctrl-D leaves, /help lists commands")
+    chat.ready()
+    chat.close()
+
+
+def test_an_answer_is_shown_and_its_figures_follow(open_chat: Open, tmp_path: Path) -> None:
+    chat = open_chat()
+    chat.enter("What is 2 plus 3?")
+    shown = chat.sees("5 tokens  " + STATS)
+    chat.ready()
+    question, answer = saved(chat, tmp_path / "chat")
+    assert question == {"role": "user", "content": "What is 2 plus 3?"}
+    assert answer["content"] in shown
+
+
+def test_an_answer_is_streamed(open_chat: Open) -> None:
+    chat = open_chat("--max-tokens", "8000", "--context", "8192")
+    chat.enter("1")
+    chat.sees("[a-z]{10}")  # long before it is complete
+    chat.type(CTRL_C)
+    chat.sees(STATS)
+
+
+def test_help_lists_the_commands(open_chat: Open) -> None:
+    chat = open_chat()
+    chat.enter("/help")
+    shown = chat.sees("Enter sends")
+    for command in ("/help", "/clear", "/system", "/save", "/load", "/stats", "/exit"):
+        assert command in shown
+
+
+def test_an_unknown_command_is_said_to_be_one(open_chat: Open) -> None:
+    chat = open_chat()
+    chat.enter("/dance")
+    chat.sees("/dance is not a command; /help lists them")
+    chat.ready()
+
+
+def test_clear_forgets_the_conversation_but_not_the_system_message(open_chat: Open, tmp_path: Path) -> None:
+    chat = open_chat("--system", "Answer briefly.")
+    ask(chat, "one")
+    chat.enter("/clear")
+    chat.sees("conversation forgotten")
+    chat.ready()
+    assert saved(chat, tmp_path / "chat") == [{"role": "system", "content": "Answer briefly."}]
+
+
+def test_system_shows_and_sets_the_system_message(open_chat: Open, tmp_path: Path) -> None:
+    chat = open_chat()
+    chat.enter("/system")
+    chat.sees(r"system: \(none\)")
+    chat.ready()
+    chat.enter("/system You are a lighthouse.")
+    chat.sees("system: You are a lighthouse.")
+    chat.ready()
+    assert saved(chat, tmp_path / "chat") == [{"role": "system", "content": "You are a lighthouse."}]
+    chat.enter("/system -")
+    chat.sees(r"system: \(none\)")
+    chat.ready()
+    assert saved(chat, tmp_path / "chat") == []
+
+
+def test_stats_show_the_figures_of_the_last_answer(open_chat: Open) -> None:
+    chat = open_chat("--seed", "42")
+    ask(chat, "one")
+    chat.enter("/stats")
+    shown = chat.sees(r"seed\s+\S*\s42")
+    for name in ("load", "prompt", "prefill", "TTFT", "answer", "TPOT", "decode", "context"):
+        assert name in shown
+
+
+def test_stats_show_what_a_budget_is_used_for(open_chat: Open) -> None:
+    chat = open_chat("--seed", "42", "--memory", "1GiB")
+    ask(chat, "one")
+    chat.enter("/stats")
+    shown = chat.sees(r"seed\s+\S*\s42[\s\S]*?resident weights")
+    assert "KV cache" in shown
+
+
+def test_exit_leaves(open_chat: Open) -> None:
+    chat = open_chat()
+    chat.enter("/exit")
+    assert chat.ends() == 0
+
+
+def test_a_saved_conversation_goes_on_in_another_process(open_chat: Open, tmp_path: Path) -> None:
+    first = open_chat()
+    ask(first, "one")
+    before = saved(first, tmp_path / "first")
+    second = open_chat()
+    second.enter(f"/load {tmp_path / 'first'}")
+    second.sees("2 messages loaded")
+    second.ready()
+    ask(second, "two")
+    after = saved(second, tmp_path / "second")
+    assert [message["role"] for message in after] == ["user", "assistant", "user", "assistant"]
+    assert after[:2] == before
+    assert after[2]["content"] == "two"
+
+
+def test_a_saved_conversation_is_private(open_chat: Open, tmp_path: Path) -> None:
+    chat = open_chat()
+    ask(chat, "one")
+    saved(chat, tmp_path / "chat")
+    assert stat.S_IMODE((tmp_path / "chat").stat().st_mode) == 0o600
+    assert [path.name for path in tmp_path.glob("*chat*")] == ["chat"]  # nothing temporary stays
+
+
+def test_files_that_cannot_be_saved_or_loaded_are_said_in_a_line(open_chat: Open, tmp_path: Path) -> None:
+    chat = open_chat()
+    (tmp_path / "list").write_text("[1, 2]")
+    for line, complaint in (
+        ("/save", "/save needs a file name"),
+        ("/load", "/load needs a file name"),
+        (f"/load {tmp_path}/none", r"cannot\s+be\s+read:\s+No\s+such\s+file"),
+        (f"/load {tmp_path}/list", "not a saved chat"),
+        (f"/save {tmp_path}/none/chat", r"there\s+is\s+no\s+folder"),
+        (f"/save {tmp_path}/list", r"is\s+there\s+and\s+is\s+no\s+saved\s+chat"),
+    ):
+        chat.enter(line)
+        shown = chat.sees(complaint)
+        assert "Traceback" not in shown
+        assert "[Errno" not in shown
+        chat.ready()
+
+
+@pytest.mark.parametrize("keys", [ALT_ENTER, CTRL_J])
+def test_new_lines_in_a_prompt(open_chat: Open, tmp_path: Path, keys: str) -> None:
+    chat = open_chat()
+    ask(chat, f"first{keys}second")
+    assert saved(chat, tmp_path / "chat")[0]["content"] == "first\nsecond"
+
+
+def test_arrow_up_recalls_the_line_before_also_in_another_process(open_chat: Open, tmp_path: Path) -> None:
+    first = open_chat()
+    ask(first, "remember this")
+    ask(first, UP)
+    assert [m["content"] for m in saved(first, tmp_path / "first")[::2]] == ["remember this"] * 2
+    first.type(CTRL_D)
+    assert first.ends() == 0
+    second = open_chat()
+    ask(second, UP + UP)  # the line before the last: the last was /save
+    assert saved(second, tmp_path / "second")[0]["content"] == "remember this"
+
+
+def test_the_history_is_private(open_chat: Open, tmp_path: Path) -> None:
+    ask(open_chat(), "a secret")
+    history = tmp_path / "edge" / "chat_history"
+    assert "a secret" in history.read_text()
+    assert stat.S_IMODE(history.stat().st_mode) == 0o600
+    assert stat.S_IMODE(history.parent.stat().st_mode) == 0o700
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_program(open_chat: Open, tmp_path: Path) -> None:
+    chat = open_chat("--max-tokens", "8000", "--context", "8192")
+    chat.enter("1")
+    chat.sees("[a-z]{10}")
+    chat.type(CTRL_C)
+    shown = chat.sees(r"stopped  (\d+) tokens  " + STATS)
+    assert "Traceback" not in shown
+    chat.ready()
+    messages = saved(chat, tmp_path / "chat")
+    assert re.fullmatch("[a-z]+", messages[1]["content"])  # what was said so far is part of the conversation
+    chat.type(CTRL_D)
+    assert chat.ends() == 0
+
+
+def test_interrupts_in_a_row_do_not_end_the_program(open_chat: Open) -> None:
+    chat = open_chat("--max-tokens", "8000", "--context", "8192")
+    chat.enter("1")
+    chat.sees("[a-z]{10}")
+    for _ in range(3):
+        os.kill(chat.process.pid, signal.SIGINT)
+    chat.ready()
+    chat.enter("/exit")
+    assert chat.ends() == 0
+
+
+def test_ctrl_c_at_the_prompt_empties_the_line(open_chat: Open, tmp_path: Path) -> None:
+    chat = open_chat()
+    chat.type("never mind" + CTRL_C)
+    chat.ready()
+    ask(chat, "one")
+    assert saved(chat, tmp_path / "chat")[0]["content"] == "one"
+
+
+def test_ctrl_d_leaves(open_chat: Open) -> None:
+    chat = open_chat()
+    chat.type(CTRL_D)
+    assert chat.ends() == 0
+
+
+def test_only_what_is_new_is_computed(open_chat: Open) -> None:
+    chat = open_chat()
+    ask(chat, "one")
+    ask(chat, "two")
+    chat.enter("/stats")
+    shown = chat.sees(r"(\d+) tokens, (\d+) of them already held")
+    chat.ready()
+    prompt, held = map(int, re.findall(r"(\d+) tokens, (\d+) of them", shown)[-1])
+    assert 0 < held < prompt
+
+
+def test_a_prompt_that_does_not_fit_is_said_and_forgotten(open_chat: Open, tmp_path: Path) -> None:
+    chat = open_chat("--context", "64")
+    chat.enter("word " * 60)
+    chat.sees("which must also hold the answer")
+    chat.ready()
+    assert saved(chat, tmp_path / "chat") == []

@@ -1,0 +1,46 @@
+"""Presets for what-if plans: every figure has its source, and is one that a device can have."""
+
+import dataclasses
+
+import pytest
+
+from devices.catalog import CATALOG, GIB, DevicePreset
+from devices.lab.presets import PRESETS
+
+FIGURES = {field.name for field in dataclasses.fields(DevicePreset)} - {"title", "source", "estimate"}
+
+
+def test_what_people_have_is_there() -> None:
+    assert {"pi4", "pi5", "phone", "laptop", "mini-pc", "gtx-1650", "rtx-3060", "jetson-orin-nano"} <= CATALOG.keys()
+    assert PRESETS.keys() <= CATALOG.keys()  # one name, one device: in the lab and in a plan
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_every_figure_has_its_source_and_is_an_estimate(name: str) -> None:
+    preset = CATALOG[name]
+    assert preset.estimate
+    assert preset.source.keys() == FIGURES
+    assert all(len(text) > 10 and text.isprintable() for text in preset.source.values())
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_figures_are_in_their_units(name: str) -> None:
+    preset = CATALOG[name]
+    assert GIB <= preset.memory_bytes <= 16 * GIB
+    assert 1e9 < preset.memory_bytes_per_s < 500e9
+    assert 1e7 < preset.disk_bytes_per_s < preset.memory_bytes_per_s
+    # Arithmetic is ahead of memory on all of them: a prompt token is cheaper than a generated one.
+    assert 2 * preset.memory_bytes_per_s < preset.flops < 30e12
+    assert 1 < preset.watts < 500
+    assert 1 < preset.cores <= 16
+
+
+@pytest.mark.parametrize("figure", ["memory_bytes_per_s", "flops", "watts"])
+def test_faster_ones_are_faster(figure: str) -> None:
+    for order in (
+        ("pi4", "pi5", "laptop", "apple-m4"),
+        ("phone", "phone-flagship"),
+        ("gtx-1650", "rtx-3050", "rtx-3060"),
+    ):
+        figures = [getattr(CATALOG[name], figure) for name in order if (name, figure) != ("apple-m4", "watts")]
+        assert figures == sorted(figures), order

@@ -1,0 +1,84 @@
+"""Cores as people write them, and keeping to some of them."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from devices.cores import check_cores, cores_text, keep_to, parse_cores, usable_cores
+from edge.errors import EdgeError
+from edge.llama import llama
+from edge.worker import load
+from edge.worker.limits import Lent, compute_on
+
+pinning = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not let programs choose")
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"), [("0", (0,)), ("0,2-3", (0, 2, 3)), ("3,1-2,1", (1, 2, 3)), (" 0 , 4-4 ", (0, 4))]
+)
+def test_cores_as_people_write_them(text: str, cores: tuple[int, ...]) -> None:
+    assert parse_cores(text) == cores
+
+
+@given(st.sets(st.integers(0, 4095), min_size=1))
+def test_text_there_and_back(cores: set[int]) -> None:
+    assert parse_cores(cores_text(cores)) == tuple(sorted(cores))
+
+
+@pytest.mark.parametrize("text", ["", ",", "0,", "x", "-1", "1-", "3-1", "4096", "0-99999", "1 2", "0x1", "²"])
+def test_what_is_no_list_of_cores(text: str) -> None:
+    with pytest.raises(ValueError, match=r"needs cores such as 0,2-3, got '"):
+        parse_cores(text)
+
+
+@pinning
+def test_cores_that_are_not_there() -> None:
+    check_cores(usable_cores())
+    for refuse in (check_cores, keep_to):
+        with pytest.raises(ValueError, match=r"core 4000-4001 cannot be used here; those that can are [0-9,-]+$"):
+            refuse([usable_cores()[0], 4000, 4001])
+    with pytest.raises(EdgeError, match="core 4000 cannot be used here"):
+        compute_on([4000])
+    compute_on([])
+
+
+@pinning
+def test_threads_started_later_keep_to_the_same_cores() -> None:
+    code = (
+        "import os, threading; from devices.cores import keep_to, usable_cores; first = usable_cores()[0];"
+        " keep_to([first]); t = threading.Thread(target=lambda: print(usable_cores() == (first,)));"
+        " t.start(); t.join()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
+
+
+def test_a_system_that_does_not_let_programs_choose(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    with pytest.raises(ValueError, match="leave --affinity out"):
+        check_cores([0])
+
+
+@pytest.mark.parametrize(
+    ("asked", "most", "gpu", "used"),
+    [
+        ("null", None, True, None),
+        ("null", 5, True, 5),
+        ("null", 5, False, None),  # a number would be refused where there is no GPU
+        ("3", 5, True, 3),
+        ("9", 5, True, 5),
+        ("9", 0, True, 0),
+        ("9", None, True, 9),
+    ],
+)
+def test_no_more_layers_on_the_gpu_than_are_lent(
+    monkeypatch: pytest.MonkeyPatch, asked: str, most: int | None, gpu: bool, used: int | None
+) -> None:
+    monkeypatch.setattr(llama, "has_gpu", lambda: gpu)
+    options = load._options(f'{{"gpu_layers": {asked}}}', Lent(2, gpu_layers=most))
+    assert options.gpu_layers == used
+    assert options.threads == 2

@@ -1,0 +1,168 @@
+"""Lab files: what they mean, and what is said about those that mean nothing."""
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from devices.errors import LabFileError
+from devices.lab.config import LabConfig, LabDevice, LabLink, lab_to_json, parse_lab, read_lab
+from devices.lab.presets import PRESETS
+from devices.lab.shaper import Shape
+from tests.support.helpers import ROOT, assert_one_line_error, run_edge
+
+A, B = {"name": "a"}, {"name": "b"}
+TOTAL = psutil.virtual_memory().total
+
+
+def test_the_example() -> None:
+    lab = read_lab(ROOT / "docs" / "example-lab.toml")
+    pi, laptop = lab.devices
+    assert (pi.name, pi.preset, pi.cpu, pi.memory_bytes) == ("pi", "pi4", PRESETS["pi4"].cpu, 2 << 30)
+    assert (laptop.cpu, laptop.threads, laptop.cache_bytes) == (0.4, 1, 4 << 30)
+    between = Shape(0.003, 0.002, 6_250_000, 0.001)
+    assert lab.shape("pi", "old-laptop") == lab.shape("old-laptop", "pi") == between
+    assert lab.shape("owner", "pi") == Shape(0.0005)
+    assert lab.shaped
+
+
+def test_without_links_all_is_loopback() -> None:
+    lab = parse_lab({"device": [A, B]})
+    assert lab.devices == (LabDevice("a"), LabDevice("b"))
+    assert not lab.shaped
+    assert lab.shape("a", "b") == Shape()
+    assert not parse_lab({"device": [A], "link": [{"delay_ms": 0}]}).shaped
+
+
+def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "lab.toml").write_text('[[device]]\nname = "a"\nmodels = "models"\n')
+    assert read_lab(tmp_path / "lab.toml").devices[0].models == tmp_path / "models"
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        ({}, ["device[0].name", "None"]),
+        ({"name": ""}, ["device[0].name"]),
+        ({"name": "../up"}, ["device[0].name"]),
+        ({"name": 3}, ["device[0].name", "3"]),
+        ({"name": "owner"}, ["device[0].name", "owner"]),
+        ({"cores": 2}, ["device[0]", "'cores'", "cpu"]),
+        ({"preset": "cray"}, ["device[0].preset", "pi4, pi5", "'cray'"]),
+        ({"cpu": 0}, ["device[0].cpu", "0.01"]),
+        ({"cpu": -1.5}, ["device[0].cpu", "-1.5"]),
+        ({"cpu": "2"}, ["device[0].cpu", "a number", "'2'"]),
+        ({"cpu": True}, ["device[0].cpu", "True"]),
+        ({"cpu": float("nan")}, ["device[0].cpu", "nan"]),
+        ({"cpu": 10**400}, ["device[0].cpu", "0000..."]),
+        ({"memory": "1 parsec"}, ["device[0].memory", '"1GiB"']),
+        ({"memory": 1 << 30}, ["device[0].memory", '"1GiB"']),
+        ({"memory": "-1GiB"}, ["device[0].memory"]),
+        ({"memory": "0MiB"}, ["device[0].memory"]),
+        ({"memory": "1MiB"}, ["device[0].memory", "128MiB"]),
+        ({"memory": f"{TOTAL + 1}B"}, ["device[0].memory", f"{TOTAL / 2**30:.1f}GiB"]),
+        ({"threads": 1.5}, ["device[0].threads", "whole"]),
+        ({"threads": 0}, ["device[0].threads"]),
+        ({"affinity": "all"}, ["device[0].affinity", "all"]),
+        ({"affinity": "4000"}, ["device[0].affinity", "4000"]),
+        ({"cache_size": "much"}, ["device[0].cache_size"]),
+        ({"models": "/nowhere/at/all"}, ["device[0].models", "/nowhere/at/all"]),
+    ],
+)
+def test_a_device_that_cannot_be(device: dict[str, Any], words: list[str]) -> None:
+    given = {"name": "a", **device} if device else {}
+    with pytest.raises(LabFileError) as error:
+        parse_lab({"device": [given]})
+    assert all(word in str(error.value) for word in words), error.value
+
+
+@pytest.mark.parametrize(
+    ("link", "words"),
+    [
+        ({"delay": 1}, ["link[0]", "'delay'", "delay_ms"]),
+        ({"delay_ms": -1}, ["link[0].delay_ms", "-1"]),
+        ({"delay_ms": "5ms"}, ["link[0].delay_ms", "'5ms'"]),
+        ({"jitter_ms": 1e9}, ["link[0].jitter_ms"]),
+        ({"bandwidth_mbps": 0}, ["link[0].bandwidth_mbps"]),
+        ({"loss": 101}, ["link[0].loss"]),
+        ({"between": ["a"]}, ["link[0].between", "['a']"]),
+        ({"between": ["a", "a"]}, ["link[0].between", "different"]),
+        ({"between": "ab"}, ["link[0].between"]),
+        ({"between": ["a", "c"]}, ["link[0].between", "'c'", "owner, a, b"]),
+        ({"between": ["a", ["b"]]}, ["link[0].between"]),
+    ],
+)
+def test_a_link_that_cannot_be(link: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(LabFileError) as error:
+        parse_lab({"device": [A, B], "link": [link]})
+    assert all(word in str(error.value) for word in words), error.value
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({}, ["1 to 64", "got 0"]),
+        ({"device": {"name": "a"}}, ["[[device]]"]),
+        ({"device": ["a"]}, ["[[device]]"]),
+        ({"device": [{"name": f"d{i}"} for i in range(65)]}, ["got 65"]),
+        ({"device": [A, A]}, ["device[1].name", "'a'"]),
+        ({"device": [A], "links": []}, ["'links'", "device, link"]),
+        ({"device": [A, B], "link": [{"between": ["a", "b"]}, {"between": ["b", "a"]}]}, ["link[1]", "a and b"]),
+        ({"device": [A], "link": [{"delay_ms": 1}, {"delay_ms": 2}]}, ["link[1]", "all pairs"]),
+    ],
+)
+def test_a_lab_that_cannot_be(data: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(LabFileError) as error:
+        parse_lab(data)
+    assert all(word in str(error.value) for word in words), error.value
+
+
+def test_files_that_are_no_lab(tmp_path: Path) -> None:
+    file = tmp_path / "lab.toml"
+    assert_one_line_error(run_edge("lab", "up", file), 3, str(file), "No such file")
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(LabFileError, match=r"lab\.toml is no TOML"):
+        read_lab(file)
+    file.write_text('[[device]]\nname = "a"\nname = "b"\n')
+    with pytest.raises(LabFileError, match=r"lab\.toml is no TOML.*line 3"):
+        read_lab(file)
+    file.write_text('[[device]]\nname = "a"\nram = "1GiB"\n')
+    assert_one_line_error(run_edge("lab", "up", file), 3, str(file), "device[0]", "'ram'")
+
+
+names = st.sampled_from(["a", "b", "c"])
+counts = st.none() | st.integers(1, 64)
+sizes = st.none() | st.integers(128 << 20, TOTAL)
+devices = st.builds(LabDevice, names, st.none() | st.floats(0.01, 64), sizes, counts, cache_bytes=sizes)
+shapes = st.builds(Shape, st.floats(0, 5), st.floats(0, 5), st.none() | st.floats(2e3, 1e9), st.floats(0, 0.5))
+
+
+@given(st.lists(devices, min_size=1, max_size=3, unique_by=lambda device: device.name), st.none() | shapes)
+def test_json_keeps_all_of_it(some: list[LabDevice], shape: Shape | None) -> None:
+    links = () if shape is None else (LabLink(shape, ("owner", some[0].name)), LabLink(Shape(delay_s=0.1)))
+    lab = LabConfig(tuple(some), links)
+    again = parse_lab(lab_to_json(lab))
+    assert again.devices == lab.devices
+    for one, other in zip(again.links, lab.links, strict=True):
+        assert one.between == other.between
+        assert list(vars(one.shape).values()) == pytest.approx(list(vars(other.shape).values()))
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["name", "between", "cpu"]), inner),
+    max_leaves=9,
+)
+keys = st.sampled_from(["name", "preset", "cpu", "memory", "threads", "affinity", "cache_size", "models"])
+link_keys = st.sampled_from(["between", "delay_ms", "jitter_ms", "bandwidth_mbps", "loss"])
+
+
+@given(st.lists(st.dictionaries(keys, values), max_size=2) | values, st.lists(st.dictionaries(link_keys, values)))
+def test_whatever_is_given_is_a_lab_or_a_clear_error(some: Any, links: Any) -> None:
+    with suppress(LabFileError):
+        assert parse_lab({"device": some, "link": links}).devices

@@ -1,0 +1,71 @@
+"""Work in threads that is given up: what it opened is closed, and the first error is heard."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+
+from edge.cluster.failures import is_cause, telling
+from edge.errors import Interrupted, WorkerError
+from edge.tasks import Closing, results
+from tests.support.helpers import TIMEOUT_S
+from transport.errors import LinkClosed, LinkTimeout, ProtocolError, Refused
+
+
+def test_the_last_is_undone_first_and_what_comes_late_at_once() -> None:
+    undone: list[int] = []
+
+    @contextmanager
+    def entered() -> Iterator[str]:
+        yield "inside"
+        undone.append(2)
+
+    with Closing() as closing:
+        closing.then(lambda: undone.append(1))
+        assert closing.enter(entered()) == "inside"
+        closing.check()
+        assert undone == []
+    assert undone == [2, 1]
+    closing.then(lambda: undone.append(3))
+    closing.close()
+    assert undone == [2, 1, 3]
+    with pytest.raises(Interrupted):
+        closing.check()
+
+
+def test_results_are_in_order_and_the_first_error_is_not_waited_for() -> None:
+    go = threading.Event()
+
+    def fail() -> int:
+        raise ValueError("this one")
+
+    with ThreadPoolExecutor(4) as pool:
+        assert results(pool.submit(lambda n=n: n) for n in range(5)) == [0, 1, 2, 3, 4]
+        waiting = [pool.submit(go.wait, TIMEOUT_S) for _ in range(3)]
+        with pytest.raises(ValueError, match="this one"):
+            results([waiting[0], pool.submit(fail)])
+        with pytest.raises(ValueError, match="this one"):
+            results([waiting[1]], beside=[pool.submit(fail)])
+        assert results([pool.submit(int)], beside=[waiting[2]]) == [0]
+        assert not any(one.done() for one in waiting)
+        go.set()
+
+
+def test_what_says_most_is_raised() -> None:
+    died = WorkerError("one: the engine process was killed")
+    room = WorkerError("two: no room", "NotEnoughMemory")
+    refused = WorkerError("one: rank 2 (two) at x: Connection refused", "Refused")
+    cut = WorkerError("two: the stream ends inside a frame", "ProtocolError")
+    closed = WorkerError("two: rank 1 closed the link", "LinkClosed")
+    gone = LinkClosed("three went away")  # of a session, so it is about the worker itself
+    assert [is_cause(word) for word in (died, room, gone, refused, cut, closed)] == [True] * 3 + [False] * 3
+    assert telling([closed, cut, refused, died]) is died
+    assert telling([closed, cut, refused]) is refused
+    assert telling([cut, room], Refused("rank 2: no room")) is room
+    assert telling([cut, closed], LinkClosed("rank 1 closed the link")) is cut
+    assert telling([gone], ProtocolError("inside a frame")) is gone
+    own = LinkTimeout("rank 2 sent nothing for 300 s")
+    assert telling([closed, refused], own) is own
+    assert telling([], own) is own

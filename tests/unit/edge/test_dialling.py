@@ -1,0 +1,62 @@
+"""Who answers a dial is the device that was named, not just any member of the cluster."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from edge.net.dialling import Dialler
+from edge.net.peers import SECRET_BYTES, Doorway, Peer
+from tests.support.trust import Cluster, held, shown
+from transport import security
+from transport.errors import Refused
+from transport.link import Deadlines
+
+SECRET = bytes(range(SECRET_BYTES))
+QUICK = Deadlines(5.0, 5.0, 5.0)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Cluster:
+    """Of a desk, its owner, and two members."""
+    cluster = Cluster(tmp_path_factory.mktemp("c"), time.time())
+    for name in ("pi", "mallory"):
+        cluster.joined(name)
+    return cluster
+
+
+def dialled(cluster: Cluster, transport: str, **where: Any) -> None:
+    """Dial `pi` as the desk, and hang up."""
+    peer = Peer(**({"rank": 1, "name": "pi", "host": "127.0.0.1", "port": 0, "tcp_port": 0, "session": "s"} | where))
+    own = shown(held(cluster.at("desk")))
+    Dialler(0, SECRET, QUICK, lambda: own, 0, transport).dial(peer).link.close()
+
+
+@pytest.mark.parametrize(("answers", "admitted"), [("pi", True), ("mallory", False)])
+def test_over_tcp(cluster: Cluster, tmp_path: Path, answers: str, admitted: bool) -> None:
+    """mallory knows the secret and is a member: it may still not be taken for pi."""
+    own = shown(held(cluster.at(answers)))
+    doorway = Doorway("127.0.0.1", tmp_path / "door", 1, SECRET, QUICK, lambda: own, 0)
+    try:
+        if admitted:
+            dialled(cluster, "tcp", tcp_port=doorway.tcp_port)
+        else:
+            with pytest.raises(Refused, match=r"rank 1 \(pi\) was to answer at .*, it is mallory"):
+                dialled(cluster, "tcp", tcp_port=doorway.tcp_port)
+    finally:
+        doorway.close()
+
+
+def test_over_grpc(cluster: Cluster) -> None:
+    own = shown(held(cluster.at("mallory")))
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_secure_port("127.0.0.1:0", security.grpc_server_credentials(lambda: own))
+    server.start()
+    try:
+        with pytest.raises(Refused, match=r"rank 1 \(pi\) was to answer at .*, it is mallory"):
+            dialled(cluster, "grpc", port=port)
+    finally:
+        server.stop(None).wait()

@@ -1,0 +1,142 @@
+"""What is said of ranks and of layers: known steps by a known clock give known figures."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from apps.show import step_table
+from edge.parallel import shard
+from edge.parallel.shard import Shard
+from edge.parallel.step_times import Figure, StepTime, StepTimes
+from edge.planning.layer_times import DEPTH, Times, device_speed
+from edge.planning.survey import _with_sums
+from partition.predict.speeds import Curve
+from tests.support.clock import Clock
+
+MS = 1e-3
+
+
+def test_a_summary_is_of_its_kind_in_its_units() -> None:
+    times = StepTimes()
+    for i in range(1, 101):
+        times.add(StepTime(True, i * MS, 2 * i * MS, 3 * i * MS, 1000 * i, 2000 * i))
+    times.add(StepTime(False, 5.0, 6.0, 7.0, 8_000_000, 9_000_000))
+    found = times.summaries()
+    assert (found["decode"].steps, found["prefill"].steps) == (100, 1)
+    expected = {
+        "compute_ms": (50.5, 100),
+        "communication_ms": (101, 200),
+        "stall_ms": (151.5, 300),
+        "sent_bytes": (50_500, 100_000),
+        "received_bytes": (101_000, 200_000),
+    }
+    for name, (median, p99) in expected.items():
+        figure: Figure = getattr(found["decode"], name)
+        assert (figure.median, figure.p99) == pytest.approx((median, p99))
+    one = found["prefill"]
+    assert [getattr(one, name).median for name in expected] == pytest.approx([5000, 6000, 7000, 8e6, 9e6])
+    decode, prefill = step_table.rows(["desk"], [found])
+    assert dict(zip(step_table.NAMES, decode, strict=True)) == {
+        "rank": "0",
+        "device": "desk",
+        "kind": "decode",
+        "steps": "100",
+        "compute ms": "50.50 / 100.00",
+        "communication ms": "101.00 / 200.00",
+        "stall ms": "151.50 / 300.00",
+        "sent kB": "50.5",
+        "received kB": "101.0",
+    }
+    assert prefill[2:5] == ("prefill", "1", "5000.00 / 5000.00")
+
+
+def test_the_slowest_rank_is_the_one_that_computes_the_longest() -> None:
+    def rank(compute_s: float, stall_s: float) -> Any:
+        times = StepTimes()
+        times.add(StepTime(True, compute_s, stall_s, stall_s))
+        return times.summaries()
+
+    assert step_table.slowest([rank(1, 9), rank(3, 1), rank(2, 5)]) == 1
+    assert step_table.slowest([{}, rank(1, 1)]) == 1
+    assert step_table.slowest([{}]) is None
+
+
+def test_a_steps_seconds_are_computing_sums_and_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """8 s in llama.cpp, of which sums took 3; 2 s of sending before, 1 s of receiving after it."""
+    clock = Clock().of(monkeypatch, shard)
+    link = SimpleNamespace(receive_s=10.0, sent_bytes=100, received_bytes=200)
+    one: Any = Shard.__new__(Shard)
+    one._links, one._exchange_s, one._compute_s = [link], 5.0, 0.0
+    one.times, one.hidden = StepTimes(), None
+    one.place = SimpleNamespace(last=True, group=(0, 1))
+    one.rows = SimpleNamespace(outputs=np.ones(1, np.int8), sequences=np.zeros(1, np.int32))
+
+    def allreduce(*_: Any) -> None:
+        clock.now += 1.5
+        link.receive_s += 0.5
+        link.sent_bytes += 40
+        link.received_bytes += 60
+
+    one._group = SimpleNamespace(allreduce=allreduce)
+    one._algorithm = one.wire = None
+    node: Any = SimpleNamespace(view=lambda: object())
+
+    def decode_rows(*_: Any) -> None:
+        clock.now += 5.0
+        one._sum(node)
+        one._sum(node)
+
+    one.engine = SimpleNamespace(decode_rows=decode_rows, shape=SimpleNamespace(n_layers=1))
+    one.begin()
+    clock.now += 2.0
+    link.sent_bytes += 1000
+    one.compute(1)
+    clock.now += 1.0
+    link.receive_s += 0.75
+    found = one.end(one.time_of(1, idle_s=0.25))
+    assert found.decode
+    assert found.compute_s == pytest.approx(5.0)
+    assert found.communication_s == pytest.approx(2.0 + 3.0 + 1.0)
+    assert found.stall_s == pytest.approx(0.25 + 2 * 0.5 + 0.75)
+    assert (found.sent_bytes, found.received_bytes) == (1080, 120)
+
+
+def curve(*points: tuple[int, float]) -> Curve:
+    return Curve(points)
+
+
+def test_a_layer_is_its_part_of_what_was_timed() -> None:
+    """A step of 1 ms; a layer of 2 ms for one row and of 10 for 64; half of one of 1.5 and 6; a head of 4 ms and 16."""
+    steps = {
+        "layers": curve((1, 9 * MS), (64, 41 * MS)),
+        "more": curve((1, 17 * MS)),
+        "half": curve((1, 7 * MS), (64, 25 * MS)),
+        "head": curve((1, 7 * MS), (64, 27 * MS)),
+    }
+    found = device_speed(Times(4, steps, 0.512, 300 << 20, 2e8), "pi:1", "pi", 4 << 30)
+    assert (found.device, found.name) == ("pi:1", "pi")
+    assert found.step_s.at(1) == pytest.approx(1 * MS)
+    assert [found.layer_s.at(n) for n in (1, 64)] == pytest.approx([2 * MS, 10 * MS])
+    assert [found.half_layer_s.at(n) for n in (1, 64)] == pytest.approx([1.5 * MS, 6 * MS])
+    assert [found.head_s.at(n) for n in (1, 64)] == pytest.approx([4 * MS, 16 * MS])
+    assert found.token_s == pytest.approx(0.512 / 4 / DEPTH)
+    assert (found.memory_bytes, found.runtime_bytes, found.disk_bytes_per_s) == (4 << 30, 300 << 20, 2e8)
+    # Without twice as many layers, and without halves: no step of its own, half a layer takes half.
+    del steps["more"], steps["half"]
+    found = device_speed(Times(4, steps, 0.0, 1, None), "pi:1", "pi", 1)
+    assert found.step_s.at(1) == 0
+    assert found.layer_s.at(1) == pytest.approx(9 / 4 * MS)
+    assert found.half_layer_s.at(1) == pytest.approx(9 / 8 * MS)
+
+
+def test_a_sum_takes_slow_devices_longer() -> None:
+    def device(layer_s: float) -> Any:
+        return device_speed(
+            Times(1, {"layers": curve((1, layer_s)), "head": curve((1, layer_s))}, 0, 1, None), "d", "d", 1
+        )
+
+    fast, slow = _with_sums([device(2 * MS), device(6 * MS)])
+    assert slow.sum_s == pytest.approx(3 * fast.sum_s)
+    assert fast.sum_s == pytest.approx(90e-6)

@@ -1,0 +1,119 @@
+"""Hooks: they see the nodes they ask for, may change them, may end the graph, and are not fooled."""
+
+import numpy as np
+import pytest
+
+from edge.errors import EngineError
+from edge.llama.ggml import Node
+from edge.llama.hooks import Hook, NodeHooks
+from edge.llm.engine import Engine
+from tests.conftest import OPTIONS, Synthetic
+
+TOKENS = [5, 300, 17, 401]
+
+
+def named(*names: str):  # type: ignore[no-untyped-def]
+    return lambda node: node.name in names
+
+
+def test_a_hook_sees_the_values_of_its_nodes_in_order(synthetic: Synthetic) -> None:
+    seen: list[tuple[str, tuple[int, int]]] = []
+    hook = Hook(named("l_out-0", "l_out-1"), lambda node: seen.append((node.name, node.read().shape)))
+    with Engine(synthetic("llama"), OPTIONS, hooks=[hook]) as engine:
+        engine.decode(TOKENS, 0)
+    # The last layer keeps only the rows somebody asked logits for.
+    assert seen == [("l_out-0", (4, 128)), ("l_out-1", (1, 128))]
+
+
+def test_the_second_graph_of_a_kind_runs_the_same_hooks_without_asking(synthetic: Synthetic) -> None:
+    asked, ran = [], []
+
+    def wants(node: Node) -> bool:
+        asked.append(node.name)
+        return node.weight.endswith(("attn_output.weight", "ffn_down.weight"))
+
+    hook = Hook(wants, lambda node: ran.append(node.weight))
+    with Engine(synthetic("llama"), OPTIONS, hooks=[hook]) as engine:
+        for position in range(3):
+            engine.decode([7], position)
+            if position == 0:
+                first_asked, first_ran = len(asked), list(ran)
+        assert len(first_ran) == 4  # two layers, two products
+        assert ran == first_ran * 3
+        assert len(asked) == first_asked
+        engine.decode(TOKENS, 3)  # another number of rows is another graph
+        assert len(asked) > first_asked
+
+
+def test_a_hook_that_only_looks_changes_nothing_and_one_that_writes_does(synthetic: Synthetic) -> None:
+    path = synthetic("llama")
+    with Engine(path, OPTIONS) as engine:
+        plain = engine.decode(TOKENS, 0).copy()
+    with Engine(path, OPTIONS, hooks=[Hook(named("l_out-0"), lambda node: node.write(node.read()))]) as engine:
+        np.testing.assert_array_equal(engine.decode(TOKENS, 0), plain)
+    with Engine(path, OPTIONS, hooks=[Hook(named("l_out-0"), lambda node: node.write(2 * node.read()))]) as engine:
+        assert np.abs(engine.decode(TOKENS, 0) - plain).max() > 0
+
+
+def test_returning_false_ends_the_graph(synthetic: Synthetic) -> None:
+    seen: list[str] = []
+
+    def end(node: Node) -> bool:
+        seen.append(node.name)
+        return False
+
+    hooks = [Hook(named("l_out-0"), end), Hook(named("l_out-1"), lambda node: seen.append(node.name))]
+    with Engine(synthetic("llama"), OPTIONS, hooks=hooks) as engine:
+        for start in (0, 4):
+            engine.decode(TOKENS, start)
+    assert seen == ["l_out-0", "l_out-0"]
+
+
+def test_an_exception_in_a_hook_reaches_the_caller_and_the_engine_goes_on(synthetic: Synthetic) -> None:
+    broken = True
+
+    def run(node: Node) -> None:
+        if broken:
+            raise KeyError("from the hook")
+
+    with Engine(synthetic("llama"), OPTIONS, hooks=[Hook(named("l_out-0"), run)]) as engine:
+        with pytest.raises(KeyError, match="from the hook"):
+            engine.decode(TOKENS, 0)
+        broken = False
+        engine.kv_clear()
+        engine.decode(TOKENS, 0)
+
+
+def test_reading_what_is_not_float32_is_refused(synthetic: Synthetic) -> None:
+    hook = Hook(lambda node: node.name.startswith("cache_k_l0"), lambda node: node.read() is None)
+    with (
+        Engine(synthetic("llama"), OPTIONS, hooks=[hook]) as engine,
+        pytest.raises(EngineError, match="ggml type 1"),
+    ):
+        engine.decode(TOKENS, 0)
+
+
+def test_writing_the_wrong_size_is_refused(synthetic: Synthetic) -> None:
+    hook = Hook(named("l_out-0"), lambda node: node.write(np.zeros(3, np.float32)))
+    with (
+        Engine(synthetic("llama"), OPTIONS, hooks=[hook]) as engine,
+        pytest.raises(EngineError, match=r"l_out-0 holds 2048 bytes .* 12 bytes of float32"),
+    ):
+        engine.decode(TOKENS, 0)
+
+
+@pytest.mark.parametrize("nodes", [4, 6])
+def test_a_graph_that_is_not_the_remembered_one_is_an_error(nodes: int) -> None:
+    hooks = NodeHooks([Hook(lambda node: False, lambda node: None)])
+
+    def graph(size: int) -> None:
+        hooks.begin(1, 1)
+        for _ in range(size):
+            hooks.callback(0, True, None)
+        hooks.end(completed=True)
+
+    graph(5)
+    graph(5)
+    with pytest.raises(EngineError, match=f"graph of {nodes} nodes came where one of 5 was remembered"):
+        graph(nodes)
+    graph(nodes)  # learned anew

@@ -1,0 +1,151 @@
+"""Links that change between answers: on real ones, between this process and ranks on a real worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.cluster.deployment import Exchange
+from edge.demo import MODEL_PATH
+from edge.llm.chat import Chat
+from edge.llm.engine import Engine
+from edge.llm.interface import TextEngine
+from edge.llm.sampler import SamplingParams
+from edge.net import dialling
+from edge.net.dialling import OTHER, USUAL, Dialler
+from edge.net.peers import Doorway, Peer
+from edge.net.relink import Order
+from edge.parallel import link_watch
+from tests.support.deployments import OPTIONS, deployed, shared_workers, stages, tensor
+from tests.support.workers import SECRET, Worker
+from transport.errors import LinkClosed, TransportError
+from transport.link import Deadlines
+from transport.prefer import ROUNDS, Preference
+
+QUICK = Deadlines(connect_timeout_s=1.0, step_timeout_s=5.0, send_timeout_s=5.0)
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    with shared_workers(tmp_path_factory, "one") as (one,):
+        yield one
+
+
+@pytest.fixture
+def noise(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """What comparisons come to in this process: True for gRPC. The last one holds from then on."""
+    verdicts = [True]
+
+    def prefer(*_: Any) -> Preference:
+        return Preference(verdicts.pop(0) if len(verdicts) > 1 else verdicts[0], ROUNDS, 940e-6, 700e-6)
+
+    monkeypatch.setattr(dialling, "prefer", prefer)
+    return verdicts
+
+
+def answers(engine: TextEngine, n: int = 1) -> list[str]:
+    chat = Chat(engine)
+    greedy = SamplingParams(temperature=0)
+    said = []
+    for question in ["How many minutes are in 3 hours?", "What is 12 + 30?", "What is 27 plus 38?"][:n]:
+        said.append("".join(piece.text for piece in chat.ask(question, greedy, max_tokens=24)))
+    return said
+
+
+def test_a_link_that_noise_chose_is_left_after_one_answer(
+    one: Worker, noise: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_watch, "_FITS", 0.0)  # as if tokens took far longer than was measured
+    with deployed(one, MODEL_PATH, tensor(1, 1)) as deployment, Engine(MODEL_PATH, OPTIONS) as single:
+        engine = deployment.engine
+        wanted = answers(single, 3)
+        assert engine.links == {1: OTHER}
+        assert [state.usual for state in engine.link_states] == [False]
+        chat = Chat(engine)
+        kinds = []
+        for question, text in zip(("How many minutes are in 3 hours?", "What is 12 + 30?"), wanted, strict=False):
+            pieces = chat.ask(question, SamplingParams(temperature=0), max_tokens=24)
+            assert "".join(piece.text for piece in pieces) == text
+            kinds.append(engine.links[1])
+            engine.link_watch._seen_s[False] = 1e9  # whatever this machine did during the answer
+        assert kinds == [OTHER, USUAL]
+        [change] = engine.link_watch.changes
+        assert change.startswith("after answer 1: ")
+        assert change.endswith("ranks 0 and 1 use tcp, no longer grpc (tcp, the usual way)")
+        assert [state.kind for state in engine.link_states] == [USUAL]
+
+
+def test_all_ranks_change_their_links_in_step(one: Worker, noise: list[bool]) -> None:
+    """Three ranks, two of them in one stage: each pair has a link, and what they compute stays the same."""
+    with deployed(one, MODEL_PATH, stages(1, 2)) as deployment, Engine(MODEL_PATH, OPTIONS) as single:
+        engine = deployment.engine
+        [wanted] = answers(single)
+        assert engine.links == {1: OTHER, 2: OTHER}
+        for order, kind in ((Order.USUAL, USUAL), (Order.COMPARED, OTHER), (Order.COMPARE, OTHER)):
+            reports = engine._guarded(lambda: engine._reports(order))  # noqa: B023
+            assert engine.links == {1: kind, 2: kind}
+            assert [[link.ranks for link in report.links] for report in reports] == [[(0, 1), (0, 2)], [(1, 2)], []]
+            assert {link.kind for link in reports[0].links} == {kind}
+            assert answers(engine) == [wanted]
+            engine.kv_clear()
+        noise[:] = [False]
+        engine._guarded(lambda: engine._reports(Order.COMPARE))
+        assert engine.links == {1: USUAL, 2: USUAL}
+        assert answers(engine) == [wanted]
+
+
+def test_what_cannot_be_dialled_changes_nothing_and_is_not_tried_again(
+    one: Worker, noise: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with deployed(one, MODEL_PATH, tensor(1, 1)) as deployment:
+        engine = deployment.engine
+        [before] = answers(engine)
+        tried = []
+
+        def connect(self: Dialler, kind: str, peer: Peer) -> Any:
+            tried.append(kind)
+            raise LinkClosed("nothing listens there")
+
+        monkeypatch.setattr(Dialler, "connect", connect)
+        for _ in range(2):
+            [report, _] = engine._guarded(lambda: engine._reports(Order.USUAL))
+            assert engine.links == {1: OTHER}
+            assert report.links[0].why.endswith("; tcp failed: nothing listens there")
+            assert report.links[0].usual  # the only one
+        assert tried == [USUAL]
+        engine.kv_clear()
+        assert answers(engine) == [before]
+
+
+@pytest.mark.parametrize("transport", ["tcp", "grpc"])
+def test_a_way_that_was_asked_for_stays(one: Worker, transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_watch, "_FITS", 0.0)
+    with deployed(one, MODEL_PATH, tensor(1, 1), exchange=Exchange(transport)) as deployment:
+        answers(deployment.engine, 3)
+        assert deployment.engine.links == {1: transport}
+        assert not deployment.engine.link_watch.changes
+
+
+def test_a_doorway_takes_whom_it_expects(tmp_path: Path) -> None:
+    """A rank that computes leaves strangers in the kernel's queue."""
+    doorway = Doorway("127.0.0.1", tmp_path / "door", 2, SECRET, QUICK, None, 0)
+    peer = Peer(2, "pi", "127.0.0.1", 0, doorway.tcp_port, "")
+    dial = [Dialler(rank, SECRET, QUICK, None, 0, USUAL).dial for rank in (0, 1)]
+    links = [one(peer).link for one in dial]
+    try:
+        links += doorway.wait_for({0: "a", 1: "b"}, 5).values()
+        with pytest.raises(TransportError):  # no answer, or none that it would like
+            dial[0](peer)
+        doorway.expect(1)
+        links.append(dial[1](peer).link)
+        with pytest.raises(TransportError, match="rank 0 has a link already"):
+            dial[0](peer)
+        links += doorway.wait_for({1: "b"}, 5).values()
+        assert links[-1].peer == "rank 1"
+    finally:
+        doorway.close()
+        for link in links:
+            link.close()

@@ -1,0 +1,253 @@
+"""Chat templates: rendered as Hugging Face renders them, in a sandbox that ends."""
+
+import os
+import resource
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edge.errors import TemplateError
+from edge.llm.template import CHATML, MAX_SOURCE, TRANSCRIPT, ChatTemplate
+from edge.llm.template_process import CPU_S, TemplateProcess
+from tests.support.helpers import until
+
+MESSAGES = [
+    {"role": "system", "content": "Be kind."},
+    {"role": "user", "content": "Hello <you> & me"},
+    {"role": "assistant", "content": "Hi."},
+    {"role": "user", "content": "Bye"},
+]
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[TemplateProcess]:
+    """A process for tests that leave it alive."""
+    process = TemplateProcess()
+    yield process
+    process.close()
+
+
+def test_chatml() -> None:
+    assert ChatTemplate(CHATML).render(MESSAGES) == (
+        "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHello <you> & me<|im_end|>\n"
+        "<|im_start|>assistant\nHi.<|im_end|>\n<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_without_a_generation_prompt_the_conversation_just_ends() -> None:
+    assert ChatTemplate(CHATML).render(MESSAGES[:1], add_generation_prompt=False).endswith("Be kind.<|im_end|>\n")
+
+
+def test_a_model_without_a_template_gets_one_its_vocabulary_knows() -> None:
+    chatml = ChatTemplate.for_model({"tokenizer.ggml.tokens": ["a", "<|im_start|>", "<|im_end|>"]}, "", "")
+    assert chatml.source == CHATML
+    plain = ChatTemplate.for_model({"tokenizer.ggml.tokens": ["a"]}, "", "")
+    assert plain.source == TRANSCRIPT
+    assert plain.render(MESSAGES).endswith("User: Bye\nAssistant:")
+    assert "\nUser:" in plain.stops
+    own = ChatTemplate.for_model({"tokenizer.chat_template": "{{ bos_token }}x"}, "<s>", "</s>")
+    assert own.render(MESSAGES) == "<s>x"
+
+
+@pytest.mark.parametrize("source", [CHATML, TRANSCRIPT])
+def test_a_turn_only_adds_to_the_one_before(source: str) -> None:
+    """So that what was computed for it can be kept."""
+    template = ChatTemplate(source)
+    generated = " word" if source == TRANSCRIPT else "word"
+    before = template.render(MESSAGES[:2]) + generated
+    after = [*MESSAGES[:2], {"role": "assistant", "content": generated}, MESSAGES[3]]
+    assert template.render(after).startswith(before)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{{ messages[0]['content'] | tojson }}", '"Be kind."'),
+        ("{{ {'a': '<é>'} | tojson(indent=1) }}", '{\n "a": "<é>"\n}'),
+        ("{% for m in messages %}{% if loop.last %}{{ m.role }}{% endif %}{% endfor %}", "user"),
+        ("{% for m in messages %}{% if loop.index == 3 %}{% break %}{% endif %}{{ loop.length }}{% endfor %}", "44"),
+        ("{% generation %}x{% endgeneration %}", "x"),
+        ("{% if tools is none %}no tools{% endif %}", "no tools"),
+        ("  {%- set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}", "4"),
+        ("{% if true %}\n  a\n  {% endif %}\n", "  a\n"),
+        ("{{ eos_token }}{{ strftime_now('%%') }}", "</s>%"),
+        ("{{ 'a-b'.replace('-', '+') }}{{ ['a', 'b'] | join(', ') }}{{ ', '.join(['a']) }}", "a+ba, ba"),
+        ("{{ 'a\nb' | indent(2) }}{{ 7 % 4 }}{{ ' x '.strip() }}{{ 'a,b'.split(',')[1] }}", "a\n  b3xb"),
+        ("{{ messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | list | length }}", "2"),
+        ("{{ 'a' ~ 1 ~ none }}{{ 2 * 3 }}{{ 'ab' * 2 }}{{ 'a' + 'b' }}", "a1None6ababab"),
+        ("{% macro m(x) %}[{{ x }}]{% endmacro %}{{ m('a') }}", "[a]"),
+    ],
+)
+def test_what_published_templates_use(source: str, expected: str, shared: TemplateProcess) -> None:
+    assert ChatTemplate(source, bos="<s>", eos="</s>", process=shared).render(MESSAGES) == expected
+
+
+def test_a_template_may_refuse_messages() -> None:
+    with pytest.raises(TemplateError, match="refuses these messages: roles must alternate"):
+        ChatTemplate("{{ raise_exception('roles must alternate') }}").render(MESSAGES)
+
+
+def test_a_syntax_error_names_the_line() -> None:
+    with pytest.raises(TemplateError, match="line 2"):
+        ChatTemplate("ok\n{% if %}")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ cycler.__init__.__globals__ }}",
+        "{% include '/etc/passwd' %}",
+        "{{ messages[99].content }}",
+        "{{ 1 / 0 }}",
+        "{{ undefined_thing.x }}",
+        "{{ 'abc' + 1 }}",
+        "{{ strftime_now(3) }}",
+    ],
+)
+def test_what_a_template_must_not_or_cannot_do_is_an_error(source: str, shared: TemplateProcess) -> None:
+    refused(source, shared)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}",
+        "{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}",
+        "{% macro a(n) %}{% if n %}{{ a(n - 1) }}{{ a(n - 1) }}{% endif %}{% endmacro %}{{ a(60) }}",
+        "{% for x in [1, 1] recursive %}{{ loop([1, 1]) }}{% endfor %}",
+        "{{ 'x' * 999999999 }}",
+        "{{ 'x'.center(500000000) }}",
+        "{{ 'x' | center(500000000) }}",
+        "{{ '%500000000d' % 1 }}",
+        "{{ '%500000000d' | format(1) }}",
+        "{{ '{:>500000000}'.format(1) }}",
+        "{{ 'a\nb' | indent(500000000) }}",
+        "{{ 'x'.zfill(500000000) }}",
+        "{{ ('a' * 60000).replace('a', 'b' * 9000) }}",
+        "{{ ('a' * 60000) | replace('a', 'b' * 9000) }}",
+        "{{ ('a' * 60000).join(range(9000)) }}",
+        "{{ range(9000) | join('a' * 60000) }}",
+        "{{ range(9) | slice(30000000) | list }}",
+        "{{ lipsum(n=30000) }}",
+        "{% for a in [1] %}" * 30 + "{% endfor %}" * 30,
+        "{{ 9 ** 99999999 }}",
+        "{{ ['a' * 9999999] * 9999999 }}",
+        "{% for a in range(9999) %}{{ 'x' * 9999 }}{% endfor %}",
+        "{% set n = namespace(s='x') %}{% for a in range(99) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
+        "{% set n = namespace(s='x') %}{% for a in range(99) %}{% set n.s = n.s + n.s %}{% endfor %}",
+    ],
+)
+def test_a_template_that_would_not_end_is_stopped(source: str, shared: TemplateProcess) -> None:
+    before = shared.pid
+    refused(source, shared)
+    assert shared.pid == before  # by the sandbox, with its reason
+
+
+def test_a_reason_is_short() -> None:
+    assert len(refused("{{ raise_exception('no ' * 9999) }}")) <= 500
+
+
+DOUBLED = "{% set n = namespace(x=[1]) %}{% for i in range(40) %}{% set n.x = [n.x, n.x] %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        DOUBLED + "{{ n.x | string }}",
+        DOUBLED + "{{ n.x | tojson }}",
+        DOUBLED + "{{ n.x }}",
+        DOUBLED + "{{ n.x ~ '' }}",
+        DOUBLED + "{{ n.x | join }}",
+        DOUBLED + "{{ [n.x] | map('string') | list }}",
+        DOUBLED + "{{ raise_exception(n.x) }}",
+        DOUBLED + "{{ n.x | sum(start=n.x ~ '') }}",
+        DOUBLED.replace("[1]", "{}").replace("[n.x, n.x]", "dict(a=n.x, b=n.x)") + "{{ n.x }}",
+        "{% set n = namespace(x=[1], y=[1]) %}{% for i in range(40) %}{% set n.x = [n.x, n.x] %}"
+        "{% set n.y = [n.y, n.y] %}{% endfor %}{{ n.x == n.y }}",
+        "{{ ([[1] * 60000] * 1000) | sum(start=[]) }}",
+        "{{ 1 }}" * 100_000,
+        "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+        "{{ " + "[" * 90_000 + "]" * 90_000 + " }}",
+        "{{ " + "not " * 9000 + "1 }}",
+        "{{ " + "1 + " * 90_000 + "1 }}",
+        "{% if 1 %}" * 9000 + "{% endif %}" * 9000,
+        "{% set x = [1] * 60000 %}{% for i in range(90000) %}{% if x == x | list %}{% endif %}{% endfor %}",
+        "{% set x = ['a' * 60000] * 60000 %}{{ x | string }}",
+        "{% set x = [[1] * 60000] * 60000 %}{{ x | map('list') | list }}",
+        "{{ (['a' * 60000] * 999) | sort | unique | list | tojson(indent=9) | upper | escape | indent(9) }}",
+        "{% for i in range(99999) %}{{ (['x'] * 60000) | sort | length }}{% endfor %}",
+        "{% set n = namespace(x=1) %}{% for i in range(99999) %}{% set n.x = n.x * 9 + n.x %}{% endfor %}{{ n.x }}",
+        "x" * (MAX_SOURCE + 1),
+    ],
+)
+def test_a_hostile_template_ends_soon_and_stays_small(source: str) -> None:
+    """What only the limits of its process stop: of memory, and of processor time for compiling and for rendering."""
+    before = spent_s()
+    process = TemplateProcess()
+    assert "\n" not in refused(source, process)
+    status = Path(f"/proc/{process.pid}/status")
+    if status.exists():  # Linux; 0 kB where a new process has not begun
+        peak_kib = int(status.read_text().partition("VmHWM:")[2].split()[0])
+        assert peak_kib <= 64 << 10
+    assert ChatTemplate("{{ messages[0].content }}", process=process).render(MESSAGES) == "Be kind."
+    process.close()
+    assert spent_s() - before < 2 * CPU_S + 2  # two for the start of two processes beside a busy neighbour
+
+
+def refused(source: str, process: TemplateProcess | None = None) -> str:
+    """The reason for which a template is."""
+    with pytest.raises(TemplateError) as caught:
+        ChatTemplate(source, process=process).render(MESSAGES)
+    return str(caught.value)
+
+
+def spent_s() -> float:
+    """Processor time of the processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def test_a_long_conversation_is_no_attack() -> None:
+    long = [{"role": "user", "content": "héllo \U0001f600 " * 200_000}, *MESSAGES]
+    text = ChatTemplate(CHATML).render(long)
+    assert long[0]["content"] in text
+    assert text.endswith("assistant\n")
+
+
+def test_whatever_happens_to_its_process_the_next_prompt_is_right() -> None:
+    process = TemplateProcess()
+    template = ChatTemplate("{{ messages[0].content }}", process=process)
+    os.kill(process.pid, signal.SIGKILL)
+    with pytest.raises(TemplateError, match="ended by signal 9"):
+        template.render([{"role": "user", "content": "a"}])
+    assert template.render([{"role": "user", "content": "b"}]) == "b"
+
+    os.kill(process.pid, signal.SIGSTOP)
+    with pytest.raises(TemplateError, match=r"no answer in 0\.1 s"):
+        process.ask({"source": "", "messages": None}, wait_s=0.1)
+    assert template.render([{"role": "user", "content": "c"}]) == "c"
+
+
+def test_ctrl_c_ends_a_rendering_and_its_answer_is_nobodys() -> None:
+    process = TemplateProcess()
+    template = ChatTemplate("{{ messages[0].content }}", process=process)
+    os.kill(process.pid, signal.SIGSTOP)
+    interrupting = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+    interrupting.start()
+    with pytest.raises(KeyboardInterrupt):
+        template.render([{"role": "user", "content": "a"}])
+    interrupting.join()
+    assert template.render([{"role": "user", "content": "b"}]) == "b"
+
+
+def test_the_process_ends_with_its_owner() -> None:
+    process = TemplateProcess()
+    pid = process.pid
+    del process
+    until(lambda: not Path(f"/proc/{pid}").exists(), "the end of the process")

@@ -1,0 +1,322 @@
+"""What plans take, by formulas: against figures worked out by hand."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partition.errors import PlanError
+from partition.plan.plan import LOCAL, NOTHING, Plan, Range, Shard, Stage
+from partition.plan.shares import parts
+from partition.predict import cost
+from partition.predict.cost import GroupCost
+from partition.predict.predict import predict
+from partition.predict.prediction import Prediction
+from partition.predict.speeds import Curve, DeviceSpeed, Links, LinkSpeed
+from partition.search.planner import Planner
+from tests.support.planning import FAST, MIB, MS, device, linked, mesh_s, model, work
+
+# Of a model of tests.support.planning: 8 heads, 64 columns, 1024 rows of the head, 8 MiB a layer, 4 MiB the head.
+WHOLE = Shard(LOCAL, Range(0, 8), Range(0, 64), Range(0, 1024))
+KV_LAYER = 2 * 128 // 2 * 2  # bytes a token: 4 heads of 16 keys and 16 values, in F16
+
+
+def only(speed: DeviceSpeed, **to_do: Any) -> GroupCost:
+    """One device that has a stage to itself."""
+    return GroupCost(work(**to_do), [speed], [WHOLE], Links({}))
+
+
+def a_pair(a: DeviceSpeed, b: DeviceSpeed, way: LinkSpeed = FAST, **to_do: Any) -> GroupCost:
+    """Two that share layers: three quarters of the heads and of the head go to the first, a quarter of the columns."""
+    shards = [
+        Shard(a.device, Range(0, 6), Range(0, 16), Range(0, 768)),
+        Shard(b.device, Range(6, 8), Range(16, 64), Range(768, 1024)),
+    ]
+    return GroupCost(work(**to_do), [a, b], shards, linked([a.device, b.device], way))
+
+
+def in_a_row(speeds: list[DeviceSpeed], *cuts: int) -> Plan:
+    """A stage for each device."""
+    n = cuts[-1]
+    made = []
+    for speed, start, stop in zip(speeds, (0, *cuts), cuts, strict=False):
+        vocab = Range(0, 1024) if stop == n else NOTHING
+        made.append(Stage(Range(start, stop), (replace(WHOLE, device=speed.device, vocab=vocab),)))
+    return Plan("m", "", model(n)[1].sizes, tuple(made))
+
+
+def predicted(speeds: list[DeviceSpeed], links: Links, *cuts: int, many: int | None = None, **to_do: Any) -> Prediction:
+    of = {speed.device: speed for speed in speeds}
+    return predict(in_a_row(speeds, *cuts), work(cuts[-1], **to_do), of, links, many)
+
+
+# ------------------------------------------------------------------------------------------------------- one stage
+
+
+def test_one_device_takes_its_step_its_layers_and_the_head() -> None:
+    one = only(device(layer_s=2 * MS, head_s=3 * MS, step_s=0.5 * MS, token_s=1e-6), depth=100)
+    assert one.seconds(4, 1, False) == pytest.approx((0.5 + 4 * (2 + 0.1)) * MS)
+    assert one.seconds(4, 1, True) == pytest.approx((0.5 + 4 * (2 + 0.1) + 3) * MS)
+    assert one.seconds(4, 5, True) == pytest.approx((0.5 + 4 * (2 + 0.5) + 3) * MS)  # each row has what is behind it
+
+
+def test_the_head_is_for_rows_that_give_logits() -> None:
+    """Rows of a prompt, of which the last alone does, have nothing behind them that was not measured with them."""
+    one = only(device(layer_s=MS, head_s=3 * MS, token_s=1e-6, by_row=True), depth=1000)
+    assert one.seconds(1, 8, True) == pytest.approx((8 + 8 + 24) * MS)
+    assert one.seconds(1, 8, True, outputs=1) == pytest.approx((8 + 3) * MS)
+
+
+def test_two_ranks_wait_for_each_other_after_attention_and_after_the_ffn() -> None:
+    """Of a layer of 10 ms 2 do not shrink with the share: half of these go with attention, a quarter of the weights.
+
+    KV heads: 6 query heads have 3 of 4, 2 have one. Attention is a quarter of the layer, 0.2 for query heads.
+    """
+    a = device(LOCAL, 10 * MS, half_s=6 * MS, head_s=4 * MS, step_s=1 * MS, token_s=1e-6, sum_s=0.1 * MS)
+    b = replace(a, device="b", layer_s=Curve(((1, 20 * MS),)), half_layer_s=Curve(((1, 12 * MS),)))
+    of = a_pair(a, b, LinkSpeed(0.2 * MS, 512 / (0.3 * MS)), depth=1000)  # a row has 128 floats
+    attention = max(1 + 0.75 * 0.25 * 8 + 0.75 + 0.1, 2 + 0.25 * 0.25 * 16 + 0.25 + 0.1)
+    ffn = max(1 + 0.25 * 0.75 * 8 + 0.1, 2 + 0.75 * 0.75 * 16 + 0.1)
+    assert of.layer_s(1, 1000) == pytest.approx((attention + ffn + 2 * 0.5) * MS)
+    assert of.seconds(3, 1, False) == pytest.approx(1 * MS + 3 * of.layer_s(1, 1000))
+    assert of.seconds(3, 1, True) == pytest.approx(1 * MS + 3 * of.layer_s(1, 1000) + 0.75 * 4 * MS)
+    assert of.sum_s(4) == pytest.approx((0.2 + 4 * 0.3) * MS)
+
+
+def test_sums_go_by_the_slowest_way() -> None:
+    slow = LinkSpeed(5 * MS, 1e6)
+    names = [LOCAL, "b", "c"]
+    links = linked(names, but={("c", "b"): slow})
+    third = [Shard(name, Range(2 * i, 2 * i + 2), Range(16 * i, 16 * i + 16), NOTHING) for i, name in enumerate(names)]
+    of = GroupCost(work(), [device(name) for name in names], third, links)
+    assert of.sum_s(1) == pytest.approx(mesh_s(512, 3, 5 * MS, 1e6))
+
+
+@given(st.floats(1e-4, 1), st.floats(0.5, 1), st.floats(0, 1))
+def test_a_part_of_a_layer_lies_on_a_line_through_half_and_whole(whole: float, of_it: float, part: float) -> None:
+    one = device(layer_s=whole, half_s=whole * of_it)
+    assert one.part_s(1, 1) == pytest.approx(whole)
+    assert one.part_s(0.5, 1) == pytest.approx(whole * of_it)
+    assert one.part_s(part, 1) == pytest.approx(whole * of_it + whole * (1 - of_it) * (2 * part - 1), abs=1e-12)
+    assert device(layer_s=whole, half_s=0.4 * whole).part_s(0, 1) == 0  # never less than nothing
+
+
+# ----------------------------------------------------------------------------------------------- memory and paging
+
+
+def test_memory_is_weights_kv_cache_and_the_process() -> None:
+    one = only(device(runtime_bytes=MIB), context=2048)
+    kv = one.work.kv_before[3]
+    assert kv == 3 * 2048 * KV_LAYER
+    assert one.bytes_needed(24 * MIB, kv, False) == [MIB + 24 * MIB + kv]
+    assert one.bytes_needed(24 * MIB, kv, True) == [MIB + 24 * MIB + kv + 4 * MIB]
+
+
+def test_ranks_hold_their_parts() -> None:
+    a, b = device(runtime_bytes=MIB), device("b", runtime_bytes=2 * MIB)
+    of = a_pair(a, b)
+    needs = of.bytes_needed(80 * MIB, 8 * MIB, True)
+    assert needs == pytest.approx(
+        [
+            MIB + 80 * MIB * (0.75 * 0.25 + 0.25 * 0.75) + 6 * MIB + 3 * MIB,
+            2 * MIB + 80 * MIB * (0.25 * 0.25 + 0.75 * 0.75) + 2 * MIB + 1 * MIB,
+        ]
+    )
+
+
+@given(st.integers(1, 4000), st.integers(2, 5))
+def test_the_kv_cache_grows_with_the_context(context: int, times: int) -> None:
+    one, more = (work(4, context=n).kv_before for n in (context, times * context))
+    assert [times * n for n in one] == list(more)
+    assert one[-1] == 4 * context * KV_LAYER
+
+
+def test_what_has_no_room_is_read_while_the_rest_is_computed() -> None:
+    """10 layers of 8 MiB, 4 MiB of head and 60 free: 24 are read in every pass."""
+
+    def of(disk: float | None, layer_s: float = 2 * MS) -> Prediction:
+        speed = device(layer_s=layer_s, memory_bytes=60 * MIB, disk_bytes_per_s=disk)
+        return predicted([speed], Links({}), 10, context=1)
+
+    missing = 24 * MIB + 10 * KV_LAYER
+    slow, fast = of(1e9), of(1e10)
+    assert slow.stages[0].paged_bytes == fast.stages[0].paged_bytes == missing
+    assert slow.stages[0].compute_s == pytest.approx(missing / 1e9) == pytest.approx(0.0252, rel=0.01)
+    assert fast.stages[0].compute_s == pytest.approx(20 * MS)
+    assert slow.memory_bytes == {LOCAL: 60 * MIB}
+    with pytest.raises(PlanError, match=r"layers 0-9 on local need 84 MiB there, and 60 are free; use a smaller type"):
+        of(None)
+
+
+def test_paging_needs_room_for_two_layers_at_least() -> None:
+    for free, can in ((17 * MIB, True), (15 * MIB, False)):
+        speed = device(memory_bytes=free, disk_bytes_per_s=1e9)
+        assert math.isfinite(float(only(speed).paged(10.0, 80 * MIB, 0, False)[0])) == can
+
+
+def test_who_pages_is_given_a_budget() -> None:
+    speed = device(memory_bytes=200 * MIB, disk_bytes_per_s=1e9)
+    budgets = []
+    for layers in (20, 40):
+        (found,), _ = Planner(work(layers, context=1), [speed], Links({}), "m", "").front(("latency",))
+        budgets.append(found.plan.shard(0).memory)
+    assert budgets[0] is None
+    assert budgets[1] is not None
+    assert 100 * MIB < budgets[1] <= 200 * MIB
+
+
+# -------------------------------------------------------------------------------------------------- several stages
+
+
+def test_hidden_states_come_from_rank_t_modulo_the_width_before() -> None:
+    ways = {("a", "c"): (1, 512e3), ("b", "d"): (2, 512e3), ("a", "e"): (3, 256e3)}
+    links = Links({pair: LinkSpeed(latency * MS, bytes_per_s) for pair, (latency, bytes_per_s) in ways.items()})
+    to_do = work()
+    assert cost.hop_s(to_do, "ab", "cde", links, 1) == pytest.approx((3 * MS, 2 * MS))  # of 512 bytes
+    assert cost.hop_s(to_do, "ab", "cd", links, 4) == pytest.approx((2 * MS, 4 * MS))
+    with pytest.raises(PlanError, match="the link from b to e was not measured"):
+        cost.hop_s(to_do, "b", "e", links, 1)
+
+
+def test_states_cross_in_the_type_of_the_wire() -> None:
+    sizes = [replace(work(), wire=wire).state_bytes(3) for wire in ("f32", "f16", "q8")]
+    assert sizes == [4 * 384, 2 * 384, 384 + 4 * 12]
+
+
+def test_latency_is_of_one_row_and_throughput_of_all_in_flight() -> None:
+    """Stages of 6 and 2 ms and 1 ms for each way: a token takes 10; two in flight wait for the stage of 6."""
+    speeds = [device(layer_s=2 * MS), device("b", MS)]
+    links = linked([LOCAL, "b"], LinkSpeed(MS, 1e10))
+    one = predicted(speeds, links, 3, 5)
+    assert one.latency_s == pytest.approx(10 * MS, rel=1e-4)
+    assert one.throughput_per_s == pytest.approx(1 / one.latency_s)
+    two = predicted(speeds, links, 3, 5, concurrency=2)
+    assert (two.microbatches, two.latency_s) == (2, one.latency_s)
+    assert two.throughput_per_s == pytest.approx(1 / (6 * MS), rel=1e-4)
+    assert predicted(speeds, links, 3, 5, concurrency=2, many=1).throughput_per_s == pytest.approx(200, rel=1e-4)
+    assert one.bound == "computing on local takes 6 of 10 ms"
+    assert [stage.what for stage in one.stages] == ["layers 0-2", "layers 3-4"]
+
+
+def test_a_thin_link_bounds_the_throughput() -> None:
+    links = linked([LOCAL, "b"], LinkSpeed(0, 512 / (20 * MS)))  # 20 ms for a row
+    found = predicted([device(), device("b")], links, 2, 4, concurrency=4, many=4)
+    assert found.throughput_per_s == pytest.approx(50)
+    assert found.latency_s == pytest.approx(44 * MS)
+    assert found.bound == "the way from local to b takes 20 of 44 ms"
+
+
+def test_the_head_is_on_the_last_stage_only() -> None:
+    speeds = [device(head_s=9 * MS), device("b", head_s=5 * MS)]
+    stages = predicted(speeds, linked([LOCAL, "b"]), 2, 4).stages
+    assert [stage.compute_s for stage in stages] == pytest.approx([2 * MS, 7 * MS])
+    assert stages[0].memory_bytes[LOCAL] + 4 * MIB == stages[1].memory_bytes["b"]
+
+
+def test_layers_count_by_their_weights() -> None:
+    to_do = work([4, 4, 16])
+    assert to_do.before == pytest.approx((0, 0.5, 1, 3))
+
+
+@given(st.lists(st.floats(1e-3, 10), min_size=1, max_size=5), st.integers(1, 1000))
+def test_a_prompt_goes_through_stages_in_chunks(stages: list[float], prompt: int) -> None:
+    """As worked out by playing it: chunk by chunk, stage by stage."""
+    n = cost.chunks(prompt)
+    free = [0.0] * len(stages)
+    for _ in range(n):
+        at = 0.0
+        for i, seconds in enumerate(stages):
+            free[i] = at = max(at, free[i]) + seconds / n
+    assert cost.ttft_s(sum(stages), max(stages), prompt) == pytest.approx(at)
+
+
+def test_how_a_prompt_is_cut() -> None:
+    assert [cost.chunks(n) for n in (1, 32, 63, 64, 255, 256, 9999)] == [1, 1, 1, 2, 7, 8, 8]
+
+
+def test_the_first_token_comes_after_the_prompt_and_one_head() -> None:
+    """64 tokens in 2 chunks, a millisecond for a row and layer: stages of 192 and 64 ms, and the head once."""
+    speeds = [device(by_row=True), device("b", head_s=7 * MS, by_row=True)]
+    found = predicted(speeds, linked([LOCAL, "b"], LinkSpeed(5 * MS, 1e10)), 3, 4, prompt=64)
+    assert found.ttft_s == pytest.approx((192 + (64 + 7) / 2 + 5 + 5) * MS, rel=1e-4)
+    assert found.prompt == 64
+
+
+@given(st.floats(1e-3, 1), st.floats(0.01, 1), st.integers(1, 16), st.integers(1, 16))
+def test_a_token_of_many_takes_its_part_of_a_pass_or_of_the_busiest(
+    pass_s: float, part: float, concurrency: int, many: int
+) -> None:
+    rows, busy_s = concurrency / many, pass_s * part
+    found = float(cost.per_token_s(pass_s, busy_s, rows, concurrency))
+    assert found >= pass_s / concurrency
+    assert found >= busy_s / rows
+    assert found == pytest.approx(max(pass_s, many * busy_s) / concurrency)
+
+
+def test_ways_are_those_in_the_direction_of_what_crosses() -> None:
+    """From b and c, at the end of a stage, to a: the ways there are others."""
+    slow, thin, other = LinkSpeed(0.002, 1e6), LinkSpeed(0.001, 5e5), LinkSpeed(0.5, 1e3)
+    links = Links({("b", "a"): slow, ("c", "a"): thin, ("a", "b"): other, ("a", "c"): other})
+    assert cost.answer_s(("b", "c"), "a", links, 4) == pytest.approx((0.002, 4 * 512 / 5e5))
+    to_do = work()
+    n_bytes = 4 * 4 * to_do.shape.n_embd
+    assert cost.hop_s(to_do, ("c",), ("a",), links, 4) == pytest.approx((0.001, n_bytes / 5e5))
+
+
+def test_ranks_of_a_stage_draw_together() -> None:
+    assert float(a_pair(device(watts=5.0), device("b", watts=7.0)).joules(2.0)) == 24
+
+
+def test_energy_is_what_busy_devices_draw() -> None:
+    speeds = [device(layer_s=2 * MS, watts=10.0), device("b", MS, watts=5.0)]
+    links = linked([LOCAL, "b"])
+    assert predicted(speeds, links, 3, 5).energy_j == pytest.approx(6 * MS * 10 + 2 * MS * 5)
+    together = predicted(speeds, links, 3, 5, concurrency=4, many=2)  # two rows in each pass
+    assert together.energy_j == pytest.approx((6 * MS * 10 + 2 * MS * 5) / 2)
+    assert predicted([speeds[0], replace(speeds[1], watts=None)], links, 3, 5).energy_j is None
+
+
+# ----------------------------------------------------------------------------------------------------------- shares
+
+
+@st.composite
+def ranks(draw: st.DrawFn) -> tuple[list[float], list[float], list[float]]:
+    """What some ranks take beside a layer, for all of it, and the most that each has memory for."""
+    n = draw(st.integers(1, 8))
+    constant, slope, most = st.floats(0, 2 * MS), st.floats(0.1 * MS, 20 * MS), st.floats(0, 1.5)
+    return tuple(draw(st.lists(of, min_size=n, max_size=n)) for of in (constant, slope, most))  # type: ignore[return-value]
+
+
+@given(ranks())
+def test_all_ranks_that_are_free_to_end_at_once(given_: tuple[list[float], list[float], list[float]]) -> None:
+    constant, slope, most = given_
+    found = parts(constant, slope, most)
+    assert sum(found) == pytest.approx(1)
+    assert min(found) > 0
+    caps = [max(0.02, min(1.0, cap)) for cap in most]
+    if sum(caps) <= 1:  # nobody has room for its part
+        assert [a / b for a, b in zip(found, caps, strict=True)] == pytest.approx([1 / sum(caps)] * len(caps))
+        return
+    ends = [c + s * part for c, s, part in zip(constant, slope, found, strict=True)]
+    free = [i for i, part in enumerate(found) if 0.02 * (1 + 1e-6) < part < caps[i] * (1 - 1e-6)]
+    assert all(part <= cap * (1 + 1e-9) for part, cap in zip(found, caps, strict=True))
+    assert [ends[i] for i in free] == pytest.approx([ends[i] for i in free[:1]] * len(free), rel=1e-6)
+    for i in free[:1]:
+        for j, part in enumerate(found):  # who could do more would not end later, who can do no less not earlier
+            if j not in free and part < caps[j] * (1 - 1e-6):
+                assert ends[j] >= ends[i] * (1 - 1e-6)
+            elif j not in free and part > 0.02 * (1 + 1e-6):
+                assert ends[j] <= ends[i] * (1 + 1e-6)
+
+
+def test_shares_of_equal_and_of_unequal_ranks() -> None:
+    assert parts([0, 0], [1, 1], [1, 1]) == pytest.approx([0.5, 0.5])
+    assert parts([0, 0], [1, 3], [1, 1]) == pytest.approx([0.75, 0.25])
+    assert parts([0.2, 0], [1, 1], [1, 1]) == pytest.approx([0.4, 0.6])
+    assert parts([0, 0, 0], [1, 1, 1], [0.1, 1, 1]) == pytest.approx([0.1, 0.45, 0.45])
+    assert parts([0, 0], [1, 1000], [1, 1]) == pytest.approx([0.98, 0.02])
+    assert parts([0, 0], [1, 1], [0.2, 0.6]) == pytest.approx([0.25, 0.75])
+    assert parts([1], [1], [1]) == [1]

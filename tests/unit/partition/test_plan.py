@@ -1,0 +1,287 @@
+"""Plans: each layer, head, column and row has one place; JSON and back; what cannot be is refused."""
+
+import copy
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partition.errors import PlanError
+from partition.plan.arrange import make_plan
+from partition.plan.plan import LOCAL, Plan, Range, Shard, Sizes, Slice, Stage
+from partition.plan.tensor import Limits
+
+DIGEST = "ab" * 32
+SIZES = Sizes(layers=6, heads=8, heads_kv=4, ff=256, vocab=1000)
+LIMITS = Limits(SIZES, 1, 32, 100.0, 100.0, 300.0, 1.0, (86_000.0,) * 6)
+
+
+def hybrid() -> Plan:
+    """Two stages of two ranks and of one."""
+    return make_plan(LIMITS, "a model", DIGEST, [LOCAL, "pi-1", "10.0.0.7:7070"], stages_of=(2, 1))
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    """Any plan that is one, also with ranks set up by hand."""
+    n = draw(st.integers(1, 6))
+    groups = draw(st.sampled_from([(n,), (1,) * n, (1, n - 1), (n - 1, 1)]))
+    devices = [LOCAL, *(draw(st.sampled_from(["pi-1", "[::1]:80", "Ålesund"])) for _ in range(n - 1))]
+    shares = draw(st.none() | st.lists(st.floats(0.1, 10), min_size=n, max_size=n))
+    plan = make_plan(
+        LIMITS, draw(st.sampled_from(["", "M 3"])), "", devices, shares=shares, stages_of=[g for g in groups if g]
+    )
+    none = st.none()
+    stages = [
+        replace(
+            stage,
+            shards=tuple(
+                replace(
+                    shard,
+                    threads=draw(none | st.integers(1, 64)),
+                    affinity=tuple(draw(st.lists(st.integers(0, 9), unique=True, max_size=3))),
+                    gpu_layers=draw(none | st.integers(0, 99)),
+                )
+                for shard in stage.shards
+            ),
+        )
+        for stage in plan.stages
+    ]
+    return replace(plan, stages=tuple(stages))
+
+
+# ---------------------------------------------------------------------------------------------------------- a range
+
+
+def test_a_range() -> None:
+    held = Range(3, 8)
+    assert (len(held), bool(held), str(held)) == (5, True, "3-7")
+    assert (len(Range(4, 4)), bool(Range(4, 4)), str(Range(4, 4)), str(Range(4, 5))) == (0, False, "none", "4")
+    for start, stop in ((-1, 3), (4, 3)):
+        with pytest.raises(PlanError, match="needed is 0 <= start <= stop"):
+            Range(start, stop)
+
+
+# ----------------------------------------------------------------------------------------------------- ranks of a plan
+
+
+def test_ranks_are_numbered_stage_by_stage() -> None:
+    plan = hybrid()
+    assert plan.world_size == 3
+    assert plan.devices == (LOCAL, "pi-1", "10.0.0.7:7070")
+    assert [plan.stage_of(rank) for rank in range(3)] == [0, 0, 1]
+    assert [plan.group(rank) for rank in range(3)] == [(0, 1), (0, 1), (2,)]
+    assert plan.shard(2) is plan.stages[1].shards[0]
+    assert plan.slice(0) == Slice(Range(0, 4), Range(0, 4), Range(0, 128), Range(0, 0), first=True)
+    assert plan.slice(1) == Slice(Range(0, 4), Range(4, 8), Range(128, 256), Range(0, 0), first=False)
+    assert plan.slice(2) == Slice(Range(4, 6), Range(0, 8), Range(0, 256), Range(0, 1000), first=True)
+    for rank in (-1, 3):
+        with pytest.raises(PlanError, match=f"rank {rank} of a plan that has ranks 0 to 2"):
+            plan.slice(rank)
+
+
+def test_the_summary_says_what_each_rank_holds() -> None:
+    assert hybrid().summary().splitlines() == [
+        "rank 0  local: layers 0-3, heads 0-3 of 8, ff 0-127 of 256",
+        "rank 1  pi-1: layers 0-3, heads 4-7 of 8, ff 128-255 of 256",
+        "rank 2  10.0.0.7:7070: layers 4-5, all heads, all ff, all vocab",
+    ]
+
+
+@given(plans())
+def test_each_thing_has_one_place(plan: Plan) -> None:
+    places = [
+        (layer, kind, i)
+        for rank in range(plan.world_size)
+        for layer in range(plan.slice(rank).layers.start, plan.slice(rank).layers.stop)
+        for kind in ("heads", "ff")
+        for i in range(getattr(plan.slice(rank), kind).start, getattr(plan.slice(rank), kind).stop)
+    ]
+    assert len(places) == len(set(places)) == SIZES.layers * (SIZES.heads + SIZES.ff)
+    rows = [row for r in range(plan.world_size) for row in range(plan.slice(r).vocab.start, plan.slice(r).vocab.stop)]
+    assert rows == list(range(SIZES.vocab))
+    assert [plan.slice(rank).first for rank in range(plan.world_size)].count(True) == len(plan.stages)
+
+
+# ------------------------------------------------------------------------------------------------------- builders
+
+
+def test_tensor_and_pipeline_plans() -> None:
+    devices = [LOCAL, "b", "c"]
+    plan = make_plan(LIMITS, "m", "", devices, shares=[2, 1, 1])
+    assert [len(stage.shards) for stage in plan.stages] == [3]
+    assert [len(shard.heads) for shard in plan.stages[0].shards] == [4, 2, 2]
+    plan = make_plan(LIMITS, "m", "", devices, "pipeline", [1, 2, 3])
+    assert [stage.layers for stage in plan.stages] == [Range(0, 1), Range(1, 3), Range(3, 6)]
+    assert [len(shard.vocab) for stage in plan.stages for shard in stage.shards] == [0, 0, 1000]
+
+
+def test_a_stage_counts_for_all_its_ranks() -> None:
+    plan = make_plan(LIMITS, "m", "", [LOCAL, "b", "c"], shares=[1, 1, 1], stages_of=(2, 1))
+    assert [len(stage.layers) for stage in plan.stages] == [4, 2]
+    plan = make_plan(LIMITS, "m", "", [LOCAL, "b", "c"], shares=[1, 1, 4], stages_of=(1, 2))
+    assert [len(shard.vocab) for shard in plan.stages[1].shards] == [192, 808]
+
+
+def test_one_device() -> None:
+    for parallel in ("tensor", "pipeline"):
+        plan = make_plan(LIMITS, "m", DIGEST, [LOCAL], parallel)
+        assert plan.slice(0) == Slice(Range(0, 6), Range(0, 8), Range(0, 256), Range(0, 1000), first=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"parallel": "both"}, "parallel is 'both'; known are tensor, pipeline"),
+        ({"stages_of": (2, 2)}, "stages of 2, 2 ranks for 3 devices; needed is one rank for each"),
+        ({"stages_of": (3, 0)}, "stages of 3, 0 ranks for 3 devices; needed is one rank for each"),
+        ({"shares": [1, 2]}, "2 shares for 3 ranks; give one for each"),
+        ({"shares": [1, 2, 0]}, "the share of rank 2 is 0; needed is a number above 0"),
+    ],
+)
+def test_builders_refuse(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(PlanError) as raised:
+        make_plan(LIMITS, "m", "", [LOCAL, "b", "c"], **options)
+    assert str(raised.value) == message
+
+
+def test_a_model_without_heads_has_stages_only() -> None:
+    sizes = Sizes(4, 0, 0, 0, 100)
+    limits = Limits(sizes, 1, 1, 0.0, 0.0, 0.0, 1.0, (5.0,) * 4)
+    plan = make_plan(limits, "m", "", [LOCAL, "b"], "pipeline")
+    assert Plan.from_json(plan.to_json()) == plan
+    with pytest.raises(PlanError, match="use one rank a stage"):
+        make_plan(limits, "m", "", [LOCAL, "b"], "tensor")
+    two = (Shard(LOCAL, Range(0, 0), Range(0, 0), Range(0, 50)), Shard("b", Range(0, 0), Range(0, 0), Range(50, 100)))
+    with pytest.raises(PlanError, match="stage 0 has 2 shards of a model without heads; needed is one shard"):
+        Plan("m", "", sizes, (Stage(Range(0, 4), two),))
+    with pytest.raises(PlanError, match="stage 0, heads: 0-3 of a model that has none"):
+        Plan("m", "", sizes, (Stage(Range(0, 4), (replace(two[0], heads=Range(0, 4)),)),))
+
+
+def test_at_most_64_ranks() -> None:
+    sizes = Sizes(65, 1, 1, 1, 1)
+    limits = Limits(sizes, 1, 1, 1.0, 1.0, 1.0, 1.0, (1.0,) * 65)
+    shard = Shard("b", Range(0, 1), Range(0, 1), Range(0, 0))
+    stages = [Stage(Range(i, i + 1), (replace(shard, device="b" if i else LOCAL),)) for i in range(65)]
+    stages[64] = Stage(Range(64, 65), (replace(shard, vocab=Range(0, 1)),))
+    with pytest.raises(PlanError, match="65 ranks; the most are 64"):
+        Plan("m", "", sizes, tuple(stages))
+    assert make_plan(limits, "m", "", [LOCAL, *"b" * 63], "pipeline").world_size == 64
+
+
+# ------------------------------------------------------------------------------------------------------------ JSON
+
+
+@given(plans())
+def test_json_and_back(plan: Plan) -> None:
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+
+
+def test_json_is_for_people() -> None:
+    shard = hybrid().to_json()["stages"][1]["shards"][0]
+    assert shard == {"device": "10.0.0.7:7070", "heads": [0, 8], "ff": [0, 256], "vocab": [0, 1000]}
+    values = hybrid().to_json()
+    for shard in values["stages"][0]["shards"]:
+        del shard["vocab"]  # may be left out where there is none
+    assert Plan.from_json(values) == hybrid()
+
+
+Edit = Callable[[dict[str, Any]], Any]
+
+
+def put(*path: Any) -> Edit:
+    """An edit of a plan's JSON: the last of `path` is put at the place the others name."""
+
+    def edit(values: Any) -> None:
+        for key in path[:-2]:
+            values = values[key]
+        values[path[-2]] = path[-1]
+
+    return edit
+
+
+SHARD = ("stages", 0, "shards", 1)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (put("format", "edge-plan-9"), "plan: format is 'edge-plan-9', known is 'edge-plan-1'"),
+        (put("colour", 1), "plan: unknown field 'colour'; known are format, model, model_digest, sizes, stages"),
+        (lambda v: v.pop("sizes"), "plan: sizes is missing"),
+        (put("model", 7), "model: 7; needed is printable text of up to 255 characters"),
+        (put("model", "a\nb"), "model: 'a\\nb'; needed is printable text of up to 255 characters"),
+        (put("model_digest", "abc"), "model_digest is 'abc'; needed is a SHA-256 in hexadecimal, or nothing"),
+        (put("sizes", []), "sizes: a list; needed is an object with layers, heads, heads_kv, ff, vocab"),
+        (put("sizes", "heads", -1), "sizes.heads: -1; needed is a whole number from 0 to 2147483647"),
+        (put("sizes", "ff", True), "sizes.ff: True; needed is a whole number from 0 to 2147483647"),
+        (put("sizes", "ff", 10**30), "sizes.ff: a number of more than 20 digits; needed is a whole number from"),
+        (put("sizes", "vocab", 0), "sizes.vocab is 0, needed is 1 or more"),
+        (put("sizes", "layers", 7), "layers of the stages: the parts end at 6, needed is 7"),
+        (put("sizes", "heads", 9), "stage 0, heads: the parts end at 8, needed is 9"),
+        (put("stages", {}), "stages: a dict; needed is a list"),
+        (put("stages", []), "layers of the stages: the parts end at 0, needed is 6"),
+        (put("stages", 0, None), "stages[0]: None; needed is an object with layers, shards"),
+        (put("stages", 0, "shards", []), "stage 0, heads: the parts end at 0, needed is 8"),
+        (put("stages", 1, "layers", [3, 6]), "layers of the stages: part 1 is [3, 6], needed is one that starts at 4"),
+        (put("stages", 1, "layers", [4, 4]), "layers of the stages: part 1 is [4, 4], which is empty; leave that part"),
+        (put("stages", 1, "shards", 0, "vocab", [0, 999]), "stage 1, vocab: the parts end at 999, needed is 1000"),
+        (put(*SHARD, "vocab", [0, 1]), "stage 0, vocab: it is not the last stage, so it holds no vocabulary rows"),
+        (put(*SHARD, "heads", [4, 7]), "stage 0, heads: the parts end at 7, needed is 8"),
+        (put(*SHARD, "heads", [8, 4]), "stages[0].shards[1].heads: [8, 4]; needed is start <= stop"),
+        (put(*SHARD, "heads", [4]), "stages[0].shards[1].heads: 1 numbers; needed are two, [start, stop]"),
+        (put(*SHARD, "ff", [0.0, 9]), "stages[0].shards[1].ff: 0.0; needed is a whole number from 0 to 2147483647"),
+        (put(*SHARD, "ff", "all"), "stages[0].shards[1].ff: 'all'; needed is a list"),
+        (put(*SHARD, "device", ""), "stages[0].shards[1]: the device ''; needed is an address or a name, 1 to 255"),
+        (put(*SHARD, "device", LOCAL), "rank 1 is on 'local'; rank 0, and no other, is 'local'"),
+        (put("stages", 0, "shards", 0, "device", "b"), "rank 0 is on 'b'; rank 0, and no other, is 'local'"),
+        (put(*SHARD, "threads", 0), "stages[0].shards[1]: pi-1: threads is 0, needed is 1 or more"),
+        (put(*SHARD, "threads", "4"), "stages[0].shards[1].threads: '4'; needed is a whole number from 0 to"),
+        (put(*SHARD, "gpu_layers", -1), "stages[0].shards[1].gpu_layers: -1; needed is a whole number from 0 to"),
+        (put(*SHARD, "affinity", [1, 1]), "stages[0].shards[1]: pi-1: affinity is [1, 1]; needed are processors'"),
+        (put(*SHARD, "affinity", [None]), "stages[0].shards[1].affinity[0]: None; needed is a whole number from 0"),
+        (
+            put(*SHARD, "gpu", 1),
+            "stages[0].shards[1]: unknown field 'gpu'; known are device, heads, ff, vocab, threads,",
+        ),
+    ],
+)
+def test_json_that_is_no_plan_is_refused_by_field(edit: Edit, message: str) -> None:
+    values = copy.deepcopy(hybrid().to_json())
+    edit(values)
+    with pytest.raises(PlanError) as raised:
+        Plan.from_json(values)
+    assert str(raised.value).startswith(message)
+    assert "\n" not in str(raised.value)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(json_values, st.data())
+def test_any_json_is_a_plan_or_refused(value: Any, data: st.DataObject) -> None:
+    """Also where one value, anywhere in a good plan, is replaced."""
+    with pytest.raises(PlanError):
+        Plan.from_json(value)
+    values = copy.deepcopy(hybrid().to_json())
+    inner: Any = values
+    while True:
+        key = data.draw(st.sampled_from(list(inner) if isinstance(inner, dict) else range(len(inner))))
+        if not (isinstance(inner[key], dict | list) and inner[key] and data.draw(st.booleans())):
+            break
+        inner = inner[key]
+    inner[key] = value
+    try:
+        plan = Plan.from_json(values)
+    except PlanError:
+        return
+    assert Plan.from_json(plan.to_json()) == plan

@@ -1,0 +1,332 @@
+"""The planner finds what trying everything finds; fronts are fronts; what published work says of plans holds."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge.planning.arrange import allreduce_s
+from partition.errors import PlanError
+from partition.plan.plan import LOCAL, Plan, Range, Sizes, Stage
+from partition.plan.tensor import Limits
+from partition.predict.cost import Work
+from partition.predict.measures import OBJECTIVES
+from partition.predict.predict import predict
+from partition.predict.speeds import Links, LinkSpeed
+from partition.search.explain import WORTH, best, best_of, kind_of
+from partition.search.planner import Placed, Planner, non_dominated
+from partition.search.stage_group import StageGroup
+from tests.support.planning import MIB, MS, device, linked, model, work
+from tests.support.random_plans import NAMES, Case, objectives
+from tests.support.thorough import some
+
+BOTH = ("latency", "throughput")
+Vector = tuple[float, ...]
+
+
+def front(vectors: Sequence[Vector]) -> list[Vector]:
+    """Those that no other is as good as in everything, up to rounding."""
+    kept: list[Vector] = []
+    for one in sorted({tuple(float(f"{value:.10g}") for value in vector) for vector in vectors}):
+        if not any(all(a <= b for a, b in zip(other, one, strict=True)) for other in kept):
+            kept.append(one)
+    return kept
+
+
+@pytest.mark.parametrize(
+    ("seed", "cases", "layers", "devices"),
+    [
+        (1850, some(400, 1850), (1, 3), (1, 2)),
+        (150, some(30, 150), (2, 4), (2, 3)),
+        (4, some(1, 4), (6, 7), (4, 4)),
+    ],
+)
+def test_the_planner_finds_what_trying_everything_finds(
+    seed: int, cases: int, layers: tuple[int, int], devices: tuple[int, int]
+) -> None:
+    rng = np.random.default_rng(seed)
+    empty = 0
+    for i in range(cases):
+        case = Case(
+            rng, int(rng.integers(*layers, endpoint=True)), int(rng.integers(*devices, endpoint=True)), i % 3 > 0
+        )
+        wanted = BOTH if i % 2 else (OBJECTIVES[i // 2 % len(OBJECTIVES)],)
+        if wanted == ("energy",) and case.speeds[0].watts is None:
+            with pytest.raises(PlanError, match="energy needs the power of each device; give watts of local"):
+                case.planner().front(wanted)
+            continue
+        found, exact = case.planner().front(wanted)
+        every = case.all()
+        tolerance = {"rel": 1e-9, "abs": 0.5 if wanted == ("memory",) else 0.0}  # predicted are whole bytes
+        assert exact
+        assert front([placed.objectives for placed in found]) == [
+            pytest.approx(one, **tolerance) for one in front([tuple(said[name] for name in wanted) for said in every])
+        ]
+        for placed in found:  # and the plans are what they are said to be
+            said = objectives(case.predict(placed.plan, placed.microbatches))
+            assert placed.objectives == pytest.approx(tuple(said[name] for name in wanted), **tolerance)
+        empty += not every
+    assert 0.02 < empty / cases < 0.3 or cases < 100
+
+
+# ----------------------------------------------------------------------------------------------------------- fronts
+
+
+small = st.integers(0, 3).map(float)
+
+
+@given(st.lists(st.tuples(small, small) | st.tuples(small, small, small), max_size=8))
+def test_nothing_on_a_front_is_matched_by_another(drawn: list[Vector]) -> None:
+    width = len(drawn[0]) if drawn else 2
+    some = [Placed(None, i, one) for i, one in enumerate(drawn) if len(one) == width]  # type: ignore[arg-type]
+    kept = non_dominated(some)
+
+    def no_worse(a: Placed, b: Placed) -> bool:
+        return all(x <= y for x, y in zip(a.objectives, b.objectives, strict=True))
+
+    assert not any(no_worse(a, b) for a in kept for b in kept if a is not b)
+    assert all(any(no_worse(a, b) for a in kept) for b in some)
+    for one in kept:  # of equals the first
+        assert one.microbatches == min(other.microbatches for other in some if other.objectives == one.objectives)
+
+
+def least(planner: Planner, objective: str) -> float:
+    found, _ = planner.front((objective,))
+    return found[0].objectives[0] if found else float("inf")
+
+
+def test_one_more_device_never_makes_it_worse() -> None:
+    rng = np.random.default_rng(1)
+    better = 0
+    for _ in range(10):
+        case = Case(rng, int(rng.integers(2, 5)), 4, tensor=True)
+        for objective in ("latency", "throughput", "ttft", "memory"):
+            by_count = [least(Planner(case.work, case.speeds[:n], case.links, "m", ""), objective) for n in range(1, 5)]
+            assert all(after <= before for before, after in pairwise(by_count))
+            better += by_count[-1] < by_count[0]
+    assert better > 10
+
+
+@pytest.mark.parametrize("disk", [None, 1e9])
+def test_a_device_without_memory_is_never_used(disk: float | None) -> None:
+    speeds = [device(), device("b", MS / 10, memory_bytes=0, disk_bytes_per_s=disk), device("c", MS / 2)]
+    planner = Planner(work(5, concurrency=2), speeds, linked(NAMES[:3]), "m", "")
+    found, _ = planner.front(BOTH)
+    assert found
+    assert {name for placed in found for name in placed.plan.devices} == {LOCAL, "c"}
+
+
+def test_a_fast_device_with_little_memory_has_the_part_that_fits() -> None:
+    """By speed it would have three quarters of 68 MiB; neither can page."""
+    speeds = [device(memory_bytes=34 * MIB), device("b", 3 * MS, memory_bytes=44 * MIB)]
+    to_do = work(model(8, heads=32, kv=32, ff=256, embd=512), context=1)
+    planner = Planner(to_do, speeds, linked(NAMES[:2]), "m", "", pipeline=False)
+    (found,), _ = planner.front(("latency",))
+    assert kind_of(found.plan) == "tensor"
+    held = predict(found.plan, to_do, {s.device: s for s in speeds}, planner.links).memory_bytes
+    assert 30 * MIB < held[LOCAL] <= 34 * MIB
+    assert held["b"] <= 44 * MIB
+
+
+@given(
+    stages=st.integers(2, 4), layers=st.integers(4, 9), latency_s=st.floats(0, 2 * MS), layer_s=st.floats(MS, 5 * MS)
+)
+@settings(max_examples=20)
+def test_throughput_is_not_made_of_latency(stages: int, layers: int, latency_s: float, layer_s: float) -> None:
+    """Of stages that all have something to do, and of plans: the best of one need not be that of the other."""
+    speeds = [device(name, layer_s, by_row=True) for name in NAMES[:stages]]
+    links = linked(NAMES[:stages], LinkSpeed(latency_s, 1e9))
+    to_do = work(layers, concurrency=stages)
+    planner = Planner(to_do, speeds, links, "m", "", tensor=False)
+    cuts = [round(i * layers / stages) for i in range(stages + 1)]
+    made = [
+        Stage(Range(*cut), StageGroup(to_do, speeds, links, (i,)).shards(*cut)) for i, cut in enumerate(pairwise(cuts))
+    ]
+    plan = Plan("m", "", to_do.limits.sizes, tuple(made))
+    of = {speed.device: speed for speed in speeds}
+    predicted = predict(plan, to_do, of, links)
+    busiest = max(stop - start for start, stop in pairwise(cuts)) * layer_s
+    transfers = predicted.latency_s - layers * layer_s
+    assert transfers >= stages * latency_s
+    assert predicted.throughput_per_s == pytest.approx(min(1 / busiest, stages / predicted.latency_s), rel=1e-3)
+    assert predicted.throughput_per_s > 1.2 / predicted.latency_s
+    alone = predict(plan, work(layers), of, links)  # of one request
+    assert alone.throughput_per_s == pytest.approx(1 / alone.latency_s)
+    found, _ = planner.front(BOTH)
+    assert [kind_of(placed.plan) for placed in (found[0], found[-1])] == ["single", "pipeline"]
+
+
+def test_what_is_above_a_cap_is_left_out() -> None:
+    planner = Planner(
+        work(8, concurrency=2),
+        [device(by_row=True), device("b", by_row=True)],
+        linked(NAMES[:2], LinkSpeed(MS, 1e9)),
+        "m",
+        "",
+        tensor=False,
+    )
+    found, _ = planner.front(BOTH)
+    assert [kind_of(placed.plan) for placed in found] == ["single", "pipeline"]
+    for i in range(2):
+        cap = [float("inf")] * 2
+        cap[i] = found[i].objectives[i]
+        assert planner.front(BOTH, caps=cap)[0] == [found[i]]
+    assert planner.front(BOTH, caps=[0.0, 0.0])[0] == []
+
+
+def test_requests_form_groups_that_can_be() -> None:
+    """Six in four groups are two in each of three, as `predict` and the scheduler have it."""
+    two = [device(by_row=True), device("b", by_row=True)]
+    planner = Planner(work(4, concurrency=6), two, linked(NAMES[:2], LinkSpeed(MS, 1e6)), "m", "", tensor=False)
+    for asked, made in ((4, 3), (5, 3), (6, 6), (8, 6)):
+        found, _ = planner.front(BOTH, microbatches=[asked])
+        assert [kind_of(placed.plan) for placed in found] == ["single", "pipeline"]
+        for placed in found:
+            of = predict(placed.plan, planner.work, {s.device: s for s in two}, planner.links, asked)
+            assert placed.microbatches == of.microbatches == made
+            assert placed.objectives == pytest.approx((of.latency_s, 1 / of.throughput_per_s), rel=1e-9)
+
+
+def test_more_devices_than_all_groups_are_tried_of() -> None:
+    names = [LOCAL, *(f"d{i}" for i in range(9))]
+    speeds = [device(name, MS * (1 + i % 3)) for i, name in enumerate(names)]
+    planner = Planner(work(12, concurrency=8), speeds, linked(names, LinkSpeed(1e-4, 1e9)), "m", "")
+    found, _ = planner.front(BOTH, microbatches=[8])
+    assert found[0].objectives[0] < 12 * MS
+    assert min(placed.objectives[1] for placed in found) < 12 * MS / 4  # with 7.3 of them at work it would be 1.6 ms
+    for placed in found:
+        said = objectives(predict(placed.plan, planner.work, {s.device: s for s in speeds}, planner.links, 8))
+        assert placed.objectives == pytest.approx((said["latency"], said["throughput"]), rel=1e-9)
+
+
+# ---------------------------------------------------------------------------------------------- which one is taken
+
+
+def test_one_device_is_taken_where_others_bring_little() -> None:
+    """And it is said in words. A pipeline of two with a request at a time is never better than its faster device."""
+    near, far = (linked(NAMES[:2], LinkSpeed(seconds, 1e9)) for seconds in (1e-5, 50 * MS))
+    two = [device(), device("b")]
+    plan, why = best_of(Planner(work(4), two, far, "m", ""))
+    assert plan.world_size == 1
+    assert why == (
+        "use one device: 4 ms a token on this device alone; with the others it is predicted to be less than 5 % better"
+    )
+    plan, why = best_of(Planner(work(4), two[:1], far, "m", ""))
+    assert why == "use one device: 4 ms a token on this device alone"
+    plan, why = best_of(Planner(work(4), two, near, "m", ""))
+    assert kind_of(plan) == "tensor"
+    assert why == "tensor on 2 devices: 2.09 ms a token, 4 ms a token on this device alone"
+    little = [device(), device("b", 25 * MS)]  # it could have one head of 32
+    planner = Planner(work(model(4, heads=32, kv=32, ff=1024, embd=512)), little, linked(NAMES[:2]), "m", "")
+    found, _ = planner.front(("latency",))
+    assert 4 * MS / WORTH < found[0].objectives[0] < 4 * MS
+    assert best(planner, "latency").plan.world_size == 1
+
+
+def test_the_best_within_limits() -> None:
+    two = [device(by_row=True), device("b", by_row=True)]
+    planner = Planner(work(8, concurrency=2), two, linked(NAMES[:2], LinkSpeed(MS, 1e9)), "m", "", tensor=False)
+    assert kind_of(best(planner, "latency").plan) == "single"
+    assert kind_of(best(planner, "throughput").plan) == "pipeline"
+    assert kind_of(best(planner, "throughput", {"latency": 9 * MS}).plan) == "single"
+    assert kind_of(best(planner, "latency", {"throughput": 6 * MS}).plan) == "pipeline"
+    assert kind_of(best(planner, "latency", {"memory": 50.0 * MIB}).plan) == "pipeline"
+    with pytest.raises(PlanError) as raised:
+        best(planner, "latency", {"latency": 5 * MS})
+    assert str(raised.value) == (
+        "no plan has latency of at most 5 ms a token; the best latency there is is 8 ms a token"
+    )
+
+
+def test_what_does_not_fit_is_told_with_need_and_have() -> None:
+    speeds = [
+        device(memory_bytes=20 * MIB, runtime_bytes=10 * MIB),
+        device("b", memory_bytes=MIB, runtime_bytes=2 * MIB),
+    ]
+    planner = Planner(work(4, context=2048), speeds, linked(NAMES[:2]), "m", "")
+    with pytest.raises(PlanError) as raised:
+        best_of(planner)
+    # KV cache: 4 layers x 2048 tokens x 4 heads x (16 + 16) x 2 bytes
+    assert str(raised.value) == (
+        "no plan fits: the model needs 38 MiB (weights 32, KV cache 2, head 4), and beside its own process local has"
+        " 10; b has 0; use a smaller type or a smaller --context, or add a device"
+    )
+
+
+def test_what_may_be_asked_for() -> None:
+    three = [device(name) for name in NAMES[:3]]
+    with pytest.raises(PlanError, match="the first device is to be the owner's own"):
+        Planner(work(4), three[1:], linked(NAMES), "m", "")
+    with pytest.raises(PlanError, match="the first device is to be the owner's own"):
+        Planner(work(4), [], linked(NAMES), "m", "")
+    planner = Planner(work(4, concurrency=6), three, linked(NAMES), "m", "", pipeline=False)
+    with pytest.raises(PlanError, match="the objective 'speed'; known are latency, throughput, ttft, memory, energy"):
+        planner.front(("speed",))
+    assert planner.microbatches == [1, 2, 3, 6]  # 4 groups of 2 would be 3
+    assert {kind_of(placed.plan) for placed in planner.front(("latency", "memory"))[0]} == {"tensor"}
+    assert planner.shares() == pytest.approx([1 / 3] * 3)
+    assert planner.only_own().front(("latency",))[0][0].plan.devices == (LOCAL,)
+    apart = Planner(work(4, concurrency=6), three, linked(NAMES), "m", "", tensor=False)
+    assert {kind_of(placed.plan) for placed in apart.front(BOTH)[0]} <= {"single", "pipeline"}
+    with pytest.raises(PlanError, match=r"the link from local to b was not measured; probe the devices again"):
+        Planner(work(4), three, Links({}), "m", "")
+
+
+# ------------------------------------------------------------------------------------------------------- published
+
+
+def llm(layers: int, layer_s: float, latency_s: float, *memory: int) -> Planner:
+    """TinyLlama's sizes at Q4_0, of any depth, on two equal devices."""
+    limits = Limits(
+        Sizes(layers, 32, 4, 5632, 32000), 1, 32, 147456.0, 147456.0, 3456.0, 1680.0, (24_772_608.0,) * layers
+    )
+    shape, _ = model([24_772_608 / MIB] * layers, heads=32, kv=4, ff=5632, vocab=32000, embd=2048)
+    to_do = Work(shape, limits, 2048, 0, 128, 1, work(1).kv, allreduce_s)
+    speeds = [
+        device(name, layer_s, memory_bytes=n) for name, n in zip(NAMES, memory or (1 << 40, 1 << 40), strict=False)
+    ]
+    return Planner(to_do, speeds, linked(NAMES[:2], LinkSpeed(latency_s, 1e9)), "m", "")
+
+
+@pytest.mark.parametrize(("layers", "layer_s"), [(22, 1.2 * MS), (32, 4 * MS), (8, 0.4 * MS)])
+@pytest.mark.parametrize("short", [False, True])
+def test_tensor_parallel_gives_way_where_latency_says(layers: int, layer_s: float, short: bool) -> None:
+    """d* is near compute / (4 x layers): two sums a layer cost 2 x layers x d, and two gain half of the compute.
+
+    Above it one device is best; where neither has room for the whole, a pipeline is.
+    """
+    compute_s = layers * layer_s
+    memory = (round(0.6 * layers * 24_772_608 + 50e6),) * 2 if short else ()
+
+    def kind(latency_s: float) -> str:
+        found, _ = llm(layers, layer_s, latency_s, *memory).front(("latency",))
+        return kind_of(found[0].plan)
+
+    low, high = 1e-6, 1.0
+    assert kind(low) == "tensor"
+    assert kind(high) == ("pipeline" if short else "single")
+    for _ in range(9):
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if kind(middle) == "tensor" else (low, middle)
+    assert high == pytest.approx(compute_s / (4 * layers), rel=0.25)
+
+
+def test_a_device_ten_times_as_fast_has_nearly_all_layers() -> None:
+    limits = model(22)
+    speeds = [device(layer_s=10 * MS), device("b", MS), device("c", 10 * MS)]
+    for tensor in (False, True):
+        planner = Planner(
+            work(limits, concurrency=2), speeds, linked(NAMES[:3], LinkSpeed(2e-4, 1e8)), "m", "", tensor=tensor
+        )
+        found, _ = planner.front(BOTH)
+        assert found
+        for placed in found:
+            done = dict.fromkeys(NAMES, 0.0)
+            for stage in placed.plan.stages:
+                for shard in stage.shards:
+                    done[shard.device] += len(stage.layers) * len(shard.ff) / 64
+            assert done["b"] > 0.75 * 22
+        assert done["c"] <= 2.5 or not tensor

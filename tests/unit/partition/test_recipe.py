@@ -1,0 +1,134 @@
+"""Recipes: what they may say, and that bytes from anybody are a valid recipe or a RecipeError."""
+
+import hashlib
+import struct
+import tracemalloc
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partition.slices.recipe import MAX_BYTES, Copy, Literal, Recipe, RecipeError, Segment, Zeros, is_digest, whole
+
+DIGEST = hashlib.sha256(b"model").hexdigest()
+HEAD = struct.Struct("<8s32sQI")
+
+
+@st.composite
+def copies(draw: st.DrawFn, model_bytes: int) -> Copy:
+    """Any number of pieces of a model, also next to each other, also all of it."""
+    offset = draw(st.integers(0, model_bytes - 1))
+    length = draw(st.integers(1, model_bytes - offset))
+    stride = draw(st.integers(length, model_bytes))
+    count = draw(st.integers(1, 1 + (model_bytes - offset - length) // stride))
+    return Copy(offset, length, stride, count)
+
+
+def recipes(model: bytes) -> st.SearchStrategy[Recipe]:
+    """Any recipe for a slice of these bytes."""
+    literal = st.binary(min_size=1, max_size=40).map(Literal)
+    zeros = st.integers(1, 40).map(Zeros)
+    segments: st.SearchStrategy[Segment] = copies(len(model)) | literal | zeros
+    digest = hashlib.sha256(model).hexdigest()
+    return st.lists(segments, min_size=1, max_size=8).map(lambda found: Recipe(digest, len(model), tuple(found)))
+
+
+def parse(data: bytes) -> Recipe | None:
+    """The recipe, which must be written as it was read, or None where it is refused."""
+    try:
+        recipe = Recipe.from_bytes(data)
+    except RecipeError:
+        return None
+    assert recipe.to_bytes() == data
+    return recipe
+
+
+@given(recipes(bytes(1000)))
+def test_bytes_and_back(recipe: Recipe) -> None:
+    again = parse(recipe.to_bytes())
+    assert again == recipe
+    assert again is not None
+    assert again.key == recipe.key == hashlib.sha256(recipe.to_bytes()).hexdigest()
+    assert again.n_bytes == sum(segment.n_bytes for segment in recipe.segments)
+
+
+@given(recipes(bytes(1000)), st.data())
+def test_damaged_bytes_are_a_valid_recipe_or_refused(recipe: Recipe, data: st.DataObject) -> None:
+    good = recipe.to_bytes()
+    damaged = bytearray(good)
+    for _ in range(data.draw(st.integers(1, 3))):
+        damaged[data.draw(st.integers(0, len(good) - 1))] = data.draw(st.integers(0, 255))
+    parse(bytes(damaged))
+    assert parse(good[: data.draw(st.integers(0, len(good) - 1))]) is None
+    assert parse(good + data.draw(st.binary(min_size=1))) is None
+
+
+@given(st.binary(max_size=200), st.integers(0, 12))
+def test_any_bytes_are_refused_or_valid(tail: bytes, count: int) -> None:
+    parse(tail)
+    parse(HEAD.pack(b"EDGECUT\x01", bytes.fromhex(DIGEST), 1000, count) + tail)
+
+
+def test_a_short_recipe_takes_little_memory() -> None:
+    head = HEAD.pack(b"EDGECUT\x01", bytes.fromhex(DIGEST), MAX_BYTES, 1)
+    many = HEAD.pack(b"EDGECUT\x01", bytes.fromhex(DIGEST), MAX_BYTES, 1_000_000)
+    tracemalloc.start()
+    try:
+        assert parse(head + b"\x00" + struct.pack("<Q", MAX_BYTES)) is None
+        assert parse(head + b"\x01" + struct.pack("<Q", MAX_BYTES)) is not None
+        assert parse(many + b"\x01" + struct.pack("<Q", 1)) is None
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "no recipe"),
+        (b"GGUF" + bytes(60), "begins with"),
+        (HEAD.pack(b"EDGECUT\x02", bytes(32), 1, 1), "version 2, known is 1"),
+        (HEAD.pack(b"EDGECUT\x01", bytes(32), 1, 1), "1 segments, at most 0"),
+        (HEAD.pack(b"EDGECUT\x01", bytes(32), 1, 0), "0 segments"),
+        (HEAD.pack(b"EDGECUT\x01", bytes(32), 0, 1) + b"\x01" + struct.pack("<Q", 1), "model of 0 bytes"),
+        (HEAD.pack(b"EDGECUT\x01", bytes(32), 9, 1) + b"\x07" + bytes(8), "kind 7"),
+        (HEAD.pack(b"EDGECUT\x01", bytes(32), 9, 1) + b"\x02" + bytes(8), "cut off"),
+        (HEAD.pack(b"EDGECUT\x01", bytes(32), 9, 1) + b"\x02" + struct.pack("<QQ", 5, 5), "byte 10 of a model of 9"),
+        (HEAD.pack(b"EDGECUT\x01", bytes(32), 9, 1) + b"\x03" + struct.pack("<4Q", 0, 1, 1, 1), "one piece"),
+    ],
+)
+def test_what_is_refused_says_why(data: bytes, words: str) -> None:
+    with pytest.raises(RecipeError, match=words):
+        Recipe.from_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [(-1, 1), (0, 0), (0, -1), (0, 2, 1, 2), (0, 1, 1, 0), (0, 1, 1, -3), (0, 1, MAX_BYTES, 3), (MAX_BYTES, 1)],
+)
+def test_copies_that_cannot_be(numbers: tuple[int, ...]) -> None:
+    with pytest.raises(RecipeError, match="needed are"):
+        Copy(*numbers)
+
+
+def test_other_things_that_cannot_be() -> None:
+    for make in (lambda: Literal(b""), lambda: Zeros(0), lambda: Zeros(MAX_BYTES + 1)):
+        with pytest.raises(RecipeError):
+            make()
+    for digest in ("", DIGEST.upper(), DIGEST + "\n", "g" * 64, "../" + DIGEST[3:]):
+        assert not is_digest(digest)
+        with pytest.raises(RecipeError, match="not a SHA-256"):
+            Recipe(digest, 1, (Zeros(1),))
+    with pytest.raises(RecipeError, match="0 segments"):
+        Recipe(DIGEST, 1, ())
+    with pytest.raises(RecipeError, match="the most is"):
+        Recipe(DIGEST, 1, (Zeros(MAX_BYTES), Zeros(1)))
+
+
+def test_the_whole_model_and_equal_cuts() -> None:
+    recipe = whole(DIGEST, 10)
+    assert recipe.segments == (Copy(0, 10),)
+    assert recipe.n_bytes == 10
+    assert Copy(3, 4, 99, 1) == Copy(3, 4)
+    assert Recipe(DIGEST, 10, (Copy(0, 10, 77),)).key == recipe.key
+    assert Recipe(DIGEST, 11, (Copy(0, 10),)).key != recipe.key

@@ -1,0 +1,164 @@
+"""The search for the best ways to place stages: what brute force finds, nothing dominated, and what a beam may not."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from partition.errors import PlanError
+from partition.search import bounds, labels, search
+from partition.search.search import Array, Group, Problem, front
+from partition.search.tables import Tables, rounded
+from tests.support import brute_force
+from tests.support.brute_force import devices, priced, small_problem
+from tests.support.thorough import some
+
+PROBLEMS = some(200, 1000)
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+@pytest.mark.parametrize(("quick", "cells", "first"), [(48, 30_000_000, 0), (1, 30_000_000, 1000), (1, 50, 2000)])
+def test_a_thousand_small_problems_have_the_front_that_brute_force_finds(
+    quick: int, cells: int, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With good solutions known before and without, and with bounds that count all the devices or few."""
+    monkeypatch.setattr(search, "QUICK_BEAM", quick)
+    monkeypatch.setattr(bounds, "MAX_CELLS", cells)
+    empty = several = 0
+    for seed in range(first, first + PROBLEMS):
+        problem = small_problem(np.random.default_rng(seed))
+        found, wanted = front(problem), brute_force.front(problem)
+        assert found.exact
+        assert {one.objectives: devices(problem, one) for one in found.solutions} == wanted, seed
+        empty += not wanted
+        several += len(wanted) > 1
+    assert empty > PROBLEMS / 20
+    assert several > PROBLEMS / 5
+
+
+@given(SEEDS)
+@settings(max_examples=some(20, 60), deadline=None)
+def test_a_front_is_sorted_has_nothing_dominated_and_costs_what_it_says(seed: int) -> None:
+    problem = small_problem(np.random.default_rng(seed))
+    found = front(problem).solutions
+    assert [one.objectives for one in found] == sorted(one.objectives for one in found)
+    for one in found:
+        assert priced(problem, one.groups, one.cuts) == one
+        used = [member for g in one.groups for member in problem.groups[g].members]
+        assert len(used) == len(set(used))
+        no_worse = [all(a <= b for a, b in zip(other.objectives, one.objectives, strict=True)) for other in found]
+        assert sum(no_worse) == 1  # itself
+    assert front(problem).solutions == found
+
+
+@given(SEEDS)
+@settings(max_examples=some(20, 60), deadline=None)
+def test_how_devices_are_numbered_changes_no_objective(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    problem = small_problem(rng)
+    names = rng.permutation(64)
+    order = rng.permutation(len(problem.groups)).tolist()
+    renamed = tuple(
+        replace(problem.groups[g], members=tuple(int(names[m]) for m in problem.groups[g].members)) for g in order
+    )
+    other = replace(problem, groups=renamed, hop=lambda a, b: problem.hop(order[a], order[b]))
+    assert [one.objectives for one in front(other).solutions] == [one.objectives for one in front(problem).solutions]
+
+
+@given(SEEDS, st.integers(1, 8))
+@settings(max_examples=some(20, 60), deadline=None)
+def test_a_beam_finds_true_solutions_and_says_whether_there_may_be_better(seed: int, beam: int) -> None:
+    problem = small_problem(np.random.default_rng(seed))
+    found, best = front(problem, beam=beam), front(problem)
+    for one in found.solutions:
+        assert priced(problem, one.groups, one.cuts) == one
+        assert any(all(a <= b for a, b in zip(b.objectives, one.objectives, strict=True)) for b in best.solutions)
+    if found.exact:
+        assert [one.objectives for one in found.solutions] == [one.objectives for one in best.solutions]
+
+
+def pipeline(n: int, speeds: list[float], hop_s: float, microbatches: float) -> Problem:
+    """Latency, and seconds a token, of layers alike on devices of these speeds; the first stage is on the first."""
+    layers = np.arange(n + 1)[None, :] - np.arange(n + 1)[:, None]
+
+    def group(device: int, speed: float) -> Group:
+        stage = np.where(layers > 0, 0.1 + layers / speed, np.inf)[None]
+        return Group((device,), stage, stage, np.array([np.inf if device else 0.0]), *np.zeros((3, 1)))
+
+    def objectives(sums: Array, peaks: Array) -> Array:
+        return np.stack([sums[0], np.maximum(sums[0] / microbatches, peaks[0])])
+
+    hop = np.full((1, n + 1), hop_s)
+    return Problem(n, tuple(map(group, range(len(speeds)), speeds)), lambda a, b: (hop, hop), objectives)
+
+
+def test_sixteen_devices_in_a_row_come_near_the_least_that_is_possible() -> None:
+    """Where each of 8 fast devices has 4 layers and each of 8 slow ones 2, all 48 are done in 2.1 s a stage."""
+    problem = pipeline(48, [2.0, 1.0] * 8, 0.01, 100)
+    found = front(problem, beam=40)
+    assert not found.exact
+    assert found.solutions[0].groups == (0,)
+    assert found.solutions[-1].objectives[1] == pytest.approx(2.1)
+
+
+def test_equal_devices_are_interchangeable_and_few_are_preferred() -> None:
+    problem = pipeline(12, [1.0] * 6, 0.0, 1)  # one request at a time: others only add their fixed time
+    [one] = front(problem).solutions
+    assert one.groups == (0,)
+    found = front(pipeline(12, [1.0] * 6, 0.0, 100))
+    assert found.exact
+    assert [len(one.groups) for one in found.solutions] == [1, 2, 3, 4, 6]  # five do no better than four
+
+
+def test_at_most_so_many_labels_are_held_and_then_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = pipeline(24, [3.0, 1.0, 2.5, 1.5, 2.0], 0.05, 100)
+    best = front(problem)
+    monkeypatch.setattr(search, "QUICK_BEAM", 2)
+    monkeypatch.setattr(labels, "MAX_LABELS", 5)
+    found = front(problem)
+    assert best.exact
+    assert not found.exact
+    assert found.solutions
+    assert all(priced(problem, one.groups, one.cuts) for one in found.solutions)
+
+
+def test_nothing_is_possible() -> None:
+    problem = pipeline(4, [1.0, 1.0], 0.1, 10)
+    capped = replace(problem, caps=np.array([1.0, 1.0]))
+    first_nowhere = replace(problem, groups=tuple(replace(g, enter_sums=np.array([np.inf])) for g in problem.groups))
+    for one in (capped, first_nowhere, replace(problem, groups=())):
+        assert front(one) == search.Front((), True)
+
+
+def test_a_group_that_one_of_its_members_replaces_at_no_cost_is_left_out() -> None:
+    problem = pipeline(4, [1.0, 1.0, 1.0], 0.1, 10)
+    slower = replace(problem.groups[1], members=(1, 2), sums=problem.groups[1].sums * 2)
+    faster = replace(problem.groups[1], members=(1, 2), sums=problem.groups[1].sums / 2)
+    elsewhere = replace(slower, members=(2, 3), sums=problem.groups[1].sums)
+    groups = (*problem.groups, slower, faster, elsewhere)
+    everywhere = replace(problem, groups=groups)
+    assert Tables(everywhere).kept == [0, 1, 2, 4]
+    near = np.zeros((1, 5))
+    assert Tables(replace(everywhere, hop=lambda a, b: (near, near) if b == 3 else problem.hop(a, b))).kept == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
+
+
+def test_devices_are_numbered_below_64() -> None:
+    problem = pipeline(2, [1.0], 0.0, 1)
+    outside = replace(problem, groups=(replace(problem.groups[0], members=(64,)),))
+    with pytest.raises(PlanError, match="numbered below 64"):
+        front(outside)
+
+
+def test_rounding_keeps_twelve_digits_and_the_order() -> None:
+    values = np.array([0.0, 1e-3, 0.1 + 0.2, 0.3, 0.3 + 1e-11, 7.0, 123456789012.0, 1e200])
+    assert rounded(values).tolist() == sorted(rounded(values).tolist())
+    assert rounded(values)[2] == rounded(values)[3] != rounded(values)[4]
+    assert rounded(np.arange(1000.0)).tolist() == list(range(1000))

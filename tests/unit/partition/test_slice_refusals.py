@@ -1,0 +1,160 @@
+"""What cannot be cut is refused before anything is sent, with the reason and what to do."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from partition.errors import CannotSlice
+from partition.plan.plan import NOTHING, Range, Slice
+from partition.slices.gguf_slice import blank_recipe, check_tensor, limits, slice_recipe
+from quant.gguf.file import GgufFile
+from tests.support import tiny_gguf
+from tests.support.slices import DIGEST, SMALL, rewritten, synthetic, whole, write
+
+LAYERS, ROWS = SMALL["layers"], SMALL["vocab"]
+EVERYTHING = Slice(Range(0, LAYERS), Range(0, 4), Range(0, 96), Range(0, ROWS), True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the models are."""
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture
+def llama(folder: Path) -> Path:
+    """A small model that can be cut in all ways."""
+    return synthetic(folder / "llama.gguf", "llama", "q8_0")
+
+
+def refusal(path: Path, cut: Slice | None = None) -> str:
+    """Why nothing can be cut from a file, or not `cut`."""
+    file = GgufFile.open(path)
+    with pytest.raises(CannotSlice) as caught:
+        limits(file) if cut is None else slice_recipe(file, DIGEST, cut)
+    if cut is not None:
+        with pytest.raises(CannotSlice):
+            blank_recipe(file, DIGEST, cut)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+def no_shards(path: Path) -> str:
+    """Why the layers of a file cannot be shared; that they can be given out is checked, too."""
+    file = GgufFile.open(path)
+    with pytest.raises(CannotSlice) as caught:
+        check_tensor(file)
+    text = str(caught.value)
+    assert "--parallel pipeline" in text
+    assert "\n" not in text
+    cut = Slice(Range(0, 1), Range(0, 2), Range(0, 32), NOTHING, True)
+    with pytest.raises(CannotSlice):
+        slice_recipe(file, DIGEST, cut)
+    slice_recipe(file, DIGEST, whole(file, Range(0, 1)))
+    return text
+
+
+def test_an_architecture_nobody_checked(tmp_path: Path) -> None:
+    path = tiny_gguf.model("mamba").write(tmp_path / "mamba.gguf")
+    text = refusal(path)
+    assert "'mamba' has not been checked" in text
+    assert "llama, qwen2" in text
+    assert "run it on one device" in text
+
+
+def test_a_model_in_several_files(llama: Path, tmp_path: Path) -> None:
+    names = [tmp_path / f"m-0000{i}-of-00002.gguf" for i in (1, 2)]
+    for i, name in enumerate(names):
+        values: dict[str, tuple[str, Any]] = {
+            "split.no": ("u16", i),
+            "split.count": ("u16", 2),
+            "split.tensors.count": ("i32", len(GgufFile.open(llama).tensors)),
+        }
+        last = [f"blk.{LAYERS - 1}.ffn_up.weight"]
+        dropped = last if i == 0 else [t for t in GgufFile.open(llama).tensors if t not in last]
+        rewritten(llama, name, values, drop=dropped)
+    assert "split over 2 files; make it one with llama-gguf-split --merge" in refusal(names[0])
+
+
+def test_layers_that_predict_several_tokens(llama: Path, tmp_path: Path) -> None:
+    path = rewritten(llama, tmp_path / "mtp.gguf", {"llama.nextn_predict_layers": ("u32", 1)})
+    assert "several tokens at once" in refusal(path)
+
+
+def test_a_tensor_outside_of_layers_that_nobody_knows(llama: Path, tmp_path: Path) -> None:
+    path = rewritten(llama, tmp_path / "cls.gguf", add={"cls.output.weight": np.ones((2, 128), np.float32)})
+    assert "'cls.output.weight'" in refusal(path)
+
+
+def test_a_layer_that_lacks_a_matrix(llama: Path, tmp_path: Path) -> None:
+    path = rewritten(llama, tmp_path / "less.gguf", drop=["blk.3.ffn_down.weight"])
+    assert "layer 3 has no ffn_down.weight" in refusal(path)
+    path = rewritten(llama, tmp_path / "normless.gguf", drop=["output_norm.weight"])
+    assert "'output_norm.weight' is missing" in refusal(path)
+
+
+def test_gemma2_of_46_layers(folder: Path, tmp_path: Path) -> None:
+    """Its attention is scaled by a number that llama.cpp takes from the count of layers."""
+    path = synthetic(folder / "gemma2-46.gguf", "gemma2", layers=46, head_size=16)
+    assert "follows from its 46 layers and 4 heads" in refusal(path)
+    # Where both numbers are the same, it can be cut.
+    path = synthetic(folder / "gemma2-46-even.gguf", "gemma2", layers=46, head_size=32)
+    assert "follows from its 4 heads" in no_shards(path)
+
+
+def test_a_scale_for_a_matrix(llama: Path, tmp_path: Path) -> None:
+    add = {f"blk.{i}.ffn_down.scale": np.ones(1, np.float32) for i in range(LAYERS)}
+    assert "'ffn_down.scale'" in no_shards(rewritten(llama, tmp_path / "scale.gguf", add=add))
+
+
+def test_layers_of_different_sizes(llama: Path, tmp_path: Path) -> None:
+    heads = {"llama.attention.head_count_kv": ("arr[u32]", [2] * (LAYERS - 1) + [1])}
+    add = {f"blk.{LAYERS - 1}.attn_{n}.weight": np.ones((32, 128), np.float32) for n in "kv"}
+    path = rewritten(llama, tmp_path / "uneven.gguf", heads, add)
+    assert "different numbers of heads or FFN columns" in no_shards(path)
+    tail = GgufFile.open(write(path, whole(GgufFile.open(path), Range(5, 7)), tmp_path / "tail.gguf"))
+    assert list(tail.metadata["llama.attention.head_count_kv"]) == [2, 1]  # type: ignore[arg-type]
+
+
+def test_a_norm_over_all_heads(folder: Path) -> None:
+    assert "over all heads at once" in no_shards(synthetic(folder / "olmo2.gguf", "olmo2"))
+
+
+def test_heads_of_two_sizes(llama: Path, tmp_path: Path) -> None:
+    path = rewritten(llama, tmp_path / "swa.gguf", {"llama.attention.key_length_swa": ("u32", 16)})
+    assert "a size of their own" in no_shards(path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"layers": Range(0, LAYERS + 1)}, "layers 0-7 of a model that has 7"),
+        ({"layers": NOTHING}, "layers none of a model"),
+        ({"heads": Range(0, 5)}, "heads 0-4 of a model that has 4"),
+        ({"heads": NOTHING}, "heads none"),
+        ({"ff": Range(0, 128)}, "FFN columns 0-127 of a model that has 96"),
+        ({"ff": Range(0, 48)}, "multiples of 1 and 32"),
+        ({"ff": Range(48, 80)}, "'blk.0.ffn_down.weight' is stored in blocks of 32 values"),
+        ({"vocab": Range(0, ROWS + 1)}, "vocabulary rows 0-512"),
+    ],
+)
+def test_a_cut_that_does_not_fit_the_model(changed: dict[str, Range], told: str, llama: Path) -> None:
+    values = {name: changed.get(name, getattr(EVERYTHING, name)) for name in ("layers", "heads", "ff", "vocab")}
+    assert told in refusal(llama, Slice(**values, first=True))
+
+
+def test_heads_within_a_block(folder: Path) -> None:
+    path = synthetic(folder / "wide.gguf", "llama", "q4_k", embd=512, ff=512, layers=1)
+    cut = Slice(Range(0, 1), Range(0, 1), Range(0, 256), NOTHING, True)
+    assert "multiples of 2 and 256, the quantization's blocks" in refusal(path, cut)
+
+
+def test_a_refusal_leaves_the_model_alone(llama: Path, tmp_path: Path) -> None:
+    before = llama.read_bytes()
+    copy = shutil.copy(llama, tmp_path / "copy.gguf")
+    refusal(Path(copy), Slice(Range(0, 9), Range(0, 4), Range(0, 96), NOTHING, True))
+    assert Path(copy).read_bytes() == before
