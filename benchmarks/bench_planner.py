@@ -26,7 +26,8 @@ import numpy as np
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from partition.search.search import Array, Group, Problem, front  # noqa: E402
+from partition.search.problem import Array, Group, Problem  # noqa: E402
+from partition.search.search import front  # noqa: E402
 
 _LAYER_S, _HEAD_S, _STEP_S = 0.008, 0.02, 0.0003  # on a device of speed 1
 _NEAR_S, _FAR_S = 0.0003, 0.005

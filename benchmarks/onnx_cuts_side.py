@@ -18,12 +18,12 @@ def main() -> None:
     from edge.cluster.fleet import Fleet
     from edge.cluster.onnx_deployment import OnnxDeployment
     from edge.onnx.file import load
-    from edge.onnx.model import OnnxModel
+    from edge.onnx.model import OnnxSource
     from edge.planning.onnx_sweep import sweep
     from partition.plan.onnx_cuts import choose
 
     asked = json.loads(sys.argv[1])
-    model = OnnxModel.of(load(Path(asked["model"])), {})
+    model = OnnxSource.of(load(Path(asked["model"])), {})
     devices = asked["workers"]
     cuts = [cut for cut in choose(model.graph, asked["cuts"]) if cut.payload_bytes <= asked["most_bytes"]]
     with (

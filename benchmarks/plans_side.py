@@ -32,9 +32,9 @@ def main() -> None:
 def _llm(asked: dict[str, Any]) -> dict[str, Any]:
     from devices.cluster_file import Cluster
     from edge.planning.arrange import work_of
-    from edge.planning.profile import llm_speeds, reachable
     from edge.planning.space import LlmSpace
     from edge.slices.local import OwnSlices
+    from edge.survey.profile import llm_speeds, reachable
     from quant.gguf.file import GgufFile
 
     path = Path(asked["model"])
@@ -51,12 +51,12 @@ def _llm(asked: dict[str, Any]) -> dict[str, Any]:
 def _onnx(asked: dict[str, Any]) -> dict[str, Any]:
     from devices.cluster_file import Cluster
     from edge.onnx.file import load
-    from edge.onnx.model import OnnxModel
-    from edge.planning.onnx_profile import onnx_speeds
+    from edge.onnx.model import OnnxSource
     from edge.planning.onnx_space import OnnxSpace
-    from edge.planning.profile import reachable
+    from edge.survey.onnx_profile import onnx_speeds
+    from edge.survey.profile import reachable
 
-    model = OnnxModel.of(load(Path(asked["model"])), {})
+    model = OnnxSource.of(load(Path(asked["model"])), {})
     cluster = Cluster.of_addresses(asked["workers"])
     with reachable(cluster, insecure=True) as (fleet, notes):
         assert not notes, notes
@@ -114,9 +114,9 @@ def _onnx_alone(asked: dict[str, Any]) -> float:
     from edge.onnx.bench import in_turn, measure
     from edge.onnx.engine import OnnxEngine
     from edge.onnx.file import load
-    from edge.onnx.model import OnnxModel
+    from edge.onnx.model import OnnxSource
 
-    model = OnnxModel.of(load(Path(asked["model"])), {})
+    model = OnnxSource.of(load(Path(asked["model"])), {})
     with OnnxEngine(Path(asked["model"]), 1) as engine:
         return measure(in_turn(engine.run), model.noise(), 6, 1).latency_ms_median / 1e3
 

@@ -9,14 +9,14 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from edge.errors import Interrupted
 
 T = TypeVar("T")
 
 
-class Closing:
+class CancelScope:
     """What is to be undone, last first. Threads may still add while it is undone: theirs is undone at once.
 
     It is also a context manager, which undoes at its end.
@@ -52,7 +52,7 @@ class Closing:
             self._closed = True
         self._stack.close()
 
-    def __enter__(self) -> Closing:
+    def __enter__(self) -> CancelScope:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -76,7 +76,7 @@ def results(futures: Iterable[Future[T]], beside: Iterable[Future[Any]] = ()) ->
 Progress = Callable[[float, float], None]  # (bytes in place, of)
 
 
-class Total:
+class AggregateProgress:
     """The sum of parts, told as it grows."""
 
     def __init__(self, progress: Progress, of: int, check: Callable[[], None]) -> None:
@@ -101,3 +101,29 @@ class Total:
 
         yield count
         count(n_bytes, n_bytes)
+
+
+class Steps:
+    """Steps that are worth showing: each has a label, and tells how far it is. This one shows nothing."""
+
+    @contextmanager
+    def step(self, label: str, total: float | None = None, unit: str = "bytes") -> Iterator[ShowStep]:
+        """One step, from its first moment to its last. Units: "bytes", or what is counted."""
+        yield _unseen
+
+    def say(self, line: str) -> None:
+        """A sentence for the person, while it goes on."""
+
+
+class ShowStep(Protocol):
+    """How far a step is."""
+
+    def __call__(self, n: float, total: float | None = None, what: str = "") -> None:
+        """`n` units are done, of `total` where that is news. what: it is at now."""
+
+
+def _unseen(n: float, total: float | None = None, what: str = "") -> None:
+    """Nobody looks."""
+
+
+SILENT = Steps()

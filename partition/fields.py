@@ -1,5 +1,6 @@
 """Reads fields of parsed JSON that a person may have written, with errors that name the field."""
 
+import re
 from collections.abc import Collection
 from typing import Any
 
@@ -55,3 +56,8 @@ def told(value: Any) -> str:
     if isinstance(value, int) and abs(value) > 10**20:
         return "a number of more than 20 digits"
     return repr(value) if value is None or isinstance(value, int | float) else f"a {type(value).__name__}"
+
+
+def is_digest(text: str) -> bool:
+    """Whether `text` is a SHA-256 as written here: 64 lower-case hexadecimal digits, nothing else."""
+    return re.fullmatch("[0-9a-f]{64}", text) is not None

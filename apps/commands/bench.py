@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from apps.commands import bench_onnx, distributed
-from apps.commands.options import UsageError, add_engine_arguments, engine_options, model_path, positive_int
+from apps.errors import UsageError
+from apps.options import add_engine_arguments, engine_options, model_path, positive_int
 from apps.show import step_table
 from apps.show.format import counted
 from apps.show.memory_use import memory_json, paging_rows
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from edge.llm.bench import BenchResult
     from edge.llm.interface import TextEngine
     from edge.parallel.step_times import Summary
+    from edge.planning.deployed import Deployed
 
     Times: TypeAlias = Sequence[Mapping[str, Summary]]
 
@@ -62,9 +64,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _measure(
-    args: argparse.Namespace, engine: TextEngine, deployed: distributed.Deployed | None
-) -> tuple[BenchResult, Times]:
+def _measure(args: argparse.Namespace, engine: TextEngine, deployed: Deployed | None) -> tuple[BenchResult, Times]:
     """What was measured, and the steps of each rank where the engine runs on several devices."""
     from apps.show.progress import progress
     from edge.llama.interrupt import interrupt_stops
@@ -102,7 +102,7 @@ def _show(
     result: BenchResult,
     memory: dict[str, Any],
     paging: list[tuple[str, str]],
-    deployed: distributed.Deployed | None = None,
+    deployed: Deployed | None = None,
     times: Times = (),
 ) -> None:
     """Print it. memory, paging: what was asked of the engine before it was closed."""
@@ -187,7 +187,7 @@ def _print_bandwidth(r: BenchResult) -> None:
     )
 
 
-def _print_ranks(r: BenchResult, deployed: distributed.Deployed, times: Sequence[Mapping[str, Summary]]) -> None:
+def _print_ranks(r: BenchResult, deployed: Deployed, times: Sequence[Mapping[str, Summary]]) -> None:
     """What the steps took on every rank, and which of them the others wait for."""
     from apps.show.format import bytes_text
     from apps.show.table import printable

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apps.commands.distributed import first_given
-from apps.commands.options import UsageError, check_dimensions, check_onnx, dimension, in_flight, quiet_grpc
+from apps.errors import UsageError
+from apps.options import check_dimensions, check_onnx, dimension, in_flight, quiet_grpc
 from apps.show.format import ms_text
 from apps.show.table import print_columns, print_note, print_table
 
 if TYPE_CHECKING:
     from edge.onnx.bench import Speed
-    from edge.onnx.model import OnnxModel
+    from edge.onnx.model import OnnxSource
     from edge.planning.onnx_sweep import CutSpeed
     from partition.plan.onnx_cuts import Cut
 
@@ -90,22 +91,22 @@ def _check(args: argparse.Namespace) -> None:
     check_dimensions(args.dim or ())
 
 
-def _model(args: argparse.Namespace) -> OnnxModel:
+def _model(args: argparse.Namespace) -> OnnxSource:
     """The model, with 1 for open dimensions that have no value."""
     from edge.onnx.file import load
-    from edge.onnx.model import OnnxModel, declared_inputs, dims_of, with_dims
+    from edge.onnx.model import OnnxSource, declared_inputs, dims_of, with_dims
     from edge.onnx.samples import made_up
 
     file = load(Path(args.model))
     declared = declared_inputs(file)
     fixed = with_dims(declared, dict(args.dim or ()))
-    return OnnxModel.of(file, dims_of(declared, next(made_up(fixed, 1))))
+    return OnnxSource.of(file, dims_of(declared, next(made_up(fixed, 1))))
 
 
 Measured = tuple["Speed", tuple[str, ...], "Iterator[CutSpeed]"]  # the whole model, the devices, and the cuts to come
 
 
-def _here(args: argparse.Namespace, model: OnnxModel, cuts: Sequence[Cut]) -> Measured:
+def _here(args: argparse.Namespace, model: OnnxSource, cuts: Sequence[Cut]) -> Measured:
     """The whole model and every stage on this device alone."""
     from edge.onnx.bench import in_turn, measure
     from edge.onnx.engine import OnnxEngine
@@ -116,7 +117,7 @@ def _here(args: argparse.Namespace, model: OnnxModel, cuts: Sequence[Cut]) -> Me
     return whole, (_LOCAL,), stages_here(model, cuts, args.repeats, args.threads)
 
 
-def _there(args: argparse.Namespace, model: OnnxModel, cuts: Sequence[Cut]) -> Measured:
+def _there(args: argparse.Namespace, model: OnnxSource, cuts: Sequence[Cut]) -> Measured:
     """The whole model on the last device, and every cut as a pipeline."""
     quiet_grpc()
     from edge.cluster.fleet import Fleet
@@ -146,7 +147,7 @@ def _there(args: argparse.Namespace, model: OnnxModel, cuts: Sequence[Cut]) -> M
 
 
 def _as_json(
-    args: argparse.Namespace, model: OnnxModel, whole: Speed, devices: Sequence[str], results: Sequence[CutSpeed]
+    args: argparse.Namespace, model: OnnxSource, whole: Speed, devices: Sequence[str], results: Sequence[CutSpeed]
 ) -> dict[str, Any]:
     return {
         "model": args.model,
@@ -184,7 +185,7 @@ def _speed_json(speed: Speed | None) -> dict[str, Any]:
     }
 
 
-def _show(model: OnnxModel, whole: Speed, devices: Sequence[str], results: Sequence[CutSpeed]) -> None:
+def _show(model: OnnxSource, whole: Speed, devices: Sequence[str], results: Sequence[CutSpeed]) -> None:
     from apps.show.format import bytes_text
 
     print_table(

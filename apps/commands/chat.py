@@ -7,27 +7,19 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from apps.commands import distributed
-from apps.commands.options import (
-    UsageError,
-    add_engine_arguments,
-    engine_options,
-    model_path,
-    natural,
-    number,
-    positive_int,
-    seed,
-)
+from apps.errors import UsageError
+from apps.options import add_engine_arguments, engine_options, model_path, natural, number, positive_int, seed
+from apps.show.answer import Loaded, answer
 from apps.show.memory_use import memory_json, memory_line
 from apps.show.table import printable
 
 if TYPE_CHECKING:
-    from edge.llm.chat import Chat
     from edge.llm.engine import Engine
     from edge.llm.generate import Response
     from edge.llm.sampler import SamplingParams
@@ -83,15 +75,6 @@ def run(args: argparse.Namespace) -> int:
         return _answer_once(args, loaded, prompt, sampling)
 
 
-@dataclasses.dataclass(frozen=True)
-class Loaded:
-    """What there is to talk to."""
-
-    chat: Chat
-    seconds: float  # that loading took
-    deployed: distributed.Deployed | None  # where it runs on several devices
-
-
 def _answer_once(args: argparse.Namespace, loaded: Loaded, prompt: str, sampling: SamplingParams) -> int:
     from edge.errors import EdgeError
     from edge.llama.interrupt import interrupt_stops
@@ -134,19 +117,6 @@ def _answer_once(args: argparse.Namespace, loaded: Loaded, prompt: str, sampling
     if lost is not None:
         raise lost
     return 0
-
-
-def answer(
-    chat: Chat, text: str, sampling: SamplingParams, *, max_tokens: int | None, stop: Sequence[str]
-) -> Generator[Response, None, None]:
-    """What `Chat.ask` yields, with a progress bar until the first token."""
-    from apps.show.progress import progress
-
-    with progress("Reading the prompt", unit="tokens") as bar:
-        responses = chat.ask(text, sampling, max_tokens=max_tokens, stop=stop, on_prefill=bar.update)
-        first = next(responses)
-    yield first
-    yield from responses
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from apps.commands.options import device_name
+from apps.options import device_name
 from apps.show.table import print_table
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from apps.commands import devices_probe
 from apps.commands.link import address, show, timeout
-from apps.commands.options import items, quiet_grpc
+from apps.options import items, quiet_grpc
 from apps.show.format import bytes_text
 from apps.show.progress import progress
 from apps.show.table import print_columns, print_note

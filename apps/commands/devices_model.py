@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apps.commands import planning
-from apps.commands.options import dimension
+from apps.options import dimension
 from apps.show.format import bytes_text, ms_text
 from apps.show.table import print_columns, print_note
 
@@ -38,7 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure what is not known, and print it."""
-    from apps.show.planned import known_json, notes
+    from apps.show.planned import notes
+    from edge.planning.describe import known_json
     from partition.predict.speeds import DeviceSpeed
 
     with planning.spaces(args) as ((space,), _):
@@ -92,6 +93,6 @@ def _ms(seconds: float) -> str:
 
 
 def _when(estimate: bool, age_s: float, busy: bool = False) -> str:
-    from apps.commands.devices_probe import age_text
+    from apps.show.format import age_text
 
     return "estimate" if estimate else age_text(age_s) + (", while busy" if busy else "")

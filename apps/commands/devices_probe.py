@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from apps.commands import devices_model
 from apps.commands.distributed import first_given
-from apps.commands.options import UsageError
-from apps.show.format import bytes_text
+from apps.errors import UsageError
+from apps.show.format import age_text, bytes_text
 from apps.show.table import print_note, print_table
 
 if TYPE_CHECKING:
@@ -95,14 +95,6 @@ def machine_rows(machine: Machine) -> list[tuple[str, str]]:
         known = [f"{profile.temperature_c:g} C"] if profile.temperature_c is not None else []
         rows.append(("temperature", ", ".join([*known, *([machine.thermal] if machine.thermal else [])])))
     return rows
-
-
-def age_text(seconds: float) -> str:
-    """How long ago something was."""
-    for unit, n in (("h", 3600), ("min", 60)):
-        if seconds >= n:
-            return f"{seconds / n:.0f} {unit} ago"
-    return "now" if seconds < 1 else f"{seconds:.0f} s ago"
 
 
 def _rate_text(rate: Rate | None) -> str:

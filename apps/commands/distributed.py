@@ -3,40 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from apps.commands.link import address
-from apps.commands.options import (
-    MAX_THREADS,
-    UsageError,
-    check_output,
-    engine_options,
-    items,
-    keep_to_cores,
-    number,
-    quiet_grpc,
-)
-from apps.show.table import printable
-from edge.planning.plan_file import plan_in
+from apps.errors import UsageError
+from apps.options import check_output, engine_options, items, keep_to_cores, number, quiet_grpc
+from apps.show.progress import ShownSteps
 
 if TYPE_CHECKING:
-    from edge.cluster.deployment import Deployment, Exchange
-    from edge.cluster.fleet import Fleet
-    from edge.llm.engine import Engine
-    from edge.llm.interface import TextEngine
-    from edge.llm.options import EngineOptions
-    from edge.parallel.step_times import Summary
-    from edge.planning.arrange import Arrangement
-    from partition.plan.onnx_plan import OnnxPlan
+    from edge.planning.deployed import Deployed
     from partition.plan.plan import Plan
-    from quant.gguf.file import GgufFile
 
 # Named here and not asked of edge and transport, so that --help stays quick; a test holds them together.
 PARALLEL = ("auto", "tensor", "pipeline")
@@ -81,69 +62,6 @@ class Devices:
     plan: Plan | None  # where one was given
 
 
-@dataclass(frozen=True)
-class Deployed:
-    """A model that runs on several devices."""
-
-    engine: TextEngine
-    plan: Plan
-    why: str  # this plan
-    exchange: Exchange
-    names: tuple[str, ...]  # of the devices by rank, for people
-
-    def times(self, *, clear: bool = False) -> list[dict[str, Summary]]:
-        """As `DistributedEngine.times`; nothing is known of a plan for this device alone."""
-        from edge.parallel.engine import DistributedEngine
-
-        return self.engine.times(clear=clear) if isinstance(self.engine, DistributedEngine) else [{}]
-
-    def link_lines(self) -> list[str]:
-        """How this device is linked to the others, how others are where it is unusual, and what was changed."""
-        from edge.parallel.engine import DistributedEngine
-
-        if not isinstance(self.engine, DistributedEngine):
-            return []
-        states = [state for state in self.engine.link_states if state.ranks[0] == 0 or not state.usual]
-        links = [f"ranks {low} and {high}: {state.why}" for state in states for low, high in (state.ranks,)]
-        return [*links, *self.engine.link_watch.changes]
-
-    def line(self) -> str:
-        """The devices, what each holds, and why, in one line."""
-        if len(self.names) == 1:
-            return self.why
-        staged = len(self.plan.stages) > 1
-        parts = []
-        for rank, name in enumerate(self.names):
-            cut = self.plan.slice(rank)
-            held = [f"layers {cut.layers}"] if staged else []
-            if len(self.plan.group(rank)) > 1:
-                held += [f"heads {cut.heads}", f"ff {cut.ff}"]
-            parts.append(f"{name} {', '.join(held)}")
-        return f"{'; '.join(parts)} ({self.why})"
-
-    def to_json(self, times: Sequence[Mapping[str, Summary]]) -> dict[str, Any]:
-        """What a command's --json adds to its own figures. times: what the steps of each rank took."""
-        from edge.parallel.engine import DistributedEngine
-
-        several = self.engine if isinstance(self.engine, DistributedEngine) else None
-        links = several.links if several else {}
-        ranks: list[dict[str, Any]] = []
-        for rank, of in enumerate(times):
-            kinds = {"decode": of.get("decode"), "prefill": of.get("prefill")}
-            figures = {kind: found.to_json() if found else None for kind, found in kinds.items()}
-            ranks.append({"rank": rank, "device": self.plan.devices[rank], "link": links.get(rank), **figures})
-        return {
-            "ranks": ranks,
-            "links": [state.to_json() for state in several.link_states] if several else [],
-            "link_changes": list(several.link_watch.changes) if several else [],
-            "plan": self.plan.to_json(),
-            "why": self.why,
-            "transport": self.exchange.transport,
-            "wire": self.exchange.wire,
-            "allreduce": self.exchange.algorithm,
-        }
-
-
 def prepare(args: argparse.Namespace) -> Devices | None:
     """The devices asked for; None: this one alone. From then on this process keeps to the cores asked for.
 
@@ -166,7 +84,10 @@ def prepare(args: argparse.Namespace) -> Devices | None:
     given = first_given(args, _OF_A_PLAN)
     if given:
         raise UsageError(f"--plan says which device does what, and so does {given}: leave one of them out")
-    plan = _read_plan(args.plan)
+    from edge.planning.plan_file import read_plan
+    from partition.plan.plan import Plan
+
+    plan = read_plan(args.plan, Plan)
     args.memory = args.memory or plan.shard(0).memory
     if args.affinity:
         keep_to_cores(args.affinity)
@@ -179,145 +100,32 @@ def prepare(args: argparse.Namespace) -> Devices | None:
 def deployed(args: argparse.Namespace, devices: Devices, path: Path, sequences: int = 1) -> Iterator[Deployed]:
     """The model at `path` on these devices, for so many sequences, until the end of the block.
 
-    The errors of Fleet, arrange and Deployment.
+    The errors of `edge.planning.deployed`.
     """
-    from apps.show.progress import progress, say
-    from edge.cluster.deployment import Deployment, Exchange
-    from edge.cluster.fleet import Fleet
-    from partition.model.check import check_loadable
-    from quant.gguf.file import GgufFile
+    from edge.cluster.deployment import Exchange
+    from edge.planning.deployed import Placement
+    from edge.planning.deployed import deployed as running
+    from edge.planning.plan_file import save_plan
 
-    file = GgufFile.open(path)
-    check_loadable(file)
     if args.save_plan is not None:
         check_output(args.save_plan, [path], force=True)
-    options = engine_options(args, sequences)
-    exchange = Exchange(args.transport or "auto", args.allreduce or "auto", args.wire or "f32")
-    with ExitStack() as stack:
-        fleet = stack.enter_context(Fleet(devices.addresses, insecure=args.insecure)) if devices.addresses else None
-        plan, why, made = _plan(args, devices, fleet, file, options)
+
+    def save(plan: Plan) -> None:
         if args.save_plan is not None:
             save_plan(args.save_plan, plan)
-        if fleet is None or plan.world_size == 1:
-            yield Deployed(stack.enter_context(_alone(path, options, plan)), plan, why, exchange, ("this device",))
-            return
-        label = f"Loading {path.name} on {len(set(plan.devices))} devices"
-        with progress(label) as bar:
-            deployment = Deployment(fleet, plan, file, options, exchange, bar.update, say)
-        with deployment:
-            yield Deployed(deployment.engine, plan, why, exchange, _names(fleet, plan))
-            if made is not None and sequences == 1:
-                _learn(made, deployment, plan)
 
-
-def _learn(made: Arrangement, deployment: Deployment, plan: Plan) -> None:
-    """Correct what was measured by what steps took, and say so."""
-    from edge.errors import EdgeError
-    from transport.errors import TransportError
-
-    with suppress(EdgeError, TransportError):  # a rank has gone: the next session sees to it
-        for line in made.learn(plan, deployment.engine.times()):
-            print(printable(f"edge: {line}"), file=sys.stderr)
-
-
-def _alone(path: Path, options: EngineOptions, plan: Plan) -> Engine:
-    """The whole model on this device, as its plan says."""
-    from apps.show.progress import progress
-    from edge.llm.engine import Engine
-
-    shard, size = plan.shard(0), path.stat().st_size
-    options = replace(
-        options,
-        memory=options.memory or shard.memory,
-        threads=options.threads or shard.threads,
-        gpu_layers=shard.gpu_layers if options.gpu_layers is None else options.gpu_layers,
+    placement = Placement(
+        devices.addresses,
+        devices.plan,
+        f"as {args.plan} says",
+        args.parallel or "auto",
+        args.shares,
+        Exchange(args.transport or "auto", args.allreduce or "auto", args.wire or "f32"),
+        args.insecure,
+        {name: getattr(args, name) for name in ("threads", "affinity", "gpu_layers", "memory")},
     )
-    with progress(f"Loading {path.name}", size) as bar:
-        return Engine(path, options, progress=lambda fraction: bar.update(fraction * size))
-
-
-def _plan(
-    args: argparse.Namespace, devices: Devices, fleet: Fleet | None, file: GgufFile, options: EngineOptions
-) -> tuple[Plan, str, Arrangement | None]:
-    """The plan, with what the options say of this device, why it is this one, and what it was made from."""
-    from apps.show.progress import progress
-    from edge.llm.options import resolve
-    from edge.planning.arrange import arrange, work_of
-    from edge.slices.local import OwnSlices
-    from partition.errors import PlanError
-    from partition.model.model import ModelShape
-
-    with progress(f"Reading {file.path.name}") as bar:
-        digest = OwnSlices().model_digest(file.path, bar.update)
-    if devices.plan is not None or fleet is None:
-        assert devices.plan is not None, "without a plan there are workers"
-        if fleet is None and devices.plan.model_digest not in ("", digest):
-            raise PlanError(f"{args.plan} is for another model than {file.path.name}, or it has changed; plan again")
-        return _with_own(devices.plan, args), f"as {args.plan} says", None
-    context, _, kv = resolve(options, ModelShape.from_gguf(file))
-    work = work_of(file, context=context, concurrency=options.sequences, kv_type=kv.name, wire=args.wire or "f32")
-    with progress("Measuring devices", unit="steps") as bar:
-        made = arrange(
-            fleet,
-            devices.addresses,
-            file,
-            digest,
-            parallel=args.parallel or "auto",
-            shares=args.shares,
-            work=work,
-            threads=args.threads,
-            memory=options.memory,
-            transport=args.transport or "auto",
-            on_step=bar.update,
-        )
-    return _with_own(made.plan, args), made.why, made
-
-
-def _names(fleet: Fleet, plan: Plan) -> tuple[str, ...]:
-    """What the devices of the ranks are called."""
-    return tuple(fleet.workers[d].label if d in fleet.workers else d for d in plan.devices)
-
-
-def _with_own(plan: Plan, args: argparse.Namespace) -> Plan:
-    """The plan with what was said of this device on the command line, so that a saved one says it, too."""
-    own = {
-        "threads": args.threads,
-        "affinity": args.affinity,
-        "gpu_layers": args.gpu_layers,
-        "memory": args.memory,
-    }
-    first, *others = plan.stages
-    shard, *rest = first.shards
-    shard = replace(shard, **{name: value for name, value in own.items() if value is not None})
-    return replace(plan, stages=(replace(first, shards=(shard, *rest)), *others))
-
-
-def _read_plan(path: Path) -> Plan:
-    from edge.net.channel import parse_address
-    from partition.errors import PlanError
-    from partition.plan.plan import Plan
-
-    try:
-        plan = Plan.from_json(plan_in(json.loads(path.read_text(encoding="utf-8"))))
-        for rank, device in enumerate(plan.devices):
-            if rank:
-                parse_address(device)
-            if (plan.shard(rank).threads or 1) > MAX_THREADS:
-                raise PlanError(
-                    f"rank {rank} is to have {plan.shard(rank).threads} threads, {MAX_THREADS} are the most"
-                )
-    except (ValueError, RecursionError) as error:  # among them PlanError, and what is not JSON
-        raise PlanError(f"{path} cannot be used as a plan: {error}") from None
-    return plan
-
-
-def save_plan(path: Path, plan: Plan | OnnxPlan, beside: Mapping[str, Any] | None = None) -> None:
-    """OSError where it cannot be written. beside: what it is predicted to do, and the devices' names."""
-    from devices.files import write_whole
-
-    text = json.dumps(plan.to_json() | dict(beside or {}), indent=1, ensure_ascii=False)
-    text = _NUMBERS.sub(lambda found: " ".join(found[0].split()), text)  # a range on one line, to be read and edited
-    write_whole(path, (text + "\n").encode())
+    with running(path, placement, engine_options(args, sequences), steps=ShownSteps(), on_plan=save) as model:
+        yield model
 
 
 def first_given(args: argparse.Namespace, names: Sequence[str]) -> str:

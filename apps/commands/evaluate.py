@@ -8,14 +8,8 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from apps.commands.options import (
-    UsageError,
-    add_engine_arguments,
-    engine_options,
-    keep_to_cores,
-    model_path,
-    positive_int,
-)
+from apps.errors import UsageError
+from apps.options import add_engine_arguments, engine_options, keep_to_cores, model_path, positive_int
 from apps.show.format import bytes_text
 from apps.show.progress import progress
 from apps.show.table import print_columns, print_note

@@ -8,15 +8,8 @@ import sys
 import time
 from pathlib import Path
 
-from apps.commands.options import (
-    UsageError,
-    add_engine_arguments,
-    check_output,
-    engine_options,
-    keep_to_cores,
-    model_path,
-    positive_int,
-)
+from apps.errors import UsageError
+from apps.options import add_engine_arguments, check_output, engine_options, keep_to_cores, model_path, positive_int
 from apps.show.progress import progress
 
 HELP = "Run a model over a text and note how large the inputs of its weights are, for quantizing."

@@ -7,7 +7,7 @@ import contextlib
 import json
 from typing import TYPE_CHECKING
 
-from apps.commands.options import number, quiet_grpc
+from apps.options import number, quiet_grpc
 from apps.show.format import bytes_text
 from apps.show.table import print_note, print_table
 

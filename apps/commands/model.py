@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from apps.commands.options import KV_TYPES, UsageError, check_output, context_size, model_path, natural, positive_int
+from apps.errors import UsageError
+from apps.options import KV_TYPES, check_output, context_size, model_path, natural, positive_int
 from apps.show.format import bytes_text, count_text
 from apps.show.progress import progress
 from apps.show.table import print_table

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from apps.commands.distributed import MOST_WORKERS, TRANSPORTS, WIRES, first_given, save_plan, shares_of
+from apps.commands.distributed import MOST_WORKERS, TRANSPORTS, WIRES, first_given, shares_of
 from apps.commands.link import address
-from apps.commands.options import MAX_THREADS, UsageError, in_flight, items, keep_to_cores, quiet_grpc
-from edge.planning.plan_file import plan_in
+from apps.errors import UsageError
+from apps.options import in_flight, items, keep_to_cores, quiet_grpc
+from apps.show.progress import ShownSteps
 
 if TYPE_CHECKING:
-    from edge.cluster.onnx_deployment import OnnxDeployment
-    from edge.onnx.model import OnnxModel
-    from partition.plan.onnx_cuts import Cut
+    from edge.onnx.model import OnnxSource
+    from edge.planning.onnx_deployed import Deployed
     from partition.plan.onnx_plan import OnnxPlan
 
 LOCAL = "local"  # partition.plan.plan.LOCAL, named here so that --help stays quick
@@ -65,51 +64,6 @@ class Devices:
         return tuple(one for one in self.addresses if one != LOCAL)
 
 
-@dataclass(frozen=True)
-class Deployed:
-    """A model whose stages are on their devices."""
-
-    deployment: OnnxDeployment
-    model: OnnxModel
-    why: str  # this plan
-    names: tuple[str, ...]  # of the stages' devices, for people
-    transport: str
-    wire: str
-
-    def stages(self, compute_ms: Sequence[float | None] = ()) -> list[dict[str, Any]]:
-        """What each stage holds, sends on and takes. compute_ms: medians, where they were measured."""
-        from partition.plan.onnx_cuts import routes
-
-        plan = self.deployment.plan
-        leaving = routes(self.model.graph, plan.cuts)[1:]
-        return [
-            {
-                "device": stage.device,
-                "name": name,
-                "nodes": [stage.nodes.start, stage.nodes.stop],
-                "until": stage.until or None,
-                "weight_bytes": held.weight_bytes,
-                "memory_bytes": held.memory_bytes or None,
-                "provider": held.provider,
-                "fell_back_from": list(held.fell_back_from),
-                "threads": held.threads,
-                "link": link,
-                "payload_bytes": sum(value.n_bytes for value in tensors),
-                "tensors": [value.name for value in tensors],
-                "compute_ms_median": ms,
-            }
-            for stage, name, held, link, tensors, ms in zip(
-                plan.stages,
-                self.names,
-                self.deployment.loaded,
-                self.deployment.links,
-                leaving,
-                compute_ms if compute_ms else [None] * len(plan.stages),
-                strict=True,
-            )
-        ]
-
-
 def prepare(args: argparse.Namespace) -> Devices | None:
     """The devices asked for; None: this one alone, and there is no plan. UsageError for options that do not go
     together, PlanError for a plan that cannot be used."""
@@ -139,10 +93,10 @@ def prepare(args: argparse.Namespace) -> Devices | None:
 def check_own(args: argparse.Namespace, devices: Devices | None) -> None:
     """PlanError where there is a plan for this device alone, and it is for another model."""
     from edge.onnx.file import load
-    from edge.onnx.model import OnnxModel
+    from edge.onnx.model import OnnxSource
 
     if devices is not None and devices.plan is not None:
-        OnnxModel.of(load(Path(args.model)), dict(args.dim)).check(devices.plan)
+        OnnxSource.of(load(Path(args.model)), dict(args.dim)).check(devices.plan)
 
 
 def _prepared(args: argparse.Namespace) -> Devices:
@@ -151,7 +105,10 @@ def _prepared(args: argparse.Namespace) -> Devices:
         given = first_given(args, _OF_A_PLAN)
         if given:
             raise UsageError(f"--plan says which device does what, and so does {given}: leave one of them out")
-        plan = _read_plan(args.plan)
+        from edge.planning.plan_file import read_plan
+        from partition.plan.onnx_plan import OnnxPlan
+
+        plan = read_plan(args.plan, OnnxPlan)
         if plan.own is not None:
             keep_to_cores(plan.own.affinity, f"{args.plan}: affinity of {LOCAL}")
         return Devices(plan.devices, plan)
@@ -166,69 +123,29 @@ def _prepared(args: argparse.Namespace) -> Devices:
 
 
 @contextmanager
-def deployed(args: argparse.Namespace, devices: Devices, model: OnnxModel) -> Iterator[Deployed]:
-    """The model on these devices until the end of the block, its stages loaded. The errors of Fleet and OnnxDeployment,
-    and PlanError for cuts that do not exist."""
-    from apps.show.progress import progress, say
-    from edge.cluster.fleet import Fleet
-    from edge.cluster.onnx_deployment import OnnxDeployment
+def deployed(args: argparse.Namespace, devices: Devices, model: OnnxSource) -> Iterator[Deployed]:
+    """The model on these devices until the end of the block, its stages loaded. The errors of
+    `edge.planning.onnx_deployed`."""
+    from edge.planning.onnx_deployed import OnnxPlacement
+    from edge.planning.onnx_deployed import deployed as running
+    from edge.planning.plan_file import save_plan
 
-    plan, why = _plan(args, devices, model)
-    transport = args.transport or "auto"
-    with Fleet(devices.workers, insecure=args.insecure) as fleet:
-        with progress(f"Loading {model.name} on {len(set(plan.devices))} devices") as bar:
-            deployment = OnnxDeployment(
-                fleet,
-                model,
-                plan,
-                transport=transport,
-                threads=args.threads,
-                provider=args.provider,
-                progress=bar.update,
-                say=say,
-            )
-        with deployment:
-            if args.save_plan is not None:
-                save_plan(args.save_plan, plan)
-            names = tuple("this device" if one == LOCAL else fleet.workers[one].label for one in plan.devices)
-            yield Deployed(deployment, model, why, names, transport, args.wire or "f32")
-
-
-def _plan(args: argparse.Namespace, devices: Devices, model: OnnxModel) -> tuple[OnnxPlan, str]:
-    """The plan, and why it is this one."""
-    from partition.plan.onnx_cuts import choose, cut_at
-    from partition.plan.onnx_split import split
-
-    if devices.plan is not None:
-        return devices.plan, f"as {args.plan} says"
-    found: list[Cut]
-    if args.cut is not None:
-        found, why = [cut_at(model.graph, where) for where in args.cut], "as --cut says"
-    else:
-        shares = args.shares or (1.0,) * len(devices.addresses)
-        places = choose(model.graph, "auto")
-        if len(places) < len(shares):
-            places = choose(model.graph, "all")
-        found = split(model.graph, places, shares)
-        why = "as --shares says, by estimated work" if args.shares else "equal parts of the estimated work"
-    return model.plan(devices.addresses, found), why
-
-
-def _read_plan(path: Path) -> OnnxPlan:
-    from edge.net.channel import parse_address
-    from partition.errors import PlanError
-    from partition.plan.onnx_plan import OnnxPlan
-
-    try:
-        plan = OnnxPlan.from_json(plan_in(json.loads(path.read_text(encoding="utf-8"))))
-        for stage in plan.stages:
-            if stage.device != LOCAL:
-                parse_address(stage.device)
-            if (stage.threads or 1) > MAX_THREADS:
-                raise PlanError(f"{stage.device} is to have {stage.threads} threads, {MAX_THREADS} are the most")
-    except (ValueError, RecursionError) as error:  # among them PlanError, and what is not JSON
-        raise PlanError(f"{path} cannot be used as a plan: {error}") from None
-    return plan
+    placement = OnnxPlacement(
+        devices.addresses,
+        devices.plan,
+        f"as {args.plan} says",
+        args.cut,
+        args.shares,
+        args.transport or "auto",
+        args.wire or "f32",
+        args.threads,
+        args.provider,
+        args.insecure,
+    )
+    with running(model, placement, steps=ShownSteps()) as running_model:
+        if args.save_plan is not None:
+            save_plan(args.save_plan, running_model.deployment.plan)
+        yield running_model
 
 
 def _devices(text: str) -> tuple[str, ...]:

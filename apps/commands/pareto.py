@@ -9,21 +9,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apps.commands import planning
-from apps.commands.options import UsageError, check_output, items, natural
-from apps.show.planned import beside, bound_text, known_json
+from apps.errors import UsageError
+from apps.options import check_output, items, natural
+from apps.show.progress import ShownSteps
 
 if TYPE_CHECKING:
-    from partition.predict.pareto import Point
+    from edge.planning.front import Front
+    from edge.planning.spaces import PlanSpace
 
 HELP = "Explore the trade-off between latency and throughput over all ways to place a model."
-FORMAT = "edge-pareto-1"
 AXES = (
     "latency",
     "throughput",
     "memory",
     "energy",
 )  # partition.predict.pareto.AXES, named here so that --help stays quick
-_NAMES = {"latency": "latency_s", "throughput": "throughput_per_s", "memory": "memory_bytes", "energy": "energy_j"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,25 +53,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Find, measure, show and write."""
     _check(args)
-    with planning.spaces(args, args.types or ()) as (spaces, fleet):
-        points: list[Point] = []
-        of: dict[str, planning.Space] = {}
-        for space in spaces:
-            found = space.points(args.axes)
-            points += found
-            of |= {point.key: space for point in found}
-        if not points:
-            spaces[0].check_feasible()
-        measured: dict[str, dict[str, Any]] = {}
-        errors: dict[str, str] = {}
-        if args.measure:
-            from apps.pareto.measure import measure
+    from edge.planning.front import Front
 
-            measured, errors = measure(args, points, of, fleet)
-        result = _result(args, spaces, points, of, measured, errors)
+    with planning.spaces(args, args.types or ()) as (spaces, fleet):
+        front = Front(spaces, args.axes)
+        if args.measure:
+            front.measure(args.measure, fleet, fresh=args.fresh, steps=ShownSteps())
+        result = front.to_json()
     _write(args, result, spaces)
     if args.pick is not None:
-        _pick(args, result, points, of)
+        _pick(args, result, front)
     return 0
 
 
@@ -95,86 +86,7 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError("--save writes the plan that --pick chooses: give both")
 
 
-def _result(
-    args: argparse.Namespace,
-    spaces: Sequence[planning.Space],
-    points: Sequence[Point],
-    of: dict[str, planning.Space],
-    measured: dict[str, dict[str, Any]],
-    errors: dict[str, str],
-) -> dict[str, Any]:
-    from partition.predict.pareto import judged, on_front
-
-    values = [point.objectives(args.axes) for point in points]
-    found = [_measured_values(measured[p.key], p, args.axes) if p.key in measured else None for p in points]
-    front, middle = judged(values, found)
-    taken = [i for i, one in enumerate(found) if one is not None]
-    best = on_front([found[i] or () for i in taken])
-    on_measured = {i for i, on in zip(taken, best, strict=True) if on}
-    as_predicted = on_front(values)
-
-    def place(i: int) -> tuple[bool, tuple[float, ...]]:
-        return not front[i], found[i] or values[i]
-
-    order = sorted(range(len(points)), key=place)
-    return {
-        "format": FORMAT,
-        "kind": spaces[0].kind,
-        "model": spaces[0].title,
-        "objectives": [_NAMES[axis] for axis in args.axes],
-        "concurrency": points[0].predicted.in_flight,
-        "exact": all(space.exact for space in spaces),
-        **known_json(spaces[0]),
-        "points": [
-            {
-                "id": f"p{number}",
-                "label": points[i].label,
-                "type": points[i].type,
-                "model": points[i].model,
-                "parallel": points[i].parallel,
-                "plan": points[i].plan.to_json(),
-                "on_front": front[i],
-                "predicted_on_front": as_predicted[i],
-                "knee": i == middle,
-                "microbatches": points[i].predicted.microbatches,
-                "devices": [of[points[i].key].names[device] for device in dict.fromkeys(points[i].plan.devices)],
-                "predicted": _predicted(points[i], of[points[i].key]),
-                "measured": measured.get(points[i].key),
-                "measured_on_front": i in on_measured if points[i].key in measured else None,
-                "error": errors.get(points[i].key),
-            }
-            for number, i in enumerate(order, 1)
-        ],
-    }
-
-
-def _predicted(point: Point, space: planning.Space) -> dict[str, Any]:
-    """With devices called by their names, as people know them."""
-    values, names = point.predicted.to_json(), space.names
-    values["memory_bytes"] = _named(values["memory_bytes"], names)
-    values["bound"] = bound_text(point.predicted, names)
-    for stage in values["stages"]:
-        stage["devices"] = [names.get(device, device) for device in stage["devices"]]
-        stage["memory_bytes"] = _named(stage["memory_bytes"], names)
-    return values
-
-
-def _named(of: dict[str, int], names: dict[str, str]) -> dict[str, int]:
-    return {names.get(device, device): n for device, n in of.items()}
-
-
-def _measured_values(measured: dict[str, Any], point: Point, axes: Sequence[str]) -> tuple[float, ...]:
-    """As `Point.objectives`; energy is not measured, so that it is as predicted."""
-    of = {
-        "latency": measured["latency_s"],
-        "throughput": -measured["throughput_per_s"],
-        "memory": float(max(measured["memory_bytes"].values(), default=0)),
-        "energy": point.objectives(("energy",))[0],
-    }
-    return tuple(of[axis] for axis in axes)
-
-
-def _write(args: argparse.Namespace, result: dict[str, Any], spaces: Sequence[planning.Space]) -> None:
+def _write(args: argparse.Namespace, result: dict[str, Any], spaces: Sequence[PlanSpace]) -> None:
     from apps.pareto.table import print_front
     from apps.show.planned import notes
     from apps.show.table import print_note
@@ -213,20 +125,14 @@ def _command(args: argparse.Namespace) -> tuple[str, ...]:
     return (*words, "--insecure") if args.insecure else tuple(words)
 
 
-def _pick(
-    args: argparse.Namespace, result: dict[str, Any], points: Sequence[Point], of: dict[str, planning.Space]
-) -> None:
-    from apps.commands.distributed import save_plan
-    from apps.pareto.pick import pick, use
+def _pick(args: argparse.Namespace, result: dict[str, Any], front: Front) -> None:
+    from apps.pareto.pick import use
+    from edge.planning.front import pick
+    from edge.planning.plan_file import save_plan
 
     chosen = pick(result, args.pick)
     if args.save is not None:
-        point = next(
-            one
-            for one in points
-            if one.plan.to_json() == chosen["plan"] and one.predicted.microbatches == chosen["microbatches"]
-        )
-        save_plan(args.save, point.plan, beside(of[point.key], point))
+        save_plan(args.save, *front.plan(chosen))
     if args.json != "-":
         print(use(result["kind"], chosen, args.save))
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apps.commands import planning
-from apps.commands.options import byte_size, check_output, positive
-from apps.show.planned import beside, known_json, unit_text
+from apps.options import byte_size, check_output, positive
+from apps.show.planned import unit_text
 
 if TYPE_CHECKING:
+    from edge.planning.spaces import PlanSpace
     from partition.predict.pareto import Point
     from partition.search.changes import Change
 
@@ -51,7 +52,8 @@ def run(args: argparse.Namespace) -> int:
         point, why = space.best(args.objective, _caps(args))
         changes = space.changes(args.objective, _caps(args))
         if args.save is not None:
-            from apps.commands.distributed import save_plan
+            from edge.planning.describe import beside
+            from edge.planning.plan_file import save_plan
 
             save_plan(args.save, point.plan, beside(space, point))
         if args.json:
@@ -74,8 +76,10 @@ def _caps(args: argparse.Namespace) -> dict[str, float]:
 
 
 def _as_json(
-    args: argparse.Namespace, space: planning.Space, point: Point, why: str, changes: list[Change]
+    args: argparse.Namespace, space: PlanSpace, point: Point, why: str, changes: list[Change]
 ) -> dict[str, Any]:
+    from edge.planning.describe import known_json
+
     return {
         "format": FORMAT,
         "kind": space.kind,
@@ -90,7 +94,7 @@ def _as_json(
     }
 
 
-def _show(args: argparse.Namespace, space: planning.Space, point: Point, why: str, changes: list[Change]) -> None:
+def _show(args: argparse.Namespace, space: PlanSpace, point: Point, why: str, changes: list[Change]) -> None:
     from apps.show.planned import notes, prediction_rows, stage_rows
     from apps.show.table import print_columns, print_note, printable
 

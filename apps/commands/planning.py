@@ -8,15 +8,17 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from apps.commands.bench_onnx import is_onnx
 from apps.commands.distributed import MOST_WORKERS, TRANSPORTS, WIRES, first_given
 from apps.commands.link import address
-from apps.commands.options import (
+from apps.errors import UsageError
+from apps.options import (
     KV_TYPES,
-    UsageError,
     byte_size,
+    check_dimensions,
+    check_onnx,
     context_size,
     dimension,
     in_flight,
@@ -26,14 +28,12 @@ from apps.commands.options import (
     quiet_grpc,
     thread_count,
 )
+from apps.show.progress import ShownSteps
 
 if TYPE_CHECKING:
     from devices.cluster_file import Cluster
     from edge.cluster.fleet import Fleet
-    from edge.planning.onnx_space import OnnxSpace
-    from edge.planning.space import LlmSpace
-
-    Space: TypeAlias = LlmSpace | OnnxSpace
+    from edge.planning.spaces import PlanOptions, PlanSpace
 
 _OF_TEXT = ("context", "prompt_tokens", "kv_type", "memory")
 _OF_ONNX = ("dim",)
@@ -68,10 +68,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @contextmanager
-def spaces(args: argparse.Namespace, types: tuple[str, ...] = ()) -> Iterator[tuple[list[Space], Fleet | None]]:
+def spaces(args: argparse.Namespace, types: tuple[str, ...] = ()) -> Iterator[tuple[list[PlanSpace], Fleet | None]]:
     """The plans of the model, measured; one space for each of `types`, where they are given. And the workers."""
     from devices.cluster_file import Cluster, read_cluster
-    from edge.planning.profile import reachable
+    from edge.planning.spaces import spaces as of_model
+    from edge.survey.profile import reachable
 
     quiet_grpc()
     if args.cluster is not None and args.workers is not None:
@@ -87,16 +88,27 @@ def spaces(args: argparse.Namespace, types: tuple[str, ...] = ()) -> Iterator[tu
         fleet, notes = stack.enter_context(reachable(cluster, insecure=insecure))
         if args.cluster is None and fleet is not None:
             cluster = _named(cluster, fleet)
-        made: list[Space] = []
-        if is_onnx(args.model):
-            from apps.commands.planning_onnx import onnx_space
+        yield of_model(path, cluster, fleet, notes, _options(args), types=types, steps=ShownSteps()), fleet
 
-            made = [onnx_space(args, path, cluster, fleet, notes)]
-        else:
-            from apps.commands.planning_llm import llm_spaces
 
-            made += llm_spaces(args, path, cluster, fleet, notes, types)
-        yield made, fleet
+def _options(args: argparse.Namespace) -> PlanOptions:
+    from edge.planning.spaces import PlanOptions
+
+    if is_onnx(args.model):
+        check_onnx()
+        check_dimensions(args.dim or [])
+    return PlanOptions(
+        context=args.context,
+        prompt_tokens=args.prompt_tokens,
+        kv_type=args.kv_type or "f16",
+        concurrency=args.concurrency,
+        dims=dict(args.dim or []),
+        wire=args.wire or "f32",
+        transport=args.transport or "auto",
+        threads=args.threads,
+        memory=args.memory,
+        fresh=args.fresh,
+    )
 
 
 def _check_kind(args: argparse.Namespace, types: tuple[str, ...]) -> None:

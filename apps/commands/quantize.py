@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
-from apps.commands.options import KV_TYPES, UsageError, byte_size, context_size, items, positive_int, thread_count
+from apps.errors import UsageError
+from apps.options import KV_TYPES, QUANTIZE_MINUTES, byte_size, context_size, items, positive_int, thread_count
 
 HELP = "Make a model smaller: to a type, to a size, or to the memory there is; and say what that costs."
 
-DEFAULT_MINUTES = 10.0
 _FOR_GGUF = (
     "size", "fit", "context", "kv_type", "imatrix", "text", "types", "compare", "png", "minutes", "fast", "report",
 )  # fmt: skip
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--minutes",
         type=_minutes,
         metavar="N",
-        help=f"that --size and --fit measure, once (default: {DEFAULT_MINUTES:.0f})",
+        help=f"that --size and --fit measure, once (default: {QUANTIZE_MINUTES:.0f})",
     )
     parser.add_argument("--threads", type=thread_count, metavar="N", help="default: one per physical core")
     parser.add_argument("--force", action="store_true", help="overwrite OUT")

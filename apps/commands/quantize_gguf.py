@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from apps.commands import quantize_kernels
-from apps.commands.options import UsageError, check_output, model_path
-from apps.commands.quantize import DEFAULT_MINUTES
-from apps.show import quantize_report
+from apps.commands import quantize_kernels, quantize_report
+from apps.errors import UsageError
+from apps.options import QUANTIZE_MINUTES, check_output, model_path
 from apps.show.format import bytes_text
 from apps.show.progress import progress
 from apps.show.table import print_note, print_table
@@ -148,7 +147,7 @@ def _to_type(args: argparse.Namespace, file: GgufFile) -> Made:
 def _fit(args: argparse.Namespace, file: GgufFile) -> Made:
     _warn_of_loss(file)
     kinds = tuple(weight_type(name) for name in args.types or ())
-    options = FitOptions(args.imatrix, kinds, args.fast, 60 * (args.minutes or DEFAULT_MINUTES), args.threads)
+    options = FitOptions(args.imatrix, kinds, args.fast, 60 * (args.minutes or QUANTIZE_MINUTES), args.threads)
     budget = args.size or _budget(args, file)
     with quantize_report.stages() as show:
         fitted = fit_file(file, args.output, budget, read_text(args.text or BUNDLED), options, show)

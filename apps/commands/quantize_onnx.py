@@ -9,7 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from apps.commands.options import UsageError, check_output
+from apps.errors import UsageError
+from apps.options import check_output
 from apps.show.format import bytes_text, counted, ms_text
 from apps.show.progress import progress
 from apps.show.table import print_columns, print_note, print_table

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apps.commands import onnx_devices
-from apps.commands.options import (
-    UsageError,
+from apps.errors import UsageError
+from apps.options import (
     check_dimensions,
     check_onnx,
     check_output,
@@ -126,7 +126,7 @@ def _there(args: argparse.Namespace, scaling: Scaling | None, devices: onnx_devi
     from edge.llama.interrupt import interrupt_stops
     from edge.onnx.file import load
     from edge.onnx.inputs import path_of, read
-    from edge.onnx.model import OnnxModel, declared_inputs, dims_of, with_dims
+    from edge.onnx.model import OnnxSource, declared_inputs, dims_of, with_dims
     from edge.onnx.signature import fit
     from edge.quantization.onnx_compare import errors
 
@@ -141,7 +141,7 @@ def _there(args: argparse.Namespace, scaling: Scaling | None, devices: onnx_devi
     fixed = with_dims(declared, dict(args.dim))
     given = read(fixed, args.input, scaling)
     fit(fixed, given.feeds)
-    model = OnnxModel.of(file, dims_of(declared, given.feeds))
+    model = OnnxSource.of(file, dims_of(declared, given.feeds))
     with onnx_devices.deployed(args, devices, model) as deployed:
         pipeline = deployed.deployment.start()
         with interrupt_stops(pipeline):

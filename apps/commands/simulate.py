@@ -9,10 +9,11 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from apps.commands.options import UsageError, number, positive_int, seed
 from apps.commands.simulate_plan import read_planned, read_text
+from apps.errors import UsageError
+from apps.options import number, positive_int, seed
 from apps.show.format import ms_text
-from edge.planning.plan_file import SIMULATED
+from edge.planning.formats import SIMULATED
 
 if TYPE_CHECKING:
     from partition.predict.prediction import Prediction

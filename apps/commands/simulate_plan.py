@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from apps.commands.options import UsageError
-from edge.planning.plan_file import PARETO, PLANNED, SAVED, SIMULATED, at_knee, plan_in
+from apps.errors import UsageError
+from edge.planning.formats import PARETO, PLANNED, SAVED, SIMULATED, at_knee, plan_in
 
 if TYPE_CHECKING:
     from partition.predict.prediction import Prediction

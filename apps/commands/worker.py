@@ -6,17 +6,8 @@ import argparse
 import socket
 from pathlib import Path
 
-from apps.commands.options import (
-    MAX_THREADS,
-    UsageError,
-    byte_size,
-    check_usable,
-    cores,
-    device_name,
-    natural,
-    quiet_grpc,
-    thread_count,
-)
+from apps.errors import UsageError
+from apps.options import MAX_THREADS, byte_size, check_usable, cores, device_name, natural, quiet_grpc, thread_count
 
 HELP = "Let other devices use this one: run as a daemon that they reach over the network."
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from apps.commands.options import UsageError
+from apps.errors import UsageError
 from apps.pareto.points import LOG_FROM, Point, Result, best_single, front, line, names, several_types, to_show
 from apps.pareto.table import notes
 from devices.files import temporary_beside

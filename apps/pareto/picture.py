@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from apps.commands.options import UsageError
+from apps.errors import UsageError
 from apps.pareto.points import (
     LOG_FROM,
     Point,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from apps.pareto.measure import OFF, SCATTER, is_off
 from apps.pareto.points import Point, Result, dominated, error, front, fullest, knee, several_types, some, unit
 from apps.show.format import bytes_text
 from apps.show.table import print_columns, print_note
+from edge.planning.measuring import OFF, SCATTER, is_off
 
 _MOST_ERRORS = 5  # that are told
 

@@ -3,3 +3,11 @@
 from quant.text import bytes_text, count_text, counted, ms_text
 
 __all__ = ["bytes_text", "count_text", "counted", "ms_text"]
+
+
+def age_text(seconds: float) -> str:
+    """How long ago something was."""
+    for unit, n in (("h", 3600), ("min", 60)):
+        if seconds >= n:
+            return f"{seconds / n:.0f} {unit} ago"
+    return "now" if seconds < 1 else f"{seconds:.0f} s ago"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from apps.commands.options import UsageError
+from apps.errors import UsageError
 from apps.show.labels import Label, add_labels
 from devices.files import temporary_beside
 

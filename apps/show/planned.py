@@ -3,64 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from apps.show.format import bytes_text, counted, ms_text
+from apps.show.format import age_text, bytes_text, counted, ms_text
 
 if TYPE_CHECKING:
-    from apps.commands.planning import Space
-    from partition.predict.onnx_predict import OnnxDevice
-    from partition.predict.pareto import Point
+    from edge.planning.spaces import PlanSpace
     from partition.predict.prediction import Prediction
-    from partition.predict.speeds import DeviceSpeed
 
 _OLD_S = 60.0  # figures that are older are said to be
-_SPEEDS = ("layer_s", "half_layer_s", "head_s", "step_s", "token_s", "disk_bytes_per_s")
 COLUMNS = ("stage", "device", "holds", "computes", "then sends", "memory")
 
 
-def known_json(space: Space) -> dict[str, Any]:
-    """The devices and links that plans were made from."""
-    known, names = space.known, space.names
-    return {
-        "devices": [
-            {
-                "name": speed.name,
-                "address": speed.device,
-                "estimate": speed.estimate,
-                "measured_age_s": None if speed.estimate else round(speed.age_s, 1),
-                "measured_while_busy": speed.busy,
-                "corrected": getattr(speed, "corrected", 1.0),
-                "memory_bytes": speed.memory_bytes,
-                "speeds": _speeds_json(speed),
-            }
-            for speed in known.speeds
-        ],
-        "links": [
-            {
-                "from": names.get(a, a),
-                "to": names.get(b, b),
-                "latency_s": way.latency_s,
-                "bytes_per_s": way.bytes_per_s,
-                "estimate": way.estimate,
-                "age_s": round(way.age_s, 1),
-            }
-            for (a, b), way in known.links.between.items()
-        ],
-        "notes": list(known.notes),
-    }
-
-
-def beside(space: Space, point: Point) -> dict[str, Any]:
-    """What a saved plan has beside itself, so that it can be simulated."""
-    devices = [{"name": name, "address": device} for device, name in space.names.items()]
-    return {"predicted": point.predicted.to_json(), "devices": devices}
-
-
-def notes(space: Space) -> list[str]:
+def notes(space: PlanSpace) -> list[str]:
     """What is to be known of the figures that plans were made from, a sentence each."""
-    from apps.commands.devices_probe import age_text
-
     known = space.known
     oldest_s = max(one.age_s for one in (*known.speeds, *known.links.between.values()))
     told = [f"measured {age_text(oldest_s)}; --fresh measures again"] if oldest_s > _OLD_S else []
@@ -72,16 +28,6 @@ def notes(space: Space) -> list[str]:
     if corrected:
         told.append(f"corrected by what steps in use took: {', '.join(corrected)} what was measured")
     return [*known.notes, *told]
-
-
-def _speeds_json(speed: DeviceSpeed | OnnxDevice) -> dict[str, Any]:
-    """What a device was measured, or is estimated, to take."""
-    from partition.predict.speeds import DeviceSpeed, speed_to_json
-
-    if not isinstance(speed, DeviceSpeed):
-        return {"segments_s": list(speed.segments_s), "stage_s": speed.stage_s}
-    values = speed_to_json(speed)
-    return {name: values[name] for name in _SPEEDS}
 
 
 def stage_rows(predicted: Prediction, names: Mapping[str, str]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
@@ -118,15 +64,9 @@ def prediction_rows(predicted: Prediction, names: Mapping[str, str]) -> list[tup
         rows.append(("first token", f"{predicted.ttft_s:.3g} s after a prompt of {predicted.prompt} tokens"))
     if predicted.energy_j is not None:
         rows.append(("energy", f"{predicted.energy_j:.3g} J a {unit}"))
+    from edge.planning.describe import bound_text
+
     return [*rows, ("bound", bound_text(predicted, names))]
-
-
-def bound_text(predicted: Prediction, names: Mapping[str, str]) -> str:
-    """What takes the most of the latency, with devices called by their names."""
-    text = predicted.bound
-    for device, name in sorted(names.items(), key=lambda one: -len(one[0])):
-        text = text.replace(device, name) if device != "local" else text
-    return text
 
 
 def unit_text(objective: str, value: float | None) -> str:

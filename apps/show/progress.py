@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from apps.show.format import bytes_text, count_text
+from apps.show.table import printable
+from edge.tasks import ShowStep, Steps
 
 PLAIN_INTERVAL_S = 5.0
 SHOW_AFTER_S = 0.3  # a bar for less would only flicker
@@ -31,8 +33,22 @@ def progress(label: str, total: float | None = None, unit: str = "bytes") -> Ite
 
 
 def say(words: str) -> None:
-    """A line on stderr, above what is drawn there and on stdout."""
-    print(f"edge: {words}", file=sys.stderr, flush=True)
+    """A line on standard error, above what is drawn there and on standard output."""
+    print(printable(f"edge: {words}"), file=sys.stderr, flush=True)
+
+
+class ShownSteps(Steps):
+    """Steps of a longer job, each with a progress of its own."""
+
+    @contextmanager
+    def step(self, label: str, total: float | None = None, unit: str = "bytes") -> Iterator[ShowStep]:
+        """One step, shown until it ends."""
+        with progress(label, total, unit) as bar:
+            yield bar.update
+
+    def say(self, line: str) -> None:
+        """A sentence on standard error."""
+        say(line)
 
 
 class _Bar:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from apps.show.format import bytes_text, ms_text
 
 if TYPE_CHECKING:
-    from apps.commands.onnx_devices import Deployed
+    from edge.planning.onnx_deployed import Deployed
     from edge.quantization.onnx_compare import OutputError
 
 

@@ -15,8 +15,8 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from rich.console import Console
 from rich.markup import escape
 
-from apps.commands.chat import Loaded, answer
 from apps.show import step_table
+from apps.show.answer import Loaded, answer
 from apps.show.format import count_text, counted
 from apps.show.markdown import MarkdownStream
 from apps.show.memory_use import paging_rows

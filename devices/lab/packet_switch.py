@@ -1,6 +1,7 @@
-"""A network switch in user space: IP packets from one TUN interface to another, delayed and dropped as links do.
+r"""A network switch in user space: IP packets from one TUN interface to another, delayed and dropped as links do.
 
-    python -m devices.lab.packet_switch '{"ports": [[FD, "10.213.0.1"], ...], "lines": [[0, 1, {"delay_s": 0.005}], ...]}'
+    python -m devices.lab.packet_switch \
+        '{"ports": [[FD, "10.213.0.1"], ...], "lines": [[0, 1, {"delay_s": 0.005}], ...]}'
 
 A port is the descriptor of an interface that another process opened, and the address behind it. Every packet goes to
 the port that has its destination. Dropped is what is for none, and what does not come from the address behind its

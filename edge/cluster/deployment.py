@@ -13,7 +13,7 @@ from typing import Any
 from devices.probe import default_threads
 from edge.cluster.fleet import Fleet, device
 from edge.cluster.preflight import LEAST_PROCESS_BYTES, check_room
-from edge.cluster.session import EngineSession, RemoteSession, answers, last_words, tell_peers
+from edge.cluster.session import EngineSession, RemoteSession, answers, last_failure, tell_peers
 from edge.cluster.silence import Silence
 from edge.errors import SliceError, WorkerError
 from edge.llama import llama
@@ -27,7 +27,7 @@ from edge.parallel.engine import DistributedEngine
 from edge.parallel.shard import Shard
 from edge.parallel.topology import place
 from edge.slices.local import OwnSlices
-from edge.tasks import Closing, Progress, Total, results
+from edge.tasks import AggregateProgress, CancelScope, Progress, results
 from partition.errors import PlanError
 from partition.model.model import ModelShape
 from partition.plan.plan import Plan
@@ -96,7 +96,7 @@ class Deployment:
         self._sessions: dict[int, EngineSession] = {}
         self._group: Group | None = None
         self._slices = OwnSlices()
-        self._closing = Closing()
+        self._closing = CancelScope()
         silence = Silence(lambda: list(self._sessions.values()), say, self._is_busy)
         self._closing.then(silence.close)
         try:
@@ -139,7 +139,7 @@ class Deployment:
         options = replace(options, context=resolve(options, shape)[0], batch=options.rows)  # the same for all ranks
         recipes = [slice_recipe(file, digest, plan.slice(rank)) for rank in range(plan.world_size)]
         check_room(self._fleet, plan, recipes, shape, options)
-        total = Total(progress, 3 * sum(recipe.n_bytes for recipe in recipes), self._closing.check)
+        total = AggregateProgress(progress, 3 * sum(recipe.n_bytes for recipe in recipes), self._closing.check)
 
         pool = ThreadPoolExecutor(plan.world_size, "deploy")
         try:
@@ -166,7 +166,7 @@ class Deployment:
         )  # fmt: skip
         self._closing.then(partial(self._end, group))
 
-    def _load_here(self, recipe: Recipe, options: EngineOptions, total: Total) -> tuple[llama.Model, Shard]:
+    def _load_here(self, recipe: Recipe, options: EngineOptions, total: AggregateProgress) -> tuple[llama.Model, Shard]:
         """The vocabulary and rank 0's slice, in this process. One after the other, as llama.cpp says what is wrong
         with a model for all of a process."""
         model = llama.Model(self._file.path, vocabulary_only=True)
@@ -183,12 +183,12 @@ class Deployment:
             self._closing.then(shard.close)
         return model, shard
 
-    def _digest(self, recipe: Recipe, total: Total) -> str:
+    def _digest(self, recipe: Recipe, total: AggregateProgress) -> str:
         """A slice's name, for which it may have to be cut once."""
         with total.part(recipe.n_bytes) as read:
             return self._slices.digest(recipe, self._file.path, read)
 
-    def _open(self, rank: int, recipe: Recipe, secret: bytes, total: Total) -> str:
+    def _open(self, rank: int, recipe: Recipe, secret: bytes, total: AggregateProgress) -> str:
         """A rank's slice on its worker, and its engine process: the slice's digest."""
         part = self.plan.shard(rank)
         worker = self._fleet.workers[part.device]
@@ -227,7 +227,7 @@ class Deployment:
             links += [_state(session.rank, one) for one in event.connected.links]
         return group, relink, links
 
-    def _load(self, rank: int, digest: str, recipe: Recipe, options: EngineOptions, total: Total) -> None:
+    def _load(self, rank: int, digest: str, recipe: Recipe, options: EngineOptions, total: AggregateProgress) -> None:
         part = self.plan.shard(rank)
         values = {k: v for k, v in asdict(options).items() if k not in _OF_A_DEVICE}
         ranks = [device(other) for other in self.plan.devices].count(device(part.device))
@@ -260,7 +260,7 @@ class Deployment:
         A process that died is the cause; ranks that lost their links to it only follow.
         """
         links = self._group.links.values() if self._group else None
-        return last_words(error, links, list(self._sessions.values()))
+        return last_failure(error, links, list(self._sessions.values()))
 
 
 def _state(rank: int, said: pb.LinkState) -> LinkState:

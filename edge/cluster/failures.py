@@ -14,7 +14,7 @@ def is_cause(word: Exception) -> bool:
     return getattr(word, "error", "") not in _OF_LINKS
 
 
-def telling(words: Iterable[Exception], error: Exception | None = None) -> Exception:
+def failure_reason(words: Iterable[Exception], error: Exception | None = None) -> Exception:
     """The error that says most, the first of those that say as much: of what sessions said, and of what failed here.
 
     There must be one. `error` comes from a link of this device, so its own class counts.

@@ -16,7 +16,7 @@ from edge.cluster.client import Remote
 from edge.cluster.connect import reach
 from edge.errors import WorkerError
 from edge.net.channel import join_address, parse_address
-from edge.tasks import Closing, results
+from edge.tasks import CancelScope, results
 from edge.version import version
 from partition.plan.plan import LOCAL
 from transport.errors import Refused
@@ -36,7 +36,7 @@ class Fleet:
         if not 1 <= len(addresses) <= MAX_WORKERS:
             raise ValueError(f"{len(addresses)} workers were given, 1 to {MAX_WORKERS} can be")
         different = tuple(dict.fromkeys(map(device, addresses)))
-        self._closing = Closing()
+        self._closing = CancelScope()
         # Not waited for where one fails: what was reached later is closed at once.
         pool = ThreadPoolExecutor(len(different), "reach")
         try:

@@ -16,17 +16,17 @@ from functools import partial
 
 from devices.probe import available_memory
 from edge.cluster.fleet import Fleet, device
-from edge.cluster.session import EngineSession, RemoteSession, answers, last_words, tell_peers
+from edge.cluster.session import EngineSession, RemoteSession, answers, last_failure, tell_peers
 from edge.cluster.silence import Silence
 from edge.errors import NotEnoughMemory
 from edge.net import credentials
 from edge.net.peers import SECRET_BYTES, Peer
 from edge.net.rendezvous import TRANSPORTS, join, polling_s
 from edge.onnx.engine import OnnxEngine
-from edge.onnx.model import OnnxModel, Part
+from edge.onnx.model import OnnxSource, Part
 from edge.onnx.pipeline import Ends, Pipeline
 from edge.onnx.stage import LoadedStage, describe
-from edge.tasks import Closing, Progress, Total, results
+from edge.tasks import AggregateProgress, CancelScope, Progress, results
 from partition.errors import PlanError
 from partition.plan.onnx_plan import OnnxPlan, OnnxStage
 from partition.plan.plan import LOCAL
@@ -74,7 +74,7 @@ class OnnxDeployment:
     def __init__(
         self,
         fleet: Fleet,
-        model: OnnxModel,
+        model: OnnxSource,
         plan: OnnxPlan,
         *,
         transport: str = "auto",
@@ -96,7 +96,7 @@ class OnnxDeployment:
         self._transport, self._deadlines = transport, deadlines
         self._sessions: list[EngineSession] = []
         self._group: Group | None = None
-        self._closing = Closing()
+        self._closing = CancelScope()
         silence = Silence(lambda: self._sessions, say)
         self._closing.then(silence.close)
         self._pipeline: Pipeline | None = None
@@ -150,7 +150,7 @@ class OnnxDeployment:
         self._unload()
         self._dirty = True
         remote = parts[len(parts) - len(plan.remote) :]
-        total = Total(progress, sum(2 * len(part.content) for part in remote), self._closing.check)
+        total = AggregateProgress(progress, sum(2 * len(part.content) for part in remote), self._closing.check)
         pool = ThreadPoolExecutor(len(remote), "deploy")
         try:
             loading = [
@@ -217,7 +217,7 @@ class OnnxDeployment:
         links, last = self._group.links, max(self._group.links)
         first = self._parts[0 if self._own is None else 1]
         ends = Ends(self._model.inputs, first.takes, links[1], self._parts[-1].gives, links[last], self._own)
-        self._pipeline = Pipeline(ends, partial(last_words, links=links.values(), sessions=self._sessions))
+        self._pipeline = Pipeline(ends, partial(last_failure, links=links.values(), sessions=self._sessions))
         return self._pipeline
 
     # --- bringing it up ---
@@ -247,7 +247,7 @@ class OnnxDeployment:
                 streams=True,
             )
         except TransportError as error:  # another rank may know why: it could not reach the next one, say
-            raise last_words(error, None, self._sessions) from error
+            raise last_failure(error, None, self._sessions) from error
         self._closing.then(self._group.close)
         answers(self._sessions)
 
@@ -259,7 +259,7 @@ class OnnxDeployment:
         self._closing.then(session.close)
         return session
 
-    def _load(self, session: EngineSession, stage: OnnxStage, part: Part, total: Total) -> Loaded:
+    def _load(self, session: EngineSession, stage: OnnxStage, part: Part, total: AggregateProgress) -> Loaded:
         n_bytes = len(part.content)
         with total.part(n_bytes) as sent, self._model.recipe(part) as (recipe, path):
             self._fleet.workers[stage.device].send_slice(recipe, path, part.digest, sent)

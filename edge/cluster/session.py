@@ -24,17 +24,16 @@ from typing import Any
 import grpc
 
 from edge.cluster.client import Remote, explained
-from edge.cluster.failures import is_cause, telling
+from edge.cluster.failures import failure_reason, is_cause
 from edge.errors import WorkerError
 from edge.net.peers import Peer
-from edge.worker.limits import Lent
+from edge.worker.limits import ResourceLimits
 from edge.worker.process import Child
 from transport import edge_pb2 as pb
 from transport import rpc
 from transport.errors import LinkClosed, LinkTimeout, TransportError
 from transport.link import DEFAULTS, Deadlines, Link
 
-BEAT_S = 1.0  # between two words of an engine process that it runs
 COMMAND_TIMEOUT_S = 120.0  # for the engine process to say something about a command
 WHOLE_TIMEOUT_S = 3600.0  # for a command that says something now and then: a load from a slow card
 
@@ -215,7 +214,7 @@ def answers(sessions: Sequence[EngineSession]) -> Iterator[pb.Event]:
         except (TransportError, WorkerError) as error:
             failed.append(error)
     if failed:
-        raise telling(failed)
+        raise failure_reason(failed)
     return iter(events)
 
 
@@ -238,7 +237,7 @@ class LocalSession(EngineSession):
         """Starts the process. credentials: the folder, where its links are encrypted. streams: what its links are for
         (`transport.tcp_link.tune`)."""
         super().__init__(device, 0)
-        self._child = Child(_HOST, credentials, Lent(threads), "local")
+        self._child = Child(_HOST, credentials, ResourceLimits(threads), "local")
         threading.Thread(target=self._read, daemon=True, name="events of this device").start()
         self.pid = self.open(world_size, secret, deadlines, streams=streams).pid
         self.peer = Peer(0, device, _HOST, 0, 0, "local")
@@ -306,7 +305,7 @@ LAST_WORD_S = 6.0
 _LOOK_S = 0.02
 
 
-def last_words(error: Exception, links: Iterable[Link] | None, sessions: Sequence[EngineSession]) -> Exception:
+def last_failure(error: Exception, links: Iterable[Link] | None, sessions: Sequence[EngineSession]) -> Exception:
     """What one of the `sessions` says, where a link broke and it says so in a moment; else the error as it is.
 
     A process that died is the cause; ranks that lost their links to it only follow. links: of this process; None where
@@ -319,5 +318,5 @@ def last_words(error: Exception, links: Iterable[Link] | None, sessions: Sequenc
     while True:
         words = [word for session in sessions if (word := session.word()) is not None]
         if any(map(is_cause, words)) or len(words) == len(sessions) or time.monotonic() > deadline:
-            return telling(words, error)
+            return failure_reason(words, error)
         time.sleep(_LOOK_S)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 
-from edge.cluster.session import BEAT_S, EngineSession
+from edge.cluster.session import EngineSession
+from edge.net.peers import BEAT_S
 
 SILENT_S = 2.5 * BEAT_S  # without a word; fewer beats may be late on a busy device
 _LOOK_S = 0.5

@@ -148,7 +148,7 @@ class Weight:
         return part
 
 
-class OwnMemory:
+class CallerBuffer:
     """A buffer type that notes the tensors of a model and gives them addresses, but no memory."""
 
     def __init__(self) -> None:

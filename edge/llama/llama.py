@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from edge.errors import EngineError, Interrupted
 from edge.llama import ggml
-from edge.llama.buffers import OwnMemory, leave_amx_out
+from edge.llama.buffers import CallerBuffer, leave_amx_out
 from edge.llama.interrupt import interrupts_noted
 from quant.types import TensorType
 
@@ -122,7 +122,7 @@ class Model:
         repack: bool = True,  # keep a second copy of some weights, laid out for this CPU: faster, not mapped
         allocate: bool = True,  # False: metadata only, to ask what it would need
         vocabulary_only: bool = False,  # to tokenize: no weights are loaded
-        own: OwnMemory | None = None,  # where the weights get their addresses; nothing is loaded then
+        own: CallerBuffer | None = None,  # where the weights get their addresses; nothing is loaded then
         progress: Callable[[float], None] | None = None,  # told the fraction loaded; what it raises ends the load
     ) -> None:
         initialise()

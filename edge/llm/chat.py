@@ -12,6 +12,7 @@ from devices.files import write_whole
 from edge.errors import ChatFileError
 from edge.llm.generate import Response, generate
 from edge.llm.interface import TextEngine
+from edge.llm.model import Model
 from edge.llm.sampler import SamplingParams
 from edge.llm.sequence import PrefillProgress, Session
 from edge.llm.template import ChatTemplate, Message
@@ -26,7 +27,7 @@ class Chat:
 
     def __init__(
         self,
-        engine: TextEngine,
+        model: Model | TextEngine,
         *,
         system: str | None = None,
         template: str | None = None,
@@ -34,6 +35,7 @@ class Chat:
     ) -> None:
         """template: Jinja source to use instead of the model's own. renderer: a process for it that was started before;
         by default, one is started. TemplateError where the template is not valid."""
+        engine = model.engine if isinstance(model, Model) else model
         self.engine = engine
         self._session = Session(engine)
         self.dropped = 0  # messages forgotten by the last `ask` because the context was full
@@ -69,7 +71,7 @@ class Chat:
     def ask(
         self,
         text: str,
-        sampling: SamplingParams,
+        sampling: SamplingParams | None = None,
         *,
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
@@ -88,7 +90,7 @@ class Chat:
             for response in generate(
                 self._session,
                 prompt,
-                sampling,
+                sampling or SamplingParams(),
                 max_tokens=max_tokens,
                 stop=(*self._template.stops, *stop),
                 on_prefill=on_prefill,

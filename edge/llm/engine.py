@@ -19,7 +19,7 @@ from edge.llm.options import DEFAULTS, EngineOptions, resolve
 from edge.llm.thread_choice import ThreadChoice, worth_threads
 from edge.paging import memory
 from edge.paging.budget import BudgetOptions
-from edge.paging.load import Within, load_within
+from edge.paging.load import BudgetedModel, load_within
 from edge.paging.memory import MemoryNeed
 from edge.paging.plan import PagePlan
 from edge.paging.weights import PagedWeights
@@ -72,7 +72,7 @@ class Engine:
         self.outputs = sizes.outputs
         self._submitted: deque[NDArray[np.float32]] = deque()
         self._shifted = False  # positions, since the last decode
-        self._within: Within | None = None
+        self._within: BudgetedModel | None = None
         if options.memory is None:
             self._load(options, sizes, hooks, progress)
         else:

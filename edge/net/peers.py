@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # loaded only where there are credentials: it takes cryptogra
 
 Fetch = Callable[[], "Credentials"]  # asked at every connection: certificates and revocations change meanwhile
 SECRET_BYTES = 16
+BEAT_S = 1.0  # between two words of an engine process that it runs
 HELLO = struct.Struct(f"<{SECRET_BYTES}sHH")  # secret, from rank, to rank
 USE = b"use"
 _MOST_NAME = 256  # bytes of whom the daemon admitted
@@ -56,7 +57,7 @@ class Peer:
         return f"rank {self.rank} ({self.name})"
 
 
-class Doorway:
+class Listener:
     """Where a rank is dialled: a TCP port and a Unix socket. Every connection must first name the secret."""
 
     def __init__(

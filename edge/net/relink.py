@@ -21,7 +21,7 @@ from typing import Any
 from devices.errors import TrustError
 from edge.errors import EngineError
 from edge.net.dialling import OTHER, USUAL, Dialled, Dialler, Trial
-from edge.net.peers import Doorway, Peer
+from edge.net.peers import Listener, Peer
 from transport.collective import Group
 from transport.errors import ProtocolError, TransportError
 from transport.frame import Kind
@@ -104,7 +104,7 @@ class Relink:
         above: Sequence[Peer],
         below: Mapping[int, str],
         dialled: Mapping[int, Dialled],
-        doorway: Doorway | None,
+        doorway: Listener | None,
     ) -> None:
         """above: in the order of ranks. below: their names. dialled: the links to those above."""
         self.dialled = dict(dialled)

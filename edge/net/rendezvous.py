@@ -25,7 +25,7 @@ def join(
     credentials: peers.Fetch | None,
     transport: str,
     poll_s: float,
-    doorway: peers.Doorway | None = None,
+    doorway: peers.Listener | None = None,
     streams: bool = False,
 ) -> tuple[Group, Relink]:
     """The group of this rank and `others`, and how its links were chosen and can be changed.

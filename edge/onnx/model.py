@@ -45,7 +45,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class OnnxModel:
+class OnnxSource:
     """A model and its graph."""
 
     file: OnnxFile
@@ -53,7 +53,7 @@ class OnnxModel:
     digest: str  # SHA-256 of the model's file, without files beside it
 
     @classmethod
-    def of(cls, file: OnnxFile, dims: Mapping[str, int]) -> OnnxModel:
+    def of(cls, file: OnnxFile, dims: Mapping[str, int]) -> OnnxSource:
         """The model, looked at with these sizes of its open dimensions, as `dims_of` names them. The errors of
         OnnxGraph."""
         return cls(file, OnnxGraph.of(file.model, dims), OwnSlices().model_digest(file.path))

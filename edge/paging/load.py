@@ -19,7 +19,7 @@ from pathlib import Path
 from devices.files import removed_at_end
 from edge.errors import EngineError, NotEnoughMemory
 from edge.llama import llama
-from edge.llama.buffers import OwnMemory
+from edge.llama.buffers import CallerBuffer
 from edge.llama.hooks import Hook, NodeHooks
 from edge.llama.llama import ContextSizes
 from edge.paging.budget import BudgetOptions, share_out
@@ -36,11 +36,11 @@ from quant.gguf.file import GgufFile
 
 
 @dataclass(frozen=True)
-class Within:
+class BudgetedModel:
     """A model within its budget."""
 
     model: llama.Model
-    own: OwnMemory
+    own: CallerBuffer
     context: llama.Context
     sizes: ContextSizes
     hooks: NodeHooks | None
@@ -68,7 +68,7 @@ def load_within(
     hooks: Sequence[Hook] = (),
     progress: Callable[[float], None] | None = None,
     accounted: Callable[[MemoryNeed, PagePlan], None] | None = None,
-) -> Within:
+) -> BudgetedModel:
     """Load a model so that the process never holds more than `options.memory` bytes.
 
     choose_batch: `sizes.batch` is only a proposal. tokens: batches bring tokens, not hidden states. accounted: told
@@ -108,14 +108,14 @@ def load_within(
                 f" {error.strerror or error}; raise its limit (ulimit -v), or use a 64-bit system"
             ) from error
         raise
-    return Within(model, own, context, shared.sizes, node_hooks, weights, accounts, tuple(files))
+    return BudgetedModel(model, own, context, shared.sizes, node_hooks, weights, accounts, tuple(files))
 
 
 def _close(
     weights: PagedWeights | None,
     reader: Reader | None,
     model: llama.Model,
-    own: OwnMemory,
+    own: CallerBuffer,
     files: Sequence[DirectFile],
 ) -> None:
     model.close()
@@ -139,10 +139,10 @@ def _from_laid_out(share: PagePlan, reader: Reader, files: list[DirectFile], mak
 _CHECKED = "loaded meta data with"  # what llama.cpp says when it has read and checked all headers
 
 
-def load_stub(file: GgufFile) -> tuple[llama.Model, OwnMemory]:
+def load_stub(file: GgufFile) -> tuple[llama.Model, CallerBuffer]:
     """The model of `file` in llama.cpp, and its weights, of which none has memory yet. EngineError where llama.cpp
     refuses it, or the folder for temporary files does."""
-    own = OwnMemory()
+    own = CallerBuffer()
     with _stub(file) as (path, shorten):
 
         def listen(line: str) -> None:

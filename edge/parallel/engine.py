@@ -59,6 +59,10 @@ class _Pending:
     own: list[Floats] = field(default_factory=list)  # of rank 0's rows of the head, where it is in the last stage
     logits: Floats | None = None  # where they came already
 
+    def answer_bytes(self, n_vocab: int) -> int:
+        """Of its logits, as they cross."""
+        return self.outputs * (8 * self.top if self.top else 4 * n_vocab)
+
 
 class DistributedEngine:
     """A model spread over ranks, with the methods of `Engine`. Not closed by itself: the deployment owns it.
@@ -316,7 +320,7 @@ class DistributedEngine:
     def _make_way(self) -> None:
         """Take in the answers that are under way where they are large. The last stage could not send them off while
         we send a prompt, would not read it then, and each would wait for the other."""
-        if sum(step.outputs * _row_bytes(step.top, self.shape.n_vocab) for step in self._pending) > _ANSWERS_BYTES:
+        if sum(step.answer_bytes(self.shape.n_vocab) for step in self._pending) > _ANSWERS_BYTES:
             for step in self._pending:
                 if step.logits is None:
                     step.logits = self._gathered(step).copy()
@@ -394,8 +398,3 @@ class DistributedEngine:
             raise
         finally:
             self.busy = False
-
-
-def _row_bytes(top: int, n_vocab: int) -> int:
-    """Of an answer with one row."""
-    return 8 * top if top else 4 * n_vocab

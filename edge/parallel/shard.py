@@ -25,7 +25,7 @@ from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
 from edge.parallel.step_times import StepTime, StepTimes
 from edge.parallel.steps import Op, Step, output_rows
-from edge.parallel.topology import Place
+from edge.parallel.topology import Topology
 from partition.slices.rules import scales_input
 from quant.gguf.file import GgufFile
 from transport.collective import Group, Wire
@@ -48,7 +48,7 @@ class Shard:
         self,
         path: str | os.PathLike[str],
         options: EngineOptions,
-        place: Place,
+        place: Topology,
         progress: Callable[[float], None] | None = None,
     ) -> None:
         """Load it. The errors are those of Engine."""

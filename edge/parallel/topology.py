@@ -11,7 +11,7 @@ from partition.plan.plan import MAX_WORLD_SIZE
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Topology:
     """One rank of a deployment. Ranks are numbered stage by stage."""
 
     rank: int
@@ -29,7 +29,7 @@ class Place:
         return self.stage == self.n_stages - 1
 
 
-def place(rank: int, stages: Sequence[int]) -> Place:
+def place(rank: int, stages: Sequence[int]) -> Topology:
     """The place of a rank where stage i has `stages[i]` ranks. EdgeError where there is no such rank.
 
     There may be one more than a group has: layers that are timed are no last stage, so there is to be one behind them.
@@ -52,7 +52,7 @@ def place(rank: int, stages: Sequence[int]) -> Place:
         source = None
     else:
         source = before[mine % len(before)] if before else 0
-    return Place(
+    return Topology(
         rank=rank,
         stage=stage,
         n_stages=len(stages),

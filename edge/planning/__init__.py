@@ -1,1 +1,1 @@
-"""Devices and links measured, and the plans that follow from the measurements."""
+"""Plans of a model: found, compared, measured, and brought to life on devices."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from edge.cluster.fleet import Fleet
 from edge.parallel.step_times import Summary
-from edge.planning.corrections import correct
-from edge.planning.survey import Survey, survey
+from edge.survey.corrections import correct
+from edge.survey.survey import Survey, survey
 from partition.errors import CannotSlice, PlanError
 from partition.model.model import ModelShape
 from partition.plan.arrange import make_plan

@@ -15,14 +15,14 @@ from edge.cluster.onnx_deployment import OnnxDeployment
 from edge.onnx.bench import Flow, Speed, in_turn
 from edge.onnx.bench import measure as measure_flow
 from edge.onnx.engine import OnnxEngine
-from edge.onnx.model import OnnxModel
+from edge.onnx.model import OnnxSource
 from edge.onnx.wire import Array
-from edge.planning.cache import Remembered, key_of
-from edge.planning.links import told as told_link
 from edge.planning.measure import ROUNDS, spread
-from edge.planning.onnx_profile import OnnxKnown
-from edge.planning.onnx_survey import REMEMBERED
-from edge.planning.survey import own_profile
+from edge.survey.cache import Remembered, key_of
+from edge.survey.links import told as told_link
+from edge.survey.onnx_profile import OnnxClusterProfile
+from edge.survey.onnx_survey import REMEMBERED
+from edge.survey.survey import own_profile
 from partition.errors import PlanError
 from partition.plan.onnx_plan import OnnxPlan
 from partition.plan.plan import LOCAL
@@ -64,8 +64,8 @@ class OnnxSpace:
 
     def __init__(
         self,
-        model: OnnxModel,
-        known: OnnxKnown,
+        model: OnnxSource,
+        known: OnnxClusterProfile,
         *,
         threads: int | None = None,
         transport: str = "auto",

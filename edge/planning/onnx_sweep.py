@@ -9,7 +9,7 @@ from functools import partial
 from edge.cluster.onnx_deployment import OnnxDeployment
 from edge.onnx.bench import Speed, measure
 from edge.onnx.engine import OnnxEngine
-from edge.onnx.model import OnnxModel
+from edge.onnx.model import OnnxSource
 from edge.onnx.stage import LoadedStage
 from edge.onnx.wire import Array, Item, Op
 from partition.model.onnx_shapes import Value
@@ -39,7 +39,7 @@ class CutSpeed:
         return 1 / max(*self.stage_s, *self.transfer_s)
 
 
-def stages_here(model: OnnxModel, cuts: Sequence[Cut], repeats: int, threads: int | None) -> Iterator[CutSpeed]:
+def stages_here(model: OnnxSource, cuts: Sequence[Cut], repeats: int, threads: int | None) -> Iterator[CutSpeed]:
     """Each cut in turn, on this device: what both stages take, one after the other."""
     for cut in cuts:
         stage_s = []
@@ -54,7 +54,7 @@ def stages_here(model: OnnxModel, cuts: Sequence[Cut], repeats: int, threads: in
 
 def sweep(
     deployment: OnnxDeployment,
-    model: OnnxModel,
+    model: OnnxSource,
     cuts: Sequence[Cut],
     feeds: Mapping[str, Array],
     *,

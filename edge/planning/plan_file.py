@@ -1,38 +1,49 @@
-"""Files with plans in them: a saved plan, and what edge plan, edge pareto and edge simulate print with --json. Each
-command that takes one takes all of them."""
+"""Plans in files: JSON that a person may edit."""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
 
-PLANNED, PARETO, SIMULATED = "edge-planned-1", "edge-pareto-1", "edge-simulated-1"
-SAVED = ("edge-plan-1", "edge-onnx-plan-1")  # partition.plan.plan.FORMAT, partition.plan.onnx_plan.FORMAT
-BESIDE = ("predicted", "devices")  # what a saved plan may have beside itself, to be simulated
+from devices.files import write_whole
+from edge.llm.options import MAX_THREADS
+from edge.net.channel import parse_address
+from edge.planning.formats import plan_in
+from partition.errors import PlanError
+from partition.plan.onnx_plan import OnnxPlan
+from partition.plan.plan import LOCAL, Plan
 
-
-def plan_in(values: Any) -> Any:
-    """The plan of such a file, as JSON: of a front the one at the knee. What is no such file stays as it is, for
-    whoever reads plans to refuse it."""
-    if not isinstance(values, dict):
-        return values
-    kind = values.get("format")
-    if kind == SIMULATED:
-        return plan_in(values.get("planned"))
-    if kind == PLANNED:
-        return values.get("plan")
-    if kind == PARETO:
-        chosen = at_knee(values.get("points"))
-        return None if chosen is None else chosen.get("plan")
-    if kind in SAVED:
-        return {name: value for name, value in values.items() if name not in BESIDE}
-    return values
+AnyPlan = TypeVar("AnyPlan", Plan, OnnxPlan)
+_NUMBERS = re.compile(r"\[[\d,\s]+\]")
 
 
-def at_knee(points: Any) -> dict[str, Any] | None:
-    """The point of a front at its knee; else the first on the front, or the first of all."""
-    known = [one for one in points if isinstance(one, dict)] if isinstance(points, list) else []
-    for name in ("knee", "on_front"):
-        found = next((one for one in known if one.get(name) is True), None)
-        if found is not None:
-            return found
-    return next(iter(known), None)
+def read_plan(path: Path, kind: type[AnyPlan]) -> AnyPlan:
+    """The plan in a file. PlanError, with the file's name, where it holds none of this kind, or one that cannot run."""
+    try:
+        plan = kind.from_json(plan_in(json.loads(path.read_text(encoding="utf-8"))))
+        threads = _threads(plan)
+        for device, count in zip(plan.devices, threads, strict=True):
+            if device != LOCAL:
+                parse_address(device)
+            if (count or 1) > MAX_THREADS:
+                raise PlanError(f"{device} is to have {count} threads, {MAX_THREADS} are the most")
+    except (ValueError, RecursionError) as error:  # among them PlanError, and what is not JSON
+        raise PlanError(f"{path} cannot be used as a plan: {error}") from None
+    return plan
+
+
+def save_plan(path: Path, plan: Plan | OnnxPlan, beside: Mapping[str, Any] | None = None) -> None:
+    """Write a plan for people to read and edit, and what is to be beside it. OSError where it cannot be written."""
+    text = json.dumps({**plan.to_json(), **(beside or {})}, indent=1, ensure_ascii=False)
+    text = _NUMBERS.sub(lambda found: " ".join(found[0].split()), text)  # a range on one line
+    write_whole(path, (text + "\n").encode())
+
+
+def _threads(plan: Plan | OnnxPlan) -> list[int | None]:
+    """Of each device in the order of `plan.devices`."""
+    if isinstance(plan, OnnxPlan):
+        return [stage.threads for stage in plan.stages]
+    return [plan.shard(rank).threads for rank in range(plan.world_size)]

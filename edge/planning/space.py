@@ -12,11 +12,11 @@ from edge.cluster.fleet import Fleet
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
 from edge.planning.arrange import can_share, name_of
-from edge.planning.cache import SpeedCache, key_of
-from edge.planning.links import told as told_link
 from edge.planning.measure import Measured, measured
-from edge.planning.profile import Known
-from edge.planning.survey import own_profile
+from edge.survey.cache import SpeedCache, key_of
+from edge.survey.links import told as told_link
+from edge.survey.profile import ClusterProfile
+from edge.survey.survey import own_profile
 from partition.plan.plan import LOCAL, Plan
 from partition.predict.cost import Work
 from partition.predict.pareto import Point, told, without_repeats
@@ -40,7 +40,7 @@ class LlmSpace:
         file: GgufFile,
         digest: str,
         work: Work,
-        known: Known,
+        known: ClusterProfile,
         *,
         threads: int | None = None,
         memory: int | None = None,

@@ -34,7 +34,7 @@ _SPLIT = "split."
 
 
 @dataclass(frozen=True)
-class Misfit:
+class BlockMismatch:
     """A tensor whose rows do not fill whole blocks of the type that was wanted, and has another one."""
 
     tensor: str
@@ -49,7 +49,7 @@ class Outcome:
 
     types: Mapping[str, TensorType]  # by tensor
     n_bytes: int  # of the file
-    misfits: tuple[Misfit, ...]
+    misfits: tuple[BlockMismatch, ...]
 
 
 def types_of(
@@ -57,20 +57,20 @@ def types_of(
 ) -> Outcome:
     """What llama.cpp would make of a file, without making it. EngineError as `quantize`."""
     told: dict[str, TensorType] = {}
-    misfits: list[Misfit] = []
+    misfits: list[BlockMismatch] = []
     with _child(file, mix, types or {}, imatrix, None, default_threads()) as events:
         for event in events:
             if "type" in event:
                 told[event["tensor"]] = type_by_name(event["type"])
             elif "misfit" in event:
-                misfits.append(Misfit(event["misfit"], event["columns"], event["wanted"], ""))
+                misfits.append(BlockMismatch(event["misfit"], event["columns"], event["wanted"], ""))
             elif "instead" in event and misfits:  # the line that follows it
                 misfits[-1] = replace(misfits[-1], used=event["instead"])
     found = {name: told.get(name, tensor.type) for name, tensor in file.tensors.items()}
     said = {misfit.tensor for misfit in misfits}
     for name, tensor in file.tensors.items():  # of the head llama.cpp says nothing
         if name in told and name not in said and not types and tensor.shape[0] % mix.type.block:
-            misfits.append(Misfit(name, tensor.shape[0], mix.type.name, told[name].name))
+            misfits.append(BlockMismatch(name, tensor.shape[0], mix.type.name, told[name].name))
     return Outcome(found, file_bytes(file, found), tuple(misfits))
 
 

@@ -13,7 +13,8 @@ from typing import Any
 from devices.files import write_whole
 from edge.errors import SliceError
 from edge.slices.cutting import CHUNK_BYTES, Progress, digest_of
-from partition.slices.recipe import Recipe, is_digest, whole
+from partition.fields import is_digest
+from partition.slices.recipe import Recipe, whole
 
 MODEL_SUFFIXES = (".gguf", ".onnx")
 _REMEMBERED = 10_000  # files, and as many slices; the oldest are forgotten

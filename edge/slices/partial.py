@@ -6,20 +6,29 @@ import hashlib
 import os
 import queue
 import threading
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from edge.errors import DigestMismatch, SliceError
 from edge.slices.cutting import CHUNK_BYTES, Progress
 from edge.slices.files import explained, release, size, sync
 
-if TYPE_CHECKING:
-    from edge.slices.store import SliceStore
-
 _QUEUED = 8  # chunks that may wait to be hashed while more are written
 _SYNC_BYTES = 32 << 20  # so much at a time goes to the disk for good while more comes: the end then waits for little
+
+
+class Shelf(Protocol):
+    """What a partial slice needs of the store that it is put into."""
+
+    folder: Path
+
+    def locked(self) -> AbstractContextManager[Any]:
+        """Nobody else changes the folder until the end of the block."""
+
+    def touch(self, path: Path) -> None:
+        """A file was used just now."""
 
 
 class Partial:
@@ -29,7 +38,7 @@ class Partial:
     """
 
     def __init__(
-        self, store: SliceStore, digest: str, n_bytes: int, path: Path, handle: int, progress: Progress | None
+        self, store: Shelf, digest: str, n_bytes: int, path: Path, handle: int, progress: Progress | None
     ) -> None:
         self.digest = digest
         self.n_bytes = n_bytes

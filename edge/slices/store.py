@@ -23,7 +23,8 @@ from edge.errors import NoRoom, SliceBusy, SliceError
 from edge.slices.cutting import Progress, chunks
 from edge.slices.files import explained, lock, open_alone, release, size
 from edge.slices.partial import Partial
-from partition.slices.recipe import Recipe, is_digest
+from partition.fields import is_digest
+from partition.slices.recipe import Recipe
 
 _NAME = re.compile(r"(?P<digest>[0-9a-f]{64})\.(slice|(?P<n_bytes>[0-9]{1,15})\.partial)")
 

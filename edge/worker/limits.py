@@ -11,7 +11,7 @@ from edge.errors import EdgeError
 
 
 @dataclass(frozen=True)
-class Lent:
+class ResourceLimits:
     """The limits that every session has."""
 
     threads: int
@@ -28,13 +28,13 @@ class Lent:
         return given
 
     @classmethod
-    def of(cls, args: argparse.Namespace) -> Lent:
+    def of(cls, args: argparse.Namespace) -> ResourceLimits:
         """From a command line whose parser `add_arguments` made."""
         return cls(args.threads, args.affinity, args.gpu_layers)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What `Lent.options` writes."""
+    """What `ResourceLimits.options` writes."""
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--affinity", type=parse_cores, default=())
     parser.add_argument("--gpu-layers", type=int)

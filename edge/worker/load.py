@@ -16,14 +16,16 @@ from edge.paging import memory
 from edge.paging.memory import MemoryNeed
 from edge.parallel.shard import Shard
 from edge.parallel.topology import place
-from edge.worker.limits import Lent
+from edge.worker.limits import ResourceLimits
 from partition.model.check import check_loadable
 from partition.model.model import ModelShape
 from quant.gguf.file import GgufFile
 from transport import edge_pb2 as pb
 
 
-def load(asked: pb.Load, rank: int, lent: Lent, progress: Callable[[float], None]) -> tuple[Engine | Shard, MemoryNeed]:
+def load(
+    asked: pb.Load, rank: int, lent: ResourceLimits, progress: Callable[[float], None]
+) -> tuple[Engine | Shard, MemoryNeed]:
     """What was asked for, loaded, and what it takes. The errors are those of Engine, and NotEnoughMemory where more
     than the limit would be needed. lent: what of the device may be used."""
     options = _options(asked.options_json, lent)
@@ -68,7 +70,7 @@ def _check_limit(need: MemoryNeed, limit: int) -> None:
         )
 
 
-def _options(text: str, lent: Lent) -> EngineOptions:
+def _options(text: str, lent: ResourceLimits) -> EngineOptions:
     """Engine options from JSON, with no more than the device lends. EdgeError names what is not one."""
     try:
         given = json.loads(text or "{}")

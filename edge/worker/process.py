@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from edge import log
-from edge.worker.limits import Lent
+from edge.worker.limits import ResourceLimits
 from transport import edge_pb2 as pb
 from transport.errors import TransportError
 from transport.frame import Kind
@@ -30,7 +30,7 @@ _LAST_LINES = 5  # of what it said, to tell how it died
 class Child:
     """A running engine process."""
 
-    def __init__(self, host: str, credentials: Path | None, lent: Lent, session: str) -> None:
+    def __init__(self, host: str, credentials: Path | None, lent: ResourceLimits, session: str) -> None:
         """Starts it. host: where it takes TCP links; credentials: the folder, where links are encrypted."""
         self.folder = Path(tempfile.mkdtemp(prefix="edge-"))
         ours, theirs = socket.socketpair()

@@ -26,13 +26,13 @@ import numpy as np
 
 from devices.network import path_hints
 from edge import log
-from edge.cluster.session import BEAT_S
 from edge.errors import EdgeError
 from edge.net import peers
 from edge.net.dialling import Dialled
+from edge.net.peers import BEAT_S
 from edge.net.relink import Relink
 from edge.net.rendezvous import TRANSPORTS, join, polling_s
-from edge.worker.limits import Lent, add_arguments, compute_on
+from edge.worker.limits import ResourceLimits, add_arguments, compute_on
 from quant.errors import QuantError
 from quant.wire import WIRES
 from transport import edge_pb2 as pb
@@ -61,7 +61,13 @@ class Rank:
     """What one rank holds, and what it does on a command."""
 
     def __init__(
-        self, control: TcpLink, open_: pb.Open, host: str, folder: Path, credentials: peers.Fetch | None, lent: Lent
+        self,
+        control: TcpLink,
+        open_: pb.Open,
+        host: str,
+        folder: Path,
+        credentials: peers.Fetch | None,
+        lent: ResourceLimits,
     ) -> None:
         if not open_.rank < open_.world_size <= _MOST_RANKS or len(open_.secret) != peers.SECRET_BYTES:
             raise EdgeError(
@@ -81,7 +87,7 @@ class Rank:
             open_.step_timeout_s or Deadlines.step_timeout_s,
             open_.send_timeout_s or Deadlines.send_timeout_s,
         )
-        self._doorway = peers.Doorway(
+        self._doorway = peers.Listener(
             host, folder / "door", open_.rank, open_.secret, self._deadlines, credentials, self._poll_s, open_.streams
         )
         self._connecting = False
@@ -310,7 +316,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
 
     opened = pb.Command.FromString(commands.get()).open
     try:
-        lent = Lent.of(args)
+        lent = ResourceLimits.of(args)
         compute_on(lent.affinity)  # before what computes has threads
         rank = Rank(control, opened, args.host, args.folder, _credentials(args.credentials), lent)
     except Exception as error:

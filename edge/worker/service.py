@@ -23,7 +23,7 @@ from edge.net import credentials as trust
 from edge.slices.digests import Digests
 from edge.slices.store import SliceStore
 from edge.version import version
-from edge.worker.limits import Lent
+from edge.worker.limits import ResourceLimits
 from edge.worker.sessions import Sessions
 from partition.slices.recipe import Recipe, RecipeError
 from transport import edge_pb2 as pb
@@ -66,7 +66,7 @@ class Worker:
         self._gate = gate
         self._store = store
         self._digests = digests
-        lent = Lent(options.threads, options.affinity, options.gpu_layers)
+        lent = ResourceLimits(options.threads, options.affinity, options.gpu_layers)
         self._sessions = Sessions(store, options.host, options.credentials, lent, options.memory_limit_bytes)
         self._request: tuple[bytes, bytes] | None = None  # (key, request to sign it) of an enrolment under way
         self._enrolling = threading.Lock()

@@ -19,7 +19,7 @@ from devices.probe import own_rss, rss
 from edge import log
 from edge.errors import EdgeError, NotEnoughMemory
 from edge.slices.store import SliceStore
-from edge.worker.limits import Lent
+from edge.worker.limits import ResourceLimits
 from edge.worker.process import Child
 from transport import edge_pb2 as pb
 from transport import rpc
@@ -75,7 +75,12 @@ class Sessions:
     """All sessions of a daemon."""
 
     def __init__(
-        self, store: SliceStore, host: str, credentials: Path | None, lent: Lent, memory_limit_bytes: int | None
+        self,
+        store: SliceStore,
+        host: str,
+        credentials: Path | None,
+        lent: ResourceLimits,
+        memory_limit_bytes: int | None,
     ) -> None:
         """host: where engine processes take TCP links; credentials: the folder, where links are encrypted."""
         self._store = store

@@ -7,7 +7,7 @@ from typing import Any
 
 from partition import fields
 from partition.errors import PlanError
-from partition.slices.recipe import is_digest
+from partition.fields import is_digest
 
 FORMAT = "edge-plan-1"
 LOCAL = "local"  # the device of rank 0: the owner's own

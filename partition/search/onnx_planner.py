@@ -20,7 +20,8 @@ from partition.plan.plan import LOCAL, Range, clean_name
 from partition.predict.onnx_predict import MOST_IN_FLIGHT, OnnxDevice, OnnxWork, hop_s, predict, way
 from partition.predict.prediction import Prediction
 from partition.predict.speeds import Links
-from partition.search.search import Group, Problem, Solution, front
+from partition.search.problem import Group, Problem
+from partition.search.search import Solution, front
 
 Array = NDArray[np.float64]
 

@@ -19,7 +19,8 @@ from partition.predict import cost
 from partition.predict.cost import Work
 from partition.predict.measures import Measures
 from partition.predict.speeds import DeviceSpeed, Links
-from partition.search.search import Front, Problem, Solution, front
+from partition.search.problem import Problem
+from partition.search.search import Front, Solution, front
 from partition.search.stage_group import StageGroup
 
 Array = NDArray[np.float64]

@@ -16,7 +16,7 @@ from partition.predict import cost
 from partition.predict.cost import GroupCost, Work
 from partition.predict.measures import Measures
 from partition.predict.speeds import DeviceSpeed, Links
-from partition.search.search import Group
+from partition.search.problem import Group
 
 Array = NDArray[np.float64]
 _LENGTHS = 4  # of stages for which shares are made anew, where memory does not allow those by speed

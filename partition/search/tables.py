@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from partition.errors import PlanError
 
 if TYPE_CHECKING:
-    from partition.search.search import Group, Problem
+    from partition.search.problem import Group, Problem
 
 Array = NDArray[np.float64]
 MAX_DEVICES = 64  # a set of devices is the bits of one number

@@ -79,7 +79,7 @@ def capacity_per_s(predicted: Prediction, prompt: int, tokens: int) -> float:
 
 
 def prompt_steps(request: int, prompt: int, stages: int) -> list[Step]:
-    """The chunks of a prompt, as `partition.predict.cost.chunks` has them. One stage has nothing to overlap: one chunk."""
+    """The chunks of a prompt, as `partition.predict.cost` has them. One stage has nothing to overlap: one chunk."""
     from partition.predict.cost import chunks  # loads numpy
 
     n = chunks(prompt) if stages > 1 else 1

@@ -13,11 +13,12 @@ All numbers are little-endian. Equal recipes have equal bytes, and there is one 
 """
 
 import hashlib
-import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+
+from partition.fields import is_digest
 
 MAX_SEGMENTS = 1_000_000
 MAX_BYTES = 1 << 44  # of a model and of a slice: 16 TiB
@@ -170,11 +171,6 @@ class Recipe:
 def whole(model_digest: str, model_bytes: int) -> Recipe:
     """The recipe of the simplest slice: the model file as it is."""
     return Recipe(model_digest, model_bytes, (Copy(0, model_bytes),))
-
-
-def is_digest(text: str) -> bool:
-    """Whether `text` is a SHA-256 as written here: 64 lower-case hexadecimal digits, nothing else."""
-    return re.fullmatch("[0-9a-f]{64}", text) is not None
 
 
 def _packed(tag: int, *numbers: int) -> bytes:

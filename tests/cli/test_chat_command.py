@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from apps.cli import build_parser
-from apps.commands.options import engine_options
+from apps.options import engine_options
 from edge.demo import MODEL_PATH
 from edge.llama import llama
 from edge.llm.engine import Engine, EngineOptions

@@ -9,7 +9,7 @@ import pytest
 
 import apps.cli
 import apps.commands.chat
-import apps.commands.options
+import apps.options
 import edge.llm.options
 import edge.llm.sampler
 import edge.models.shapes
@@ -81,12 +81,12 @@ def test_no_command() -> None:
 
 
 def test_limits_named_for_a_quick_help_are_those_of_the_engine() -> None:
-    assert apps.commands.options.KV_TYPES == KV_TYPES
-    assert apps.commands.options.MAX_CONTEXT == edge.llm.options.MAX_CONTEXT
-    assert apps.commands.options.MAX_IO_THREADS == edge.llm.options.MAX_IO_THREADS
-    assert apps.commands.options.MAX_IO_CHUNK == edge.llm.options.MAX_IO_CHUNK
-    assert apps.commands.options.MAX_THREADS == edge.llm.options.MAX_THREADS
-    assert apps.commands.options.MAX_SEED == edge.llm.sampler.MAX_SEED
+    assert apps.options.KV_TYPES == KV_TYPES
+    assert apps.options.MAX_CONTEXT == edge.llm.options.MAX_CONTEXT
+    assert apps.options.MAX_IO_THREADS == edge.llm.options.MAX_IO_THREADS
+    assert apps.options.MAX_IO_CHUNK == edge.llm.options.MAX_IO_CHUNK
+    assert apps.options.MAX_THREADS == edge.llm.options.MAX_THREADS
+    assert apps.options.MAX_SEED == edge.llm.sampler.MAX_SEED
 
 
 FAILING = """

@@ -16,6 +16,7 @@ from edge.cluster.fleet import MAX_WORKERS
 from edge.demo import MODEL_PATH
 from edge.net.rendezvous import TRANSPORTS
 from edge.planning.arrange import PARALLEL
+from edge.planning.deployed import Deployed
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
 from partition.slices.gguf_slice import limits
@@ -251,7 +252,7 @@ def test_a_line_says_who_holds_what_or_that_one_device_does() -> None:
 
     def line(*names: str, **how: Any) -> str:
         plan = make_plan(can, "m", "", [LOCAL, *names[1:]], **how)
-        return distributed.Deployed(None, plan, "why", DEFAULT_EXCHANGE, names).line()  # type: ignore[arg-type]
+        return Deployed(None, plan, "why", DEFAULT_EXCHANGE, names).line()  # type: ignore[arg-type]
 
     assert line("this device") == "why"
     assert line("here", "pi", parallel="pipeline") == "here layers 0-3; pi layers 4-7 (why)"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from apps.commands import quantize_onnx
-from apps.commands.options import UsageError
+from apps.errors import UsageError
 from edge.quantization.onnx import quantize
 from edge.quantization.onnx_compare import compare
 from quant.errors import ModelFileError, UnknownTypeError

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from apps.commands import pareto
-from apps.pareto import measure
 from devices.paths import cache_folder
 from edge.demo import MODEL_PATH
-from edge.planning.plan_file import plan_in
+from edge.planning import front, measuring
+from edge.planning.formats import plan_in
 from partition.predict.pareto import AXES
 from tests.support.commands import Run, assert_refused, runner
 from tests.support.deployments import shared_workers
@@ -70,7 +69,7 @@ def found(run: Run, *options: str | Path) -> dict[str, Any]:
 
 def test_measured_once_a_day(edge: Run, one: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for doubt in ("SCATTER", "OFF"):  # what is measured beside other tests is believed
-        monkeypatch.setattr(measure, doubt, 1e9)
+        monkeypatch.setattr(measuring, doubt, 1e9)
     file = tmp_path / "front.json"
     asked = (*FEW, "--measure", "1", "--json", file)
     there = ("--workers", one.address, "--insecure")
@@ -83,7 +82,7 @@ def test_measured_once_a_day(edge: Run, one: Worker, tmp_path: Path, monkeypatch
         return out, result, point["measured"]
 
     out, result, first = measured(*there)
-    assert result["format"] == pareto.FORMAT
+    assert result["format"] == front.FORMAT
     assert result["model"] == "edge demo"
     assert {device["name"] for device in result["devices"]} == {"local", "one"}
     assert first["age_s"] == 0

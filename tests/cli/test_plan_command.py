@@ -15,7 +15,7 @@ from apps.commands import plan
 from apps.commands.distributed import MOST_WORKERS
 from devices.paths import state_folder
 from edge.demo import MODEL_PATH
-from edge.planning.plan_file import plan_in
+from edge.planning.formats import plan_in
 from partition.predict.measures import OBJECTIVES
 from tests.support.commands import Run, assert_refused, runner, said
 from tests.support.deployments import shared_workers

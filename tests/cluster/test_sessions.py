@@ -23,7 +23,7 @@ from edge.cluster.session import RemoteSession, answers, connect_all
 from edge.demo import MODEL_PATH
 from edge.errors import WorkerError
 from edge.net.dialling import Dialler
-from edge.net.peers import Doorway, Peer
+from edge.net.peers import Listener, Peer
 from edge.slices.digests import Digests
 from edge.worker.sessions import LINKS_PER_RANK, MAX_SESSIONS
 from partition.slices.recipe import whole
@@ -285,7 +285,7 @@ def test_a_rank_is_the_device_that_was_named(tmp_path: Path) -> None:
     for claimed, why in (("desk", None), ("mallory", "rank 0 was to be mallory, it is desk")):
         for relayed in (False, True):
             door = tmp_path / f"door-{claimed}-{relayed}"
-            doorway = Doorway("127.0.0.1", door, 1, SECRET, QUICK, lambda: own["pi"], 0)
+            doorway = Listener("127.0.0.1", door, 1, SECRET, QUICK, lambda: own["pi"], 0)
             peer = Peer(1, "pi", "127.0.0.1", 0, doorway.tcp_port, "")
             if relayed:
                 link = at_the_door(door, b"desk")

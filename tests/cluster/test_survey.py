@@ -19,9 +19,9 @@ from edge.cluster.fleet import Fleet
 from edge.cluster.session import EngineSession, LocalSession, RemoteSession
 from edge.demo import MODEL_PATH
 from edge.errors import WorkerError
-from edge.planning import links, survey
-from edge.planning.cache import MAX_AGE_S
-from edge.planning.layer_times import Times, probes
+from edge.survey import links, survey
+from edge.survey.cache import MAX_AGE_S
+from edge.survey.layer_times import Times, probes
 from partition.plan.plan import LOCAL
 from partition.predict.speeds import Curve
 from quant.gguf.file import GgufFile

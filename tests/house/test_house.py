@@ -4,6 +4,8 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -19,38 +21,110 @@ MAY_IMPORT = {
     "quant": set(),
     "devices": set(),
 }
+# The rooms of each package: a room imports only itself and rooms above it. The first row is the package's own files.
+ROOMS = {
+    "edge": (
+        "edge: errors, names, log lines, work in threads, units",
+        "edge.demo: the bundled model",
+        "edge.llama: stock llama.cpp, all ctypes",
+        "edge.slices: slices of models, cut and kept",
+        "edge.net: channels, credentials, links between ranks",
+        "edge.models: model files, fetched or synthesized",
+        "edge.paging: weights larger than memory",
+        "edge.llm: a language model on one device",
+        "edge.onnx: a network in ONNX on one device, and its stages",
+        "edge.parallel: ranks that compute one step together",
+        "edge.worker: the daemon and its engine processes",
+        "edge.cluster: the owner's side of workers, and deployments",
+        "edge.quantization: smaller models",
+        "edge.survey: what devices and links can do, measured",
+        "edge.planning: plans found, compared, measured, run",
+        "edge.api: what `import edge` offers",
+    ),
+    "partition": (
+        "partition: errors, fields of JSON",
+        "partition.model: what a model is made of",
+        "partition.plan: who holds what",
+        "partition.slices: how a part is cut from a file",
+        "partition.predict: what a plan takes",
+        "partition.search: the best plans",
+        "partition.simulate: a plan that serves many requests",
+    ),
+    "quant": ("quant: types and mixes", "quant.gguf: the container", "quant.checkpoint: safetensors to GGUF"),
+    "devices": ("devices: machines and files", "devices.trust: who belongs to a cluster", "devices.lab: emulated ones"),
+    "transport": ("transport: bytes between devices",),
+    "apps": (
+        "apps.errors: what commands fail with",
+        "apps.show: tables, progress, pictures",
+        "apps.pareto: the front as table, picture and page",
+        "apps.options: options that commands share",
+        "apps.commands: arguments, a call, printing",
+        "apps.cli: the `edge` command",
+    ),
+}
+ORDER = {row.partition(":")[0]: place for rows in ROOMS.values() for place, row in enumerate(rows)}
+MOST_FILES = 20  # in a folder
 # What computes on arrays loads numpy; whoever imports it is about to run a model, or to plan how.
-PLANNING = (
-    "changes cost explain measures onnx_planner onnx_predict planner predict search search_best search_bounds"
-    " search_labels search_tables stage_group"
-)
 ON_ARRAYS = {"quant.gguf.imatrix", "quant.wire", "transport.collective"} | {
-    f"partition.{name}" for name in PLANNING.split()
+    f"partition.predict.{name}" for name in ("cost", "measures", "onnx_predict", "predict")
 }
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "edge" / "demo" / "README.md"]
 FILES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
 
 
+MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES}
+
+
 def imported(path: Path) -> set[str]:
-    """The top-level names of everything a file imports, anywhere in it."""
+    """The modules that a file imports anywhere in it: at the top, inside of functions, and for types only."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            names |= {alias.name.split(".")[0] for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            names.add((node.module or "").split(".")[0])
+            module = node.module or ""
+            names |= {f"{module}.{a.name}" if f"{module}.{a.name}" in MODULES else module for a in node.names}
     return names
+
+
+def packages(path: Path) -> set[str]:
+    return {name.partition(".")[0] for name in imported(path)}
+
+
+def room(module: str) -> str:
+    """The room of a module: the longest row of the table that its name begins with."""
+    return max((name for name in ORDER if f"{module}.".startswith(f"{name}.")), key=len)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_imports_follow_the_direction_of_the_design(path: Path) -> None:
     package = path.relative_to(ROOT).parts[0]
-    assert imported(path) & set(PACKAGES) <= MAY_IMPORT[package] | {package}
+    assert packages(path) & set(PACKAGES) <= MAY_IMPORT[package] | {package}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_room_imports_only_rooms_above_it(module: str) -> None:
+    if module in PACKAGES:
+        return  # `edge` names what it offers, and loads it when it is asked for
+    here = room(module)
+    inside = {name for name in imported(MODULES[module]) if name.partition(".")[0] == module.partition(".")[0]}
+    below = {name for name in inside if name in MODULES and name not in PACKAGES and ORDER[room(name)] > ORDER[here]}
+    assert not below, f"{module} is of {here}, which is above {sorted(map(room, below))}"
+
+
+def test_no_module_imports_itself_by_a_detour() -> None:
+    sorter = TopologicalSorter({name: imported(path) & set(MODULES) - {name} for name, path in MODULES.items()})
+    sorter.prepare()  # CycleError names the circle
+
+
+def test_no_folder_has_too_many_files() -> None:
+    count = Counter(path.parent for path in FILES if path.name != "__init__.py")
+    assert not {str(folder): n for folder, n in count.items() if n > MOST_FILES and folder.name != "commands"}
 
 
 def test_ctypes_lives_in_six_files() -> None:
-    users = {str(path.relative_to(ROOT)) for path in FILES if "ctypes" in imported(path)}
+    users = {str(path.relative_to(ROOT)) for path in FILES if "ctypes" in packages(path)}
     ggml = {"edge/llama/ggml.py", "edge/llama/buffers.py", "edge/llama/products.py"}
     assert users == ggml | {"edge/llama/llama.py", "edge/llama/quantizer.py", "edge/llama/sampling.py"}
 
@@ -65,7 +139,7 @@ def test_no_file_is_longer_than_400_lines(path: Path) -> None:
 def test_no_pickle_eval_or_shell() -> None:
     for path in FILES:
         tree = ast.parse(path.read_text())
-        assert not imported(path) & {"pickle", "marshal", "shelve"}, path
+        assert not packages(path) & {"pickle", "marshal", "shelve"}, path
         for node in ast.walk(tree):
             if isinstance(node, ast.Call):
                 assert not (isinstance(node.func, ast.Name) and node.func.id in ("eval", "exec")), path
@@ -74,8 +148,8 @@ def test_no_pickle_eval_or_shell() -> None:
 
 @pytest.mark.parametrize("package", ["quant", "partition", "transport", "devices"])
 def test_the_lower_packages_load_nothing_heavy(package: str) -> None:
-    modules = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in FILES if path.parts[-2] == package]
-    modules = [name for name in modules if name not in ON_ARRAYS]
+    modules = [name for name in MODULES if name.partition(".")[0] == package and name not in ON_ARRAYS]
+    modules = [name for name in modules if not name.startswith("partition.search")]
     heavy = {"numpy", "llama_cpp", "rich", "torch", "gguf"}
     code = f"import sys, {', '.join(modules)}; print(sorted(sys.modules.keys() & {heavy}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)

@@ -5,7 +5,8 @@ from itertools import combinations, pairwise
 
 import numpy as np
 
-from partition.search.search import Array, Group, Problem, Solution
+from partition.search.problem import Array, Group, Problem
+from partition.search.search import Solution
 
 
 def priced(problem: Problem, groups: Sequence[int], cuts: Sequence[int]) -> Solution | None:

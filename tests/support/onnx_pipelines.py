@@ -17,7 +17,7 @@ from onnx import ModelProto, TensorProto, helper
 
 from edge.onnx import file as onnx_file
 from edge.onnx import stage as onnx_stage
-from edge.onnx.model import OnnxModel, Part
+from edge.onnx.model import OnnxSource, Part
 from edge.onnx.pipeline import Ends, Pipeline
 from edge.onnx.stage import LoadedStage
 from edge.onnx.wire import Array
@@ -125,17 +125,17 @@ def same(found: Mapping[str, Array], expected: Mapping[str, Array]) -> None:
         assert difference(array, found[name]) <= TOLERANCES.get(array.dtype.name, 0), name
 
 
-def owned(model: ModelProto, path: Path, **how: Any) -> OnnxModel:
+def owned(model: ModelProto, path: Path, **how: Any) -> OnnxSource:
     """The model as its owner has it, saved in `path`; looked at with 1 for every open dimension."""
     if not all(value.HasField("type") for value in model.graph.output):
         model = onnx.shape_inference.infer_shapes(model)
     file = onnx_file.load(saved(model, path, **how))
     dims = dict.fromkeys((d.dim_param for v in model.graph.input for d in v.type.tensor_type.shape.dim), 1)
     dims.pop("", None)
-    return OnnxModel(file, OnnxGraph.of(file.model, dims), hashlib.sha256(path.read_bytes()).hexdigest())
+    return OnnxSource(file, OnnxGraph.of(file.model, dims), hashlib.sha256(path.read_bytes()).hexdigest())
 
 
-def at(model: OnnxModel, *positions: int) -> list[Cut]:
+def at(model: OnnxSource, *positions: int) -> list[Cut]:
     """The cuts at these positions."""
     found = {cut.position: cut for cut in cuts(model.graph)}
     return [found[position] for position in positions]
@@ -171,7 +171,7 @@ class Running:
 
 @contextmanager
 def running(
-    model: OnnxModel,
+    model: OnnxSource,
     folder: Path,
     *positions: int,
     own: bool = False,

@@ -29,7 +29,7 @@ from devices.lab.network import NAMESPACES
 from edge.cluster.connect import reach
 from edge.cluster.diagnose import measure_link
 from tests.support.helpers import ROOT, assert_one_line_error, run_edge, until
-from tests.support.namespaces import _need
+from tests.support.namespaces import need
 from tests.support.onnx_pipelines import images, residual
 from tests.support.workers import gone
 
@@ -72,7 +72,7 @@ def linked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 def need_links(lab: Lab) -> None:
     notes = [note["why"] for note in lab.not_enforced if note["what"] == "links"]
-    _need(lab.shaped, f"links cannot be shaped: {notes}")
+    need(lab.shaped, f"links cannot be shaped: {notes}")
 
 
 def lab_id(folder: Path) -> str:
@@ -125,7 +125,7 @@ def test_workers_have_what_their_devices_have() -> None:
         assert (profiles["a"].name, profiles["a"].threads, profiles["b"].threads) == ("a", 1, 2)
         assert profiles["a"].memory_limit_bytes == int(0.9 * (1 << 30))
         assert profiles["b"].memory_limit_bytes is None
-        _need(not lab.not_enforced, f"not enforced: {lab.not_enforced}")
+        need(not lab.not_enforced, f"not enforced: {lab.not_enforced}")
         assert limits(lab.pid("a")) == (0.5, 1 << 30)
         assert prefix(identity) not in Path(f"/proc/{lab.pid('b')}/cgroup").read_text()
         os.kill(lab.pid("b"), signal.SIGKILL)
@@ -281,7 +281,7 @@ def test_up_status_and_down(tmp_path: Path) -> None:
     assert left(identity) == []
     assert not (labs_folder() / "up").exists()
     assert json.loads(run_edge("lab", "down", "--json").stdout) == {"was_up": False}
-    _need(state["shaped"], f"links cannot be shaped: {state['not_enforced']}")
+    need(state["shaped"], f"links cannot be shaped: {state['not_enforced']}")
 
 
 def test_without_root_it_says_what_does_not_hold(tmp_path: Path) -> None:
@@ -308,7 +308,7 @@ def test_a_group_holds_back_and_kills() -> None:
     try:
         group = ControlGroup(name, cores=0.1, memory=64 << 20)  # of the usual period that is less than the kernel gives
     except NoGroups as error:
-        _need(False, str(error))
+        need(False, str(error))
         raise
     busy = "import time\nprint(flush=True)\nwhile True: pass"
     hungry = "x = bytearray(200 << 20)\nfor i in range(0, len(x), 4096): x[i] = 1"

@@ -20,7 +20,7 @@ from edge.cluster import client
 from edge.cluster.fleet import Fleet
 from edge.cluster.onnx_deployment import OnnxDeployment
 from edge.errors import EngineError, Interrupted, NotEnoughMemory, WorkerError
-from edge.onnx.model import OnnxModel
+from edge.onnx.model import OnnxSource
 from edge.onnx.pipeline import Result
 from edge.onnx.samples import SamplesError
 from edge.planning.onnx_sweep import sweep
@@ -59,25 +59,25 @@ def one_fleet(three: list[Worker]) -> Iterator[Fleet]:
 
 
 @pytest.fixture(scope="module", name="several")
-def several_of_everything(tmp_path_factory: pytest.TempPathFactory) -> OnnxModel:
+def several_of_everything(tmp_path_factory: pytest.TempPathFactory) -> OnnxSource:
     return owned(mixed(), tmp_path_factory.mktemp("models") / "mixed.onnx")
 
 
 @pytest.fixture(scope="module", name="running")
-def one_deployment(three: list[Worker], fleet: Fleet, several: OnnxModel) -> Iterator[OnnxDeployment]:
+def one_deployment(three: list[Worker], fleet: Fleet, several: OnnxSource) -> Iterator[OnnxDeployment]:
     """`mixed` on three workers, for tests that leave it usable."""
     with OnnxDeployment(fleet, several, plan_for(several, three, 4, 9), deadlines=QUICK) as deployment:
         yield deployment
 
 
-def plan_for(model: OnnxModel, workers: Sequence[Worker | str], *positions: int) -> OnnxPlan:
+def plan_for(model: OnnxSource, workers: Sequence[Worker | str], *positions: int) -> OnnxPlan:
     """A stage for each of the workers, or LOCAL."""
     return model.plan([one if isinstance(one, str) else one.address for one in workers], at(model, *positions))
 
 
 @contextmanager
 def deployed(
-    model: OnnxModel, workers: Sequence[Worker | str], *positions: int, transport: str = "auto"
+    model: OnnxSource, workers: Sequence[Worker | str], *positions: int, transport: str = "auto"
 ) -> Iterator[OnnxDeployment]:
     """A deployment of its own, which leaves no session behind."""
     real = [one for one in workers if isinstance(one, Worker)]
@@ -121,7 +121,7 @@ class Endless:
 # ---------------------------------------------------------------------------------------------------- the same outputs
 
 
-def test_many_plans_on_the_same_sessions(running: OnnxDeployment, several: OnnxModel, three: list[Worker]) -> None:
+def test_many_plans_on_the_same_sessions(running: OnnxDeployment, several: OnnxSource, three: list[Worker]) -> None:
     expected = [whole(several.file.model, mixed_feeds(batch, batch)) for batch in (1, 4, 2)]
     pids = [session.pid for session in running._sessions]
     for positions in ((1, 2), (3, 11), (4, 13), (12, 13), (6, 9)):
@@ -157,7 +157,7 @@ def test_one_worker_and_the_owner(three: list[Worker], tmp_path: Path, own: bool
             same(result.outputs, whole(model.file.model, images(2, seed)))
 
 
-def test_wires(running: OnnxDeployment, several: OnnxModel, three: list[Worker]) -> None:
+def test_wires(running: OnnxDeployment, several: OnnxSource, three: list[Worker]) -> None:
     running.load(plan_for(several, three, 4, 13))
     pipeline = running.start()
     feeds = mixed_feeds(8, 1)
@@ -170,7 +170,7 @@ def test_wires(running: OnnxDeployment, several: OnnxModel, three: list[Worker])
     same(plain, expected)
 
 
-def test_hops_are_measured_on_every_link(running: OnnxDeployment, several: OnnxModel, three: list[Worker]) -> None:
+def test_hops_are_measured_on_every_link(running: OnnxDeployment, several: OnnxSource, three: list[Worker]) -> None:
     running.load(plan_for(several, three, 4, 9))
     for _ in range(2):
         hops = running.hops(0.05)
@@ -180,7 +180,7 @@ def test_hops_are_measured_on_every_link(running: OnnxDeployment, several: OnnxM
 
 
 def test_whatever_goes_wrong_here_does_no_harm(
-    running: OnnxDeployment, several: OnnxModel, three: list[Worker]
+    running: OnnxDeployment, several: OnnxSource, three: list[Worker]
 ) -> None:
     running.load(plan_for(several, three, 4, 9))
     pipeline = running.start()
@@ -226,7 +226,7 @@ def edited(plan: OnnxPlan, **changed: Any) -> OnnxPlan:
 
 
 def test_plans_that_are_refused_leave_the_pipeline_as_it_is(
-    running: OnnxDeployment, several: OnnxModel, three: list[Worker]
+    running: OnnxDeployment, several: OnnxSource, three: list[Worker]
 ) -> None:
     good = plan_for(several, three, 4, 9)
     running.load(good)
@@ -259,7 +259,7 @@ def test_plans_that_are_refused_leave_the_pipeline_as_it_is(
     same(running.start().run(mixed_feeds()).outputs, whole(several.file.model, mixed_feeds()))
 
 
-def test_a_stage_that_cannot_be_loaded(running: OnnxDeployment, several: OnnxModel, three: list[Worker]) -> None:
+def test_a_stage_that_cannot_be_loaded(running: OnnxDeployment, several: OnnxSource, three: list[Worker]) -> None:
     good = plan_for(several, three, 4, 9)
     stages = good.to_json()["stages"]
     with pytest.raises(WorkerError, match="two: there is no provider 'abacus'") as raised:
@@ -269,8 +269,8 @@ def test_a_stage_that_cannot_be_loaded(running: OnnxDeployment, several: OnnxMod
     same(running.start().run(mixed_feeds()).outputs, whole(several.file.model, mixed_feeds()))
 
 
-def test_what_cannot_be_deployed(several: OnnxModel, three: list[Worker], fleet: Fleet, tmp_path: Path) -> None:
-    def refused(kind: type[Exception], words: str, model: OnnxModel, plan: OnnxPlan, **how: Any) -> None:
+def test_what_cannot_be_deployed(several: OnnxSource, three: list[Worker], fleet: Fleet, tmp_path: Path) -> None:
+    def refused(kind: type[Exception], words: str, model: OnnxSource, plan: OnnxPlan, **how: Any) -> None:
         with pytest.raises(kind, match=words):
             OnnxDeployment(fleet, model, plan, **how)
 
@@ -302,7 +302,7 @@ def test_a_layer_whose_name_is_long_can_be_cut_after(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------- weights and memory
 
 
-def test_weights_cross_once_or_never(several: OnnxModel, three: list[Worker], fleet: Fleet, tmp_path: Path) -> None:
+def test_weights_cross_once_or_never(several: OnnxSource, three: list[Worker], fleet: Fleet, tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     model = owned(mlp((64, 200, 200, 10), seed=5), tmp_path / "models" / "mlp.onnx")
     external = {"save_as_external_data": True, "location": "weights", "size_threshold": 0}
@@ -363,7 +363,7 @@ def test_a_worker_without_room(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_an_engine_process_that_is_killed(several: OnnxModel, three: list[Worker], victim: int) -> None:
+def test_an_engine_process_that_is_killed(several: OnnxSource, three: list[Worker], victim: int) -> None:
     with deployed(several, three[:2], 6) as deployment:
         endless = Endless(deployment)
         os.kill(deployment._sessions[victim].pid, signal.SIGKILL)
@@ -375,7 +375,7 @@ def test_an_engine_process_that_is_killed(several: OnnxModel, three: list[Worker
 
 
 def test_a_daemon_that_is_killed(
-    several: OnnxModel, three: list[Worker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    several: OnnxSource, three: list[Worker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "RECONNECT_S", 1.0)
     with worker(tmp_path / "doomed", "--name", "doomed", *ONE_THREAD) as doomed:
@@ -389,7 +389,7 @@ def test_a_daemon_that_is_killed(
         until(lambda: not any(child.is_running() for child in children), "the end of its engine process", 5)
 
 
-def test_an_operator_that_fails_names_its_node_and_the_worker(several: OnnxModel, three: list[Worker]) -> None:
+def test_an_operator_that_fails_names_its_node_and_the_worker(several: OnnxSource, three: list[Worker]) -> None:
     with deployed(several, three[:2], 2) as deployment:
         pipeline = deployment.start()
         feeds = [mixed_feeds(), mixed_feeds() | {"ids": BAD_IDS}, *[mixed_feeds()] * 20]
@@ -401,7 +401,7 @@ def test_an_operator_that_fails_names_its_node_and_the_worker(several: OnnxModel
         assert "\n" not in str(raised.value)
 
 
-def test_stop_from_another_thread(several: OnnxModel, three: list[Worker]) -> None:
+def test_stop_from_another_thread(several: OnnxSource, three: list[Worker]) -> None:
     with deployed(several, [LOCAL, three[0]], 4) as deployment:
         with pytest.raises(EngineError, match="gather"):  # in this process: the pipeline goes on
             deployment.start().run(mixed_feeds() | {"ids": BAD_IDS})

@@ -15,7 +15,7 @@ import pytest
 
 from edge.errors import EngineError, Interrupted
 from edge.onnx import pipeline
-from edge.onnx.model import OnnxModel
+from edge.onnx.model import OnnxSource
 from edge.onnx.pipeline import MOST_WINDOW, Ends, Pipeline, Result
 from edge.onnx.samples import SamplesError
 from edge.onnx.stage import LoadedStage
@@ -50,17 +50,17 @@ def one_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", name="several")
-def several_of_everything(folder: Path) -> OnnxModel:
+def several_of_everything(folder: Path) -> OnnxSource:
     return owned(mixed(), folder / "mixed.onnx")
 
 
 @pytest.fixture(scope="module", name="skips")
-def skip_connections(folder: Path) -> OnnxModel:
+def skip_connections(folder: Path) -> OnnxSource:
     return owned(residual(), folder / "residual.onnx")
 
 
 @pytest.fixture
-def three(several: OnnxModel, folder: Path) -> Iterator[Running]:
+def three(several: OnnxSource, folder: Path) -> Iterator[Running]:
     """`mixed` in three stages, none of which is the owner's."""
     with running(several, folder, 4, 9) as here:
         yield here
@@ -84,7 +84,7 @@ class Held(LoadedStage):
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["workers", "own"])
-def test_every_cut_gives_what_the_whole_gives(several: OnnxModel, skips: OnnxModel, folder: Path, own: bool) -> None:
+def test_every_cut_gives_what_the_whole_gives(several: OnnxSource, skips: OnnxSource, folder: Path, own: bool) -> None:
     rng = random.Random(0)
     for model, n, make in ((several, N_MIXED, mixed_feeds), (skips, N_RESIDUAL, images)):
         assert len(model.graph.nodes) == n
@@ -101,7 +101,7 @@ def test_every_cut_gives_what_the_whole_gives(several: OnnxModel, skips: OnnxMod
 
 
 @pytest.mark.parametrize("wire", ["f16", "q8"])
-def test_what_the_wire_changes(several: OnnxModel, folder: Path, wire: str) -> None:
+def test_what_the_wire_changes(several: OnnxSource, folder: Path, wire: str) -> None:
     feeds = mixed_feeds(8, 4)
     expected = whole(several.file.model, feeds)
     bound = {"f16": 2e-3, "q8": 3e-2}[wire]
@@ -119,7 +119,7 @@ def test_what_the_wire_changes(several: OnnxModel, folder: Path, wire: str) -> N
         same(here.pipeline.run(feeds, wire).outputs, expected)
 
 
-def test_inputs_may_lie_anyhow(three: Running, several: OnnxModel) -> None:
+def test_inputs_may_lie_anyhow(three: Running, several: OnnxSource) -> None:
     feeds = mixed_feeds(3)
     expected = whole(several.file.model, feeds)
     turned = {name: np.array(array, order="F") for name, array in feeds.items()}
@@ -130,14 +130,14 @@ def test_inputs_may_lie_anyhow(three: Running, several: OnnxModel) -> None:
         same(three.pipeline.run(one).outputs, expected)
 
 
-def test_outputs_are_the_callers_to_keep(three: Running, several: OnnxModel) -> None:
+def test_outputs_are_the_callers_to_keep(three: Running, several: OnnxSource) -> None:
     kept = [three.pipeline.run(mixed_feeds(1, seed)).outputs for seed in range(6)]
     for seed, outputs in enumerate(kept):
         same(outputs, whole(several.file.model, mixed_feeds(1, seed)))
         assert all(array.flags.writeable for array in outputs.values())
 
 
-def test_not_a_number_is_an_output_like_any_other(three: Running, several: OnnxModel) -> None:
+def test_not_a_number_is_an_output_like_any_other(three: Running, several: OnnxSource) -> None:
     feeds = mixed_feeds(2)
     feeds["x"][0] = np.nan
     assert np.isnan(three.pipeline.run(feeds).outputs["y"]).any()
@@ -149,7 +149,7 @@ def test_not_a_number_is_an_output_like_any_other(three: Running, several: OnnxM
 
 @pytest.mark.parametrize("own", [False, True], ids=["workers", "own"])
 @pytest.mark.parametrize("window", [1, 2, 3, 7, MOST_WINDOW])
-def test_results_come_in_order(several: OnnxModel, folder: Path, window: int, own: bool) -> None:
+def test_results_come_in_order(several: OnnxSource, folder: Path, window: int, own: bool) -> None:
     with running(several, folder, 4, 9, own=own) as here:
         given = [mixed_feeds(1 + seed % 2, seed) for seed in range(2 * window % 49 + 9)]
         results = list(here.pipeline.map(iter(given), window=window))
@@ -161,7 +161,7 @@ def test_results_come_in_order(several: OnnxModel, folder: Path, window: int, ow
 
 
 @pytest.mark.parametrize("window", [1, 2, 5])
-def test_no_more_are_in_flight_than_the_window(several: OnnxModel, folder: Path, window: int) -> None:
+def test_no_more_are_in_flight_than_the_window(several: OnnxSource, folder: Path, window: int) -> None:
     stages: list[Held] = []
 
     def wrap(stage: LoadedStage) -> LoadedStage:
@@ -202,7 +202,7 @@ def test_windows_that_cannot_be(three: Running, window: int) -> None:
 
 @pytest.mark.parametrize("own", [False, True], ids=["workers", "own"])
 @pytest.mark.parametrize("taken", [1, 3])
-def test_whoever_ends_early_may_go_on(several: OnnxModel, folder: Path, taken: int, own: bool) -> None:
+def test_whoever_ends_early_may_go_on(several: OnnxSource, folder: Path, taken: int, own: bool) -> None:
     with running(several, folder, 4, 9, own=own) as here:
         for again in range(3):
             endless = (mixed_feeds(1, seed) for seed in count())
@@ -237,7 +237,7 @@ WRONG = [
 ]
 
 
-def test_wrong_inputs_are_told_and_do_no_harm(three: Running, several: OnnxModel) -> None:
+def test_wrong_inputs_are_told_and_do_no_harm(three: Running, several: OnnxSource) -> None:
     expected = whole(several.file.model, mixed_feeds())
     for feeds, words in WRONG:
         with pytest.raises(SamplesError) as raised:
@@ -251,7 +251,7 @@ def test_wrong_inputs_are_told_and_do_no_harm(three: Running, several: OnnxModel
 
 
 @pytest.mark.parametrize("window", [1, 4])
-def test_whoever_makes_inputs_may_fail(three: Running, several: OnnxModel, window: int) -> None:
+def test_whoever_makes_inputs_may_fail(three: Running, several: OnnxSource, window: int) -> None:
     def failing() -> Iterator[Feeds]:
         yield mixed_feeds()
         yield mixed_feeds()
@@ -264,7 +264,7 @@ def test_whoever_makes_inputs_may_fail(three: Running, several: OnnxModel, windo
     same(three.pipeline.run(mixed_feeds()).outputs, whole(several.file.model, mixed_feeds()))
 
 
-def test_a_stage_of_the_owners_that_fails_does_no_harm(several: OnnxModel, folder: Path) -> None:
+def test_a_stage_of_the_owners_that_fails_does_no_harm(several: OnnxSource, folder: Path) -> None:
     with running(several, folder, 5, own=True) as here:
         for _ in range(2):
             with pytest.raises(EngineError, match="gather"):
@@ -287,7 +287,7 @@ def test_an_operator_that_fails_ends_it_and_is_named(three: Running, window: int
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["workers", "own"])
-def test_it_can_be_stopped_from_another_thread(several: OnnxModel, folder: Path, own: bool) -> None:
+def test_it_can_be_stopped_from_another_thread(several: OnnxSource, folder: Path, own: bool) -> None:
     with running(several, folder, 4, 9, own=own) as here:
         came = 0
 
@@ -315,7 +315,7 @@ def test_the_end_reaches_all_stages(three: Running) -> None:
 class Liar:
     """Who answers in the place of the workers."""
 
-    def __init__(self, model: OnnxModel) -> None:
+    def __init__(self, model: OnnxSource) -> None:
         [part] = model.parts(model.plan(["w"], []))
         ours, self.link = memory_link.pair(("owner", "rank 1"), QUICK)
         self.takes, self.gives = part.takes, part.gives
@@ -349,7 +349,7 @@ class Liar:
     ],
 )
 def test_answers_that_are_none(
-    several: OnnxModel, lie: Callable[[Liar], None], expected: type[TransportError], words: str
+    several: OnnxSource, lie: Callable[[Liar], None], expected: type[TransportError], words: str
 ) -> None:
     liar = Liar(several)
     found = start(liar.pipeline.run, mixed_feeds())
@@ -365,14 +365,14 @@ def test_answers_that_are_none(
         liar.pipeline.run(mixed_feeds())
 
 
-def test_an_answer_that_does_not_come(several: OnnxModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_does_not_come(several: OnnxSource, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "ANSWER_TIMEOUT_S", 0.05)
     liar = Liar(several)
     with pytest.raises(TransportError, match=r"rank 1 sent nothing for 0.05 s"):
         liar.pipeline.run(mixed_feeds())
 
 
-def test_errors_are_explained(several: OnnxModel) -> None:
+def test_errors_are_explained(several: OnnxSource) -> None:
     class OwnError(Exception):
         pass
 

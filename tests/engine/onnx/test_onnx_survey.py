@@ -14,10 +14,10 @@ from onnx import ModelProto, TensorProto, helper
 
 from edge.cluster.fleet import Fleet
 from edge.errors import EngineError, WorkerError
-from edge.onnx.model import OnnxModel
-from edge.planning import onnx_times
-from edge.planning.onnx_survey import OnnxSurvey, onnx_survey
-from edge.planning.onnx_times import MOST_PARTS, Times, times_of
+from edge.onnx.model import OnnxSource
+from edge.survey import onnx_times
+from edge.survey.onnx_survey import OnnxSurvey, onnx_survey
+from edge.survey.onnx_times import MOST_PARTS, Times, times_of
 from partition.errors import PlanError
 from partition.plan.onnx_cuts import choose
 from partition.plan.plan import LOCAL
@@ -62,7 +62,7 @@ def idle(two: list[Worker]) -> None:
 
 
 def surveyed(
-    two: list[Worker], model: OnnxModel, which: str, **how: Any
+    two: list[Worker], model: OnnxSource, which: str, **how: Any
 ) -> tuple[OnnxSurvey, list[tuple[float, float]]]:
     steps: list[tuple[float, float]] = []
     addresses = [one.address for one in two]

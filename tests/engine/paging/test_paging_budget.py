@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 
 from edge.errors import EngineError, NotEnoughMemory
-from edge.llama.buffers import OwnMemory
+from edge.llama.buffers import CallerBuffer
 from edge.llama.llama import Model
 from edge.llm.engine import Engine, EngineOptions
 from edge.paging import budget, measure
@@ -42,7 +42,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 @pytest.fixture
 def sorted_weights() -> Iterator[Callable[[Path, bool], Roles]]:
     """`sorted_weights(path, repack)`: the roles of a model's weights, none of which is in memory."""
-    loaded: list[tuple[Model, OwnMemory, DirectFile]] = []
+    loaded: list[tuple[Model, CallerBuffer, DirectFile]] = []
 
     def load(path: Path, repack: bool) -> Roles:
         file = GgufFile.open(path)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from edge.errors import EngineError
 from edge.llama import llama
-from edge.llama.buffers import OwnMemory
+from edge.llama.buffers import CallerBuffer
 from edge.llama.hooks import Hook
 from edge.llm.engine import Engine
 from edge.paging import node_hooks
@@ -49,7 +49,7 @@ class Stored:
     """The experts of a model, none of them in memory."""
 
     model: llama.Model
-    own: OwnMemory
+    own: CallerBuffer
     file: DirectFile
     data: GgufFile
     roles: Roles

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from edge.errors import EngineError, WeightsError
 from edge.llama import llama
 from edge.llama.address_space import PAGE, AddressSpace
-from edge.llama.buffers import ROW_GROUP, OwnMemory
+from edge.llama.buffers import ROW_GROUP, CallerBuffer
 from edge.paging import reader as reader_module
 from edge.paging.direct_file import DirectFile
 from edge.paging.load import load_stub
@@ -41,7 +41,7 @@ class Loaded:
     """A model without memory, its pieces, and what each of them is in memory."""
 
     model: llama.Model
-    own: OwnMemory
+    own: CallerBuffer
     files: list[DirectFile]
     roles: dict[bool, Roles]  # by whether weights are repacked
     cuts: dict[bool, list[Piece]]  # of the head, in parts of three sizes

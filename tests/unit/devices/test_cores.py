@@ -12,7 +12,7 @@ from devices.cores import check_cores, cores_text, keep_to, parse_cores, usable_
 from edge.errors import EdgeError
 from edge.llama import llama
 from edge.worker import load
-from edge.worker.limits import Lent, compute_on
+from edge.worker.limits import ResourceLimits, compute_on
 
 pinning = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not let programs choose")
 
@@ -79,6 +79,6 @@ def test_no_more_layers_on_the_gpu_than_are_lent(
     monkeypatch: pytest.MonkeyPatch, asked: str, most: int | None, gpu: bool, used: int | None
 ) -> None:
     monkeypatch.setattr(llama, "has_gpu", lambda: gpu)
-    options = load._options(f'{{"gpu_layers": {asked}}}', Lent(2, gpu_layers=most))
+    options = load._options(f'{{"gpu_layers": {asked}}}', ResourceLimits(2, gpu_layers=most))
     assert options.gpu_layers == used
     assert options.threads == 2

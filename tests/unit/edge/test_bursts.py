@@ -14,7 +14,7 @@ from edge.net import dialling
 from edge.net.dialling import OTHER, USUAL, Dialler, Trial
 from edge.onnx.bench import full_window
 from edge.onnx.pipeline import Result
-from edge.planning.links import measure_links
+from edge.survey.links import measure_links
 from tests.support.deployments import own_folders
 from transport import edge_pb2 as pb
 from transport import measure as measuring

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from edge.cluster.failures import is_cause, telling
+from edge.cluster.failures import failure_reason, is_cause
 from edge.errors import Interrupted, WorkerError
-from edge.tasks import Closing, results
+from edge.tasks import CancelScope, results
 from tests.support.helpers import TIMEOUT_S
 from transport.errors import LinkClosed, LinkTimeout, ProtocolError, Refused
 
@@ -22,7 +22,7 @@ def test_the_last_is_undone_first_and_what_comes_late_at_once() -> None:
         yield "inside"
         undone.append(2)
 
-    with Closing() as closing:
+    with CancelScope() as closing:
         closing.then(lambda: undone.append(1))
         assert closing.enter(entered()) == "inside"
         closing.check()
@@ -61,11 +61,11 @@ def test_what_says_most_is_raised() -> None:
     closed = WorkerError("two: rank 1 closed the link", "LinkClosed")
     gone = LinkClosed("three went away")  # of a session, so it is about the worker itself
     assert [is_cause(word) for word in (died, room, gone, refused, cut, closed)] == [True] * 3 + [False] * 3
-    assert telling([closed, cut, refused, died]) is died
-    assert telling([closed, cut, refused]) is refused
-    assert telling([cut, room], Refused("rank 2: no room")) is room
-    assert telling([cut, closed], LinkClosed("rank 1 closed the link")) is cut
-    assert telling([gone], ProtocolError("inside a frame")) is gone
+    assert failure_reason([closed, cut, refused, died]) is died
+    assert failure_reason([closed, cut, refused]) is refused
+    assert failure_reason([cut, room], Refused("rank 2: no room")) is room
+    assert failure_reason([cut, closed], LinkClosed("rank 1 closed the link")) is cut
+    assert failure_reason([gone], ProtocolError("inside a frame")) is gone
     own = LinkTimeout("rank 2 sent nothing for 300 s")
-    assert telling([closed, refused], own) is own
-    assert telling([], own) is own
+    assert failure_reason([closed, refused], own) is own
+    assert failure_reason([], own) is own

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from edge.parallel.step_times import Figure, StepTime, StepTimes, Summary
-from edge.planning import survey
-from edge.planning.corrections import CLEAR, Corrections, correct, took_times
+from edge.survey import survey
+from edge.survey.corrections import CLEAR, Corrections, correct, took_times
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
 from partition.predict.predict import compute_s

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from edge.net.dialling import Dialler
-from edge.net.peers import SECRET_BYTES, Doorway, Peer
+from edge.net.peers import SECRET_BYTES, Listener, Peer
 from tests.support.trust import Cluster, held, shown
 from transport import security
 from transport.errors import Refused
@@ -39,7 +39,7 @@ def dialled(cluster: Cluster, transport: str, **where: Any) -> None:
 def test_over_tcp(cluster: Cluster, tmp_path: Path, answers: str, admitted: bool) -> None:
     """mallory knows the secret and is a member: it may still not be taken for pi."""
     own = shown(held(cluster.at(answers)))
-    doorway = Doorway("127.0.0.1", tmp_path / "door", 1, SECRET, QUICK, lambda: own, 0)
+    doorway = Listener("127.0.0.1", tmp_path / "door", 1, SECRET, QUICK, lambda: own, 0)
     try:
         if admitted:
             dialled(cluster, "tcp", tcp_port=doorway.tcp_port)

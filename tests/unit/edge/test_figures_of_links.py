@@ -9,8 +9,8 @@ import pytest
 from apps.commands import link as link_command
 from edge.cluster import diagnose
 from edge.cluster.diagnose import LinkReport
-from edge.planning import links
-from edge.planning.cache import Remembered
+from edge.survey import links
+from edge.survey.cache import Remembered
 from tests.support.clock import Clock
 from transport import edge_pb2 as pb
 from transport import link as link_module

@@ -12,7 +12,7 @@ from apps.show.run_outputs import Report
 from edge.onnx.bench import Speed, measure
 from edge.onnx.pipeline import Result
 from edge.planning.onnx_sweep import CutSpeed
-from edge.planning.onnx_times import times_of
+from edge.survey.onnx_times import times_of
 from partition.plan.onnx_cuts import Cut
 
 MS = 1e-3

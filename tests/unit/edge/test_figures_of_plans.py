@@ -8,7 +8,7 @@ import pytest
 
 from apps.commands import devices_model
 from apps.commands.devices_probe import _rate_text, age_text
-from apps.commands.options import byte_size
+from apps.options import byte_size
 from apps.pareto.points import error
 from apps.pareto.table import table
 from apps.show import planned
@@ -18,8 +18,8 @@ from devices.cluster_file import Cluster, ClusterDevice, ClusterLink
 from edge.cluster import failures
 from edge.demo import MODEL_PATH
 from edge.errors import WorkerError
-from edge.planning import cache
-from edge.planning.profile import ASSUMED_LINK, estimated, with_links, with_overrides
+from edge.survey import cache
+from edge.survey.profile import ASSUMED_LINK, estimated, with_links, with_overrides
 from partition.model.model import ModelShape
 from partition.plan.plan import LOCAL
 from partition.predict.prediction import Prediction, StagePrediction
@@ -197,7 +197,7 @@ def test_percentiles_lie_between_sorted_values() -> None:
 def test_the_error_that_says_why_is_told() -> None:
     killed, lost = WorkerError("pi: the engine process was killed"), LinkClosed("rank 1 went away")
     late: Any = SimpleNamespace(error="LinkTimeout")
-    assert failures.telling([killed], lost) is killed
-    assert failures.telling([late, killed]) is killed
-    assert failures.telling([late], lost) is late
-    assert isinstance(failures.telling([], LinkTimeout("rank 1")), LinkTimeout)
+    assert failures.failure_reason([killed], lost) is killed
+    assert failures.failure_reason([late, killed]) is killed
+    assert failures.failure_reason([late], lost) is late
+    assert isinstance(failures.failure_reason([], LinkTimeout("rank 1")), LinkTimeout)

@@ -10,8 +10,8 @@ from apps.show import step_table
 from edge.parallel import shard
 from edge.parallel.shard import Shard
 from edge.parallel.step_times import Figure, StepTime, StepTimes
-from edge.planning.layer_times import DEPTH, Times, device_speed
-from edge.planning.survey import _with_sums
+from edge.survey.layer_times import DEPTH, Times, device_speed
+from edge.survey.survey import _with_sums
 from partition.predict.speeds import Curve
 from tests.support.clock import Clock
 

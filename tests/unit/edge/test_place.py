@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.errors import EdgeError
-from edge.parallel.topology import Place, place
+from edge.parallel.topology import Topology, place
 from partition.plan.plan import MAX_WORLD_SIZE
 
 STAGES = st.lists(st.integers(1, 8), min_size=1, max_size=8)
 
 
-def places(stages: list[int]) -> list[Place]:
+def places(stages: list[int]) -> list[Topology]:
     return [place(rank, stages) for rank in range(sum(stages))]
 
 

@@ -16,7 +16,7 @@ from edge.llm.interface import TextEngine
 from edge.llm.sampler import SamplingParams
 from edge.net import dialling
 from edge.net.dialling import OTHER, USUAL, Dialler
-from edge.net.peers import Doorway, Peer
+from edge.net.peers import Listener, Peer
 from edge.net.relink import Order
 from edge.parallel import link_watch
 from tests.support.deployments import OPTIONS, deployed, shared_workers, stages, tensor
@@ -131,7 +131,7 @@ def test_a_way_that_was_asked_for_stays(one: Worker, transport: str, monkeypatch
 
 def test_a_doorway_takes_whom_it_expects(tmp_path: Path) -> None:
     """A rank that computes leaves strangers in the kernel's queue."""
-    doorway = Doorway("127.0.0.1", tmp_path / "door", 2, SECRET, QUICK, None, 0)
+    doorway = Listener("127.0.0.1", tmp_path / "door", 2, SECRET, QUICK, None, 0)
     peer = Peer(2, "pi", "127.0.0.1", 0, doorway.tcp_port, "")
     dial = [Dialler(rank, SECRET, QUICK, None, 0, USUAL).dial for rank in (0, 1)]
     links = [one(peer).link for one in dial]

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import ModelProto, helper, numpy_helper
 
-from edge.onnx.model import OnnxModel
+from edge.onnx.model import OnnxSource
 from edge.slices.cutting import chunks
 from partition.model.onnx_graph import OnnxGraph
 from partition.slices.onnx_recipe import stage_recipe
@@ -125,7 +125,7 @@ def test_the_recipe_of_a_large_stage_is_small() -> None:
     assert len(recipe_of(model, model).to_bytes()) < 15_000 < model.ByteSize() / 500
 
 
-def cut_from_itself(model: OnnxModel, *positions: int) -> list[bool]:
+def cut_from_itself(model: OnnxSource, *positions: int) -> list[bool]:
     """Whether each stage is copied from the model's own file. What comes of it is what was cut."""
     own = []
     for part in model.parts(model.plan(["w"] * (len(positions) + 1), at(model, *positions))):

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partition.slices.recipe import MAX_BYTES, Copy, Literal, Recipe, RecipeError, Segment, Zeros, is_digest, whole
+from partition.fields import is_digest
+from partition.slices.recipe import MAX_BYTES, Copy, Literal, Recipe, RecipeError, Segment, Zeros, whole
 
 DIGEST = hashlib.sha256(b"model").hexdigest()
 HEAD = struct.Struct("<8s32sQI")

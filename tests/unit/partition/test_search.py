@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from partition.errors import PlanError
 from partition.search import bounds, labels, search
-from partition.search.search import Array, Group, Problem, front
+from partition.search.problem import Array, Group, Problem
+from partition.search.search import front
 from partition.search.tables import Tables, rounded
 from tests.support import brute_force
 from tests.support.brute_force import devices, priced, small_problem

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.profile import DeviceProfile
-from edge.planning.cache import MAX_AGE_S, Remembered, SpeedCache, key_of
-from edge.planning.links import _as_before
-from edge.planning.survey import own_profile
+from edge.survey.cache import MAX_AGE_S, Remembered, SpeedCache, key_of
+from edge.survey.links import _as_before
+from edge.survey.survey import own_profile
 from partition.errors import PlanError
 from partition.plan.plan import LOCAL
 from partition.predict.speeds import (

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from edge.parallel.step_times import Summary
-from edge.planning.cache import Remembered
+from edge.survey.cache import Remembered
 from partition.plan.plan import Plan
 from partition.predict.cost import Work
 from partition.predict.predict import compute_s

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apps.pareto.measure import VISITS, better, in_doubt, is_off, measure
-from apps.pareto.pick import pick
-from edge.planning.cache import Remembered
+from edge.planning.front import pick
+from edge.planning.measuring import VISITS, better, in_doubt, is_off, measure
+from edge.survey.cache import Remembered
 from partition.predict.pareto import judged
 from tests.support.deployments import own_folders
 
@@ -76,8 +75,9 @@ class Space:
 
 
 def run(space: Space, points: list[Point], n: int | None = None, *, fresh: bool = False) -> dict[str, dict[str, Any]]:
-    args = argparse.Namespace(axes=AXES, measure=len(points) if n is None else n, fresh=fresh)
-    found, errors = measure(args, points, dict.fromkeys([p.key for p in points], space), None)  # type: ignore[arg-type]
+    most = len(points) if n is None else n
+    of = dict.fromkeys([p.key for p in points], space)
+    found, errors = measure(points, of, None, AXES, most, fresh=fresh)  # type: ignore[arg-type]
     assert errors == {}
     return found
 

@@ -13,12 +13,12 @@ from devices.profile import DeviceProfile
 from edge.cluster.fleet import Fleet
 from edge.cluster.session import EngineSession, LocalSession, RemoteSession, connect_all
 from edge.net.peers import SECRET_BYTES
-from edge.onnx.model import OnnxModel
-from edge.planning.cache import BUSY_AGE_S, Remembered, key_of
-from edge.planning.links import measure_links
-from edge.planning.onnx_times import Probes, Times, probes, timed
-from edge.planning.survey import own_profile
-from edge.tasks import Closing, results
+from edge.onnx.model import OnnxSource
+from edge.survey.cache import BUSY_AGE_S, Remembered, key_of
+from edge.survey.links import measure_links
+from edge.survey.onnx_times import Probes, Times, probes, timed
+from edge.survey.survey import own_profile
+from edge.tasks import CancelScope, results
 from partition.plan.onnx_cuts import Cut
 from partition.plan.plan import LOCAL
 from partition.predict.onnx_predict import OnnxDevice
@@ -49,7 +49,7 @@ class OnnxSurvey:
 def onnx_survey(
     fleet: Fleet | None,
     addresses: Sequence[str],
-    model: OnnxModel,
+    model: OnnxSource,
     cuts: Sequence[Cut],
     *,
     threads: int | None = None,
@@ -77,7 +77,7 @@ def onnx_survey(
     cache = Remembered(REMEMBERED)
     pool = ThreadPoolExecutor(world_size, "survey")
     try:
-        with Closing() as closing:  # and whoever still waits for a session then hears that it was closed
+        with CancelScope() as closing:  # and whoever still waits for a session then hears that it was closed
             found = probes(model, cuts, provider, closing)
             keys = [_key(found, provider, profile) for profile in profiles]
             known = [None if fresh else _known(cache, key, found) for key in keys]

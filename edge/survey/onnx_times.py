@@ -20,10 +20,10 @@ from devices.files import removed_at_end
 from edge.cluster.client import Remote
 from edge.cluster.session import EngineSession
 from edge.errors import EngineError, NotEnoughMemory, WorkerError
-from edge.onnx.model import OnnxModel, Part
+from edge.onnx.model import OnnxSource, Part
 from edge.onnx.stage import describe
 from edge.pieces import Figure
-from edge.tasks import Closing
+from edge.tasks import CancelScope
 from partition.plan.onnx_cuts import Cut
 from partition.plan.onnx_plan import OnnxPlan, OnnxStage
 from partition.plan.onnx_split import node_seconds
@@ -101,7 +101,7 @@ class Times:
         return made if fine and known and len(made.segments_s) == segments else None
 
 
-def probes(model: OnnxModel, cuts: Sequence[Cut], provider: str | None, closing: Closing) -> Probes:
+def probes(model: OnnxSource, cuts: Sequence[Cut], provider: str | None, closing: CancelScope) -> Probes:
     """The parts between these cuts, which ascend. Files that they are cut from stay until `closing` is closed.
 
     PlanError for cuts that are none, CannotSlice for a part that cannot be sent.

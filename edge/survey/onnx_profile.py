@@ -9,9 +9,9 @@ from itertools import pairwise
 from devices.catalog import CATALOG
 from devices.cluster_file import Cluster, ClusterDevice
 from edge.cluster.fleet import Fleet
-from edge.onnx.model import OnnxModel
-from edge.planning.onnx_survey import onnx_survey
-from edge.planning.profile import with_links
+from edge.onnx.model import OnnxSource
+from edge.survey.onnx_survey import onnx_survey
+from edge.survey.profile import with_links
 from edge.tasks import Progress
 from partition.errors import CannotSlice
 from partition.plan.onnx_cuts import Cut, choose
@@ -24,7 +24,7 @@ _ESTIMATED_RUNTIME_BYTES = 200 << 20
 
 
 @dataclass(frozen=True)
-class OnnxKnown:
+class OnnxClusterProfile:
     """What plans are made from."""
 
     speeds: tuple[OnnxDevice, ...]  # this device first
@@ -34,7 +34,7 @@ class OnnxKnown:
 
 
 def onnx_speeds(
-    model: OnnxModel,
+    model: OnnxSource,
     cluster: Cluster,
     fleet: Fleet | None,
     notes: Sequence[str],
@@ -43,7 +43,7 @@ def onnx_speeds(
     transport: str = "auto",
     fresh: bool = False,
     on_step: Progress = lambda done, of: None,
-) -> OnnxKnown:
+) -> OnnxClusterProfile:
     """Measure the devices that answer, and estimate the presets. The errors of `onnx_survey`."""
     cuts, said = _cuts(model)
     found = onnx_survey(
@@ -67,10 +67,10 @@ def onnx_speeds(
     if found.estimated:
         said.append(f"estimated, as made-up input does not run there: up to {', '.join(found.estimated)}")
     links = with_links(cluster, [one.device for one in speeds], found.links)
-    return OnnxKnown(tuple(speeds), links, tuple(said), tuple(cuts))
+    return OnnxClusterProfile(tuple(speeds), links, tuple(said), tuple(cuts))
 
 
-def _cuts(model: OnnxModel) -> tuple[list[Cut], list[str]]:
+def _cuts(model: OnnxSource) -> tuple[list[Cut], list[str]]:
     """The candidates, and a note where unknown shapes leave none: the whole model can still run on one device."""
     try:
         return choose(model.graph, "auto"), []
@@ -93,7 +93,7 @@ def _overridden(speed: OnnxDevice, said: ClusterDevice | None) -> OnnxDevice:
     )
 
 
-def _estimated(device: ClusterDevice, model: OnnxModel, cuts: Sequence[Cut]) -> OnnxDevice:
+def _estimated(device: ClusterDevice, model: OnnxSource, cuts: Sequence[Cut]) -> OnnxDevice:
     """A preset's speed: a node takes max(its operations / operations a second, bytes it touches / memory bandwidth)."""
     assert device.preset is not None
     preset = CATALOG[device.preset]

@@ -17,11 +17,11 @@ from devices.profile import DeviceProfile, describe
 from edge.cluster.fleet import Fleet
 from edge.cluster.session import EngineSession, LocalSession, RemoteSession, connect_all
 from edge.net.peers import SECRET_BYTES
-from edge.planning.cache import BUSY_AGE_S, SpeedCache, key_of
-from edge.planning.corrections import Corrections
-from edge.planning.layer_times import device_speed, probes, timed
-from edge.planning.links import measure_links
-from edge.tasks import Closing, results
+from edge.survey.cache import BUSY_AGE_S, SpeedCache, key_of
+from edge.survey.corrections import Corrections
+from edge.survey.layer_times import device_speed, probes, timed
+from edge.survey.links import measure_links
+from edge.tasks import CancelScope, results
 from edge.version import version
 from partition.plan.plan import LOCAL
 from partition.predict.speeds import DeviceSpeed, Links
@@ -76,7 +76,7 @@ def survey(
     cache, corrections = SpeedCache(), Corrections()
     pool = ThreadPoolExecutor(world_size, "survey")
     try:
-        with Closing() as closing:  # and whoever still waits for a session then hears that it was closed
+        with CancelScope() as closing:  # and whoever still waits for a session then hears that it was closed
             limits = [limit for device in devices if (limit := _limit(fleet, device, memory)) is not None]
             slices, n = probes(file, model_digest, closing, min(limits) - PROBE_BYTES if limits else None)
             rooms = [min(_memory(fleet, device), memory.get(device, _MOST_BYTES)) for device in devices]

@@ -6,15 +6,19 @@ from what was predicted, until two visits agree. The better counts, as other wor
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from edge.cluster.fleet import Fleet
+from edge.errors import EdgeError
+from edge.survey.cache import Remembered
+from edge.tasks import SILENT, Steps
+from partition.errors import CannotSlice, PlanError
+from partition.predict.pareto import Point, promising
+from transport.errors import TransportError
+
 if TYPE_CHECKING:
-    from apps.commands.planning import Space
-    from edge.cluster.fleet import Fleet
-    from partition.predict.pareto import Point
+    from edge.planning.spaces import PlanSpace
 
 Values = dict[str, Any]
 Measurements = dict[str, Values]
@@ -25,48 +29,48 @@ OFF = 0.5  # of the prediction: likewise
 
 
 def measure(
-    args: argparse.Namespace, points: Sequence[Point], of: Mapping[str, Space], fleet: Fleet | None
+    points: Sequence[Point],
+    of: Mapping[str, PlanSpace],
+    fleet: Fleet | None,
+    axes: Sequence[str],
+    most: int,
+    *,
+    fresh: bool = False,
+    steps: Steps = SILENT,
 ) -> tuple[Measurements, dict[str, str]]:
-    """(what --measure plans did, why others could not be measured), by the key of a point.
+    """(what the `most` most promising plans did, why others could not be measured), by the key of a point.
 
     Each is remembered as soon as it is measured, so that an interrupted command goes on where it was.
     """
-    from apps.show.progress import progress
-    from edge.errors import EdgeError
-    from edge.planning.cache import Remembered
-    from partition.errors import CannotSlice, PlanError
-    from partition.predict.pareto import promising
-    from transport.errors import TransportError
-
     remembered = Remembered("measured-plans")
     found: Measurements = {}
     errors: dict[str, str] = {}
-    runnable = [points[i] for i in promising(points, args.axes) if of[points[i].key].can_run(points[i])]
-    chosen = runnable[: args.measure]
+    runnable = [points[i] for i in promising(points, axes) if of[points[i].key].can_run(points[i])]
+    chosen = runnable[:most]
     keys = {point.key: of[point.key].measured_key(point, fleet) for point in chosen}
     for point in chosen:
-        known = None if args.fresh else remembered.get(keys[point.key])
+        known = None if fresh else remembered.get(keys[point.key])
         if known is not None and "visits" in known[0]:  # else of an older version
             found[point.key] = known[0] | {"age_s": round(known[1], 1)}
     for visit in range(VISITS):
         wanted = [point for point in chosen if point.key not in errors and in_doubt(point, found.get(point.key))]
         if not wanted:
             break
-        with progress("Measuring again" if visit else "Measuring plans", len(wanted), "plans") as bar:
+        with steps.step("Measuring again" if visit else "Measuring plans", len(wanted), "plans") as show:
             for i, point in enumerate(wanted):
-                bar.update(i, what=point.label)
+                show(i, what=point.label)
                 space = of[point.key]
                 try:
                     values = space.measure(point, fleet).to_json()
                 except (EdgeError, PlanError, CannotSlice, TransportError) as error:
                     errors[point.key] = str(error)
-                    print(f"edge pareto: {point.label} could not be measured: {error}", file=sys.stderr)
+                    steps.say(f"{point.label} could not be measured: {error}")
                     continue
                 values["memory_bytes"] = {space.names.get(d, d): n for d, n in values["memory_bytes"].items()}
                 merged = better(found.get(point.key), values)
                 remembered.put(keys[point.key], merged)
                 found[point.key] = merged | {"age_s": 0.0}
-            bar.update(len(wanted))
+            show(len(wanted))
     for point in chosen:
         if point.key in found and point.predicted.latency_s > (1 + OFF) * found[point.key]["latency_s"]:
             of[point.key].forget(point)  # nothing makes a plan faster: its devices were measured in a bad moment

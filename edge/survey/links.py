@@ -9,7 +9,7 @@ from typing import Any
 
 from edge.cluster.session import EngineSession, answers
 from edge.errors import WorkerError
-from edge.planning.cache import Remembered
+from edge.survey.cache import Remembered
 from partition.errors import PlanError
 from partition.predict.speeds import Links, LinkSpeed
 from transport import edge_pb2 as pb

@@ -11,6 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from apps.errors import UsageError
+
 if TYPE_CHECKING:
     from edge.llm.options import EngineOptions
 
@@ -22,10 +24,7 @@ MAX_IO_THREADS = 64
 MAX_IO_CHUNK = 256 << 20
 MAX_IN_FLIGHT = 64
 MAX_SEED = 2**32 - 2
-
-
-class UsageError(Exception):
-    """Options that do not go together."""
+QUANTIZE_MINUTES = 10.0
 
 
 def positive_int(text: str) -> int:

@@ -12,7 +12,7 @@ from devices.catalog import CATALOG
 from devices.cluster_file import Cluster, ClusterDevice
 from edge.cluster.fleet import Fleet
 from edge.errors import EdgeError
-from edge.planning.survey import survey
+from edge.survey.survey import survey
 from partition.model.model import ModelShape
 from partition.plan.plan import LOCAL
 from partition.predict.speeds import Curve, DeviceSpeed, Links, LinkSpeed
@@ -27,7 +27,7 @@ _ROWS = (1, 2, 4, 8, 64)
 
 
 @dataclass(frozen=True)
-class Known:
+class ClusterProfile:
     """What plans are made from."""
 
     speeds: tuple[DeviceSpeed, ...]  # this device first
@@ -77,7 +77,7 @@ def llm_speeds(
     transport: str = "auto",
     fresh: bool = False,
     on_step: Callable[[float, float], None] = lambda done, of: None,
-) -> Known:
+) -> ClusterProfile:
     """What a cluster takes for a language model. threads, memory (bytes): of this device, at most.
 
     The errors of `survey`.
@@ -104,7 +104,7 @@ def llm_speeds(
     speeds += [with_overrides(estimated(one, file), one) for one in presets]
     estimates = [f"{one.name} is a preset ({one.preset}): its figures are estimates" for one in presets]
     links = with_links(cluster, [one.device for one in speeds], found.links)
-    return Known(tuple(speeds), links, (*notes, *estimates))
+    return ClusterProfile(tuple(speeds), links, (*notes, *estimates))
 
 
 def with_overrides(speed: DeviceSpeed, said: ClusterDevice | None) -> DeviceSpeed:

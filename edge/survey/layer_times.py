@@ -21,7 +21,7 @@ from edge.cluster.session import EngineSession
 from edge.errors import WorkerError
 from edge.pieces import Figure
 from edge.slices.local import OwnSlices
-from edge.tasks import Closing
+from edge.tasks import CancelScope
 from partition.errors import CannotSlice, PlanError
 from partition.plan.plan import NOTHING, Range, Slice
 from partition.plan.tensor import shards
@@ -73,7 +73,7 @@ class Times:
 
 
 def probes(
-    file: GgufFile, model_digest: str, closing: Closing, most_bytes: int | None = None
+    file: GgufFile, model_digest: str, closing: CancelScope, most_bytes: int | None = None
 ) -> tuple[dict[str, Probe], int]:
     """The slices to be timed, by name, and n. They stay on this device's disk until `closing` is. most_bytes: of the
     weights of a slice, as far as one layer takes less."""

@@ -1,0 +1,39 @@
+"""What a command can fail with, as exit codes."""
+
+# Exit codes, as documented in docs/cli.md. Classes are named, not imported: importing them would make --help slow.
+EXIT_CODES = {
+    "PlanError": 2,
+    "SamplingError": 2,
+    "ShapeError": 2,
+    "UnknownTypeError": 2,
+    "UsageError": 2,
+    "CannotSlice": 3,
+    "ModelFileError": 3,
+    "TemplateError": 3,
+    "TextError": 3,
+    "ChatFileError": 3,
+    "OSError": 3,
+    "WeightsError": 3,
+    "NotEnoughMemory": 4,
+    "SizeTooSmall": 4,
+    "DoesNotFit": 4,
+    "ContextFull": 4,
+    "EngineError": 5,
+    "Interrupted": 130,
+    "HubError": 6,
+    "TrustError": 3,
+    "DiscoveryError": 7,
+    "LabError": 7,
+    "LabFileError": 3,
+    "ClusterFileError": 3,
+    "TraceError": 3,
+    "TransportError": 7,
+    "WorkerError": 7,
+    "NoRoom": 4,
+    "SliceError": 3,
+    "RecipeError": 3,
+}
+
+
+class UsageError(Exception):
+    """Options that do not go together."""

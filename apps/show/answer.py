@@ -1,0 +1,35 @@
+"""An answer as it comes, with what there is to see before its first token."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from apps.show.progress import progress
+
+if TYPE_CHECKING:
+    from edge.llm.chat import Chat
+    from edge.llm.generate import Response
+    from edge.llm.sampler import SamplingParams
+    from edge.planning.deployed import Deployed
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What there is to talk to."""
+
+    chat: Chat
+    seconds: float  # that loading took
+    deployed: Deployed | None  # where it runs on several devices
+
+
+def answer(
+    chat: Chat, text: str, sampling: SamplingParams, *, max_tokens: int | None, stop: Sequence[str]
+) -> Generator[Response, None, None]:
+    """What `Chat.ask` yields, with a progress bar until the first token."""
+    with progress("Reading the prompt", unit="tokens") as bar:
+        responses = chat.ask(text, sampling, max_tokens=max_tokens, stop=stop, on_prefill=bar.update)
+        first = next(responses)
+    yield first
+    yield from responses

@@ -1,0 +1,66 @@
+"""What needs one device: load a model, make one smaller."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from edge.demo import MODEL_PATH
+from edge.llm.engine import Engine
+from edge.llm.model import Model
+from edge.llm.options import EngineOptions
+from edge.models import hub
+from edge.quantization.fit import FitOptions, fit_file
+from edge.quantization.gguf import Outcome
+from edge.quantization.gguf import quantize as to_mix
+from edge.quantization.text_file import BUNDLED, read_text
+from edge.units import as_bytes
+from quant.gguf.file import GgufFile
+from quant.mixes import mix_by_name
+
+PathLike = str | os.PathLike[str]
+
+
+def load(model: PathLike | None = None, *, memory: int | str | None = None, **options: Any) -> Model:
+    """A language model on this device, loaded.
+
+    model: a GGUF file, or REPO:FILE of the hub, which is fetched where it is not cached; None: the bundled one.
+    memory: bytes, or a text such as "3GiB", that the whole process may take; what does not fit is read again and again.
+    options: the other fields of EngineOptions: context, sequences, threads, gpu_layers, ...
+
+    ModelFileError, NotEnoughMemory, EngineError, HubError.
+    """
+    path = model_path(model)
+    engine = Engine(path, EngineOptions(memory=as_bytes(memory), **options))
+    return Model(engine, engine.close)
+
+
+def model_path(model: PathLike | None) -> Path:
+    """Where a model is: the bundled one, a local file, or REPO:FILE from the hub."""
+    return MODEL_PATH if model is None else hub.resolve(os.fspath(model))
+
+
+def quantize(
+    source: PathLike,
+    out: PathLike,
+    *,
+    size: int | str | None = None,
+    type: str | None = None,
+    imatrix: PathLike | None = None,
+    threads: int | None = None,
+) -> Outcome:
+    """Write a GGUF in fewer bits to `out`: of one of llama.cpp's types, or within a size with the least damage.
+
+    size: bytes, or a text such as "1900MiB". type: such as "q4_k_m". Give one of the two. imatrix: a file of an
+    importance matrix. ValueError unless one of size and type is given; SizeTooSmall, ModelFileError, EngineError.
+    """
+    if (size is None) == (type is None):
+        raise ValueError("give either a size or a type")
+    file = GgufFile.open(model_path(source))
+    matrix = Path(imatrix) if imatrix is not None else None
+    if type is not None:
+        return to_mix(file, Path(out), mix_by_name(type), imatrix=matrix, threads=threads)
+    budget = as_bytes(size)
+    assert budget is not None
+    return fit_file(file, Path(out), budget, read_text(BUNDLED), FitOptions(matrix, threads=threads)).outcome

@@ -1,0 +1,85 @@
+"""A network in ONNX as a program uses it: the same on one device and on many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.api.local import PathLike
+from edge.errors import EngineError
+
+if TYPE_CHECKING:
+    from edge.onnx.bench import Flow
+
+Array = NDArray[np.generic]
+
+
+class OnnxModel:
+    """A network in ONNX. `open()` loads it, `close()` unloads it; it is also a context manager.
+
+    `edge.deploy` makes one whose stages are on several devices.
+    """
+
+    def __init__(
+        self,
+        path: PathLike,
+        *,
+        threads: int | None = None,
+        provider: str | None = None,
+        dims: Mapping[str, int] | None = None,
+    ) -> None:
+        """threads: one per physical core where None. provider: of ONNX Runtime, such as "cuda"; None: the best there
+        is. dims: values for dimensions that the network leaves open."""
+        self.path = Path(path)
+        self._threads, self._provider, self._dims = threads, provider, dict(dims or {})
+        self._flow: Flow | None = None
+        self._stack = ExitStack()
+        self._start: Callable[[ExitStack], Flow] = self._here
+
+    @classmethod
+    def over(cls, path: Path, start: Callable[[ExitStack], Flow]) -> OnnxModel:
+        """One that `start` brings up, with what is to be undone put on the stack."""
+        model = cls(path)
+        model._start = start
+        return model
+
+    def open(self) -> OnnxModel:
+        """Load it. ModelFileError for what is no valid network; EngineError for what ONNX Runtime does not take."""
+        if self._flow is None:
+            self._flow = self._start(self._stack)
+        return self
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """The outputs by name for one input, an array for each of the network's inputs. EngineError where they do not
+        fit."""
+        return next(self.map([feeds], in_flight=1))
+
+    def map(self, feeds: Iterable[Mapping[str, Array]], *, in_flight: int = 4) -> Iterator[dict[str, Array]]:
+        """The outputs for many inputs, in order. in_flight: how many are under way at a time, on several devices."""
+        if self._flow is None:
+            raise EngineError(f"{self.path.name} is not loaded: call open(), or use it in a with block")
+        for result in self._flow(feeds, in_flight):
+            yield dict(result.outputs)
+
+    def close(self) -> None:
+        """Unload it."""
+        self._flow = None
+        self._stack.close()
+
+    def __enter__(self) -> OnnxModel:
+        return self.open()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _here(self, stack: ExitStack) -> Flow:
+        from edge.onnx.bench import in_turn
+        from edge.onnx.engine import OnnxEngine
+
+        engine = OnnxEngine(self.path, self._threads, self._provider, dims=self._dims)
+        return in_turn(stack.enter_context(engine).run)

@@ -1,0 +1,171 @@
+"""All plans of a model that are worth choosing from, as predicted and as measured, and the one a person picks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from edge.cluster.fleet import Fleet
+from edge.planning.describe import beside, bound_text, known_json
+from edge.planning.measuring import Measurements, measure
+from edge.planning.spaces import PlanSpace
+from edge.tasks import SILENT, Steps
+from partition.errors import PlanError
+from partition.plan.onnx_plan import OnnxPlan
+from partition.plan.plan import Plan
+from partition.predict.pareto import Point, judged, on_front
+
+FORMAT = "edge-pareto-1"
+NAMES = {"latency": "latency_s", "throughput": "throughput_per_s", "memory": "memory_bytes", "energy": "energy_j"}
+_SMALL = {"latency": "latency_s", "ttft": "ttft_s", "energy": "energy_j"}
+
+
+class Front:
+    """The plans of one model, or of one in several types: the front, and those it dominates."""
+
+    def __init__(self, spaces: Sequence[PlanSpace], axes: Sequence[str] = ("latency", "throughput")) -> None:
+        """Find the plans. axes: of latency, throughput, memory and energy. PlanError, with need and have, where no plan
+        fits."""
+        self.spaces, self.axes = tuple(spaces), tuple(axes)
+        self.points: list[Point] = []
+        self.space_of: dict[str, PlanSpace] = {}  # by the key of a point
+        for space in spaces:
+            found = space.points(axes)
+            self.points += found
+            self.space_of |= {point.key: space for point in found}
+        if not self.points:
+            spaces[0].check_feasible()
+        self.measured: Measurements = {}  # by the key of a point
+        self.errors: dict[str, str] = {}  # why plans could not be measured, likewise
+
+    def measure(self, most: int, fleet: Fleet | None, *, fresh: bool = False, steps: Steps = SILENT) -> None:
+        """Run the `most` most promising plans on their devices. From then on the front goes by what was measured.
+
+        What was measured in the last day is taken from then, unless `fresh`.
+        """
+        self.measured, self.errors = measure(
+            self.points, self.space_of, fleet, self.axes, most, fresh=fresh, steps=steps
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The object of `edge pareto --json`: what was planned with, and all plans, those of the front first."""
+        values = [point.objectives(self.axes) for point in self.points]
+        found = [
+            _measured_values(self.measured[p.key], p, self.axes) if p.key in self.measured else None
+            for p in self.points
+        ]
+        front, middle = judged(values, found)
+        taken = [i for i, one in enumerate(found) if one is not None]
+        best = on_front([found[i] or () for i in taken])
+        on_measured = {i for i, on in zip(taken, best, strict=True) if on}
+        as_predicted = on_front(values)
+
+        def place(i: int) -> tuple[bool, tuple[float, ...]]:
+            return not front[i], found[i] or values[i]
+
+        order = sorted(range(len(self.points)), key=place)
+        return {
+            "format": FORMAT,
+            "kind": self.spaces[0].kind,
+            "model": self.spaces[0].title,
+            "objectives": [NAMES[axis] for axis in self.axes],
+            "concurrency": self.points[0].predicted.in_flight,
+            "exact": all(space.exact for space in self.spaces),
+            **known_json(self.spaces[0]),
+            "points": [
+                {
+                    "id": f"p{number}",
+                    **self._described(self.points[i]),
+                    "on_front": front[i],
+                    "predicted_on_front": as_predicted[i],
+                    "knee": i == middle,
+                    "measured_on_front": i in on_measured if found[i] is not None else None,
+                }
+                for number, i in enumerate(order, 1)
+            ],
+        }
+
+    def _described(self, point: Point) -> dict[str, Any]:
+        """What is known of one plan, whatever the others do."""
+        space = self.space_of[point.key]
+        return {
+            "label": point.label,
+            "type": point.type,
+            "model": point.model,
+            "parallel": point.parallel,
+            "plan": point.plan.to_json(),
+            "microbatches": point.predicted.microbatches,
+            "devices": [space.names[device] for device in dict.fromkeys(point.plan.devices)],
+            "predicted": _predicted(point, space),
+            "measured": self.measured.get(point.key),
+            "error": self.errors.get(point.key),
+        }
+
+    def plan(self, picked: Mapping[str, Any]) -> tuple[Plan | OnnxPlan, dict[str, Any]]:
+        """The plan of a point of `to_json`, and what a saved plan has beside itself."""
+        point = next(
+            point
+            for point in self.points
+            if point.plan.to_json() == picked["plan"] and point.predicted.microbatches == picked["microbatches"]
+        )
+        return point.plan, beside(self.space_of[point.key], point)
+
+
+def pick(result: Mapping[str, Any], which: str) -> Mapping[str, Any]:
+    """The point that is called so: an id, "knee", or an axis for the best of it. PlanError where there is none.
+
+    The knee and the best are those of the front as measured, where plans were measured: what is only predicted is not
+    chosen before them.
+    """
+    points: list[Mapping[str, Any]] = result["points"]
+    front = [point for point in points if point["on_front"]]
+    front = [point for point in front if point["measured"]] or front
+    if which == "knee":
+        return next(point for point in front if point["knee"])
+    if which == "throughput":
+        return max(front, key=lambda point: _figure(point, "throughput_per_s"))
+    if which == "memory":
+        return min(front, key=lambda point: max(_figure(point, "memory_bytes").values()))
+    if which in _SMALL:
+        known = [point for point in front if _figure(point, _SMALL[which]) is not None]
+        if known:
+            return min(known, key=lambda point: _figure(point, _SMALL[which]))
+    for point in points:
+        if point["id"] == which:
+            return point
+    raise PlanError(
+        f"there is no plan {which[:40]!r}; needed is one of {points[0]['id']} to {points[-1]['id']}, knee, latency,"
+        " throughput or memory"
+    )
+
+
+def _figure(point: Mapping[str, Any], what: str) -> Any:
+    """As measured, where it was; else as predicted."""
+    found = (point["measured"] or {}).get(what)
+    return point["predicted"][what] if found is None else found
+
+
+def _predicted(point: Point, space: PlanSpace) -> dict[str, Any]:
+    """With devices called by their names, as people know them."""
+    values, names = point.predicted.to_json(), space.names
+    values["memory_bytes"] = _named(values["memory_bytes"], names)
+    values["bound"] = bound_text(point.predicted, names)
+    for stage in values["stages"]:
+        stage["devices"] = [names.get(device, device) for device in stage["devices"]]
+        stage["memory_bytes"] = _named(stage["memory_bytes"], names)
+    return values
+
+
+def _named(of: dict[str, int], names: dict[str, str]) -> dict[str, int]:
+    return {names.get(device, device): n for device, n in of.items()}
+
+
+def _measured_values(measured: dict[str, Any], point: Point, axes: Sequence[str]) -> tuple[float, ...]:
+    """As `Point.objectives`; energy is not measured, so that it is as predicted."""
+    of = {
+        "latency": measured["latency_s"],
+        "throughput": -measured["throughput_per_s"],
+        "memory": float(max(measured["memory_bytes"].values(), default=0)),
+        "energy": point.objectives(("energy",))[0],
+    }
+    return tuple(of[axis] for axis in axes)

@@ -1,0 +1,177 @@
+"""From a model file and a cluster to its plans, for language models and networks in ONNX alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias, Union
+
+from devices.cluster_file import Cluster as ClusterFile
+from devices.paths import cache_folder
+from edge.cluster.deployment import Exchange
+from edge.cluster.fleet import Fleet
+from edge.planning.arrange import work_of
+from edge.planning.space import LlmSpace
+from edge.quantization.gguf import quantize
+from edge.slices.local import OwnSlices
+from edge.survey.profile import llm_speeds
+from edge.tasks import SILENT, Steps
+from partition.errors import PlanError
+from partition.model.check import check_loadable
+from partition.model.model import ModelShape
+from quant.gguf.file import GgufFile
+from quant.mixes import mix_by_name
+
+if TYPE_CHECKING:
+    from edge.planning.onnx_space import OnnxSpace
+
+PlanSpace: TypeAlias = Union[LlmSpace, "OnnxSpace"]
+
+_CONTEXT, _CONCURRENCY, _PROMPT = 4096, 4, 128
+_ANSWER = 64  # tokens that are to have room after a prompt
+_A_REQUEST = 16  # tokens that each of several requests needs at least
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """The work that plans are made for, and what they may use. None is the default of the kind of model."""
+
+    context: int | None = None  # tokens of KV cache; of language models, like the next two
+    prompt_tokens: int | None = None  # of a prompt
+    kv_type: str = "f16"  # of stored keys and values
+    concurrency: int | None = None  # requests, or inputs, at once for the throughput
+    dims: Mapping[str, int] = field(default_factory=dict)  # sizes of dimensions that an ONNX model leaves open
+    wire: str = "f32"  # type of floats between devices
+    transport: str = "auto"  # of links
+    threads: int | None = None  # of this device
+    memory: int | None = None  # bytes that a language model may take on this device
+    fresh: bool = False  # measure again what was measured in the last day
+
+
+DEFAULTS = PlanOptions()
+
+
+def spaces(
+    path: Path,
+    cluster: ClusterFile,
+    fleet: Fleet | None,
+    notes: Sequence[str] = (),
+    options: PlanOptions = DEFAULTS,
+    *,
+    types: Sequence[str] = (),
+    steps: Steps = SILENT,
+) -> list[PlanSpace]:
+    """All plans of a model on the devices of a cluster, measured: one space, or one for each of `types`, which the
+    model is quantized to.
+
+    notes: what is to be said of devices that are left out. PlanError where the context has no room for the work; the
+    errors of reading, quantizing and measuring.
+    """
+    if is_onnx(path):
+        return [_onnx_space(path, cluster, fleet, notes, options, steps)]
+    _check_room(options)
+    for type_ in types:
+        mix_by_name(type_)  # before any of them is made
+    if not types:
+        return [_llm_space(path, cluster, fleet, notes, options, steps, None)]
+    return [_llm_space(of_type(path, type_, steps), cluster, fleet, notes, options, steps, type_) for type_ in types]
+
+
+def is_onnx(path: Path) -> bool:
+    """Whether a file is a network in ONNX, by its name."""
+    return path.suffix.lower() == ".onnx"
+
+
+def _check_room(options: PlanOptions) -> None:
+    if options.context is None:
+        return
+    prompt, requests = options.prompt_tokens or _PROMPT, options.concurrency or _CONCURRENCY
+    for need, what in (
+        (prompt + _ANSWER, f"a prompt of {prompt} tokens and {_ANSWER} more"),
+        (requests * _A_REQUEST, f"{requests} requests of {_A_REQUEST} tokens"),
+    ):
+        if need > options.context:
+            raise PlanError(f"a context of {options.context} tokens is too small: {what} need {need}")
+
+
+def of_type(path: Path, type_: str, steps: Steps) -> Path:
+    """The model quantized to a type, in this user's cache; made where it is not there."""
+    file, mix = GgufFile.open(path), mix_by_name(type_)
+    digest = OwnSlices().model_digest(path)
+    folder = cache_folder() / "types"
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / f"{path.stem}-{digest[:12]}-{mix.name}.gguf"
+    if not target.exists():
+        with steps.step(f"Quantizing {path.name} to {type_}", file.size_bytes) as show:
+            quantize(file, target, mix, progress=show)
+    return target
+
+
+def _llm_space(
+    path: Path,
+    cluster: ClusterFile,
+    fleet: Fleet | None,
+    notes: Sequence[str],
+    options: PlanOptions,
+    steps: Steps,
+    type_: str | None,
+) -> LlmSpace:
+    file = GgufFile.open(path)
+    check_loadable(file)
+    work = work_of(
+        file,
+        context=options.context or min(ModelShape.from_gguf(file).context_length or _CONTEXT, _CONTEXT),
+        concurrency=options.concurrency or _CONCURRENCY,
+        prompt=options.prompt_tokens or _PROMPT,
+        kv_type=options.kv_type,
+        wire=options.wire,
+    )
+    with steps.step(f"Reading {path.name}") as show:
+        digest = OwnSlices().model_digest(path, show)
+    with steps.step("Measuring devices", unit="steps") as show:
+        known = llm_speeds(
+            cluster,
+            fleet,
+            notes,
+            file,
+            digest,
+            threads=options.threads,
+            memory=options.memory,
+            transport=options.transport,
+            fresh=options.fresh,
+            on_step=show,
+        )
+    exchange = Exchange(options.transport, wire=options.wire)
+    return LlmSpace(
+        path, file, digest, work, known, threads=options.threads, memory=options.memory, exchange=exchange, type_=type_
+    )
+
+
+def _onnx_space(
+    path: Path, cluster: ClusterFile, fleet: Fleet | None, notes: Sequence[str], options: PlanOptions, steps: Steps
+) -> OnnxSpace:
+    from edge.onnx.file import load  # an extra
+    from edge.onnx.model import OnnxSource
+    from edge.survey.onnx_profile import onnx_speeds
+
+    model = OnnxSource.of(load(path), dict(options.dims))
+    with steps.step("Measuring devices", unit="steps") as show:
+        known = onnx_speeds(
+            model,
+            cluster,
+            fleet,
+            notes,
+            threads=options.threads,
+            transport=options.transport,
+            fresh=options.fresh,
+            on_step=show,
+        )
+    return OnnxSpace(
+        model,
+        known,
+        threads=options.threads,
+        transport=options.transport,
+        wire=options.wire,
+        in_flight=options.concurrency,
+    )

@@ -1,0 +1,37 @@
+"""What a search is asked: groups of devices, what each stage costs them, and what is wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Devices that can hold a stage together, and what it costs them. Costs are 0 or more; inf: impossible."""
+
+    members: tuple[int, ...]  # numbers of devices, from 0
+    sums: Array  # [S, n+1, n+1]: what stage [i, j) adds to each measure that adds up
+    peaks: Array  # [P, n+1, n+1]: of each measure whose largest counts over stages and hops
+    enter_sums: Array  # [S]: from the source to here as the first stage
+    enter_peaks: Array  # [P]
+    leave_sums: Array  # [S]: from here as the last stage to where the result is wanted
+    leave_peaks: Array  # [P]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What may run where, what it costs, and what is wanted."""
+
+    n: int  # layers or blocks
+    groups: tuple[Group, ...]
+    # The groups a and b -> sums [S, n+1], peaks [P, n+1] of handing over from a to b, for every cut.
+    hop: Callable[[int, int], tuple[Array, Array]]
+    # sums [S, N], peaks [P, N], all finite -> [K, N], 0 or more and to be small. They grow with each argument or stay.
+    objectives: Callable[[Array, Array], Array]
+    caps: Array | None = None  # [K]: solutions above any of these are of no interest
