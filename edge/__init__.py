@@ -33,9 +33,10 @@ if TYPE_CHECKING:
     )
     from edge.llm.chat import Chat
     from edge.llm.generate import Response, Timing, Usage
-    from edge.llm.model import Model
+    from edge.llm.model import Model, RequestStream
     from edge.llm.options import EngineOptions
     from edge.llm.sampler import SamplingParams
+    from edge.llm.scheduler import Event
     from edge.planning.front import Front
     from edge.planning.spaces import PlanOptions
     from edge.tasks import Steps
@@ -59,7 +60,8 @@ _HOMES = {
     ),
     "edge.llm.chat": ("Chat",),
     "edge.llm.generate": ("Response", "Timing", "Usage"),
-    "edge.llm.model": ("Model",),
+    "edge.llm.model": ("Model", "RequestStream"),
+    "edge.llm.scheduler": ("Event",),
     "edge.llm.options": ("EngineOptions",),
     "edge.llm.sampler": ("SamplingParams",),
     "edge.planning.front": ("Front",),
@@ -76,6 +78,7 @@ __all__ = [
     "EdgeError",
     "EngineError",
     "EngineOptions",
+    "Event",
     "Exchange",
     "Front",
     "HubError",
@@ -85,6 +88,7 @@ __all__ = [
     "OnnxModel",
     "PlanChoice",
     "PlanOptions",
+    "RequestStream",
     "Response",
     "SamplingError",
     "SamplingParams",

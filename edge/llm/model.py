@@ -7,7 +7,51 @@ from collections.abc import Callable, Iterator, Sequence
 from edge.llm.generate import Response, generate
 from edge.llm.interface import TextEngine
 from edge.llm.sampler import SamplingParams
+from edge.llm.scheduler import Event, Request, Scheduler
 from edge.llm.sequence import Session
+
+
+class RequestStream:
+    """Requests on one model, answered together. Iterate over it for what comes of them; add and cancel meanwhile.
+
+    It is a context manager; leaving it drops what is not complete.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._scheduler = Scheduler(model.engine)
+
+    def add(
+        self,
+        prompt: str | Sequence[int],
+        sampling: SamplingParams | None = None,
+        *,
+        max_tokens: int,
+        stop: Sequence[str] = (),
+    ) -> int:
+        """Continue a text or token ids; the number that this request's events carry. It waits where all sequences are
+        taken. ContextFull where it alone does not fit."""
+        tokens = self._model.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
+        return self._scheduler.add(Request(tokens, max_tokens, sampling or SamplingParams(), stop))
+
+    def cancel(self, number: int) -> None:
+        """End a request; an event with the reason "cancelled" follows, unless it has ended already."""
+        self._scheduler.cancel(number)
+
+    def __iter__(self) -> Iterator[Event]:
+        """What comes of the requests, as it comes, until all have ended."""
+        while self._scheduler.busy:
+            yield from self._scheduler.step()
+
+    def close(self) -> None:
+        """Drop the requests that are not complete."""
+        self._scheduler.close()
+
+    def __enter__(self) -> RequestStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class Model:
@@ -43,6 +87,11 @@ class Model:
         """
         tokens = self.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
         return generate(self._session, tokens, sampling or SamplingParams(), max_tokens=max_tokens, stop=stop)
+
+    def stream(self) -> RequestStream:
+        """Several requests at once, which come and go while others are answered. Load the model with as many
+        `sequences` as are to run at a time."""
+        return RequestStream(self)
 
     def close(self) -> None:
         """Unload the model."""

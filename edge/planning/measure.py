@@ -114,7 +114,13 @@ def steady_per_s(engine: TextEngine, requests: int, depth: int, microbatches: in
             f"{requests} requests at once need a context of {least} tokens or more; it has {engine.context}"
         )
     asked = [Request([1 + i] * max(1, depth - each // 2), each, ends=False) for i in range(requests)]
-    Scheduler(engine, lambda index, _: times.append((time.perf_counter(), index)), microbatches).run(asked)
+    with Scheduler(engine, microbatches) as scheduler:
+        for request in asked:
+            scheduler.add(request)
+        while scheduler.busy:
+            for event in scheduler.step():
+                if event.token_id is not None:
+                    times.append((time.perf_counter(), event.request))
     counts = [0] * requests
     begin, end = None, len(times) - 1
     for i, (_, index) in enumerate(times):

@@ -13,6 +13,7 @@ from edge.errors import ContextFull, SamplingError
 from edge.llm.engine import Engine, EngineOptions
 from edge.llm.generate import generate
 from edge.llm.interface import TextEngine
+from edge.llm.model import Model
 from edge.llm.sampler import MAX_SEED, PENALTY_LAST_N, SamplingParams, TokenSampler, _needs
 from edge.llm.scheduler import Request, Scheduler
 from edge.llm.sequence import Session
@@ -76,13 +77,11 @@ def test_many_requests_are_answered_as_each_alone(synthetic: Synthetic) -> None:
     """More than there are sequences, prompts longer than a chunk."""
     requests = random_requests(50, 70, seed=5)
     options = replace(EXACT, context=200, batch=16, outputs=5, sequences=5)
-    seen: dict[int, list[int]] = {}
     with Engine(synthetic("llama", "f32"), options) as engine:
-        answers = Scheduler(engine, lambda i, token: seen.setdefault(i, []).append(token)).run(requests)
+        answers = Scheduler(engine).run(requests)
         assert engine.uncollected == 0
         assert [engine.kv_last(sequence) for sequence in range(5)] == [-1] * 5
         assert answers == alone(engine, requests)
-    assert [seen.get(i, []) for i in range(len(requests))] == answers
 
 
 OPTIONS = {
@@ -294,3 +293,43 @@ def test_needs_of_some() -> None:
         (SamplingParams(temperature=0, json_schema="{}"), 0),
     ):
         assert _needs(params) == needs, params
+
+
+def test_requests_come_and_go_and_none_changes_another(synthetic: Synthetic) -> None:
+    """Some are added while others run, one is cancelled while it waits, one while it is computed."""
+    requests = random_requests(12, 40, seed=9)
+    options = replace(EXACT, context=400, batch=16, outputs=3, sequences=3)
+    with Engine(synthetic("llama", "f32"), options) as engine:
+        wanted = alone(engine, requests)
+        answers: dict[int, list[int]] = {}
+        ends: dict[int, str | None] = {}
+        with Model(engine, lambda: None).stream() as stream:
+
+            def add(request: Request) -> int:
+                return stream.add(request.prompt, request.sampling, max_tokens=request.max_tokens, stop=request.stop)
+
+            later = list(requests[4:])
+            for request in requests[:4]:
+                add(request)
+            waits = add(Request([5, 6, 7], 5))  # all sequences are taken
+            runs: int | None = None
+            stream.cancel(waits)
+            for event in stream:
+                if event.token_id is not None:
+                    answers.setdefault(event.request, []).append(event.token_id)
+                    if event.request == runs:
+                        stream.cancel(event.request)
+                if event.finish_reason:
+                    assert event.request not in ends, "it ended before"
+                    ends[event.request] = event.finish_reason
+                    if runs is None:
+                        runs = add(Request([5, 6, 7], 30, ends=False))
+                    if later:
+                        add(later.pop(0))
+        assert engine.uncollected == 0
+        assert ends.pop(waits) == "cancelled"
+        assert runs is not None
+        assert ends.pop(runs) in ("cancelled", "stop")
+        answers.pop(runs, None)
+        assert set(ends.values()) <= {"stop", "length"}
+        assert [answers.get(number, []) for number in sorted(ends)] == wanted
