@@ -9,7 +9,7 @@ import signal
 import sys
 from typing import Any, NoReturn
 
-from apps.errors import EXIT_CODES
+from apps.errors import EXIT_BUG, exit_code
 from edge.ending import end_by_signals, terminated
 
 COMMANDS = (
@@ -17,7 +17,7 @@ COMMANDS = (
     "devices", "link", "plan", "pareto", "lab", "simulate", "cluster",
 )  # fmt: skip
 
-EXIT_BUG, EXIT_INTERRUPTED, EXIT_CLOSED_PIPE, EXIT_TERMINATED = 1, 130, 141, 143
+EXIT_INTERRUPTED, EXIT_CLOSED_PIPE, EXIT_TERMINATED = 130, 141, 143
 
 
 class Parser(argparse.ArgumentParser):
@@ -88,7 +88,7 @@ def _run(argv: list[str] | None) -> int:
     except Exception as error:
         if os.environ.get("EDGE_DEBUG"):
             raise
-        code = next((EXIT_CODES[c.__name__] for c in type(error).__mro__ if c.__name__ in EXIT_CODES), EXIT_BUG)
+        code = exit_code(error)
         if code != EXIT_INTERRUPTED:
             print(f"{command}: {_one_line(error, code)}", file=sys.stderr)
         return code
@@ -96,8 +96,8 @@ def _run(argv: list[str] | None) -> int:
 
 def _one_line(error: Exception, code: int) -> str:
     text = " ".join("".join(c if c.isprintable() else " " for c in str(error)).split()) or type(error).__name__
-    if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
     if code == EXIT_BUG:
         return f"unexpected {type(error).__name__}: {text} (EDGE_DEBUG=1 shows where; please report it)"
     return text

@@ -1,5 +1,7 @@
 """What a command can fail with, as exit codes."""
 
+import errno
+
 # Exit codes, as documented in docs/cli.md. Classes are named, not imported: importing them would make --help slow.
 EXIT_CODES = {
     "PlanError": 2,
@@ -33,6 +35,20 @@ EXIT_CODES = {
     "SliceError": 3,
     "RecipeError": 3,
 }
+
+
+EXIT_BUG, EXIT_NO_ROOM = 1, 4
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def exit_code(error: BaseException) -> int:
+    """The exit code for an error. A full disk has one code, whichever part of the program met it."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in FULL:
+            return EXIT_NO_ROOM
+        cause = cause.__cause__
+    return next((EXIT_CODES[c.__name__] for c in type(error).__mro__ if c.__name__ in EXIT_CODES), EXIT_BUG)
 
 
 class UsageError(Exception):

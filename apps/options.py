@@ -65,13 +65,17 @@ def io_chunk(text: str) -> int:
     return size
 
 
-def _integer(text: str, least: int, most: int = 2**31 - 1) -> int:
+def _integer(text: str, least: int, most: int | None = None) -> int:
+    """most: None where nobody means as many as fit in 31 bits."""
     try:
         value = int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"needs a whole number, got {text!r}") from None
-    if not least <= value <= most:
-        raise argparse.ArgumentTypeError(f"needs a number from {least} to {most}, got {value}")
+    if value < least and most is None:
+        raise argparse.ArgumentTypeError(f"needs a whole number, {least} or more, got {value}")
+    top = 2**31 - 1 if most is None else most
+    if not least <= value <= top:
+        raise argparse.ArgumentTypeError(f"needs a whole number from {least} to {top}, got {value}")
     return value
 
 

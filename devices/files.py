@@ -68,12 +68,13 @@ def remove_temporary() -> None:
 
 
 def check_room(path: Path, need: int) -> None:
-    """Nothing, or OSError when the disk of `path` has not `need` bytes free."""
+    """Nothing, or OSError (ENOSPC) when the disk of `path` has not `need` bytes free."""
     free = shutil.disk_usage(path.absolute().parent).free
     if free < need:
         raise OSError(
+            errno.ENOSPC,
             f"no room for {path}: {need / 2**20:,.1f} MiB needed, {free / 2**20:,.1f} MiB free on that disk; free some"
-            " room or name a file on another disk"
+            " room or name a file on another disk",
         )
 
 

@@ -18,6 +18,11 @@ def counted(n: float, what: str) -> str:
     return f"{n:g} {what}" if n == 1 else f"{n:g} {what}{'es' if what.endswith(('ch', 's', 'x')) else 's'}"
 
 
+def with_article(noun: str) -> str:
+    """A noun after its article: "a token", "an input"."""
+    return f"{'an' if noun[:1].lower() in tuple('aeio') else 'a'} {noun}"
+
+
 def ms_text(milliseconds: float) -> str:
     """Milliseconds with three digits and no exponent, down to a nanosecond: "1,764", "12.3", "0.00102"."""
     if milliseconds == 0:

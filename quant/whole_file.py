@@ -1,5 +1,6 @@
 """Files that appear under their names only when they are whole."""
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -14,13 +15,14 @@ from quant.text import bytes_text
 def whole_file(path: Path, n_bytes: int) -> Iterator[IO[bytes]]:
     """A file of about `n_bytes` to write to. It is called `path` once the block has ended; nothing stays if that fails.
 
-    OSError where it cannot be written or the disk has not so much room.
+    OSError where it cannot be written, ENOSPC where the disk has not so much room.
     """
     free = shutil.disk_usage(path.absolute().parent).free
     if free < n_bytes:
         raise OSError(
+            errno.ENOSPC,
             f"no room for {path}: {bytes_text(n_bytes)} needed, {bytes_text(free)} free on that disk; free some"
-            " room or name a file on another disk"
+            " room or name a file on another disk",
         )
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.part")
     try:

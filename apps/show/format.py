@@ -1,8 +1,8 @@
 """Numbers as people read them, for commands."""
 
-from quant.text import bytes_text, count_text, counted, ms_text
+from quant.text import bytes_text, count_text, counted, ms_text, with_article
 
-__all__ = ["bytes_text", "count_text", "counted", "ms_text"]
+__all__ = ["bytes_text", "count_text", "counted", "ms_text", "with_article"]
 
 
 def age_text(seconds: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from apps.show.format import age_text, bytes_text, counted, ms_text
+from apps.show.format import age_text, bytes_text, counted, ms_text, with_article
 
 if TYPE_CHECKING:
     from edge.planning.spaces import PlanSpace
@@ -57,13 +57,13 @@ def prediction_rows(predicted: Prediction, names: Mapping[str, str]) -> list[tup
     if predicted.ttft_s is not None:
         many = f"{counted(predicted.in_flight, 'request')} in {counted(predicted.microbatches, 'microbatch')}"
     rows = [
-        ("latency", f"{ms_text(1e3 * predicted.latency_s)} ms a {unit}, one alone"),
+        ("latency", f"{ms_text(1e3 * predicted.latency_s)} ms {with_article(unit)}, one alone"),
         ("throughput", f"{predicted.throughput_per_s:.3g} {unit}s/s with {many}"),
     ]
     if predicted.ttft_s is not None:
         rows.append(("first token", f"{predicted.ttft_s:.3g} s after a prompt of {predicted.prompt} tokens"))
     if predicted.energy_j is not None:
-        rows.append(("energy", f"{predicted.energy_j:.3g} J a {unit}"))
+        rows.append(("energy", f"{predicted.energy_j:.3g} J {with_article(unit)}"))
     from edge.planning.describe import bound_text
 
     return [*rows, ("bound", bound_text(predicted, names))]
@@ -74,7 +74,7 @@ def unit_text(objective: str, value: float | None) -> str:
     if value is None:
         return "no plan either"
     if objective in ("latency", "throughput"):
-        return f"{ms_text(1e3 * value)} ms a token or input" + (
+        return f"{ms_text(1e3 * value)} ms a token or an input" + (
             f" ({1 / value:.3g}/s)" if objective == "throughput" else ""
         )
     return {"ttft": f"{value:.3g} s", "memory": bytes_text(round(value)), "energy": f"{value:.3g} J"}[objective]

@@ -34,15 +34,16 @@ class SamplingParams:
     def __post_init__(self) -> None:
         """SamplingError names the option that is out of its range."""
         ranges = (
-            ("temperature", self.temperature, 0.0, math.inf),
+            ("temperature", self.temperature, 0, math.inf),
             ("top_k", self.top_k, 0, math.inf),
-            ("top_p", self.top_p, 0.0, 1.0),
-            ("min_p", self.min_p, 0.0, 1.0),
+            ("top_p", self.top_p, 0, 1),
+            ("min_p", self.min_p, 0, 1),
             ("seed", self.seed, 0, MAX_SEED),
         )
         for name, value, low, high in ranges:
             if not (low <= value <= high) or value == math.inf:
-                raise SamplingError(f"{name} must be from {low} to {high}, it is {value}")
+                needed = f"{low} or more" if high == math.inf else f"from {low} to {high}"
+                raise SamplingError(f"{name} must be {needed}, it is {value}")
         if not 0.0 < self.repeat_penalty < math.inf:
             raise SamplingError(f"repeat_penalty must be above 0, it is {self.repeat_penalty}")
         if self.grammar is not None and self.json_schema is not None:

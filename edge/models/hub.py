@@ -129,7 +129,7 @@ def _fetch(repo: str, name: str, metadata: Any, cache: Path, report: Callable[[i
                 raise HubError(
                     f"no room for {name} in {cache}: {bytes_text(metadata.size - here)} needed,"
                     f" {bytes_text(free)} free; free some, or set HF_HOME to a larger disk"
-                )
+                ) from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if metadata.size > _HTTP_LIMIT_BYTES:
                 return  # left to the library
             url = hf_hub_url(repo, name, revision=metadata.commit_hash)

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 
 from edge.net.relink import LinkState, Order
 from partition.plan.plan import Plan
+from quant.text import ms_text
 from transport.choice import ALGORITHMS, choose
 from transport.collective import Group, Wire
 from transport.prefer import CLEARLY, fast_end
@@ -142,4 +143,4 @@ def known(links: Iterable[Iterable[LinkState]]) -> tuple[LinkState, ...]:
 
 
 def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms" if math.isfinite(seconds) else "unknown"
+    return f"{ms_text(seconds * 1e3)} ms" if math.isfinite(seconds) else "unknown"

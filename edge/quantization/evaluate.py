@@ -6,6 +6,7 @@ logarithms of near-identical models differ by less than half a float would keep.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -174,6 +175,7 @@ def _read(file: IO[bytes], shape: tuple[int, ...]) -> Floats:
 
 def _no_room(folder: str, need: int, have: int) -> OSError:
     return OSError(
+        errno.ENOSPC,
         f"no room in {folder} for what the reference predicts: {bytes_text(need)} needed,"
-        f" {bytes_text(max(have, 0))} free; evaluate fewer tokens, or set TMPDIR to a folder on a larger disk"
+        f" {bytes_text(max(have, 0))} free; evaluate fewer tokens, or set TMPDIR to a folder on a larger disk",
     )

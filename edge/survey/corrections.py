@@ -20,6 +20,7 @@ from partition.plan.plan import Plan
 from partition.predict.cost import Work
 from partition.predict.predict import compute_s
 from partition.predict.speeds import DeviceSpeed, Links
+from quant.text import ms_text
 
 CLEAR = 1.1  # times off: less is what predictions are off by anyway
 _LEAST_STEPS = 16
@@ -96,7 +97,7 @@ def correct(
         if plan.devices.count(device) == 1 and corrections.learn(of[device], ratio):
             more = f"{100 * (ratio - 1):.0f} % longer" if ratio > 1 else f"{100 * (1 - ratio):.0f} % less"
             said.append(
-                f"{of[device].name} computed {more} than it was measured to take ({1e3 * (predicted_s or 0):.3g} ms a"
-                " token); the next plan goes by that"
+                f"{of[device].name} computed {more} than it was measured to take"
+                f" ({ms_text(1e3 * (predicted_s or 0))} ms a token); the next plan goes by that"
             )
     return said

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from quant.errors import ModelFileError
+from quant.text import with_article
 
 MAX_JSON_BYTES = 200 << 20
 _MAX_HEADER_BYTES = 100_000_000  # the library's own limit
@@ -127,7 +128,9 @@ def _object(raw: bytes, name: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as exc:
         raise ModelFileError(f"{name}: not valid JSON: {exc}; download it again") from exc
     if not isinstance(value, dict):
-        raise ModelFileError(f"{name}: needed is a JSON object, this is a {type(value).__name__}; download it again")
+        raise ModelFileError(
+            f"{name}: needed is a JSON object, this is {with_article(type(value).__name__)}; download it again"
+        )
     return value
 
 

@@ -14,6 +14,7 @@ from quant.checkpoint.sentencepiece_model import read_sentencepiece
 from quant.checkpoint.tokens import CONTROL, UNKNOWN, AddedToken, Vocabulary, string
 from quant.errors import ModelFileError
 from quant.gguf.writer import encoded
+from quant.text import with_article
 
 _TOKENIZER, _CONFIG, _SENTENCEPIECE = "tokenizer.json", "tokenizer_config.json", "tokenizer.model"
 _SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # to what GGUF calls them
@@ -116,7 +117,9 @@ def _around_pairs(
         said = settings.get(f"add_{name}_token")
         add = said if isinstance(said, bool) else add
         if add and name not in specials:
-            raise ModelFileError(f"{_CONFIG}: every text gets a {name} token, but none of the files says which it is")
+            raise ModelFileError(
+                f"{_CONFIG}: every text gets {with_article(name)} token, but none of the files says which it is"
+            )
         pairs[f"tokenizer.ggml.add_{name}_token"] = encoded("bool", add)
     return pairs
 

@@ -1,22 +1,25 @@
 """The `edge` command itself: help, version, unknown commands, and errors nobody expected."""
 
+import errno
 import re
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
 import apps.cli
 import apps.commands.chat
+import apps.errors
 import apps.options
 import edge.llm.options
 import edge.llm.sampler
 import edge.models.shapes
-from edge.errors import EdgeError
+from edge.errors import EdgeError, HubError, NoRoom
 from quant.errors import QuantError
 from quant.types import KV_TYPES
-from tests.support.helpers import ROOT, assert_one_line_error, run_edge
+from tests.support.helpers import EDGE, ROOT, assert_one_line_error, run_edge
 
 HEAVY = {"numpy", "llama_cpp", "rich", "prompt_toolkit", "jinja2", "huggingface_hub"}
 HEAVY |= {"matplotlib", "scipy", "onnx", "onnxruntime"}
@@ -113,7 +116,24 @@ def test_every_error_of_the_project_has_an_exit_code() -> None:
         return [kind, *(c for child in kind.__subclasses__() for c in below(child))]
 
     for kind in [c for base in (EdgeError, QuantError) for c in below(base)[1:]]:
-        assert any(c.__name__ in apps.cli.EXIT_CODES for c in kind.__mro__), kind
+        assert any(c.__name__ in apps.errors.EXIT_CODES for c in kind.__mro__), kind
+
+
+def test_a_full_disk_has_one_exit_code_whichever_part_met_it() -> None:
+    full, gone = (OSError(number, "of the system") for number in (errno.ENOSPC, errno.ENOENT))
+    hub, unreachable = HubError("the disk is full"), HubError("no network")
+    hub.__cause__, unreachable.__cause__ = full, gone
+    assert [apps.errors.exit_code(error) for error in (full, OSError(errno.EDQUOT, ""), NoRoom(""), hub)] == [4] * 4
+    assert [apps.errors.exit_code(error) for error in (gone, unreachable)] == [3, 6]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a disk that is always full")
+def test_an_output_that_has_no_room_is_said_in_words() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*EDGE, "model", "info"], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    assert (done.returncode, done.stderr) == (4, "edge model: No space left on device\n")
 
 
 @pytest.mark.parametrize("command", apps.cli.COMMANDS)
@@ -125,6 +145,6 @@ def test_every_option_is_documented(command: str) -> None:
 
 def test_every_exit_code_is_documented() -> None:
     text = (ROOT / "docs" / "cli.md").read_text()
-    own = (apps.cli.EXIT_BUG, apps.cli.EXIT_INTERRUPTED, apps.cli.EXIT_CLOSED_PIPE)
-    for code in {*apps.cli.EXIT_CODES.values(), *own}:
+    own = (apps.errors.EXIT_BUG, apps.cli.EXIT_INTERRUPTED, apps.cli.EXIT_CLOSED_PIPE)
+    for code in {*apps.errors.EXIT_CODES.values(), *own}:
         assert f"\n| {code} |" in text

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from apps import cli
 from apps.commands import quantize_kernels
+from apps.errors import EXIT_CODES
 from apps.show import progress as progress_module
 from edge.demo.grammar import statements
 from edge.llm.options import EngineOptions
@@ -424,7 +424,7 @@ def test_kernels_are_of_no_model(run: Run, args: tuple[str, ...], name: str) -> 
 
 def test_errors_of_quantizing_have_an_exit_code() -> None:
     for error in QuantError.__subclasses__():
-        assert any(parent.__name__ in cli.EXIT_CODES for parent in error.__mro__), error
+        assert any(parent.__name__ in EXIT_CODES for parent in error.__mro__), error
     assert DoesNotFit(70).least == 70
     assert "70 bytes" in str(DoesNotFit(70))
 

@@ -261,7 +261,7 @@ def test_bad_input(
     ("args", "words"),
     [
         (("--dim", "h"), "needs NAME=N, got 'h'"),
-        (("--dim", "h=0"), "--dim: needs a number from 1"),
+        (("--dim", "h=0"), "--dim: needs a whole number, 1 or more"),
         (("--mean", "1,a", "--std", "1"), "--mean: needs a number, got 'a'"),
         (("--mean", "1", "--std", "1,0,1"), "--std: needs numbers other than 0"),
         (("--scale", "0"), "--scale: needs a number above 0"),

@@ -171,6 +171,18 @@ def test_a_json_schema_is_obeyed(demo: Engine) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"temperature": -1.0}, "temperature must be 0 or more, it is -1"),
+        ({"top_p": 1.5}, "top_p must be from 0 to 1, it is 1.5"),
+    ],
+)
+def test_ranges_are_told_as_people_say_them(options: dict[str, float], message: str) -> None:
+    with pytest.raises(SamplingError, match=message):
+        SamplingParams(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
         ({"grammar": "root ::= ["}, "not a valid GBNF grammar"),
         ({"grammar": 'other ::= "a"'}, "not a valid GBNF grammar with a rule 'root'"),
         ({"grammar": "root ::= " + "(" * 100_000}, "nests more than 500"),

@@ -145,7 +145,7 @@ def test_a_disk_that_fills_up_meanwhile(text: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 
     done = run_edge("evaluate", F16, F16, "--text", text, "--no-speed", "--threads", "1", preexec=limit)
-    assert_one_line_error(done, 3, "no room in", "TMPDIR")
+    assert_one_line_error(done, 4, "no room in", "TMPDIR")
 
 
 # Speeds.

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apps.cli import EXIT_CODES
+from apps.errors import EXIT_CODES
 from devices.catalog import CATALOG
 from devices.cluster_file import LOCAL, Cluster, ClusterDevice, ClusterLink, parse_cluster, read_cluster
 from devices.errors import ClusterFileError

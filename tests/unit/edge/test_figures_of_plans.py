@@ -27,6 +27,7 @@ from partition.predict.speeds import Curve, Links, LinkSpeed
 from partition.simulate.result import Spread
 from partition.slices.gguf_slice import limits
 from quant.gguf.file import GgufFile
+from quant.text import ms_text
 from tests.support.clock import Clock
 from tests.support.planning import MS, device
 from transport.errors import LinkClosed, LinkTimeout
@@ -114,19 +115,19 @@ def test_a_plan_is_told_in_its_units() -> None:
         "stage": "0",
         "device": "desk + pi",
         "holds": "layers 0-9",
-        "computes": "20 ms, 5 of it sums",
-        "then sends": "4 ms",
+        "computes": "20.0 ms, 5.00 of it sums",
+        "then sends": "4.00 ms",
         "memory": "3.00 GiB + 1.00 GiB, pages 512 MiB",
     }
     rows = dict(planned.prediction_rows(PREDICTED, names))
-    assert rows["latency"].startswith("25 ms a token")
+    assert rows["latency"].startswith("25.0 ms a token")
     assert rows["throughput"].startswith("50 tokens/s")
     assert rows["first token"].startswith("1.5 s after a prompt of 128 tokens")
     assert rows["energy"] == "0.4 J a token"
-    assert rows["bound"] == "computing on local and pi takes 15 of 25 ms"
+    assert rows["bound"] == "computing on local and pi takes 15.0 of 25.0 ms"
     assert PREDICTED.memory_bytes == {LOCAL: 3 * GIB, "pi:1": GIB}
-    assert planned.unit_text("latency", 0.025) == "25 ms a token or input"
-    assert planned.unit_text("throughput", 0.025) == "25 ms a token or input (40/s)"
+    assert planned.unit_text("latency", 0.025) == "25.0 ms a token or an input"
+    assert planned.unit_text("throughput", 0.025) == "25.0 ms a token or an input (40/s)"
     assert planned.unit_text("ttft", 1.5) == "1.5 s"
     assert planned.unit_text("memory", GIB) == "1.00 GiB"
     assert planned.unit_text("energy", 0.4) == "0.4 J"
@@ -136,12 +137,18 @@ def test_a_devices_speed_is_told_in_its_units() -> None:
     pi = device("pi:1", 2 * MS, half_s=MS, head_s=4 * MS, memory_bytes=GIB)
     pi = with_overrides(pi, None)
     told = dict(zip(devices_model.LLM_COLUMNS, devices_model._llm_row(pi), strict=True))
-    assert (told["layer"], told["half"], told["head"]) == ("2 ms", "1 ms", "4 ms")
-    assert told["prompt"] == f"{2 / 64:.3g} ms"  # so many rows take as long as one
+    assert (told["layer"], told["half"], told["head"]) == ("2.00 ms", "1.00 ms", "4.00 ms")
+    assert told["prompt"] == f"{ms_text(2 / 64)} ms"  # so many rows take as long as one
     assert told["memory"] == "1.00 GiB"
     link = {"from": "desk", "to": "pi", "bytes_per_s": 12.5e6, "latency_s": 0.002, "estimate": False, "age_s": 120.0}
     told = dict(zip(devices_model.LINK_COLUMNS, devices_model._link_row(link), strict=True))
-    assert told == {"from": "desk", "to": "pi", "latency": "2 ms", "bandwidth": "100 Mbit/s", "measured": "2 min ago"}
+    assert told == {
+        "from": "desk",
+        "to": "pi",
+        "latency": "2.00 ms",
+        "bandwidth": "100 Mbit/s",
+        "measured": "2 min ago",
+    }
 
 
 def test_rates_ages_and_sizes_in_words() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from quant.text import bytes_text, counted, ms_text
+from quant.text import bytes_text, counted, ms_text, with_article
 
 
 @pytest.mark.parametrize(
@@ -37,3 +37,9 @@ def test_what_is_counted_is_one_or_many(n: float, what: str, text: str) -> None:
 def test_small_sizes_are_not_zero() -> None:
     assert bytes_text(5_000_000) == "4.77 MiB"
     assert bytes_text(3) == "3 B"
+
+
+def test_articles_go_by_the_sound() -> None:
+    assert [with_article(noun) for noun in ("token", "input", "eos", "uint8")] == [
+        "a token", "an input", "an eos", "a uint8"
+    ]  # fmt: skip
