@@ -90,7 +90,7 @@ class _Talk:
             except KeyboardInterrupt:
                 self._console.print()  # pressed once more than was needed to stop the answer
             except (EdgeError, OSError, TransportError) as error:
-                self._console.print(f"[red]{escape(printable(str(error)))}[/]")
+                self._console.print(f"[red]{escape(printable(str(error)))}[/]", soft_wrap=True)
                 if self._deployed and isinstance(error, (EngineError, WorkerError, TransportError)):
                     # The engine says the same to whatever is asked from now on, but what was said is still here.
                     self._lost = error
@@ -115,7 +115,7 @@ class _Talk:
                 stopped = True
             finally:
                 responses.close()  # what was said so far joins the conversation
-        self._console.print(f"[dim]{self._stats_line(stopped)}[/]\n")
+        self._console.print(f"[dim]{self._stats_line(stopped)}[/]\n", soft_wrap=True)
 
     def _stats_line(self, stopped: bool) -> str:
         parts = ["stopped"] if stopped else []
@@ -164,7 +164,9 @@ class _Talk:
             return
         target = Path(path).expanduser()
         self._chat.save(target)
-        self._console.print(f"[dim]saved {len(self._chat.messages)} messages to {escape(str(target))}[/]")
+        self._console.print(
+            f"[dim]saved {len(self._chat.messages)} messages to {escape(str(target))}[/]", soft_wrap=True
+        )
 
     def _load(self, path: str) -> None:
         if not path:

@@ -87,12 +87,15 @@ def _check_room(options: PlanOptions) -> None:
     if options.context is None:
         return
     prompt, requests = options.prompt_tokens or _PROMPT, options.concurrency or _CONCURRENCY
-    for need, what in (
-        (prompt + _ANSWER, f"a prompt of {prompt} tokens and {_ANSWER} more"),
-        (requests * _A_REQUEST, f"{requests} requests of {_A_REQUEST} tokens"),
+    for need, what, smaller in (
+        (prompt + _ANSWER, f"a prompt of {prompt} tokens and {_ANSWER} more", "--prompt-tokens"),
+        (requests * _A_REQUEST, f"{requests} requests of {_A_REQUEST} tokens", "--concurrency"),
     ):
         if need > options.context:
-            raise PlanError(f"a context of {options.context} tokens is too small: {what} need {need}")
+            raise PlanError(
+                f"a context of {options.context} tokens is too small: {what} need {need};"
+                f" use a larger --context or a smaller {smaller}"
+            )
 
 
 def of_type(path: Path, type_: str, steps: Steps) -> Path:

@@ -82,8 +82,10 @@ def llm_speeds(
 
     The errors of `survey`.
     """
+    by_address = {device.address: device for device in cluster.devices if device.preset is None}
     said = {device.address: device.threads for device in cluster.devices if device.address and device.threads}
-    rooms = {one.address: one.memory_bytes for one in cluster.devices if one.address and one.memory_bytes}
+    # A preset in place of this device says nothing of the memory that may be taken to measure it.
+    rooms = {one.address: one.memory_bytes for one in by_address.values() if one.address and one.memory_bytes}
     found = survey(
         fleet,
         tuple(fleet.workers) if fleet else (),
@@ -95,7 +97,6 @@ def llm_speeds(
         fresh=fresh,
         on_step=on_step,
     )
-    by_address = {device.address: device for device in cluster.devices if device.preset is None}
     speeds = [with_overrides(speed, by_address.get(speed.device)) for speed in found.speeds]
     own = cluster.local
     if own is not None and own.preset is not None:  # what if this device were another

@@ -181,10 +181,12 @@ class Sessions:
             return
         daemon, others = own_rss() + _DAEMON_BYTES, sum(s.held_bytes for s in self._sessions.values())
         if daemon + others + _PROCESS_BYTES > self._memory_limit:
+            left = max(0, self._memory_limit - daemon - others)
             raise NotEnoughMemory(
                 f"a session needs {_PROCESS_BYTES / _MIB:,.0f} MiB before it loads anything, and of this worker's"
-                f" {self._memory_limit / _MIB:,.0f} MiB its daemon takes {daemon / _MIB:,.0f} and other sessions"
-                f" {others / _MIB:,.0f}; end one of them, or start it with more --memory"
+                f" {self._memory_limit / _MIB:,.0f} MiB {left / _MIB:,.0f} are left: its daemon takes"
+                f" {daemon / _MIB:,.0f}, other sessions {others / _MIB:,.0f}; start it with more --memory"
+                + (", or end a session" if others else "")
             )
 
     def _feed(

@@ -219,8 +219,8 @@ def test_refused(edge: Run, what_if: Path, tmp_path: Path, capsys: pytest.Captur
         (["--save", tmp_path], ["folder"]),
         (["--dim", "batch=2"], ["--dim", "ONNX"]),
         (["x.onnx", "--context", "100"], ["--context", "language"]),
-        (["--context", "150"], ["--context 150", "192"]),
-        (["--context", "200", "--concurrency", "40"], ["--context 200", "640"]),
+        (["--context", "150"], ["150 tokens", "192", "--context", "--prompt-tokens"]),
+        (["--context", "200", "--concurrency", "40"], ["200 tokens", "640", "--context", "--concurrency"]),
     ):
         assert_refused(edge(*options), 2, *words)
     assert what_if.read_bytes() == before

@@ -53,7 +53,7 @@ def chat(run: Run) -> Chat:
         ("--workers A --shares 1,-1", "needs a number above 0"),
         ("--workers A --shares 1,x", "needs a number, got 'x'"),
         ("--workers A --shares 1,nan", "needs a number, got 'nan'"),
-        ("--workers A,,A", "an address is HOST or HOST:PORT"),
+        ("--workers A,,A", "needs a list such as A,B"),
         ("--workers A,local", "leave local out"),
         ("--workers http://x", "an address is HOST or HOST:PORT"),
         ("--workers A --parallel both", "invalid choice"),
@@ -122,7 +122,9 @@ def test_a_plan_that_this_device_cannot_follow(run: Run, chat: Chat, two: Two, t
     assert "--affinity" not in answer[2]
     first["affinity"], second["threads"] = [], 100_000
     file.write_text(json.dumps(plan))
-    assert_refused(run("chat", *ASKED, "--plan", file), 2, "rank 1 is to have 100000 threads, 512 are the most")
+    assert_refused(
+        run("chat", *ASKED, "--plan", file), 2, f"{two[0].address} is to have 100000 threads, 512 are the most"
+    )
 
 
 def test_a_plan_for_another_model(run: Run, chat: Chat, two: Two, tmp_path: Path, synthetic: Synthetic) -> None:

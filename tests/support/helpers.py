@@ -22,6 +22,9 @@ TIMEOUT_S = 60
 # prompt_toolkit asks terminals to mark pasted text when, and only when, it is ready to read a line.
 READY = "\x1b[?2004h"
 
+# Variables that are of the terminal the tests run on; COLUMNS and LINES are also set by pytest-xdist.
+_OF_OTHER_TERMINALS = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")
+
 
 def run_edge(
     *args: str | Path,
@@ -117,7 +120,7 @@ class Terminal:
             [*EDGE[1:], "chat", "--threads", "1", *map(str, args)],
             cwd=str(ROOT),
             env={
-                **{name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")},
+                **{name: value for name, value in os.environ.items() if name not in _OF_OTHER_TERMINALS},
                 "TERM": "xterm",
                 "XDG_STATE_HOME": str(state),
                 "PROMPT_TOOLKIT_NO_CPR": "1",  # nobody answers where the cursor is

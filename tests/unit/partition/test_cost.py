@@ -197,7 +197,7 @@ def test_latency_is_of_one_row_and_throughput_of_all_in_flight() -> None:
     assert (two.microbatches, two.latency_s) == (2, one.latency_s)
     assert two.throughput_per_s == pytest.approx(1 / (6 * MS), rel=1e-4)
     assert predicted(speeds, links, 3, 5, concurrency=2, many=1).throughput_per_s == pytest.approx(200, rel=1e-4)
-    assert one.bound == "computing on local takes 6 of 10 ms"
+    assert one.bound == "computing on local takes 6.00 of 10.0 ms"
     assert [stage.what for stage in one.stages] == ["layers 0-2", "layers 3-4"]
 
 
@@ -206,7 +206,7 @@ def test_a_thin_link_bounds_the_throughput() -> None:
     found = predicted([device(), device("b")], links, 2, 4, concurrency=4, many=4)
     assert found.throughput_per_s == pytest.approx(50)
     assert found.latency_s == pytest.approx(44 * MS)
-    assert found.bound == "the way from local to b takes 20 of 44 ms"
+    assert found.bound == "the way from local to b takes 20.0 of 44.0 ms"
 
 
 def test_the_head_is_on_the_last_stage_only() -> None:
