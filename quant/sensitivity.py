@@ -15,6 +15,7 @@ class Sensitivity:
     damages: Mapping[str, Mapping[str, float]]  # measured: mean KL divergence, nats a token
     errors: Mapping[str, Mapping[str, float]]  # of the weights: squared, over their squares, weighed by importance
     spent_s: float  # on measuring, or that there was for it
+    left_s: float = 0.0  # of it, where less was enough for the size that was asked for
 
     def damage(self, tensor: str, kind: str) -> float:
         """Nats a token: measured, or where that was not done, what a measured type suggests.
@@ -35,7 +36,7 @@ class Sensitivity:
 
     def to_json(self) -> dict[str, Any]:
         """As `from_json` reads it."""
-        return {"spent_s": self.spent_s, "damages": self.damages, "errors": self.errors}
+        return {"spent_s": self.spent_s, "left_s": self.left_s, "damages": self.damages, "errors": self.errors}
 
     @classmethod
     def from_json(cls, values: Any) -> "Sensitivity":
@@ -45,7 +46,7 @@ class Sensitivity:
                 {str(tensor): {str(kind): _figure(x) for kind, x in row.items()} for tensor, row in values[key].items()}
                 for key in ("damages", "errors")
             )
-            found = cls(damages, errors, _figure(values["spent_s"]))
+            found = cls(damages, errors, _figure(values["spent_s"]), _figure(values.get("left_s", 0.0)))
             for tensor, row in damages.items():
                 if (not row and max(errors[tensor].values()) > _NEGLIGIBLE) or row.keys() - errors[tensor].keys():
                     raise ValueError(f"{tensor} was not measured")

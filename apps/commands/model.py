@@ -1,4 +1,4 @@
-"""`edge model`: look at a model file, fetch one, or write one with random weights."""
+"""`edge model`: look at a model file, fetch one, list and remove what is kept, or write one with random weights."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from apps.commands import model_kept
 from apps.errors import UsageError
 from apps.options import KV_TYPES, check_output, context_size, model_path, natural, positive_int
 from apps.show.format import bytes_text, count_text
@@ -22,23 +23,26 @@ if TYPE_CHECKING:
     from partition.model.model import ModelShape
     from quant.gguf.file import GgufFile
 
-HELP = "Look at a model file, fetch one from the Hugging Face hub, or write one with random weights."
+HELP = "Look at a model file, fetch one from the Hugging Face hub, list and remove those kept, or write a random one."
 
 _REQUIRED = ("layers", "embd", "ff", "heads", "vocab")
 _FIGURES = (*_REQUIRED, "kv", "head_size", "experts", "experts_used", "expert_ff", "context")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The three actions and their options."""
+    """The actions and their options."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     _add_info(actions.add_parser("info", help="what a model is made of, and the memory it needs"))
     _add_synth(actions.add_parser("synth", help="write a model of a real one's shape with random weights"))
     _add_pull(actions.add_parser("pull", help="fetch a model from the Hugging Face hub and print its path"))
+    model_kept.add_list(actions.add_parser("list", help="what is kept here of models, its size, and when it was used"))
+    model_kept.add_rm(actions.add_parser("rm", help="remove what is kept of a model"))
 
 
 def run(args: argparse.Namespace) -> int:
     """Do what was asked; the exit code."""
-    return {"info": _info, "synth": _synth, "pull": _pull}[args.action](args)
+    actions = {"list": model_kept.run_list, "rm": model_kept.run_rm, "info": _info, "synth": _synth, "pull": _pull}
+    return actions[args.action](args)
 
 
 def _add_info(parser: argparse.ArgumentParser) -> None:

@@ -21,7 +21,7 @@ from apps.show.format import bytes_text
 from apps.show.progress import progress
 from apps.show.table import print_note, print_table
 from devices.files import temporary_beside
-from edge.quantization.fit import FitOptions, Fitted, file_within, fit_file
+from edge.quantization.fit import FitOptions, Fitted, file_within, fit_file, least_bytes
 from edge.quantization.gguf import Outcome, quantize
 from edge.quantization.text_file import BUNDLED, read_text
 from quant.checkpoint.checkpoint import Checkpoint
@@ -148,15 +148,15 @@ def _fit(args: argparse.Namespace, file: GgufFile) -> Made:
     _warn_of_loss(file)
     kinds = tuple(weight_type(name) for name in args.types or ())
     options = FitOptions(args.imatrix, kinds, args.fast, 60 * (args.minutes or QUANTIZE_MINUTES), args.threads)
-    budget = args.size or _budget(args, file)
+    budget = args.size or _budget(args, file, options)
     with quantize_report.stages() as show:
         fitted = fit_file(file, args.output, budget, read_text(args.text or BUNDLED), options, show)
     return Made(fitted.outcome, "fitted", fitted, budget)
 
 
-def _budget(args: argparse.Namespace, file: GgufFile) -> int:
+def _budget(args: argparse.Namespace, file: GgufFile, options: FitOptions) -> int:
     """Bytes of a file whose weights fit into the memory beside everything else."""
-    budget, parts = file_within(file, args.fit, args.context, args.kv_type or "f16")
+    budget, parts = file_within(file, args.fit, args.context, args.kv_type or "f16", least_bytes(file, options))
     words = ", ".join(f"{name} {bytes_text(n)}" for name, n in parts.items() if n)
     print(f"edge quantize: of {bytes_text(args.fit)}, {bytes_text(budget)} are left: {words}", file=sys.stderr)
     return budget

@@ -65,7 +65,7 @@ def pull(
     """
     cache = Path(cache_dir) if cache_dir else _cache()
     if file.endswith(".gguf") and not _is_pattern(file):
-        names = _parts(file)
+        names = parts(file)
     else:
         names = _chosen(repo, file, _names(repo, cache))
     paths = _download(repo, names, cache, progress)
@@ -179,7 +179,7 @@ def _names(repo: str, cache: Path) -> list[str]:
 
 def _chosen(repo: str, wanted: str, names: list[str]) -> list[str]:
     """The parts of the one model of a repository that `wanted` means; HubError, with the list, if not just one."""
-    models = sorted({_parts(name)[0] for name in names if name.endswith(".gguf")})
+    models = sorted({parts(name)[0] for name in names if name.endswith(".gguf")})
     if not models:
         raise HubError(f"{repo} has no .gguf files; look for a repository that has GGUF in its name")
     pattern = wanted.lower() if _is_pattern(wanted) else f"*{wanted.lower()}*"
@@ -187,12 +187,12 @@ def _chosen(repo: str, wanted: str, names: list[str]) -> list[str]:
     exact = [name for name in fitting if wanted.lower() in re.split(r"[.-]", name.lower())]
     for found in (fitting, exact):
         if len(found) == 1:
-            return _parts(found[0])
+            return parts(found[0])
     like = f" like {wanted!r}" if wanted else ""
     raise HubError(f"{repo} has {len(fitting) or 'no'} files{like}; say which: {_listing(fitting or models)}")
 
 
-def _parts(name: str) -> list[str]:
+def parts(name: str) -> list[str]:
     """All parts of a split model, the first one first; any other file alone."""
     match = _SPLIT.fullmatch(name)
     if not match:
@@ -219,6 +219,12 @@ def _cache() -> Path:
 def _folder(repo: str, cache: Path) -> Path:
     """Where the library's cache has a repository."""
     return cache / f"models--{repo.replace('/', '--')}"
+
+
+def cached_repositories() -> list[tuple[str, Path]]:
+    """(OWNER/NAME, folder) of all models in the library's cache."""
+    found = sorted(_cache().glob("models--*--*"))
+    return [("/".join(path.name.split("--", 2)[1:]), path) for path in found]
 
 
 def _cached_names(repo: str, cache: Path) -> list[str]:

@@ -23,7 +23,7 @@ from quant.gguf.file import GgufFile
 from quant.types import TensorType
 
 _MARGIN = 26 * MIB  # what comes to be needed while it runs: a terminal takes 14, the process of chat templates 11
-_MARGIN_SHARE = 128  # and this part of the budget: page tables, ends of pages
+MARGIN_SHARE = 128  # and this part of the budget: page tables, ends of pages
 _TOKEN_BYTES = 32  # of a vocabulary's entry: logits, their copy, candidates of the sampler
 _WORTH_A_FILE = 1.05  # reading weights that are laid out must be so much faster
 _THREADS_BESIDE = 2  # that read while all cores compute; more get in their way
@@ -132,7 +132,7 @@ def beside_weights(file: GgufFile, shape: ModelShape, sizes: ContextSizes, budge
 
 def _runtime(budget: int, n_logits: int) -> int:
     """Bytes of the process itself, now and later. n_logits: of all sequences together."""
-    return own_rss() + _MARGIN + budget // _MARGIN_SHARE + _TOKEN_BYTES * n_logits
+    return own_rss() + _MARGIN + budget // MARGIN_SHARE + _TOKEN_BYTES * n_logits
 
 
 def _of_context(
@@ -173,8 +173,8 @@ def _check(shape: ModelShape, parts: dict[str, int], least: dict[str, int], budg
     total = sum(all_parts.values())
     if total > budget:
         words = ", ".join(f"{name} {n / MIB:,.0f}" for name, n in all_parts.items() if n)
-        without_share = total - budget // _MARGIN_SHARE  # that part grows with the budget
-        least_mib = -(-without_share * _MARGIN_SHARE // ((_MARGIN_SHARE - 1) * MIB))
+        without_share = total - budget // MARGIN_SHARE  # that part grows with the budget
+        least_mib = -(-without_share * MARGIN_SHARE // ((MARGIN_SHARE - 1) * MIB))
         raise NotEnoughMemory(
             f"{shape.name} needs a budget of at least {least_mib:,} MiB ({words});"
             f" {budget / MIB:,.0f} MiB were given. Use a larger --memory, a smaller --context, --batch or --kv-type"

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -22,7 +23,7 @@ from edge.errors import SizeTooSmall
 from edge.llama.ggml import PINNED_VERSION
 from edge.llama.llama import ContextSizes
 from edge.llm.options import EngineOptions, resolve
-from edge.paging.budget import beside_weights
+from edge.paging.budget import MARGIN_SHARE, beside_weights
 from edge.quantization import imatrix as calibrate
 from edge.quantization import sensitivity
 from edge.quantization.divergence import Floats
@@ -34,11 +35,13 @@ from edge.quantization.fit_choices import (
     from_mix,
     mix_like,
     reserved_bytes,
+    smallest,
     tensor_bytes,
     too_small,
 )
 from edge.quantization.gguf import Outcome, file_bytes, header_bytes, quantize
 from edge.quantization.kernels import KINDS, known_kernels, slow_kinds
+from edge.quantization.rounds import Settling, in_order, is_settled
 from edge.quantization.tensor_rows import TensorRows
 from partition.model.model import ModelShape
 from quant.errors import DoesNotFit
@@ -61,6 +64,7 @@ _CALIBRATION_SHARE = 3  # it takes at most this part of the time for measuring, 
 _DOUBT = 2.0  # times the least expected damage: what is within, may be less in truth
 _MORE = 1.5  # times as long: worth measuring again
 _MIB = 1 << 20
+_SPARE_MIB = 2  # a process is not always of the same size
 
 
 @dataclass(frozen=True)
@@ -100,19 +104,18 @@ def fit_file(
     free = free_tensors(file)
     reserved = reserved_bytes(file, free)
     slow = slow_kinds(known_kernels(options.threads or default_threads()))
-    kinds = options.kinds or tuple(TYPES[name] for name in KINDS)
     importance = read_imatrix(options.imatrix).of(file) if options.imatrix else None
     covered = calibrate.covered(file) if importance is None else importance
-    candidates = choose_kinds(file, free, covered, reserved, budget, kinds, options.fast, slow)
+    candidates = choose_kinds(file, free, covered, reserved, budget, _kinds(options), options.fast, slow)
     if file_bytes(file, {name: tensor.type for name, tensor in file.tensors.items()}) <= budget:
         return _whole(file, out, free, options, progress)
     with _folder(file, text, options.imatrix) as folder:
         imatrix = options.imatrix or _imatrix(file, text, folder / "imatrix.gguf", options, progress)
         if importance is None:
             importance = read_imatrix(imatrix).of(file)
-        found = _sensitivity(file, text, candidates, importance, folder, options, progress)
-        table = choices(file, candidates, found)
         try:
+            found = _sensitivity(file, text, candidates, importance, folder, (budget, reserved), options, progress)
+            table = choices(file, candidates, found)
             chosen = fit(table, budget, reserved)
         except DoesNotFit as error:  # some tensors cannot be measured, and stay as they are
             raise too_small(file, error.least, budget) from None
@@ -124,6 +127,17 @@ def fit_file(
     used = {choice.type.name for choice in best.choices.values()}
     slow = {kind: larger for kind, larger in slow.items() if kind in used}
     return Fitted(outcome, best.damage, measured, chosen.gap, slow)
+
+
+def least_bytes(file: GgufFile, options: FitOptions) -> int:
+    """Bytes of the smallest file that can be made of a model."""
+    free = free_tensors(file)
+    covered = read_imatrix(options.imatrix).of(file) if options.imatrix else calibrate.covered(file)
+    return smallest(file, free, covered, reserved_bytes(file, free), _kinds(options))
+
+
+def _kinds(options: FitOptions) -> tuple[TensorType, ...]:
+    return options.kinds or tuple(TYPES[name] for name in KINDS)
 
 
 def _best(
@@ -168,10 +182,13 @@ def _write(
     )
 
 
-def file_within(file: GgufFile, memory: int, context: int | None, kv_type: str) -> tuple[int, dict[str, int]]:
+def file_within(
+    file: GgufFile, memory: int, context: int | None, kv_type: str, least: int
+) -> tuple[int, dict[str, int]]:
     """(bytes of a file that a process of `memory` bytes can hold whole, bytes by part of what else it holds).
 
-    SizeTooSmall where nothing is left. What a dry run of the model raises.
+    least: bytes of the smallest file there can be. SizeTooSmall, with the memory that would do, where no file of that
+    size is left. What a dry run of the model raises.
     """
     shape = ModelShape.from_gguf(file)
     options = EngineOptions(context=context, kv_type=kv_type)
@@ -179,11 +196,14 @@ def file_within(file: GgufFile, memory: int, context: int | None, kv_type: str) 
     batch = min(options.rows, n_context)
     parts = beside_weights(file, shape, ContextSizes(n_context, kv, batch=batch), memory)
     left = memory - sum(parts.values())
-    if left <= 0:
+    if left + header_bytes(file) < least:
         words = ", ".join(f"{name} {n / _MIB:,.0f}" for name, n in parts.items())
+        without_share = memory - left - memory // MARGIN_SHARE + least - header_bytes(file)  # that part grows with it
+        least_mib = math.ceil(without_share / (1 - 1 / MARGIN_SHARE) / _MIB) + _SPARE_MIB
         raise SizeTooSmall(
-            f"nothing of {memory / _MIB:,.0f} MiB is left for weights: {words} MiB; use a smaller --context or"
-            " --kv-type"
+            f"{max(0, left) / _MIB:,.0f} of {memory / _MIB:,.0f} MiB are left for weights, beside {words} MiB; the"
+            f" smallest file has {least / _MIB:,.1f} MiB. Take --fit {least_mib}MiB or more, a smaller"
+            " --context or --kv-type, or name smaller types with --types"
         )
     return left + header_bytes(file), parts
 
@@ -226,17 +246,21 @@ def _sensitivity(
     candidates: Mapping[str, Sequence[TensorType]],
     importance: Mapping[str, Floats],
     folder: Path,
+    size: tuple[int, int],
     options: FitOptions,
     progress: Progress,
 ) -> Sensitivity:
-    """What was measured before, in as much time as there is now, or is measured."""
+    """What was measured before, in as much time as there is now, or is measured: as much as the choice depends on.
+
+    size: bytes that the file may have, and those of it that do not depend on the choice.
+    """
     threads = options.threads or default_threads()
     rows = {name: TensorRows(file, name, importance.get(name)) for name in candidates}
     path = folder / "sensitivity.json"
     known: Sensitivity | None = None
     with suppress(OSError, ValueError):
         known = Sensitivity.from_json(json.loads(path.read_bytes()))
-        if options.within_s > _MORE * known.spent_s:
+        if not known.left_s and options.within_s > _MORE * known.spent_s:
             known = None
     kinds = {name: {*candidates[name], *(() if known else sensitivity.probes(rows[name]))} for name in candidates}
     if known:
@@ -245,20 +269,42 @@ def _sensitivity(
     errors = sensitivity.measure_errors(new, kinds, threads, lambda *at: progress("Reading weights", *at))
     if known:
         errors = {name: {**row, **errors.get(name, {})} for name, row in known.errors.items()}
-        found = Sensitivity(known.damages, errors, known.spent_s)
+
+    def settling() -> Settling:
+        return Settling(
+            lambda damages: choices(file, candidates, Sensitivity(damages, errors, 0.0)),
+            lambda table: fit(table, *size),
+        )
+
+    values = sum(one.rows * one.columns for one in rows.values())
+    possible = [kind for kind in sensitivity.PROBES if any(row.get(kind, 0) > 0 for row in errors.values())]
+    order = in_order(possible, 8 * (size[0] - size[1]) / max(1, values))
+    if known and (not known.left_s or is_settled(order, known.damages, settling().after_round)):
+        found = Sensitivity(known.damages, errors, known.spent_s, known.left_s)
     else:
         found = sensitivity.measure_damages(
             file,
             text,
             rows,
             errors,
-            within_s=options.within_s,
+            within_s=known.left_s if known else options.within_s,
             threads=threads,
-            progress=lambda *at: progress("Measuring", *at),
+            progress=lambda done, total, left_s: progress("Measuring", done, total, _time_left(left_s)),
+            order=order,
+            known=known.damages if known else None,
+            after_round=settling().after_round,
         )
-    if known is None or found.errors != known.errors:
+        if known:
+            found = replace(found, spent_s=known.spent_s)
+    if known is None or found != known:
         write_whole(path, json.dumps(found.to_json()).encode())
     return found
+
+
+def _time_left(left_s: float) -> str:
+    """For people: at most how long measuring goes on, and what decides that."""
+    left = f"{left_s / 60:.0f} min" if left_s >= 90 else f"{left_s:.0f} s"
+    return f"at most {left} left (--minutes)"
 
 
 def _measured(file: GgufFile, paths: Sequence[Path], text: str, options: FitOptions, progress: Progress) -> list[float]:

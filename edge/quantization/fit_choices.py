@@ -57,6 +57,13 @@ def choose_kinds(
     return quick if _least(file, quick, reserved) <= budget else every
 
 
+def smallest(
+    file: GgufFile, free: Sequence[str], covered: Container[str], reserved: int, kinds: Sequence[TensorType]
+) -> int:
+    """Bytes of the smallest file: every tensor has the narrowest type that it may have."""
+    return _least(file, {name: _candidates(file, name, kinds, name in covered) for name in free}, reserved)
+
+
 def _candidates(file: GgufFile, name: str, kinds: Sequence[TensorType], has_importance: bool) -> list[TensorType]:
     """The types that a tensor may have: at most as wide as it is, of whole blocks. Its own is among them."""
     tensor = file.tensors[name]

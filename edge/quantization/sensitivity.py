@@ -2,7 +2,8 @@
 
 The model runs from its file. One tensor, or where time is short a group of like ones, is quantized into memory, and the
 weight is pointed there, type and all: what is compared is what a file with that tensor would predict. A middle type is
-measured for all tensors first, then others while there is time. What is not measured follows from the weights' errors.
+measured for all tensors first, then others while there is time and the choice still changes with them (`rounds`). What
+is not measured follows from the weights' errors.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from edge.quantization.divergence import (
     log_probabilities,
     options_for,
 )
+from edge.quantization.rounds import Damages, measure_rounds
 from edge.quantization.tensor_rows import TensorRows
 from partition.model.model import ModelShape, block_of
 from quant.gguf.file import GgufFile
@@ -74,12 +76,16 @@ def measure_damages(
     *,
     within_s: float,
     threads: int,
-    progress: Progress,
+    progress: Callable[[int, int, float], None],
+    order: Sequence[str] = PROBES,
+    known: Damages | None = None,
+    after_round: Callable[[Damages], bool] = lambda damages: False,
 ) -> Sensitivity:
     """The sensitivities of tensors of a file, in about `within_s`. Of those that no graph uses as they are, none.
 
-    errors: of the types of `probes`, and any others. TextError where the text is too short; what Engine raises;
-    Interrupted after Ctrl-C.
+    errors: of the types of `probes`, and any others. progress: as `measure_rounds` tells it. order: of the types to
+    measure. known: damages that need no measuring. after_round: whether what is known now is enough. TextError where
+    the text is too short; what Engine raises; Interrupted after Ctrl-C.
     """
     began = time.monotonic()
     weights: dict[str, list[Weight]] = {}
@@ -95,22 +101,27 @@ def measure_damages(
         left = (within_s - (time.monotonic() - began)) / _PROBES_AT_LEAST - values * _QUANTIZE_S / threads
         probe.use(int(left / max(1, len(names)) / probe.pass_s))
         groups = _groups({name: rows[name] for name in names}, int(left / probe.pass_s))
-        damages: dict[str, dict[str, float]] = {name: {} for name in names}
-        planned = [(kind, group) for kind in PROBES for group in groups]
-        for done, (name, group) in enumerate(planned):
-            spent = time.monotonic() - began
-            if spent > within_s and all(damages.values()):
-                break
-            kind = TYPES[name]
+        damages = {name: dict((known or {}).get(name, {})) for name in names}
+
+        def measure(name: str, group: list[str]) -> None:
             measurable = [one for one in group if errors[one].get(name, 0) > 0]
             if measurable:
-                loss = probe.loss({one: (rows[one], weights[one]) for one in measurable}, kind, pool)
+                loss = probe.loss({one: (rows[one], weights[one]) for one in measurable}, TYPES[name], pool)
                 shares = {one: errors[one][name] * rows[one].rows for one in measurable}
                 for one, share in shares.items():
                     damages[one][name] = loss * share / sum(shares.values())
-            per_step = spent / max(1, done)
-            progress(done + 1, max(done + 1, min(len(planned), int(within_s / per_step) if done else len(planned))))
-    return Sensitivity(damages, {name: errors[name] for name in names}, within_s)
+
+        left_s = measure_rounds(
+            order,
+            groups,
+            damages,
+            measure,
+            after_round,
+            within_s=within_s,
+            clock=lambda: time.monotonic() - began,
+            progress=progress,
+        )
+    return Sensitivity(damages, {name: errors[name] for name in names}, within_s, left_s)
 
 
 def probes(rows: TensorRows) -> list[TensorType]:

@@ -29,7 +29,7 @@ from partition.slices.recipe import Recipe
 _NAME = re.compile(r"(?P<digest>[0-9a-f]{64})\.(slice|(?P<n_bytes>[0-9]{1,15})\.partial)")
 
 
-class _File(NamedTuple):
+class SliceFile(NamedTuple):
     """A slice or a partial one in the folder."""
 
     path: Path
@@ -52,7 +52,7 @@ class SliceStore:
         self._remedy = remedy
         with explained(folder):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._last_ns = max((file.used_ns for file in self._files()), default=0)
+            self._last_ns = max((file.used_ns for file in self.files()), default=0)
 
     def find(self, digest: str) -> Path | None:
         """The whole, verified file of a slice, or None. It counts as used now, but only `use` keeps it there."""
@@ -84,7 +84,7 @@ class SliceStore:
     def used_bytes(self) -> int:
         """Bytes of all slices and partial ones in the folder."""
         with explained(self.folder):
-            return sum(file.n_bytes for file in self._files())
+            return sum(file.n_bytes for file in self.files())
 
     def make_room(self, n_bytes: int) -> None:
         """Evict what was not used for longest until `n_bytes` more fit, both below the limit and on the disk.
@@ -107,7 +107,7 @@ class SliceStore:
         with self.locked(), explained(self.folder), ExitStack() as undo:
             if self.find(digest):
                 raise SliceError(f"slice {digest[:12]} is in {self.folder} already; use that")
-            for file in self._files():
+            for file in self.files():
                 if file.digest == digest and file.announced != n_bytes:  # whoever announced that has gone
                     release(open_alone(file.path, digest))
                     file.path.unlink()
@@ -166,6 +166,17 @@ class SliceStore:
     def _partial(self, digest: str, n_bytes: int) -> Path:
         return self._path(digest).with_name(f"{digest}.{n_bytes}.partial")
 
+    def remove(self, path: Path) -> None:
+        """Delete one of `files`. SliceBusy where it is in use or being written."""
+        with self.locked(), explained(self.folder):
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                if not lock(handle):
+                    raise SliceBusy(f"{path.name} is in use; end what uses it first")
+                path.unlink()
+            finally:
+                release(handle)
+
     def touch(self, path: Path) -> None:
         """Say that a file was used just now, after all others, also where the clock was set back."""
         self._last_ns = max(time.time_ns(), self._last_ns + 1)
@@ -183,7 +194,7 @@ class SliceStore:
         finally:
             release(handle)
 
-    def _files(self) -> list[_File]:
+    def files(self) -> list[SliceFile]:
         """What is in the folder, what was not used for longest first."""
         files = []
         with os.scandir(self.folder) as listing:
@@ -196,7 +207,7 @@ class SliceStore:
             if not stat.S_ISREG(found.st_mode):
                 continue
             announced = int(match["n_bytes"]) if match["n_bytes"] else None
-            files.append(_File(Path(entry.path), match["digest"], announced, found.st_size, found.st_mtime_ns))
+            files.append(SliceFile(Path(entry.path), match["digest"], announced, found.st_size, found.st_mtime_ns))
         return sorted(files, key=lambda file: (file.used_ns, file.path))
 
     def _make_room(self, digest: str, n_bytes: int, n_disk: int) -> None:
@@ -211,9 +222,9 @@ class SliceStore:
             )
         free = shutil.disk_usage(folder).free
         used = 0
-        idle: list[_File] = []
+        idle: list[SliceFile] = []
         with ExitStack() as locks:
-            for file in self._files():
+            for file in self.files():
                 if file.digest == digest:
                     continue
                 handle = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)

@@ -240,7 +240,7 @@ def test_what_is_left_of_the_memory(synthetic: Synthetic) -> None:
     file = GgufFile.open(synthetic("llama"))
 
     def left(memory: int = 1 << 30, context: int = 512, kv_type: str = "f16") -> int:
-        budget, parts = file_within(file, memory, context, kv_type)
+        budget, parts = file_within(file, memory, context, kv_type, least=1000)
         assert {"runtime", "KV cache", "compute buffers"} <= parts.keys()
         assert memory * 0.9 < budget + sum(parts.values()) < memory + MIB  # and the header, which is not held
         return budget
@@ -248,8 +248,15 @@ def test_what_is_left_of_the_memory(synthetic: Synthetic) -> None:
     assert left(context=128) > left()
     assert left(kv_type="q8_0") > left()
     assert left(memory=2 << 30) > left() + (1 << 29)
-    with pytest.raises(SizeTooSmall, match=r"nothing of 50 MiB is left for weights: runtime \d+, .*--context or"):
-        file_within(file, 50 * MIB, 512, "f16")
+    with pytest.raises(
+        SizeTooSmall, match=r"0 of 50 MiB are left for weights, beside runtime \d+, .*--context"
+    ) as raised:
+        file_within(file, 50 * MIB, 512, "f16", least=100 * MIB)
+    enough = int(str(raised.value).split("--fit ")[1].split("MiB")[0])
+    budget, _ = file_within(file, enough * MIB, 512, "f16", least=100 * MIB)
+    assert 100 * MIB <= budget < 110 * MIB
+    with pytest.raises(SizeTooSmall, match=r"smallest file has 100\.0 MiB"):
+        file_within(file, (enough - 10) * MIB, 512, "f16", least=100 * MIB)
 
 
 @pytest.fixture(scope="module")
@@ -273,8 +280,8 @@ def test_a_model_that_is_made_to_fit_pages_nothing(mid: Path, tmp_path: Path) ->
         return out, json.loads(done.stdout)
 
     refused = run_edge("quantize", mid, tmp_path / "out.gguf", "--fit", "60MiB", "--context", "1024", *options)
-    assert_one_line_error(refused, 4, "nothing of 60 MiB is left for weights", "--kv-type")
-    parts = refused.stderr.split("for weights: ")[1].split(" MiB;")[0].split(", ")
+    assert_one_line_error(refused, 4, "0 of 60 MiB are left for weights", "--kv-type")
+    parts = refused.stderr.split("beside ")[1].split(" MiB;")[0].split(", ")
     beside = sum(int(part.split()[-1]) for part in parts) * MIB
     sizes = []
     for spare, context, more in ((16, 1024, ()), (28, 2048, ("--kv-type", "q8_0")))[: some(1, 2)]:

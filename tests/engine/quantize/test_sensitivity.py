@@ -53,7 +53,13 @@ def measure(
     rows = {name: TensorRows(file, name, importance.get(name)) for name in types}
     errors = measure_errors(rows, types, 1, lambda *at: None)
     found = measure_damages(
-        file, text, rows, errors, within_s=within_s, threads=1, progress=lambda *at: seen.append(at)
+        file,
+        text,
+        rows,
+        errors,
+        within_s=within_s,
+        threads=1,
+        progress=lambda done, planned, left_s: seen.append((done, planned)),
     )
     return found, seen
 

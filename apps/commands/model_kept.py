@@ -1,0 +1,80 @@
+"""`edge model list` and `edge model rm`: what is kept on this device of models, and removing it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+
+from apps.errors import UsageError
+from apps.show.format import bytes_text
+from apps.show.table import print_columns, printable
+
+_UNITS_S = (("day", 86400), ("hour", 3600), ("minute", 60))
+
+
+def add_list(parser: argparse.ArgumentParser) -> None:
+    """The options of `edge model list`."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def add_rm(parser: argparse.ArgumentParser) -> None:
+    """The options of `edge model rm`."""
+    parser.add_argument("name", metavar="NAME", help="as edge model list shows it, or OWNER/NAME for all of one")
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run_list(args: argparse.Namespace) -> int:
+    """Show all that is kept, the exit code."""
+    from edge.models.kept import kept
+
+    found = kept()
+    if args.json:
+        values = [
+            {"name": one.name, "kind": one.kind, "size_bytes": one.n_bytes, "used_at_s": one.used_at_s,
+             "paths": [str(path) for path in one.paths]}
+            for one in found
+        ]  # fmt: skip
+        print(json.dumps({"models": values, "size_bytes": sum(one.n_bytes for one in found)}))
+    elif not found:
+        print("nothing is kept")
+    else:
+        now_s = time.time()
+        rows = [(one.name, one.kind, bytes_text(one.n_bytes), _ago(now_s - one.used_at_s)) for one in found]
+        rows.append((f"{len(found)} in all", "", bytes_text(sum(one.n_bytes for one in found)), ""))
+        print_columns(("name", "kind", "size", "used"), rows, whole=("name",))
+    return 0
+
+
+def run_rm(args: argparse.Namespace) -> int:
+    """Remove what has a name, after asking; the exit code. UsageError where nobody can be asked."""
+    from edge.models.kept import kept, matching
+
+    found = matching(args.name, kept())
+    n_bytes = sum(one.n_bytes for one in found)
+    if not args.yes:
+        if args.json or not sys.stdin.isatty():
+            raise UsageError(f"nobody can be asked whether {args.name} is to go; add --yes")
+        names = ", ".join(one.name for one in found)
+        print(printable(f"Remove {names} ({bytes_text(n_bytes)})? [y/N] "), end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            print("nothing was removed", file=sys.stderr)
+            return 0
+    for one in found:
+        one.remove()
+    if args.json:
+        print(json.dumps({"removed": [one.name for one in found], "size_bytes": n_bytes}))
+    else:
+        print(printable(f"removed {', '.join(one.name for one in found)}: {bytes_text(n_bytes)}"))
+    return 0
+
+
+def _ago(seconds: float) -> str:
+    """How long ago, in the largest unit there is one of."""
+    for unit, unit_s in _UNITS_S:
+        if seconds >= unit_s:
+            n = int(seconds // unit_s)
+            return f"{n} {unit}{'s' if n > 1 else ''} ago"
+    return "just now"
