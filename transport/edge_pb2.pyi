@@ -16,22 +16,62 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Description(_message.Message):
-    __slots__ = ("name", "profile_json", "protocol", "secure", "sessions", "slices_bytes", "slices_limit_bytes")
+    __slots__ = ("name", "protocol", "secure", "sessions", "slices_bytes", "slices_limit_bytes", "profile")
     NAME_FIELD_NUMBER: _ClassVar[int]
-    PROFILE_JSON_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     SECURE_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     SLICES_BYTES_FIELD_NUMBER: _ClassVar[int]
     SLICES_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PROFILE_FIELD_NUMBER: _ClassVar[int]
     name: str
-    profile_json: str
     protocol: int
     secure: bool
     sessions: _containers.RepeatedCompositeFieldContainer[SessionState]
     slices_bytes: int
     slices_limit_bytes: int
-    def __init__(self, name: _Optional[str] = ..., profile_json: _Optional[str] = ..., protocol: _Optional[int] = ..., secure: bool = ..., sessions: _Optional[_Iterable[_Union[SessionState, _Mapping]]] = ..., slices_bytes: _Optional[int] = ..., slices_limit_bytes: _Optional[int] = ...) -> None: ...
+    profile: DeviceProfile
+    def __init__(self, name: _Optional[str] = ..., protocol: _Optional[int] = ..., secure: bool = ..., sessions: _Optional[_Iterable[_Union[SessionState, _Mapping]]] = ..., slices_bytes: _Optional[int] = ..., slices_limit_bytes: _Optional[int] = ..., profile: _Optional[_Union[DeviceProfile, _Mapping]] = ...) -> None: ...
+
+class DeviceProfile(_message.Message):
+    __slots__ = ("name", "system", "machine", "cpu", "cores_physical", "cores_logical", "threads", "cpu_quota", "memory_total_bytes", "memory_available_bytes", "memory_limit_bytes", "gpu", "battery_percent", "plugged", "temperature_c", "python", "runtime", "llama_cpp")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SYSTEM_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
+    CPU_FIELD_NUMBER: _ClassVar[int]
+    CORES_PHYSICAL_FIELD_NUMBER: _ClassVar[int]
+    CORES_LOGICAL_FIELD_NUMBER: _ClassVar[int]
+    THREADS_FIELD_NUMBER: _ClassVar[int]
+    CPU_QUOTA_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_AVAILABLE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GPU_FIELD_NUMBER: _ClassVar[int]
+    BATTERY_PERCENT_FIELD_NUMBER: _ClassVar[int]
+    PLUGGED_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_C_FIELD_NUMBER: _ClassVar[int]
+    PYTHON_FIELD_NUMBER: _ClassVar[int]
+    RUNTIME_FIELD_NUMBER: _ClassVar[int]
+    LLAMA_CPP_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    system: str
+    machine: str
+    cpu: str
+    cores_physical: int
+    cores_logical: int
+    threads: int
+    cpu_quota: float
+    memory_total_bytes: int
+    memory_available_bytes: int
+    memory_limit_bytes: int
+    gpu: str
+    battery_percent: float
+    plugged: bool
+    temperature_c: float
+    python: str
+    runtime: str
+    llama_cpp: str
+    def __init__(self, name: _Optional[str] = ..., system: _Optional[str] = ..., machine: _Optional[str] = ..., cpu: _Optional[str] = ..., cores_physical: _Optional[int] = ..., cores_logical: _Optional[int] = ..., threads: _Optional[int] = ..., cpu_quota: _Optional[float] = ..., memory_total_bytes: _Optional[int] = ..., memory_available_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., gpu: _Optional[str] = ..., battery_percent: _Optional[float] = ..., plugged: bool = ..., temperature_c: _Optional[float] = ..., python: _Optional[str] = ..., runtime: _Optional[str] = ..., llama_cpp: _Optional[str] = ...) -> None: ...
 
 class SessionState(_message.Message):
     __slots__ = ("session", "rank", "world_size", "slice", "memory_bytes", "pid")
@@ -176,20 +216,90 @@ class LinkState(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., kind: _Optional[str] = ..., tcp_round_trip_s: _Optional[float] = ..., grpc_round_trip_s: _Optional[float] = ..., why: _Optional[str] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("slice", "options_json", "path", "memory_limit_bytes", "stages", "stage_json")
+    __slots__ = ("slice", "path", "memory_limit_bytes", "stages", "options", "stage")
     SLICE_FIELD_NUMBER: _ClassVar[int]
-    OPTIONS_JSON_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     MEMORY_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
-    STAGE_JSON_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
     slice: str
-    options_json: str
     path: str
     memory_limit_bytes: int
     stages: _containers.RepeatedScalarFieldContainer[int]
-    stage_json: str
-    def __init__(self, slice: _Optional[str] = ..., options_json: _Optional[str] = ..., path: _Optional[str] = ..., memory_limit_bytes: _Optional[int] = ..., stages: _Optional[_Iterable[int]] = ..., stage_json: _Optional[str] = ...) -> None: ...
+    options: EngineOptions
+    stage: Stage
+    def __init__(self, slice: _Optional[str] = ..., path: _Optional[str] = ..., memory_limit_bytes: _Optional[int] = ..., stages: _Optional[_Iterable[int]] = ..., options: _Optional[_Union[EngineOptions, _Mapping]] = ..., stage: _Optional[_Union[Stage, _Mapping]] = ...) -> None: ...
+
+class EngineOptions(_message.Message):
+    __slots__ = ("context", "batch", "sequences", "outputs", "threads", "follows_load", "gpu_layers", "repack", "flash_attention", "kv_type", "memory", "reserved", "window", "io_threads", "io_chunk", "verify")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    THREADS_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWS_LOAD_FIELD_NUMBER: _ClassVar[int]
+    GPU_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    REPACK_FIELD_NUMBER: _ClassVar[int]
+    FLASH_ATTENTION_FIELD_NUMBER: _ClassVar[int]
+    KV_TYPE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    IO_THREADS_FIELD_NUMBER: _ClassVar[int]
+    IO_CHUNK_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_FIELD_NUMBER: _ClassVar[int]
+    context: int
+    batch: int
+    sequences: int
+    outputs: int
+    threads: int
+    follows_load: bool
+    gpu_layers: int
+    repack: bool
+    flash_attention: str
+    kv_type: str
+    memory: int
+    reserved: int
+    window: int
+    io_threads: int
+    io_chunk: int
+    verify: bool
+    def __init__(self, context: _Optional[int] = ..., batch: _Optional[int] = ..., sequences: _Optional[int] = ..., outputs: _Optional[int] = ..., threads: _Optional[int] = ..., follows_load: bool = ..., gpu_layers: _Optional[int] = ..., repack: bool = ..., flash_attention: _Optional[str] = ..., kv_type: _Optional[str] = ..., memory: _Optional[int] = ..., reserved: _Optional[int] = ..., window: _Optional[int] = ..., io_threads: _Optional[int] = ..., io_chunk: _Optional[int] = ..., verify: bool = ...) -> None: ...
+
+class Stage(_message.Message):
+    __slots__ = ("takes", "gives", "threads", "provider")
+    TAKES_FIELD_NUMBER: _ClassVar[int]
+    GIVES_FIELD_NUMBER: _ClassVar[int]
+    THREADS_FIELD_NUMBER: _ClassVar[int]
+    PROVIDER_FIELD_NUMBER: _ClassVar[int]
+    takes: Boundary
+    gives: Boundary
+    threads: int
+    provider: str
+    def __init__(self, takes: _Optional[_Union[Boundary, _Mapping]] = ..., gives: _Optional[_Union[Boundary, _Mapping]] = ..., threads: _Optional[int] = ..., provider: _Optional[str] = ...) -> None: ...
+
+class Boundary(_message.Message):
+    __slots__ = ("tensors", "inner", "passed")
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    INNER_FIELD_NUMBER: _ClassVar[int]
+    PASSED_FIELD_NUMBER: _ClassVar[int]
+    tensors: _containers.RepeatedCompositeFieldContainer[Tensor]
+    inner: bool
+    passed: int
+    def __init__(self, tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., inner: bool = ..., passed: _Optional[int] = ...) -> None: ...
+
+class Tensor(_message.Message):
+    __slots__ = ("name", "type", "shape", "open")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    type: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    open: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., type: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., open: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Loading(_message.Message):
     __slots__ = ("fraction",)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ import grpc
 from devices.profile import DeviceProfile
 from edge.errors import WorkerError
 from edge.slices.cutting import chunks
+from edge.worker.messages import profile_of
 from partition.slices.recipe import Recipe
 from transport import edge_pb2 as pb
 from transport import frame, rpc
@@ -58,9 +58,9 @@ class Remote:
             versions = f"version {said.protocol} of the protocol, this is version {frame.VERSION}"
             raise Refused(f"{self.name} speaks {versions}; update both")
         try:
-            profile = DeviceProfile.from_json(json.loads(said.profile_json))
-        except (ValueError, RecursionError) as error:
-            raise Refused(f"{self.name} describes itself in a way this version does not read: {error}") from error
+            profile = profile_of(said.profile)
+        except ValueError as error:
+            raise Refused(f"{self.name} describes itself in a way this version does not read: {error}; update both") from error
         if self.identity is None:  # who has a certificate is called what the owner called it
             self.name = self.label = profile.name
         return profile, said

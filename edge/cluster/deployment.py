@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +16,7 @@ from edge.cluster.session import EngineSession, RemoteSession, answers, last_fai
 from edge.cluster.silence import Silence
 from edge.errors import SliceError, WorkerError
 from edge.llama import llama
-from edge.llm.options import EngineOptions, resolve
+from edge.llm.options import DEFAULTS, EngineOptions, resolve
 from edge.net import credentials
 from edge.net.dialling import USUAL
 from edge.net.peers import SECRET_BYTES, Peer
@@ -28,6 +27,7 @@ from edge.parallel.shard import Shard
 from edge.parallel.topology import place
 from edge.slices.local import OwnSlices
 from edge.tasks import AggregateProgress, CancelScope, Progress, results
+from edge.worker.messages import options_message
 from partition.errors import PlanError
 from partition.model.model import ModelShape
 from partition.plan.plan import Plan
@@ -229,7 +229,7 @@ class Deployment:
 
     def _load(self, rank: int, digest: str, recipe: Recipe, options: EngineOptions, total: AggregateProgress) -> None:
         part = self.plan.shard(rank)
-        values = {k: v for k, v in asdict(options).items() if k not in _OF_A_DEVICE}
+        values: dict[str, Any] = {name: getattr(DEFAULTS, name) for name in _OF_A_DEVICE}
         ranks = [device(other) for other in self.plan.devices].count(device(part.device))
         if ranks > 1:  # threads that wait for others at every barrier of llama.cpp take a hundred times as long
             values["threads"] = max(1, self._fleet.profiles[part.device].threads // ranks)
@@ -238,7 +238,7 @@ class Deployment:
         if ranks > 1 and limit and profile.gpu is None:  # else the first to load would take all of it
             values["memory"] = max(1, (limit - LEAST_PROCESS_BYTES) // ranks)
         values |= _own(part)
-        command = pb.Load(slice=digest, options_json=json.dumps(values), stages=self._widths)
+        command = pb.Load(slice=digest, options=options_message(replace(options, **values)), stages=self._widths)
         with total.part(recipe.n_bytes) as shown:
             loaded = self._sessions[rank].ask(
                 pb.Command(load=command),

@@ -6,7 +6,6 @@ with `load`, so that a sweep over cuts pays for stages only: `load`, `times`, `s
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections import Counter
 from collections.abc import Callable
@@ -25,8 +24,9 @@ from edge.net.rendezvous import TRANSPORTS, join, polling_s
 from edge.onnx.engine import OnnxEngine
 from edge.onnx.model import OnnxSource, Part
 from edge.onnx.pipeline import Ends, Pipeline
-from edge.onnx.stage import LoadedStage, describe
+from edge.onnx.stage import LoadedStage
 from edge.tasks import AggregateProgress, CancelScope, Progress, results
+from edge.worker.messages import stage_message
 from partition.errors import PlanError
 from partition.plan.onnx_plan import OnnxPlan, OnnxStage
 from partition.plan.plan import LOCAL
@@ -263,8 +263,8 @@ class OnnxDeployment:
         n_bytes = len(part.content)
         with total.part(n_bytes) as sent, self._model.recipe(part) as (recipe, path):
             self._fleet.workers[stage.device].send_slice(recipe, path, part.digest, sent)
-        described = json.dumps(describe(stage, part.takes, part.gives))
-        command = pb.Load(slice=part.digest, stages=[1] * (len(self._sessions) + 1), stage_json=described)
+        described = stage_message(stage, part.takes, part.gives)
+        command = pb.Load(slice=part.digest, stages=[1] * (len(self._sessions) + 1), stage=described)
         with total.part(n_bytes):
             loaded = session.ask(pb.Command(load=command)).loaded
         given = (loaded.provider, tuple(loaded.fell_back_from), int(loaded.threads))

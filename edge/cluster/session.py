@@ -11,7 +11,6 @@ What a rank says of its end, where a link to it broke.
 
 from __future__ import annotations
 
-import json
 import queue
 import threading
 import time
@@ -155,7 +154,7 @@ class EngineSession(ABC):
         self, slice_: str, options: dict[str, Any] | None = None, progress: Callable[[float], None] | None = None
     ) -> pb.Loaded:
         """Load a slice that is there. `options`: of EngineOptions, by name. progress: the fraction loaded."""
-        command = pb.Command(load=pb.Load(slice=slice_, options_json=json.dumps(options or {})))
+        command = pb.Command(load=pb.Load(slice=slice_, options=options or {}))
         return self.ask(command, lambda event: progress(event.loading.fraction) if progress else None).loaded
 
     def unload(self) -> None:

@@ -16,6 +16,7 @@ DEFAULT_CONTEXT = 4096  # tokens; models trained for more would reserve gigabyte
 MAX_CONTEXT = 1 << 24  # tokens; more than any model is trained for. llama.cpp keeps 50 bytes for each even in a dry run
 MAX_SEQUENCES = 256  # of llama.cpp
 MAX_THREADS = 512  # ggml has room for no more
+MAX_GPU_LAYERS = (1 << 31) - 1  # llama.cpp takes 32 bits, and more would wrap to another number
 MAX_BYTES = 1 << 60
 MAX_IO_THREADS = 64
 MAX_IO_CHUNK = 256 << 20  # bytes
@@ -45,28 +46,28 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         """EngineError names the option that is out of its range."""
-        for name, value, most in (
-            ("context", self.context, MAX_CONTEXT),
-            ("batch", self.batch, MAX_CONTEXT),
-            ("sequences", self.sequences, MAX_SEQUENCES),
-            ("outputs", self.outputs, self.rows),
-            ("threads", self.threads, MAX_THREADS),
-            ("memory", self.memory, MAX_BYTES),
-            ("window", self.window, MAX_BYTES),
-            ("io_threads", self.io_threads, MAX_IO_THREADS),
-            ("io_chunk", self.io_chunk, MAX_IO_CHUNK),
+        for name, value, least, most in (
+            ("context", self.context, 1, MAX_CONTEXT),
+            ("batch", self.batch, 1, MAX_CONTEXT),
+            ("sequences", self.sequences, 1, MAX_SEQUENCES),
+            ("outputs", self.outputs, 1, self.rows),
+            ("threads", self.threads, 1, MAX_THREADS),
+            ("gpu_layers", self.gpu_layers, 0, MAX_GPU_LAYERS),
+            ("memory", self.memory, 1, MAX_BYTES),
+            ("reserved", self.reserved, 0, MAX_BYTES),
+            ("window", self.window, 1, MAX_BYTES),
+            ("io_threads", self.io_threads, 1, MAX_IO_THREADS),
+            ("io_chunk", self.io_chunk, 1, MAX_IO_CHUNK),
         ):
-            if value is not None and not 1 <= value <= most:
-                raise EngineError(f"{name} must be from 1 to {most}, it is {value}")
-        if self.gpu_layers is not None and self.gpu_layers < 0:
-            raise EngineError(f"gpu_layers must be 0 or more, it is {self.gpu_layers}")
+            if value is not None and not least <= value <= most:
+                raise EngineError(f"{name} must be from {least} to {most}, it is {value}")
         self.check_sequences(self.rows)
         if self.memory is None and (self.window or self.io_threads or self.io_chunk or self.verify):
             raise EngineError("window, io_threads, io_chunk and verify are about a budget; give one with memory")
         if self.memory is not None and self.gpu_layers:
             raise EngineError("a memory budget is of this machine's own memory; leave gpu_layers out, or the budget")
         if self.flash_attention not in llama.FLASH_ATTENTION:
-            raise EngineError(f"flash_attention must be auto, on or off, it is {self.flash_attention!r}")
+            raise EngineError(f"flash_attention must be auto, on or off, it is {self.flash_attention!r:.80}")
 
     @property
     def rows(self) -> int:

@@ -16,7 +16,7 @@ from devices.files import removed_at_end
 from edge.errors import NotEnoughMemory
 from edge.onnx.file import OnnxFile
 from edge.onnx.samples import TYPES, Feeds, Input, SamplesError, made_up
-from edge.onnx.wire import MOST_TENSOR_BYTES, Array, Boundary, Tensor
+from edge.onnx.wire import Array, Boundary, Tensor
 from edge.slices.local import OwnSlices
 from partition.errors import CannotSlice, PlanError
 from partition.model.onnx_graph import OnnxGraph
@@ -206,9 +206,6 @@ def _boundary(values: tuple[Value, ...], inner: bool, passed: int) -> Boundary:
 def _tensor(value: Value) -> Tensor:
     try:
         open_dims = tuple(i for i, dim in enumerate(value.dims) if isinstance(dim, str))
-        made = Tensor(value.name, value.type, value.shape, open_dims)
-        if made.n_bytes > MOST_TENSOR_BYTES:
-            raise ValueError(f"tensor {made.name!r} has {made.n_bytes:,} bytes, at most {MOST_TENSOR_BYTES:,} cross")
-        return made
+        return Tensor(value.name, value.type, value.shape, open_dims)
     except ValueError as error:
         raise CannotSlice(f"{error}; cut the model elsewhere") from None

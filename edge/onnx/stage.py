@@ -7,7 +7,6 @@ holds back those before it, up to the owner.
 
 from __future__ import annotations
 
-import json
 import queue
 import threading
 import time
@@ -15,7 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from devices.probe import cpu_quota, own_rss
 from edge.errors import EdgeError, EngineError, NotEnoughMemory
@@ -23,7 +22,6 @@ from edge.onnx.engine import OnnxEngine
 from edge.onnx.samples import made_up
 from edge.onnx.wire import Array, Boundary, Item, Op, Receiver, send
 from edge.pieces import Figure, Kind, best_pieces, piece_s
-from partition.plan.onnx_plan import OnnxStage
 from transport.link import Link
 
 SETS = 3  # one is received, one computed, one sent
@@ -96,31 +94,20 @@ class LoadedStage:
         self.engine.close()
 
 
-def describe(stage: OnnxStage, takes: Boundary, gives: Boundary) -> dict[str, Any]:
-    """A stage of a plan for the worker that is to `load` it, as values that json.dumps takes."""
-    described: dict[str, Any] = {"takes": takes.to_json(), "gives": gives.to_json()}
-    return described | {"threads": stage.threads, "provider": stage.provider}
+def load(
+    path: str, takes: Boundary, gives: Boundary, threads: int, provider: str | None = None, limit_bytes: int = 0
+) -> tuple[LoadedStage, int]:
+    """The stage in the file `path`, and the bytes of memory it takes. provider: None for the best one. limit_bytes: 0
+    for none.
 
-
-def load(path: str, stage_json: str, threads: int, limit_bytes: int) -> tuple[LoadedStage, int]:
-    """The stage in the file `path`, and the bytes of memory it takes. threads: the most. limit_bytes: 0 for none.
-
-    EdgeError where it is not described as needed, NotEnoughMemory where it takes more than the limit; the errors of
-    OnnxEngine.
+    EdgeError where the boundaries are not those of the model, NotEnoughMemory where it takes more than the limit; the
+    errors of OnnxEngine.
     """
-    try:
-        described = json.loads(stage_json)
-        takes, gives = (Boundary.from_json(described[name]) for name in ("takes", "gives"))
-        provider, asked = described["provider"], described["threads"]
-        if not isinstance(provider, str | None) or not isinstance(asked, int | None):
-            raise TypeError(f"threads are {asked!r:.80}, the provider is {provider!r:.80}")
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise EdgeError(f"this stage is not described as needed: {error!s:.300}; update both devices") from error
     before, size = own_rss(), Path(path).stat().st_size
     crossing = sum(tensor.n_bytes for boundary in (takes, gives) for tensor in boundary.tensors)
     _check_limit(_COPIES * size + crossing, limit_bytes)  # at least: before native code reads it
     try:
-        engine = OnnxEngine(Path(path), max(1, min(asked or threads, threads)), provider, buffers=SETS)
+        engine = OnnxEngine(Path(path), threads, provider, buffers=SETS)
     except ModuleNotFoundError as error:
         raise EngineError(f'{error.name} is not installed there: pip install "edge-runtime[onnx]"') from error
     stage = LoadedStage(engine, takes, gives)

@@ -39,6 +39,7 @@ Array = NDArray[Any]
 
 PART_BYTES = 1 << 20  # far below what frames and gRPC messages may hold
 MOST_TENSOR_BYTES = 1 << 30  # of one tensor of an item
+MOST_DIMS = 32  # that every numpy can hold
 MOST_STAGES = 64
 WIRE_NAMES = tuple(WIRES)
 
@@ -63,10 +64,15 @@ class Tensor:
     open: tuple[int, ...] = ()  # the dimensions that may have other sizes
 
     def __post_init__(self) -> None:
+        named = f"tensor {self.name!r:.80}"
         if self.type not in TYPES.values():
-            raise ValueError(f"tensor {self.name!r} is of type {self.type}, which does not cross a wire")
+            raise ValueError(f"{named} is of type {self.type!r:.40}, which does not cross a wire")
+        if len(self.shape) > MOST_DIMS:
+            raise ValueError(f"{named} has {len(self.shape)} dimensions, at most {MOST_DIMS} cross")
         if any(dim < 1 for dim in self.shape) or not set(self.open) <= set(range(len(self.shape))):
-            raise ValueError(f"tensor {self.name!r} has the shape {list(self.shape)}; needed are sizes of 1 or more")
+            raise ValueError(f"{named} has the shape {list(self.shape)!s:.80}; needed are sizes of 1 or more")
+        if self.n_bytes > MOST_TENSOR_BYTES:
+            raise ValueError(f"{named} has {self.n_bytes:,} bytes, at most {MOST_TENSOR_BYTES:,} cross")
 
     @property
     def n_bytes(self) -> int:
@@ -98,20 +104,6 @@ class Boundary:
     def layout(self) -> struct.Struct:
         """Of an item's header: operation, wire type, 0, number, seconds, dimensions."""
         return _layout(self.passed, sum(len(tensor.shape) for tensor in self.tensors))
-
-    def to_json(self) -> dict[str, Any]:
-        """As values that json.dumps takes."""
-        tensors = [{"name": t.name, "type": t.type, "shape": t.shape, "open": t.open} for t in self.tensors]
-        return {"tensors": tensors, "inner": self.inner, "passed": self.passed}
-
-    @classmethod
-    def from_json(cls, values: Any) -> Boundary:
-        """What `to_json` wrote. ValueError, TypeError or KeyError for anything else."""
-        tensors = [
-            Tensor(str(t["name"]), str(t["type"]), tuple(map(int, t["shape"])), tuple(map(int, t["open"])))
-            for t in values["tensors"]
-        ]
-        return cls(tuple(tensors), bool(values["inner"]), int(values["passed"]))
 
 
 @cache

@@ -12,16 +12,17 @@ twice as many.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edge.cluster.session import EngineSession
 from edge.errors import WorkerError
+from edge.llm.options import EngineOptions
 from edge.pieces import Figure
 from edge.slices.local import OwnSlices
 from edge.tasks import CancelScope
+from edge.worker.messages import options_message
 from partition.errors import CannotSlice, PlanError
 from partition.plan.plan import NOTHING, Range, Slice
 from partition.plan.tensor import shards
@@ -39,7 +40,7 @@ _PIECES = 5  # of each step that is timed, at least
 _LEAST_BYTES = 96 << 20  # of layers
 _MOST_STEP = 0.3  # of n layers: it is noise that makes a step's own part seem more
 _MOST_S = 3600.0  # no figure is that large
-_OPTIONS = {"context": 512, "batch": 512, "sequences": max(DECODE_ROWS)}
+_OPTIONS = EngineOptions(context=512, batch=512, sequences=max(DECODE_ROWS))
 _ROWS = {
     "layers": (*DECODE_ROWS, PREFILL_ROWS),
     "more": (1,),
@@ -119,7 +120,7 @@ def timed(
     hold; a worker knows its own limit. Errors of sessions, and WorkerError for answers that cannot be."""
     took: dict[str, list[Figure]] = {}
     runtime_bytes, disk_bytes_per_s = 0, 0.0
-    options = json.dumps(_OPTIONS | ({"threads": threads} if threads else {}))
+    options = replace(_OPTIONS, threads=threads)
     for name, probe in found.items():
         wants_disk = disk and name == "layers"
         took[name], n_bytes, rate = _timed(session, probe, options, wants_disk, memory)
@@ -140,13 +141,13 @@ def timed(
 
 
 def _timed(
-    session: EngineSession, probe: Probe, options: str, disk: bool, memory: int | None
+    session: EngineSession, probe: Probe, options: EngineOptions, disk: bool, memory: int | None
 ) -> tuple[list[Figure], int, float]:
     """One slice: its figures, bytes of the process beside weights, and bytes a second of the disk where that is
     asked."""
     # A slice is to be the last stage, or not: `place` allows one stage more than there are ranks.
     stages = [1] * (session.rank + (1 if probe.last else 2))
-    load = pb.Load(slice=probe.digest, path=str(probe.path), stages=stages, options_json=options)
+    load = pb.Load(slice=probe.digest, path=str(probe.path), stages=stages, options=options_message(options))
     load.memory_limit_bytes = memory or 0
     loaded = session.ask(pb.Command(load=load)).loaded
     command = pb.Time(rows=probe.rows, steps=_PIECES, depth=probe.depth, disk=disk)

@@ -6,7 +6,6 @@ nodes: handing over tensors, and work that ONNX Runtime saves where it sees more
 
 from __future__ import annotations
 
-import json
 import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -21,9 +20,9 @@ from edge.cluster.client import Remote
 from edge.cluster.session import EngineSession
 from edge.errors import EngineError, NotEnoughMemory, WorkerError
 from edge.onnx.model import OnnxSource, Part
-from edge.onnx.stage import describe
 from edge.pieces import Figure
 from edge.tasks import CancelScope
+from edge.worker.messages import stage_message
 from partition.plan.onnx_cuts import Cut
 from partition.plan.onnx_plan import OnnxPlan, OnnxStage
 from partition.plan.onnx_split import node_seconds
@@ -213,9 +212,9 @@ def _groups(segments_s: Sequence[float]) -> list[range]:
 
 def _timed(session: EngineSession, worker: Remote | None, probe: Probe) -> tuple[Figure | None, int]:
     """(what it takes, bytes of memory) of one part; None and 0 where it has no room, or does not run on noise."""
-    described = json.dumps(describe(probe.stage, probe.part.takes, probe.part.gives))
+    described = stage_message(probe.stage, probe.part.takes, probe.part.gives)
     with _there(worker, probe) as path:
-        load = pb.Load(slice=probe.part.digest, path=path, stages=[1], stage_json=described)
+        load = pb.Load(slice=probe.part.digest, path=path, stages=[1], stage=described)
         try:
             n_bytes = int(session.ask(pb.Command(load=load)).loaded.memory_bytes)
         except WorkerError as error:

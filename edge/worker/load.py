@@ -2,33 +2,91 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
-from typing import get_type_hints
 
+from devices.machine_disk import disk_read_rate
 from edge.errors import EdgeError, NotEnoughMemory
 from edge.llama import llama
 from edge.llama.llama import ContextSizes
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions, resolve
+from edge.net.relink import Relink
 from edge.paging import memory
 from edge.paging.memory import MemoryNeed
+from edge.parallel.follower import follow
 from edge.parallel.shard import Shard
 from edge.parallel.topology import place
 from edge.worker.limits import ResourceLimits
+from edge.worker.loaded import LoadedPart
+from edge.worker.messages import options_of
+from edge.worker.timing import time_shard
 from partition.model.check import check_loadable
 from partition.model.model import ModelShape
 from quant.gguf.file import GgufFile
+from quant.wire import WIRES
 from transport import edge_pb2 as pb
+from transport.collective import Group
+
+_MOST_TIMED = 16  # kinds of steps
 
 
-def load(
-    asked: pb.Load, rank: int, lent: ResourceLimits, progress: Callable[[float], None]
-) -> tuple[Engine | Shard, MemoryNeed]:
-    """What was asked for, loaded, and what it takes. The errors are those of Engine, and NotEnoughMemory where more
-    than the limit would be needed. lent: what of the device may be used."""
-    options = _options(asked.options_json, lent)
+class WholeModel:
+    """A model that runs on this device alone: loaded to see what it takes, and to be closed."""
+
+    def __init__(self, engine: Engine, need: MemoryNeed) -> None:
+        self._engine = engine
+        self._need = need
+
+    def describe(self) -> pb.Loaded:
+        """Its memory, layers and context."""
+        shape = self._engine.shape
+        return pb.Loaded(memory_bytes=self._need.total, layers=shape.n_layers, context=self._engine.context)
+
+    def run(self, _: pb.Run, __: Group, ___: Relink | None) -> None:
+        """EdgeError: it is no part of a group."""
+        raise EdgeError("no slice is loaded yet")
+
+    def time(self, _: pb.Time) -> pb.Timed:
+        """EdgeError: slices are timed."""
+        raise EdgeError("no slice is loaded yet")
+
+    def close(self) -> None:
+        """Free the model."""
+        self._engine.close()
+
+
+class SlicePart(WholeModel):
+    """A slice, with its place among the ranks."""
+
+    def __init__(self, shard: Shard, need: MemoryNeed) -> None:
+        super().__init__(shard.engine, need)
+        self._shard = shard
+
+    def run(self, asked: pb.Run, group: Group, relink: Relink | None) -> None:
+        """Do the steps that come, until their end. The errors of links and of the engine."""
+        follow(self._shard, group, asked.algorithm, WIRES[asked.wire], relink)
+
+    def time(self, asked: pb.Time) -> pb.Timed:
+        """How long each of the steps takes, and how fast the disk reads. EdgeError where these are too many."""
+        if len(asked.rows) > _MOST_TIMED:
+            raise EdgeError(f"{len(asked.rows)} kinds of steps to time; the most are {_MOST_TIMED}")
+        found = time_shard(self._shard, asked.rows, asked.steps, asked.depth)
+        step_s, busy = [one.seconds for one in found], [one.busy for one in found]
+        return pb.Timed(step_s=step_s, disk_bytes_per_s=self._disk() if asked.disk else 0.0, busy=busy)
+
+    def _disk(self) -> float:
+        """Bytes a second from the disk that the slice lies on; 0 where that cannot be measured."""
+        try:
+            return disk_read_rate(self._engine.path.parent)[0]
+        except (OSError, ValueError):
+            return 0.0
+
+
+def load(asked: pb.Load, rank: int, lent: ResourceLimits, progress: Callable[[float], None]) -> LoadedPart:
+    """What was asked for. The errors are those of Engine, and NotEnoughMemory where more than the limit would be
+    needed. lent: what of the device may be used."""
+    options = within(options_of(asked.options), lent)
     stages = tuple(asked.stages)
     here = place(rank, stages) if stages else None
     if here is not None and not here.last:
@@ -54,10 +112,11 @@ def load(
         _check_limit(need, limit)
     else:  # the engine accounts for itself, and pages what does not fit
         need = None
-    loaded = (
-        Engine(asked.path, options, progress=progress) if here is None else Shard(asked.path, options, here, progress)
-    )
-    return loaded, need or (loaded if isinstance(loaded, Engine) else loaded.engine).memory
+    if here is None:
+        engine = Engine(asked.path, options, progress=progress)
+        return WholeModel(engine, need or engine.memory)
+    shard = Shard(asked.path, options, here, progress)
+    return SlicePart(shard, need or shard.engine.memory)
 
 
 def _check_limit(need: MemoryNeed, limit: int) -> None:
@@ -70,17 +129,8 @@ def _check_limit(need: MemoryNeed, limit: int) -> None:
         )
 
 
-def _options(text: str, lent: ResourceLimits) -> EngineOptions:
-    """Engine options from JSON, with no more than the device lends. EdgeError names what is not one."""
-    try:
-        given = json.loads(text or "{}")
-        types = get_type_hints(EngineOptions)
-        for name, value in given.items() if isinstance(given, dict) else ():
-            if not isinstance(value, types.get(name, object)):
-                raise TypeError(f"{name} cannot be {value!r}")
-        options = EngineOptions(**{"threads": lent.threads, **given})
-    except (ValueError, TypeError, RecursionError) as error:
-        raise EdgeError(f"these engine options cannot be used: {error}") from error
+def within(options: EngineOptions, lent: ResourceLimits) -> EngineOptions:
+    """The options with no more than the device lends."""
     return replace(
         options,
         threads=min(options.threads or lent.threads, lent.threads),

@@ -45,15 +45,12 @@ from transport.measure import answer, measure
 from transport.tcp_link import TcpLink
 
 if TYPE_CHECKING:
-    from edge.llm.engine import Engine
-    from edge.onnx.stage import LoadedStage
-    from edge.parallel.shard import Shard
+    from edge.worker.loaded import LoadedPart
 
 _IDLE_S = 7 * 86400.0  # for the next command; whoever lets go earlier closes the daemon's end of the pair
 _MOST_RANKS = 256
 _MOST_FLOATS = 16 << 20
 _MOST_REPEATS = 10_000
-_MOST_TIMED = 16  # kinds of steps
 _MOST_TEXT = 4000  # characters of an error, which may repeat what the owner sent: events have 1 MiB
 
 
@@ -93,7 +90,7 @@ class Rank:
         self._connecting = False
         self._group: Group | None = None
         self._relink: Relink | None = None
-        self._loaded: Engine | Shard | LoadedStage | None = None
+        self._loaded: LoadedPart | None = None
         self._stages: tuple[int, ...] = ()  # that what is loaded is a part of
         self.opened = pb.Opened(tcp_port=self._doorway.tcp_port, pid=os.getpid())
 
@@ -133,30 +130,18 @@ class Rank:
         if self._loaded is not None:
             raise EdgeError("a slice is loaded already; unload it first")
         began = time.monotonic()
-        loaded = self._load_stage(asked) if asked.stage_json else self._load_layers(asked)
+        if asked.HasField("stage"):
+            from edge.worker.load_stage import load as load_stage
+
+            self._loaded = load_stage(asked, self._open.rank, self._lent, self._report)
+        else:
+            from edge.worker.load import load
+
+            self._loaded = load(asked, self._open.rank, self._lent, self._report)
         self._stages = tuple(asked.stages)
+        loaded = self._loaded.describe()
         loaded.load_s = time.monotonic() - began
         return pb.Event(loaded=loaded)
-
-    def _load_layers(self, asked: pb.Load) -> pb.Loaded:
-        from edge.parallel.shard import Shard
-        from edge.worker.load import load
-
-        self._loaded, need = load(asked, self._open.rank, self._lent, self._report)
-        engine = self._loaded.engine if isinstance(self._loaded, Shard) else self._loaded
-        return pb.Loaded(memory_bytes=need.total, layers=engine.shape.n_layers, context=engine.context)
-
-    def _load_stage(self, asked: pb.Load) -> pb.Loaded:
-        from edge.onnx.stage import load
-
-        stage, need = load(asked.path, asked.stage_json, self._lent.threads, asked.memory_limit_bytes)
-        self._loaded, engine = stage, stage.engine
-        return pb.Loaded(
-            memory_bytes=need,
-            provider=engine.provider,
-            fell_back_from=engine.fell_back_from,
-            threads=engine.threads,
-        )
 
     def _report(self, fraction: float) -> None:
         emit(self._control, pb.Event(loading=pb.Loading(fraction=fraction)))
@@ -214,20 +199,13 @@ class Rank:
 
     def _run(self, asked: pb.Run) -> pb.Event:
         """Follow rank 0. Who fails says why to all others, which fail then, too."""
-        from edge.onnx import stage as onnx_stage
-        from edge.parallel import follower
-
-        group, loaded = self._joined(), self._loaded
+        group = self._joined()
         try:
             if asked.wire not in WIRES or asked.algorithm not in ("auto", *ALGORITHMS):
                 raise EdgeError(f"{asked.algorithm!r} over {asked.wire!r} is not known here; update this worker")
             if sum(self._stages) != group.world_size:
                 raise EdgeError(f"a slice for {sum(self._stages)} ranks is loaded, {group.world_size} are connected")
-            if isinstance(loaded, onnx_stage.LoadedStage):
-                before, after = group.rank - 1, (group.rank + 1) % group.world_size
-                onnx_stage.follow(loaded, group.links[before], group.links[after])
-            else:
-                follower.follow(self._shard(), group, asked.algorithm, WIRES[asked.wire], self._relink)
+            self._part().run(asked, group, self._relink)
         except Exception as error:
             for link in group.links.values():
                 link.refuse(f"rank {group.rank}: {error}")
@@ -235,32 +213,10 @@ class Rank:
         return pb.Event(ran=pb.Ran())
 
     def _time(self, asked: pb.Time) -> pb.Event:
-        from edge.onnx.stage import LoadedStage
+        return pb.Event(timed=self._part().time(asked))
 
-        if isinstance(self._loaded, LoadedStage):
-            figure = self._loaded.time(min(asked.steps, _MOST_REPEATS))
-            return pb.Event(timed=pb.Timed(run_s=figure.seconds, busy=[figure.busy]))
-        from edge.worker.timing import time_shard
-
-        if len(asked.rows) > _MOST_TIMED:
-            raise EdgeError(f"{len(asked.rows)} kinds of steps to time; the most are {_MOST_TIMED}")
-        found = time_shard(self._shard(), asked.rows, asked.steps, asked.depth)
-        step_s, busy = [one.seconds for one in found], [one.busy for one in found]
-        return pb.Event(timed=pb.Timed(step_s=step_s, disk_bytes_per_s=self._disk() if asked.disk else 0.0, busy=busy))
-
-    def _disk(self) -> float:
-        """Bytes a second from the disk that what is loaded lies on; 0 where that cannot be measured."""
-        from devices.machine_disk import disk_read_rate
-
-        try:
-            return disk_read_rate(self._shard().engine.path.parent)[0]
-        except (OSError, ValueError):
-            return 0.0
-
-    def _shard(self) -> Shard:
-        from edge.parallel.shard import Shard
-
-        if not isinstance(self._loaded, Shard):
+    def _part(self) -> LoadedPart:
+        if self._loaded is None:
             raise EdgeError("no slice is loaded yet")
         return self._loaded
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
@@ -24,6 +23,7 @@ from edge.slices.digests import Digests
 from edge.slices.store import SliceStore
 from edge.version import version
 from edge.worker.limits import ResourceLimits
+from edge.worker.messages import profile_message
 from edge.worker.sessions import Sessions
 from partition.slices.recipe import Recipe, RecipeError
 from transport import edge_pb2 as pb
@@ -109,7 +109,7 @@ class Worker:
         )
         return pb.Description(
             name=options.name,
-            profile_json=json.dumps(profile.to_json()),
+            profile=profile_message(profile),
             protocol=frame.VERSION,
             secure=options.credentials is not None,
             sessions=self._sessions.states(),

@@ -2,11 +2,13 @@
 
 import dataclasses
 import json
+import math
 import re
 import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,11 +17,12 @@ from apps import cli
 from devices import discovery
 from devices.discovery import Found
 from devices.errors import DiscoveryError
-from devices.profile import DeviceProfile
+from devices.profile import DeviceProfile, describe
 from tests.support.fake_worker import FakeWorker, deaf_port, description, fake_worker
 from tests.support.helpers import assert_one_line_error, run_edge
 from tests.support.on_terminal import on_terminal
 from tests.support.workers import Worker, sessions, worker
+from transport import edge_pb2 as pb
 from transport import frame
 
 DEVICE_KEYS = {
@@ -284,21 +287,19 @@ def test_without_discovery_nobody_looks(devices: Run, monkeypatch: pytest.Monkey
 
 # --- strange answers ---
 
-GARBAGE = {
-    "no JSON": "{",
-    "nothing": "",
-    "another kind": "[1, 2]",
-    "no fields": "{}",
-    "deep": "[" * 100_000,
-    "a wrong type": description().profile_json.replace('"threads": 1', '"threads": "many"'),
-    "terminal codes": description().profile_json.replace('"fake"', '"\\u001b[2Jfake"'),
-    "huge numbers": description().profile_json.replace('"threads": 1', '"threads": 1' + "0" * 4000),
+GARBAGE: dict[str, dict[str, Any]] = {
+    "no name": {"name": None},
+    "terminal codes": {"name": "\x1b[2Jfake"},
+    "a name without end": {"cpu": "x" * 100_000},
+    "negative numbers": {"threads": -1},
+    "no number": {"cpu_quota": math.nan},
 }
 
 
-@pytest.mark.parametrize("profile", GARBAGE.values(), ids=GARBAGE.keys())
-def test_a_profile_that_is_none(devices: Run, fake: FakeWorker, profile: str) -> None:
-    fake.description = description(profile_json=profile)
+@pytest.mark.parametrize("changes", [None, *GARBAGE.values()], ids=["nothing", *GARBAGE])
+def test_a_profile_that_is_none(devices: Run, fake: FakeWorker, changes: dict[str, Any] | None) -> None:
+    values = describe("fake", threads=1).to_json()
+    fake.description = description(profile=None if changes is None else pb.DeviceProfile(**values | changes))
     code, out, err = devices(fake.address)
     assert (code, err) == (7, "")
     _, row, note = out.splitlines()

@@ -79,7 +79,7 @@ def kill_session(remote: Remote, digest: str, moment: str, after_s: float) -> No
         if moment == "loaded":
             session.load(digest, {"context": 64})
         elif moment == "loading":
-            session.tell(pb.Command(load=pb.Load(slice=digest, options_json='{"context": 64}')))
+            session.tell(pb.Command(load=pb.Load(slice=digest, options={"context": 64})))
             time.sleep(after_s)
         os.kill(session.pid, signal.SIGKILL)
         with pytest.raises(WorkerError, match="was killed by SIGKILL"):

@@ -356,8 +356,8 @@ def test_commands_that_fail_leave_the_session_as_it_was(remotes: list[Remote], d
                 one.ask(pb.Command(**command))
             assert caught.value.error == error
 
-        def options(json: str) -> dict[str, Any]:
-            return {"load": pb.Load(slice=demo, options_json=json)}
+        def options(**values: Any) -> dict[str, Any]:
+            return {"load": pb.Load(slice=demo, options=values)}
 
         not_yet = "the ranks are not connected yet"
         refused(not_yet, measure=pb.Measure(rank=1, seconds=0.1))
@@ -371,11 +371,11 @@ def test_commands_that_fail_leave_the_session_as_it_was(remotes: list[Remote], d
         refused("is not in", "SliceError", load=pb.Load(slice="0" * 64))
         refused("is no name of a slice", "SliceError", load=pb.Load(slice="../../etc/passwd"))
         refused("is no name of a slice", "SliceError", load=pb.Load(slice="", path=str(MODEL_PATH)))
-        for json in ("{", "[]", "3", '"x"', "[" * 100_000, '{"colour": 3}', '{"context": "many"}', '{"batch": 1.5}'):
-            refused("these engine options cannot be used", **options(json))
-        for json in ('{"context": 0}', '{"threads": 100000}', '{"flash_attention": "maybe"}', '{"sequences": -1}'):
-            refused("must be", "EngineError", **options(json))
-        refused("cannot store a KV cache", "UnknownTypeError", **options('{"kv_type": "q3_k"}'))
+        for name, value in {"context": 0, "threads": 100_000, "flash_attention": "maybe", "sequences": -1}.items():
+            refused(f"{name} must be", "EngineError", **options(**{name: value}))
+        refused("cannot store a KV cache", "UnknownTypeError", **options(kv_type="q3_k"))
+        odd = pb.Stage(takes={"passed": 65})
+        refused("not described as needed: takes.passed: 65 stages", load=pb.Load(slice=demo, stage=odd))
         connect_all(group)
         refused("connected already", connect=pb.Connect(peers=[pb.Peer(rank=1)]))
         refused("no link to rank 5", measure=pb.Measure(rank=5, seconds=0.1))
@@ -396,7 +396,9 @@ def test_commands_that_fail_leave_the_session_as_it_was(remotes: list[Remote], d
         mine = {state.rank: state for state in remotes[0].describe()[1].sessions}
         assert (mine[0].slice, mine[0].memory_bytes) == (demo, loaded.memory_bytes)  # still what it was
         assert (mine[1].slice, mine[1].memory_bytes) == ("", 0)
+        refused("no slice is loaded yet", time=pb.Time(rows=[1], steps=1))  # but a whole model
         one.unload()
+        refused("no slice is loaded yet", time=pb.Time(rows=[1], steps=1))
         assert [state.slice for state in remotes[0].describe()[1].sessions] == ["", ""]
         allreduce(group)  # and the links are as they were
         assert other.died is None
@@ -408,9 +410,9 @@ def test_answers_come_in_the_order_of_the_commands(remotes: list[Remote], demo: 
         commands = [
             pb.Command(allreduce=pb.Allreduce(n_floats=1 << 20, wire="q8", repeats=20)),
             pb.Command(load=pb.Load(slice="0" * 64)),
-            pb.Command(load=pb.Load(slice=demo, options_json='{"context": 64}')),
+            pb.Command(load=pb.Load(slice=demo, options={"context": 64})),
             pb.Command(unload=pb.Unload()),
-            pb.Command(load=pb.Load(slice=demo, options_json='{"context": 128}')),
+            pb.Command(load=pb.Load(slice=demo, options={"context": 128})),
         ]
         for command in commands:
             one.tell(command)
@@ -424,8 +426,8 @@ def test_answers_come_in_the_order_of_the_commands(remotes: list[Remote], demo: 
 
 def test_a_load_that_fails_holds_nothing(remotes: list[Remote], demo: str) -> None:
     with sessions(remotes[:1], 1) as (one,):
-        with pytest.raises(WorkerError, match="cannot be used"):
-            one.load(demo, {"nonsense": 1})
+        with pytest.raises(WorkerError, match="context must be from 1 to"):
+            one.load(demo, {"context": 0})
         (state,) = remotes[0].describe()[1].sessions
         assert (state.slice, state.memory_bytes) == ("", 0)
         one.load(demo, {"context": 64})

@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import json
 import os
 import random
 import subprocess
@@ -459,7 +458,7 @@ def test_memory_has_a_limit(tmp_path: Path, demo: Recipe) -> None:
             # Both at the same moment: the limit holds for the two together.
             came = []
             for session in (first, second):
-                session.tell(pb.Command(load=pb.Load(slice=demo.model_digest, options_json=json.dumps(large))))
+                session.tell(pb.Command(load=pb.Load(slice=demo.model_digest, options=large)))
             for session in (first, second):
                 with contextlib.suppress(WorkerError):
                     came.append(session.answer().loaded.memory_bytes)

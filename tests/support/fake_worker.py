@@ -1,6 +1,5 @@
 """A worker that answers what a test wants: wrong, odd, late, or never. In this process, in the clear, on loopback."""
 
-import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ from typing import Any
 import grpc
 
 from devices.profile import describe
+from edge.worker.messages import profile_message
 from transport import edge_pb2 as pb
 from transport import frame, rpc
 from transport.grpc_link import CHANNEL_OPTIONS
@@ -18,8 +18,8 @@ from transport.grpc_link import CHANNEL_OPTIONS
 
 def description(**changes: Any) -> pb.Description:
     """What a worker says of itself, but for `changes`."""
-    profile = json.dumps(describe("fake", threads=1, runtime="0", llama_cpp="0").to_json())
-    return pb.Description(**{"name": "fake", "profile_json": profile, "protocol": frame.VERSION, **changes})
+    profile = profile_message(describe("fake", threads=1, runtime="0", llama_cpp="0"))
+    return pb.Description(**{"name": "fake", "profile": profile, "protocol": frame.VERSION, **changes})
 
 
 class FakeWorker:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
@@ -145,7 +144,7 @@ def loaded(part: Part, plan: OnnxPlan, i: int, folder: Path) -> LoadedStage:
     """A stage as a worker would load it."""
     path = folder / part.digest
     path.write_bytes(part.content)
-    return onnx_stage.load(str(path), json.dumps(onnx_stage.describe(plan.stages[i], part.takes, part.gives)), 1, 0)[0]
+    return onnx_stage.load(str(path), part.takes, part.gives, 1, plan.stages[i].provider)[0]
 
 
 def following(stage: LoadedStage, source: Link, sink: Link) -> None:

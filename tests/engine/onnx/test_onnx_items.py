@@ -100,7 +100,6 @@ def test_what_goes_in_comes_out(
             assert off <= error_of(wire, array)
         else:
             assert came[name].tobytes() == array.tobytes()
-    assert Boundary.from_json(boundary.to_json()) == boundary
 
 
 @pytest.mark.parametrize("wire", ["f32", "f16", "q8"])
@@ -243,7 +242,7 @@ def test_tensors_of_another_length(payload: bytes, kind: Kind, words: str) -> No
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("h", "bfloat16", (1,)), "tensor 'h' is of type bfloat16, which does not cross a wire"),
+        (("h", "bfloat16", (1,)), "tensor 'h' is of type 'bfloat16', which does not cross a wire"),
         (("h", "complex64", (1,)), "complex64"),
         (("h", "object", (1,)), "object"),
         (("h", "float32", (0,)), "has the shape [0]; needed are sizes of 1 or more"),
@@ -271,25 +270,3 @@ def test_shapes_that_are_taken(shape: list[int], other: list[int], data: st.Data
         or any(o != s for i, (o, s) in enumerate(zip(other, shape, strict=False)) if i not in open_)
     )
     assert not tensor.takes(other)
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        None,
-        [],
-        {},
-        {"tensors": 5, "inner": True, "passed": 0},
-        {"tensors": [{}], "inner": True, "passed": 0},
-        {"tensors": [{"name": "a", "type": "float32", "shape": "x", "open": []}], "inner": True, "passed": 0},
-        {"tensors": [{"name": "a", "type": "float32", "shape": [0], "open": []}], "inner": True, "passed": 0},
-        {"tensors": [{"name": "a", "type": "O", "shape": [1], "open": []}], "inner": True, "passed": 0},
-        {"tensors": [], "inner": True},
-        {"tensors": [], "inner": True, "passed": -1},
-        {"tensors": [], "inner": True, "passed": 65},
-        {"tensors": [], "passed": 0},
-    ],
-)
-def test_json_that_is_no_boundary(values: Any) -> None:
-    with pytest.raises((ValueError, TypeError, KeyError)):
-        Boundary.from_json(values)

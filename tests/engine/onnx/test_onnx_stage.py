@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,12 +15,17 @@ import pytest
 from edge.errors import EdgeError, EngineError, NotEnoughMemory
 from edge.onnx import stage as onnx_stage
 from edge.onnx.model import Part
-from edge.onnx.stage import SETS, LoadedStage, describe, follow, load
+from edge.onnx.stage import SETS, LoadedStage, follow, load
 from edge.onnx.wire import Array, Boundary, Item, Op, Receiver, Tensor, send
-from partition.plan.onnx_plan import OnnxPlan
+from edge.worker import load_stage
+from edge.worker.limits import ResourceLimits
+from edge.worker.messages import stage_message
+from partition.plan.onnx_plan import OnnxPlan, OnnxStage
+from partition.plan.plan import Range
 from tests.support.helpers import until
 from tests.support.links import frame, start
 from tests.support.onnx_pipelines import QUICK, Feeds, at, loaded, mixed, mixed_feeds, owned, same, whole
+from transport import edge_pb2 as pb
 from transport import memory_link
 from transport.errors import LinkClosed, ProtocolError, Refused, TransportError
 from transport.frame import Kind
@@ -117,37 +120,21 @@ def test_threads_are_the_plans_up_to_the_workers(cut: tuple[OnnxPlan, list[Part]
     _, parts, folder = cut
     path = folder / parts[0].digest
     path.write_bytes(parts[0].content)
-    values = {"takes": parts[0].takes.to_json(), "gives": parts[0].gives.to_json(), "provider": None}
+    stage = stage_message(OnnxStage("b", Range(0, 1)), parts[0].takes, parts[0].gives)
     for asked, lent, expected in ((None, 2, 2), (1, 2, 1), (5, 2, 2), (0, 2, 2), (-3, 2, 1)):
-        one, need = load(str(path), json.dumps(values | {"threads": asked}), lent, 0)
-        assert one.engine.threads == expected
-        assert need >= 0
+        if asked is not None:
+            stage.threads = asked
+        one = load_stage.load(pb.Load(path=str(path), stage=stage), 1, ResourceLimits(lent), lambda _: None)
+        assert one.stage.engine.threads == one.describe().threads == expected
         one.close()
 
 
-@pytest.mark.parametrize(
-    "edit",
-    [
-        lambda _: "",
-        lambda _: "[",
-        lambda _: "[" * 100_000,
-        lambda _: "[]",
-        lambda _: "null",
-        lambda v: json.dumps({**v, "takes": None}),
-        lambda v: json.dumps({**v, "gives": {"tensors": [{"name": "a"}], "inner": True}}),
-        lambda v: json.dumps({**v, "threads": "4"}),
-        lambda v: json.dumps({**v, "provider": 4}),
-        lambda v: json.dumps({k: v[k] for k in v if k != "provider"}),
-    ],
-)
-def test_descriptions_that_are_none(
-    cut: tuple[OnnxPlan, list[Part], Path], edit: Callable[[dict[str, Any]], str]
-) -> None:
-    plan, parts, folder = cut
-    text = edit(describe(plan.stages[0], parts[0].takes, parts[0].gives))
-    with pytest.raises(EdgeError, match=r"not described as needed: .*; update both devices") as raised:
-        load(str(folder / "none"), text, 1, 0)
-    assert len(str(raised.value)) < 500
+def test_a_stage_without_a_description(cut: tuple[OnnxPlan, list[Part], Path]) -> None:
+    _, parts, folder = cut
+    path = folder / parts[0].digest
+    path.write_bytes(parts[0].content)
+    with pytest.raises(EdgeError, match=r"the stage lacks the tensors .*; cut it again"):
+        load_stage.load(pb.Load(path=str(path), stage=pb.Stage()), 1, ResourceLimits(1), lambda _: None)
 
 
 def test_boundaries_that_are_not_the_models(first: LoadedStage) -> None:
@@ -160,19 +147,19 @@ def test_boundaries_that_are_not_the_models(first: LoadedStage) -> None:
 
 
 def test_a_limit_is_kept(cut: tuple[OnnxPlan, list[Part], Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    plan, parts, folder = cut
+    _, parts, folder = cut
     path = folder / parts[0].digest
     path.write_bytes(parts[0].content)
-    text = json.dumps(describe(plan.stages[0], parts[0].takes, parts[0].gives))
+    boundaries = parts[0].takes, parts[0].gives
     said = r"the stage needs [\d,]+ MiB or more, this worker has [\d,]+ MiB left of its limit; give it fewer nodes"
     with monkeypatch.context() as patch:  # known by the file already: native code never sees it
         patch.setattr(onnx_stage, "OnnxEngine", None)
         with pytest.raises(NotEnoughMemory, match=said):
-            load(str(path), text, 1, len(parts[0].content) - 1)
+            load(str(path), *boundaries, 1, limit_bytes=len(parts[0].content) - 1)
     sizes = iter((0, 10 << 20))
     monkeypatch.setattr(onnx_stage, "own_rss", lambda: next(sizes))
     with pytest.raises(NotEnoughMemory, match="the stage needs 10 MiB or more, this worker has 9 MiB left"):
-        load(str(path), text, 1, 9 << 20)
+        load(str(path), *boundaries, 1, limit_bytes=9 << 20)
 
 
 # ------------------------------------------------------------------------------------------------------------ running

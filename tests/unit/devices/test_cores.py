@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from devices.cores import check_cores, cores_text, keep_to, parse_cores, usable_cores
 from edge.errors import EdgeError
 from edge.llama import llama
+from edge.llm.options import EngineOptions
 from edge.worker import load
 from edge.worker.limits import ResourceLimits, compute_on
 
@@ -66,19 +67,19 @@ def test_a_system_that_does_not_let_programs_choose(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("asked", "most", "gpu", "used"),
     [
-        ("null", None, True, None),
-        ("null", 5, True, 5),
-        ("null", 5, False, None),  # a number would be refused where there is no GPU
-        ("3", 5, True, 3),
-        ("9", 5, True, 5),
-        ("9", 0, True, 0),
-        ("9", None, True, 9),
+        (None, None, True, None),
+        (None, 5, True, 5),
+        (None, 5, False, None),  # a number would be refused where there is no GPU
+        (3, 5, True, 3),
+        (9, 5, True, 5),
+        (9, 0, True, 0),
+        (9, None, True, 9),
     ],
 )
 def test_no_more_layers_on_the_gpu_than_are_lent(
-    monkeypatch: pytest.MonkeyPatch, asked: str, most: int | None, gpu: bool, used: int | None
+    monkeypatch: pytest.MonkeyPatch, asked: int | None, most: int | None, gpu: bool, used: int | None
 ) -> None:
     monkeypatch.setattr(llama, "has_gpu", lambda: gpu)
-    options = load._options(f'{{"gpu_layers": {asked}}}', ResourceLimits(2, gpu_layers=most))
+    options = load.within(EngineOptions(gpu_layers=asked), ResourceLimits(2, gpu_layers=most))
     assert options.gpu_layers == used
     assert options.threads == 2
