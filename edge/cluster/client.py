@@ -60,7 +60,9 @@ class Remote:
         try:
             profile = profile_of(said.profile)
         except ValueError as error:
-            raise Refused(f"{self.name} describes itself in a way this version does not read: {error}; update both") from error
+            raise Refused(
+                f"{self.name} describes itself in a way this version does not read: {error}; update both"
+            ) from error
         if self.identity is None:  # who has a certificate is called what the owner called it
             self.name = self.label = profile.name
         return profile, said
