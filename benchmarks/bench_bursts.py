@@ -1,11 +1,13 @@
 """What the product does while a neighbour takes all cores in bursts, beside what it could do in the same bursts.
 
-    python benchmarks/bench_bursts.py [--only links] [--sessions 20] [--json [FILE]] [--tiny]
+    python benchmarks/bench_bursts.py [--only links|chat] [--sessions 20] [--json [FILE]] [--tiny]
 
 links: `edge bench --workers` as a person runs it, in fresh sessions that remember no measurement, beside the same with
 `--transport tcp` and equal shares. With equal shares and any link, too, which shows the choice of the link alone. All
 sides of a session meet the same bursts, and take turns in going first. Asked: the median decode is at least 0.95 of
 TCP's with equal shares, and no session ends on a link slower than TCP.
+
+chat: `edge chat -p` on the bundled model, in bursts and in quiet, in turns. Asked: a token takes at most twice as long.
 
 --tiny: see that it works; the figures mean nothing.
 """
@@ -22,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,12 +48,12 @@ class Machine:
     addresses: tuple[str, ...]  # of workers
     neighbour: Neighbour
 
-    def run(self, seed: int, *arguments: str) -> dict[str, Any]:
-        """A command with --json in the bursts of a seed, by a user who has measured nothing yet: what it printed, and
-        `steal_s`, seconds that the host took from all cores meanwhile, and `took_s`."""
+    def run(self, seed: int | None, *arguments: str) -> dict[str, Any]:
+        """A command with --json in the bursts of a seed, or in none, by a user who has measured nothing yet: what it
+        printed, and `steal_s`, seconds that the host took from all cores meanwhile, and `took_s`."""
         shutil.rmtree(self.folder / "state", ignore_errors=True)  # slices stay
         env = {**os.environ, **{f"XDG_{kind.upper()}_HOME": str(self.folder / kind) for kind in ("cache", "state")}}
-        with bursts(seed, self.neighbour, SESSION_S):
+        with bursts(seed, self.neighbour, SESSION_S) if seed is not None else nullcontext():
             began, stolen_s = time.perf_counter(), steal_s()
             done = subprocess.run([*EDGE, *arguments, "--json"], env=env, capture_output=True, text=True,
                                   timeout=SESSION_S, cwd=ROOT)  # fmt: skip
@@ -131,6 +133,23 @@ def links(machine: Machine, args: argparse.Namespace) -> dict[str, Any]:
     return {"rows": rows, "compared": compared}
 
 
+def chat(machine: Machine, args: argparse.Namespace) -> dict[str, Any]:
+    """What a token of the bundled model takes in bursts, beside what it takes in quiet."""
+    asked = ("chat", "-p", "Tell me all that you know about devices.", "--temperature", "0", "--seed", "1")
+    rows = []
+    for session in range(args.sessions):
+        found = {name: machine.run(seed, *asked) for name, seed in (("quiet", None), ("bursts", args.seed + session))}
+        rows.append({f"{name}_tpot_ms": 1e3 * of["timing"]["tpot_s"] for name, of in found.items()})
+    quiet, busy = (statistics.median(row[f"{name}_tpot_ms"] for row in rows) for name in ("quiet", "bursts"))
+    if args.json != "-":
+        print("\n| chat | median, ms a token | least | most | of quiet |\n| --- | ---: | ---: | ---: | ---: |")
+        for name, median in (("quiet", quiet), ("bursts", busy)):
+            values = [row[f"{name}_tpot_ms"] for row in rows]
+            print(f"| {name} | {median:.2f} | {min(values):.2f} | {max(values):.2f} | {median / quiet:.2f} |")
+        print("\nAsked: at most 2.")
+    return {"rows": rows, "quiet_ms": quiet, "bursts_ms": busy, "ratio": busy / quiet}
+
+
 def _compared(rows: list[dict[str, Any]], side: str) -> dict[str, Any]:
     """How many times as fast a side decodes as TCP with equal shares, in the same bursts."""
     ours, others = ([row for row in rows if row["side"] == name] for name in (side, BESIDE))
@@ -189,7 +208,7 @@ def _model(args: argparse.Namespace, folder: Path) -> Path:
     return path
 
 
-EXPERIMENTS = {"links": links}
+EXPERIMENTS = {"links": links, "chat": chat}
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import socket
 import subprocess
 import sys
@@ -24,20 +23,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from bursts import Neighbour, bursts
+
 _EDGE = [sys.executable, "-m", "apps.cli"]
 _FEW = ["--context", "512", "--prompt-tokens", "16", "--concurrency", "2", "--threads", "1", "--insecure"]
 _STARTS_S, _ENDS_S, _RUN_S = 60.0, 10.0, 900.0
-_SHORTEST_S, _LONGEST_S = 0.01, 0.5
-
-
-def burn(seed: int) -> None:
-    """Take a core in bursts, until killed. The same seed takes it at about the same moments."""
-    dice = random.Random(seed)
-    while True:
-        until = time.monotonic() + dice.uniform(_SHORTEST_S, _LONGEST_S)
-        while time.monotonic() < until:
-            pass
-        time.sleep(dice.uniform(_SHORTEST_S, _LONGEST_S))
 
 
 @contextmanager
@@ -49,15 +39,6 @@ def running(command: list[str], **how: Any) -> Iterator[subprocess.Popen[bytes]]
     finally:
         process.kill()
         process.wait(_ENDS_S)
-
-
-@contextmanager
-def bursts(seed: int) -> Iterator[None]:
-    """A neighbour that takes every core at the same moments."""
-    with ExitStack() as stack:
-        for _ in range(os.cpu_count() or 1):
-            stack.enter_context(running([sys.executable, __file__, "--burn", str(seed)]))
-        yield
 
 
 @contextmanager
@@ -119,17 +100,14 @@ def main() -> None:
     parser.add_argument("--measure", type=int, default=4)
     parser.add_argument("--model", help="default: the bundled one")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--burn", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.burn is not None:
-        burn(args.burn)
     model = [args.model] if args.model else []
     found: list[list[float]] = []
     with tempfile.TemporaryDirectory(prefix="edge-busy-") as name, workers(Path(name), 2) as addresses:
         there = ",".join(addresses)
         calm = quiet(Path(name) / "quiet", model, there, 4 * args.measure)
         for i in range(args.tries):
-            with bursts(i):
+            with bursts(i, Neighbour(), 2 * _RUN_S):
                 front = edge(Path(name) / f"p{i}", "pareto", *model, "--workers", there, "--measure", str(args.measure))
                 plan = edge(Path(name) / f"q{i}", "plan", *model, "--workers", there)
             taken = [point for point in front["points"] if point["measured"]]

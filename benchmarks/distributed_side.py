@@ -131,13 +131,15 @@ class Side:
         """
         engine = self._engines[name]
         stamps: list[list[float]] = [[] for _ in range(requests)]
-        scheduler = Scheduler(
-            _OneEach(engine, requests) if one_each else engine,
-            lambda index, token: stamps[index].append(time.monotonic()),
-        )
         asked = [Request(_tokens(engine, prompt, i), tokens, ends=False) for i in range(requests)]
         time.sleep(max(0.0, at - time.monotonic()))
-        scheduler.run(asked)
+        with Scheduler(_OneEach(engine, requests) if one_each else engine) as scheduler:
+            for request in asked:
+                scheduler.add(request)
+            while scheduler.busy:
+                for event in scheduler.step():
+                    if event.token_id is not None:
+                        stamps[event.request].append(time.monotonic())
         return stamps
 
     def bring_up(self, model: str, worker: str, core: int, options: dict[str, Any], plan_file: str) -> dict[str, float]:

@@ -107,7 +107,7 @@ def _alone(asked: dict[str, Any]) -> dict[str, Any]:
     options = EngineOptions(context=256 if asked["tiny"] else _CONTEXT, threads=1)
     with Engine(Path(asked["model"]), options) as engine:
         depth = 8 if asked["tiny"] else _DEPTH
-        return {"latency_s": [token_s(engine, depth) for _ in range(asked["rounds"])]}
+        return {"latency_s": [token_s(engine, depth).seconds for _ in range(asked["rounds"])]}
 
 
 def _onnx_alone(asked: dict[str, Any]) -> float:
