@@ -1,21 +1,23 @@
 """What can go wrong with who may take part."""
 
+from edge.errors import EdgeError
 
-class TrustError(Exception):
+
+class TrustError(EdgeError):
     """A cluster, an invitation or a certificate that cannot be used; the message says what to do."""
 
 
-class DiscoveryError(Exception):
+class DiscoveryError(EdgeError):
     """Workers cannot be found, or this one not announced, through the network; addresses given by hand still work."""
 
 
-class LabFileError(Exception):
+class LabFileError(EdgeError):
     """A lab file that cannot be used; the message names the key, what it needs and what it has."""
 
 
-class ClusterFileError(Exception):
+class ClusterFileError(EdgeError):
     """A file that describes a cluster, and cannot be used; the message names the key, what it needs and what it has."""
 
 
-class LabError(Exception):
+class LabError(EdgeError):
     """A lab that cannot be brought up: one is up already, or a worker does not start; the message says why."""

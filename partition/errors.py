@@ -1,10 +1,12 @@
 """What can be wrong with cutting a model: the plan, or the model."""
 
+from edge.errors import EdgeError
 
-class PlanError(ValueError):
+
+class PlanError(EdgeError, ValueError):
     """A plan that cannot be: ranges that leave a gap, more ranks than there are heads to give out, a field that is not
     one. The message says what was needed, what was there and what to do, in one line."""
 
 
-class CannotSlice(ValueError):
+class CannotSlice(EdgeError, ValueError):
     """This model cannot be cut that way. The message gives the reason and the alternative, in one line."""

@@ -1,7 +1,9 @@
 """What can be wrong with a model file or a type name."""
 
+from edge.errors import EdgeError
 
-class QuantError(Exception):
+
+class QuantError(EdgeError):
     """Base of what this package raises for bad input; the message says what was found and what is needed."""
 
 

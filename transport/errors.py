@@ -1,7 +1,9 @@
 """What can go wrong between two devices. Links and collectives raise these and nothing else for a peer's faults."""
 
+from edge.errors import EdgeError
 
-class TransportError(Exception):
+
+class TransportError(EdgeError):
     """Base of what this package raises. The message names the peer, what was needed and what was there."""
 
 

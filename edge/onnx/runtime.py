@@ -15,7 +15,6 @@ from typing import Any
 
 from edge.errors import EdgeError, EngineError, NotEnoughMemory
 from edge.onnx.file import first_line
-from quant.errors import QuantError
 
 # Error codes, the temporary file, and the function of ONNX Runtime that noticed.
 _OWN_WORDS = re.compile(
@@ -53,7 +52,7 @@ def refusals(what: str, folder: Path | None = None) -> Iterator[None]:
     """
     try:
         yield
-    except (OSError, EdgeError, QuantError):
+    except (OSError, EdgeError):
         raise
     except MemoryError as exc:
         raise NotEnoughMemory(f"memory ran out; a device with more of it can {what}") from exc

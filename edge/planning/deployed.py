@@ -24,7 +24,6 @@ from partition.model.check import check_loadable
 from partition.model.model import ModelShape
 from partition.plan.plan import Plan
 from quant.gguf.file import GgufFile
-from transport.errors import TransportError
 
 
 @dataclass(frozen=True)
@@ -191,6 +190,6 @@ def _with_own(plan: Plan, own: Mapping[str, Any]) -> Plan:
 
 def _learn(made: Arrangement, deployment: Deployment, plan: Plan, steps: Steps) -> None:
     """Correct what was measured by what steps took, and say so."""
-    with suppress(EdgeError, TransportError):  # a rank has gone: the next session sees to it
+    with suppress(EdgeError):  # a rank has gone: the next session sees to it
         for line in made.learn(plan, deployment.engine.times()):
             steps.say(line)

@@ -13,9 +13,7 @@ from edge.cluster.fleet import Fleet
 from edge.errors import EdgeError
 from edge.survey.cache import Remembered
 from edge.tasks import SILENT, Steps
-from partition.errors import CannotSlice, PlanError
 from partition.predict.pareto import Point, promising
-from transport.errors import TransportError
 
 if TYPE_CHECKING:
     from edge.planning.spaces import PlanSpace
@@ -62,7 +60,7 @@ def measure(
                 space = of[point.key]
                 try:
                     values = space.measure(point, fleet).to_json()
-                except (EdgeError, PlanError, CannotSlice, TransportError) as error:
+                except EdgeError as error:
                     errors[point.key] = str(error)
                     steps.say(f"{point.label} could not be measured: {error}")
                     continue

@@ -15,7 +15,6 @@ from contextlib import suppress
 from typing import Any
 
 from edge.errors import EdgeError
-from quant.errors import QuantError
 
 _TENSOR = re.compile(r"\[ *(\d+)/ *(\d+)\] +(\S+) +- \[")
 _TYPE = re.compile(r"size = .* MiB \((\w+)\)$")
@@ -36,7 +35,7 @@ def main() -> int:
 
     try:
         _run(job, tell)
-    except (EdgeError, QuantError, OSError) as error:
+    except (EdgeError, OSError) as error:
         tell(error=str(error), kind=type(error).__name__)
         return 1
     complete.set()

@@ -10,6 +10,7 @@ from itertools import permutations
 
 from devices.catalog import CATALOG
 from devices.cluster_file import Cluster, ClusterDevice
+from devices.errors import TrustError
 from edge.cluster.fleet import Fleet
 from edge.errors import EdgeError
 from edge.survey.survey import survey
@@ -18,7 +19,6 @@ from partition.plan.plan import LOCAL
 from partition.predict.speeds import Curve, DeviceSpeed, Links, LinkSpeed
 from partition.slices.gguf_slice import limits
 from quant.gguf.file import GgufFile
-from transport.errors import TransportError
 
 ASSUMED_LINK = LinkSpeed(2e-3, 12.5e6, estimate=True)  # a home's Wi-Fi, where nothing else is known
 _ESTIMATED_STEP_S = 5e-4  # of a preset
@@ -60,7 +60,9 @@ def _tried(address: str, insecure: bool) -> str | None:
     """None where a worker answers; else why not."""
     try:
         Fleet([address], insecure=insecure).close()
-    except (TransportError, EdgeError) as error:
+    except TrustError:  # of this device, so that no worker could be reached
+        raise
+    except EdgeError as error:
         return str(error)
     return None
 

@@ -33,7 +33,6 @@ from edge.net.peers import BEAT_S
 from edge.net.relink import Relink
 from edge.net.rendezvous import TRANSPORTS, join, polling_s
 from edge.worker.limits import ResourceLimits, add_arguments, compute_on
-from quant.errors import QuantError
 from quant.wire import WIRES
 from transport import edge_pb2 as pb
 from transport.choice import ALGORITHMS
@@ -250,7 +249,7 @@ def emit(control: TcpLink, event: pb.Event) -> None:
 
 def failed(error: Exception) -> pb.Event:
     """An error as an event: its class and its words."""
-    known = isinstance(error, (EdgeError, QuantError, TransportError, OSError, ValueError))
+    known = isinstance(error, (EdgeError, OSError, ValueError))
     text = str(error) if known else f"unexpected {type(error).__name__}: {error}; please report it"
     text = text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}..."
     return pb.Event(failed=pb.Failed(error=type(error).__name__, message=text))

@@ -25,10 +25,10 @@ from edge.version import version
 from edge.worker.limits import ResourceLimits
 from edge.worker.messages import profile_message
 from edge.worker.sessions import Sessions
-from partition.slices.recipe import Recipe, RecipeError
+from partition.slices.recipe import Recipe
 from transport import edge_pb2 as pb
 from transport import frame, grpc_link, rpc, security
-from transport.errors import LinkClosed, Refused, TransportError
+from transport.errors import LinkClosed, Refused
 from transport.gate import Gate
 from transport.grpc_link import printable
 
@@ -281,7 +281,7 @@ class _explained:  # noqa: N801 - reads as a verb
         if not isinstance(error, Exception) or isinstance(error, grpc.RpcError):  # the caller has gone
             return
         name, why = type(error).__name__, str(error)
-        if not isinstance(error, (EdgeError, TransportError, TrustError, RecipeError, OSError)):
+        if not isinstance(error, (EdgeError, OSError)):
             why = f"unexpected {name}: {error}; please report it"
         log.warning("call-failed", call=self._call, peer=self._context.peer(), error=name, why=why)
         code = grpc.StatusCode.PERMISSION_DENIED if isinstance(error, Refused) else grpc.StatusCode.FAILED_PRECONDITION

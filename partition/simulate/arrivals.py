@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+from edge.errors import EdgeError
 from partition import fields
 
 MOST_REQUESTS = 1_000_000
@@ -17,7 +18,7 @@ MOST_TOKENS = 1 << 24
 _KEYS = ("arrival_s", "prompt_tokens", "gen_tokens")
 
 
-class TraceError(ValueError):
+class TraceError(EdgeError, ValueError):
     """A file of arrivals that cannot be used. The message names the line."""
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
+from edge.errors import EdgeError
 from partition.fields import is_digest
 
 MAX_SEGMENTS = 1_000_000
@@ -31,7 +32,7 @@ _TAGS[_PIECES] = struct.Struct("<QQQQ")
 _SMALLEST = 9  # bytes of a segment: its tag and one number
 
 
-class RecipeError(ValueError):
+class RecipeError(EdgeError, ValueError):
     """A recipe that cannot be: bytes that are none, a piece outside the model, or more than the limits allow."""
 
 
