@@ -15,7 +15,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from edge.api.cluster import Cluster, PlanChoice, deploy, pareto, plan
+    from devices.errors import ClusterFileError, TrustError
+    from edge.api.cluster import Cluster, deploy, deploy_onnx, pareto, plan
     from edge.api.local import load, quantize
     from edge.api.onnx import OnnxModel
     from edge.cluster.deployment import Exchange
@@ -28,7 +29,11 @@ if TYPE_CHECKING:
         Interrupted,
         NotEnoughMemory,
         SamplingError,
+        SizeTooSmall,
+        SliceError,
         TemplateError,
+        TextError,
+        WeightsError,
         WorkerError,
     )
     from edge.llm.chat import Chat
@@ -37,12 +42,17 @@ if TYPE_CHECKING:
     from edge.llm.options import EngineOptions
     from edge.llm.sampler import SamplingParams
     from edge.llm.scheduler import Event
+    from edge.planning.choice import PlanChoice
     from edge.planning.front import Front
     from edge.planning.spaces import PlanOptions
-    from edge.tasks import Steps
+    from edge.tasks import ShowStep, Steps
+    from partition.errors import CannotSlice, PlanError
+    from quant.errors import ModelFileError, UnknownTypeError
+    from transport.errors import TransportError
 
 _HOMES = {
-    "edge.api.cluster": ("Cluster", "PlanChoice", "deploy", "pareto", "plan"),
+    "devices.errors": ("ClusterFileError", "TrustError"),
+    "edge.api.cluster": ("Cluster", "deploy", "deploy_onnx", "pareto", "plan"),
     "edge.api.local": ("load", "quantize"),
     "edge.api.onnx": ("OnnxModel",),
     "edge.cluster.deployment": ("Exchange",),
@@ -55,25 +65,35 @@ _HOMES = {
         "Interrupted",
         "NotEnoughMemory",
         "SamplingError",
+        "SizeTooSmall",
+        "SliceError",
         "TemplateError",
+        "TextError",
+        "WeightsError",
         "WorkerError",
     ),
     "edge.llm.chat": ("Chat",),
     "edge.llm.generate": ("Response", "Timing", "Usage"),
     "edge.llm.model": ("Model", "RequestStream"),
-    "edge.llm.scheduler": ("Event",),
     "edge.llm.options": ("EngineOptions",),
     "edge.llm.sampler": ("SamplingParams",),
+    "edge.llm.scheduler": ("Event",),
+    "edge.planning.choice": ("PlanChoice",),
     "edge.planning.front": ("Front",),
     "edge.planning.spaces": ("PlanOptions",),
-    "edge.tasks": ("Steps",),
+    "edge.tasks": ("ShowStep", "Steps"),
+    "partition.errors": ("CannotSlice", "PlanError"),
+    "quant.errors": ("ModelFileError", "UnknownTypeError"),
+    "transport.errors": ("TransportError",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "CannotSlice",
     "Chat",
     "ChatFileError",
     "Cluster",
+    "ClusterFileError",
     "ContextFull",
     "EdgeError",
     "EngineError",
@@ -84,20 +104,31 @@ __all__ = [
     "HubError",
     "Interrupted",
     "Model",
+    "ModelFileError",
     "NotEnoughMemory",
     "OnnxModel",
     "PlanChoice",
+    "PlanError",
     "PlanOptions",
     "RequestStream",
     "Response",
     "SamplingError",
     "SamplingParams",
+    "ShowStep",
+    "SizeTooSmall",
+    "SliceError",
     "Steps",
     "TemplateError",
+    "TextError",
     "Timing",
+    "TransportError",
+    "TrustError",
+    "UnknownTypeError",
     "Usage",
+    "WeightsError",
     "WorkerError",
     "deploy",
+    "deploy_onnx",
     "load",
     "pareto",
     "plan",

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from devices.cluster_file import Cluster as ClusterFile
 from devices.cluster_file import read_cluster
-from edge.api.local import PathLike, model_path
 from edge.api.onnx import OnnxModel
-from edge.cluster.deployment import DEFAULT_EXCHANGE, Deployment, Exchange
+from edge.cluster.deployment import Deployment, Exchange
 from edge.cluster.fleet import Fleet
 from edge.errors import WorkerError
 from edge.llm.model import Model
 from edge.llm.options import EngineOptions
+from edge.models.paths import PathLike, model_path
+from edge.planning.choice import PlanChoice
 from edge.planning.deployed import alone
+from edge.planning.describe import beside
 from edge.planning.front import Front
-from edge.planning.plan_file import read_plan, save_plan
-from edge.planning.spaces import DEFAULTS, PlanOptions, is_onnx, spaces
+from edge.planning.spaces import DEFAULTS, PlanOptions, spaces
 from edge.survey.profile import reachable
 from edge.tasks import SILENT, Steps
 from edge.units import as_bytes
+from partition.errors import PlanError
 from partition.plan.onnx_plan import OnnxPlan
 from partition.plan.plan import LOCAL, Plan
-from partition.predict.prediction import Prediction
 from quant.gguf.file import GgufFile
 
 if TYPE_CHECKING:
@@ -41,8 +41,11 @@ class Cluster:
     """This device and others. `open()` connects them, `close()` lets them go; it is also a context manager."""
 
     def __init__(self, workers: Sequence[str] = (), *, file: PathLike | None = None, insecure: bool = False) -> None:
-        """workers: HOST or HOST:PORT of each. file: a cluster.toml, in their place. insecure: also workers that do not
-        encrypt. ValueError for both at once; ClusterFileError for a file that cannot be used."""
+        """workers: HOST or HOST:PORT of each; none: this device alone. file: a cluster.toml, in their place.
+        insecure: also workers that do not encrypt. ValueError for both at once, and for a text in place of a list;
+        ClusterFileError for a file that cannot be used."""
+        if isinstance(workers, str):
+            raise ValueError(f"workers must be a list, such as [{workers!r}]")
         if workers and file is not None:
             raise ValueError("the file names the devices, and so do workers: leave one of them out")
         self.devices = read_cluster(Path(file)) if file is not None else ClusterFile.of_addresses(workers)
@@ -50,45 +53,33 @@ class Cluster:
         self.notes: list[str] = []  # who did not answer, for people
         self._insecure = insecure
         self._stack = ExitStack()
+        self._is_open = False
 
     def open(self) -> Cluster:
-        """Connect the workers that answer. TransportError or WorkerError for one that answers and cannot take part."""
-        if self.fleet is None:
+        """Connect the workers that answer; `notes` names the others.
+
+        TransportError or WorkerError for one that answers and cannot take part.
+        """
+        if not self._is_open:
             self.fleet, self.notes = self._stack.enter_context(reachable(self.devices, insecure=self._insecure))
+            self._is_open = True
         return self
 
     def close(self) -> None:
         """End all connections, and with them what runs on the workers."""
-        self.fleet = None
+        self.fleet, self._is_open = None, False
         self._stack.close()
+
+    def check_open(self) -> None:
+        """WorkerError where `open` was not called: without its workers, a plan would be for this device alone."""
+        if not self._is_open:
+            raise WorkerError("the cluster is not open: call open(), or use it in a with block")
 
     def __enter__(self) -> Cluster:
         return self.open()
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-@dataclass(frozen=True)
-class PlanChoice:
-    """A plan for one model, and why it is this one."""
-
-    model: Path
-    plan: Plan | OnnxPlan
-    why: str  # in one line
-    predicted: Prediction | None = None  # None for a plan that was read from a file
-
-    @classmethod
-    def load(cls, model: PathLike | None, plan: PathLike) -> PlanChoice:
-        """A saved plan for a model. PlanError where the file holds none."""
-        path = model_path(model)
-        file = Path(plan)
-        chosen = read_plan(file, OnnxPlan) if is_onnx(path) else read_plan(file, Plan)
-        return cls(path, chosen, f"as {file} says")
-
-    def save(self, path: PathLike) -> None:
-        """Write the plan as JSON, as `load` and the commands' `--plan` take it."""
-        save_plan(Path(path), self.plan)
 
 
 def plan(
@@ -103,12 +94,13 @@ def plan(
     """Where a model should run: the plan that is best by one objective, by measurement.
 
     limits: what objectives may be at most, in seconds (throughput: seconds a token or input), bytes or joules.
-    PlanError, with need and have, where nothing fits.
+    PlanError, with need and have, where nothing fits; WorkerError where the cluster is not open.
     """
+    cluster.check_open()
     path = model_path(model)
     (space,) = spaces(path, cluster.devices, cluster.fleet, cluster.notes, options, steps=steps)
     point, why = space.best(objective, limits or {})
-    return PlanChoice(path, point.plan, why, point.predicted)
+    return PlanChoice(path, point.plan, why, point.predicted, options, beside(space, point))
 
 
 def pareto(
@@ -123,11 +115,13 @@ def pareto(
 ) -> Front:
     """The plans between which a person can choose. measure: how many of the most promising ones are run and measured.
 
-    types: choose between these types of the weights, too. PlanError, with need and have, where nothing fits.
+    types: choose between these types of the weights, too. `Front.pick` takes one of them. PlanError, with need and
+    have, where nothing fits; WorkerError where the cluster is not open.
     """
+    cluster.check_open()
     path = model_path(model)
     found = spaces(path, cluster.devices, cluster.fleet, cluster.notes, options, types=types, steps=steps)
-    front = Front(found, axes)
+    front = Front(found, axes, options)
     if measure:
         front.measure(measure, cluster.fleet, fresh=options.fresh, steps=steps)
     return front
@@ -137,27 +131,49 @@ def deploy(
     choice: PlanChoice,
     cluster: Cluster,
     *,
-    exchange: Exchange = DEFAULT_EXCHANGE,
+    exchange: Exchange | None = None,
     memory: int | str | None = None,
     steps: Steps = SILENT,
     **options: Any,
-) -> Model | OnnxModel:
-    """A model on the devices that its plan names: a Model, or an OnnxModel.
+) -> Model:
+    """A language model on the devices that its plan names.
 
-    memory and options are of EngineOptions, and for language models only. WorkerError where a device of the plan is not
-    connected; PlanError for a plan of another model; NotEnoughMemory, with need and have.
+    exchange: how tensors travel; None: as the plan's options say. memory: bytes, or a text such as "3GiB", for this
+    device. options: other fields of EngineOptions; context, sequences, threads, memory and kv_type that are not given
+    are those the plan was made for.
+
+    WorkerError where a device of the plan is not connected; PlanError for a plan of another model, or of a network in
+    ONNX; NotEnoughMemory, with need and have; TransportError.
     """
-    chosen = choice.plan
+    chosen, work = choice.plan, choice.options
     if isinstance(chosen, OnnxPlan):
-        return OnnxModel.over(choice.model, partial(_pipeline, choice.model, chosen, cluster, exchange)).open()
-    engine_options = EngineOptions(memory=as_bytes(memory), **options)
+        raise PlanError(f"{choice.model.name} is a network in ONNX: deploy it with deploy_onnx")
+    planned = {"context": work.context, "sequences": work.concurrency or 1, "threads": work.threads}
+    engine_options = EngineOptions(
+        memory=as_bytes(memory) or work.memory, **{**planned, "kv_type": work.kv_type, **options}
+    )
     if chosen.world_size == 1:
         engine = alone(choice.model, engine_options, chosen, steps)
         return Model(engine, engine.close)
     with steps.step(f"Loading {choice.model.name} on {len(set(chosen.devices))} devices") as show:
         fleet = _connected(cluster, chosen)
-        deployment = Deployment(fleet, chosen, GgufFile.open(choice.model), engine_options, exchange, show, steps.say)
+        file = GgufFile.open(choice.model)
+        travel = exchange or Exchange(work.transport, wire=work.wire)
+        deployment = Deployment(fleet, chosen, file, engine_options, travel, show, steps.say)
     return Model(deployment.engine, deployment.close)
+
+
+def deploy_onnx(choice: PlanChoice, cluster: Cluster, *, exchange: Exchange | None = None) -> OnnxModel:
+    """A network in ONNX on the devices that its plan names, loaded.
+
+    exchange: transport and wire type of its tensors; None: as the plan's options say. WorkerError where a device of the
+    plan is not connected; PlanError for a plan of another model, or of a language model; TransportError.
+    """
+    chosen, work = choice.plan, choice.options
+    if not isinstance(chosen, OnnxPlan):
+        raise PlanError(f"{choice.model.name} is a language model: deploy it with deploy")
+    travel = exchange or Exchange(work.transport, wire=work.wire)
+    return OnnxModel.over(choice.model, partial(_pipeline, choice.model, chosen, work.dims, cluster, travel)).open()
 
 
 def _connected(cluster: Cluster, chosen: Plan | OnnxPlan) -> Fleet:
@@ -171,16 +187,19 @@ def _connected(cluster: Cluster, chosen: Plan | OnnxPlan) -> Fleet:
     return cluster.fleet
 
 
-def _pipeline(path: Path, chosen: OnnxPlan, cluster: Cluster, exchange: Exchange, stack: ExitStack) -> Flow:
+def _pipeline(
+    path: Path, chosen: OnnxPlan, dims: Mapping[str, int], cluster: Cluster, exchange: Exchange, stack: ExitStack
+) -> Flow:
     from edge.cluster.onnx_deployment import OnnxDeployment
     from edge.onnx.bench import in_turn
     from edge.onnx.engine import OnnxEngine
     from edge.onnx.file import load
     from edge.onnx.model import OnnxSource
 
-    source = OnnxSource.of(load(path), {})
+    source = OnnxSource.of(load(path), dims)
     source.check(chosen)
     if chosen.own is not None and not chosen.remote:
-        return in_turn(stack.enter_context(OnnxEngine(path, chosen.own.threads, chosen.own.provider)).run)
+        engine = OnnxEngine(path, chosen.own.threads, chosen.own.provider, dims=dict(dims))
+        return in_turn(stack.enter_context(engine).run)
     deployment = OnnxDeployment(_connected(cluster, chosen), source, chosen, transport=exchange.transport)
     return partial(stack.enter_context(deployment).start().map, wire=exchange.wire)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
-from edge.demo import MODEL_PATH
 from edge.llm.engine import Engine
 from edge.llm.model import Model
 from edge.llm.options import EngineOptions
-from edge.models import hub
+from edge.models.paths import PathLike, model_path
 from edge.quantization.fit import FitOptions, fit_file
 from edge.quantization.gguf import Outcome
 from edge.quantization.gguf import quantize as to_mix
@@ -18,8 +16,6 @@ from edge.quantization.text_file import BUNDLED, read_text
 from edge.units import as_bytes
 from quant.gguf.file import GgufFile
 from quant.mixes import mix_by_name
-
-PathLike = str | os.PathLike[str]
 
 
 def load(model: PathLike | None = None, *, memory: int | str | None = None, **options: Any) -> Model:
@@ -34,11 +30,6 @@ def load(model: PathLike | None = None, *, memory: int | str | None = None, **op
     path = model_path(model)
     engine = Engine(path, EngineOptions(memory=as_bytes(memory), **options))
     return Model(engine, engine.close)
-
-
-def model_path(model: PathLike | None) -> Path:
-    """Where a model is: the bundled one, a local file, or REPO:FILE from the hub."""
-    return MODEL_PATH if model is None else hub.resolve(os.fspath(model))
 
 
 def quantize(

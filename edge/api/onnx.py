@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.api.local import PathLike
 from edge.errors import EngineError
+from edge.models.paths import PathLike
 
 if TYPE_CHECKING:
     from edge.onnx.bench import Flow
@@ -22,7 +22,7 @@ Array = NDArray[np.generic]
 class OnnxModel:
     """A network in ONNX. `open()` loads it, `close()` unloads it; it is also a context manager.
 
-    `edge.deploy` makes one whose stages are on several devices.
+    `edge.deploy_onnx` makes one whose stages are on several devices.
     """
 
     def __init__(

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from edge.errors import ContextFull, EdgeError
+from edge.errors import ContextFull, EdgeError, EngineError
 from edge.llm.continuation import Continuation
 from edge.llm.interface import TextEngine
 from edge.llm.sampler import SamplingParams
-from transport.errors import TransportError
+from edge.llm.sequence import USED_MEANWHILE, holds, take
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,8 @@ class Scheduler:
         self._room = engine.context
         self._events: list[Event] = []  # of cancelled requests, to be told by the next step
         engine.kv_clear()
+        for sequence in range(engine.sequences):
+            take(engine, sequence, self)
 
     @property
     def busy(self) -> bool:
@@ -113,9 +115,11 @@ class Scheduler:
     def step(self) -> list[Event]:
         """Admit who waits, submit what can be submitted, else collect what comes: what came of it, in order.
 
-        The errors of the engine; SamplingError for a request whose options cannot be used. Then the scheduler is to be
-        closed.
+        The errors of the engine; SamplingError for a request whose options cannot be used; EngineError where a
+        conversation used the engine meanwhile. Then the scheduler is to be closed.
         """
+        if not all(holds(self._engine, sequence, self) for sequence in range(self._engine.sequences)):
+            raise EngineError(USED_MEANWHILE)
         events, self._events = self._events, []
         self._admit()
         if self._ready and len(self._flying) < self._in_flight:
@@ -146,8 +150,12 @@ class Scheduler:
         self._ready.clear()
         self._flying.clear()
         while self._engine.uncollected:  # the next to ask must not get these
-            with suppress(EdgeError, TransportError):  # the engine has failed, and that error is on its way
+            with suppress(EdgeError):  # the engine has failed, and that error is on its way
                 self._engine.collect()
+        with suppress(EdgeError):
+            for sequence in range(self._engine.sequences):
+                if holds(self._engine, sequence, self):  # what was dropped must leave no rows behind
+                    self._engine.kv_remove(sequence, 0, -1)
 
     def __enter__(self) -> Scheduler:
         return self

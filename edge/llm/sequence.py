@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.errors import ContextFull
+from edge.errors import ContextFull, EngineError
 from edge.llm.engine import Outputs
 from edge.llm.interface import TextEngine
 
@@ -15,8 +16,32 @@ PrefillProgress = Callable[[int, int], None]
 """(tokens done, tokens to do): called before the first chunk of a prompt and after each."""
 
 
+USED_MEANWHILE = (
+    "something else used this model before the answer was complete; take one answer to its end before the next is"
+    " asked for, or answer several at once with Model.stream"
+)
+# The holder of each sequence of an engine's cache: who put there what is there now.
+_HOLDERS: WeakKeyDictionary[TextEngine, dict[int, ref[object]]] = WeakKeyDictionary()
+
+
+def take(engine: TextEngine, sequence: int, holder: object) -> bool:
+    """Make `holder` the one whose tokens a sequence holds from now on; whether it was so already."""
+    was = holds(engine, sequence, holder)
+    _HOLDERS.setdefault(engine, {})[sequence] = ref(holder)
+    return was
+
+
+def holds(engine: TextEngine, sequence: int, holder: object) -> bool:
+    """Whether `holder` was the last to take a sequence."""
+    taken = _HOLDERS.get(engine, {}).get(sequence)
+    return taken is not None and taken() is holder
+
+
 class Session:
-    """The tokens of one sequence whose keys and values are held; always what the cache really has."""
+    """The tokens of one sequence whose keys and values are held; always what the cache really has.
+
+    Several may use one sequence in turns. Each computes its whole prompt where another one had the sequence since.
+    """
 
     def __init__(self, engine: TextEngine, sequence: int = 0) -> None:
         self.engine = engine
@@ -39,6 +64,8 @@ class Session:
                 f"the prompt has {len(prompt)} tokens and the context {room}, which must also hold the answer;"
                 " use a larger --context or a shorter prompt"
             )
+        if not take(self.engine, self.sequence, self):
+            self.tokens.clear()
         self.cut(min(_common_prefix(self.tokens, prompt), len(prompt) - 1))  # the last token's logits are needed
         todo = len(prompt) - len(self.tokens)
         self.computed = todo
@@ -56,7 +83,9 @@ class Session:
         return logits
 
     def step(self, token: int) -> NDArray[np.float32]:
-        """Append one token; logits [n_vocab] after it."""
+        """Append one token; logits [n_vocab] after it. EngineError where the sequence was taken since the prompt."""
+        if not holds(self.engine, self.sequence, self):
+            raise EngineError(USED_MEANWHILE)
         return self._decode((token,), "last")
 
     @property

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edge.cluster.fleet import Fleet
+from edge.planning.choice import PlanChoice
 from edge.planning.describe import beside, bound_text, known_json
 from edge.planning.measuring import Measurements, measure
-from edge.planning.spaces import PlanSpace
+from edge.planning.spaces import DEFAULTS, PlanOptions, PlanSpace
 from edge.tasks import SILENT, Steps
 from partition.errors import PlanError
 from partition.plan.onnx_plan import OnnxPlan
@@ -23,9 +24,15 @@ _SMALL = {"latency": "latency_s", "ttft": "ttft_s", "energy": "energy_j"}
 class Front:
     """The plans of one model, or of one in several types: the front, and those it dominates."""
 
-    def __init__(self, spaces: Sequence[PlanSpace], axes: Sequence[str] = ("latency", "throughput")) -> None:
-        """Find the plans. axes: of latency, throughput, memory and energy. PlanError, with need and have, where no plan
-        fits."""
+    def __init__(
+        self,
+        spaces: Sequence[PlanSpace],
+        axes: Sequence[str] = ("latency", "throughput"),
+        options: PlanOptions = DEFAULTS,
+    ) -> None:
+        """Find the plans. axes: of latency, throughput, memory and energy. options: those that the spaces were made
+        with. PlanError, with need and have, where no plan fits."""
+        self.options = options
         self.spaces, self.axes = tuple(spaces), tuple(axes)
         self.points: list[Point] = []
         self.space_of: dict[str, PlanSpace] = {}  # by the key of a point
@@ -101,14 +108,29 @@ class Front:
             "error": self.errors.get(point.key),
         }
 
+    def pick(self, which: str) -> PlanChoice:
+        """One of the plans: "knee", an axis for the best of it, or an id of `to_json`. PlanError for anything else.
+
+        Where plans were measured, the knee and the best are among those.
+        """
+        picked = pick(self.to_json(), which)
+        point = self._point(picked)
+        space = self.space_of[point.key]
+        why = f"{which} of the front: {point.label}"
+        return PlanChoice(space.path, point.plan, why, point.predicted, self.options, beside(space, point))
+
     def plan(self, picked: Mapping[str, Any]) -> tuple[Plan | OnnxPlan, dict[str, Any]]:
         """The plan of a point of `to_json`, and what a saved plan has beside itself."""
-        point = next(
+        point = self._point(picked)
+        return point.plan, beside(self.space_of[point.key], point)
+
+    def _point(self, picked: Mapping[str, Any]) -> Point:
+        """The point that `to_json` gave."""
+        return next(
             point
             for point in self.points
             if point.plan.to_json() == picked["plan"] and point.predicted.microbatches == picked["microbatches"]
         )
-        return point.plan, beside(self.space_of[point.key], point)
 
 
 def pick(result: Mapping[str, Any], which: str) -> Mapping[str, Any]:

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from edge.errors import ChatFileError, ContextFull, Interrupted
+from edge.errors import ChatFileError, ContextFull, EngineError, Interrupted
 from edge.llm.chat import Chat
 from edge.llm.engine import Engine
+from edge.llm.model import Model
 from edge.llm.sampler import SamplingParams
 
 GREEDY = SamplingParams(temperature=0)
@@ -185,3 +186,37 @@ def test_a_saved_chat_is_replaced_and_nothing_else_is(demo: Engine, tmp_path: Pa
         chat.save(tmp_path / "none" / "chat.json")
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["chat.json", "data.json", "empty", "folder", "id_rsa", "link", "weights"]
+
+
+def test_two_conversations_on_one_model_take_turns(demo: Engine) -> None:
+    first, second, alone = Chat(demo), Chat(demo), Chat(demo)
+    list(first.ask("My name is Ada.", GREEDY, max_tokens=8))
+    list(second.ask("My name is Bob.", GREEDY, max_tokens=8))
+    messages = [dict(m) for m in first.messages]
+    answer = [r.token_id for r in first.ask("What is my name?", GREEDY, max_tokens=8)]
+    demo.kv_clear()
+    alone.messages = messages
+    assert [r.token_id for r in alone.ask("What is my name?", GREEDY, max_tokens=8)] == answer
+
+
+def test_an_answer_that_another_conversation_interrupts_ends_with_an_error(demo: Engine) -> None:
+    first, second = Chat(demo), Chat(demo)
+    answer = first.ask("My name is Ada.", ENDLESS, max_tokens=8)
+    next(answer)
+    other = [r.token_id for r in second.ask("What is 3 plus 4?", GREEDY, max_tokens=8)]
+    with pytest.raises(EngineError, match=r"used this model before .* Model\.stream"):
+        next(answer)
+    again = Chat(demo)
+    assert [r.token_id for r in again.ask("What is 3 plus 4?", GREEDY, max_tokens=8)] == other
+
+
+def test_requests_and_conversations_take_turns(demo: Engine) -> None:
+    model, chat = Model(demo, demo.close), Chat(demo)
+    list(chat.ask("My name is Ada.", GREEDY, max_tokens=8))
+    with model.stream() as requests:
+        requests.add([5, 6, 7], ENDLESS, max_tokens=8)
+        next(iter(requests))
+        name = "".join(r.text for r in chat.ask("What is my name?", GREEDY))
+        assert "Ada" in name
+        with pytest.raises(EngineError, match="used this model"):
+            list(requests)

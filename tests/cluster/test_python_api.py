@@ -1,0 +1,145 @@
+"""The Python API as a stranger meets it: the page's examples, its names, its types, and what an import costs."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import edge
+from edge.demo import MODEL_PATH
+from tests.support import ROOT
+from tests.support.deployments import shared_workers
+from tests.support.onnx_tiny import F32, graph, node
+from tests.support.workers import Worker
+
+PAGE = (ROOT / "docs" / "python.md").read_text()
+EXAMPLES = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+TYPED = """
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import edge
+import numpy as np
+
+
+class Quiet(edge.Steps):
+    @contextmanager
+    def step(self, label: str, total: float | None = None, unit: str = "bytes") -> Iterator[edge.ShowStep]:
+        def show(n: float, total: float | None = None, what: str = "") -> None:
+            pass
+
+        yield show
+
+
+def answer(question: str) -> str:
+    with edge.load(None, memory="3GiB", context=512) as model:
+        return "".join(response.text for response in edge.Chat(model).ask(question))
+
+
+def several(addresses: list[str]) -> list[int]:
+    with edge.Cluster(addresses) as cluster:
+        choice: edge.PlanChoice = edge.plan("m.gguf", cluster, options=edge.PlanOptions(context=512), steps=Quiet())
+        picked = edge.pareto("m.gguf", cluster, measure=1).pick("knee")
+        choice.save("plan.json")
+        with edge.deploy(picked, cluster) as model:
+            return model.tokenize("text")
+
+
+def network(cluster: edge.Cluster, choice: edge.PlanChoice) -> int:
+    with edge.deploy_onnx(choice, cluster) as model:
+        return sum(int(outputs["y"].size) for outputs in model.map([{"x": np.ones((1, 4), np.float32)}]))
+
+
+def smaller(source: str) -> int:
+    try:
+        return edge.quantize(source, "out.gguf", type="q8_0").n_bytes
+    except edge.EdgeError as error:
+        reveal_type(error)
+        raise
+"""
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Worker]]:
+    with shared_workers(tmp_path_factory, "pi", "laptop") as workers:
+        yield workers
+
+
+def test_the_examples_of_the_page_run(two: list[Worker], tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").symlink_to(MODEL_PATH)
+    nodes = [node("Relu", ["x"], ["a"]), node("Neg", ["a"], ["b"]), node("Abs", ["b"], ["y"])]
+    (tmp_path / "net.onnx").write_bytes(graph(nodes, [("x", F32, (1, 4))], [("y", F32, (1, 4))]))
+    script = "\n".join(EXAMPLES)
+    for name, worker in zip(("pi.local", "laptop.local"), two, strict=True):
+        assert f'"{name}"' in script
+        script = script.replace(name, worker.address)
+    (tmp_path / "examples.py").write_text(script)
+    done = subprocess.run(
+        [sys.executable, "examples.py"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("65") >= 2  # one device's answer, and that of several
+    assert "Ada" in done.stdout
+    assert "something else" not in done.stdout
+    assert "[[7. 7. 7. 7.]]" in done.stdout  # the last input of the pipeline
+    assert {path.name for path in tmp_path.iterdir()} >= {"ada.json", "plan.json", "small.gguf"}
+
+
+def test_all_that_is_offered_can_be_had_and_is_documented() -> None:
+    assert edge.__all__ == sorted(edge.__all__) == dir(edge)
+    assert set(edge.__all__) == set(edge._HOME_OF)
+    for name in edge.__all__:
+        thing = getattr(edge, name)
+        assert thing.__doc__, name
+        assert re.search(rf"`(edge\.)?{name}\b", PAGE), f"docs/python.md does not say what {name} is"
+    with pytest.raises(AttributeError, match="nothing_such"):
+        edge.nothing_such  # noqa: B018
+    errors = [thing for name in edge.__all__ if isinstance(thing := getattr(edge, name), type) and "Error" in name]
+    assert all(issubclass(error, edge.EdgeError) for error in errors)
+
+
+def test_an_import_loads_nothing_heavy() -> None:
+    code = "import sys, edge; print(sorted({name.partition('.')[0] for name in sys.modules}))"
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert not {"numpy", "grpc", "llama_cpp", "onnx", "onnxruntime", "google", "psutil"} & set(names_in(done.stdout))
+
+
+def names_in(text: str) -> list[str]:
+    return re.findall(r"'(\w+)'", text)
+
+
+def test_a_typed_script_passes_mypy_strict(tmp_path: Path) -> None:
+    assert (ROOT / "edge" / "py.typed").exists()
+    (tmp_path / "script.py").write_text(TYPED)
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--config-file", str(ROOT / "pyproject.toml"),
+         "--cache-dir", str(tmp_path / "cache"), "script.py"],
+        cwd=tmp_path, env={**os.environ, "MYPYPATH": str(ROOT)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert 'Revealed type is "edge.errors.EdgeError"' in done.stdout
+
+
+def test_a_cluster_that_is_not_open_is_an_error_and_no_plan_without_its_workers(tmp_path: Path) -> None:
+    cluster = edge.Cluster(["pi.local"])
+    with pytest.raises(edge.WorkerError, match=r"not open: call open\(\)"):
+        edge.plan(None, cluster)
+    with pytest.raises(edge.WorkerError, match="not open"):
+        edge.pareto(None, cluster)
+    with pytest.raises(ValueError, match=r"must be a list, such as \['pi.local'\]"):
+        edge.Cluster("pi.local")
+
+
+def test_a_plan_is_deployed_as_the_kind_of_model_it_is_for(two: list[Worker], tmp_path: Path) -> None:
+    with edge.Cluster([two[0].address]) as cluster:
+        choice = edge.plan(None, cluster, options=edge.PlanOptions(context=300, concurrency=2))
+        with pytest.raises(edge.PlanError, match="is a language model: deploy it with deploy"):
+            edge.deploy_onnx(choice, cluster)
+        with edge.deploy(choice, cluster) as model:  # as much context and as many sequences as it was planned for
+            assert (model.engine.context, model.engine.sequences) == (300, 2)
