@@ -12,7 +12,8 @@ import onnx
 import pytest
 from onnx import helper
 
-from apps.commands import onnx_devices, options
+from apps import options
+from apps.commands import onnx_devices
 from edge.demo import MODEL_PATH
 from edge.onnx.pipeline import MOST_WINDOW
 from partition.plan.plan import LOCAL
