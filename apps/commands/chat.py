@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import select
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,10 +30,14 @@ if TYPE_CHECKING:
 
 HELP = "Talk to a model: the bundled one, a GGUF file, or REPO:FILE from the Hugging Face hub."
 
+SILENT_S = 3.0  # after so long without piped text it is said that it is waited for
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", metavar="MODEL", help="GGUF file or REPO:FILE (default: the bundled model)")
-    parser.add_argument("-p", "--prompt", metavar="TEXT", help="answer once and exit; - reads standard input")
+    parser.add_argument(
+        "-p", "--prompt", metavar="TEXT", help="answer once and exit, after what is piped in; -: that alone"
+    )
     parser.add_argument("--json", action="store_true", help="with -p: print one JSON object")
     parser.add_argument("--system", metavar="TEXT", help="system message")
     parser.add_argument("--max-tokens", type=positive_int, metavar="N", help="end the answer after N tokens")
@@ -52,15 +57,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    prompt = args.prompt
-    if prompt is None and not sys.stdin.isatty():
-        prompt = "-"  # echo question | edge chat
+    prompt = _prompt(args.prompt)
     if prompt is None and not sys.stdout.isatty():
         raise UsageError("standard output is not a terminal; give a prompt with -p TEXT")
     if prompt is None and args.json:
         raise UsageError("--json needs -p TEXT (or a prompt on standard input)")
-    if prompt == "-":
-        prompt = sys.stdin.buffer.read().decode(errors="replace")
     if prompt is not None and not prompt.strip():
         raise UsageError("the prompt is empty")
     devices = distributed.prepare(args)
@@ -73,6 +74,31 @@ def run(args: argparse.Namespace) -> int:
 
             return talk(loaded, sampling, max_tokens=args.max_tokens, stop=args.stop)
         return _answer_once(args, loaded, prompt, sampling)
+
+
+def _prompt(given: str | None) -> str | None:
+    """What is to be answered once: what standard input has, where it is no terminal, and then what was `given`."""
+    if given != "-" and (sys.stdin is None or sys.stdin.isatty()):
+        return given
+    question = "" if given in (None, "-") else str(given)
+    piped = _piped(waits=bool(question)).decode(errors="replace")
+    if not question or not piped.strip():
+        return question or piped
+    return f"{piped.rstrip()}\n\n{question}"
+
+
+def _piped(waits: bool) -> bytes:
+    """All of standard input. waits: say so where nothing comes, because the question alone may have been meant."""
+    if sys.stdin is None:
+        return b""
+    if waits and not select.select([sys.stdin], [], [], SILENT_S)[0]:
+        print(
+            "edge chat: waiting for the text on standard input, to put it before the question;"
+            " where there is none, add < /dev/null",
+            file=sys.stderr,
+            flush=True,
+        )
+    return sys.stdin.buffer.read()
 
 
 def _answer_once(args: argparse.Namespace, loaded: Loaded, prompt: str, sampling: SamplingParams) -> int:
@@ -134,6 +160,7 @@ def _loaded(
         engine = deployed.engine if deployed else stack.enter_context(_engine(args, path))
         if deployed and engine.paging is not None:
             _say_memory(engine.memory, engine.paging.plan)
+        _check_context(args.context, engine.shape.context_length)
         chat = Chat(engine, system=args.system, template=template, renderer=renderer)
         yield Loaded(chat, time.perf_counter() - began, deployed)
 
@@ -158,6 +185,15 @@ def _engine(args: argparse.Namespace, path: Path) -> Engine:
             file=sys.stderr,
         )
     return engine
+
+
+def _check_context(asked: int | None, trained: int) -> None:
+    """Say where a context is longer than what the model was trained for."""
+    if asked is not None and 0 < trained < asked:
+        print(
+            f"edge chat: --context {asked}: the model was trained for {trained} tokens; beyond them answers get worse",
+            file=sys.stderr,
+        )
 
 
 def _say_memory(need: MemoryNeed, plan: PagePlan) -> None:

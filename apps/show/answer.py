@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,11 +25,18 @@ class Loaded:
 
 
 def answer(
-    chat: Chat, text: str, sampling: SamplingParams, *, max_tokens: int | None, stop: Sequence[str]
+    chat: Chat,
+    text: str | None,
+    sampling: SamplingParams,
+    *,
+    max_tokens: int | None,
+    stop: Sequence[str],
+    again: bool = False,
 ) -> Generator[Response, None, None]:
-    """What `Chat.ask` yields, with a progress bar until the first token."""
+    """What `Chat.ask` yields, or `Chat.retry` where it is `again`, with a progress bar until the first token."""
+    ask: Callable[..., Iterator[Response]] = chat.retry if again else chat.ask
     with progress("Reading the prompt", unit="tokens") as bar:
-        responses = chat.ask(text, sampling, max_tokens=max_tokens, stop=stop, on_prefill=bar.update)
+        responses = ask(text, sampling, max_tokens=max_tokens, stop=stop, on_prefill=bar.update)
         first = next(responses)
     yield first
     yield from responses

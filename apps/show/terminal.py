@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from prompt_toolkit import PromptSession
-from prompt_toolkit.completion import CompleteEvent, Completer, Completion
-from prompt_toolkit.document import Document
-from prompt_toolkit.history import FileHistory, History, InMemoryHistory
-from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from rich.console import Console
 from rich.markup import escape
 
@@ -20,15 +15,14 @@ from apps.show.answer import Loaded, answer
 from apps.show.format import count_text, counted
 from apps.show.markdown import MarkdownStream
 from apps.show.memory_use import paging_rows
+from apps.show.prompt_line import KEYS, PromptLine
 from apps.show.table import print_columns, printable
 from edge.ending import signals_are_for_the_program
 from edge.errors import EdgeError, EngineError, Interrupted, WorkerError
 from edge.llama.interrupt import interrupt_stops
 from edge.llm.generate import Response
-from edge.llm.sampler import SamplingParams
+from edge.llm.sampler import MAX_SEED, SamplingParams
 from transport.errors import TransportError
-
-KEYS = "Enter sends, Alt+Enter or Ctrl-J starts a new line, Ctrl-C stops an answer, Ctrl-D leaves"
 
 
 def talk(loaded: Loaded, sampling: SamplingParams, *, max_tokens: int | None, stop: Sequence[str]) -> int:
@@ -49,6 +43,9 @@ class _Talk:
         self._console = Console(highlight=False)
         self._commands: dict[str, tuple[str, Callable[[str], None]]] = {
             "/help": ("what you can type", self._help),
+            "/retry": ("answer the last question again, with the next seed", self._retry),
+            "/edit": ("change the last question; Enter asks it in place of the former", self._edit),
+            "/undo": ("take back the last question and its answer", self._undo),
             "/clear": ("forget the conversation", self._clear),
             "/system": ("TEXT: set the system message; -: remove it; nothing: show it", self._system),
             "/save": ("FILE: save the conversation", self._save),
@@ -57,6 +54,7 @@ class _Talk:
             "/exit": ("leave", self._exit),
         }
         self._leaving = False
+        self._draft = ""  # the last question, while it is being edited
         self._lost: Exception | None = None  # why nothing can be computed any more, where that is so
 
     def run(self) -> int:
@@ -69,14 +67,13 @@ class _Talk:
         if self._deployed:
             self._console.print(f"[dim]{escape(printable(self._deployed.line()))}[/]", soft_wrap=True)
         self._console.print(f"[dim]{KEYS}, /help lists commands.[/]\n")
-        session: PromptSession[str] = PromptSession(
-            history=_history(), completer=_Commands(self._commands), key_bindings=_keys(), multiline=True
-        )
+        prompt = PromptLine({name: what for name, (what, _) in self._commands.items()})
         while not self._leaving:
+            draft, self._draft = self._draft, ""
             try:
-                line = session.prompt([("bold fg:ansicyan", "> ")], prompt_continuation="  ").strip()
+                line = prompt.read(draft)
             except KeyboardInterrupt:
-                continue  # Ctrl-C at the prompt empties the line
+                continue  # Ctrl-C at the prompt empties the line, and leaves what was to be edited as it was
             except EOFError:
                 break
             if not line:
@@ -85,8 +82,7 @@ class _Talk:
                 if line.startswith("/"):
                     self._run_command(line)
                 else:
-                    self._answer(line)
-                    self._lost = None
+                    self._answer(line, again=bool(draft))
             except KeyboardInterrupt:
                 self._console.print()  # pressed once more than was needed to stop the answer
             except (EdgeError, OSError, TransportError) as error:
@@ -100,10 +96,11 @@ class _Talk:
             raise self._lost
         return 0
 
-    def _answer(self, text: str) -> None:
+    def _answer(self, text: str | None, *, again: bool = False) -> None:
+        """Answer a question; `again`: in place of the last one, or that one where there is no text."""
         stopped = False
         self._last = None
-        responses = answer(self._chat, text, self._sampling, max_tokens=self._max_tokens, stop=self._stop)
+        responses = answer(self._chat, text, self._sampling, again=again, max_tokens=self._max_tokens, stop=self._stop)
         with interrupt_stops(self._chat.engine):
             try:
                 first = next(responses)
@@ -115,6 +112,7 @@ class _Talk:
                 stopped = True
             finally:
                 responses.close()  # what was said so far joins the conversation
+        self._lost = None
         self._console.print(f"[dim]{self._stats_line(stopped)}[/]\n", soft_wrap=True)
 
     def _stats_line(self, stopped: bool) -> str:
@@ -147,6 +145,27 @@ class _Talk:
         for name, (what, _run) in self._commands.items():
             self._console.print(f"  [bold]{name:8}[/] {escape(what)}")
         self._console.print(f"  [dim]{KEYS}[/]")
+
+    def _retry(self, _: str) -> None:
+        if self._something_asked():
+            # The same seed would give the same answer.
+            self._sampling = replace(self._sampling, seed=(self._sampling.seed + 1) % (MAX_SEED + 1))
+            self._answer(None, again=True)
+
+    def _edit(self, _: str) -> None:
+        if self._something_asked():
+            self._draft = self._chat.last_question or ""
+
+    def _undo(self, _: str) -> None:
+        if self._something_asked():
+            self._chat.undo()
+            self._last = None
+            self._console.print(f"[dim]taken back; {counted(len(self._chat.messages), 'message')} left[/]")
+
+    def _something_asked(self) -> bool:
+        if self._chat.last_question is None:
+            self._console.print("[red]nothing was asked yet[/]")
+        return self._chat.last_question is not None
 
     def _clear(self, _: str) -> None:
         self._chat.clear()
@@ -202,45 +221,3 @@ class _Talk:
 
     def _exit(self, _: str) -> None:
         self._leaving = True
-
-
-class _Commands(Completer):
-    """Completes a slash at the beginning of a line to the commands."""
-
-    def __init__(self, commands: dict[str, tuple[str, Callable[[str], None]]]) -> None:
-        self._commands = commands
-
-    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
-        word = document.text_before_cursor
-        if not word.startswith("/") or " " in word:
-            return
-        for name, (what, _) in self._commands.items():
-            if name.startswith(word):
-                yield Completion(name, start_position=-len(word), display_meta=what)
-
-
-def _keys() -> KeyBindings:
-    keys = KeyBindings()
-
-    @keys.add("enter")
-    def _send(event: KeyPressEvent) -> None:
-        event.current_buffer.validate_and_handle()
-
-    @keys.add("escape", "enter")
-    @keys.add("c-j")
-    def _new_line(event: KeyPressEvent) -> None:
-        event.current_buffer.insert_text("\n")
-
-    return keys
-
-
-def _history() -> History:
-    """What was typed before, in a file only its owner may read; in memory where that file cannot be made."""
-    folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "edge"
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        file = folder / "chat_history"
-        file.touch(mode=0o600)
-        return FileHistory(file)
-    except OSError:
-        return InMemoryHistory()

@@ -68,6 +68,22 @@ class Chat:
         """Forget the conversation, keep the system message."""
         self.messages = self.messages[:1] if self.system is not None else []
 
+    @property
+    def last_question(self) -> str | None:
+        """The last message of the user; None where there is none."""
+        place = self._last_question()
+        return None if place is None else self.messages[place]["content"]
+
+    def undo(self) -> str | None:
+        """Take back the last question and what followed it; the question, or None where there is none."""
+        question, place = self.last_question, self._last_question()
+        self.messages = self.messages[:place]
+        return question
+
+    def _last_question(self) -> int | None:
+        places = [i for i, message in enumerate(self.messages) if message["role"] == "user"]
+        return places[-1] if places else None
+
     def ask(
         self,
         text: str,
@@ -82,7 +98,40 @@ class Chat:
         Where the context is full the oldest exchanges are forgotten; `dropped` says how many messages. Where not even
         this message fits, ContextFull, and the conversation is as before.
         """
-        self.messages.append({"role": "user", "content": text})
+        asked = [*self.messages, {"role": "user", "content": text}]
+        return self._answer(asked, sampling, max_tokens, stop, on_prefill)
+
+    def retry(
+        self,
+        text: str | None = None,
+        sampling: SamplingParams | None = None,
+        *,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        on_prefill: PrefillProgress | None = None,
+    ) -> Iterator[Response]:
+        """Answer the last question again, or `text` in its place; the new exchange replaces the last one.
+
+        Sampling with the same seed gives the same answer again. Where no answer comes, the conversation is as before.
+        ValueError where nothing was asked; else as `ask`.
+        """
+        place = self._last_question()
+        if place is None:
+            raise ValueError("there is no question to answer again")
+        question = self.messages[place]["content"] if text is None else text
+        asked = [*self.messages[:place], {"role": "user", "content": question}]
+        return self._answer(asked, sampling, max_tokens, stop, on_prefill)
+
+    def _answer(
+        self,
+        asked: list[dict[str, str]],
+        sampling: SamplingParams | None,
+        max_tokens: int | None,
+        stop: Sequence[str],
+        on_prefill: PrefillProgress | None,
+    ) -> Iterator[Response]:
+        """Answer the last of the messages `asked`. They and the answer become the conversation, if one comes."""
+        before, self.messages = self.messages, asked
         self.dropped = 0
         pieces: list[str] = []
         try:
@@ -105,7 +154,7 @@ class Chat:
             if answer:
                 self.messages.append({"role": "assistant", "content": answer})
             else:
-                self.messages.pop()  # a question without an answer would confuse the next one
+                self.messages = before  # a question without an answer would confuse the next one
 
     def prompt_tokens(self) -> list[int]:
         """Token ids of the whole conversation, ready for the model to answer."""

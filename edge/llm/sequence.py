@@ -62,7 +62,7 @@ class Session:
         if len(prompt) >= room:
             raise ContextFull(
                 f"the prompt has {len(prompt)} tokens and the context {room}, which must also hold the answer;"
-                " use a larger --context or a shorter prompt"
+                f" {_advice(len(prompt), self.engine.shape.context_length)}"
             )
         if not take(self.engine, self.sequence, self):
             self.tokens.clear()
@@ -105,6 +105,14 @@ class Session:
         logits = self.engine.decode(tokens, len(self.tokens), sequence=self.sequence, outputs=outputs, top=self.top)
         self.tokens.extend(tokens)
         return logits
+
+
+def _advice(prompt_tokens: int, trained: int) -> str:
+    """What to do about a prompt that does not fit. trained: tokens that the model was trained for; 0: not known."""
+    if trained and prompt_tokens >= trained:
+        return f"use a shorter prompt: the model was trained for {trained} tokens"
+    most = f", up to the {trained} that the model was trained for," if trained else ""
+    return f"use a larger --context{most} or a shorter prompt"
 
 
 def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

@@ -144,7 +144,9 @@ def test_an_empty_prompt(prompt: str) -> None:
 
 
 def test_a_prompt_longer_than_the_context() -> None:
-    assert_one_line_error(run_chat("-p", "word " * 100, "--context", "64"), ROOM, "64", "--context")
+    done = run_chat("-p", "word " * 100, "--context", "64")
+    assert_one_line_error(done, ROOM, "64", "a larger --context, up to the 1024 that the model was trained for")
+    assert_one_line_error(run_chat("-p", "word " * 900), ROOM, "use a shorter prompt: the model was trained for 1024")
 
 
 @pytest.mark.parametrize(

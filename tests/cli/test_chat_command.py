@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from edge.llm.engine import Engine, EngineOptions
 from edge.paging import memory
 from quant.types import type_by_name
 from tests.conftest import Synthetic
-from tests.support.helpers import ENDLESS, TIMEOUT_S, assert_one_line_error, chat_json, run_chat, start_edge
+from tests.support.helpers import EDGE, ENDLESS, ROOT, TIMEOUT_S, assert_one_line_error, chat_json, run_chat, start_edge
 
 KEYS = {
     "text": str,
@@ -68,8 +69,9 @@ def test_a_prompt_by_option_by_dash_and_by_pipe_gets_the_same_answer() -> None:
     by_option = run_chat("-p", "What is 2 plus 3?", *asked)
     by_dash = run_chat("-p", "-", *asked, stdin="What is 2 plus 3?")
     by_pipe = run_chat(*asked, stdin="What is 2 plus 3?")
+    joined = run_chat("-p", "plus 3?", *asked, stdin="What is 2\n")  # the piped text first, then the question
     assert by_option.returncode == by_dash.returncode == by_pipe.returncode == 0
-    assert by_option.stdout == by_dash.stdout == by_pipe.stdout
+    assert by_option.stdout == by_dash.stdout == by_pipe.stdout == joined.stdout
     assert by_option.stdout.endswith("\n")
 
 
@@ -110,6 +112,18 @@ def test_temperature_zero_gives_identical_tokens_twice() -> None:
 def test_model_is_the_file_that_answers(synthetic: Synthetic) -> None:
     asked = ("-p", "hi", "--max-tokens", "1")
     assert chat_json(synthetic("llama"), *asked)["usage"] != chat_json(*asked)["usage"]
+
+
+def test_a_question_that_waits_for_piped_text_says_so() -> None:
+    process = subprocess.Popen(
+        [*EDGE, "chat", "--threads", "1", *GREEDY, "-p", "plus 3?"],
+        cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdin is not None
+    assert process.stderr is not None
+    assert b"waiting for the text on standard input" in process.stderr.readline()  # while nothing comes, and none ends
+    out, _ = process.communicate(b"What is 2", timeout=TIMEOUT_S)
+    assert (process.returncode, out) == (0, run_chat("-p", "What is 2\n\nplus 3?", *GREEDY).stdout.encode())
 
 
 def test_system_joins_the_prompt() -> None:
@@ -265,5 +279,7 @@ def test_a_reader_that_leaves_ends_the_answer(long: tuple[str, ...]) -> None:
     process.stdout.read(10)
     process.stdout.close()
     assert process.wait(timeout=TIMEOUT_S) == 141
-    assert process.stderr.read() == b""
+    assert process.stderr.read() == (
+        b"edge chat: --context 8192: the model was trained for 1024 tokens; beyond them answers get worse\n"
+    )
     process.stderr.close()

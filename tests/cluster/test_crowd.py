@@ -13,12 +13,11 @@ import grpc
 import psutil
 import pytest
 
-from apps import cli
 from devices.paths import authority_folder, credentials_folder
 from devices.trust.authority import Authority
 from edge.cluster.connect import reach
 from edge.net import credentials
-from tests.support.commands import ASKED
+from tests.support.commands import ASKED, main
 from tests.support.deployments import own_folders
 from tests.support.helpers import until
 from tests.support.trust import Cluster, shown
@@ -66,7 +65,7 @@ class Owner:
             ("devices", "--no-discover", "--json", self.address),
             ("chat", *ASKED, "--workers", self.address, "--parallel", "pipeline", "--shares", "1,1"),
         ):
-            assert cli.main(list(command)) == 0, capsys.readouterr()
+            assert main(*command) == 0, capsys.readouterr()
         Authority.open(authority_folder(), credentials_folder()).revoke("eve")
         reach(self.address, timeout_s=SERVED_S).close()
         assert self._eve in credentials.required(self.pi.folder / "config" / "edge" / "credentials").revoked

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -23,6 +24,13 @@ Run = Callable[..., Answer]
 Chat = Callable[..., dict[str, Any]]
 
 
+def main(*args: str | Path) -> int:
+    """The exit code of a command line, with nothing on standard input."""
+    with open(os.devnull) as nothing, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdin", nothing)
+        return cli.main([str(arg) for arg in args])
+
+
 @contextmanager
 def two_workers(folder: Path) -> Iterator[Two]:
     """Two on loopback; the second lends its first core and no GPU."""
@@ -38,7 +46,7 @@ def runs(capsys: pytest.CaptureFixture[str], two: Two) -> Iterator[Run]:
 
     def run(*args: str | Path) -> Answer:
         capsys.readouterr()
-        code = cli.main([str(arg) for arg in args])
+        code = main(*args)
         return code, *capsys.readouterr()
 
     yield run
@@ -64,7 +72,7 @@ def runner(capsys: pytest.CaptureFixture[str], name: str) -> Run:
 
     def run(*args: str | Path) -> Answer:
         capsys.readouterr()
-        code = cli.main([name, *map(str, args), "--threads", "1"])
+        code = main(name, *args, "--threads", "1")
         return code, *capsys.readouterr()
 
     return run

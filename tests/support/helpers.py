@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,10 +114,12 @@ def calls(work: Callable[[], object]) -> int:
 class Terminal:
     """`edge chat` on a pseudo-terminal of its own."""
 
-    def __init__(self, *args: str | Path, state: Path) -> None:
+    def __init__(self, *args: str | Path, state: Path, under: Sequence[str] = ()) -> None:
+        """under: a command that runs it, such as a shell."""
+        command = [*under, *EDGE, "chat", "--threads", "1", *map(str, args)]
         self.process = pexpect.spawn(
-            EDGE[0],
-            [*EDGE[1:], "chat", "--threads", "1", *map(str, args)],
+            command[0],
+            command[1:],
             cwd=str(ROOT),
             env={
                 **{name: value for name, value in os.environ.items() if name not in _OF_OTHER_TERMINALS},

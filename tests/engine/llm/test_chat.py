@@ -119,6 +119,35 @@ def test_an_answer_that_is_stopped_stays_as_far_as_it_came(demo: Engine) -> None
     assert chat.messages == [{"role": "user", "content": "Hello!"}, {"role": "assistant", "content": text}]
 
 
+def test_the_last_question_is_answered_again_in_other_words_or_taken_back(demo: Engine) -> None:
+    chat = Chat(demo, system="Answer briefly.")
+    list(chat.ask("What is 2 plus 3?", GREEDY, max_tokens=8))
+    first = list(chat.messages)
+    list(chat.ask("What is 3 plus 4?", GREEDY, max_tokens=8))
+    both = list(chat.messages)
+    assert list(chat.retry(None, GREEDY, max_tokens=8))
+    assert chat.messages == both  # the same question, the same answer
+    list(chat.retry("What is 20 plus 30?", ENDLESS, max_tokens=8))
+    assert chat.messages[:3] == first
+    assert [m["content"] for m in chat.messages[3:]] == ["What is 20 plus 30?", chat.messages[4]["content"]]
+    assert chat.messages[4] != both[4]
+    assert chat.undo() == "What is 20 plus 30?"
+    assert chat.messages == first
+    assert (chat.undo(), chat.last_question, chat.undo()) == ("What is 2 plus 3?", None, None)
+    assert roles(chat) == ["system"]
+    with pytest.raises(ValueError, match="no question"):
+        chat.retry()
+
+
+def test_what_is_asked_again_and_not_answered_changes_nothing(demo: Engine) -> None:
+    chat = Chat(demo)
+    list(chat.ask("What is 2 plus 3?", GREEDY, max_tokens=8))
+    before = list(chat.messages)
+    with pytest.raises(ContextFull):
+        list(chat.retry("word " * 2000, GREEDY))
+    assert chat.messages == before
+
+
 def test_saved_and_loaded_again(demo: Engine, tmp_path: Path) -> None:
     chat, file = Chat(demo, system="Answer briefly."), tmp_path / "chat.json"
     list(chat.ask("What is 3 plus 4?", GREEDY, max_tokens=8))

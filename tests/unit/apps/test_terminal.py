@@ -14,7 +14,7 @@ import pytest
 from tests.support.helpers import ENDLESS, Terminal
 
 STATS = r"TTFT [\d.]+ s  TPOT [\d.]+ ms  [\d.]+ tokens/s  context (\d+)/\d+ \(\d+ %\)"
-UP, ALT_ENTER, CTRL_C, CTRL_D, CTRL_J = "\x1b[A", "\x1b\r", "\x03", "\x04", "\n"
+UP, ALT_ENTER, CTRL_C, CTRL_D, CTRL_J, CTRL_Z = "\x1b[A", "\x1b\r", "\x03", "\x04", "\n", "\x1a"
 
 Open = Callable[..., Terminal]
 
@@ -84,7 +84,7 @@ def test_help_lists_the_commands(open_chat: Open) -> None:
     chat = open_chat()
     chat.enter("/help")
     shown = chat.sees("Enter sends")
-    for command in ("/help", "/clear", "/system", "/save", "/load", "/stats", "/exit"):
+    for command in ("/help", "/retry", "/edit", "/undo", "/clear", "/system", "/save", "/load", "/stats", "/exit"):
         assert command in shown
 
 
@@ -102,6 +102,49 @@ def test_clear_forgets_the_conversation_but_not_the_system_message(open_chat: Op
     chat.sees("conversation forgotten")
     chat.ready()
     assert saved(chat, tmp_path / "chat") == [{"role": "system", "content": "Answer briefly."}]
+
+
+def test_the_last_exchange_is_answered_again_edited_and_taken_back(open_chat: Open, tmp_path: Path) -> None:
+    chat = open_chat("--seed", "7", "--temperature", "5", "--top-k", "0", "--min-p", "0", "--max-tokens", "12")
+    for command in ("/retry", "/edit", "/undo"):
+        chat.enter(command)
+        chat.sees("nothing was asked yet")
+        chat.ready()
+    ask(chat, "one")
+    before = saved(chat, tmp_path / "first")
+    ask(chat, "/retry")
+    again = saved(chat, tmp_path / "again")
+    assert again[0] == before[0]
+    assert again[1] != before[1]  # of another seed
+    assert len(again) == 2
+    chat.enter("/edit")
+    chat.ready()
+    chat.type(CTRL_C)  # changes nothing
+    chat.ready()
+    assert saved(chat, tmp_path / "kept") == again
+    chat.enter("/edit")
+    chat.ready()
+    ask(chat, " more")
+    assert [m["content"] for m in saved(chat, tmp_path / "edited")][::2] == ["one more"]
+    chat.enter("/undo")
+    chat.sees("0 messages left")
+    chat.ready()
+    assert saved(chat, tmp_path / "undone") == []
+
+
+def test_ctrl_z_at_the_prompt_suspends_and_what_was_typed_is_there_again(tmp_path: Path) -> None:
+    shell = Terminal("--max-tokens", "5", state=tmp_path, under=["sh", "-c", 'set -m; "$@"; echo is stopped; fg', "sh"])
+    shell.ready()
+    shell.type("what was typ" + CTRL_Z)
+    shell.sees("is stopped")
+    shell.ready()
+    shell.type("ed\r")
+    shell.sees(STATS)
+    shell.ready()
+    assert [m["content"] for m in saved(shell, tmp_path / "chat")][::2] == ["what was typed"]
+    shell.type(CTRL_D)
+    assert shell.ends() == 0
+    shell.close()
 
 
 def test_system_shows_and_sets_the_system_message(open_chat: Open, tmp_path: Path) -> None:
