@@ -1,7 +1,7 @@
 """One rank's slice of a model, computing its part of every step together with the other ranks.
 
 The slice is an ordinary model to llama.cpp. Hooks make it a part: they sum partial results over the ranks of a stage,
-and take the hidden states out at its end. docs/architecture.md walks through one step.
+and take the hidden states out at its end. docs/distributed.md walks through one step.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from edge.onnx.runtime import runtime
 
-# How far outputs of stages may be from those of the whole, as parts of an output's largest value (docs/architecture.md,
+# How far outputs of stages may be from those of the whole, as parts of an output's largest value (docs/onnx.md,
 # "How equal are stages"). What is neither of these types is the same.
 TOLERANCES = {"float32": 1e-5, "float16": 2.0**-10}
 

@@ -117,7 +117,7 @@ def whole(model: ModelProto, feeds: Mapping[str, Array]) -> Feeds:
 
 
 def same(found: Mapping[str, Array], expected: Mapping[str, Array]) -> None:
-    """All outputs are there and are what was expected, as far as docs/architecture.md promises it of stages."""
+    """All outputs are there and are what was expected, as far as docs/onnx.md promises it of stages."""
     assert list(found) == list(expected)
     for name, array in expected.items():
         assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape), name
