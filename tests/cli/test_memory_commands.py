@@ -14,6 +14,7 @@ from devices.lab.control_group import ControlGroup, NoGroups
 from edge.models import shapes, synth
 from tests.support.helpers import run_edge
 from tests.support.namespaces import need
+from tests.support.thorough import some
 from tests.support.workers import worker
 
 MIB = 1 << 20
@@ -26,9 +27,10 @@ SIZES = {
     "pareto": (330, 400, 500),
     "worker": (330, 400, 500),
 }
+MOST = some(1, 3)  # sizes of a command, from the smallest on
 ONE_THREAD = ("--threads", "1")
 SHORT = ("--prompt-tokens", "32", "--gen-tokens", "4", "--repeats", "1")
-TEXT = "edge/calibration.txt"
+TEXT = "edge/quantization/calibration.txt"
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +70,7 @@ def words(command: str, model: Path, folder: Path) -> list[str | Path]:
 
 
 @pytest.mark.parametrize(
-    ("command", "mib"), [(command, mib) for command in SIZES if command != "worker" for mib in SIZES[command]]
+    ("command", "mib"), [(command, mib) for command in SIZES if command != "worker" for mib in SIZES[command][:MOST]]
 )
 def test_a_command_lives_in_a_group_as_large_as_its_budget(tmp_path: Path, model: Path, command: str, mib: int) -> None:
     env = {f"XDG_{name}_HOME": str(tmp_path / name) for name in ("CACHE", "CONFIG", "STATE")}
@@ -82,7 +84,7 @@ def test_a_command_lives_in_a_group_as_large_as_its_budget(tmp_path: Path, model
         assert (said["paging"]["streamed_bytes"] > 0) == (mib == min(SIZES[command]))
 
 
-@pytest.mark.parametrize("mib", SIZES["worker"])
+@pytest.mark.parametrize("mib", SIZES["worker"][:MOST])
 def test_a_worker_lives_in_a_group_as_large_as_its_limit_with_all_its_sessions(
     tmp_path: Path, model: Path, mib: int
 ) -> None:

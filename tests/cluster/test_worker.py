@@ -178,7 +178,7 @@ def test_beyond_this_machine_only_with_trust_or_on_request(tmp_path: Path) -> No
     [
         ("--listen", "127.0.0.1:99999", "HOST:PORT"),
         ("--name", "a name\nof two lines", "name"),
-        ("--threads", "0", "needs a number"),
+        ("--threads", "0", "needs a whole number from 1 to 512, got 0"),
         ("--memory", "much", "needs a size"),
         ("--cache-size", "-1", "needs a size"),
         ("--models", "/nowhere", "no folder"),

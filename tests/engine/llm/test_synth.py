@@ -240,7 +240,7 @@ def test_an_interruption_leaves_nothing(tmp_path: Path, error: type[BaseExceptio
 
 def test_a_kill_leaves_no_file_under_the_name(tmp_path: Path) -> None:
     path = tmp_path / "big.gguf"
-    code = f"from edge import synth; synth.synthesize({str(path)!r}, synth.SHAPES['tinyllama-1.1b'])"
+    code = f"from edge.models import presets, synth; synth.synthesize({str(path)!r}, presets.SHAPES['tinyllama-1.1b'])"
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as process:
         deadline_s = time.monotonic() + 60
         while not any(part.stat().st_size > 1 << 20 for part in tmp_path.iterdir()):
@@ -255,10 +255,11 @@ def test_a_kill_leaves_no_file_under_the_name(tmp_path: Path) -> None:
 def test_memory_stays_small(tmp_path: Path, limit: str) -> None:
     # 600 MB are written, and half of that may be used. The growth is the same for any size.
     code = f"""
-from edge import llama, synth
+from edge.llama import llama
+from edge.models import shapes, synth
 from devices.probe import peak_rss
 synth._RANDOM_VALUES = {limit}
-shape = synth.shape("llama", layers=1, embd=4096, ff=14336, heads=32, kv=8, vocab=10_000)
+shape = shapes.shape("llama", layers=1, embd=4096, ff=14336, heads=32, kv=8, vocab=10_000)
 before = peak_rss()
 n_bytes = synth.synthesize({str(tmp_path / "big.gguf")!r}, shape, "f16")
 assert n_bytes > 600_000_000, n_bytes

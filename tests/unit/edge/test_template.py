@@ -220,12 +220,19 @@ def test_a_long_conversation_is_no_attack() -> None:
     assert text.endswith("assistant\n")
 
 
-def test_whatever_happens_to_its_process_the_next_prompt_is_right() -> None:
+def test_whatever_happens_to_its_process_the_next_prompt_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
     process = TemplateProcess()
     template = ChatTemplate("{{ messages[0].content }}", process=process)
-    os.kill(process.pid, signal.SIGKILL)
+    exchange = process._exchange
+
+    def killed(line: bytes, wait_s: float) -> bytes:
+        os.kill(process.pid, signal.SIGKILL)  # once a request is on its way: before, another process takes its place
+        return exchange(line, wait_s)
+
+    monkeypatch.setattr(process, "_exchange", killed)
     with pytest.raises(TemplateError, match="ended by signal 9"):
         template.render([{"role": "user", "content": "a"}])
+    monkeypatch.undo()
     assert template.render([{"role": "user", "content": "b"}]) == "b"
 
     os.kill(process.pid, signal.SIGSTOP)
