@@ -116,7 +116,7 @@ def test_bad_times_are_wrong_usage(expires: str, capsys: pytest.CaptureFixture[s
 def test_help_loads_nothing_heavy() -> None:
     code = """
 import argparse, sys
-from apps import cluster
+from apps.commands import cluster
 parser = argparse.ArgumentParser()
 cluster.add_arguments(parser)
 parser.format_help()

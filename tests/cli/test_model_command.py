@@ -131,7 +131,7 @@ def test_synth_says_what_is_wrong(tmp_path: Path) -> None:
     assert "--layers" in refused("synth", out, "--layers", "0")
     assert "is a folder" in refused("synth", tmp_path, *SMALL)
     assert "there is no folder" in refused("synth", tmp_path / "no" / "m.gguf", *SMALL)
-    assert "no room" in refused("synth", out, *SMALL, "--layers", "2000", "--vocab", "2000000000", code=3)
+    assert "no room" in refused("synth", out, *SMALL, "--layers", "2000", "--vocab", "2000000000", code=4)
     assert list(tmp_path.iterdir()) == []
 
 

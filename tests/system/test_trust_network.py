@@ -534,7 +534,7 @@ def test_a_list_that_a_worker_has_is_not_written_again(owner: Device, joined: Ca
 
 DOOR = """
 import json, sys
-from edge import trust
+from edge.net import credentials
 from edge.cluster.connect import reach
 from edge.net.dialling import Dialler
 from edge.cluster.session import RemoteSession
@@ -549,7 +549,7 @@ with reach(address) as worker:
     for transport in ("tcp", "grpc"):
         with RemoteSession(worker, 1, 2, secret) as session:  # one for each: a rank has one link to be had
             for who in ("plain", *others):
-                own = None if who == "plain" else trust.credentials(Path(who))
+                own = None if who == "plain" else credentials.credentials(Path(who))
                 for known in (True,) if who == "plain" else (True, False):
                     try:
                         how = own and (lambda own=own: own), 0, transport

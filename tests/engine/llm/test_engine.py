@@ -269,7 +269,7 @@ def test_the_pinned_version_is_the_one_in_pyproject() -> None:
 
 def test_when_ggml_aborts_there_is_one_line_and_a_documented_code() -> None:
     code = (
-        "import ctypes as C; from edge import ggml, llama; llama.initialise();"
+        "import ctypes as C; from edge.llama import ggml, llama; llama.initialise();"
         "ggml._ggml('ggml_abort', None, C.c_char_p, C.c_int, C.c_char_p)(b'ggml.c', 7, b'the invariant')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT)
