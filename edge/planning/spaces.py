@@ -156,6 +156,7 @@ def _onnx_space(
 ) -> OnnxSpace:
     from edge.onnx.file import load  # an extra
     from edge.onnx.model import OnnxSource
+    from edge.planning.onnx_space import OnnxSpace
     from edge.survey.onnx_profile import onnx_speeds
 
     model = OnnxSource.of(load(path), dict(options.dims))
