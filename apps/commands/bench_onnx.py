@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from partition.plan.onnx_cuts import Cut
 
 _LOCAL = "local"
-_OWN = ("cuts", "dim", "in_flight")
+_OWN = ("cuts", "dim", "in_flight", "no_local")
 _OF_TEXT = {"prompt_tokens": 512, "gen_tokens": 128, "requests": 1, "kv_type": "f16", "flash_attention": "auto"}
 _OF_TEXT |= dict.fromkeys(("context", "batch", "affinity", "gpu_layers", "repack", "memory", "window", "io_threads"))
 _OF_TEXT |= dict.fromkeys(("io_chunk", "parallel", "shares", "plan", "save_plan", "allreduce")) | {"verify": False}
@@ -36,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--dim", action="append", type=dimension, metavar="NAME=N", help="value of an open dimension (default: 1)"
     )
+    group.add_argument("--no-local", action="store_true", help="no stage on this device: --workers names two")
     group.add_argument(
         "--in-flight", type=in_flight, metavar="N", help="inputs in flight for throughput (default: what fills it)"
     )
@@ -82,13 +83,19 @@ def _check(args: argparse.Namespace) -> None:
         if getattr(args, name, default) != default:
             raise UsageError(f"--{name.replace('_', '-')} is for language models; this one is in ONNX")
     if args.workers is None:
-        if given := first_given(args, ("wire", "transport", "in_flight", "insecure")):
-            raise UsageError(f"{given} is for several devices: name one or two with --workers HOST:PORT,...")
-    elif len(args.workers) > 2:
-        raise UsageError(f"a cut is between two devices; --workers names {len(args.workers)}")
-    elif len(args.workers) == 2 and args.threads is not None:
-        raise UsageError("--threads is for a stage on this device, and there is none: name one worker")
+        if given := first_given(args, ("wire", "transport", "in_flight", "insecure", "no_local")):
+            raise UsageError(f"{given} is for several devices: name one with --workers HOST:PORT")
+    elif (n := len(_devices(args))) != 2:
+        raise UsageError(f"a cut is between two devices, not {n}: this one and one worker, or two with --no-local")
+    elif args.no_local and args.threads is not None:
+        raise UsageError("--threads is for a stage on this device, and there is none: leave --no-local out")
     check_dimensions(args.dim or ())
+
+
+def _devices(args: argparse.Namespace) -> tuple[str, ...]:
+    """Those that a cut is between."""
+    workers: tuple[str, ...] = args.workers
+    return workers if args.no_local else (_LOCAL, *workers)
 
 
 def _model(args: argparse.Namespace) -> OnnxSource:
@@ -125,7 +132,7 @@ def _there(args: argparse.Namespace, model: OnnxSource, cuts: Sequence[Cut]) -> 
     from edge.onnx.bench import measure
     from edge.planning.onnx_sweep import sweep
 
-    devices = args.workers if len(args.workers) == 2 else (_LOCAL, *args.workers)
+    devices = _devices(args)
     transport, wire = args.transport or "auto", args.wire or "f32"
     feeds = model.noise()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apps.commands import planning
+from apps.commands.distributed import worker_addresses
 from apps.options import dimension
 from apps.show.format import bytes_text, ms_text
 from apps.show.table import print_columns, print_note
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", metavar="MODEL", help="GGUF or ONNX: show what devices take for its parts")
     group = parser.add_argument_group("with a model")
     group.add_argument("--cluster", type=Path, metavar="FILE", help="devices and links: cluster.toml")
-    group.add_argument("--workers", type=planning.workers, metavar="A,B", help="this device and HOST[:PORT],...")
+    group.add_argument("--workers", type=worker_addresses, metavar="A,B", help="this device and HOST[:PORT],...")
     group.add_argument("--insecure", action="store_true", help="allow workers that run with --insecure")
     group.add_argument(
         "--dim", type=dimension, action="append", metavar="NAME=N", help="size of an open ONNX dimension"

@@ -35,7 +35,9 @@ _OF_A_PLAN = ("workers", "shares", "parallel")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which devices, what each does, and how they exchange tensors."""
     group = parser.add_argument_group("several devices")
-    group.add_argument("--workers", type=_workers, metavar="A,B", help="run on this device and these: HOST[:PORT],...")
+    group.add_argument(
+        "--workers", type=worker_addresses, metavar="A,B", help="run on this device and these: HOST[:PORT],..."
+    )
     group.add_argument(
         "--parallel",
         choices=PARALLEL,
@@ -140,11 +142,14 @@ def _check_shares(shares: tuple[float, ...] | None, workers: tuple[str, ...]) ->
         )
 
 
-def _workers(text: str) -> tuple[str, ...]:
-    """HOST:PORT of each worker."""
+def worker_addresses(text: str) -> tuple[str, ...]:
+    """HOST:PORT of each worker. This device may be named first."""
     parts = items(text)
-    if "local" in parts:
-        raise argparse.ArgumentTypeError("this device takes part as it is; leave local out")
+    if "local" in parts[1:]:
+        raise argparse.ArgumentTypeError("this device comes first, so only the first can be `local`")
+    if parts == ["local"]:
+        raise argparse.ArgumentTypeError("this device alone needs no --workers")
+    parts = parts[1:] if parts[0] == "local" else parts  # it takes part as it is
     if len(parts) > MOST_WORKERS:
         raise argparse.ArgumentTypeError(f"takes up to {MOST_WORKERS} workers, got {len(parts)}")
     return tuple(map(address, parts))

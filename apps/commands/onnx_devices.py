@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from apps.commands.distributed import MOST_WORKERS, TRANSPORTS, WIRES, first_given, shares_of
-from apps.commands.link import address
+from apps.commands.distributed import TRANSPORTS, WIRES, first_given, shares_of, worker_addresses
 from apps.errors import UsageError
-from apps.options import in_flight, items, keep_to_cores, quiet_grpc
+from apps.options import in_flight, keep_to_cores, quiet_grpc
 from apps.show.progress import ShownSteps
 
 if TYPE_CHECKING:
@@ -22,8 +21,8 @@ if TYPE_CHECKING:
 
 LOCAL = "local"  # partition.plan.plan.LOCAL, named here so that --help stays quick
 
-_OF_SEVERAL = ("cut", "shares", "save_plan", "transport", "wire", "in_flight", "insecure")
-_OF_A_PLAN = ("workers", "cut", "shares")
+_OF_SEVERAL = ("cut", "shares", "save_plan", "transport", "wire", "in_flight", "insecure", "no_local")
+_OF_A_PLAN = ("workers", "no_local", "cut", "shares")
 _BESIDE_A_PLAN = ("save_plan", "transport", "wire", "in_flight", "insecure")  # of several devices
 _OF_THIS_DEVICE = ("threads", "provider")
 
@@ -33,10 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("several devices")
     group.add_argument(
         "--workers",
-        type=_devices,
+        type=worker_addresses,
         metavar="A,B",
-        help="a stage on each of these, in this order: HOST[:PORT],...; the first can be `local`, this device",
+        help="a stage on this device and on each of these, in this order: HOST[:PORT],...",
     )
+    group.add_argument("--no-local", action="store_true", help="no stage on this device")
     group.add_argument("--cut", type=_cuts, metavar="LABEL,...", help="cut after these (default: by estimated work)")
     group.add_argument("--shares", type=shares_of, metavar="X,Y,Z", help="what part of the work each device is to do")
     group.add_argument("--plan", type=Path, metavar="FILE", help="run as a saved plan says, instead of --workers")
@@ -86,7 +86,7 @@ def prepare(args: argparse.Namespace) -> Devices | None:
         return found
     given = first_given(args, _OF_THIS_DEVICE)
     if given and LOCAL not in found.addresses:
-        raise UsageError(f"{given} is for a stage on this device, and there is none: name {LOCAL} first in --workers")
+        raise UsageError(f"{given} is for a stage on this device, and there is none; leave {given} out")
     return found
 
 
@@ -112,14 +112,15 @@ def _prepared(args: argparse.Namespace) -> Devices:
         if plan.own is not None:
             keep_to_cores(plan.own.affinity, f"{args.plan}: affinity of {LOCAL}")
         return Devices(plan.devices, plan)
-    n = len(args.workers)
+    addresses = args.workers if args.no_local else (LOCAL, *args.workers)
+    n = len(addresses)
     if args.cut is not None and args.shares is not None:
         raise UsageError("--cut says what each device does, and so does --shares: leave one of them out")
     if args.cut is not None and len(args.cut) != n - 1:
         raise UsageError(f"--cut names {len(args.cut)} places, {n} devices need {n - 1}")
     if args.shares is not None and len(args.shares) != n:
         raise UsageError(f"--shares has {len(args.shares)} of the {n} numbers needed, one for each device")
-    return Devices(args.workers, None)
+    return Devices(addresses, None)
 
 
 @contextmanager
@@ -146,18 +147,6 @@ def deployed(args: argparse.Namespace, devices: Devices, model: OnnxSource) -> I
         if args.save_plan is not None:
             save_plan(args.save_plan, running_model.deployment.plan)
         yield running_model
-
-
-def _devices(text: str) -> tuple[str, ...]:
-    """HOST:PORT of each worker, or LOCAL for the first."""
-    parts = items(text)
-    if LOCAL in parts[1:]:
-        raise argparse.ArgumentTypeError("inputs come from this device, so only the first can be `local`")
-    if parts == [LOCAL]:
-        raise argparse.ArgumentTypeError("this device alone needs no --workers")
-    if len(parts) > MOST_WORKERS:
-        raise argparse.ArgumentTypeError(f"takes up to {MOST_WORKERS} devices, got {len(parts)}")
-    return tuple(part if part == LOCAL else address(part) for part in parts)
 
 
 def _cuts(text: str) -> tuple[str, ...]:

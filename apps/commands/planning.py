@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from apps.commands.bench_onnx import is_onnx
-from apps.commands.distributed import MOST_WORKERS, TRANSPORTS, WIRES, first_given
-from apps.commands.link import address
+from apps.commands.distributed import MOST_WORKERS, TRANSPORTS, WIRES, first_given, worker_addresses
 from apps.errors import UsageError
 from apps.options import (
     KV_TYPES,
@@ -22,7 +21,6 @@ from apps.options import (
     context_size,
     dimension,
     in_flight,
-    items,
     model_path,
     positive_int,
     quiet_grpc,
@@ -47,7 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("devices")
     group.add_argument("--cluster", type=Path, metavar="FILE", help="devices and links: cluster.toml")
     group.add_argument(
-        "--workers", type=workers, metavar="A,B", help="this device and HOST[:PORT],... (default: the lab that is up)"
+        "--workers",
+        type=worker_addresses,
+        metavar="A,B",
+        help="this device and HOST[:PORT],... (default: the lab that is up)",
     )
     group.add_argument(
         "--transport", choices=TRANSPORTS, help="of links (default: auto, tcp unless grpc is clearly faster)"
@@ -154,11 +155,3 @@ def _named(cluster: Cluster, fleet: Fleet) -> Cluster:
     if len({"local", *names.values()}) <= len(names):
         return cluster
     return replace(cluster, devices=tuple(replace(d, name=names.get(d.address or "", d.name)) for d in cluster.devices))
-
-
-def workers(text: str) -> tuple[str, ...]:
-    """HOST:PORT of each worker."""
-    parts = items(text)
-    if len(parts) > MOST_WORKERS:
-        raise argparse.ArgumentTypeError(f"takes up to {MOST_WORKERS} workers, got {len(parts)}")
-    return tuple(map(address, parts))

@@ -14,6 +14,7 @@ from onnx import helper
 
 from apps import options
 from apps.commands import onnx_devices
+from apps.commands.distributed import worker_addresses
 from edge.demo import MODEL_PATH
 from edge.onnx.pipeline import MOST_WINDOW
 from partition.plan.plan import LOCAL
@@ -76,7 +77,7 @@ def both(two: Two) -> str:
 
 def test_a_pipeline_gives_what_one_device_gives(edge: Run, two: Two, net: Path, image: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.npz"
-    found = asked(edge, net, image, "--workers", both(two), "--output", out)
+    found = asked(edge, net, image, "--workers", both(two), "--no-local", "--output", out)
     [expected] = whole(onnx.load(net), {"image": np.load(image)["image"]}).values()
     with np.load(out) as held:
         assert np.abs(held["logits"] - expected).max() < 1e-5 * np.abs(expected).max()
@@ -102,9 +103,13 @@ def test_what_is_named_twice_is_the_same() -> None:
     assert (options.MAX_IN_FLIGHT, onnx_devices.LOCAL) == (MOST_WINDOW, LOCAL)
 
 
+def test_this_device_takes_part_named_or_not() -> None:
+    assert worker_addresses("local,a") == worker_addresses("a") == ("a:7070",)
+
+
 def test_where_it_is_cut(edge: Run, two: Two, net: Path, image: Path) -> None:
     def cut(*args: str) -> str:
-        found = asked(edge, net, image, "--workers", both(two), *args, "--repeats", "0")
+        found = asked(edge, net, image, "--workers", both(two), "--no-local", *args, "--repeats", "0")
         assert found["latency_ms_median"] is None
         return str(found["stages"][0]["until"])
 
@@ -118,7 +123,7 @@ def test_where_it_is_cut(edge: Run, two: Two, net: Path, image: Path) -> None:
 
 def test_plans_are_saved_and_used(edge: Run, two: Two, net: Path, image: Path, tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
-    saved = asked(edge, net, image, "--workers", both(two), "--cut", CUTS[1], "--save-plan", plan)
+    saved = asked(edge, net, image, "--workers", both(two), "--no-local", "--cut", CUTS[1], "--save-plan", plan)
     values = json.loads(plan.read_text())
     assert values == saved["plan"]
     again = asked(edge, net, image, "--plan", plan)
@@ -142,7 +147,7 @@ def test_plans_are_saved_and_used(edge: Run, two: Two, net: Path, image: Path, t
 def test_what_floats_become_on_the_way(
     edge: Run, two: Two, net: Path, image: Path, wire: str, least: float, most: float
 ) -> None:
-    found = asked(edge, net, image, "--workers", both(two), "--wire", wire, "--repeats", "0")
+    found = asked(edge, net, image, "--workers", both(two), "--no-local", "--wire", wire, "--repeats", "0")
     assert found["wire"] == wire
     [error] = found["wire_errors"]
     assert error["name"] == "logits"
@@ -150,7 +155,19 @@ def test_what_floats_become_on_the_way(
     if wire == "q8":
         return
     code, text, _ = edge(
-        "run", net, "--input", image, "--workers", both(two), "--wire", wire, "--cut", CUTS[0], "--repeats", "1"
+        "run",
+        net,
+        "--input",
+        image,
+        "--workers",
+        both(two),
+        "--no-local",
+        "--wire",
+        wire,
+        "--cut",
+        CUTS[0],
+        "--repeats",
+        "1",
     )
     assert code == 0
     assert f"{wire}: logits differs by" in text
@@ -169,28 +186,28 @@ def test_links_and_inputs_in_flight(
         true(self, sock, peer, *rest, **named)
 
     monkeypatch.setattr(TcpLink, "__init__", counted)
-    found = asked(edge, net, image, "--workers", both(two), "--transport", "grpc", "--in-flight", "2")
+    found = asked(edge, net, image, "--workers", both(two), "--no-local", "--transport", "grpc", "--in-flight", "2")
     assert (found["transport"], found["in_flight"], kinds) == ("grpc", 2, [])
     assert [stage["link"] for stage in found["stages"]] == ["grpc", "grpc"]
-    found = asked(edge, net, image, "--workers", both(two), "--transport", "tcp")
+    found = asked(edge, net, image, "--workers", both(two), "--no-local", "--transport", "tcp")
     assert [stage["link"] for stage in found["stages"]] == ["tcp", "tcp"]
     assert kinds
 
 
 def test_what_is_for_this_device(edge: Run, two: Two, net: Path, image: Path) -> None:
-    local = ("run", net, "--input", image, "--workers", f"local,{two[0].address}", "--repeats", "0")
+    local = ("run", net, "--input", image, "--workers", two[0].address, "--repeats", "0")
     assert_refused(edge(*local, "--provider", "abacus"), 5, "no provider 'abacus'")
     found = said(edge(*local, "--threads", "2", "--provider", "cpu", "--json"))
     assert [(stage["threads"], stage["link"]) for stage in found["stages"]] == [(2, None), (1, "tcp")]
     for option in ("--threads", "--provider"):
-        answer = edge("run", net, "--input", image, "--workers", both(two), option, "1")
+        answer = edge("run", net, "--input", image, "--workers", both(two), "--no-local", option, "1")
         assert_refused(answer, 2, f"{option} is for a stage on this device")
 
 
 def test_a_plan_is_not_written_over_what_is_read(edge: Run, two: Two, net: Path, image: Path) -> None:
     for read in (net, image):
         before = read.read_bytes()
-        answer = edge("run", net, "--input", image, "--workers", both(two), "--save-plan", read)
+        answer = edge("run", net, "--input", image, "--workers", both(two), "--no-local", "--save-plan", read)
         assert_refused(answer, 2, "is read, so it cannot be written")
         assert read.read_bytes() == before
     plan = net.with_name("bad.json")
@@ -211,7 +228,7 @@ def test_a_shape_may_cross(edge: Run, two: Two, tmp_path: Path) -> None:
     path = tmp_path / "reshape.onnx"
     onnx.save(onnx.shape_inference.infer_shapes(model), str(path))
     bench = ("bench", path, "--repeats", "1", "--cuts", "all", "--json")
-    there = said(edge(*bench, "--workers", both(two)))
+    there = said(edge(*bench, "--workers", both(two), "--no-local"))
     assert len(there["cuts"]) == len(said(edge(*bench))["cuts"]) > 1
 
 
@@ -224,7 +241,7 @@ def test_every_cut_is_measured(edge: Run, two: Two, net: Path) -> None:
     assert here["whole"]["throughput_per_s"] > 0
     assert all(cut["throughput_per_s"] is None and cut["transfer_ms"] == [] for cut in here["cuts"])
     two_of = ("--cuts", ",".join(CUTS), "--dim", "batch=3")
-    there = said(edge(*args, *two_of, "--workers", both(two), "--wire", "f16", "--in-flight", "2"))
+    there = said(edge(*args, *two_of, "--workers", both(two), "--no-local", "--wire", "f16", "--in-flight", "2"))
     assert [cut["label"] for cut in there["cuts"]] == list(CUTS)
     assert there["devices"] == both(two).split(",")
     for cut in there["cuts"]:
@@ -235,7 +252,7 @@ def test_every_cut_is_measured(edge: Run, two: Two, net: Path) -> None:
         assert cut["expected_throughput_per_s"] == pytest.approx(1e3 / max(*cut["stage_ms"], *cut["transfer_ms"]))
     assert there["cuts"][0]["payload_bytes"] == 3 * 24 * 8 * 8 * 4  # at F32, whatever the wire has
     assert said(edge(*args, "--cuts", CUTS[0], "--workers", two[0].address))["devices"] == ["local", two[0].address]
-    code, text, _ = edge("bench", net, "--repeats", "1", "--cuts", CUTS[0], "--workers", both(two))
+    code, text, _ = edge("bench", net, "--repeats", "1", "--cuts", CUTS[0], "--workers", both(two), "--no-local")
     assert code == 0
     assert "Best for throughput: after features.3" in text
     assert len(said(edge(*args, "--cuts", "distinct"))["cuts"]) < len(said(edge(*args, "--cuts", "all"))["cuts"]) == 99
@@ -262,7 +279,7 @@ def test_what_cannot_be(
     edge: Run, two: Two, net: Path, image: Path, args: tuple[str, ...], code: int, words: str
 ) -> None:
     given = [arg.replace("TWO", both(two)) for arg in args]
-    assert_refused(edge("run", net, "--input", image, *given), code, words)
+    assert_refused(edge("run", net, "--input", image, *given, "--no-local"), code, words)
 
 
 @pytest.mark.parametrize(
@@ -290,10 +307,12 @@ def test_options_that_are_none(
         (("net", "--memory", "1GiB"), "--memory is for language models"),
         (("net", "--wire", "f16"), "--wire is for several devices"),
         (("net", "--dim", "batch=1", "--dim", "batch=2"), "--dim gives one dimension two values"),
-        (("net", "--workers", "a,b", "--threads", "2"), "--threads is for a stage on this device"),
+        (("net", "--workers", "a,b", "--no-local", "--threads", "2"), "--threads is for a stage on this device"),
         (("squeezenet", "--cuts", "blocks"), "has no cuts of that kind"),
         (("net", "--cuts", "nothing"), "there is no cut after 'nothing'"),
-        (("net", "--workers", "a,b,c"), "a cut is between two devices"),
+        (("net", "--workers", "a,b"), "a cut is between two devices, not 3"),
+        (("net", "--no-local"), "--no-local is for several devices"),
+        (("gguf", "--no-local"), "--no-local is for ONNX models"),
         (("gguf", "--cuts", "all"), "--cuts is for ONNX models"),
         (("gguf", "--in-flight", "2"), "--in-flight is for ONNX models"),
     ],

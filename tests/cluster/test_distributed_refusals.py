@@ -54,7 +54,7 @@ def chat(run: Run) -> Chat:
         ("--workers A --shares 1,x", "needs a number, got 'x'"),
         ("--workers A --shares 1,nan", "needs a number, got 'nan'"),
         ("--workers A,,A", "needs a list such as A,B"),
-        ("--workers A,local", "leave local out"),
+        ("--workers A,local", "only the first can be `local`"),
         ("--workers http://x", "an address is HOST or HOST:PORT"),
         ("--workers A --parallel both", "invalid choice"),
         ("--workers A --wire q4", "invalid choice"),
