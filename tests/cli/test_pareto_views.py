@@ -262,6 +262,7 @@ def test_the_page_holds_the_data_and_no_other_code(result: dict[str, Any], tmp_p
     path = tmp_path / "front.html"
     write_page(result, path, command=("edge", "pareto", EVIL), model=EVIL)
     assert [file.name for file in tmp_path.iterdir()] == ["front.html"]
+    assert 'title="Dominated: another plan is at least as good in everything' in path.read_text()
     text = path.read_text(encoding="ascii")
     elements = Elements(text)
     assert elements.data["result"] == result
