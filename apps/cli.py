@@ -10,7 +10,7 @@ import sys
 from typing import Any, NoReturn
 
 from apps.errors import EXIT_BUG, exit_code
-from edge.ending import end_by_signals, terminated
+from edge.ending import end_by_signals, signalled, terminated
 
 COMMANDS = (
     "chat", "bench", "model", "quantize", "imatrix", "evaluate", "run", "worker",
@@ -89,6 +89,8 @@ def _run(argv: list[str] | None) -> int:
         if os.environ.get("EDGE_DEBUG"):
             raise
         code = exit_code(error)
+        if code == EXIT_BUG and signalled():
+            return EXIT_INTERRUPTED
         if code != EXIT_INTERRUPTED:
             print(f"{command}: {_one_line(error, code)}", file=sys.stderr)
         return code

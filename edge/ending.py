@@ -23,6 +23,8 @@ GRACE_S = 0.6  # for the ordinary end, from the first signal on
 _SHOW_CURSOR = "\x1b[?25h"  # a progress bar hides it
 _ended_by_signals = False
 _terminated = False
+_signalled = threading.Event()
+_NOTED_S = 0.1  # for the thread to see a signal that has been raised
 
 
 def end_by_signals() -> None:
@@ -53,6 +55,7 @@ def end_soon(number: int) -> None:
     """Called from a thread that has seen a signal: ends the process after a moment, where signals do that."""
     if not _ended_by_signals or number not in (signal.SIGINT, signal.SIGTERM):
         return
+    _signalled.set()
     threading.Thread(target=_end, args=(number,), name="ending", daemon=True).start()
 
 
@@ -74,6 +77,12 @@ def _end(number: int) -> NoReturn:
 def terminated() -> bool:
     """Whether SIGTERM was received: what it stops may say that it was interrupted."""
     return _terminated
+
+
+def signalled() -> bool:
+    """Whether a signal ends this process: an error that nobody expects is then what it made of native code. Importing a
+    native module, for one, turns KeyboardInterrupt into ImportError."""
+    return _ended_by_signals and _signalled.wait(_NOTED_S)
 
 
 def _raise_exit(number: int, _: object) -> NoReturn:

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -14,6 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from apps import cli
+from edge import ending
 from edge.demo import MODEL_PATH
 from tests.support.helpers import ROOT, heed_interrupts
 from tests.support.onnx_files import samples, small_model, vectors  # noqa: F401 (a fixture)
@@ -124,3 +127,17 @@ def ended(command: list[str], number: int, after_s: float, folder: Path, hub: st
     finally:
         process.kill()
         process.communicate()
+
+
+def test_an_error_that_a_signal_caused_in_native_code_is_an_interruption(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Importing a native module turns KeyboardInterrupt into ImportError."""
+    monkeypatch.setattr(ending, "_ended_by_signals", True)
+    monkeypatch.setattr(ending, "_NOTED_S", 0)
+    assert not ending.signalled()
+    noted = threading.Event()
+    noted.set()
+    monkeypatch.setattr(ending, "_signalled", noted)
+    monkeypatch.setattr(cli, "build_parser", lambda: 1 / 0)
+    assert cli.main([]) == cli.EXIT_INTERRUPTED
+    noted.clear()
+    assert cli.main([]) == cli.EXIT_BUG
