@@ -43,11 +43,11 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 def exit_code(error: BaseException) -> int:
     """The exit code for an error. A full disk has one code, whichever part of the program met it."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, OSError) and cause.errno in FULL:
-            return EXIT_NO_ROOM
-        cause = cause.__cause__
+    causes: list[BaseException] = [error]
+    while (cause := causes[-1].__cause__) is not None and all(cause is not known for known in causes):
+        causes.append(cause)  # what was raised from itself has itself for a cause
+    if any(isinstance(cause, OSError) and cause.errno in FULL for cause in causes):
+        return EXIT_NO_ROOM
     return next((EXIT_CODES[c.__name__] for c in type(error).__mro__ if c.__name__ in EXIT_CODES), EXIT_BUG)
 
 

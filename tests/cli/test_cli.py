@@ -16,6 +16,7 @@ import apps.options
 import edge.llm.options
 import edge.llm.sampler
 import edge.models.shapes
+from apps.errors import exit_code
 from edge.errors import EdgeError, HubError, NoRoom
 from quant.errors import QuantError
 from quant.types import KV_TYPES
@@ -148,3 +149,12 @@ def test_every_exit_code_is_documented() -> None:
     own = (apps.errors.EXIT_BUG, apps.cli.EXIT_INTERRUPTED, apps.cli.EXIT_CLOSED_PIPE)
     for code in {*apps.errors.EXIT_CODES.values(), *own}:
         assert f"\n| {code} |" in text
+
+
+def test_an_error_that_is_its_own_cause_has_an_exit_code() -> None:
+    error = HubError("no room for a.gguf")
+    error.__cause__ = error
+    assert exit_code(error) == 6
+    error.__cause__ = OSError(errno.ENOSPC, "No space left on device")
+    error.__cause__.__cause__ = error
+    assert exit_code(error) == 4
