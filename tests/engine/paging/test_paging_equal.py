@@ -77,9 +77,14 @@ def test_plain_layouts_compute_as_plain_resident_weights_do(made: Made, arch: st
 
 
 def test_the_comparison_sees_which_kernels_computed(made: Made) -> None:
-    """Repacked and plain weights round differently: a test that could not tell them apart would compare nothing."""
+    """Repacked and plain weights round differently: a test that could not tell them apart would compare nothing.
+
+    llama.cpp has kernels for repacked weights from AVX2 on. Where this CPU has none, there is nothing to tell apart.
+    """
     path = made()
-    assert np.abs(resident_answer(path, True, 16) - resident_answer(path, False, 16)).max() > 0
+    with paged(path, paging.halfway(path)) as engine:
+        repacks = any(piece.weight.repacks for piece in engine.paging._roles.factors)  # type: ignore[union-attr]
+    assert (resident_answer(path, True, 16) != resident_answer(path, False, 16)).any() == repacks
 
 
 # What is done with an engine.
