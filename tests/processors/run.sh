@@ -27,8 +27,7 @@ if [ ! -d "$library" ]; then # once: minutes
     echo "building llama.cpp's kernels of llama-cpp-python $version for $level" >&2
     work=$(mktemp -d "$cache/build.XXXXXX")
     trap 'rm -rf "$work"' EXIT
-    "$python" -m pip download --quiet --no-deps --no-build-isolation --no-binary :all: --dest "$work" \
-        "llama-cpp-python==$version" || true # pip wants to build it, too: what counts is that the file is there
+    "$python" -m pip download --quiet --no-deps --no-binary llama-cpp-python --dest "$work" "llama-cpp-python==$version"
     tar -xzf "$work"/llama_cpp_python-*.tar.gz -C "$work"
     newer=$([ "$level" = avx2 ] && echo ON || echo OFF)
     cmake -S "$work"/llama_cpp_python-*/vendor/llama.cpp -B "$work/build" -DCMAKE_BUILD_TYPE=Release \

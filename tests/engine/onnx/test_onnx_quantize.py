@@ -17,10 +17,10 @@ from tests.support.onnx_files import cosine, operators, quick, samples, saved, v
 from tests.support.onnx_graphs import conv_net, images, light, mlp, run, runs, with_random_weights
 
 # The least cosine to the float model's output. "static 7": weights of 7 bits, which are what a processor without VNNI
-# makes (`_saturates`); they are made here on every processor. The bounds are measured on AVX-512 VNNI, AVX2 and SSE 4.2,
-# and leave room for twice of 1 minus the cosine. A bit less doubles the error of a weight (the test below), which is
-# four times of 1 minus the cosine in the median of ten draws of random weights; squeezenet's draw here is among the
-# worst. The larger graphs take seconds, and go through one method each.
+# makes (`_saturates`); they are made here on every processor. The bounds were set by what was measured on AVX-512 VNNI,
+# AVX2 and SSE 4.2; they are not derived. A bit less doubles the error of a weight (the test below), which by theory is
+# four times of 1 minus the cosine. What a draw of random weights makes of it varies: with 7 bits squeezenet's here is
+# one of the two worst of ten. The larger graphs take seconds, and go through one method each.
 REAL = {
     ("squeezenet", "dynamic"): 0.995,
     ("squeezenet", "static"): 0.995,
