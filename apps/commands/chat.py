@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import select
+import selectors
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -91,7 +91,7 @@ def _piped(waits: bool) -> bytes:
     """All of standard input. waits: say so where nothing comes, because the question alone may have been meant."""
     if sys.stdin is None:
         return b""
-    if waits and not select.select([sys.stdin], [], [], SILENT_S)[0]:
+    if waits and not _has_input(SILENT_S):
         print(
             "edge chat: waiting for the text on standard input, to put it before the question;"
             " where there is none, add < /dev/null",
@@ -99,6 +99,13 @@ def _piped(waits: bool) -> bytes:
             flush=True,
         )
     return sys.stdin.buffer.read()
+
+
+def _has_input(timeout_s: float) -> bool:
+    """Whether standard input has something to read, or ends, within so long."""
+    with selectors.PollSelector() as selector:
+        selector.register(sys.stdin, selectors.EVENT_READ)
+        return bool(selector.select(timeout_s))
 
 
 def _answer_once(args: argparse.Namespace, loaded: Loaded, prompt: str, sampling: SamplingParams) -> int:

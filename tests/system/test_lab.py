@@ -344,4 +344,4 @@ def test_a_network_runs_on_its_devices(linked: Lab, tmp_path: Path) -> None:
     assert "or say --insecure" in refused.stderr
     done = run_edge(*command, "--insecure")
     assert done.returncode == 0, done.stderr
-    assert [stage["name"] for stage in json.loads(done.stdout)["stages"]] == ["a", "b"]
+    assert [stage["name"] for stage in json.loads(done.stdout)["stages"]] == ["this device", "a", "b"]

@@ -23,6 +23,7 @@ import pytest
 
 from devices.trust import certificates, credentials
 from devices.trust.authority import Authority
+from edge.version import version
 from tests.support.helpers import until
 from tests.support.namespaces import Host, two_hosts
 from tests.support.trust import Cluster, held
@@ -689,7 +690,7 @@ def test_what_a_listener_on_the_cable_sees(
         assert owner.program(TRAFFIC, *args) == [secure, secure, {"tcp": 1, "grpc": 1}]
     seen = (tmp_path / "captured").read_bytes()
     assert len(seen) > len(PATTERN) * 4000  # all of it did pass
-    readable = {"a slice": PATTERN.encode() * 2, "what the worker is": b'"memory_available_bytes"'}
+    readable = {"a slice": PATTERN.encode() * 2, "what the worker is": version("llama-cpp-python").encode()}
     for seed, transport in enumerate(("tcp", "grpc")):
         readable[f"the secret of the group over {transport}"] = SECRET[:-1] + bytes([seed])
         for rank in (0, 1):  # each sends its own tensor to the other

@@ -54,6 +54,8 @@ PUBLISHED = {
 DECODE = """
 import sys
 import llama_cpp, numpy
+from edge.llama import llama
+llama.initialise()  # without kernels for AMX, which some compilers get wrong
 model = llama_cpp.Llama(sys.argv[1], n_ctx=64, n_threads=1, logits_all=True, verbose=False)
 text = "Hello world, \u00e9\u20ac!".encode()
 tokens = model.tokenize(text, add_bos=True)
@@ -83,7 +85,7 @@ def write(folder: Path, shape: Shape, *args: Any, **kwargs: Any) -> Path:
 
 def decode(path: Path) -> None:
     """Load and run the model in a process of its own, which llama.cpp may abort."""
-    done = subprocess.run([sys.executable, "-c", DECODE, path], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", DECODE, path], capture_output=True, text=True, timeout=120, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
