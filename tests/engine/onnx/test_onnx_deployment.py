@@ -347,7 +347,6 @@ def test_a_worker_without_room(tmp_path: Path) -> None:
     ):
         with pytest.raises(NotEnoughMemory, match=r"small needs 400 MiB or more and has 200: cut the model so that"):
             OnnxDeployment(fleet, wide, plan_for(wide, [small]))
-        assert not small.children()
         left({small: 0})
         # 82 MiB of weights: more than is left of 200 beside the daemon and the engine process.
         product = [helper.make_node("MatMul", ["x", "w"], ["y"])]
