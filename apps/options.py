@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from apps.errors import UsageError
+from edge.units import parse_bytes
 
 if TYPE_CHECKING:
     from edge.llm.options import EngineOptions
@@ -121,14 +122,10 @@ def items(text: str) -> list[str]:
 
 def byte_size(text: str) -> int:
     """Bytes, from "2GiB", "900MiB", "1.5GB" or "943718400B"."""
-    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([KMGT]?)(i?)B", text.strip(), re.IGNORECASE)
-    if not match:
-        raise argparse.ArgumentTypeError(f"needs a size such as 2GiB, 900MiB or 943718400B, got {text!r}")
-    base = 1024 if match[3] else 1000
-    size = int(float(match[1]) * base ** " KMGT".index(match[2].upper() or " "))
-    if not 0 < size < 2**60:
-        raise argparse.ArgumentTypeError(f"needs a size from 1B to 1024PiB, got {text!r}")
-    return size
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def cores(text: str) -> tuple[int, ...]:

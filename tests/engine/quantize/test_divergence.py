@@ -151,9 +151,11 @@ def test_predictions_are_those_of_llama_cpp(tmp_path: Path) -> None:
     expected = logits - logits.max(axis=1, keepdims=True)
     expected -= np.log(np.exp(expected).sum(axis=1, keepdims=True))
     assert found.shape == (chunks.scored, 2048) == expected.shape
-    # Keys and values of 16 bits: a single one of 129,024 values may be off by some hundredths, on some processors.
-    assert np.sqrt(np.mean((found - expected) ** 2)) < 0.005
-    assert np.abs(found - expected).max() < 0.1
+    # Keys and values of 16 bits: on some processors one of 129,024 values is off by 0.025, on others none by 0.02.
+    off = np.abs(found - expected)
+    assert np.mean(off > 0.02) < 1e-4
+    assert off.max() < 0.05
+    assert np.sqrt(np.mean(off**2)) < 0.004
     nll = [-expected[i, inputs[65 + i]] for i in range(63)]
     np.testing.assert_allclose(-found[np.arange(63), chunks.targets(1)].mean(), np.mean(nll), rtol=1e-3)
     assert np.mean(nll) < 5  # it knows such sentences
