@@ -14,7 +14,7 @@ from edge.ending import end_by_signals, signalled, terminated
 
 COMMANDS = (
     "chat", "bench", "model", "quantize", "imatrix", "evaluate", "run", "worker",
-    "devices", "link", "plan", "pareto", "lab", "simulate", "cluster",
+    "devices", "link", "plan", "pareto", "lab", "simulate", "cluster", "doctor",
 )  # fmt: skip
 
 EXIT_INTERRUPTED, EXIT_CLOSED_PIPE, EXIT_TERMINATED = 130, 141, 143
@@ -109,13 +109,9 @@ class _Version(argparse.Action):
     """Looks the version up only when asked: that takes as long as the rest of --help."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        from importlib.metadata import PackageNotFoundError, version
+        from edge.version import version
 
-        try:
-            found = version("edge-runtime")
-        except PackageNotFoundError:  # run from a checkout that is not installed
-            found = "unknown"
-        print(f"edge {found}")
+        print(f"edge {version('edge-runtime')}")
         parser.exit()
 
 

@@ -4,6 +4,7 @@ import errno
 
 # Exit codes, as documented in docs/cli.md. Classes are named, not imported: importing them would make --help slow.
 EXIT_CODES = {
+    "PictureError": 2,
     "PlanError": 2,
     "SamplingError": 2,
     "ShapeError": 2,
@@ -33,6 +34,8 @@ EXIT_CODES = {
     "WorkerError": 7,
     "NoRoom": 4,
     "SliceError": 3,
+    "StateError": 3,
+    "PrefixError": 3,
     "RecipeError": 3,
 }
 

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
+from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from apps.errors import UsageError
-from edge.units import parse_bytes
+from devices.errors import TrustError
+from edge import units
 
 if TYPE_CHECKING:
     from edge.llm.options import EngineOptions
 
 # Named here and not asked of quant.types and edge.llm.engine, so that --help stays quick; a test holds them together.
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+TRANSPORTS = ("auto", "tcp", "grpc")
+WIRES = ("f32", "f16", "q8")
+MOST_WORKERS = 63
 MAX_CONTEXT = 1 << 24
 MAX_THREADS = 512
 MAX_IO_THREADS = 64
@@ -28,114 +32,79 @@ MAX_SEED = 2**32 - 2
 QUANTIZE_MINUTES = 10.0
 
 
-def positive_int(text: str) -> int:
-    """An integer of at least 1."""
-    return _integer(text, 1)
+T = TypeVar("T")
 
 
-def natural(text: str) -> int:
-    """An integer of at least 0."""
-    return _integer(text, 0)
+def argument(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """A parser as argparse takes it: what it refuses, it refuses in its own words."""
+
+    @wraps(parse)
+    def parsed(text: str) -> T:
+        try:
+            return parse(text)
+        except (ValueError, TrustError) as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parsed
 
 
-def seed(text: str) -> int:
-    """A seed: an integer of 32 bits, like those `--json` reports."""
-    return _integer(text, 0, MAX_SEED)
+positive_int, natural = argument(units.positive_int), argument(units.natural)
+in_flight, threads = argument(units.whole(1, MAX_IN_FLIGHT)), argument(units.whole(1, MAX_THREADS))
+seed = argument(units.whole(0, MAX_SEED))  # of 32 bits, like those `--json` reports
+number, positive, items = argument(units.number), argument(units.positive), argument(units.items)
+byte_size, dimension = argument(units.parse_bytes), argument(units.dimension)
 
 
-def context_size(text: str) -> int:
-    """Tokens of context, from 1 to what an engine takes."""
-    return _integer(text, 1, MAX_CONTEXT)
+def between(least: float, most: float) -> Callable[[str], float]:
+    """What reads a number from `least` to `most`."""
+    return argument(units.between(least, most))
 
 
-def thread_count(text: str) -> int:
-    """An integer from 1 to what ggml has room for."""
-    return _integer(text, 1, MAX_THREADS)
-
-
-def io_threads(text: str) -> int:
-    """Threads that read, from 1 to what an engine takes."""
-    return _integer(text, 1, MAX_IO_THREADS)
-
-
+@argument
 def io_chunk(text: str) -> int:
     """Bytes of one read, up to what an engine takes."""
-    size = byte_size(text)
+    size = units.parse_bytes(text)
     if size > MAX_IO_CHUNK:
-        raise argparse.ArgumentTypeError(f"needs a size of at most {MAX_IO_CHUNK >> 20}MiB, got {text}")
+        raise ValueError(f"needs a size of at most {MAX_IO_CHUNK >> 20}MiB, got {text}")
     return size
 
 
-def _integer(text: str, least: int, most: int | None = None) -> int:
-    """most: None where nobody means as many as fit in 31 bits."""
-    try:
-        value = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"needs a whole number, got {text!r}") from None
-    if value < least and most is None:
-        raise argparse.ArgumentTypeError(f"needs a whole number, {least} or more, got {value}")
-    top = 2**31 - 1 if most is None else most
-    if not least <= value <= top:
-        raise argparse.ArgumentTypeError(f"needs a whole number from {least} to {top}, got {value}")
-    return value
+@argument
+def address(text: str) -> str:
+    """HOST:PORT of a worker, from what may lack the port."""
+    from edge.net.channel import join_address, parse_address
+
+    return join_address(*parse_address(text))
 
 
-def in_flight(text: str) -> int:
-    """Inputs that are under way at a time."""
-    return _integer(text, 1, MAX_IN_FLIGHT)
+@argument
+def worker_addresses(text: str) -> tuple[str, ...]:
+    """HOST:PORT of each worker. This device may be named first."""
+    parts = items(text)
+    if "local" in parts[1:]:
+        raise ValueError("this device comes first, so only the first can be `local`")
+    if parts == ["local"]:
+        raise ValueError("this device alone needs no --workers")
+    parts = parts[1:] if parts[0] == "local" else parts  # it takes part as it is
+    if len(parts) > MOST_WORKERS:
+        raise ValueError(f"takes up to {MOST_WORKERS} workers, got {len(parts)}")
+    return tuple(map(address, parts))
 
 
-def dimension(text: str) -> tuple[str, int]:
-    """The name of a dimension and its value, from "NAME=N"."""
-    name, equals, value = text.rpartition("=")
-    if not equals or not name:
-        raise argparse.ArgumentTypeError(f"needs NAME=N, got {text!r}")
-    return name, positive_int(value)
-
-
-def number(text: str) -> float:
-    """A finite number."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"needs a number, got {text!r}")
-    return value
-
-
-def positive(text: str) -> float:
-    """A finite number above 0."""
-    value = number(text)
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"needs a number above 0, got {text!r}")
-    return value
-
-
-def items(text: str) -> list[str]:
-    """Of a list with commas, spaces or both between its items."""
-    found = text.replace(",", " ").split()
-    if not found or re.search(r"^\s*,|,\s*,|,\s*$", text):
-        raise argparse.ArgumentTypeError(f"needs a list such as A,B, got {text[:80]!r}")
-    return found
-
-
-def byte_size(text: str) -> int:
-    """Bytes, from "2GiB", "900MiB", "1.5GB" or "943718400B"."""
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
+@argument
 def cores(text: str) -> tuple[int, ...]:
     """Numbers of cores, from "0,2-3"."""
     from devices.cores import parse_cores
 
-    try:
-        return parse_cores(",".join(items(text)))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    return parse_cores(",".join(items(text)))
+
+
+@argument
+def device_name(text: str) -> str:
+    """A name that a device can have."""
+    from devices.names import check_name
+
+    return check_name(text)
 
 
 def check_usable(cores: Sequence[int], where: str = "--affinity") -> None:
@@ -148,40 +117,53 @@ def check_usable(cores: Sequence[int], where: str = "--affinity") -> None:
         raise UsageError(f"{where}: {error}") from None
 
 
-def device_name(text: str) -> str:
-    """A name that a device can have."""
-    from devices.errors import TrustError
-    from devices.names import check_name
+# Options of several commands, as argparse takes them. A command that means more by one gives it other words.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "--affinity": {"type": cores, "metavar": "CORES", "help": "run on these cores only, such as 0,2-3"},
+    "--cluster": {"type": Path, "metavar": "FILE", "help": "devices and links: cluster.toml"},
+    "--context": {"type": argument(units.whole(1, MAX_CONTEXT)), "metavar": "N"},
+    "--dim": {"action": "append", "type": dimension, "metavar": "NAME=N", "help": "size of an open ONNX dimension"},
+    "--force": {"action": "store_true", "help": "overwrite files"},
+    "--gpu-layers": {"type": natural, "metavar": "N"},
+    "--in-flight": {
+        "type": in_flight, "metavar": "N", "help": "inputs in flight for throughput (default: what fills it)",
+    },
+    "--insecure": {"action": "store_true", "help": "allow workers that run with --insecure"},
+    "--json": {"action": "store_true", "help": "print one JSON object"},
+    "--kv-type": {"choices": KV_TYPES, "help": "type of the KV cache (default: f16)"},
+    "--memory": {"type": byte_size, "metavar": "SIZE"},
+    "--plan": {"type": Path, "metavar": "FILE", "help": "run as a saved plan says, instead of --workers"},
+    "--png": {"type": Path, "metavar": "FILE", "help": "draw size against divergence"},
+    "--save-plan": {"type": Path, "metavar": "FILE", "help": "write the plan as JSON, to be used or edited"},
+    "--shares": {"type": argument(units.shares), "metavar": "X,Y,Z"},
+    "--timeout": {"type": between(0.1, 3600), "metavar": "S"},
+    "--threads": {"type": threads, "metavar": "N", "help": "default: one per physical core"},
+    "--transport": {"choices": TRANSPORTS, "help": "of links (default: auto, tcp unless grpc is clearly faster)"},
+    "--wire": {"choices": WIRES, "help": "type of floats between devices (default: f32)"},
+    "--workers": {"type": worker_addresses, "metavar": "A,B", "help": "this device and HOST[:PORT],..."},
+}  # fmt: skip
 
-    try:
-        return check_name(text)
-    except TrustError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+
+def add(parser: argparse._ActionsContainer, *names: str, **otherwise: Any) -> None:
+    """Add options of OPTIONS, with what is `otherwise` in this command."""
+    for name in names:
+        parser.add_argument(name, **{**OPTIONS[name], **otherwise})
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     """How to load and run the model."""
     group = parser.add_argument_group("engine")
-    group.add_argument(
-        "--context", type=context_size, metavar="N", help="tokens of context (default: the model's, at most 4096)"
-    )
-    group.add_argument(
-        "--threads",
-        type=thread_count,
-        metavar="N",
-        help="default: by cores and model",
-    )
-    group.add_argument("--affinity", type=cores, metavar="CORES", help="run on these cores only, such as 0,2-3")
+    add(group, "--context", help="tokens of context (default: the model's, at most 4096)")
+    add(group, "--threads", help="default: by cores and model")
+    add(group, "--affinity")
     group.add_argument(
         "--batch",
         type=positive_int,
         metavar="N",
         help="prompt tokens in one pass (default: 512; with --memory, measured)",
     )
-    group.add_argument(
-        "--gpu-layers", type=natural, metavar="N", help="layers on the GPU (default: all, where the build has one)"
-    )
-    group.add_argument("--kv-type", choices=KV_TYPES, default="f16", help="type of the KV cache (default: f16)")
+    add(group, "--gpu-layers", help="layers on the GPU (default: all, where the build has one)")
+    add(group, "--kv-type", default="f16")
     group.add_argument("--flash-attention", choices=("auto", "on", "off"), default="auto")
     group.add_argument(
         "--repack",
@@ -189,16 +171,34 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         help="lay weights out for this CPU: faster, takes memory of its own (default: where it fits)",
     )
     group = parser.add_argument_group("memory")
-    group.add_argument(
-        "--memory", type=byte_size, metavar="SIZE", help="use at most so much, such as 3GiB: what of the model does not"
-        " fit is read from disk again for every token (default: no limit)"
-    )  # fmt: skip
+    add(
+        group,
+        "--memory",
+        help="use at most so much, such as 3GiB: what of the model does not fit is read from disk again for every token"
+        " (default: no limit)",
+    )
     group.add_argument(
         "--window", type=byte_size, metavar="SIZE", help="part of it that such weights pass through (default: measured)"
     )
+    io_threads = argument(units.whole(1, MAX_IO_THREADS))
     group.add_argument("--io-threads", type=io_threads, metavar="N", help="that read them (default: measured)")
     group.add_argument("--io-chunk", type=io_chunk, metavar="SIZE", help="that is read at once (default: measured)")
     group.add_argument("--verify", action="store_true", help="check that what is read again has not changed")
+
+
+def first_given(args: argparse.Namespace, names: Iterable[str]) -> str:
+    """The first of these options that was given, as it is written; "" if none was."""
+    return next((f"--{name.replace('_', '-')}" for name in names if getattr(args, name, None) not in (None, False)), "")
+
+
+def add_prefix_argument(parser: argparse.ArgumentParser | argparse._ArgumentGroup, whose: str) -> None:
+    """How much of prompts is kept on disk."""
+    parser.add_argument(
+        "--prefix-cache",
+        type=byte_size_or_none,
+        metavar="SIZE",
+        help=f"disk space for what was computed of {whose}, encrypted; 0: nothing is kept (default: 2GiB)",
+    )
 
 
 def check_output(output: Path, sources: Iterable[Path], force: bool) -> None:
@@ -227,10 +227,15 @@ def check_output(output: Path, sources: Iterable[Path], force: bool) -> None:
 
 def check_onnx(pictures: bool = False) -> None:
     """UsageError where what ONNX models need is not installed; pictures: what reading these needs, too."""
-    needed = {"onnx": "onnx", "onnxruntime": "onnxruntime"} | ({"PIL": "pillow"} if pictures else {})
-    lacking = [name for module, name in needed.items() if find_spec(module) is None]
+    check_installed({"onnx": "onnx", "onnxruntime": "onnxruntime"} | ({"PIL": "pillow"} if pictures else {}))
+
+
+def check_installed(packages: Mapping[str, str], use: str = "this", extra: str = "onnx") -> None:
+    """UsageError, with what they are needed for and the extra that brings them, where packages are not installed.
+    packages: what is imported of each, and its name."""
+    lacking = [name for module, name in packages.items() if find_spec(module) is None]
     if lacking:
-        raise UsageError(f'{", ".join(lacking)} needed for this: pip install "edge-runtime[onnx]"')
+        raise UsageError(f'{", ".join(lacking)} needed for {use}: pip install "edge-runtime[{extra}]"')
 
 
 def check_dimensions(given: Sequence[tuple[str, int]]) -> None:
@@ -256,32 +261,25 @@ def quiet_grpc() -> None:
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
+def byte_size_or_none(text: str) -> int:
+    """A size, or 0."""
+    return 0 if text.strip() == "0" else byte_size(text)
+
+
 def engine_options(args: argparse.Namespace, sequences: int = 1, *, follows_load: bool = False) -> EngineOptions:
     """The parsed engine options, for so many sequences. follows_load: without --threads, there are as many as others
     leave free. UsageError for options that do not go together."""
-    from edge.llm.options import EngineOptions
+    from edge.llm.options import EngineOptions, PrefixOptions
 
-    given = next((name for name in ("window", "io_threads", "io_chunk", "verify") if getattr(args, name)), None)
-    if args.memory is None and given is not None:
-        raise UsageError(f"--{given.replace('_', '-')} is about a budget: give one with --memory SIZE")
+    given = first_given(args, ("window", "io_threads", "io_chunk", "verify"))
+    if args.memory is None and given:
+        raise UsageError(f"{given} is about a budget: give one with --memory SIZE")
     if args.memory is not None and args.gpu_layers:
         raise UsageError("--memory is a budget of this machine's own memory; leave --gpu-layers out, or the budget")
-    return EngineOptions(
-        context=args.context,
-        batch=args.batch,
-        sequences=sequences,
-        threads=args.threads,
-        follows_load=follows_load,
-        gpu_layers=args.gpu_layers,
-        repack=args.repack,
-        flash_attention=args.flash_attention,
-        kv_type=args.kv_type,
-        memory=args.memory,
-        window=args.window,
-        io_threads=args.io_threads,
-        io_chunk=args.io_chunk,
-        verify=args.verify,
-    )
+    names = {field.name for field in fields(EngineOptions)}
+    options = {name: value for name, value in vars(args).items() if name in names}
+    prefixes = PrefixOptions.of(getattr(args, "prefix_cache", 0))
+    return EngineOptions(**options, prefixes=prefixes, sequences=sequences, follows_load=follows_load)
 
 
 def model_path(spec: str | None) -> Path:

@@ -98,18 +98,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tries", type=int, default=5)
     parser.add_argument("--measure", type=int, default=4)
+    parser.add_argument("--tiny", action="store_true", help="see that it works; the figures mean nothing")
     parser.add_argument("--model", help="default: the bundled one")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    model = [args.model] if args.model else []
+    model, n_workers, neighbour, n_calm = [args.model] if args.model else [], 2, Neighbour(), 4 * args.measure
+    if args.tiny:  # with one survey for all
+        args.tries, args.measure, n_workers, neighbour, n_calm = 1, 1, 1, Neighbour(0.005, 0.02, 0.05, 0.1), 1
+        model += ["--context", "256", "--prompt-tokens", "16", "--concurrency", "1"]
     found: list[list[float]] = []
-    with tempfile.TemporaryDirectory(prefix="edge-busy-") as name, workers(Path(name), 2) as addresses:
+    with tempfile.TemporaryDirectory(prefix="edge-busy-") as name, workers(Path(name), n_workers) as addresses:
         there = ",".join(addresses)
-        calm = quiet(Path(name) / "quiet", model, there, 4 * args.measure)
+        folder = Path(name)
+        calm = quiet(folder / ("p0" if args.tiny else "quiet"), model, there, n_calm)
         for i in range(args.tries):
-            with bursts(i, Neighbour(), 2 * _RUN_S):
-                front = edge(Path(name) / f"p{i}", "pareto", *model, "--workers", there, "--measure", str(args.measure))
-                plan = edge(Path(name) / f"q{i}", "plan", *model, "--workers", there)
+            with bursts(i, neighbour, 2 * _RUN_S):
+                front = edge(folder / f"p{i}", "pareto", *model, "--workers", there, "--measure", str(args.measure))
+                plan = edge(folder / (f"p{i}" if args.tiny else f"q{i}"), "plan", *model, "--workers", there)
             taken = [point for point in front["points"] if point["measured"]]
             pick = chosen(front["points"], "latency_s", min)
             least_s = min(point["measured"]["latency_s"] for point in taken)

@@ -121,8 +121,8 @@ def _sweep(
     import onnx
 
     from devices.lab.config import parse_lab
-    from devices.lab.lab import Lab
     from tests.support import onnx_networks
+    from tests.support.lab import Lab
 
     device = {"threads": 1} | ({"cpu": 0.5} if os.geteuid() == 0 else {})
     lab: dict[str, Any] = {"device": [{"name": "a", **device}, {"name": "b", **device}, {"name": "owner-side"}]}

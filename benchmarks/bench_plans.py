@@ -128,7 +128,7 @@ def measured(setting: Setting, models: Models, args: argparse.Namespace) -> dict
     """One setting: every plan that was run, and each device alone."""
     from devices.lab.config import parse_lab
     from devices.lab.control_group import remove_groups
-    from devices.lab.lab import Lab
+    from tests.support.lab import Lab
 
     path = models.path(setting.model)
     workers = [

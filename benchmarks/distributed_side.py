@@ -88,7 +88,7 @@ class Side:
             _check_core(deployment, core)
             self._engines[name] = deployment.engine
             self._open[name] = stack.pop_all()
-        return {"summary": plan.summary(), "parts": _parts(plan)}
+        return {"summary": _summary(plan), "parts": _parts(plan)}
 
     def drop(self, name: str) -> None:
         """End an engine."""
@@ -226,10 +226,23 @@ def _on_one_thread(plan: Plan, core: int) -> Plan:
 
 def _check_core(deployment: Deployment, core: int) -> None:
     """The worker is on this machine: see that what the plan says of its core is so."""
-    for rank, session in deployment._sessions.items():
+    for rank, session in deployment._by_rank.items():
         found = os.sched_getaffinity(session.pid)
         if found != {core}:
             raise RuntimeError(f"rank {rank} was to compute on core {core}, it may use {sorted(found)}")
+
+
+def _summary(plan: Plan) -> str:
+    """One line for each rank."""
+    lines = []
+    for rank, device in enumerate(plan.devices):
+        cut, parts = plan.slice(rank), []
+        for name in ("heads", "ff", "vocab"):
+            held, total = getattr(cut, name), getattr(plan.sizes, name)
+            if held:
+                parts.append(f"{name} {held} of {total}" if len(held) < total else f"all {name}")
+        lines.append(f"rank {rank}  {device}: {', '.join([f'layers {cut.layers}', *parts])}")
+    return "\n".join(lines)
 
 
 def _parts(plan: Plan) -> list[dict[str, float]]:

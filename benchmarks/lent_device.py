@@ -18,7 +18,9 @@ from pathlib import Path
 
 import psutil
 
-from devices.lab.control_group import ControlGroup
+sys.path.insert(0, str(Path(__file__).parent.parent))  # for the test suite's groups
+
+from tests.support.groups import CountedGroup
 
 ROOT = Path(__file__).parent.parent
 EDGE = [sys.executable, "-m", "apps.cli"]
@@ -28,14 +30,14 @@ _LIBC = ctypes.CDLL(None)  # looked up here: a child that was only forked should
 _PR_SET_PDEATHSIG = 1
 
 
-def cpu_group() -> ControlGroup:
+def cpu_group() -> CountedGroup:
     """A control group for processor time, half a core at first. A context: it ends with it. NoGroups where this user,
     or this machine, has none to give."""
-    return ControlGroup(f"edge-bench-{os.getpid()}", cores=0.5)
+    return CountedGroup(f"edge-bench-{os.getpid()}", cores=0.5)
 
 
 @contextmanager
-def worker(folder: Path, group: ControlGroup | None = None) -> Iterator[tuple[str, int]]:
+def worker(folder: Path, group: CountedGroup | None = None) -> Iterator[tuple[str, int]]:
     """(address, process id) of a worker that lends one thread and keeps its slices in `folder`."""
     folder.mkdir(parents=True)
     env = {**os.environ, **{f"XDG_{kind.upper()}_HOME": str(folder / kind) for kind in ("config", "cache", "state")}}

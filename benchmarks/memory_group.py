@@ -16,21 +16,23 @@ from pathlib import Path
 
 from ranks import Ranks
 
-from devices.lab.control_group import ControlGroup
+sys.path.insert(0, str(Path(__file__).parent.parent))  # for the test suite's groups
+
+from tests.support.groups import CountedGroup
 
 _numbers = count()
 
 
-def memory_group(limit: int) -> ControlGroup:
+def memory_group(limit: int) -> CountedGroup:
     """A control group with `limit` bytes of memory and no swap. A context: it ends with it. NoGroups where this user,
     or this machine, has none to give."""
-    return ControlGroup(f"edge-bench-memory-{os.getpid()}-{next(_numbers)}", memory=limit)
+    return CountedGroup(f"edge-bench-memory-{os.getpid()}-{next(_numbers)}", memory=limit)
 
 
 class Grouped(Ranks):
     """One process of a script, in a memory group from its start on, or in none. A context: it ends with it."""
 
-    def __init__(self, script: Path, group: ControlGroup | None) -> None:
+    def __init__(self, script: Path, group: CountedGroup | None) -> None:
         if group is None:
             super().__init__(script, 1)
         else:

@@ -32,9 +32,10 @@ def main() -> None:
 def _llm(asked: dict[str, Any]) -> dict[str, Any]:
     from devices.cluster_file import Cluster
     from edge.planning.arrange import work_of
-    from edge.planning.space import LlmSpace
+    from edge.planning.llm_space import LlmSpace
     from edge.slices.local import OwnSlices
-    from edge.survey.profile import llm_speeds, reachable
+    from edge.survey.llm_survey import llm_speeds
+    from edge.survey.profile import reachable
     from quant.gguf.file import GgufFile
 
     path = Path(asked["model"])
@@ -53,15 +54,15 @@ def _onnx(asked: dict[str, Any]) -> dict[str, Any]:
     from edge.onnx.file import load
     from edge.onnx.model import OnnxSource
     from edge.planning.onnx_space import OnnxSpace
-    from edge.survey.onnx_profile import onnx_speeds
+    from edge.survey.onnx_survey import onnx_speeds
     from edge.survey.profile import reachable
 
     model = OnnxSource.of(load(Path(asked["model"])), {})
     cluster = Cluster.of_addresses(asked["workers"])
     with reachable(cluster, insecure=True) as (fleet, notes):
         assert not notes, notes
-        known = onnx_speeds(model, cluster, fleet, notes, threads=1, fresh=True)
-        return _measured(OnnxSpace(model, known, threads=1), fleet, asked)
+        known, cuts = onnx_speeds(model, cluster, fleet, notes, threads=1, fresh=True)
+        return _measured(OnnxSpace(model, known, cuts, threads=1), fleet, asked)
 
 
 def _measured(space: Any, fleet: Any, asked: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from memory_group import Grouped, memory_group
 from ranks import RankFailed
 from raw_disk import NoDirectReads, RawDisk, forget
 
-from devices.lab.control_group import ControlGroup, NoGroups
+from devices.lab.control_group import NoGroups
 from devices.probe import default_threads
 from edge.llm.options import EngineOptions
 from edge.models.presets import SHAPES
@@ -31,6 +31,7 @@ from edge.quantization.kernels import measure_kernels
 from quant.gguf.file import GgufFile
 from quant.mixes import MIXES
 from quant.types import TYPES
+from tests.support.groups import CountedGroup
 
 SIDE = Path(__file__).with_name("quantize_side.py")
 TOKENIZER = Path(__file__).parent.parent / "tests" / "data" / "hf" / "llama"
@@ -97,7 +98,7 @@ def alone(do: str, source: Path, target: Path, **arguments: str) -> dict[str, An
     found: dict[str, Any] = {}
     with ExitStack() as stack:
         try:
-            group: ControlGroup | None = stack.enter_context(memory_group(LIMIT))
+            group: CountedGroup | None = stack.enter_context(memory_group(LIMIT))
         except NoGroups as error:
             group, found["without_group"] = None, str(error)
         side = stack.enter_context(Grouped(SIDE, group))
@@ -114,7 +115,7 @@ def alone(do: str, source: Path, target: Path, **arguments: str) -> dict[str, An
 
 
 @contextmanager
-def anonymous(group: ControlGroup | None) -> Iterator[list[int]]:
+def anonymous(group: CountedGroup | None) -> Iterator[list[int]]:
     """Samples of the memory of a group that is not the page cache, bytes, during a block."""
     samples: list[int] = []
     ended = threading.Event()

@@ -8,7 +8,7 @@ from typing import Any
 
 from transport_tables import table
 
-from apps.show.picture import Point, size_against_divergence
+from edge.pictures.quality import Point, size_against_divergence
 
 _DRAWN = ("q2_k", "q3_k_m", "q4_0", "q4_k_m", "q5_k_m", "q6_k", "q8_0")
 _MIB = 1 << 20

@@ -91,15 +91,16 @@ def _buffer(n_bytes: int) -> NDArray[np.uint8]:
     return buffer
 
 
-def forget(path: Path) -> None:
-    """Drop a file from the page cache; as root, everything else that nobody uses, too."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)  # what is not on the disk yet cannot be dropped
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(fd)
+def forget(*paths: Path) -> None:
+    """Drop files from the page cache; as root, everything else that nobody uses, too."""
+    for path in paths:
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)  # what is not on the disk yet cannot be dropped
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(fd)
     if os.access(_DROP_CACHES, os.W_OK):
         try:
             _DROP_CACHES.write_text("1")

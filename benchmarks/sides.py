@@ -20,8 +20,8 @@ Found = dict[str, list[dict[str, float]]]  # by side, what was measured in each 
 class Sides(Ranks):
     """Processes by name, each kept to some cores."""
 
-    def __init__(self, cores: Mapping[str, Sequence[int]]) -> None:
-        super().__init__(SCRIPT, len(cores))
+    def __init__(self, cores: Mapping[str, Sequence[int]], script: Path) -> None:
+        super().__init__(script, len(cores))
         self.names = list(cores)
         try:
             self.each("pin", {name: {"cores": list(some)} for name, some in cores.items()})
@@ -40,9 +40,9 @@ class Sides(Ranks):
 
 
 @contextmanager
-def sides(cores: Mapping[str, Sequence[int]]) -> Iterator[Sides]:
+def sides(cores: Mapping[str, Sequence[int]], script: Path = SCRIPT) -> Iterator[Sides]:
     """Side processes for the time of a block; where it ends well, they free everything first."""
-    some = Sides(cores)
+    some = Sides(cores, script)
     with some:
         yield some
         some.tell("close")

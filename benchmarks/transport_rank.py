@@ -23,12 +23,14 @@ import numpy as np
 from echoes import BARE_METHOD, WAIT_S, Bare, BarePolling, BareStream, echo, ping
 from ranks import serve
 
+sys.path.insert(0, str(Path(__file__).parent.parent))  # for the test suite's links
+
+from tests.support.memory_link import pair
+from tests.support.shaped_link import Nic, Shape, ShapedLink, exact_sleep
 from transport import measure
 from transport.collective import Group
 from transport.link import Deadlines, Link
-from transport.memory_link import pair
 from transport.security import Credentials, client_context, handshake, server_context
-from transport.shaped_link import Nic, Shape, ShapedLink, exact_sleep
 from transport.tcp_link import POLL_S, TcpLink
 
 _START_MARGIN_S = 0.3e-3  # a rank; the agreed start lies so far ahead that all know of it in time

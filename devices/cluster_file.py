@@ -98,10 +98,6 @@ class Cluster:
         """The devices whose workers can be asked: neither this one nor a preset."""
         return tuple(d for d in self.devices if d.address is not None and not d.is_local and d.preset is None)
 
-    def device(self, name: str) -> ClusterDevice:
-        """The device of this name; KeyError where there is none."""
-        return {device.name: device for device in self.devices}[name]
-
     def link(self, a: str, b: str) -> ClusterLink | None:
         """What is said of the way between two devices: by the link that names them, else by that of all pairs; None
         where there is neither. Their order does not matter."""

@@ -68,18 +68,6 @@ class Found:
     port: int
     properties: Mapping[str, str] = field(compare=False)
 
-    @property
-    def version(self) -> str:
-        return self.properties.get("version", "")
-
-    @property
-    def cluster(self) -> str:
-        return self.properties.get("cluster", "")
-
-    @property
-    def secure(self) -> bool:
-        return self.properties.get("secure") == "1"
-
 
 class Announcer:
     """Announces a worker from `start` to `close`, or within a `with` block. `start` blocks for up to three seconds.

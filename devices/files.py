@@ -18,18 +18,19 @@ from devices.paths import state_folder
 _temporary: list[Path] = []  # files and folders of this process that nobody else would remove
 
 
-def write_whole(path: Path, content: bytes | memoryview) -> None:
+def write_whole(path: Path, content: bytes | memoryview, *, sync: bool = True) -> None:
     """Write `content` so that only this user may read it. OSError on failure.
 
-    A reader sees the old file or the new one, never half of one.
+    A reader sees the old file or the new one, never half of one. sync: also after a loss of power.
     """
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # 0600
     with removed_at_end(Path(temporary)):
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+                if sync:
+                    file.flush()
+                    os.fsync(file.fileno())
             os.replace(temporary, path)
         except BaseException:
             os.unlink(temporary)
@@ -65,17 +66,6 @@ def remove_temporary() -> None:
         else:
             with suppress(OSError):
                 path.unlink()
-
-
-def check_room(path: Path, need: int) -> None:
-    """Nothing, or OSError (ENOSPC) when the disk of `path` has not `need` bytes free."""
-    free = shutil.disk_usage(path.absolute().parent).free
-    if free < need:
-        raise OSError(
-            errno.ENOSPC,
-            f"no room for {path}: {need / 2**20:,.1f} MiB needed, {free / 2**20:,.1f} MiB free on that disk; free some"
-            " room or name a file on another disk",
-        )
 
 
 @contextmanager

@@ -17,16 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from devices import probe
-from devices.files import write_whole
 from devices.machine_cores import core_kinds, instruction_sets
 from devices.machine_disk import disk_read_rate
-from devices.paths import cache_folder, state_folder
-from devices.profile import MAX_TEXT, DeviceProfile
+from devices.paths import cache_folder
+from devices.profile import MAX_TEXT, DeviceProfile, sensors
+from devices.remembered import Remembered
 
-MAX_AGE_S = 86_400.0  # what was measured longer ago is measured anew
 _MOST_RATE = 1e15  # bytes a second; nothing is as fast
 _THERMAL = ("normal", "hot", "critical")
 
@@ -72,36 +69,12 @@ class Machine:
     not_measured: dict[str, str] = field(default_factory=dict)  # "memory" or "disk": why
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Any) -> Machine:
-        """The machine that `to_json` wrote; ValueError, with the field's name, for what it cannot have written. Unknown
-        keys are ignored."""
-        if not isinstance(values, dict):
-            raise ValueError(f"a machine is an object with named fields, not {type(values).__name__}")
-        sets, why, thermal = (values.get(key) for key in ("instruction_sets", "not_measured", "thermal"))
-        if not isinstance(sets, (list, tuple)) or not all(isinstance(one, str) for one in sets):
-            raise ValueError("a machine: instruction_sets should be a list of texts")
-        if not isinstance(why, dict) or not all(isinstance(text, str) for pair in why.items() for text in pair):
-            raise ValueError("a machine: not_measured should be texts by name")
-        if thermal is not None and thermal not in _THERMAL:
-            raise ValueError(f"a machine: thermal should be null or one of {', '.join(_THERMAL)}")
-        memory, disk = (None if values.get(key) is None else Rate.from_json(values[key]) for key in ("memory", "disk"))
-        quota = values.get("cpu_quota")
-        return cls(
-            profile=DeviceProfile.from_json(values.get("profile")),
-            cores_performance=int(_number(values, "cores_performance", 1e6)),
-            cores_efficiency=int(_number(values, "cores_efficiency", 1e6)),
-            cpu_quota=None if quota is None else _number(values, "cpu_quota", 1e6),
-            instruction_sets=tuple(sets),
-            thermal=thermal,
-            memory=memory,
-            disk=disk,
-            disk_folder=str(values.get("disk_folder", ""))[:4096],
-            not_measured=dict(why),
-        )
+        """Plain values for JSON, with how old each rate is."""
+        values = dataclasses.asdict(self)
+        for name, rate in (("memory", self.memory), ("disk", self.disk)):
+            if rate is not None:
+                values[name]["age_s"] = round(rate.age_s, 3)
+        return values
 
 
 def describe_machine(profile: DeviceProfile, *, folder: Path | None = None, fresh: bool = False) -> Machine:
@@ -115,14 +88,13 @@ def describe_machine(profile: DeviceProfile, *, folder: Path | None = None, fres
     known = _Known(profile, folder, fresh)
     memory = known.rate("memory", lambda: _memory_rate(profile.threads))
     disk = known.rate("disk", lambda: _disk_rate(folder))
-    known.keep()
     return Machine(
         profile=profile,
         cores_performance=performance,
         cores_efficiency=efficiency,
         cpu_quota=probe.cpu_quota(),
         instruction_sets=instruction_sets(),
-        thermal=_thermal(),
+        thermal=thermal_level(),
         memory=memory,
         disk=disk,
         disk_folder=str(folder),
@@ -134,53 +106,27 @@ class _Known:
     """What was measured before, and what is now."""
 
     def __init__(self, profile: DeviceProfile, folder: Path, fresh: bool) -> None:
-        self._path = state_folder() / "machine.json"
+        self._remembered, self._fresh = Remembered("machine"), fresh
         usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else profile.cores_logical
         depends = (profile.cpu, usable, profile.threads, probe.cpu_quota(), profile.memory_total_bytes, str(folder))
         self._key = hashlib.sha256(json.dumps(depends).encode()).hexdigest()[:32]
-        self._all: dict[str, dict[str, Rate]] = {}
-        self._changed = False
         self.failed: dict[str, str] = {}
-        with suppress(OSError, ValueError, AttributeError):  # a file that makes no sense is as good as none
-            found = json.loads(self._path.read_bytes())
-            self._all = {
-                key: {what: rate for what, one in rates.items() if _is_recent(rate := Rate.from_json(one))}
-                for key, rates in found.items()
-                if not (fresh and key == self._key)
-            }
 
     def rate(self, what: str, measure: Callable[[], tuple[float, str]]) -> Rate | None:
         """What is known, or is measured now; None where it cannot be, and `failed` then says why."""
-        if found := self._all.get(self._key, {}).get(what):
-            return found
+        key = f"{self._key} {what}"
+        known = None if self._fresh else self._remembered.get(key)
+        with suppress(ValueError):  # of another version
+            if known is not None:
+                return Rate.from_json(known[0])
         try:
             bytes_per_s, how = measure()
         except OSError as error:
             self.failed[what] = str(error.strerror or error)
             return None
         rate = Rate(bytes_per_s, how, time.time())
-        self._all.setdefault(self._key, {})[what] = rate
-        self._changed = True
+        self._remembered.put(key, dataclasses.asdict(rate))
         return rate
-
-    def keep(self) -> None:
-        """Remember what was measured. Where that cannot be, it is measured again next time."""
-        if not self._changed:
-            return
-        text = json.dumps(
-            {
-                key: {what: dataclasses.asdict(rate) for what, rate in one.items()}
-                for key, one in self._all.items()
-                if one
-            }
-        )
-        with suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_whole(self._path, text.encode())
-
-
-def _is_recent(rate: Rate) -> bool:
-    return 0 <= rate.age_s < MAX_AGE_S
 
 
 def _memory_rate(threads: int) -> tuple[float, str]:
@@ -194,14 +140,10 @@ def _disk_rate(folder: Path) -> tuple[float, str]:
     return disk_read_rate(folder)
 
 
-def _thermal() -> str | None:
+def thermal_level() -> str | None:
     """How near the sensors are to their own limits; None where there are none, or they have no limits."""
-    try:
-        sensors = psutil.sensors_temperatures()
-    except (AttributeError, OSError):  # not on this system; or its files are closed to us
-        return None
     worst = None
-    for one in (one for found in sensors.values() for one in found):
+    for one in (one for found in sensors().values() for one in found):
         for level, limit in enumerate((one.high, one.critical), start=1):
             if one.current and limit and 0 < limit < 150:  # others are not connected, or have no limit
                 worst = max(worst or 0, level if one.current >= limit else 0)

@@ -68,6 +68,11 @@ def instruction_sets(cpuinfo: Path = _CPUINFO) -> tuple[str, ...]:
     return tuple(name for flag, name in _FLAGS.items() if flag in common)
 
 
+def knowable_sets() -> frozenset[str]:
+    """The sets whose absence this system tells: those that `instruction_sets` looks for."""
+    return frozenset((_SYSCTLS if sys.platform == "darwin" else _FLAGS).values())
+
+
 def _physical() -> int:
     return psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
 
@@ -109,11 +114,15 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _sysctl_number(key: str) -> int:
-    """A number that macOS tells; 0 where it does not."""
+def sysctl(key: str) -> str:
+    """What macOS tells under a key; "" where it does not."""
     try:
         done = subprocess.run(["/usr/sbin/sysctl", "-n", key], capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):
-        return 0
-    text = done.stdout.strip()
+        return ""
+    return done.stdout.strip()
+
+
+def _sysctl_number(key: str) -> int:
+    text = sysctl(key)
     return int(text) if text.isdigit() else 0

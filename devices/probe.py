@@ -30,6 +30,11 @@ def cpu_quota() -> float | None:
     return min((share for group in _own_groups("cpu") if (share := _cpu_share(*group))), default=None)
 
 
+def quota_group() -> int:
+    """The inode of the innermost control group with a CPU quota that this process is in; 0 without a quota."""
+    return next((group.stat().st_ino for group, version in _own_groups("cpu") if _cpu_share(group, version)), 0)
+
+
 def throttled_s() -> float:
     """Seconds that the control groups of this process have kept those in them from running so far, because their quota
     was used up; 0 without a quota."""

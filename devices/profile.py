@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 import os
 import platform
-import subprocess
 import sys
 import typing
 from dataclasses import dataclass
@@ -16,9 +16,11 @@ from typing import Any
 import psutil
 
 from devices import probe
+from devices.machine_cores import sysctl
 
 MAX_TEXT = 200  # characters; profiles come from other machines and end up on terminals
 _CPUINFO = Path("/proc/cpuinfo")
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # drawn anew at each start; containers see that of their machine
 _BOARD = Path("/proc/device-tree/model")
 # Sensors of the processor itself, by the names drivers give them: Intel, AMD, ARM boards, and the general ones.
 _CPU_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal", "soc_thermal", "soc-thermal", "acpitz")
@@ -46,6 +48,7 @@ class DeviceProfile:
     python: str
     runtime: str
     llama_cpp: str
+    host: str | None  # the same of all devices that share one machine's cores, or one control group's quota
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for JSON, one for each field."""
@@ -113,12 +116,23 @@ def describe(
         python=platform.python_version(),
         runtime=_text(runtime),
         llama_cpp=_text(llama_cpp),
+        host=host_id(),
     )
+
+
+def host_id() -> str | None:
+    """A digest of this start of the system and, where there is a CPU quota, of the control group that has it: processes
+    that share cores have the same one. It says nothing else. None where the system does not say."""
+    try:
+        start = _BOOT_ID.read_text().strip()
+    except OSError:
+        start = sysctl("kern.bootsessionuuid") if sys.platform == "darwin" else ""
+    return hashlib.sha256(f"edge host {start} {probe.quota_group()}".encode()).hexdigest()[:32] if start else None
 
 
 def cpu_name() -> str:
     """The processor's model. On small boards the board's name, which says more than "ARMv8 Processor rev 1"."""
-    if sys.platform == "darwin" and (brand := _sysctl("machdep.cpu.brand_string")):
+    if sys.platform == "darwin" and (brand := sysctl("machdep.cpu.brand_string")):
         return brand
     lines = _cpuinfo()
     # "Model" is the board (Raspberry Pi); x86 has "model", a number, besides "model name".
@@ -130,16 +144,21 @@ def cpu_name() -> str:
 
 def temperature() -> float | None:
     """Degrees Celsius of the processor's hottest sensor; None where the system shows none."""
-    try:
-        sensors = psutil.sensors_temperatures()
-    except (AttributeError, OSError):  # not on this system; or its files are closed to us
-        return None
+    found = sensors()
     for name in _CPU_SENSORS:
         # Sensors that are not connected read zero or absurd values.
-        readings = [s.current for s in sensors.get(name, []) if s.current is not None and 0 < s.current < 150]
+        readings = [s.current for s in found.get(name, []) if s.current is not None and 0 < s.current < 150]
         if readings:
             return round(float(max(readings)), 1)
     return None
+
+
+def sensors() -> dict[str, list[Any]]:
+    """The temperatures of this machine's sensors, as psutil has them; none where the system shows none."""
+    try:
+        return dict(psutil.sensors_temperatures())
+    except (AttributeError, OSError):  # not on this system; or its files are closed to us
+        return {}
 
 
 def _battery() -> Any:
@@ -175,14 +194,6 @@ def _board() -> str:
         return _BOARD.read_text(errors="replace").strip("\0 \n")  # it ends in a zero byte
     except OSError:
         return ""
-
-
-def _sysctl(key: str) -> str:
-    try:
-        done = subprocess.run(["/usr/sbin/sysctl", "-n", key], capture_output=True, text=True, timeout=5, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.strip()
 
 
 def _text(value: str) -> str:

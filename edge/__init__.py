@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         HubError,
         Interrupted,
         NotEnoughMemory,
+        PictureError,
         SamplingError,
         SizeTooSmall,
         SliceError,
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from edge.llm.options import EngineOptions
     from edge.llm.sampler import SamplingParams
     from edge.llm.scheduler import Event
+    from edge.pictures.front import write_picture
+    from edge.pictures.page import write_page
     from edge.planning.choice import PlanChoice
     from edge.planning.front import Front
     from edge.planning.spaces import PlanOptions
@@ -64,6 +67,7 @@ _HOMES = {
         "HubError",
         "Interrupted",
         "NotEnoughMemory",
+        "PictureError",
         "SamplingError",
         "SizeTooSmall",
         "SliceError",
@@ -78,6 +82,8 @@ _HOMES = {
     "edge.llm.options": ("EngineOptions",),
     "edge.llm.sampler": ("SamplingParams",),
     "edge.llm.scheduler": ("Event",),
+    "edge.pictures.front": ("write_picture",),
+    "edge.pictures.page": ("write_page",),
     "edge.planning.choice": ("PlanChoice",),
     "edge.planning.front": ("Front",),
     "edge.planning.spaces": ("PlanOptions",),
@@ -107,6 +113,7 @@ __all__ = [
     "ModelFileError",
     "NotEnoughMemory",
     "OnnxModel",
+    "PictureError",
     "PlanChoice",
     "PlanError",
     "PlanOptions",
@@ -133,6 +140,8 @@ __all__ = [
     "pareto",
     "plan",
     "quantize",
+    "write_page",
+    "write_picture",
 ]
 
 

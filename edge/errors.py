@@ -25,6 +25,10 @@ class TemplateError(EdgeError):
     """A chat template is not valid, or failed on these messages."""
 
 
+class PictureError(EdgeError, ValueError):
+    """A picture or page that cannot be made: without matplotlib, of nothing, or under a name of another kind."""
+
+
 class SamplingError(EdgeError):
     """A sampling option, grammar or JSON schema that cannot be used."""
 
@@ -47,6 +51,10 @@ class SizeTooSmall(EdgeError):
 
 class ChatFileError(EdgeError):
     """A file that should hold a saved conversation does not."""
+
+
+class PrefixError(EdgeError):
+    """Kept prompts cannot be used: their key is damaged or open to others, or their folder cannot be read."""
 
 
 class SliceError(EdgeError):

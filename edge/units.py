@@ -1,10 +1,14 @@
-"""Sizes as people write them."""
+"""Values as people write them: sizes, numbers in a range, lists. ValueError says what is needed, and what there is."""
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Callable
 
 MOST_BYTES = 2**60
+MOST_WHOLE = 2**31 - 1
+_SPAN_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def parse_bytes(text: str) -> int:
@@ -22,3 +26,88 @@ def parse_bytes(text: str) -> int:
 def as_bytes(size: int | str | None) -> int | None:
     """A size given as bytes or as text."""
     return parse_bytes(size) if isinstance(size, str) else size
+
+
+def parse_span(text: str, least_s: int, most_s: int) -> int:
+    """Seconds, from "90s", "15m", "1h" or "2d"."""
+    match = re.fullmatch(r"([0-9]{1,7})([smhd])", text)
+    seconds = int(match[1]) * _SPAN_S[match[2]] if match else 0
+    if not least_s <= seconds <= most_s:
+        raise ValueError(f"needs a time from {least_s}s to {most_s // 86_400}d, such as 15m or 1h, got {text!r}")
+    return seconds
+
+
+def whole(least: int, most: int | None = None) -> Callable[[str], int]:
+    """What reads an integer from `least` to `most`; without `most`, as many as fit in 31 bits."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise ValueError(f"needs a whole number, got {text!r}") from None
+        if value < least and most is None:
+            raise ValueError(f"needs a whole number, {least} or more, got {value}")
+        top = MOST_WHOLE if most is None else most
+        if not least <= value <= top:
+            raise ValueError(f"needs a whole number from {least} to {top}, got {value}")
+        return value
+
+    return parse
+
+
+positive_int, natural = whole(1), whole(0)
+
+
+def number(text: str) -> float:
+    """A finite number."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ValueError(f"needs a number, got {text!r}")
+    return value
+
+
+def positive(text: str) -> float:
+    """A finite number above 0."""
+    value = number(text)
+    if value <= 0:
+        raise ValueError(f"needs a number above 0, got {text!r}")
+    return value
+
+
+def between(least: float, most: float) -> Callable[[str], float]:
+    """What reads a number from `least` to `most`."""
+
+    def parse(text: str) -> float:
+        value = number(text)
+        if not least <= value <= most:
+            raise ValueError(f"needs a number from {least:g} to {most:g}, got {text!r}")
+        return value
+
+    return parse
+
+
+def items(text: str) -> list[str]:
+    """Of a list with commas, spaces or both between its items."""
+    parts = text.replace(",", " ").split()
+    if not parts or re.search(r"^\s*,|,\s*,|,\s*$", text):
+        raise ValueError(f"needs a list such as A,B, got {text[:80]!r}")
+    return parts
+
+
+def dimension(text: str) -> tuple[str, int]:
+    """The name of a dimension and its value, from "NAME=N"."""
+    name, equals, value = text.rpartition("=")
+    if not equals or not name:
+        raise ValueError(f"needs NAME=N, got {text!r}")
+    return name, positive_int(value)
+
+
+def shares(text: str) -> tuple[float, ...]:
+    """Numbers above 0, of a list."""
+    values = tuple(map(number, items(text)))
+    if min(values) <= 0:
+        raise ValueError(f"needs a number above 0 for each device, got {text[:80]!r}")
+    return values

@@ -1,4 +1,4 @@
-"""What can be wrong with cutting a model: the plan, or the model."""
+"""What can be wrong with cutting a model: the plan, the model, or the state of a sequence."""
 
 from edge.errors import EdgeError
 
@@ -10,3 +10,8 @@ class PlanError(EdgeError, ValueError):
 
 class CannotSlice(EdgeError, ValueError):
     """This model cannot be cut that way. The message gives the reason and the alternative, in one line."""
+
+
+class StateError(EdgeError, ValueError):
+    """Keys and values that are not those of this model's slice and these positions, or are damaged. Whoever has the
+    tokens computes them again."""

@@ -38,3 +38,16 @@ def _scaled(n: float, base: int, units: tuple[str, ...]) -> str:
         value, unit = value / base, unit + 1
     digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
     return f"{value:.{digits}f} {units[unit]}"
+
+
+def age_text(seconds: float) -> str:
+    """How long ago something was."""
+    for unit, n in (("h", 3600), ("min", 60)):
+        if seconds >= n:
+            return f"{seconds / n:.0f} {unit} ago"
+    return "now" if seconds < 1 else f"{seconds:.0f} s ago"
+
+
+def printable(text: str) -> str:
+    """Without what would move the cursor or end the line."""
+    return "".join(c if c.isprintable() else " " for c in text)

@@ -11,19 +11,24 @@ from typing import IO
 from quant.text import bytes_text
 
 
+def check_room(path: Path, need: int) -> None:
+    """Nothing, or OSError (ENOSPC) when the disk of `path` has not `need` bytes free."""
+    free = shutil.disk_usage(path.absolute().parent).free
+    if free < need:
+        raise OSError(
+            errno.ENOSPC,
+            f"no room for {path}: {bytes_text(need)} needed, {bytes_text(free)} free on that disk; free some room"
+            " or name a file on another disk",
+        )
+
+
 @contextmanager
 def whole_file(path: Path, n_bytes: int) -> Iterator[IO[bytes]]:
     """A file of about `n_bytes` to write to. It is called `path` once the block has ended; nothing stays if that fails.
 
     OSError where it cannot be written, ENOSPC where the disk has not so much room.
     """
-    free = shutil.disk_usage(path.absolute().parent).free
-    if free < n_bytes:
-        raise OSError(
-            errno.ENOSPC,
-            f"no room for {path}: {bytes_text(n_bytes)} needed, {bytes_text(free)} free on that disk; free some"
-            " room or name a file on another disk",
-        )
+    check_room(path, n_bytes)
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.part")
     try:
         with temporary.open("xb") as file:

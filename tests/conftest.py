@@ -1,15 +1,18 @@
 """Models the tests run: the bundled one, and small random ones of each architecture, written once a session."""
 
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from devices.paths import state_folder
 from edge.demo import MODEL_PATH
 from edge.llm.engine import Engine, EngineOptions
 from edge.models import shapes, synth
+from tests.support import TESTS
 from tests.support.thorough import THOROUGH
 
 # Tests fork (pexpect does); gRPC would want to be told of it, and sometimes ends the child.
@@ -20,17 +23,37 @@ settings.register_profile("edge", deadline=None)
 settings.load_profile("edge")
 
 
+# What a person has kept is neither used nor changed; processes that tests start look here, too.
+_STATE = tempfile.TemporaryDirectory(prefix="edge-tests-")
+os.environ["XDG_STATE_HOME"] = _STATE.name
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_kept_of_prompts() -> None:
+    """A test finds no prompts of others: without the key there are none."""
+    (state_folder() / "prefix.key").unlink(missing_ok=True)
+
+
 def pytest_report_header() -> str:
     """Say whether all cases run."""
     return "all cases (EDGE_THOROUGH=1)" if THOROUGH else "fewer cases of some tests; EDGE_THOROUGH=1 runs all"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is marked `thorough`, unless it was asked for."""
+    """Leave out what is marked `thorough`, unless it was asked for. Files that take long come first: a long one at the
+    end would leave one of two processes without work."""
     left_out = [] if THOROUGH else [item for item in items if item.get_closest_marker("thorough")]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in set(left_out)]
+    items.sort(key=lambda item: (item.path.name not in LONG_FILES, item.path.is_relative_to(TESTS / "unit")))
+
+
+# Of half a minute and more; those of units take seconds.
+LONG_FILES = {
+    "test_benchmarks.py", "test_discovery.py", "test_fitting.py", "test_links.py", "test_memory_commands.py",
+    "test_python_api.py", "test_sessions.py", "test_slices.py", "test_survey.py", "test_trust_network.py",
+}  # fmt: skip
 
 
 SMALL = {"layers": 2, "embd": 128, "ff": 96, "heads": 4, "vocab": 512, "context": 512}

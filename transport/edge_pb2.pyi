@@ -16,7 +16,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Description(_message.Message):
-    __slots__ = ("name", "protocol", "secure", "sessions", "slices_bytes", "slices_limit_bytes", "profile")
+    __slots__ = ("name", "protocol", "secure", "sessions", "slices_bytes", "slices_limit_bytes", "profile", "clock_s")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     SECURE_FIELD_NUMBER: _ClassVar[int]
@@ -24,6 +24,7 @@ class Description(_message.Message):
     SLICES_BYTES_FIELD_NUMBER: _ClassVar[int]
     SLICES_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
     PROFILE_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_S_FIELD_NUMBER: _ClassVar[int]
     name: str
     protocol: int
     secure: bool
@@ -31,10 +32,11 @@ class Description(_message.Message):
     slices_bytes: int
     slices_limit_bytes: int
     profile: DeviceProfile
-    def __init__(self, name: _Optional[str] = ..., protocol: _Optional[int] = ..., secure: bool = ..., sessions: _Optional[_Iterable[_Union[SessionState, _Mapping]]] = ..., slices_bytes: _Optional[int] = ..., slices_limit_bytes: _Optional[int] = ..., profile: _Optional[_Union[DeviceProfile, _Mapping]] = ...) -> None: ...
+    clock_s: float
+    def __init__(self, name: _Optional[str] = ..., protocol: _Optional[int] = ..., secure: bool = ..., sessions: _Optional[_Iterable[_Union[SessionState, _Mapping]]] = ..., slices_bytes: _Optional[int] = ..., slices_limit_bytes: _Optional[int] = ..., profile: _Optional[_Union[DeviceProfile, _Mapping]] = ..., clock_s: _Optional[float] = ...) -> None: ...
 
 class DeviceProfile(_message.Message):
-    __slots__ = ("name", "system", "machine", "cpu", "cores_physical", "cores_logical", "threads", "cpu_quota", "memory_total_bytes", "memory_available_bytes", "memory_limit_bytes", "gpu", "battery_percent", "plugged", "temperature_c", "python", "runtime", "llama_cpp")
+    __slots__ = ("name", "system", "machine", "cpu", "cores_physical", "cores_logical", "threads", "cpu_quota", "memory_total_bytes", "memory_available_bytes", "memory_limit_bytes", "gpu", "battery_percent", "plugged", "temperature_c", "python", "runtime", "llama_cpp", "host")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SYSTEM_FIELD_NUMBER: _ClassVar[int]
     MACHINE_FIELD_NUMBER: _ClassVar[int]
@@ -53,6 +55,7 @@ class DeviceProfile(_message.Message):
     PYTHON_FIELD_NUMBER: _ClassVar[int]
     RUNTIME_FIELD_NUMBER: _ClassVar[int]
     LLAMA_CPP_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
     name: str
     system: str
     machine: str
@@ -71,7 +74,8 @@ class DeviceProfile(_message.Message):
     python: str
     runtime: str
     llama_cpp: str
-    def __init__(self, name: _Optional[str] = ..., system: _Optional[str] = ..., machine: _Optional[str] = ..., cpu: _Optional[str] = ..., cores_physical: _Optional[int] = ..., cores_logical: _Optional[int] = ..., threads: _Optional[int] = ..., cpu_quota: _Optional[float] = ..., memory_total_bytes: _Optional[int] = ..., memory_available_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., gpu: _Optional[str] = ..., battery_percent: _Optional[float] = ..., plugged: bool = ..., temperature_c: _Optional[float] = ..., python: _Optional[str] = ..., runtime: _Optional[str] = ..., llama_cpp: _Optional[str] = ...) -> None: ...
+    host: str
+    def __init__(self, name: _Optional[str] = ..., system: _Optional[str] = ..., machine: _Optional[str] = ..., cpu: _Optional[str] = ..., cores_physical: _Optional[int] = ..., cores_logical: _Optional[int] = ..., threads: _Optional[int] = ..., cpu_quota: _Optional[float] = ..., memory_total_bytes: _Optional[int] = ..., memory_available_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., gpu: _Optional[str] = ..., battery_percent: _Optional[float] = ..., plugged: bool = ..., temperature_c: _Optional[float] = ..., python: _Optional[str] = ..., runtime: _Optional[str] = ..., llama_cpp: _Optional[str] = ..., host: _Optional[str] = ...) -> None: ...
 
 class SessionState(_message.Message):
     __slots__ = ("session", "rank", "world_size", "slice", "memory_bytes", "pid")
@@ -216,20 +220,26 @@ class LinkState(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., kind: _Optional[str] = ..., tcp_round_trip_s: _Optional[float] = ..., grpc_round_trip_s: _Optional[float] = ..., why: _Optional[str] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("slice", "path", "memory_limit_bytes", "stages", "options", "stage")
+    __slots__ = ("slice", "path", "memory_limit_bytes", "stages", "options", "stage", "prefix_key", "prefix_folder", "prefix_bytes")
     SLICE_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     MEMORY_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_KEY_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FOLDER_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_BYTES_FIELD_NUMBER: _ClassVar[int]
     slice: str
     path: str
     memory_limit_bytes: int
     stages: _containers.RepeatedScalarFieldContainer[int]
     options: EngineOptions
     stage: Stage
-    def __init__(self, slice: _Optional[str] = ..., path: _Optional[str] = ..., memory_limit_bytes: _Optional[int] = ..., stages: _Optional[_Iterable[int]] = ..., options: _Optional[_Union[EngineOptions, _Mapping]] = ..., stage: _Optional[_Union[Stage, _Mapping]] = ...) -> None: ...
+    prefix_key: bytes
+    prefix_folder: str
+    prefix_bytes: int
+    def __init__(self, slice: _Optional[str] = ..., path: _Optional[str] = ..., memory_limit_bytes: _Optional[int] = ..., stages: _Optional[_Iterable[int]] = ..., options: _Optional[_Union[EngineOptions, _Mapping]] = ..., stage: _Optional[_Union[Stage, _Mapping]] = ..., prefix_key: _Optional[bytes] = ..., prefix_folder: _Optional[str] = ..., prefix_bytes: _Optional[int] = ...) -> None: ...
 
 class EngineOptions(_message.Message):
     __slots__ = ("context", "batch", "sequences", "outputs", "threads", "follows_load", "gpu_layers", "repack", "flash_attention", "kv_type", "memory", "reserved", "window", "io_threads", "io_chunk", "verify")

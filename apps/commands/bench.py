@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from apps.commands import bench_onnx, distributed
 from apps.errors import UsageError
-from apps.options import add_engine_arguments, engine_options, model_path, positive_int
+from apps.options import add, add_engine_arguments, engine_options, model_path, positive_int
 from apps.show import step_table
-from apps.show.format import counted
-from apps.show.memory_use import memory_json, paging_rows
+from apps.show.memory_use import paging_rows
+from apps.show.table import print_json
+from quant.text import bytes_text, counted, printable
 
 if TYPE_CHECKING:
     from edge.llm.bench import BenchResult
@@ -26,16 +27,14 @@ HELP = "Measure prefill and decode of a model, beside what this machine's memory
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "model", nargs="?", metavar="MODEL", help="GGUF or ONNX file, or REPO:FILE (default: the bundled model)"
-    )
+    words = "GGUF or ONNX file, or REPO:FILE (default: the bundled model)"
+    parser.add_argument("model", nargs="?", metavar="MODEL", help=words)
     parser.add_argument("--prompt-tokens", type=positive_int, default=512, metavar="N", help="default: 512")
     parser.add_argument("--gen-tokens", type=positive_int, default=128, metavar="N", help="default: 128")
     parser.add_argument("--repeats", type=positive_int, default=5, metavar="N", help="after one warm-up (default: 5)")
-    parser.add_argument(
-        "--requests", type=positive_int, default=1, metavar="N", help="measure also with N in flight (default: 1)"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    words = "measure also with N in flight (default: 1)"
+    parser.add_argument("--requests", type=positive_int, default=1, metavar="N", help=words)
+    add(parser, "--json")
     add_engine_arguments(parser)
     distributed.add_arguments(parser)
     bench_onnx.add_arguments(parser)
@@ -47,21 +46,23 @@ def run(args: argparse.Namespace) -> int:
     bench_onnx.check_unused(args)
     from edge.llm.bench import beside_memory
     from edge.llm.engine import Engine
+    from edge.llm.interface import memory_json
 
     args.context = args.context or args.requests * (args.prompt_tokens + args.gen_tokens)
     devices = distributed.prepare(args)
     path = model_path(args.model)
-    if devices is None:
-        with Engine(path, engine_options(args, args.requests, follows_load=True)) as engine:
-            result, _ = _measure(args, engine, None)
-            memory, paging = memory_json(engine), paging_rows(engine)
-        _show(args, engine, beside_memory(result, args.memory), memory, paging)
-    else:
-        with distributed.deployed(args, devices, path, args.requests) as deployed:
-            result, times = _measure(args, deployed.engine, deployed)
-            memory, paging = memory_json(deployed.engine), paging_rows(deployed.engine)
-            _show(args, deployed.engine, result, memory, paging, deployed, times)
-    return 0
+    with ExitStack() as stack:
+        deployed = None
+        if devices is not None:
+            deployed = stack.enter_context(distributed.deployed(args, devices, path, args.requests))
+            engine: TextEngine = deployed.engine
+        else:
+            engine = stack.enter_context(Engine(path, engine_options(args, args.requests, follows_load=True)))
+        result, times = _measure(args, engine, deployed)
+        memory, paging = memory_json(engine), paging_rows(engine)
+        if deployed is not None:
+            return _show(args, engine, result, memory, paging, deployed, times)
+    return _show(args, engine, beside_memory(result, args.memory), memory, paging)
 
 
 def _measure(args: argparse.Namespace, engine: TextEngine, deployed: Deployed | None) -> tuple[BenchResult, Times]:
@@ -104,12 +105,16 @@ def _show(
     paging: list[tuple[str, str]],
     deployed: Deployed | None = None,
     times: Times = (),
-) -> None:
+) -> int:
     """Print it. memory, paging: what was asked of the engine before it was closed."""
     if args.json:
-        values = _as_json(args, engine, result) | (deployed.to_json(times) if deployed else {})
-        print(json.dumps(values | memory))
-        return
+        about = {
+            "model": str(engine.path),
+            "architecture": engine.shape.architecture,
+            "weight_bytes": engine.shape.weight_bytes,
+            "requests": args.requests,
+        }
+        return print_json({**about, **result.to_json(), **(deployed.to_json(times) if deployed else {}), **memory})
     _print_speeds(args, engine, result)
     if deployed:
         _print_ranks(result, deployed, times)
@@ -119,41 +124,11 @@ def _show(
         print(f"{name}: {figures}")
     if result.scattered:
         print(_scatter(result))
-
-
-def _as_json(args: argparse.Namespace, engine: TextEngine, r: BenchResult) -> dict[str, Any]:
-    return {
-        "model": str(engine.path),
-        "architecture": engine.shape.architecture,
-        "weight_bytes": engine.shape.weight_bytes,
-        "threads": r.threads,
-        "prompt_tokens": r.prompt_tokens,
-        "gen_tokens": r.gen_tokens,
-        "repeats": r.repeats,
-        "prefill_tokens_per_s": r.prefill.mean,
-        "prefill_tokens_per_s_deviation": r.prefill.deviation,
-        "prefill_tokens_per_s_median": r.prefill.median,
-        "decode_tokens_per_s": r.decode.mean,
-        "decode_tokens_per_s_deviation": r.decode.deviation,
-        "decode_tokens_per_s_median": r.decode.median,
-        "decode_ms_median": r.decode_ms_median,
-        "decode_ms_p10": r.decode_ms_p10,
-        "decode_ms_p90": r.decode_ms_p90,
-        "others_cores": r.others_cores,
-        "requests": args.requests,
-        "throughput_tokens_per_s": r.throughput.mean if r.throughput else None,
-        "throughput_tokens_per_s_deviation": r.throughput.deviation if r.throughput else None,
-        "decode_bytes": r.decode_bytes,
-        "bandwidth_gbps": r.bandwidth_gbps,
-        "memory_bandwidth_gbps": r.memory_bandwidth_gbps,
-        "peak_rss_bytes": r.peak_rss_bytes,
-    }
+    return 0
 
 
 def _print_speeds(args: argparse.Namespace, engine: TextEngine, r: BenchResult) -> None:
     """A Markdown table, so that it can be pasted into an issue."""
-    from apps.show.format import bytes_text
-
     print("| model | size | threads | test | tokens/s | median |")
     print("| --- | ---: | ---: | --- | ---: | ---: |")
     row = f"| {engine.path.name} | {bytes_text(engine.shape.weight_bytes)} | {r.threads} |"
@@ -176,8 +151,6 @@ def _scatter(r: BenchResult) -> str:
 
 def _print_bandwidth(r: BenchResult) -> None:
     """What decoding got out of this machine's memory."""
-    from apps.show.format import bytes_text
-
     of = ""
     if r.memory_bandwidth_gbps is not None:
         of = f" of the {r.memory_bandwidth_gbps:.1f} GB/s this machine's memory gives {counted(r.threads, 'thread')}"
@@ -187,11 +160,8 @@ def _print_bandwidth(r: BenchResult) -> None:
     )
 
 
-def _print_ranks(r: BenchResult, deployed: Deployed, times: Sequence[Mapping[str, Summary]]) -> None:
+def _print_ranks(r: BenchResult, deployed: Deployed, times: Times) -> None:
     """What the steps took on every rank, and which of them the others wait for."""
-    from apps.show.format import bytes_text
-    from apps.show.table import printable
-
     names = deployed.names
     print(f"| {' | '.join(step_table.NAMES)} |")
     print("| ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |")

@@ -4,32 +4,47 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import selectors
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from apps.commands import distributed
 from apps.errors import UsageError
-from apps.options import add_engine_arguments, engine_options, model_path, natural, number, positive_int, seed
-from apps.show.answer import Loaded, answer
-from apps.show.memory_use import memory_json, memory_line
-from apps.show.table import printable
+from apps.options import (
+    add,
+    add_engine_arguments,
+    add_prefix_argument,
+    engine_options,
+    model_path,
+    natural,
+    number,
+    positive_int,
+    seed,
+)
+from apps.show.answer import Loaded, answer, dropped_line
+from apps.show.memory_use import memory_line
+from apps.show.progress import progress
+from apps.show.progress import say as say_as
+from apps.show.table import print_json
 
 if TYPE_CHECKING:
+    from edge.llm.chat import Chat
     from edge.llm.engine import Engine
     from edge.llm.generate import Response
     from edge.llm.sampler import SamplingParams
     from edge.paging.memory import MemoryNeed
     from edge.paging.plan import PagePlan
     from edge.parallel.step_times import Summary
+    from partition.plan.plan import Plan
 
 HELP = "Talk to a model: the bundled one, a GGUF file, or REPO:FILE from the Hugging Face hub."
 
+say = partial(say_as, command="chat")
 SILENT_S = 3.0  # after so long without piped text it is said that it is waited for
 
 
@@ -38,18 +53,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-p", "--prompt", metavar="TEXT", help="answer once and exit, after what is piped in; -: that alone"
     )
-    parser.add_argument("--json", action="store_true", help="with -p: print one JSON object")
+    add(parser, "--json", help="with -p: print one JSON object")
     parser.add_argument("--system", metavar="TEXT", help="system message")
+    parser.add_argument(
+        "--file", type=Path, action="append", default=[], metavar="FILE", help="text before the question; repeatable"
+    )
+    parser.add_argument(
+        "--resume", metavar="NAME", help="go on with the conversation of this name, and keep it; a new one begins"
+    )
+    add_prefix_argument(parser, "prompts")
     parser.add_argument("--max-tokens", type=positive_int, metavar="N", help="end the answer after N tokens")
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end the answer here; repeatable")
     parser.add_argument("--chat-template", metavar="FILE", help="Jinja template to use instead of the model's own")
+    parser.add_argument(
+        "--when-full",
+        choices=("shift", "forget", "stop"),
+        help="when the context is full: drop the oldest tokens in place and go on (default, where the model can),"
+        " forget the oldest exchanges and compute the rest again, or stop",
+    )
     sampling = parser.add_argument_group("sampling")
     sampling.add_argument("--temperature", type=number, metavar="T", help="0: always the likeliest (default: 0.7)")
     sampling.add_argument("--top-k", type=natural, metavar="K", help="of the K likeliest (default: 40; 0: all)")
     sampling.add_argument("--top-p", type=number, metavar="P", help="of the likeliest that reach P (default: 0.95)")
     sampling.add_argument("--min-p", type=number, metavar="P", help="of those P times as likely as the first (0.05)")
     sampling.add_argument("--repeat-penalty", type=number, metavar="R", help="above 1: repeat less (default: 1)")
-    sampling.add_argument("--seed", type=seed, metavar="N", help="same seed, same answer (default: random)")
+    sampling.add_argument("--seed", type=seed, metavar="N", help="same seed, same answer; turns off --prefix-cache")
     sampling.add_argument("--grammar", metavar="FILE", help="GBNF grammar the answer must follow")
     sampling.add_argument("--json-schema", metavar="FILE", help="JSON schema the answer must follow")
     add_engine_arguments(parser)
@@ -58,6 +86,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     prompt = _prompt(args.prompt)
+    if args.seed is not None and args.prefix_cache is None:
+        args.prefix_cache = 0  # what was kept is not the same to the last bit, and the answer is to be
     if prompt is None and not sys.stdout.isatty():
         raise UsageError("standard output is not a terminal; give a prompt with -p TEXT")
     if prompt is None and args.json:
@@ -92,12 +122,8 @@ def _piped(waits: bool) -> bytes:
     if sys.stdin is None:
         return b""
     if waits and not _has_input(SILENT_S):
-        print(
-            "edge chat: waiting for the text on standard input, to put it before the question;"
-            " where there is none, add < /dev/null",
-            file=sys.stderr,
-            flush=True,
-        )
+        words = "waiting for the text on standard input, to put it before the question"
+        say(f"{words}; where there is none, add < /dev/null")
     return sys.stdin.buffer.read()
 
 
@@ -111,13 +137,13 @@ def _has_input(timeout_s: float) -> bool:
 def _answer_once(args: argparse.Namespace, loaded: Loaded, prompt: str, sampling: SamplingParams) -> int:
     from edge.errors import EdgeError
     from edge.llama.interrupt import interrupt_stops
+    from edge.llm.interface import memory_json
     from transport.errors import TransportError
 
     chat = loaded.chat
     if loaded.deployed and not args.json:
-        print(printable(f"edge chat: {loaded.deployed.line()}"), file=sys.stderr)
-        for line in loaded.deployed.link_lines():
-            print(printable(f"edge chat: link: {line}"), file=sys.stderr)
+        for line in (loaded.deployed.line(), *(f"link: {line}" for line in loaded.deployed.link_lines())):
+            say(line)
     responses: list[Response] = []
     with interrupt_stops(chat.engine):
         for response in answer(chat, prompt, sampling, max_tokens=args.max_tokens, stop=args.stop):
@@ -126,8 +152,12 @@ def _answer_once(args: argparse.Namespace, loaded: Loaded, prompt: str, sampling
                 sys.stdout.write(response.text)
                 sys.stdout.flush()
     last = responses[-1]
+    if loaded.resumed is not None:
+        chat.save(loaded.resumed)
     if not args.json:
         sys.stdout.write("\n")
+        if last.usage.dropped_tokens:
+            say(dropped_line(last.usage))
         return 0
     times: Sequence[Mapping[str, Summary]] = []
     lost: Exception | None = None
@@ -146,7 +176,7 @@ def _answer_once(args: argparse.Namespace, loaded: Loaded, prompt: str, sampling
         **memory_json(chat.engine),
         **(loaded.deployed.to_json(times) if loaded.deployed else {}),
     }
-    print(json.dumps(result, ensure_ascii=False))
+    print_json(result, escaped=False)
     if lost is not None:
         raise lost
     return 0
@@ -154,9 +184,10 @@ def _answer_once(args: argparse.Namespace, loaded: Loaded, prompt: str, sampling
 
 @contextmanager
 def _loaded(
-    args: argparse.Namespace, path: Path, template: str | None, devices: distributed.Devices | None
+    args: argparse.Namespace, path: Path, template: str | None, devices: distributed.Devices[Plan] | None
 ) -> Iterator[Loaded]:
     """A chat on the loaded model."""
+    document = "\n\n".join(_read(name).strip() for name in args.file)
     from edge.llm.chat import Chat
     from edge.llm.template_process import TemplateProcess
 
@@ -168,13 +199,27 @@ def _loaded(
         if deployed and engine.paging is not None:
             _say_memory(engine.memory, engine.paging.plan)
         _check_context(args.context, engine.shape.context_length)
-        chat = Chat(engine, system=args.system, template=template, renderer=renderer)
-        yield Loaded(chat, time.perf_counter() - began, deployed)
+        chat = Chat(engine, template=template, renderer=renderer, when_full=args.when_full)
+        resumed = _resumed(chat, args.resume) if args.resume is not None else None
+        chat.system = args.system or chat.system
+        chat.document = document or chat.document
+        yield Loaded(chat, time.perf_counter() - began, deployed, resumed)
+
+
+def _resumed(chat: Chat, name: str) -> Path:
+    """The file of the conversation of this name, which `chat` goes on with."""
+    from edge.llm.chat import conversation_path
+
+    path = conversation_path(name)
+    if path.exists():
+        chat.load(path)
+    said = f"{len(chat.messages)} messages" if path.exists() else "a new one"
+    say(f"conversation {name}: {said}")
+    return path
 
 
 def _engine(args: argparse.Namespace, path: Path) -> Engine:
     """The model on this device alone."""
-    from apps.show.progress import progress
     from edge.llm.engine import Engine
 
     size = path.stat().st_size
@@ -186,10 +231,9 @@ def _engine(args: argparse.Namespace, path: Path) -> Engine:
             accounted=_say_memory,
         )
     if engine.paging is None and not engine.memory.fits:
-        print(
-            f"edge chat: {path.name} is larger than the memory that is free; it will be read from disk again and again,"
-            " which is slow; --memory SIZE makes it faster",
-            file=sys.stderr,
+        say(
+            f"{path.name} is larger than the memory that is free; it will be read from disk again and again, which is"
+            " slow; --memory SIZE makes it faster"
         )
     return engine
 
@@ -197,15 +241,12 @@ def _engine(args: argparse.Namespace, path: Path) -> Engine:
 def _check_context(asked: int | None, trained: int) -> None:
     """Say where a context is longer than what the model was trained for."""
     if asked is not None and 0 < trained < asked:
-        print(
-            f"edge chat: --context {asked}: the model was trained for {trained} tokens; beyond them answers get worse",
-            file=sys.stderr,
-        )
+        say(f"--context {asked}: the model was trained for {trained} tokens; beyond them answers get worse")
 
 
 def _say_memory(need: MemoryNeed, plan: PagePlan) -> None:
     """What this device's budget is used for."""
-    print(f"edge chat: memory: {memory_line(need, plan)}", file=sys.stderr)
+    say(f"memory: {memory_line(need, plan)}")
 
 
 def _sampling(args: argparse.Namespace) -> SamplingParams:
@@ -220,7 +261,7 @@ def _sampling(args: argparse.Namespace) -> SamplingParams:
     return SamplingParams(**given)
 
 
-def _read(path: str) -> str:
+def _read(path: str | Path) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

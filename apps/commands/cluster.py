@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import json
-import re
 import socket
 import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
-from apps.options import device_name
-from apps.show.table import print_table
+from apps.options import add, argument, device_name
+from apps.show.table import print_json, print_table
+from edge.units import parse_span
 
 if TYPE_CHECKING:
     from devices.trust.authority import Authority
 
 HELP = "Manage the devices that trust each other: make a cluster, invite devices to it, revoke them."
 
-_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-_LEAST_S, _MOST_S = 60, 30 * 86_400
+_lifetime = argument(partial(parse_span, least_s=60, most_s=30 * 86_400))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,21 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     revoke.add_argument("name", metavar="NAME", help="of the device")
     listing = actions.add_parser("list", help="who was invited, joined, expired or revoked, and when")
     for action in (init, invite, revoke, listing):
-        action.add_argument("--json", action="store_true", help="print one JSON object")
+        add(action, "--json")
 
 
 def run(args: argparse.Namespace) -> int:
     """Do what was asked; the exit code."""
     return {"init": _init, "invite": _invite, "revoke": _revoke, "list": _list}[args.action](args)
-
-
-def _lifetime(text: str) -> int:
-    """Seconds, from "90s", "15m", "1h" or "2d"."""
-    match = re.fullmatch(r"([0-9]{1,7})([smhd])", text)
-    seconds = int(match[1]) * _UNITS_S[match[2]] if match else 0
-    if not _LEAST_S <= seconds <= _MOST_S:
-        raise argparse.ArgumentTypeError(f"needs a time from 60s to 30d, such as 15m or 1h, got {text!r}")
-    return seconds
 
 
 def _init(args: argparse.Namespace) -> int:
@@ -61,8 +51,7 @@ def _init(args: argparse.Namespace) -> int:
     name = args.name or name_from(socket.gethostname().partition(".")[0])
     authority = Authority.create(authority_folder(), name, credentials_folder())
     if args.json:
-        print(json.dumps({"cluster": authority.fingerprint, "owner": name, "folder": str(authority.folder)}))
-        return 0
+        return print_json({"cluster": authority.fingerprint, "owner": name, "folder": str(authority.folder)})
     print(f"cluster {authority.fingerprint}, owned by {name}")
     print(
         f"Keep {authority.folder} to yourself: whoever has it decides who may take part.\n"
@@ -77,8 +66,7 @@ def _invite(args: argparse.Namespace) -> int:
     token = _authority().invite(args.name, args.expires, now)
     expires = int(now + args.expires)
     if args.json:
-        print(json.dumps({"name": args.name, "token": token, "expires": _utc(expires)}))
-        return 0
+        return print_json({"name": args.name, "token": token, "expires": _utc(expires)})
     print(token)
     print(
         f"On {args.name}, before {_local(expires)}: edge worker --join TOKEN\n"
@@ -92,7 +80,7 @@ def _revoke(args: argparse.Namespace) -> int:
     authority = _authority()
     fresh = authority.revoke(args.name)
     if args.json:
-        print(json.dumps({"name": args.name, "state": "revoked", "changed": fresh}))
+        print_json({"name": args.name, "state": "revoked", "changed": fresh})
     elif fresh:
         print(
             f"{args.name} is revoked: this machine refuses it now, others once this machine reaches them (edge devices)"
@@ -110,8 +98,7 @@ def _list(args: argparse.Namespace) -> int:
             {"name": m.name, "role": m.role, "state": m.state, "since": _utc(m.since), "expires": _utc(m.expires)}
             for m in members
         ]
-        print(json.dumps({"cluster": authority.fingerprint, "members": entries}))
-        return 0
+        return print_json({"cluster": authority.fingerprint, "members": entries})
     rows = []
     for member in members:
         # What matters next: an invitation's end. A certificate's is ten years away.

@@ -1,34 +1,41 @@
-"""`edge devices probe`: what this machine is and can do."""
+"""`edge devices probe`: what this machine is and can do; with a model, what devices take for its parts."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import re
-import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from apps.commands import devices_model
-from apps.commands.distributed import first_given
+from apps.commands import planning
 from apps.errors import UsageError
-from apps.show.format import age_text, bytes_text
-from apps.show.table import print_note, print_table
+from apps.options import add, first_given
+from apps.show.table import print_columns, print_json, print_note, print_table
+from quant.text import age_text, bytes_text, ms_text
 
 if TYPE_CHECKING:
     from devices.machine import Machine, Rate
+    from partition.predict.onnx_predict import OnnxDevice
+    from partition.predict.speeds import DeviceSpeed
 
 HELP = "Show what this machine is and can do; with a model, what devices take for its parts."
+LLM_COLUMNS = ("device", "layer", "4 rows", "prompt", "half", "head", "memory", "measured")
+ONNX_COLUMNS = ("device", "whole", "parts", "longest part", "memory", "measured")
+LINK_COLUMNS = ("from", "to", "latency", "bandwidth", "measured")
+_PROMPT_ROWS = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to measure, and how to print it."""
-    devices_model.add_arguments(parser)
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="GGUF or ONNX: show what devices take for its parts")
+    group = parser.add_argument_group("with a model")
+    add(group, "--cluster", "--workers", "--insecure", "--dim")
+    others = ("transport", "wire", "threads", "memory", "context", "concurrency", "prompt_tokens", "kv_type")
+    parser.set_defaults(**dict.fromkeys(others))
     parser.add_argument("--fresh", action="store_true", help="measure now, also what was measured within a day")
     parser.add_argument(
         "--folder", type=Path, metavar="DIR", help="measure the disk of this folder (default: where slices are kept)"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add(parser, "--json")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -36,36 +43,20 @@ def run(args: argparse.Namespace) -> int:
     if args.model is not None:
         if args.folder is not None:
             raise UsageError("--folder is of this machine alone; leave MODEL out")
-        return devices_model.run(args)
+        return _run_model(args)
     if given := first_given(args, ("cluster", "workers", "insecure", "dim")):
         raise UsageError(f"{given} is for a MODEL: name one")
     if args.folder is not None and not args.folder.is_dir():
         raise UsageError(f"--folder needs a folder that exists; {args.folder} is none")
+    from edge.survey.machine import this_machine
+
     machine = this_machine(args.folder, args.fresh)
     if args.json:
-        print(json.dumps(_with_ages(machine)))
-        return 0
+        return print_json(machine.to_json())
     print_table(machine.profile.name, machine_rows(machine))
     for what, why in machine.not_measured.items():
         print_note(f"{what} not measured: {why}")
     return 0
-
-
-def this_machine(folder: Path | None = None, fresh: bool = False) -> Machine:
-    """This machine, with what llama.cpp says of it; what is measured is of the disk of `folder`."""
-    from importlib.metadata import version
-
-    from devices.machine import describe_machine
-    from devices.names import name_from
-    from devices.profile import describe
-
-    profile = describe(
-        name_from(socket.gethostname()),
-        gpu=_gpu(),
-        runtime=version("edge-runtime"),
-        llama_cpp=version("llama-cpp-python"),
-    )
-    return describe_machine(profile, folder=folder, fresh=fresh)
 
 
 def machine_rows(machine: Machine) -> list[tuple[str, str]]:
@@ -101,19 +92,59 @@ def _rate_text(rate: Rate | None) -> str:
     return "not measured" if rate is None else f"{rate.bytes_per_s / 1e9:.3g} GB/s, {rate.how}, {age_text(rate.age_s)}"
 
 
-def _with_ages(machine: Machine) -> dict[str, Any]:
-    values = machine.to_json()
-    for what, rate in (("memory", machine.memory), ("disk", machine.disk)):
-        if rate is not None:
-            values[what]["age_s"] = round(rate.age_s, 3)
-    return values
+def _run_model(args: argparse.Namespace) -> int:
+    """What devices take for the parts of one model, and what the links between them do."""
+    from edge.planning.describe import known_json, notes
+    from partition.predict.speeds import DeviceSpeed
+
+    with planning.spaces(args) as ((space,), _):
+        known = known_json(space)
+        if args.json:
+            return print_json({"model": str(space.path), "kind": space.kind, **known})
+        columns = LLM_COLUMNS if space.kind == "llm" else ONNX_COLUMNS
+        rows = [_llm_row(one) if isinstance(one, DeviceSpeed) else _onnx_row(one) for one in space.known.speeds]
+        print_columns(columns, rows, whole=("device",))
+        if known["links"]:
+            print()
+            print_columns(LINK_COLUMNS, [_link_row(link) for link in known["links"]], whole=("from", "to"))
+        for note in notes(space):
+            print_note(note)
+    return 0
 
 
-def _gpu() -> str | None:
-    """The backends through which llama.cpp reaches a GPU that is there; None without one."""
-    from edge.llama import llama
+def _llm_row(speed: DeviceSpeed) -> tuple[str, ...]:
+    """Of a layer; `prompt` is a token of many."""
+    return (
+        speed.name,
+        _ms(speed.layer_s.at(1)),
+        _ms(speed.layer_s.at(4)),
+        _ms(speed.layer_s.at(_PROMPT_ROWS) / _PROMPT_ROWS),
+        _ms(speed.half_layer_s.at(1)),
+        _ms(speed.head_s.at(1)),
+        bytes_text(speed.memory_bytes),
+        _when(speed.estimate, speed.age_s, speed.busy),
+    )
 
-    if not llama.has_gpu():
-        return None
-    backends = re.findall(r"([A-Za-z]\w*) : ", llama.system_info())  # "CPU : AVX2 = 1 | CUDA : ARCHS = 890 | "
-    return ", ".join(name for name in dict.fromkeys(backends) if name not in ("CPU", "BLAS", "RPC")) or "yes"
+
+def _onnx_row(speed: OnnxDevice) -> tuple[str, ...]:
+    return (
+        speed.name,
+        _ms(speed.seconds(0, len(speed.segments_s))),
+        str(len(speed.segments_s)),
+        _ms(max(speed.segments_s)),
+        bytes_text(speed.memory_bytes),
+        _when(speed.estimate, speed.age_s, speed.busy),
+    )
+
+
+def _link_row(link: dict[str, Any]) -> tuple[str, ...]:
+    bandwidth = f"{link['bytes_per_s'] * 8 / 1e6:,.0f} Mbit/s"
+    return link["from"], link["to"], _ms(link["latency_s"]), bandwidth, _when(link["estimate"], link.get("age_s", 0.0))
+
+
+def _ms(seconds: float) -> str:
+    return f"{ms_text(1e3 * seconds)} ms"
+
+
+def _when(estimate: bool, age_s: float, busy: bool = False) -> str:
+    return "estimate" if estimate else age_text(age_s) + (", while busy" if busy else "")

@@ -1,105 +1,145 @@
-"""A model on several devices: the options that say which and how, and an engine that runs there."""
+"""A model of either kind on several devices: the options that say which and how, and the model that runs there."""
 
 from __future__ import annotations
 
 import argparse
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from apps.commands.link import address
 from apps.errors import UsageError
-from apps.options import check_output, engine_options, items, keep_to_cores, number, quiet_grpc
+from apps.options import add, check_output, engine_options, first_given, keep_to_cores, quiet_grpc
 from apps.show.progress import ShownSteps
 
 if TYPE_CHECKING:
+    from edge.onnx.model import OnnxSource
+    from edge.planning import onnx_deployed
     from edge.planning.deployed import Deployed
+    from partition.plan.onnx_plan import OnnxPlan
     from partition.plan.plan import Plan
 
-# Named here and not asked of edge and transport, so that --help stays quick; a test holds them together.
+AnyPlan = TypeVar("AnyPlan", "Plan", "OnnxPlan")
+
+# Named here and not asked of edge and partition, so that --help stays quick; a test holds them together.
+LOCAL = "local"
 PARALLEL = ("auto", "tensor", "pipeline")
-TRANSPORTS = ("auto", "tcp", "grpc")
-WIRES = ("f32", "f16", "q8")
 ALGORITHMS = ("auto", "star", "mesh", "split", "ring")
-MOST_WORKERS = 63
-_NUMBERS = re.compile(r"\[[\d,\s]+\]")
 
-# Those that mean nothing on one device, and those that a plan answers.
-_OF_SEVERAL = ("shares", "parallel", "save_plan", "transport", "wire", "allreduce", "insecure")
-_OF_A_PLAN = ("workers", "shares", "parallel")
+_OF_SEVERAL = (
+    "cut", "shares", "parallel", "save_plan", "transport", "wire", "allreduce", "in_flight", "insecure", "no_local",
+)  # fmt: skip
+_OF_A_PLAN = ("workers", "no_local", "cut", "shares", "parallel")
+_BESIDE_A_PLAN = ("save_plan", "transport", "wire", "in_flight", "insecure")  # of several devices
+_OF_THIS_DEVICE = ("threads", "provider")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser, *, onnx: bool = False) -> None:
     """Which devices, what each does, and how they exchange tensors."""
     group = parser.add_argument_group("several devices")
-    group.add_argument(
-        "--workers", type=worker_addresses, metavar="A,B", help="run on this device and these: HOST[:PORT],..."
-    )
-    group.add_argument(
-        "--parallel",
-        choices=PARALLEL,
-        help="every layer on all devices, some layers on each, or what the planner finds best (default: auto)",
-    )
-    group.add_argument(
-        "--shares", type=shares_of, metavar="X,Y,Z", help="what part each does, this device first (default: measured)"
-    )
-    group.add_argument("--plan", type=Path, metavar="FILE", help="run as a saved plan says, instead of --workers")
-    group.add_argument("--save-plan", type=Path, metavar="FILE", help="write the plan as JSON, to be used or edited")
-    group.add_argument(
-        "--transport", choices=TRANSPORTS, help="of links (default: auto, tcp unless grpc is clearly faster)"
-    )
-    group.add_argument("--wire", choices=WIRES, help="type of the partial sums on their way (default: f32)")
-    group.add_argument("--allreduce", choices=ALGORITHMS, help="how partial sums are summed (default: auto)")
-    group.add_argument("--insecure", action="store_true", help="allow workers that run with --insecure")
+    if onnx:
+        add(group, "--workers", help="a stage on this device and on each of these, in this order: HOST[:PORT],...")
+        group.add_argument("--no-local", action="store_true", help="no stage on this device")
+        words = "cut after these (default: by estimated work)"
+        group.add_argument("--cut", type=_cuts, metavar="LABEL,...", help=words)
+        add(group, "--shares", help="what part of the work each device is to do")
+    else:
+        add(group, "--workers", help="run on this device and these: HOST[:PORT],...")
+        words = "every layer on all devices, some layers on each, or what the planner finds best (default: auto)"
+        group.add_argument("--parallel", choices=PARALLEL, help=words)
+        add(group, "--shares", help="what part each does, this device first (default: measured)")
+    add(group, "--plan", "--save-plan", "--transport")
+    if onnx:
+        add(group, "--wire", help="type of floats on their way between stages (default: f32)")
+        add(group, "--in-flight")
+    else:
+        add(group, "--wire", help="type of the partial sums on their way (default: f32)")
+        group.add_argument("--allreduce", choices=ALGORITHMS, help="how partial sums are summed (default: auto)")
+    add(group, "--insecure")
 
 
 @dataclass(frozen=True)
-class Devices:
+class Devices(Generic[AnyPlan]):
     """What was asked for."""
 
-    addresses: tuple[str, ...]  # of the workers, by rank from 1 on
-    plan: Plan | None  # where one was given
+    addresses: tuple[str, ...]  # by rank, or of the stages; LOCAL can be the first
+    plan: AnyPlan | None  # where one was given
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """The addresses of workers among them."""
+        return tuple(address for address in self.addresses if address != LOCAL)
 
 
-def prepare(args: argparse.Namespace) -> Devices | None:
-    """The devices asked for; None: this one alone. From then on this process keeps to the cores asked for.
+def prepare(args: argparse.Namespace) -> Devices[Plan] | None:
+    """The devices asked for, for a language model; None: this one alone. From then on this process keeps to the cores
+    asked for.
 
     To be called before anything starts threads. UsageError for options that do not go together, PlanError for a plan
     that cannot be used.
     """
+    from partition.plan.plan import Plan
+
+    devices = _asked(args, Plan)
+    if devices is not None and devices.plan is not None:
+        first = devices.plan.shard(0)
+        args.memory = args.memory or first.memory
+        if not args.affinity:
+            keep_to_cores(first.affinity, f"{args.plan}: affinity of {LOCAL}")
+    keep_to_cores(args.affinity)
+    return devices
+
+
+def prepare_onnx(args: argparse.Namespace) -> Devices[OnnxPlan] | None:
+    """As `prepare`, for a network in ONNX; None: this device alone, and there is no plan."""
+    from partition.plan.onnx_plan import OnnxPlan
+
+    devices = _asked(args, OnnxPlan)
+    if devices is None:
+        return None
+    own = devices.plan.own if devices.plan is not None else None
+    if own is not None:
+        keep_to_cores(own.affinity, f"{args.plan}: affinity of {LOCAL}")
+        args.threads = args.threads or own.threads
+        args.provider = args.provider or own.provider
+    if not devices.workers and (given := first_given(args, _BESIDE_A_PLAN)):
+        raise UsageError(f"{given} is for several devices, and {args.plan} is for this one alone; leave it out")
+    if LOCAL not in devices.addresses and (given := first_given(args, _OF_THIS_DEVICE)):
+        raise UsageError(f"{given} is for a stage on this device, and there is none; leave {given} out")
+    return devices
+
+
+def _asked(args: argparse.Namespace, kind: type[AnyPlan]) -> Devices[AnyPlan] | None:
+    """What the options name, of either kind of model."""
     if args.plan is None and args.workers is None:
-        given = first_given(args, _OF_SEVERAL)
-        if given:
+        if given := first_given(args, _OF_SEVERAL):
             raise UsageError(
                 f"{given} is for several devices: name them with --workers HOST:PORT,..., or give a --plan"
             )
-        keep_to_cores(args.affinity)
         return None
     quiet_grpc()
-    if args.plan is None:
-        _check_shares(args.shares, args.workers)
-        keep_to_cores(args.affinity)
-        return Devices(args.workers, None)
-    given = first_given(args, _OF_A_PLAN)
-    if given:
-        raise UsageError(f"--plan says which device does what, and so does {given}: leave one of them out")
-    from edge.planning.plan_file import read_plan
-    from partition.plan.plan import Plan
+    if args.plan is not None:
+        if given := first_given(args, _OF_A_PLAN):
+            raise UsageError(f"--plan says which device does what, and so does {given}: leave one of them out")
+        from edge.planning.plan_file import read_plan
 
-    plan = read_plan(args.plan, Plan)
-    args.memory = args.memory or plan.shard(0).memory
-    if args.affinity:
-        keep_to_cores(args.affinity)
-    else:
-        keep_to_cores(plan.shard(0).affinity, f"{args.plan}: affinity of {plan.devices[0]}")
-    return Devices(plan.devices[1:], plan)
+        plan = read_plan(args.plan, kind)
+        return Devices(plan.devices, plan)
+    addresses = args.workers if getattr(args, "no_local", False) else (LOCAL, *args.workers)
+    cut, n = getattr(args, "cut", None), len(addresses)
+    if cut is not None and args.shares is not None:
+        raise UsageError("--cut says what each device does, and so does --shares: leave one of them out")
+    if cut is not None and len(cut) != n - 1:
+        raise UsageError(f"--cut names {len(cut)} places, {n} devices need {n - 1}")
+    if args.shares is not None and len(args.shares) != n:
+        order = ", this one first" if LOCAL in addresses else ""
+        raise UsageError(f"--shares has {len(args.shares)} of the {n} numbers needed: one for each device{order}")
+    return Devices(addresses, None)
 
 
 @contextmanager
-def deployed(args: argparse.Namespace, devices: Devices, path: Path, sequences: int = 1) -> Iterator[Deployed]:
+def deployed(args: argparse.Namespace, devices: Devices[Plan], path: Path, sequences: int = 1) -> Iterator[Deployed]:
     """The model at `path` on these devices, for so many sequences, until the end of the block.
 
     The errors of `edge.planning.deployed`.
@@ -117,7 +157,7 @@ def deployed(args: argparse.Namespace, devices: Devices, path: Path, sequences: 
             save_plan(args.save_plan, plan)
 
     placement = Placement(
-        devices.addresses,
+        devices.addresses[1:],
         devices.plan,
         f"as {args.plan} says",
         args.parallel or "auto",
@@ -130,34 +170,37 @@ def deployed(args: argparse.Namespace, devices: Devices, path: Path, sequences: 
         yield model
 
 
-def first_given(args: argparse.Namespace, names: Sequence[str]) -> str:
-    """The first of these options that was given, as it was written; "" if none was."""
-    return next((f"--{name.replace('_', '-')}" for name in names if getattr(args, name) not in (None, False)), "")
+@contextmanager
+def deployed_onnx(
+    args: argparse.Namespace, devices: Devices[OnnxPlan], model: OnnxSource
+) -> Iterator[onnx_deployed.Deployed]:
+    """The network on these devices until the end of the block, its stages loaded. The errors of
+    `edge.planning.onnx_deployed`."""
+    from edge.planning.onnx_deployed import deployed as running
+    from edge.planning.onnx_surviving import OnnxPlacement
+    from edge.planning.plan_file import save_plan
+
+    placement = OnnxPlacement(
+        devices.addresses,
+        devices.plan,
+        f"as {args.plan} says",
+        args.cut,
+        args.shares,
+        args.transport or "auto",
+        args.wire or "f32",
+        args.threads,
+        args.provider,
+        args.insecure,
+    )
+    with running(model, placement, steps=ShownSteps()) as running_model:
+        if args.save_plan is not None:
+            save_plan(args.save_plan, running_model.plan)
+        yield running_model
 
 
-def _check_shares(shares: tuple[float, ...] | None, workers: tuple[str, ...]) -> None:
-    if shares is not None and len(shares) != len(workers) + 1:
-        raise UsageError(
-            f"--shares has {len(shares)} of the {len(workers) + 1} numbers needed: one for each device, this one first"
-        )
-
-
-def worker_addresses(text: str) -> tuple[str, ...]:
-    """HOST:PORT of each worker. This device may be named first."""
-    parts = items(text)
-    if "local" in parts[1:]:
-        raise argparse.ArgumentTypeError("this device comes first, so only the first can be `local`")
-    if parts == ["local"]:
-        raise argparse.ArgumentTypeError("this device alone needs no --workers")
-    parts = parts[1:] if parts[0] == "local" else parts  # it takes part as it is
-    if len(parts) > MOST_WORKERS:
-        raise argparse.ArgumentTypeError(f"takes up to {MOST_WORKERS} workers, got {len(parts)}")
-    return tuple(map(address, parts))
-
-
-def shares_of(text: str) -> tuple[float, ...]:
-    """Numbers above 0."""
-    shares = tuple(map(number, items(text)))
-    if min(shares) <= 0:
-        raise argparse.ArgumentTypeError(f"needs a number above 0 for each device, got {text[:80]!r}")
-    return shares
+def _cuts(text: str) -> tuple[str, ...]:
+    """Labels, or positions."""
+    parts = tuple(part.strip() for part in text.split(","))  # labels may have spaces
+    if not all(parts):
+        raise argparse.ArgumentTypeError(f"needs the label of a cut between commas, got {text[:80]!r}")
+    return parts

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from pathlib import Path
 
 from apps.errors import UsageError
-from apps.options import add_engine_arguments, check_output, engine_options, keep_to_cores, model_path, positive_int
+from apps.options import (
+    add,
+    add_engine_arguments,
+    check_output,
+    engine_options,
+    keep_to_cores,
+    model_path,
+    positive_int,
+)
 from apps.show.progress import progress
+from apps.show.table import print_json
 
 HELP = "Run a model over a text and note how large the inputs of its weights are, for quantizing."
 
@@ -25,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--chunk-tokens", type=positive_int, default=512, metavar="N", help="tokens of one (default: 512)"
     )
     parser.add_argument("--process-output", action="store_true", help="note also the inputs of the output matrix")
-    parser.add_argument("--force", action="store_true", help="overwrite FILE")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add(parser, "--force", help="overwrite FILE")
+    add(parser, "--json")
     add_engine_arguments(parser)
 
 
@@ -76,7 +84,6 @@ def run(args: argparse.Namespace) -> int:
             "size_bytes": size,
             "duration_s": time.monotonic() - began,
         }
-        print(json.dumps(values))
-    else:
-        print(f"{output}: {len(matrix.entries)} tensors, {matrix.chunk_count} chunks of {matrix.chunk_size} tokens")
+        return print_json(values)
+    print(f"{output}: {len(matrix.entries)} tensors, {matrix.chunk_count} chunks of {matrix.chunk_size} tokens")
     return 0

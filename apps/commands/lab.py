@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from apps.show.format import bytes_text
+from apps.options import add
 from apps.show.progress import progress
-from apps.show.table import print_columns, print_note
+from apps.show.table import print_columns, print_json, print_note
+from quant.text import bytes_text
 
 if TYPE_CHECKING:
     from devices.lab.state import LabState
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     down = actions.add_parser("down", help="end the lab, and remove all of it")
     status = actions.add_parser("status", help="what runs, and where")
     for action in (up, down, status):
-        action.add_argument("--json", action="store_true", help="print one JSON object")
+        add(action, "--json")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,9 +51,8 @@ def _down(args: argparse.Namespace) -> int:
 
     found = down()
     if args.json:
-        print(json.dumps({"was_up": found}))
-    else:
-        print("the lab is down" if found else "no lab was up")
+        return print_json({"was_up": found})
+    print("the lab is down" if found else "no lab was up")
     return 0
 
 
@@ -64,7 +63,7 @@ def _status(args: argparse.Namespace) -> int:
     if state is not None:
         _show(state, args.json)
     elif args.json:
-        print(json.dumps({"up": False}))
+        print_json({"up": False})
     else:
         print("no lab is up; start one with edge lab up FILE")
     return 0
@@ -73,7 +72,7 @@ def _status(args: argparse.Namespace) -> int:
 def _show(state: LabState, as_json: bool) -> None:
     options = _options(state)
     if as_json:
-        print(json.dumps({"up": True, **state.to_json(), "options": options}))
+        print_json({"up": True, **state.to_json(), "options": options})
         return
     print_columns(COLUMNS, [_row(device) for device in state.to_json()["devices"]], whole=("name", "address"))
     for note in state.not_enforced:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 from typing import TYPE_CHECKING
 
-from apps.options import number, quiet_grpc
-from apps.show.format import bytes_text
-from apps.show.table import print_note, print_table
+from apps.options import add, address, between, quiet_grpc
+from apps.show.table import print_json, print_note, print_table
+from quant.text import bytes_text
 
 if TYPE_CHECKING:
     from edge.cluster.diagnose import LinkReport
@@ -27,20 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="HOST or HOST:PORT of a worker, the port is by default 7070; or `local`: this device, without a worker",
     )
     parser.add_argument("b", type=address, metavar="B", help="the other one, at an address that A can dial")
-    parser.add_argument(
-        "--seconds", type=_seconds, default=1.0, metavar="S", help="measure for about so long, 0.1 to 60 (default: 1)"
-    )
-    parser.add_argument(
-        "--transport",
-        choices=("auto", "tcp", "grpc"),
-        default="auto",
-        help="default: auto, tcp unless grpc is clearly faster",
-    )
-    parser.add_argument(
-        "--timeout", type=timeout, default=5.0, metavar="S", help="wait so long for each worker (default: 5)"
-    )
-    parser.add_argument("--insecure", action="store_true", help="allow workers that run with --insecure")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    words = "measure for about so long, 0.1 to 60 (default: 1)"
+    parser.add_argument("--seconds", type=between(0.1, 60), default=1.0, metavar="S", help=words)
+    add(parser, "--transport", default="auto")
+    add(parser, "--timeout", default=5.0, help="wait so long for each worker (default: 5)")
+    add(parser, "--insecure", "--json")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -58,25 +48,9 @@ def run(args: argparse.Namespace) -> int:
                 worker.describe(args.timeout)  # its name
         report = measure_link(a, b, args.seconds, args.transport)
     if args.json:
-        print(json.dumps(report.to_json()))
-    else:
-        show(report)
+        return print_json(report.to_json())
+    show(report)
     return 0
-
-
-def address(text: str) -> str:
-    """HOST:PORT of a worker, from what may lack the port."""
-    from edge.net.channel import join_address, parse_address
-
-    try:
-        return join_address(*parse_address(text))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def timeout(text: str) -> float:
-    """How long to wait for a worker."""
-    return _between(text, 0.1, 3600)
 
 
 def show(report: LinkReport) -> None:
@@ -101,18 +75,6 @@ def _predicted(choice: Choice) -> str:
     second = min(others, key=lambda name: others[name])
     best_s = choice.seconds[choice.algorithm]
     return f"{choice.algorithm}: {_time(best_s)} predicted, {second} {_time(others[second])}"
-
-
-def _seconds(text: str) -> float:
-    """How long to measure."""
-    return _between(text, 0.1, 60)
-
-
-def _between(text: str, least: float, most: float) -> float:
-    value = number(text)
-    if not least <= value <= most:
-        raise argparse.ArgumentTypeError(f"needs a number from {least:g} to {most:g}, got {text!r}")
-    return value
 
 
 def _time(seconds: float) -> str:

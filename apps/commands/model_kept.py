@@ -1,29 +1,16 @@
-"""`edge model list` and `edge model rm`: what is kept on this device of models, and removing it."""
+"""`edge model list`, `rm` and `cache`: what is kept on this device of models and of prompts, and removing it."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 
 from apps.errors import UsageError
-from apps.show.format import bytes_text
-from apps.show.table import print_columns, printable
+from apps.show.table import print_columns, print_json, print_table
+from quant.text import bytes_text, printable
 
 _UNITS_S = (("day", 86400), ("hour", 3600), ("minute", 60))
-
-
-def add_list(parser: argparse.ArgumentParser) -> None:
-    """The options of `edge model list`."""
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-
-
-def add_rm(parser: argparse.ArgumentParser) -> None:
-    """The options of `edge model rm`."""
-    parser.add_argument("name", metavar="NAME", help="as edge model list shows it, or OWNER/NAME for all of one")
-    parser.add_argument("--yes", action="store_true", help="do not ask")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run_list(args: argparse.Namespace) -> int:
@@ -37,7 +24,7 @@ def run_list(args: argparse.Namespace) -> int:
              "paths": [str(path) for path in one.paths]}
             for one in found
         ]  # fmt: skip
-        print(json.dumps({"models": values, "size_bytes": sum(one.n_bytes for one in found)}))
+        print_json({"models": values, "size_bytes": sum(one.n_bytes for one in found)})
     elif not found:
         print("nothing is kept")
     else:
@@ -65,9 +52,34 @@ def run_rm(args: argparse.Namespace) -> int:
     for one in found:
         one.remove()
     if args.json:
-        print(json.dumps({"removed": [one.name for one in found], "size_bytes": n_bytes}))
+        print_json({"removed": [one.name for one in found], "size_bytes": n_bytes})
     else:
         print(printable(f"removed {', '.join(one.name for one in found)}: {bytes_text(n_bytes)}"))
+    return 0
+
+
+def run_cache(args: argparse.Namespace) -> int:
+    """Show what is kept of prompts, or remove it; the exit code."""
+    from edge.prefixes.store import DEFAULT_BYTES, PrefixStore, default_folder
+
+    store = PrefixStore(default_folder(), DEFAULT_BYTES)
+    n_before = len(store.files())
+    freed = store.clear() if args.clear else 0
+    files, n_bytes = store.files(), store.used_bytes()
+    used_at_s = files[-1].used_ns / 1e9 if files else None
+    if args.json:
+        values = {"path": str(store.folder), "size_bytes": n_bytes, "limit_bytes": store.max_bytes,
+                  "blocks": len(files), "used_at_s": used_at_s, "freed_bytes": freed}  # fmt: skip
+        print_json(values)
+    elif args.clear:
+        print(printable(f"removed {n_before:,} blocks of prompts from {store.folder}: {bytes_text(freed)}"))
+    else:
+        rows = [
+            ("size", f"{bytes_text(n_bytes)}, at most {bytes_text(store.max_bytes)}"),
+            ("blocks", f"{len(files):,}"),
+            ("used", "never" if used_at_s is None else _ago(time.time() - used_at_s)),
+        ]
+        print_table(f"prompts kept in {store.folder}", rows)
     return 0
 
 

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apps.commands import planning
 from apps.errors import UsageError
-from apps.options import check_output, items, natural
+from apps.options import add, check_output, items, natural
 from apps.show.progress import ShownSteps
 
 if TYPE_CHECKING:
     from edge.planning.front import Front
-    from edge.planning.spaces import PlanSpace
+    from edge.planning.space import PlanSpace
 
 HELP = "Explore the trade-off between latency and throughput over all ways to place a model."
-AXES = (
-    "latency",
-    "throughput",
-    "memory",
-    "energy",
-)  # partition.predict.pareto.AXES, named here so that --help stays quick
+AXES = ("latency", "throughput", "memory", "energy")  # partition.predict.pareto.AXES, so that --help stays quick
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,12 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write one JSON object; alone: print it")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page to explore")
-    parser.add_argument("--png", type=Path, metavar="FILE", help="write a picture")
+    add(parser, "--png", help="write a picture")
     parser.add_argument("--pick", metavar="ID", help="choose a plan: its id, knee, or the best of an axis")
     parser.add_argument(
         "--save", type=Path, metavar="FILE", help="with --pick: write that plan, to be used with --plan"
     )
-    parser.add_argument("--force", action="store_true", help="overwrite files")
+    add(parser, "--force")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -68,8 +64,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     """UsageError for files that cannot be written, before anything is measured."""
-    from apps.pareto.page import check_page
-    from apps.show.picture import check_picture
+    from edge.pictures.canvas import check_picture
+    from edge.pictures.page import check_page
 
     files = [Path(args.json)] if args.json not in (None, "-") else []
     files += [file for file in (args.html, args.png, args.save) if file is not None]
@@ -87,13 +83,13 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _write(args: argparse.Namespace, result: dict[str, Any], spaces: Sequence[PlanSpace]) -> None:
-    from apps.pareto.table import print_front
-    from apps.show.planned import notes
-    from apps.show.table import print_note
+    from apps.show.front import print_front
+    from apps.show.table import print_json, print_note
     from devices.files import write_whole
+    from edge.planning.describe import notes
 
     if args.json == "-":
-        print(json.dumps(result))
+        print_json(result)
     else:
         print_front(result)
         for note in dict.fromkeys(note for space in spaces for note in notes(space)):
@@ -101,11 +97,11 @@ def _write(args: argparse.Namespace, result: dict[str, Any], spaces: Sequence[Pl
         if args.json is not None:
             write_whole(Path(args.json), (json.dumps(result, indent=1) + "\n").encode())
     if args.png is not None:
-        from apps.pareto.picture import write_picture
+        from edge.pictures.front import write_picture
 
         write_picture(result, args.png)
     if args.html is not None:
-        from apps.pareto.page import write_page
+        from edge.pictures.page import write_page
 
         write_page(result, args.html, command=_command(args), model=(args.model or "") if not args.types else "")
 
@@ -126,15 +122,21 @@ def _command(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _pick(args: argparse.Namespace, result: dict[str, Any], front: Front) -> None:
-    from apps.pareto.pick import use
     from edge.planning.front import pick
     from edge.planning.plan_file import save_plan
 
     chosen = pick(result, args.pick)
     if args.save is not None:
         save_plan(args.save, *front.plan(chosen))
-    if args.json != "-":
-        print(use(result["kind"], chosen, args.save))
+    if args.json == "-":
+        return
+    picked = f"picked {chosen['id']}: {chosen['label']}"
+    if args.save is None:
+        print(f"{picked}; --save FILE writes the plan")
+        return
+    command = "chat" if result["kind"] == "llm" else "run"
+    words = shlex.join(["edge", command, chosen["model"], "--plan", str(args.save)])
+    print(f"{picked}; saved. Next: {words}")
 
 
 def _types(text: str) -> tuple[str, ...]:

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from apps.commands import planning
-from apps.options import byte_size, check_output, positive
-from apps.show.planned import unit_text
+from apps.options import add, byte_size, check_output, positive
+from apps.show.planned import prediction_rows, stage_rows, unit_text
+from apps.show.table import print_columns, print_json, print_note
+from quant.text import printable
 
 if TYPE_CHECKING:
-    from edge.planning.spaces import PlanSpace
+    from edge.planning.space import PlanSpace
     from partition.predict.pareto import Point
     from partition.search.changes import Change
 
 HELP = "Find where a model should run: which devices, which layers on each, and why."
-FORMAT = "edge-planned-1"
-OBJECTIVES = (
-    "latency",
-    "throughput",
-    "ttft",
-    "memory",
-    "energy",
-)  # partition.predict.measures.OBJECTIVES, for a quick --help
+# partition.predict.measures.OBJECTIVES, named here so that --help stays quick.
+OBJECTIVES = ("latency", "throughput", "ttft", "memory", "energy")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,26 +35,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     wanted.add_argument("--max-memory", type=byte_size, metavar="SIZE", help="on any device, at most")
     wanted.add_argument("--max-energy", type=positive, metavar="J", help="a token, or an input, at most")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the plan, to be used with --plan")
-    parser.add_argument("--force", action="store_true", help="overwrite FILE")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add(parser, "--force", help="overwrite FILE")
+    add(parser, "--json")
 
 
 def run(args: argparse.Namespace) -> int:
     """Plan, say why, and save."""
     if args.save is not None:
         check_output(args.save, planning.sources(args), args.force)
+    from edge.planning.describe import beside, planned_json
+
     with planning.spaces(args) as ((space,), _):
         point, why = space.best(args.objective, _caps(args))
         changes = space.changes(args.objective, _caps(args))
         if args.save is not None:
-            from edge.planning.describe import beside
             from edge.planning.plan_file import save_plan
 
             save_plan(args.save, point.plan, beside(space, point))
         if args.json:
-            print(json.dumps(_as_json(args, space, point, why, changes)))
-        else:
-            _show(args, space, point, why, changes)
+            return print_json(planned_json(space, args.objective, point, why, changes))
+        _show(args, space, point, why, changes)
     return 0
 
 
@@ -75,28 +70,8 @@ def _caps(args: argparse.Namespace) -> dict[str, float]:
     return {name: float(value) for name, value in caps.items() if value is not None}
 
 
-def _as_json(
-    args: argparse.Namespace, space: PlanSpace, point: Point, why: str, changes: list[Change]
-) -> dict[str, Any]:
-    from edge.planning.describe import known_json
-
-    return {
-        "format": FORMAT,
-        "kind": space.kind,
-        "model": str(space.path),
-        "objective": args.objective,
-        "plan": point.plan.to_json(),
-        "parallel": point.parallel,
-        "predicted": point.predicted.to_json(),
-        "why": why,
-        "changes": [change.to_json() for change in changes],
-        **known_json(space),
-    }
-
-
 def _show(args: argparse.Namespace, space: PlanSpace, point: Point, why: str, changes: list[Change]) -> None:
-    from apps.show.planned import notes, prediction_rows, stage_rows
-    from apps.show.table import print_columns, print_note, printable
+    from edge.planning.describe import notes
 
     names = space.names
     print(printable(why))

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
-from importlib.util import find_spec
 from pathlib import Path
 
 from apps.errors import UsageError
-from apps.options import KV_TYPES, QUANTIZE_MINUTES, byte_size, context_size, items, positive_int, thread_count
+from apps.options import QUANTIZE_MINUTES, add, byte_size, check_installed, first_given, items, positive_int
 
 HELP = "Make a model smaller: to a type, to a size, or to the memory there is; and say what that costs."
 
@@ -27,38 +25,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--size", type=byte_size, metavar="SIZE", help="a file of at most so much, such as 900MiB")
     parser.add_argument("--fit", type=byte_size, metavar="SIZE", help="a model that runs in so much memory")
-    parser.add_argument(
-        "--context", type=context_size, metavar="N", help="with --fit: tokens of context (default: 4096)"
-    )
-    parser.add_argument("--kv-type", choices=KV_TYPES, help="with --fit: type of the KV cache (default: f16)")
-    parser.add_argument(
-        "--imatrix", type=Path, metavar="FILE", help="importance matrix (--size and --fit make their own)"
-    )
+    add(parser, "--context", help="with --fit: tokens of context (default: 4096)")
+    add(parser, "--kv-type", help="with --fit: type of the KV cache (default: f16)")
+    words = "importance matrix (--size and --fit make their own)"
+    parser.add_argument("--imatrix", type=Path, metavar="FILE", help=words)
     parser.add_argument("--text", type=Path, metavar="FILE", help="to measure the damage with (default: a bundled one)")
-    parser.add_argument(
-        "--types", type=items, metavar="T,T", help="--size and --fit choose among these (default: iq2_xxs to q8_0)"
-    )
-    parser.add_argument(
-        "--fast", action="store_true", help="and not among those that decode slower here than a larger one, if possible"
-    )
-    parser.add_argument(
-        "--minutes",
-        type=_minutes,
-        metavar="N",
-        help=f"that --size and --fit measure, once (default: {QUANTIZE_MINUTES:.0f})",
-    )
-    parser.add_argument("--threads", type=thread_count, metavar="N", help="default: one per physical core")
-    parser.add_argument("--force", action="store_true", help="overwrite OUT")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    words = "--size and --fit choose among these (default: iq2_xxs to q8_0)"
+    parser.add_argument("--types", type=items, metavar="T,T", help=words)
+    words = "and not among those that decode slower here than a larger one, if possible"
+    parser.add_argument("--fast", action="store_true", help=words)
+    words = f"that --size and --fit measure, once (default: {QUANTIZE_MINUTES:.0f})"
+    parser.add_argument("--minutes", type=_minutes, metavar="N", help=words)
+    add(parser, "--threads")
+    add(parser, "--force", help="overwrite OUT")
+    add(parser, "--json")
     group = parser.add_argument_group("report")
     group.add_argument("--report", action="store_true", help="measure quality and speed of OUT beside IN")
-    group.add_argument(
-        "--compare", type=items, metavar="T,T", help="and of IN in these types, in temporary files beside OUT"
-    )
-    group.add_argument("--png", type=Path, metavar="FILE", help="draw size against divergence")
-    group.add_argument(
-        "--kernels", action="store_true", help="how fast this device computes with each type; no IN or OUT"
-    )
+    words = "and of IN in these types, in temporary files beside OUT"
+    group.add_argument("--compare", type=items, metavar="T,T", help=words)
+    add(group, "--png")
+    words = "how fast this device computes with each type; no IN or OUT"
+    group.add_argument("--kernels", action="store_true", help=words)
     group = parser.add_argument_group("ONNX")
     group.add_argument(
         "--calibration", type=Path, metavar="FILE", help="inputs (.npz, or a folder of them) for static int8"
@@ -93,22 +80,17 @@ def _minutes(text: str) -> float:
     return value
 
 
-def _given(args: argparse.Namespace, names: Iterable[str]) -> str | None:
-    """The first of these options that is given, as people write it."""
-    return next((f"--{name.replace('_', '-')}" for name in names if getattr(args, name)), None)
-
-
 def _check_kernels(args: argparse.Namespace) -> None:
     """UsageError for what --kernels does not use."""
     if args.model is not None:
         raise UsageError("--kernels is about this device; leave IN and OUT out")
-    name = _given(args, ("type", *_FOR_ONNX, *_FOR_GGUF, "force"))
+    name = first_given(args, ("type", *_FOR_ONNX, *_FOR_GGUF, "force"))
     if name:
         raise UsageError(f"--kernels is about this device; leave {name} out")
 
 
 def _run_onnx(args: argparse.Namespace) -> int:
-    name = _given(args, _FOR_GGUF)
+    name = first_given(args, _FOR_GGUF)
     if name:
         raise UsageError(f"{name} is for GGUF models; an ONNX model takes --type int8 or int4, and reports by itself")
     if args.type is None:
@@ -131,8 +113,8 @@ def _check(args: argparse.Namespace) -> None:
         (("text",), fits or args.report, "--size, --fit and --report"),
         (_FOR_ONNX, None, "ONNX models"),
     ):
-        name = None if wanted else _given(args, names)
+        name = "" if wanted else first_given(args, names)
         if name:
             raise UsageError(f"{name} is for {use}")
-    if fits and find_spec("scipy") is None:
-        raise UsageError('--size and --fit need scipy: pip install "edge-runtime[quantize]"')
+    if fits:
+        check_installed({"scipy": "scipy"}, "--size and --fit", "quantize")

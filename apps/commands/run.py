@@ -3,35 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from apps.commands import onnx_devices
+from apps.commands import distributed
 from apps.errors import UsageError
-from apps.options import (
-    check_dimensions,
-    check_onnx,
-    check_output,
-    dimension,
-    items,
-    natural,
-    number,
-    positive_int,
-    thread_count,
-)
-from apps.show.format import counted
+from apps.options import add, check_dimensions, check_onnx, check_output, items, natural, number, positive, positive_int
 from apps.show.progress import progress
+from apps.show.table import print_json
+from quant.text import counted
 
 if TYPE_CHECKING:
     from edge.onnx.bench import Flow, Speed
-    from edge.onnx.engine import OnnxEngine
     from edge.onnx.images import Scaling
     from edge.onnx.inputs import Given
     from edge.onnx.samples import Feeds
+    from partition.plan.onnx_plan import OnnxPlan
 
 HELP = "Run an ONNX model on a picture or on arrays, and measure its latency and throughput."
 
@@ -46,25 +36,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a picture, or a .npz file with an array for each input; may be given more than once",
     )
     parser.add_argument("--output", metavar="FILE", help="write the outputs here, as a .npz file")
-    parser.add_argument("--force", action="store_true", help="overwrite it")
+    add(parser, "--force", help="overwrite it")
     parser.add_argument("--labels", metavar="FILE", help="names of the classes, one a line: print the likeliest")
     parser.add_argument("--top", type=positive_int, default=5, metavar="N", help="how many of them (default: 5)")
-    parser.add_argument(
-        "--dim", action="append", default=[], type=dimension, metavar="NAME=N", help="value of a dimension that is open"
-    )
+    add(parser, "--dim", default=[])
     group = parser.add_argument_group("pictures", "(pixel / scale - mean) / std, for inputs of floats")
     group.add_argument("--mean", type=_channels, metavar="R,G,B", help="default: ImageNet's")
     group.add_argument("--std", type=_divisors, metavar="R,G,B", help="default: ImageNet's")
-    group.add_argument("--scale", type=_scale, metavar="S", help="divide by S only, such as 255 for values from 0 to 1")
+    group.add_argument(
+        "--scale", type=positive, metavar="S", help="divide by S only, such as 255 for values from 0 to 1"
+    )
     parser.add_argument(
         "--repeats", type=natural, default=10, metavar="N", help="runs of each measurement; 0: none (default: 10)"
     )
-    parser.add_argument("--threads", type=thread_count, metavar="N", help="default: one per physical core")
+    add(parser, "--threads")
     parser.add_argument(
         "--provider", type=str.lower, metavar="NAME", help="of ONNX Runtime (default: the best there is)"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    onnx_devices.add_arguments(parser)
+    add(parser, "--json")
+    distributed.add_arguments(parser, onnx=True)
 
 
 @dataclass(frozen=True)
@@ -81,7 +71,7 @@ class Made:
 
 def run(args: argparse.Namespace) -> int:
     scaling = _check(args)
-    devices = onnx_devices.prepare(args)
+    devices = distributed.prepare_onnx(args)
     labels = None
     if args.labels is not None:
         from edge.onnx.outputs import read_labels
@@ -90,7 +80,11 @@ def run(args: argparse.Namespace) -> int:
     if devices is not None and devices.workers:
         made = _there(args, scaling, devices)
     else:
-        onnx_devices.check_own(args, devices)
+        if devices is not None and devices.plan is not None:
+            from edge.onnx.file import load
+            from edge.onnx.model import OnnxSource
+
+            OnnxSource.of(load(Path(args.model)), dict(args.dim)).check(devices.plan)
         made = _here(args, scaling)
     _tell(args, made, labels)
     return 0
@@ -117,12 +111,13 @@ def _here(args: argparse.Namespace, scaling: Scaling | None) -> Made:
             "stages": None,
         }
         rows = [("provider", f"{engine.provider}, {counted(engine.threads, 'thread')}")]
-        return Made(given, outputs, speed, about, rows, _fallbacks(engine))
+        fallbacks = [f"{one}; what runs is {engine.provider}" for one in engine.fell_back_from]
+        return Made(given, outputs, speed, about, rows, fallbacks)
 
 
-def _there(args: argparse.Namespace, scaling: Scaling | None, devices: onnx_devices.Devices) -> Made:
+def _there(args: argparse.Namespace, scaling: Scaling | None, devices: distributed.Devices[OnnxPlan]) -> Made:
     """On several devices, as a pipeline."""
-    from apps.show.run_stages import stage_rows
+    from apps.show.run_outputs import stage_rows
     from edge.llama.interrupt import interrupt_stops
     from edge.onnx.file import load
     from edge.onnx.inputs import path_of, read
@@ -142,26 +137,15 @@ def _there(args: argparse.Namespace, scaling: Scaling | None, devices: onnx_devi
     given = read(fixed, args.input, scaling)
     fit(fixed, given.feeds)
     model = OnnxSource.of(file, dims_of(declared, given.feeds))
-    with onnx_devices.deployed(args, devices, model) as deployed:
-        pipeline = deployed.deployment.start()
+    with distributed.deployed_onnx(args, devices, model) as deployed:
+        pipeline, wire = deployed.pipeline, deployed.wire
+        measure = partial(_measure, feeds=given.feeds, repeats=args.repeats, window=args.in_flight)
         with interrupt_stops(pipeline):
-            outputs = pipeline.run(given.feeds, deployed.wire).outputs
-            wire_errors = errors(pipeline.run(given.feeds).outputs, outputs) if deployed.wire != "f32" else ()
-            flow = partial(pipeline.map, wire=deployed.wire)
-            speed = _measure(flow, given.feeds, args.repeats, args.in_flight) if args.repeats else None
-        stages = deployed.stages(speed.compute_ms if speed else ())
-        about = {
-            "provider": None,
-            "fell_back_from": [],
-            "threads": None,
-            "stages": stages,
-            "plan": deployed.deployment.plan.to_json(),
-            "why": deployed.why,
-            "transport": deployed.transport,
-            "wire": deployed.wire,
-            "wire_errors": [asdict(one) for one in wire_errors] if wire_errors else None,
-        }
-        return Made(given, outputs, speed, about, stage_rows(stages, deployed, wire_errors))
+            outputs = pipeline.run(given.feeds, wire).outputs
+            wire_errors = errors(pipeline.run(given.feeds).outputs, outputs) if wire != "f32" else ()
+            speed = pipeline.measured(measure, wire) if args.repeats else None
+        about = deployed.to_json(speed.compute_ms if speed else (), wire_errors)
+        return Made(given, outputs, speed, about, stage_rows(about["stages"], deployed, wire_errors))
 
 
 def _check(args: argparse.Namespace) -> Scaling | None:
@@ -197,10 +181,6 @@ def _measure(flow: Flow, feeds: Feeds, repeats: int, window: int | None) -> Spee
         return measure(flow, feeds, repeats, window, bar.update)
 
 
-def _fallbacks(engine: OnnxEngine) -> list[str]:
-    return [f"{one}; what runs is {engine.provider}" for one in engine.fell_back_from]
-
-
 def _tell(args: argparse.Namespace, made: Made, labels: list[str] | None) -> None:
     """Write the outputs, where they are wanted, and print what there is to say."""
     from apps.show.run_outputs import Report
@@ -214,19 +194,7 @@ def _tell(args: argparse.Namespace, made: Made, labels: list[str] | None) -> Non
     if not args.json:
         report.show(args.model, made.rows)
         return
-    about = {
-        "model": args.model,
-        "inputs": [
-            {"name": name, "type": str(array.dtype), "shape": list(array.shape)} for name, array in given.feeds.items()
-        ],
-        "scaling": {name: _scaling_json(one) for name, one in given.scalings.items()},
-        "output": args.output,
-    }
-    print(json.dumps(about | dict(made.about) | report.to_json()))
-
-
-def _scaling_json(scaling: Scaling) -> Mapping[str, Any]:
-    return {"scale": scaling.scale, "mean": list(scaling.mean), "std": list(scaling.std)}
+    print_json({"model": args.model, "output": args.output, **given.to_json(), **made.about, **report.to_json()})
 
 
 def _channels(text: str) -> tuple[float, ...]:
@@ -240,11 +208,3 @@ def _divisors(text: str) -> tuple[float, ...]:
     if not all(values):
         raise argparse.ArgumentTypeError(f"needs numbers other than 0, got {text}")
     return values
-
-
-def _scale(text: str) -> float:
-    """A number above 0."""
-    value = number(text)
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"needs a number above 0, got {text}")
-    return value

@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 
 from apps.errors import UsageError
-from apps.options import MAX_THREADS, byte_size, check_usable, cores, device_name, natural, quiet_grpc, thread_count
+from apps.options import MAX_THREADS, add, add_prefix_argument, byte_size, check_usable, device_name, quiet_grpc
 
 HELP = "Let other devices use this one: run as a daemon that they reach over the network."
 
@@ -26,18 +26,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--name", type=device_name, metavar="NAME", help="default: what its cluster calls it, or the host name"
     )
-    parser.add_argument(
-        "--memory", type=byte_size, metavar="SIZE", help="use at most so much, such as 2GiB (default: no limit)"
-    )
-    parser.add_argument(
-        "--threads", type=thread_count, metavar="N", help="default: one per physical core, of those of --affinity"
-    )
-    parser.add_argument(
-        "--affinity", type=cores, metavar="CORES", help="compute on these cores only, such as 0,2-3 (default: all)"
-    )
-    parser.add_argument(
-        "--gpu-layers", type=natural, metavar="N", help="most layers of a session on the GPU (default: all, if any)"
-    )
+    add(parser, "--memory", help="use at most so much, such as 2GiB (default: no limit)")
+    add(parser, "--threads", help="default: one per physical core, of those of --affinity")
+    add(parser, "--affinity", help="compute on these cores only, such as 0,2-3 (default: all)")
+    add(parser, "--gpu-layers", help="most layers of a session on the GPU (default: all, if any)")
     parser.add_argument(
         "--models", type=Path, metavar="DIR", help="folder of model files: what is cut from one need not be sent"
     )
@@ -48,11 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help=f"disk space for slices that were sent or cut (default: {DEFAULT_CACHE})",
     )
+    add_prefix_argument(parser, "the owner's prompts")
     trust = parser.add_argument_group("trust")
     trust.add_argument("--join", metavar="TOKEN", help="join a cluster, with what `edge cluster invite` printed")
-    trust.add_argument(
-        "--insecure", action="store_true", help="listen beyond this machine without encryption: anybody can use it"
-    )
+    add(trust, "--insecure", help="listen beyond this machine without encryption: anybody can use it")
     trust.add_argument(
         "--announce",
         action=argparse.BooleanOptionalAction,
@@ -71,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
     from edge import log
     from edge.ending import signals_are_for_the_program
     from edge.net.channel import is_loopback, parse_address
+    from edge.prefixes.store import DEFAULT_BYTES
     from edge.worker.daemon import DaemonOptions, serve
     from edge.worker.service import WorkerOptions
 
@@ -110,6 +102,7 @@ def run(args: argparse.Namespace) -> int:
                     credentials=folder if secure else None,
                     affinity=affinity,
                     gpu_layers=args.gpu_layers,
+                    prefix_bytes=DEFAULT_BYTES if args.prefix_cache is None else args.prefix_cache,
                 ),
                 port=port,
                 insecure=args.insecure,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from apps.show.progress import progress
 
 if TYPE_CHECKING:
     from edge.llm.chat import Chat
-    from edge.llm.generate import Response
+    from edge.llm.generate import Response, Usage
     from edge.llm.sampler import SamplingParams
     from edge.planning.deployed import Deployed
 
@@ -22,6 +23,12 @@ class Loaded:
     chat: Chat
     seconds: float  # that loading took
     deployed: Deployed | None  # where it runs on several devices
+    resumed: Path | None = None  # where the conversation is kept after each answer
+
+
+def dropped_line(usage: Usage) -> str:
+    """What a person is told where the context was full."""
+    return f"context full: the oldest {usage.dropped_tokens} tokens were dropped"
 
 
 def answer(

@@ -1,37 +1,16 @@
-"""What an engine's memory is used for, and what paging costs, for people and as JSON."""
+"""What an engine's memory is used for, and what paging costs, for people."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from apps.show.format import bytes_text
+from quant.text import bytes_text
 
 if TYPE_CHECKING:
     from edge.llm.interface import TextEngine
     from edge.paging.memory import MemoryNeed
     from edge.paging.plan import PagePlan
     from edge.paging.stats import PassStats
-
-
-def memory_json(engine: TextEngine) -> dict[str, Any]:
-    """The keys "memory" and "paging" of a command's --json; both null without a budget."""
-    paging = engine.paging
-    if paging is None:
-        return {"memory": None, "paging": None}
-    need, plan, stats = engine.memory, paging.plan, paging.stats()
-    return {
-        "memory": {"budget_bytes": need.budget, "total_bytes": need.total, "parts": need.parts},
-        "paging": {
-            "resident_bytes": sum(piece.n_bytes for piece in plan.resident),
-            "streamed_bytes": plan.streamed_bytes,
-            "window_bytes": plan.window,
-            "io_threads": paging.reader.threads,
-            "io_chunk_bytes": paging.reader.chunk,
-            "reads": paging.reads,
-            "decode": stats.decode.to_json(),
-            "prefill": stats.prefill.to_json(),
-        },
-    }
 
 
 def memory_line(need: MemoryNeed, plan: PagePlan) -> str:
@@ -58,7 +37,8 @@ def paging_rows(engine: TextEngine) -> list[tuple[str, str]]:
 def _costs(of: PassStats) -> str:
     parts = [
         f"{bytes_text(round(of.bytes_per_token))} read a token at {of.disk_gbps:.2f} GB/s",
-        f"{of.stall_ms:.1f} ms waited for, {of.hidden_ms:.1f} ms hidden behind computing",
+        f"{of.stall_ms:.1f} ms waited for, {of.compute_ms:.1f} ms computing, {of.hidden_ms:.1f} ms of reading hidden"
+        " behind that",
     ]
     if of.hit_rate is not None:
         parts.append(f"{of.hit_rate:.0%} of the experts were in memory")

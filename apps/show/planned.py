@@ -1,33 +1,16 @@
-"""How plans and what is known of devices are shown, and given as JSON."""
+"""How plans are shown."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from apps.show.format import age_text, bytes_text, counted, ms_text, with_article
+from quant.text import bytes_text, counted, ms_text, with_article
 
 if TYPE_CHECKING:
-    from edge.planning.spaces import PlanSpace
     from partition.predict.prediction import Prediction
 
-_OLD_S = 60.0  # figures that are older are said to be
 COLUMNS = ("stage", "device", "holds", "computes", "then sends", "memory")
-
-
-def notes(space: PlanSpace) -> list[str]:
-    """What is to be known of the figures that plans were made from, a sentence each."""
-    known = space.known
-    oldest_s = max(one.age_s for one in (*known.speeds, *known.links.between.values()))
-    told = [f"measured {age_text(oldest_s)}; --fresh measures again"] if oldest_s > _OLD_S else []
-    busy = [one.name for one in known.speeds if one.busy]
-    if busy:
-        told.append(f"measured while busy: {', '.join(busy)}; it may be faster, and is measured again next time")
-    factors = {one.name: getattr(one, "corrected", 1.0) for one in known.speeds}
-    corrected = [f"{name} {factor:.2f} times" for name, factor in factors.items() if factor != 1.0]
-    if corrected:
-        told.append(f"corrected by what steps in use took: {', '.join(corrected)} what was measured")
-    return [*known.notes, *told]
 
 
 def stage_rows(predicted: Prediction, names: Mapping[str, str]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from apps.show.format import bytes_text, count_text
-from apps.show.table import printable
 from edge.tasks import ShowStep, Steps
+from quant.text import bytes_text, count_text, printable
 
 PLAIN_INTERVAL_S = 5.0
 SHOW_AFTER_S = 0.3  # a bar for less would only flicker
@@ -32,13 +31,17 @@ def progress(label: str, total: float | None = None, unit: str = "bytes") -> Ite
         yield _Lines(label, total, unit)
 
 
-def say(words: str) -> None:
-    """A line on standard error, above what is drawn there and on standard output."""
-    print(printable(f"edge: {words}"), file=sys.stderr, flush=True)
+def say(words: str, command: str = "") -> None:
+    """A line of a command on standard error, above what is drawn there and on standard output."""
+    print(printable(f"{' '.join(filter(None, ('edge', command)))}: {words}"), file=sys.stderr, flush=True)
 
 
 class ShownSteps(Steps):
     """Steps of a longer job, each with a progress of its own."""
+
+    def __init__(self, command: str = "") -> None:
+        """command: whose job it is, for what is said."""
+        self._command = command
 
     @contextmanager
     def step(self, label: str, total: float | None = None, unit: str = "bytes") -> Iterator[ShowStep]:
@@ -48,7 +51,7 @@ class ShownSteps(Steps):
 
     def say(self, line: str) -> None:
         """A sentence on standard error."""
-        say(line)
+        say(line, self._command)
 
 
 class _Bar:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
+from devices.paths import state_folder
 
 KEYS = "Enter sends, Alt+Enter or Ctrl-J starts a new line, Ctrl-C stops an answer, Ctrl-D leaves"
 
@@ -65,10 +65,9 @@ def _keys() -> KeyBindings:
 
 def _history() -> History:
     """What was typed before, in a file only its owner may read; in memory where that file cannot be made."""
-    folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "edge"
+    file = state_folder() / "chat_history"
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        file = folder / "chat_history"
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         file.touch(mode=0o600)
         return FileHistory(file)
     except OSError:

@@ -1,7 +1,20 @@
-"""Tables on stdout: rich ones on a terminal, aligned plain text elsewhere. Values may come from other machines."""
+"""Standard output of commands: one JSON object, or tables, which are rich on a terminal and aligned text elsewhere.
 
+Values may come from other machines.
+"""
+
+import json
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from quant.text import printable
+
+
+def print_json(values: Mapping[str, Any], *, escaped: bool = True) -> int:
+    """Print the object of a command's --json on one line, in ASCII where it is `escaped`; the exit code of success."""
+    print(json.dumps(values, ensure_ascii=escaped))
+    return 0
 
 
 def print_table(title: str, rows: Sequence[tuple[str, str]]) -> None:
@@ -52,8 +65,3 @@ def print_note(text: str) -> None:
         Console().print(Text(printable(text)))
     else:
         print(printable(text))
-
-
-def printable(text: str) -> str:
-    """Without what would move the cursor or end the line."""
-    return "".join(c if c.isprintable() else " " for c in text)

@@ -11,17 +11,17 @@ from rich.console import Console
 from rich.markup import escape
 
 from apps.show import step_table
-from apps.show.answer import Loaded, answer
-from apps.show.format import count_text, counted
+from apps.show.answer import Loaded, answer, dropped_line
 from apps.show.markdown import MarkdownStream
 from apps.show.memory_use import paging_rows
 from apps.show.prompt_line import KEYS, PromptLine
-from apps.show.table import print_columns, printable
+from apps.show.table import print_columns
 from edge.ending import signals_are_for_the_program
 from edge.errors import EdgeError, EngineError, Interrupted, WorkerError
 from edge.llama.interrupt import interrupt_stops
 from edge.llm.generate import Response
 from edge.llm.sampler import MAX_SEED, SamplingParams
+from quant.text import count_text, counted, printable
 from transport.errors import TransportError
 
 
@@ -38,6 +38,7 @@ def talk(loaded: Loaded, sampling: SamplingParams, *, max_tokens: int | None, st
 class _Talk:
     def __init__(self, loaded: Loaded, sampling: SamplingParams, max_tokens: int | None, stop: Sequence[str]) -> None:
         self._chat, self._deployed, self._load_s = loaded.chat, loaded.deployed, loaded.seconds
+        self._resumed = loaded.resumed
         self._sampling, self._max_tokens, self._stop = sampling, max_tokens, stop
         self._last: Response | None = None
         self._console = Console(highlight=False)
@@ -83,6 +84,7 @@ class _Talk:
                     self._run_command(line)
                 else:
                     self._answer(line, again=bool(draft))
+                self._console.print()
             except KeyboardInterrupt:
                 self._console.print()  # pressed once more than was needed to stop the answer
             except (EdgeError, OSError, TransportError) as error:
@@ -113,7 +115,13 @@ class _Talk:
             finally:
                 responses.close()  # what was said so far joins the conversation
         self._lost = None
-        self._console.print(f"[dim]{self._stats_line(stopped)}[/]\n", soft_wrap=True)
+        self._keep()
+        self._console.print(f"[dim]{self._stats_line(stopped)}[/]", soft_wrap=True)
+
+    def _keep(self) -> None:
+        """Keep the conversation as it is now, where it has a name."""
+        if self._resumed is not None:
+            self._chat.save(self._resumed)
 
     def _stats_line(self, stopped: bool) -> str:
         parts = ["stopped"] if stopped else []
@@ -125,6 +133,8 @@ class _Talk:
                 f"TPOT {t.tpot_s * 1e3:.1f} ms",
                 f"{t.decode_tokens_per_s:.1f} tokens/s",
             ]
+        if self._last is not None and self._last.usage.dropped_tokens:
+            parts.append(dropped_line(self._last.usage))
         if self._chat.dropped:
             parts.append(f"{self._chat.dropped} oldest messages forgotten")
         context = self._chat.engine.context
@@ -136,10 +146,9 @@ class _Talk:
     def _run_command(self, line: str) -> None:
         word, _, rest = line.partition(" ")
         if word not in self._commands:
-            self._console.print(f"[red]{escape(word)} is not a command; /help lists them[/]\n")
+            self._console.print(f"[red]{escape(word)} is not a command; /help lists them[/]")
             return
         self._commands[word][1](rest.strip())
-        self._console.print()
 
     def _help(self, _: str) -> None:
         for name, (what, _run) in self._commands.items():
@@ -160,6 +169,7 @@ class _Talk:
         if self._something_asked():
             self._chat.undo()
             self._last = None
+            self._keep()
             self._console.print(f"[dim]taken back; {counted(len(self._chat.messages), 'message')} left[/]")
 
     def _something_asked(self) -> bool:
@@ -170,6 +180,7 @@ class _Talk:
     def _clear(self, _: str) -> None:
         self._chat.clear()
         self._last = None
+        self._keep()
         self._console.print("[dim]conversation forgotten[/]")
 
     def _system(self, text: str) -> None:
@@ -192,6 +203,7 @@ class _Talk:
             self._console.print("[red]/load needs a file name[/]")
             return
         self._chat.load(Path(path).expanduser())
+        self._keep()
         self._console.print(f"[dim]{len(self._chat.messages)} messages loaded[/]")
 
     def _stats(self, _: str) -> None:
@@ -199,14 +211,22 @@ class _Talk:
         if self._last is not None:
             u, t = self._last.usage, self._last.timing
             rows += [
-                ("prompt", f"{u.prompt_tokens} tokens, {u.cached_tokens} of them already held"),
+                (
+                    "prompt",
+                    f"{u.prompt_tokens} tokens, {u.cached_tokens} of them already held,"
+                    f" {u.restored_tokens} of these read from disk",
+                ),
                 ("prefill", f"{t.prefill_tokens_per_s:.1f} tokens/s"),
-                ("TTFT", f"{t.ttft_s:.3f} s"),
+                ("TTFT", f"{t.ttft_s:.3f} s to the first token"),
                 ("answer", f"{u.completion_tokens} tokens"),
-                ("TPOT", f"{t.tpot_s * 1e3:.2f} ms"),
+                ("TPOT", f"{t.tpot_s * 1e3:.2f} ms for each token after the first"),
                 ("decode", f"{t.decode_tokens_per_s:.1f} tokens/s"),
             ]
-        rows.append(("context", f"{self._chat.context_used} of {self._chat.engine.context} tokens"))
+        context = f"{self._chat.context_used} of {self._chat.engine.context} tokens"
+        if self._last is not None and self._last.usage.dropped_tokens:
+            context += f", {self._last.usage.dropped_tokens} of the oldest dropped during the last answer"
+        rows.append(("context", context))
+        rows.append(("kept", self._chat.engine.states.describe()))
         rows.append(("seed", str(self._sampling.seed)))
         for name, text in paging_rows(self._chat.engine):
             rows.append(("memory", text) if name == "memory" else ("reads", f"{name}: {text}"))

@@ -1,12 +1,9 @@
 """A lab: a cluster emulated on one machine.
 
-    with Lab(read_lab(path)) as lab:
-        print(lab.addresses)    # {"pi": "10.213.0.2:7070", ...}
-
 Workers are processes with the processor time and memory of their devices; links behave as they are told to. Beside
 them run a supervisor that owns everything, a packet switch where links are shaped, and a cleaner that waits for the
-supervisor's end and removes what is left. A lab of a `with` block ends with the process that made it, also where that
-is killed; one of `up` stays until `down`. When both supervisor and cleaner are killed, the next lab, or `down`, removes
+supervisor's end and removes what is left. A lab ends with the process that started it, also where that is
+killed; one of `up` stays until `down`. When both supervisor and cleaner are killed, the next lab, or `down`, removes
 what they left.
 """
 
@@ -17,16 +14,16 @@ import json
 import os
 import secrets
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import psutil
 
 from devices.errors import LabError
+from devices.interpreter import module_command
 from devices.lab.cleaner import LAB_FILE, LASTING, clean, lock_file
 from devices.lab.config import LabConfig, lab_to_json
 from devices.lab.state import LabState
@@ -37,68 +34,6 @@ from devices.paths import state_folder
 _END_S = 60.0
 
 
-class Lab:
-    """A lab for the time of a `with` block."""
-
-    def __init__(
-        self, config: LabConfig, folder: Path | None = None, progress: Callable[[int, str], None] = lambda *_: None
-    ) -> None:
-        """Nothing starts before the block. folder: for the devices' files while it is up, by default this user's state
-        folder. progress: called with the number of workers that answer, and the name of the last."""
-        self._config = config
-        self._base = folder or labs_folder()
-        self._progress = progress
-        self._running: _Running | None = None
-
-    def __enter__(self) -> Lab:
-        """LabError where a worker does not start."""
-        self._running = _start(self._config, self._base, f"lab-{secrets.token_hex(6)}", self._progress)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End it, and wait until nothing is left."""
-        if self._running is not None:
-            self._running.end()
-            self._running = None
-
-    @property
-    def state(self) -> LabState:
-        """All about it."""
-        assert self._running is not None, "a lab is up inside its `with` block"
-        return self._running.state
-
-    @property
-    def addresses(self) -> dict[str, str]:
-        """HOST:PORT of each device's worker, by name."""
-        return self.state.addresses
-
-    @property
-    def shaped(self) -> bool:
-        """Whether links are shaped. Workers then listen beyond loopback, and commands need --insecure."""
-        return self.state.shaped
-
-    @property
-    def not_enforced(self) -> list[dict[str, Any]]:
-        """What could not be had here: each `device` (None: all), `what` and `why`."""
-        return self.state.not_enforced
-
-    def pid(self, name: str) -> int:
-        """The process of a device's worker. KeyError where there is no such device."""
-        return self.state.pid(name)
-
-    def command(self, name: str, args: Sequence[str]) -> list[str]:
-        """A command line that runs another one in the network of a device, without its limits. KeyError where there is
-        no such device."""
-        return self.state.command(name, args)
-
-    def log(self, name: str) -> str:
-        """All that a device's worker said so far."""
-        return (self.state.folder / name / "log").read_text(errors="replace")
-
-
 def labs_folder() -> Path:
     """Where labs keep their files."""
     return state_folder() / "labs"
@@ -106,7 +41,7 @@ def labs_folder() -> Path:
 
 def up(config: LabConfig, progress: Callable[[int, str], None] = lambda *_: None) -> LabState:
     """Bring up a lab that stays until `down`. LabError where there is one, or a worker does not start."""
-    running = _start(config, labs_folder(), LASTING, progress)
+    running = start(config, labs_folder(), LASTING, progress)
     running.keep()
     return running.state
 
@@ -144,17 +79,18 @@ def down() -> bool:
 
 def _terminate_supervisor(folder: Path) -> None:
     """Tell the supervisor of a lab to end, where it is not ending already."""
+    command = _supervisor(folder)
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if process.cmdline()[1:4] == _supervisor(folder)[1:]:
+            if process.cmdline()[1 : len(command)] == command[1:]:
                 process.terminate()
 
 
 def _supervisor(folder: Path) -> list[str]:
-    return [sys.executable, "-m", "devices.lab.supervisor", str(folder.absolute())]
+    return module_command("devices.lab.supervisor", str(folder.absolute()))
 
 
-class _Running:
+class Running:
     """A supervisor that this process started."""
 
     def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
@@ -197,7 +133,9 @@ class _Running:
         return self._process.stdout
 
 
-def _start(config: LabConfig, base: Path, name: str, progress: Callable[[int, str], None]) -> _Running:
+def start(config: LabConfig, base: Path, name: str, progress: Callable[[int, str], None]) -> Running:
+    """Start a lab, whose files lie in a folder of this name, and wait for its workers. progress: called with the number
+    of workers that answer, and the name of the last. LabError where one does not start."""
     base.mkdir(mode=0o700, parents=True, exist_ok=True)
     _sweep(base)
     lock = _try_lock(base, name)
@@ -221,7 +159,7 @@ def _start(config: LabConfig, base: Path, name: str, progress: Callable[[int, st
             )
     finally:
         os.close(lock)
-    running = _Running(process, folder)
+    running = Running(process, folder)
     try:
         running.wait(progress)
     except BaseException:

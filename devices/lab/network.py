@@ -24,6 +24,7 @@ from pathlib import Path
 
 import psutil
 
+from devices.interpreter import module_command
 from devices.lab.config import OWNER, LabConfig
 from devices.lab.shaper import JUMBO_MTU, Shape
 
@@ -115,7 +116,7 @@ class LabNetwork:
             if i != j and (shape := config.shape(a, b)) != Shape()
         ]
         return subprocess.Popen(
-            [sys.executable, "-m", "devices.lab.packet_switch", json.dumps({"ports": ports, "lines": lines})],
+            module_command("devices.lab.packet_switch", json.dumps({"ports": ports, "lines": lines})),
             cwd=Path(__file__).parents[2],
             env=environment,
             stdin=subprocess.DEVNULL,

@@ -23,6 +23,7 @@ from typing import Any
 
 from devices.errors import LabError
 from devices.files import write_whole
+from devices.interpreter import module_command
 from devices.lab.cleaner import LAB_FILE, VARIABLE, prefix
 from devices.lab.config import OWNER, parse_lab
 from devices.lab.network import LabNetwork, NoNetwork, remove_namespaces
@@ -163,7 +164,7 @@ def _start_cleaner(folder: Path, lock: int) -> int:
     """A cleaner that waits for the end of this process, which is that of the descriptor returned. It holds the lab's
     lock, too, and our standard output: who started us sees its end when all is clean."""
     theirs, ours = os.pipe()
-    command = [sys.executable, "-m", "devices.lab.cleaner", str(folder)]
+    command = module_command("devices.lab.cleaner", str(folder))
     subprocess.Popen(command, cwd=ROOT, stdin=theirs, pass_fds=[lock], start_new_session=True)
     os.close(theirs)
     return ours

@@ -7,11 +7,11 @@ import os
 import re
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from devices.interpreter import module_command
 from devices.lab.config import LabDevice
 from devices.lab.control_group import ControlGroup, NoGroups
 from devices.lab.network import LabNetwork
@@ -39,7 +39,7 @@ class LabWorker:
         folder.mkdir()
         self._group = self._limited(group)
         own = {f"XDG_{kind.upper()}_HOME": str(folder / kind) for kind in ("config", "cache", "state")}
-        command = [sys.executable, "-m", "apps.cli", "worker", *self._options(network)]
+        command = module_command("apps.cli", "worker", *self._options(network))
         with self.log.open("wb") as out:
             self.process = subprocess.Popen(
                 network.command(device.name, command) if network else command,

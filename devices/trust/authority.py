@@ -26,6 +26,23 @@ from devices.trust.roster import MEMBERS_FILE, Member, Roster
 KEY_FILE, CERTIFICATE_FILE = "ca.key", "ca.pem"
 
 
+def is_owned(folder: Path) -> bool:
+    """Whether there is a cluster in a folder."""
+    return (folder / MEMBERS_FILE).exists()
+
+
+def read_keys(folder: Path) -> tuple[x509.Certificate, PrivateKey]:
+    """The cluster's own certificate and key. TrustError where they are damaged; nothing is changed."""
+    try:
+        key = certificates.key_from_pem((folder / KEY_FILE).read_bytes())
+        certificate = certificates.from_pem((folder / CERTIFICATE_FILE).read_bytes())
+        if not certificates.is_authority(certificate) or not certificates.same_key(certificate, key.public_key()):
+            raise TrustError(f"{KEY_FILE} does not belong to {CERTIFICATE_FILE}")
+    except TrustError as error:
+        raise TrustError(f"the cluster in {folder} is damaged: {error}") from error
+    return certificate, key
+
+
 class Authority:
     """A cluster as its owner has it. `create` or `open` one. `now` is Unix seconds, by default this machine's clock."""
 
@@ -71,15 +88,9 @@ class Authority:
 
         TrustError where there is none, or where its files are damaged.
         """
-        if not (folder / MEMBERS_FILE).exists():
+        if not is_owned(folder):
             raise TrustError("this machine owns no cluster; run `edge cluster init` to make one")
-        try:
-            key = certificates.key_from_pem((folder / KEY_FILE).read_bytes())
-            certificate = certificates.from_pem((folder / CERTIFICATE_FILE).read_bytes())
-            if not certificates.is_authority(certificate) or not certificates.same_key(certificate, key.public_key()):
-                raise TrustError(f"{KEY_FILE} does not belong to {CERTIFICATE_FILE}")
-        except TrustError as error:
-            raise TrustError(f"the cluster in {folder} is damaged: {error}") from error
+        certificate, key = read_keys(folder)
         authority = cls(folder, credentials_folder, certificate, key)
         with locked(folder):
             authority._mend(_time(now))

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from devices.cluster_file import Cluster as ClusterFile
 from devices.cluster_file import read_cluster
+from devices.lab.lab import status as lab_status
 from edge.api.onnx import OnnxModel
-from edge.cluster.deployment import Deployment, Exchange
-from edge.cluster.fleet import Fleet
+from edge.cluster.deployment import Exchange
+from edge.cluster.fleet import MAX_WORKERS, Fleet
 from edge.errors import WorkerError
 from edge.llm.model import Model
-from edge.llm.options import EngineOptions
+from edge.llm.options import EngineOptions, PrefixOptions
 from edge.models.paths import PathLike, model_path
 from edge.planning.choice import PlanChoice
 from edge.planning.deployed import alone
 from edge.planning.describe import beside
 from edge.planning.front import Front
 from edge.planning.spaces import DEFAULTS, PlanOptions, spaces
+from edge.planning.surviving import Survivor
+from edge.slices.local import OwnSlices
 from edge.survey.profile import reachable
 from edge.tasks import SILENT, Steps
 from edge.units import as_bytes
@@ -43,17 +47,30 @@ class Cluster:
     def __init__(self, workers: Sequence[str] = (), *, file: PathLike | None = None, insecure: bool = False) -> None:
         """workers: HOST or HOST:PORT of each; none: this device alone. file: a cluster.toml, in their place.
         insecure: also workers that do not encrypt. ValueError for both at once, and for a text in place of a list;
-        ClusterFileError for a file that cannot be used."""
+        PlanError for too many; ClusterFileError for a file that cannot be used."""
         if isinstance(workers, str):
             raise ValueError(f"workers must be a list, such as [{workers!r}]")
         if workers and file is not None:
             raise ValueError("the file names the devices, and so do workers: leave one of them out")
         self.devices = read_cluster(Path(file)) if file is not None else ClusterFile.of_addresses(workers)
+        if (others := sum(not device.is_local for device in self.devices.devices)) > MAX_WORKERS:
+            raise PlanError(f"{MAX_WORKERS} devices beside this one are the most, got {others}; leave some out")
         self.fleet: Fleet | None = None  # the workers that answered; None before `open`, and where there is none
         self.notes: list[str] = []  # who did not answer, for people
-        self._insecure = insecure
+        self.insecure, self._has_names = insecure, file is not None
         self._stack = ExitStack()
         self._is_open = False
+
+    @classmethod
+    def of_lab(cls, *, insecure: bool = False) -> Cluster | None:
+        """This device and the emulated ones of the lab that is up; None where no lab is."""
+        state = lab_status()
+        return None if state is None else cls(tuple(state.addresses.values()), insecure=insecure or state.shaped)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """HOST:PORT of each worker."""
+        return tuple(device.address for device in self.devices.workers if device.address is not None)
 
     def open(self) -> Cluster:
         """Connect the workers that answer; `notes` names the others.
@@ -61,8 +78,10 @@ class Cluster:
         TransportError or WorkerError for one that answers and cannot take part.
         """
         if not self._is_open:
-            self.fleet, self.notes = self._stack.enter_context(reachable(self.devices, insecure=self._insecure))
+            self.fleet, self.notes = self._stack.enter_context(reachable(self.devices, insecure=self.insecure))
             self._is_open = True
+            if self.fleet is not None and not self._has_names:
+                self.devices = _named(self.devices, self.fleet)
         return self
 
     def close(self) -> None:
@@ -133,14 +152,17 @@ def deploy(
     *,
     exchange: Exchange | None = None,
     memory: int | str | None = None,
+    prefix_cache: int | str = 0,
     steps: Steps = SILENT,
     **options: Any,
 ) -> Model:
     """A language model on the devices that its plan names.
 
     exchange: how tensors travel; None: as the plan's options say. memory: bytes, or a text such as "3GiB", for this
-    device. options: other fields of EngineOptions; context, sequences, threads, memory and kv_type that are not given
-    are those the plan was made for.
+    device. prefix_cache: as for `load`; each device keeps its part. options: other fields of EngineOptions; context,
+    sequences, threads, memory and kv_type that are not given are those the plan was made for.
+
+    Where a device is lost, another plan takes over, with those that answer; `steps` says so.
 
     WorkerError where a device of the plan is not connected; PlanError for a plan of another model, or of a network in
     ONNX; NotEnoughMemory, with need and have; TransportError.
@@ -150,30 +172,46 @@ def deploy(
         raise PlanError(f"{choice.model.name} is a network in ONNX: deploy it with deploy_onnx")
     planned = {"context": work.context, "sequences": work.concurrency or 1, "threads": work.threads}
     engine_options = EngineOptions(
-        memory=as_bytes(memory) or work.memory, **{**planned, "kv_type": work.kv_type, **options}
+        memory=as_bytes(memory) or work.memory,
+        prefixes=PrefixOptions.of(as_bytes(prefix_cache)),
+        **{**planned, "kv_type": work.kv_type, **options},
     )
     if chosen.world_size == 1:
         engine = alone(choice.model, engine_options, chosen, steps)
         return Model(engine, engine.close)
-    with steps.step(f"Loading {choice.model.name} on {len(set(chosen.devices))} devices") as show:
-        fleet = _connected(cluster, chosen)
-        file = GgufFile.open(choice.model)
-        travel = exchange or Exchange(work.transport, wire=work.wire)
-        deployment = Deployment(fleet, chosen, file, engine_options, travel, show, steps.say)
-    return Model(deployment.engine, deployment.close)
+    fleet = _connected(cluster, chosen)
+    file = GgufFile.open(choice.model)
+    travel = exchange or Exchange(work.transport, wire=work.wire)
+    survivor = Survivor(file, OwnSlices().model_digest(file.path), engine_options, travel, steps, cluster.insecure)
+    try:
+        return Model(survivor.start(fleet, chosen), survivor.close)
+    except BaseException:
+        survivor.close()
+        raise
 
 
-def deploy_onnx(choice: PlanChoice, cluster: Cluster, *, exchange: Exchange | None = None) -> OnnxModel:
-    """A network in ONNX on the devices that its plan names, loaded.
+def deploy_onnx(
+    choice: PlanChoice, cluster: Cluster, *, exchange: Exchange | None = None, steps: Steps = SILENT
+) -> OnnxModel:
+    """A network in ONNX on the devices that its plan names, loaded. Where one of them is lost it goes on over those of
+    the cluster that answer, by another plan; `steps.say` is told.
 
     exchange: transport and wire type of its tensors; None: as the plan's options say. WorkerError where a device of the
     plan is not connected; PlanError for a plan of another model, or of a language model; TransportError.
     """
-    chosen, work = choice.plan, choice.options
-    if not isinstance(chosen, OnnxPlan):
+    work = choice.options
+    if not isinstance(choice.plan, OnnxPlan):
         raise PlanError(f"{choice.model.name} is a language model: deploy it with deploy")
     travel = exchange or Exchange(work.transport, wire=work.wire)
-    return OnnxModel.over(choice.model, partial(_pipeline, choice.model, chosen, work.dims, cluster, travel)).open()
+    return OnnxModel.over(choice.model, partial(_pipeline, choice, choice.plan, cluster, travel, steps)).open()
+
+
+def _named(devices: ClusterFile, fleet: Fleet) -> ClusterFile:
+    """The same with the names that workers have, where these are different."""
+    names = {address: worker.name for address, worker in fleet.workers.items()}
+    if len({LOCAL, *names.values()}) <= len(names):
+        return devices
+    return replace(devices, devices=tuple(replace(d, name=names.get(d.address or "", d.name)) for d in devices.devices))
 
 
 def _connected(cluster: Cluster, chosen: Plan | OnnxPlan) -> Fleet:
@@ -188,18 +226,23 @@ def _connected(cluster: Cluster, chosen: Plan | OnnxPlan) -> Fleet:
 
 
 def _pipeline(
-    path: Path, chosen: OnnxPlan, dims: Mapping[str, int], cluster: Cluster, exchange: Exchange, stack: ExitStack
+    choice: PlanChoice, chosen: OnnxPlan, cluster: Cluster, exchange: Exchange, steps: Steps, stack: ExitStack
 ) -> Flow:
-    from edge.cluster.onnx_deployment import OnnxDeployment
     from edge.onnx.bench import in_turn
     from edge.onnx.engine import OnnxEngine
     from edge.onnx.file import load
     from edge.onnx.model import OnnxSource
+    from edge.planning.onnx_surviving import OnnxPlacement, SurvivingDeployment
 
+    path, dims = choice.model, dict(choice.options.dims)
     source = OnnxSource.of(load(path), dims)
     source.check(chosen)
     if chosen.own is not None and not chosen.remote:
-        engine = OnnxEngine(path, chosen.own.threads, chosen.own.provider, dims=dict(dims))
+        engine = OnnxEngine(path, chosen.own.threads, chosen.own.provider, dims=dims)
         return in_turn(stack.enter_context(engine).run)
-    deployment = OnnxDeployment(_connected(cluster, chosen), source, chosen, transport=exchange.transport)
-    return partial(stack.enter_context(deployment).start().map, wire=exchange.wire)
+    placement = OnnxPlacement(
+        chosen.devices, chosen, transport=exchange.transport, wire=exchange.wire, insecure=cluster.insecure
+    )
+    fleet = _connected(cluster, chosen)
+    deployment = SurvivingDeployment(source, placement, chosen, choice.why, fleet, cluster.devices, steps=steps)
+    return partial(stack.enter_context(closing(deployment)).pipeline.map, wire=exchange.wire)

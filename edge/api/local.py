@@ -7,7 +7,7 @@ from typing import Any
 
 from edge.llm.engine import Engine
 from edge.llm.model import Model
-from edge.llm.options import EngineOptions
+from edge.llm.options import EngineOptions, PrefixOptions
 from edge.models.paths import PathLike, model_path
 from edge.quantization.fit import FitOptions, fit_file
 from edge.quantization.gguf import Outcome
@@ -18,17 +18,25 @@ from quant.gguf.file import GgufFile
 from quant.mixes import mix_by_name
 
 
-def load(model: PathLike | None = None, *, memory: int | str | None = None, **options: Any) -> Model:
+def load(
+    model: PathLike | None = None,
+    *,
+    memory: int | str | None = None,
+    prefix_cache: int | str = 0,
+    **options: Any,
+) -> Model:
     """A language model on this device, loaded.
 
     model: a GGUF file, or REPO:FILE of the hub, which is fetched where it is not cached; None: the bundled one.
     memory: bytes, or a text such as "3GiB", that the whole process may take; what does not fit is read again and again.
-    options: the other fields of EngineOptions: context, sequences, threads, gpu_layers, ...
+    prefix_cache: bytes, or a text, of disk space for what is computed of prompts: it is not computed again after a
+    restart. options: the other fields of EngineOptions: context, sequences, threads, gpu_layers, ...
 
     ModelFileError, NotEnoughMemory, EngineError, HubError.
     """
     path = model_path(model)
-    engine = Engine(path, EngineOptions(memory=as_bytes(memory), **options))
+    prefixes = PrefixOptions.of(as_bytes(prefix_cache))
+    engine = Engine(path, EngineOptions(memory=as_bytes(memory), prefixes=prefixes, **options))
     return Model(engine, engine.close)
 
 

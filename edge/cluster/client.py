@@ -13,6 +13,7 @@ import grpc
 from devices.profile import DeviceProfile
 from edge.errors import WorkerError
 from edge.slices.cutting import chunks
+from edge.version import version
 from edge.worker.messages import profile_of
 from partition.slices.recipe import Recipe
 from transport import edge_pb2 as pb
@@ -55,8 +56,9 @@ class Remote:
         """What the device is, and what it does now."""
         said: pb.Description = self.call("Describe", pb.DescribeRequest(), timeout_s)
         if said.protocol != frame.VERSION:
-            versions = f"version {said.protocol} of the protocol, this is version {frame.VERSION}"
-            raise Refused(f"{self.name} speaks {versions}; update both")
+            there = f"version {said.protocol} of the protocol (edge {said.profile.runtime or 'unknown'})"
+            here = f"version {frame.VERSION} (edge {version('edge-runtime')})"
+            raise Refused(f"{self.name} speaks {there}, this device {here}; update both to the same version")
         try:
             profile = profile_of(said.profile)
         except ValueError as error:

@@ -8,8 +8,7 @@ from dataclasses import replace
 from devices.errors import TrustError
 from devices.paths import authority_folder, credentials_folder
 from devices.trust import credentials as held
-from devices.trust.authority import Authority
-from devices.trust.roster import MEMBERS_FILE
+from devices.trust.authority import Authority, is_owned
 from edge.cluster.client import Remote
 from edge.errors import WorkerError
 from edge.net import credentials as trust
@@ -75,7 +74,7 @@ def credentials() -> Credentials | None:
 def _authority() -> Authority | None:
     """The cluster this machine owns; None where it owns none."""
     membership = held.load(credentials_folder())
-    if membership is None and not (authority_folder() / MEMBERS_FILE).exists():
+    if membership is None and not is_owned(authority_folder()):
         return None
     if membership is not None and membership.holder.role != OWNER:
         return None

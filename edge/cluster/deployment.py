@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -12,21 +11,21 @@ from typing import Any
 from devices.probe import default_threads
 from edge.cluster.fleet import Fleet, device
 from edge.cluster.preflight import LEAST_PROCESS_BYTES, check_room
-from edge.cluster.session import EngineSession, RemoteSession, answers, last_failure, tell_peers
-from edge.cluster.silence import Silence
+from edge.cluster.rank_group import DEADLINES, RankGroup
 from edge.errors import SliceError, WorkerError
 from edge.llama import llama
 from edge.llm.options import DEFAULTS, EngineOptions, resolve
-from edge.net import credentials
+from edge.llm.prefixes import name_histories, rank_key, seal
+from edge.llm.states import held_bytes
 from edge.net.dialling import USUAL
-from edge.net.peers import SECRET_BYTES, Peer
-from edge.net.relink import LinkState, Relink
-from edge.net.rendezvous import TRANSPORTS, join, polling_s
+from edge.net.relink import LinkState
+from edge.net.rendezvous import TRANSPORTS
 from edge.parallel.engine import DistributedEngine
 from edge.parallel.shard import Shard
 from edge.parallel.topology import place
+from edge.prefixes.keys import owner_key
 from edge.slices.local import OwnSlices
-from edge.tasks import AggregateProgress, CancelScope, Progress, results
+from edge.tasks import AggregateProgress, Progress, results
 from edge.worker.messages import options_message
 from partition.errors import PlanError
 from partition.model.model import ModelShape
@@ -39,14 +38,9 @@ from quant.wire import WIRES
 from transport import edge_pb2 as pb
 from transport.choice import ALGORITHMS
 from transport.collective import Group
-from transport.errors import TransportError
 from transport.link import Deadlines
 
-_NOWHERE = "127.0.0.1"  # where rank 0 is dialled: it never is
 _AT_ONCE_S = 0.05  # for the last step, which nothing depends on
-
-# A slow rank may take minutes for its part of a long chunk, and reads nothing meanwhile.
-DEADLINES = Deadlines(step_timeout_s=300.0, send_timeout_s=300.0)
 
 
 @dataclass(frozen=True)
@@ -67,8 +61,8 @@ class Exchange:
 DEFAULT_EXCHANGE = Exchange()
 
 
-class Deployment:
-    """A model that runs on several devices. `close()` ends it on all of them; it is also a context manager."""
+class Deployment(RankGroup):
+    """A language model that runs on several devices. `close()` ends it on all of them."""
 
     engine: DistributedEngine
 
@@ -81,24 +75,33 @@ class Deployment:
         exchange: Exchange = DEFAULT_EXCHANGE,
         progress: Progress = lambda done, total: None,
         say: Callable[[str], None] = lambda words: None,
+        *,
+        vocabulary: llama.Model | None = None,
+        gives_up: bool = False,
     ) -> None:
         """Bring `plan` to life. `options` are for all ranks, but threads and GPU layers for this device alone.
-        say: called, in a thread of its own, with words about a device that is waited for and stands still.
+        say: called, in a thread of its own, with words about a device that is waited for and stands still. vocabulary:
+        of this model, where it is loaded already. gives_up: as RankGroup.
 
         Where it fails, everything is unloaded again, and the first error raised: SliceError (the file is not the plan's
         model any more), PlanError (it never was), CannotSlice, NotEnoughMemory, NoRoom, WorkerError, or a
         TransportError. The fleet stays open.
         """
+        super().__init__(
+            fleet,
+            plan.world_size,
+            say,
+            transport=exchange.transport,
+            deadlines=exchange.deadlines,
+            streams=False,
+            gives_up=gives_up,
+        )
         self.plan = plan
-        self._fleet, self._file, self._exchange = fleet, file, exchange
+        self._file, self._exchange, self._vocabulary = file, exchange, vocabulary
         self._widths = [len(stage.shards) for stage in plan.stages]
+        self._prefix_key = owner_key(options.prefixes.key_folder) if options.prefixes else b""
         self.memory_bytes: dict[str, int] = {}  # of the other devices: what their ranks were granted
-        self._sessions: dict[int, EngineSession] = {}
-        self._group: Group | None = None
         self._slices = OwnSlices()
-        self._closing = CancelScope()
-        silence = Silence(lambda: list(self._sessions.values()), say, self._is_busy)
-        self._closing.then(silence.close)
         try:
             self._start(options, progress)
         except BaseException:
@@ -109,16 +112,6 @@ class Deployment:
         """Whether a person waits for the ranks: while they start, and for a step."""
         engine: DistributedEngine | None = getattr(self, "engine", None)
         return engine is None or engine.busy
-
-    def close(self) -> None:
-        """Unload everything, here and there."""
-        self._closing.close()
-
-    def __enter__(self) -> Deployment:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # --- bringing it up ---
 
@@ -144,11 +137,10 @@ class Deployment:
         pool = ThreadPoolExecutor(plan.world_size, "deploy")
         try:
             own = pool.submit(self._load_here, recipes[0], options, total)
-            secret = secrets.token_bytes(SECRET_BYTES)
             ranks = range(1, plan.world_size)
-            opening = [pool.submit(self._open, rank, recipes[rank], secret, total) for rank in ranks]
+            opening = [pool.submit(self._open, rank, recipes[rank], total) for rank in ranks]
             digests = results(opening, beside=(own,))
-            group, relink, links = self._connect(secret, options)
+            group, relink, links = self._join(plan.shard(0).threads or options.threads or default_threads())
             loading = [
                 pool.submit(self._load, rank, digest, recipes[rank], options, total)
                 for rank, digest in zip(ranks, digests, strict=True)
@@ -158,29 +150,39 @@ class Deployment:
         finally:
             # Not waited for: where it fails, all is closed, and threads end where they wait or show progress.
             pool.shutdown(wait=False, cancel_futures=True)
-        for session in self._sessions.values():
+        for session in self._sessions:
             session.tell(pb.Command(run=pb.Run(wire=exchange.wire, algorithm=exchange.algorithm)))
         self.engine = DistributedEngine(
             file, model, plan, shard, group, exchange.algorithm, WIRES[exchange.wire], options.outputs, self._explained,
-            relink, links,
+            relink, [*relink.states(), *(_state(rank, said) for rank, said in links)],
         )  # fmt: skip
         self._closing.then(partial(self._end, group))
 
     def _load_here(self, recipe: Recipe, options: EngineOptions, total: AggregateProgress) -> tuple[llama.Model, Shard]:
         """The vocabulary and rank 0's slice, in this process. One after the other, as llama.cpp says what is wrong
         with a model for all of a process."""
-        model = llama.Model(self._file.path, vocabulary_only=True)
-        self._closing.then(model.close)
+        model = self._vocabulary
+        if model is None:
+            model = llama.Model(self._file.path, vocabulary_only=True)
+            self._closing.then(model.close)
         digest = self._digest(recipe, total)
         with total.part(recipe.n_bytes) as cut:
             path = self._closing.enter(self._slices.use(recipe, self._file.path, digest, cut))
         own = replace(options, **_own(self.plan.shard(0)))
+        if options.prefixes is not None:
+            held = held_bytes(ModelShape.from_gguf(GgufFile.open(path)))
+            own = replace(own, reserved=own.reserved + held)
         here = place(0, self._widths)
         if not here.last:
             own = replace(own, outputs=own.rows)
         with total.part(recipe.n_bytes) as loaded:
             shard = Shard(path, own, here, lambda fraction: loaded(fraction * recipe.n_bytes, recipe.n_bytes))
             self._closing.then(shard.close)
+        if options.prefixes is not None:
+            name_histories(shard.engine.states, self._prefix_key)
+            own_key = rank_key(self._prefix_key, digest)
+            kept = options.prefixes
+            seal(shard.engine.states, kept.folder, kept.max_bytes, own_key, held if own.memory else None)
         return model, shard
 
     def _digest(self, recipe: Recipe, total: AggregateProgress) -> str:
@@ -188,44 +190,15 @@ class Deployment:
         with total.part(recipe.n_bytes) as read:
             return self._slices.digest(recipe, self._file.path, read)
 
-    def _open(self, rank: int, recipe: Recipe, secret: bytes, total: AggregateProgress) -> str:
+    def _open(self, rank: int, recipe: Recipe, total: AggregateProgress) -> str:
         """A rank's slice on its worker, and its engine process: the slice's digest."""
         part = self.plan.shard(rank)
         worker = self._fleet.workers[part.device]
         digest = self._digest(recipe, total)
         with total.part(recipe.n_bytes) as sent:
             worker.send_slice(recipe, self._file.path, digest, sent)
-        session = RemoteSession(
-            worker, rank, self.plan.world_size, secret, self._exchange.deadlines, affinity=part.affinity
-        )
-        self._sessions[rank] = session
-        self._closing.then(session.close)
+        self._open_session(rank, part.device, part.affinity)
         return digest
-
-    def _connect(self, secret: bytes, options: EngineOptions) -> tuple[Group, Relink, list[LinkState]]:
-        """Links between all ranks: rank 0's group, its links that may change, and how all ranks are linked."""
-        sessions = [self._sessions[rank] for rank in sorted(self._sessions)]
-        peers = [session.peer for session in sessions]
-        tell_peers(sessions, [Peer(0, self._fleet.local_name, _NOWHERE, 0, 0, ""), *peers], self._exchange.transport)
-        folder = self._fleet.credentials
-        try:
-            group, relink = join(
-                0,
-                secret,
-                peers,
-                deadlines=self._exchange.deadlines,
-                credentials=partial(credentials.required, folder) if folder else None,
-                transport=self._exchange.transport,
-                poll_s=polling_s(self.plan.shard(0).threads or options.threads or default_threads()),
-            )
-        except TransportError as error:  # another rank may know why: it could not reach the next one, say
-            raise self._explained(error) from error
-        self._group = group
-        self._closing.then(group.close)
-        links = [*relink.states()]
-        for session, event in zip(sessions, answers(sessions), strict=True):
-            links += [_state(session.rank, one) for one in event.connected.links]
-        return group, relink, links
 
     def _load(self, rank: int, digest: str, recipe: Recipe, options: EngineOptions, total: AggregateProgress) -> None:
         part = self.plan.shard(rank)
@@ -238,9 +211,11 @@ class Deployment:
         if ranks > 1 and limit and profile.gpu is None:  # else the first to load would take all of it
             values["memory"] = max(1, (limit - LEAST_PROCESS_BYTES) // ranks)
         values |= _own(part)
-        command = pb.Load(slice=digest, options=options_message(replace(options, **values)), stages=self._widths)
+        key = rank_key(self._prefix_key, digest) if self._prefix_key else b""
+        message = options_message(replace(options, **values))
+        command = pb.Load(slice=digest, options=message, stages=self._widths, prefix_key=key)
         with total.part(recipe.n_bytes) as shown:
-            loaded = self._sessions[rank].ask(
+            loaded = self._by_rank[rank].ask(
                 pb.Command(load=command),
                 lambda event: shown(event.loading.fraction * recipe.n_bytes, recipe.n_bytes),
             )
@@ -253,14 +228,6 @@ class Deployment:
         for link in group.links.values():
             link.deadlines = replace(link.deadlines, send_timeout_s=_AT_ONCE_S)
         self.engine.end()
-
-    def _explained(self, error: Exception) -> Exception:
-        """What a rank says of its end, where a link broke and it says so in a moment; else the error as it is.
-
-        A process that died is the cause; ranks that lost their links to it only follow.
-        """
-        links = self._group.links.values() if self._group else None
-        return last_failure(error, links, list(self._sessions.values()))
 
 
 def _state(rank: int, said: pb.LinkState) -> LinkState:

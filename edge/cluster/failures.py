@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from edge.errors import WorkerError
+from transport.errors import TransportError
+
 # How little a class of errors says: a link that is refused or timed out may be the cause, one that breaks seldom is.
 # Classes that are not here, and the end of a process or of a worker's session, are causes.
 _OF_LINKS = {"Refused": 1, "LinkTimeout": 1, "ProtocolError": 2, "LinkClosed": 3}
@@ -12,6 +15,13 @@ _OF_LINKS = {"Refused": 1, "LinkTimeout": 1, "ProtocolError": 2, "LinkClosed": 3
 def is_cause(word: Exception) -> bool:
     """Whether what a session said is why it ended, and not what another's end did to it."""
     return getattr(word, "error", "") not in _OF_LINKS
+
+
+def is_loss(error: Exception) -> bool:
+    """Whether a device, its process or a link is gone, so that others may do what was asked. Else it was refused."""
+    if isinstance(error, WorkerError):
+        return not error.error or error.error in _OF_LINKS
+    return isinstance(error, TransportError)
 
 
 def failure_reason(words: Iterable[Exception], error: Exception | None = None) -> Exception:

@@ -43,7 +43,7 @@ class Fleet:
             reached = results([pool.submit(self._reached, address, insecure) for address in different])
             described = results([pool.submit(worker.describe) for worker in reached])
             for worker, (profile, _) in zip(reached, described, strict=True):
-                _check_versions(worker.name, profile)
+                check_versions(worker.name, profile)
             at = {address: i for i, address in enumerate(different)}
             self.workers = {address: reached[at[device(address)]] for address in addresses}
             self.profiles = {address: described[at[device(address)]][0] for address in addresses}
@@ -115,7 +115,7 @@ def label(workers: Sequence[Remote], *others: str) -> None:
             worker.label = f"{worker.name} at {join_address(worker.host, worker.port)}"
 
 
-def _check_versions(name: str, profile: DeviceProfile) -> None:
+def check_versions(name: str, profile: DeviceProfile) -> None:
     """WorkerError where ranks of that device would compute with another llama.cpp, or follow other rules."""
     for what, there, here in (
         ("edge", profile.runtime, version("edge-runtime")),

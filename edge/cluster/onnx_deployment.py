@@ -6,42 +6,28 @@ with `load`, so that a sweep over cuts pays for stages only: `load`, `times`, `s
 
 from __future__ import annotations
 
-import secrets
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from functools import partial
 
-from devices.probe import available_memory
-from edge.cluster.fleet import Fleet, device
-from edge.cluster.session import EngineSession, RemoteSession, answers, last_failure, tell_peers
-from edge.cluster.silence import Silence
-from edge.errors import NotEnoughMemory
-from edge.net import credentials
-from edge.net.peers import SECRET_BYTES, Peer
-from edge.net.rendezvous import TRANSPORTS, join, polling_s
+from edge.cluster.fleet import Fleet
+from edge.cluster.preflight import check_memory
+from edge.cluster.rank_group import DEADLINES, RankGroup
+from edge.cluster.session import EngineSession
+from edge.net.rendezvous import TRANSPORTS
 from edge.onnx.engine import OnnxEngine
 from edge.onnx.model import OnnxSource, Part
 from edge.onnx.pipeline import Ends, Pipeline
 from edge.onnx.stage import LoadedStage
-from edge.tasks import AggregateProgress, CancelScope, Progress, results
+from edge.tasks import AggregateProgress, Progress, results
 from edge.worker.messages import stage_message
 from partition.errors import PlanError
 from partition.plan.onnx_plan import OnnxPlan, OnnxStage
 from partition.plan.plan import LOCAL
 from quant.wire import WIRES
 from transport import edge_pb2 as pb
-from transport.collective import Group
-from transport.errors import TransportError
 from transport.link import Deadlines
 from transport.measure import measure
-
-_NOWHERE = "127.0.0.1"  # where rank 0 is dialled: it never is
-_MIB = 1 << 20
-
-# A slow stage may take minutes for a large batch, and holds back those before it meanwhile.
-DEADLINES = Deadlines(step_timeout_s=300.0, send_timeout_s=300.0)
 
 
 @dataclass(frozen=True)
@@ -68,8 +54,8 @@ class Loaded:
     threads: int
 
 
-class OnnxDeployment:
-    """A model that runs on several devices. `close()` ends it on all of them; it is also a context manager."""
+class OnnxDeployment(RankGroup):
+    """A network in ONNX that runs on several devices. `close()` ends it on all of them."""
 
     def __init__(
         self,
@@ -83,22 +69,27 @@ class OnnxDeployment:
         provider: str | None = None,
         progress: Progress = lambda done, total: None,
         say: Callable[[str], None] = lambda words: None,
+        gives_up: bool = False,
     ) -> None:
         """Bring `plan` to life, up to `start`. say: called, in a thread of its own, with words about a device that
-        stands still. threads, provider: of a stage in this process, where the plan has none.
+        stands still. gives_up: take such a device for lost while a pipeline waits for it. threads, provider: of a stage
+        in this process, where the plan has none.
 
         Where it fails, everything is unloaded again, and the first error raised: PlanError (not this model's),
         CannotSlice, NotEnoughMemory, NoRoom, WorkerError, EngineError, or a TransportError. The fleet stays open.
         """
         if transport not in TRANSPORTS:
             raise ValueError(f"transport is {transport!r:.80}; known are {', '.join(TRANSPORTS)}")
-        self._fleet, self._model, self._threads, self._provider = fleet, model, threads, provider
-        self._transport, self._deadlines = transport, deadlines
-        self._sessions: list[EngineSession] = []
-        self._group: Group | None = None
-        self._closing = CancelScope()
-        silence = Silence(lambda: self._sessions, say)
-        self._closing.then(silence.close)
+        super().__init__(
+            fleet,
+            len(plan.remote) + 1,
+            say,
+            transport=transport,
+            deadlines=deadlines,
+            streams=True,
+            gives_up=gives_up,
+        )
+        self._model, self._threads, self._provider = model, threads, provider
         self._pipeline: Pipeline | None = None
         self._own: LoadedStage | None = None
         self._parts: list[Part] = []
@@ -128,13 +119,7 @@ class OnnxDeployment:
             self._pipeline.stop()
         if self._own is not None:
             self._own.close()
-        self._closing.close()
-
-    def __enter__(self) -> OnnxDeployment:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        super().close()
 
     def load(self, plan: OnnxPlan, progress: Progress = lambda done, total: None) -> None:
         """Put another plan in the place of the one that is loaded. Errors as of the constructor; PlanError for other
@@ -217,47 +202,24 @@ class OnnxDeployment:
         links, last = self._group.links, max(self._group.links)
         first = self._parts[0 if self._own is None else 1]
         ends = Ends(self._model.inputs, first.takes, links[1], self._parts[-1].gives, links[last], self._own)
-        self._pipeline = Pipeline(ends, partial(last_failure, links=links.values(), sessions=self._sessions))
+        self._pipeline = Pipeline(ends, self._explained)
         return self._pipeline
+
+    def _give_up(self, session: EngineSession) -> None:
+        if self._pipeline is not None and self._pipeline.is_busy:  # to load may take long, and keep the interpreter
+            super()._give_up(session)
 
     # --- bringing it up ---
 
     def _connect(self) -> None:
         """Sessions on the workers, and links between all of them."""
-        remote, fleet = self.plan.remote, self._fleet
-        secret, world_size = secrets.token_bytes(SECRET_BYTES), len(self.plan.remote) + 1
-        pool = ThreadPoolExecutor(len(remote), "open")
+        pool = ThreadPoolExecutor(len(self.plan.remote), "open")
         try:
-            opening = [pool.submit(self._open, rank, stage, world_size, secret) for rank, stage in enumerate(remote, 1)]
-            self._sessions = results(opening)
+            ranked = enumerate(self.plan.remote, 1)
+            results([pool.submit(self._open_session, rank, stage.device, stage.affinity) for rank, stage in ranked])
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-        peers = [session.peer for session in self._sessions]
-        tell_peers(self._sessions, [Peer(0, fleet.local_name, _NOWHERE, 0, 0, ""), *peers], self._transport)
-        folder = fleet.credentials
-        try:
-            self._group, _ = join(
-                0,
-                secret,
-                peers,
-                deadlines=self._deadlines,
-                credentials=partial(credentials.required, folder) if folder else None,
-                transport=self._transport,
-                poll_s=polling_s(1),
-                streams=True,
-            )
-        except TransportError as error:  # another rank may know why: it could not reach the next one, say
-            raise last_failure(error, None, self._sessions) from error
-        self._closing.then(self._group.close)
-        answers(self._sessions)
-
-    def _open(self, rank: int, stage: OnnxStage, world_size: int, secret: bytes) -> EngineSession:
-        worker = self._fleet.workers[stage.device]
-        session = RemoteSession(
-            worker, rank, world_size, secret, self._deadlines, affinity=stage.affinity, streams=True
-        )
-        self._closing.then(session.close)
-        return session
+        self._join(threads=1)
 
     def _load(self, session: EngineSession, stage: OnnxStage, part: Part, total: AggregateProgress) -> Loaded:
         n_bytes = len(part.content)
@@ -293,21 +255,8 @@ class OnnxDeployment:
 
 def _check_room(fleet: Fleet, plan: OnnxPlan, parts: list[Part]) -> None:
     """NotEnoughMemory names every device without room for the weights and the largest activations of its stages."""
-    needs: Counter[str] = Counter()
-    names: dict[str, tuple[str, int]] = {}
-    for stage, part in zip(plan.stages, parts, strict=True):
-        one = device(stage.device)
-        needs[one] += part.weight_bytes + part.activation_bytes
-        if one == LOCAL:
-            names[one] = "this device", available_memory()
-        else:
-            profile = fleet.profiles[stage.device]
-            have = profile.memory_available_bytes
-            names[one] = fleet.workers[stage.device].label, min(have, profile.memory_limit_bytes or have)
-    lacking = [
-        f"{name} needs {needs[one] / _MIB:,.0f} MiB or more and has {have / _MIB:,.0f}"
-        for one, (name, have) in names.items()
-        if needs[one] > have
+    needs = [
+        (stage.device, {"stages": part.weight_bytes + part.activation_bytes})
+        for stage, part in zip(plan.stages, parts, strict=True)
     ]
-    if lacking:
-        raise NotEnoughMemory(f"{'; '.join(lacking)}: cut the model so that it holds fewer nodes, or use more devices")
+    check_memory(fleet, needs, "cut the model so that it holds fewer nodes, or use more devices")

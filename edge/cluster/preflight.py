@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from devices.probe import available_memory
 from edge.cluster.fleet import Fleet, device
@@ -24,30 +24,40 @@ def check_room(fleet: Fleet, plan: Plan, recipes: Sequence[Recipe], shape: Model
     Compute buffers come on top; what they take is known when a rank loads, and checked again then. A rank with a budget
     pages the weights that do not fit, so its process is counted in their place.
     """
-    needs: dict[str, Counter[str]] = defaultdict(Counter)
-    addresses = {}
+    needs = []
     for rank, address in enumerate(plan.devices):
-        one = device(address)
-        addresses[one] = address
-        if _pages(fleet, plan, rank, options):
-            needs[one]["runtime"] += LEAST_PROCESS_BYTES
-        else:
-            needs[one]["weights"] += recipes[rank].n_bytes
-        needs[one]["KV cache"] += kv_bytes(plan, rank, shape, options)
+        paged = _pages(fleet, plan, rank, options)
+        held = {"runtime": LEAST_PROCESS_BYTES} if paged else {"weights": recipes[rank].n_bytes}
+        needs.append((address, {**held, "KV cache": kv_bytes(plan, rank, shape, options)}))
+    check_memory(
+        fleet,
+        needs,
+        "give it a smaller share, a smaller --context, or a budget (--memory, on a worker or here) so that it pages, or"
+        " add a device",
+    )
+
+
+def check_memory(fleet: Fleet | None, needs: Iterable[tuple[str, Mapping[str, int]]], remedy: str) -> None:
+    """NotEnoughMemory names every device without room for what it is to hold. needs: of each rank the address of its
+    device, and bytes by what they are for. fleet: None where all is on this device."""
+    total: dict[str, Counter[str]] = defaultdict(Counter)
+    addresses = {}
+    for address, parts in needs:
+        addresses[device(address)] = address
+        total[device(address)].update(parts)
     lacking = []
     for one, address in addresses.items():
         name, have = "this device", available_memory()
         if one != LOCAL:
+            assert fleet is not None
             name, have = fleet.workers[address].label, fleet.memory_of(address)
-        need = sum(needs[one].values())
+        need = sum(total[one].values())
         if need > have:
-            parts = ", ".join(f"{part} {n / MIB:,.0f}" for part, n in needs[one].items())
-            lacking.append(f"{name} needs {need / MIB:,.0f} MiB or more ({parts}) and has {have / MIB:,.0f}")
+            shown = ", ".join(f"{part} {n / MIB:,.0f}" for part, n in total[one].items())
+            beside = f" ({shown})" if len(total[one]) > 1 else ""
+            lacking.append(f"{name} needs {need / MIB:,.0f} MiB or more{beside} and has {have / MIB:,.0f}")
     if lacking:
-        raise NotEnoughMemory(
-            f"{'; '.join(lacking)}: give it a smaller share, a smaller --context, or a budget (--memory, on a worker or"
-            " here) so that it pages, or add a device"
-        )
+        raise NotEnoughMemory(f"{'; '.join(lacking)}: {remedy}")
 
 
 def _pages(fleet: Fleet, plan: Plan, rank: int, options: EngineOptions) -> bool:

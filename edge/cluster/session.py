@@ -230,7 +230,6 @@ class LocalSession(EngineSession):
         secret: bytes,
         credentials: Path | None,
         threads: int,
-        deadlines: Deadlines = DEFAULTS,
         streams: bool = False,
     ) -> None:
         """Starts the process. credentials: the folder, where its links are encrypted. streams: what its links are for
@@ -238,7 +237,7 @@ class LocalSession(EngineSession):
         super().__init__(device, 0)
         self._child = Child(_HOST, credentials, ResourceLimits(threads), "local")
         threading.Thread(target=self._read, daemon=True, name="events of this device").start()
-        self.pid = self.open(world_size, secret, deadlines, streams=streams).pid
+        self.pid = self.open(world_size, secret, streams=streams).pid
         self.peer = Peer(0, device, _HOST, 0, 0, "local")
 
     def close(self) -> None:

@@ -8,14 +8,17 @@ from collections.abc import Callable, Iterable
 from edge.cluster.session import EngineSession
 from edge.net.peers import BEAT_S
 
-SILENT_S = 2.5 * BEAT_S  # without a word; fewer beats may be late on a busy device
-_LOOK_S = 0.5
+SILENT_S = 5 * BEAT_S  # without a word; fewer beats may be late on a busy device
+LOST_S = 4 * BEAT_S  # without a word, while this device ran: then the process stands still
+_LOOK_S = BEAT_S / 2
 
 
 class Silence:
     """Looks at engine processes until it is closed.
 
-    The first line comes after SILENT_S, the next when the silence has lasted twice as long, and so on.
+    The first line comes after SILENT_S, the next when the silence has lasted twice as long, and so on. A process that
+    is silent for LOST_S is given up where somebody wants to know. For that, looks are counted and not seconds: where
+    this device itself stood still, words may be waiting to be read.
     """
 
     def __init__(
@@ -23,10 +26,12 @@ class Silence:
         sessions: Callable[[], Iterable[EngineSession]],
         say: Callable[[str], None],
         is_busy: Callable[[], bool] = lambda: True,
+        lost: Callable[[EngineSession], None] | None = None,
     ) -> None:
-        """is_busy: whether anybody waits for them; nothing is said otherwise."""
-        self._sessions, self._say, self._is_busy = sessions, say, is_busy
+        """is_busy: whether anybody waits for them; nothing is said otherwise. lost: told who is given up."""
+        self._sessions, self._say, self._is_busy, self._lost = sessions, say, is_busy, lost
         self._said: dict[EngineSession, float] = {}  # silence in seconds, when it was last said
+        self._looks: dict[EngineSession, tuple[float, int]] = {}  # silence at the last look, and looks without a word
         self._over = threading.Event()
         threading.Thread(target=self._run, daemon=True, name="silence").start()
 
@@ -34,6 +39,12 @@ class Silence:
         """Say what is new."""
         for session in list(self._sessions()):
             silent_s, said_s = session.silent_s, self._said.get(session, 0.0)
+            before_s, looks = self._looks.get(session, (0.0, 0))
+            looks = looks + 1 if silent_s > before_s else 0
+            self._looks[session] = silent_s, looks
+            if self._lost is not None and looks * _LOOK_S >= LOST_S and self._is_busy():
+                self._looks[session] = silent_s, 0
+                self._lost(session)
             if silent_s < said_s:
                 del self._said[session]
                 self._say(f"{session.device} answers again")

@@ -164,6 +164,8 @@ class Model:
         self.n_vocab: int = L.llama_vocab_n_tokens(self.vocab)
         self.n_bytes: int = L.llama_model_size(self._handle)
         self.has_decoder: bool = L.llama_model_has_decoder(self._handle)
+        # Recurrent layers hold what all tokens so far made, and nothing of each.
+        self.is_recurrent: bool = L.llama_model_is_recurrent(self._handle) or L.llama_model_is_hybrid(self._handle)
 
     def close(self) -> None:
         if self._handle:
@@ -265,12 +267,14 @@ class Context:
         params = L.llama_context_default_params()
         params.n_ctx = sizes.context
         params.n_batch = params.n_ubatch = sizes.batch  # one decode is one graph: hooks count its nodes
-        params.n_seq_max = sizes.sequences
+        # One more than anybody decodes: a range of positions is given to it to be written, or read into it.
+        self._scratch = None if model.is_recurrent else sizes.sequences
+        params.n_seq_max = sizes.sequences + (self._scratch is not None)
         params.kv_unified = True  # likewise: separate caches would split a batch of several sequences
         params.n_threads = params.n_threads_batch = threads
         params.type_k = params.type_v = sizes.kv.id
         params.flash_attn_type = FLASH_ATTENTION[sizes.flash_attention]
-        params.n_outputs_max = sizes.outputs
+        params.n_outputs_max = max(sizes.outputs, params.n_seq_max)  # ggml stops the process on fewer
         if model.own_memory:
             params.op_offload = False  # a GPU would be given copies of weights before they are there
         self._stop = C.create_string_buffer(2)
@@ -290,6 +294,10 @@ class Context:
         if not self._handle:
             raise EngineError(f"llama.cpp cannot make a context of {sizes.context} tokens: {_why()}")
         self._memory = L.llama_get_memory(self._handle)
+        # A shift rotates keys, at the beginning of the next decode; other keys cannot follow their positions.
+        rotates = L.llama_model_rope_type(model._handle) != L.LLAMA_ROPE_TYPE_NONE
+        self.can_shift = bool(rotates and not model.is_recurrent and L.llama_memory_can_shift(self._memory))
+        self.shift_pending = False
         self.n_ctx: int = L.llama_n_ctx(self._handle)
 
     def close(self) -> None:
@@ -304,6 +312,7 @@ class Context:
         batch.native.n_tokens = n
         code = _STOPPED if self._stop.value else L.llama_decode(self._handle, batch.native)
         if code == 0:
+            self.shift_pending = False
             return
         if code == _STOPPED:
             raise Interrupted("stopped on request")
@@ -344,10 +353,48 @@ class Context:
         if not L.llama_memory_can_shift(self._memory):
             raise EngineError("this model's KV cache cannot shift positions")
         L.llama_memory_seq_add(self._memory, sequence, start, end, delta)
+        self.shift_pending = True
 
     def kv_clear(self) -> None:
         L.llama_memory_clear(self._memory, True)
+        self.shift_pending = False
 
-    def kv_last(self, sequence: int) -> int:
-        """The last position held for a sequence; -1 if none."""
-        return int(L.llama_memory_seq_pos_max(self._memory, sequence))
+    def kv_ends(self, sequence: int) -> list[int]:
+        """The first position that all layers hold of a sequence, and the last; -1 if none."""
+        return [end(self._memory, sequence) for end in (L.llama_memory_seq_pos_min, L.llama_memory_seq_pos_max)]
+
+    def read_state(self, sequence: int, start: int, end: int) -> NDArray[np.uint8]:
+        """What is held of positions [start, end) of a sequence; partition/state/sequence.py says how it is laid out.
+        EngineError for recurrent layers, which hold no positions, and between a shift and the next decode."""
+        if self.shift_pending:
+            raise EngineError("positions were shifted and their keys were not; decode a token before they are read")
+        scratch = self._scratch_sequence()
+        L.llama_memory_seq_cp(self._memory, sequence, scratch, start, end)
+        try:
+            data = np.empty(L.llama_state_seq_get_size(self._handle, scratch), np.uint8)
+            pointer = data.ctypes.data_as(C.POINTER(C.c_uint8))
+            written = L.llama_state_seq_get_data(self._handle, pointer, data.size, scratch)
+        finally:
+            L.llama_memory_seq_rm(self._memory, scratch, -1, -1)
+        if written != data.size:
+            raise EngineError(f"llama.cpp cannot write positions {start} to {end} of sequence {sequence}: {_why()}")
+        return data
+
+    def write_state(self, sequence: int, data: NDArray[np.uint8]) -> bool:
+        """Add to a sequence what `read_state` gave here or in another context; False where it does not fit this one.
+        The data must have been checked before, and its positions must not be held."""
+        scratch = self._scratch_sequence()
+        _complaints.clear()
+        try:
+            pointer = data.ctypes.data_as(C.POINTER(C.c_uint8))
+            if L.llama_state_seq_set_data(self._handle, pointer, data.size, scratch) != data.size:
+                return False
+            L.llama_memory_seq_cp(self._memory, scratch, sequence, -1, -1)
+        finally:
+            L.llama_memory_seq_rm(self._memory, scratch, -1, -1)
+        return True
+
+    def _scratch_sequence(self) -> int:
+        if self._scratch is None:
+            raise EngineError("recurrent layers hold no single positions; compute the history again")
+        return self._scratch

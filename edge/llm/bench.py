@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -53,6 +54,32 @@ class BenchResult:
     def scattered(self) -> bool:
         """Whether tokens took so different times that a mean says little."""
         return self.decode_ms_p90 > _SCATTERED * self.decode_ms_p10
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, as docs/cli.md says."""
+        throughput = self.throughput
+        return {
+            "threads": self.threads,
+            "prompt_tokens": self.prompt_tokens,
+            "gen_tokens": self.gen_tokens,
+            "repeats": self.repeats,
+            "prefill_tokens_per_s": self.prefill.mean,
+            "prefill_tokens_per_s_deviation": self.prefill.deviation,
+            "prefill_tokens_per_s_median": self.prefill.median,
+            "decode_tokens_per_s": self.decode.mean,
+            "decode_tokens_per_s_deviation": self.decode.deviation,
+            "decode_tokens_per_s_median": self.decode.median,
+            "decode_ms_median": self.decode_ms_median,
+            "decode_ms_p10": self.decode_ms_p10,
+            "decode_ms_p90": self.decode_ms_p90,
+            "others_cores": self.others_cores,
+            "throughput_tokens_per_s": throughput.mean if throughput else None,
+            "throughput_tokens_per_s_deviation": throughput.deviation if throughput else None,
+            "decode_bytes": self.decode_bytes,
+            "bandwidth_gbps": self.bandwidth_gbps,
+            "memory_bandwidth_gbps": self.memory_bandwidth_gbps,
+            "peak_rss_bytes": self.peak_rss_bytes,
+        }
 
 
 def measure(

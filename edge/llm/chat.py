@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from devices.files import write_whole
-from edge.errors import ChatFileError
+from devices.paths import state_folder
+from edge.errors import ChatFileError, EngineError
 from edge.llm.generate import Response, generate
 from edge.llm.interface import TextEngine
 from edge.llm.model import Model
 from edge.llm.sampler import SamplingParams
-from edge.llm.sequence import PrefillProgress, Session
+from edge.llm.sequence import PrefillProgress, Session, common_prefix
 from edge.llm.template import ChatTemplate, Message
 from edge.llm.template_process import TemplateProcess
 
 ROLES = ("system", "user", "assistant")
 _FORMAT = "edge-chat-1"
+_LONGEST_ANSWER = 4  # contexts; what drops its own beginning might never end
+
+WhenFull = Literal["shift", "forget", "stop"]
+"""What a full context costs. shift: the oldest tokens are dropped in place, also during an answer. forget: the oldest
+exchanges are left out and the rest is computed again; an answer ends where the context does. stop: nothing is left out.
+"""
 
 
 class Chat:
@@ -32,11 +40,24 @@ class Chat:
         system: str | None = None,
         template: str | None = None,
         renderer: TemplateProcess | None = None,
+        when_full: WhenFull | None = None,
     ) -> None:
         """template: Jinja source to use instead of the model's own. renderer: a process for it that was started before;
-        by default, one is started. TemplateError where the template is not valid."""
+        by default, one is started. when_full: None is "shift" where the model allows it, else "forget".
+
+        TemplateError where the template is not valid, EngineError where "shift" is asked of a model that cannot,
+        ValueError for another word.
+        """
         engine = model.engine if isinstance(model, Model) else model
+        if when_full not in (None, *get_args(WhenFull)):
+            raise ValueError(f"when_full is {', '.join(get_args(WhenFull))} or None, not {when_full!r}")
+        if when_full == "shift" and not engine.can_shift:
+            raise EngineError(
+                f"{engine.path.name} cannot shift its context: it has attention windows, recurrent layers or positions"
+                " that are not rotations; use forget or stop"
+            )
         self.engine = engine
+        self.when_full: WhenFull = when_full or ("shift" if engine.can_shift else "forget")
         self._session = Session(engine)
         self.dropped = 0  # messages forgotten by the last `ask` because the context was full
         bos, eos = (self._special(name) for name in ("bos", "eos"))
@@ -46,6 +67,7 @@ class Chat:
             self._template = ChatTemplate.for_model(engine.file.metadata, bos, eos, renderer)
         self._bos = bos
         self.messages: list[dict[str, str]] = []
+        self.document = ""  # a text that stands before the first question
         self.system = system
 
     @property
@@ -95,8 +117,9 @@ class Chat:
     ) -> Iterator[Response]:
         """Add a user message and generate the answer, which joins the messages as far as it was generated.
 
-        Where the context is full the oldest exchanges are forgotten; `dropped` says how many messages. Where not even
-        this message fits, ContextFull, and the conversation is as before.
+        Where the context is full the oldest exchanges are forgotten, unless `when_full` is "stop"; `dropped` says how
+        many messages. Where not even this message fits, ContextFull, and the conversation is as before. max_tokens:
+        None goes on to the end of the context, with "shift" to four times as many tokens.
         """
         asked = [*self.messages, {"role": "user", "content": text}]
         return self._answer(asked, sampling, max_tokens, stop, on_prefill)
@@ -135,7 +158,10 @@ class Chat:
         self.dropped = 0
         pieces: list[str] = []
         try:
-            kept, prompt = self._fitting()
+            kept, prompt, is_whole = self._fitting()
+            shifts = self.when_full == "shift"
+            if shifts and max_tokens is None:
+                max_tokens = _LONGEST_ANSWER * self.engine.context
             for response in generate(
                 self._session,
                 prompt,
@@ -143,6 +169,8 @@ class Chat:
                 max_tokens=max_tokens,
                 stop=(*self._template.stops, *stop),
                 on_prefill=on_prefill,
+                in_place=shifts and not is_whole,
+                beginning=(lambda: self._beginning(prompt)) if shifts else None,
             ):
                 if not pieces:  # only now is it sure that there is an answer
                     self.dropped = len(self.messages) - len(kept)
@@ -161,15 +189,27 @@ class Chat:
         return self._tokens(self.messages)
 
     def _tokens(self, messages: Sequence[Message]) -> list[int]:
-        text = self._template.render(messages)
+        text = self._template.render(self._with_document(messages))
         starts_with_bos = bool(self._bos) and text.startswith(self._bos)
         return self.engine.model.tokenize(text, add_special=not starts_with_bos, parse_special=True)
 
-    def _fitting(self) -> tuple[list[dict[str, str]], list[int]]:
-        """The messages to keep and their prompt: without the oldest exchanges where they leave no room for an answer.
+    def _with_document(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """The messages with the document before the first question that is among them."""
+        first = next((i for i, message in enumerate(messages) if message["role"] == "user"), None)
+        if not self.document or first is None:
+            return messages
+        question = {"role": "user", "content": f"{self.document}\n\n{messages[first]['content']}"}
+        return [*messages[:first], question, *messages[first + 1 :]]
 
-        Where some must go, half the room is cleared: every forgetting means computing the rest of the prompt again.
+    def _fitting(self) -> tuple[list[dict[str, str]], list[int], bool]:
+        """The messages to keep, their prompt, and whether it has all messages: it is without the oldest exchanges where
+        they leave no room for an answer.
+
+        Where some must go, half the room is cleared: every forgetting costs computing the rest of the prompt again, or
+        is an approximation.
         """
+        if self.when_full == "stop":
+            return self.messages, self.prompt_tokens(), True
         room = self.engine.context - min(256, self.engine.context // 4)
         first = 0 if self.system is None else 1
         for oldest in range(first, len(self.messages), 2):
@@ -179,14 +219,26 @@ class Chat:
                 break
             if oldest == first:
                 room //= 2
-        return kept, prompt  # the last message alone may still fit, with less room for its answer
+        is_alone = len(kept) == first + 1 < len(self.messages)
+        if is_alone and len(prompt) <= room and self.when_full == "shift":  # the end of a long exchange fits beside it
+            kept = self.messages[:first] + self.messages[max(first, len(self.messages) - 3) :]
+            prompt = self._tokens(kept)
+            beginning = self._beginning(prompt)
+            prompt = prompt[:beginning] + prompt[len(prompt) - (room - beginning) :]
+        # The last message alone may still fit, with less room for its answer.
+        return kept, prompt, not is_alone and len(kept) == len(self.messages)
+
+    def _beginning(self, prompt: Sequence[int]) -> int:
+        """How many tokens of a prompt come before the first question: the system message, the document."""
+        system = self.messages[: 0 if self.system is None else 1]
+        return common_prefix(prompt, self._tokens([*system, {"role": "user", "content": "?"}]))
 
     def _special(self, name: str) -> str:
         token = self.engine.model.special_token(name)
         return "" if token is None else self.engine.model.piece(token, special=True).decode(errors="replace")
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the messages as JSON: in a new file, or in place of a saved chat.
+        """Write the messages, and the document, as JSON: in a new file, or in place of a saved chat.
 
         ChatFileError where something else is there, OSError where it cannot be written; nothing changes then.
         """
@@ -195,33 +247,50 @@ class Chat:
             raise FileNotFoundError(f"{path}: there is no folder {path.parent}; make it, or save elsewhere")
         if path.is_symlink() or path.exists():
             try:
-                _saved_messages(path)
+                _saved(path)
             except (ChatFileError, OSError) as error:
                 raise ChatFileError(f"{path} is there and is no saved chat, so it stays; use another name") from error
-        text = json.dumps({"format": _FORMAT, "messages": self.messages}, ensure_ascii=False, indent=1)
+        saved = {"format": _FORMAT, "messages": self.messages, **({"document": self.document} if self.document else {})}
+        text = json.dumps(saved, ensure_ascii=False, indent=1)
         try:
             write_whole(path, (text + "\n").encode())
         except OSError as error:  # its own words name a temporary file
             raise OSError(f"{path}: cannot be saved: {error.strerror or error}") from error
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Replace the messages by saved ones. ChatFileError where the file is not a saved chat, OSError where it cannot
-        be read."""
+        """Replace the messages, and the document, by saved ones. ChatFileError where the file is not a saved chat,
+        OSError where it cannot be read."""
         path = Path(path)
         try:
-            self.messages = _saved_messages(path)
+            self.messages, self.document = _saved(path)
         except OSError as error:
             raise OSError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-def _saved_messages(path: Path) -> list[dict[str, str]]:
+def conversation_path(name: str) -> Path:
+    """Where the conversation of this name is kept between programs. ChatFileError for a name that cannot be one."""
+    if not re.fullmatch(r"[\w][\w .-]{0,79}", name):
+        raise ChatFileError(
+            f"a conversation cannot be called {name!r:.90}: use up to 80 letters, digits, spaces and ._-, the first of"
+            " them a letter or a digit"
+        )
+    folder = state_folder() / "conversations"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder / f"{name}.json"
+
+
+def _saved(path: Path) -> tuple[list[dict[str, str]], str]:
+    """The messages and the document in a file."""
     if not path.is_file() and path.exists():
         raise ChatFileError(f"{path}: not a saved chat: not a file")
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ChatFileError(f"{path}: not a saved chat: {error}") from error
-    return _checked_messages(data, path)
+    messages, document = _checked_messages(data, path), data.get("document", "")
+    if not isinstance(document, str):
+        raise ChatFileError(f"{path}: not a saved chat: its document is no text")
+    return messages, document
 
 
 def _checked_messages(data: Any, path: Path) -> list[dict[str, str]]:

@@ -16,6 +16,8 @@ from edge.llama import llama
 from edge.llama.ggml import forget_views
 from edge.llama.hooks import Hook, NodeHooks
 from edge.llm.options import DEFAULTS, EngineOptions, resolve
+from edge.llm.prefixes import keep_prefixes
+from edge.llm.states import States, held_bytes
 from edge.llm.thread_choice import ThreadChoice, worth_threads
 from edge.paging import memory
 from edge.paging.budget import BudgetOptions
@@ -24,6 +26,7 @@ from edge.paging.memory import MemoryNeed
 from edge.paging.plan import PagePlan
 from edge.paging.weights import PagedWeights
 from partition.model.check import check_loadable
+from partition.model.metadata import Metadata
 from partition.model.model import ModelShape
 from partition.slices.rules import has_window
 from quant.gguf.file import GgufFile
@@ -71,13 +74,16 @@ class Engine:
         self.sequences, self.stages = options.sequences, 1
         self.outputs = sizes.outputs
         self._submitted: deque[NDArray[np.float32]] = deque()
-        self._shifted = False  # positions, since the last decode
         self._within: BudgetedModel | None = None
         if options.memory is None:
             self._load(options, sizes, hooks, progress)
         else:
             sizes = self._load_within(options.memory, options, sizes, hooks, progress, accounted, tokens=not embeddings)
         self.batch = sizes.batch
+        self.states = States(self.file, self._context, kv)
+        if options.prefixes is not None:
+            held = held_bytes(self.shape) if options.memory else None
+            keep_prefixes(self.states, self.file, options.prefixes, held)
         self.rows = llama.Batch(self.batch, self.shape.n_embd if embeddings else 0)
         if self._choice is not None:
             self._use(self._choice.begin())
@@ -116,12 +122,11 @@ class Engine:
         tokens: bool,
     ) -> llama.ContextSizes:
         """Load what the budget has room for; what a decode may then have."""
+        reserved = options.reserved + (held_bytes(self.shape) if options.prefixes else 0)
         within = self._within = load_within(
             self.file,
             self.shape,
-            BudgetOptions(
-                budget, options.window, options.io_threads, options.io_chunk, options.verify, options.reserved
-            ),
+            BudgetOptions(budget, options.window, options.io_threads, options.io_chunk, options.verify, reserved),
             sizes,
             choose_batch=options.batch is None,
             threads=self.threads,
@@ -215,6 +220,11 @@ class Engine:
         return self._submitted.popleft()
 
     @property
+    def failed(self) -> Exception | None:
+        """None: an error of one call leaves the engine as it was."""
+        return None
+
+    @property
     def uncollected(self) -> int:
         """Submitted steps whose logits wait to be collected."""
         return len(self._submitted)
@@ -239,12 +249,11 @@ class Engine:
             paging.end()
 
     def _decode_hooked(self, hooks: NodeHooks, rows: llama.Batch, n: int, wanted: int) -> None:
-        hooks.begin(n, wanted, shifted=self._shifted)
+        hooks.begin(n, wanted, shifted=self._context.shift_pending)
         completed = False
         try:
             self._context.decode(rows, n)
             completed = True
-            self._shifted = False
         finally:
             hooks.end(completed)
 
@@ -273,8 +282,13 @@ class Engine:
     # The KV cache.
 
     def kv_remove(self, sequence: int, start: int, end: int = -1) -> bool:
-        """Forget positions [start, end) of a sequence. False where this cache keeps no history and must be cleared."""
+        """Forget positions [start, end) of a sequence. False where the cache lacks what is before, and all of the
+        sequence must be forgotten."""
         self._check_sequences(sequence)
+        window = Metadata(self.file).count("attention.sliding_window", 0)
+        # llama.cpp gives cells that a window has passed to other sequences: then its layers cannot go back.
+        if window and end < 0 < start and self._context.kv_ends(sequence)[0] > max(0, start + 1 - window):
+            return False
         return self._context.kv_remove(sequence, start, end)
 
     def kv_copy(self, source: int, target: int, start: int = 0, end: int = -1) -> None:
@@ -287,7 +301,11 @@ class Engine:
         self._check_sequences(sequence)
         check_shift(self.file)
         self._context.kv_shift(sequence, start, end, delta)
-        self._shifted = True  # llama.cpp moves the keys at the beginning of the next decode
+
+    @property
+    def can_shift(self) -> bool:
+        """Whether `kv_shift` gives nearly what computing the tokens again would."""
+        return not has_windows(self.file) and self._context.can_shift
 
     def kv_clear(self) -> None:
         """Forget everything."""
@@ -296,7 +314,7 @@ class Engine:
     def kv_last(self, sequence: int) -> int:
         """The last position held for a sequence; -1 if none."""
         self._check_sequences(sequence)
-        return self._context.kv_last(sequence)
+        return self._context.kv_ends(sequence)[1]
 
     def _check_sequences(self, *sequences: int) -> None:
         if not all(0 <= sequence < self.sequences for sequence in sequences):  # llama.cpp would end the process
@@ -304,6 +322,7 @@ class Engine:
 
     def close(self) -> None:
         """Free the context and the model."""
+        self.states.finish()
         forget_views()
         if self._within is not None:
             within, self._within = self._within, None
@@ -330,9 +349,13 @@ def check_room(n: int, start: int, batch: int, context: int) -> None:
 def check_shift(file: GgufFile) -> None:
     """EngineError for a model with attention windows: where all layers it has here are of one kind, llama.cpp would
     end the process on the empty cache of the other kind."""
-    window = file.metadata.get(f"{file.architecture}.attention.sliding_window", 0)
-    if window or has_window(file.architecture):
+    if has_windows(file):
         raise EngineError("positions of a model with attention windows cannot be shifted; compute them again")
+
+
+def has_windows(file: GgufFile) -> bool:
+    """Whether a model has, or may have, layers with attention windows."""
+    return bool(file.metadata.get(f"{file.architecture}.attention.sliding_window")) or has_window(file.architecture)
 
 
 def _gpu_layers(asked: int | None) -> int:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
+from edge.errors import EdgeError
 from edge.llm.continuation import Continuation
 from edge.llm.sampler import SamplingParams
 from edge.llm.sequence import PrefillProgress, Session
@@ -18,6 +20,8 @@ class Usage:
     prompt_tokens: int
     cached_tokens: int  # of the prompt: those that were in the KV cache already
     completion_tokens: int
+    restored_tokens: int = 0  # of those in the cache: that were read from disk for this prompt
+    dropped_tokens: int = 0  # of the oldest: that were dropped in place, before or during the answer
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,8 @@ def generate(
     max_tokens: int | None = None,  # None: until the context is full
     stop: Sequence[str] = (),  # strings that end the answer and are not part of it
     on_prefill: PrefillProgress | None = None,
+    in_place: bool = False,  # as in `Session.prefill`
+    beginning: Callable[[], int] | None = None,  # tokens that stay in a full context; None: the answer ends there
 ) -> Iterator[Response]:
     """Continue `prompt`; the session afterwards holds the prompt and what was generated.
 
@@ -62,13 +68,17 @@ def generate(
     step_s: list[float] = []
     finish = None
     try:
-        logits = session.prefill(prompt, on_prefill)
-        clock.prefilled(session.computed)
+        logits = session.prefill(prompt, on_prefill, in_place=in_place)
+        clock.prefilled(session)
         while (text := continuation.choose(logits)) is not None:
             clock.token()
             token = continuation.tokens[-1]
             yield Response(text, token, None, clock.usage(), clock.timing())
-            finish = continuation.finish_reason or ("length" if session.full else None)
+            finish = continuation.finish_reason
+            if finish is None and session.full:
+                dropped = 0 if beginning is None else session.make_room(beginning())
+                clock.dropped += dropped
+                finish = None if dropped else "length"
             if finish:
                 break
             began = time.perf_counter()
@@ -77,6 +87,8 @@ def generate(
     finally:
         continuation.close()
         session.engine.answered(step_s)
+        with suppress(EdgeError):  # it was told already, or keeping is no duty
+            session.keep()
     yield Response(continuation.rest(), None, finish or "stop", clock.usage(), clock.timing())
 
 
@@ -86,10 +98,12 @@ class _Clock:
     def __init__(self, accepted: float, prompt_tokens: int) -> None:
         self._accepted = accepted
         self._prefilled = self._first = self._last = accepted
-        self._prompt_tokens, self._computed, self.completion_tokens = prompt_tokens, 0, 0
+        self._prompt_tokens, self._computed, self._restored, self.completion_tokens = prompt_tokens, 0, 0, 0
+        self.dropped = 0
 
-    def prefilled(self, computed: int) -> None:
-        self._prefilled, self._computed = time.perf_counter(), computed
+    def prefilled(self, session: Session) -> None:
+        self._prefilled, self.dropped = time.perf_counter(), session.dropped
+        self._computed, self._restored = session.computed, session.restored
 
     def token(self) -> None:
         self._last = time.perf_counter()
@@ -98,7 +112,8 @@ class _Clock:
         self.completion_tokens += 1
 
     def usage(self) -> Usage:
-        return Usage(self._prompt_tokens, self._prompt_tokens - self._computed, self.completion_tokens)
+        cached = self._prompt_tokens - self._computed
+        return Usage(self._prompt_tokens, cached, self.completion_tokens, self._restored, self.dropped)
 
     def timing(self) -> Timing:
         after_first = self.completion_tokens - 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,21 +14,90 @@ from edge.llm.engine import Outputs
 from edge.paging.memory import MemoryNeed
 from edge.paging.weights import PagedWeights
 from partition.model.model import ModelShape
+from partition.plan.plan import Range
+from partition.state.sequence import KVBlock
 from quant.gguf.file import GgufFile
+
+
+class SequenceStates(Protocol):
+    """`edge.llm.states.States` and `edge.parallel.states.SpreadStates`; the former documents the methods."""
+
+    @property
+    def block(self) -> int:
+        """Tokens of a block that is kept."""
+
+    @property
+    def factors(self) -> str:
+        """Which of the model's factors turn positions; "" where it has but one kind."""
+
+    @property
+    def keeps(self) -> bool:
+        """Whether blocks of this model are kept on disk."""
+
+    def describe(self) -> str:
+        """How much is kept where."""
+
+    def read(self, sequence: int, positions: Range) -> KVBlock:
+        """Keys and values of the whole model at these positions."""
+
+    def write(self, sequence: int, block: KVBlock) -> None:
+        """Add to a sequence what `read` gave, here or elsewhere."""
+
+    def links(self, tokens: Sequence[int]) -> list[bytes]:
+        """The names of the whole blocks of a history."""
+
+    def keep(self, sequence: int, start: int, links: Sequence[bytes]) -> None:
+        """Keep blocks of a sequence from position `start` on, each under its link."""
+
+    def kept(self, links: Sequence[bytes]) -> int:
+        """How many leading ones of these blocks are kept."""
+
+    def restore(self, sequence: int, start: int, links: Sequence[bytes]) -> int:
+        """Add kept blocks to a sequence that ends at `start`: how many leading ones were there."""
 
 
 class TextEngine(Protocol):
     """`edge.llm.engine.Engine` and `edge.parallel.engine.DistributedEngine`; the former documents the methods."""
 
-    path: Path
-    file: GgufFile
-    shape: ModelShape
-    context: int  # tokens
-    batch: int  # rows one decode may have
-    threads: int  # of this device
-    sequences: int
-    memory: MemoryNeed  # of this device
-    stages: int  # decodes that are under way at once where there are as many microbatches
+    @property
+    def path(self) -> Path:
+        """The model's file."""
+
+    @property
+    def file(self) -> GgufFile:
+        """The same, read."""
+
+    @property
+    def shape(self) -> ModelShape:
+        """The model's sizes."""
+
+    @property
+    def context(self) -> int:
+        """Tokens."""
+
+    @property
+    def batch(self) -> int:
+        """Rows one decode may have."""
+
+    @property
+    def threads(self) -> int:
+        """Of this device."""
+
+    @property
+    def sequences(self) -> int:
+        """Independent ones, from 0 on."""
+
+    @property
+    def memory(self) -> MemoryNeed:
+        """Of this device."""
+
+    @property
+    def stages(self) -> int:
+        """Decodes that are under way at once where there are as many microbatches."""
+
+    @property
+    def states(self) -> SequenceStates:
+        """The keys and values of sequences, to be read, written and kept."""
 
     @property
     def model(self) -> Model:
@@ -37,6 +106,10 @@ class TextEngine(Protocol):
     @property
     def paging(self) -> PagedWeights | None:
         """This device's weights under a budget; None without one."""
+
+    @property
+    def failed(self) -> Exception | None:
+        """Why this engine can compute nothing any more; None while it can."""
 
     @property
     def uncollected(self) -> int:
@@ -82,8 +155,36 @@ class TextEngine(Protocol):
     def kv_copy(self, source: int, target: int, start: int = 0, end: int = -1) -> None:
         """Let `target` share positions of `source`."""
 
+    def kv_shift(self, sequence: int, start: int, end: int, delta: int) -> None:
+        """Add `delta` to positions of a sequence."""
+
+    @property
+    def can_shift(self) -> bool:
+        """Whether `kv_shift` gives nearly what computing the tokens again would."""
+
     def answered(self, step_s: Sequence[float]) -> None:
         """An answer is complete, whose tokens took so many seconds."""
 
     def kv_clear(self) -> None:
         """Forget everything."""
+
+
+def memory_json(engine: TextEngine) -> dict[str, Any]:
+    """The keys "memory" and "paging" of a command's --json; both None without a budget."""
+    paging = engine.paging
+    if paging is None:
+        return {"memory": None, "paging": None}
+    need, plan, stats = engine.memory, paging.plan, paging.stats()
+    return {
+        "memory": {"budget_bytes": need.budget, "total_bytes": need.total, "parts": need.parts},
+        "paging": {
+            "resident_bytes": sum(piece.n_bytes for piece in plan.resident),
+            "streamed_bytes": plan.streamed_bytes,
+            "window_bytes": plan.window,
+            "io_threads": paging.reader.threads,
+            "io_chunk_bytes": paging.reader.chunk,
+            "reads": paging.reads,
+            "decode": stats.decode.to_json(),
+            "prefill": stats.prefill.to_json(),
+        },
+    }

@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
+from devices.paths import state_folder
 from devices.probe import default_threads
 from edge.errors import EngineError
 from edge.llama import llama
 from edge.paging.budget import context_within
+from edge.prefixes.store import DEFAULT_BYTES, default_folder
 from partition.model.model import ModelShape
 from quant.errors import UnknownTypeError
 from quant.types import KV_TYPES, TensorType, type_by_name
 
 DEFAULT_CONTEXT = 4096  # tokens; models trained for more would reserve gigabytes of KV cache nobody asked for
 MAX_CONTEXT = 1 << 24  # tokens; more than any model is trained for. llama.cpp keeps 50 bytes for each even in a dry run
-MAX_SEQUENCES = 256  # of llama.cpp
+MAX_SEQUENCES = 255  # of the 256 of llama.cpp; one is for states that are read and written
 MAX_THREADS = 512  # ggml has room for no more
 MAX_GPU_LAYERS = (1 << 31) - 1  # llama.cpp takes 32 bits, and more would wrap to another number
 MAX_BYTES = 1 << 60
 MAX_IO_THREADS = 64
 MAX_IO_CHUNK = 256 << 20  # bytes
 DEFAULT_BATCH = 512  # tokens of a prompt in one pass over the weights
+
+
+@dataclass(frozen=True)
+class PrefixOptions:
+    """Where keys and values of prompts are kept on disk, and how many bytes of them."""
+
+    max_bytes: int = DEFAULT_BYTES
+    folder: Path = field(default_factory=default_folder)
+    key_folder: Path = field(default_factory=state_folder)  # where the owner's key is
+
+    @classmethod
+    def of(cls, max_bytes: int | None) -> PrefixOptions | None:
+        """At most so many bytes in the usual folders; None: as many as usual. 0: nothing is kept."""
+        return None if max_bytes == 0 else cls() if max_bytes is None else cls(max_bytes)
 
 
 @dataclass(frozen=True)
@@ -43,6 +60,7 @@ class EngineOptions:
     io_threads: int | None = None  # that read
     io_chunk: int | None = None  # bytes of one read
     verify: bool = False  # what is read again must be what it was the first time
+    prefixes: PrefixOptions | None = None  # where what is computed of prompts is kept; None: nowhere
 
     def __post_init__(self) -> None:
         """EngineError names the option that is out of its range."""

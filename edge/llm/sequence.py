@@ -49,12 +49,21 @@ class Session:
         self.top = 0  # how many of the largest logits whoever samples needs; 0: all
         self.tokens: list[int] = []
         self.computed = 0  # tokens the last prefill had to compute
+        self.restored = 0  # tokens whose keys and values it read from disk
+        self.dropped = 0  # tokens that it dropped in place
+        self.exact: int | None = None  # tokens before the first that were shifted; None: none were
+        self._shifting = False  # the next decode moves keys
+        self._kept = 0  # tokens whose keys and values are on disk, or on their way
 
-    def prefill(self, prompt: Sequence[int], on_progress: PrefillProgress | None = None) -> NDArray[np.float32]:
+    def prefill(
+        self, prompt: Sequence[int], on_progress: PrefillProgress | None = None, *, in_place: bool = False
+    ) -> NDArray[np.float32]:
         """Make the session hold exactly `prompt`; logits [n_vocab] after its last token.
 
-        Only what differs from the tokens held is computed, in chunks as the engine likes them. ContextFull where the
-        prompt leaves no room for an answer. After an exception the session holds the chunks that were completed.
+        Only what differs from the tokens held is computed, in chunks as the engine likes them. in_place: where the
+        prompt is what is held without a stretch in its middle, the rest is shifted and not computed; that is nearly
+        the same, and needs an engine that can. ContextFull where the prompt leaves no room for an answer. After an
+        exception the session holds the chunks that were completed.
         """
         room = self.engine.context
         if not prompt:
@@ -66,7 +75,12 @@ class Session:
             )
         if not take(self.engine, self.sequence, self):
             self.tokens.clear()
-        self.cut(min(_common_prefix(self.tokens, prompt), len(prompt) - 1))  # the last token's logits are needed
+        same = common_prefix(self.tokens, prompt)
+        self.dropped = _dropped_stretch(self.tokens, prompt, same, self.engine.states.block) if in_place else 0
+        if self.dropped:
+            self._drop(same, self.dropped)
+        self.cut(min(common_prefix(self.tokens, prompt), len(prompt) - 1))  # the last token's logits are needed
+        self.restored = self._restore(prompt)
         todo = len(prompt) - len(self.tokens)
         self.computed = todo
         done, size = 0, self.engine.chunk(todo)
@@ -88,6 +102,16 @@ class Session:
             raise EngineError(USED_MEANWHILE)
         return self._decode((token,), "last")
 
+    def make_room(self, beginning: int) -> int:
+        """Drop half of the tokens behind the first `beginning` in place, the oldest, so that `step` can go on: how many
+        that are. EngineError as `step`, or where the engine cannot shift."""
+        if not holds(self.engine, self.sequence, self):
+            raise EngineError(USED_MEANWHILE)
+        n_tokens = max(0, len(self.tokens) - beginning) // 2
+        if n_tokens:
+            self._drop(beginning, n_tokens)
+        return n_tokens
+
     @property
     def full(self) -> bool:
         """Whether no further token fits."""
@@ -100,9 +124,59 @@ class Session:
             self.engine.kv_remove(self.sequence, 0, -1)
             length = 0
         del self.tokens[length:]
+        self._kept = min(self._kept, length)
+        if self.exact is not None and length <= self.exact:
+            self.exact = None
+
+    def keep(self) -> None:
+        """Keep what is held on disk, where the engine has such a place, so that a later prompt need not compute it.
+
+        What was shifted has keys and values of a longer history, which computing its tokens would not give: it is not
+        kept.
+        """
+        states = self.engine.states
+        exact = len(self.tokens) if self.exact is None else self.exact
+        whole, first = exact // states.block, self._kept // states.block
+        if states.keeps and not self._shifting and whole > first and holds(self.engine, self.sequence, self):
+            states.keep(self.sequence, first * states.block, states.links(self.tokens[: whole * states.block])[first:])
+            self._kept = whole * states.block
+
+    def _restore(self, prompt: Sequence[int]) -> int:
+        """Continue what is held with what is kept of this prompt: how many tokens came from there."""
+        states = self.engine.states
+        held, first = len(self.tokens), len(self.tokens) // states.block
+        whole = (len(prompt) - 1) // states.block
+        if not states.keeps or self.exact is not None or whole <= first:
+            return 0
+        links = states.links(prompt[: whole * states.block])[first:]
+        links = links[: states.kept(links)]
+        if (first + len(links)) * states.block <= held:
+            return 0
+        self.cut(first * states.block)
+        blocks = states.restore(self.sequence, first * states.block, links)
+        self.tokens.extend(prompt[first * states.block : (first + blocks) * states.block])
+        self.cut(len(self.tokens))  # some ranks may have had more than others
+        self._kept = max(self._kept, len(self.tokens))
+        return max(0, len(self.tokens) - held)
+
+    def _drop(self, start: int, n_tokens: int) -> None:
+        """Drop tokens from position `start` on; those behind them take their places."""
+        tokens, self.tokens = self.tokens, []  # what is interrupted half-way must not be used
+        self._shifting = True
+        self.engine.kv_remove(self.sequence, start, start + n_tokens)
+        self.engine.kv_shift(self.sequence, start + n_tokens, -1, -n_tokens)
+        self.tokens = tokens[:start] + tokens[start + n_tokens :]
+        self.exact = start if self.exact is None else min(start, self.exact)
+        self._kept = min(self._kept, start)
 
     def _decode(self, tokens: Sequence[int], outputs: Outputs) -> NDArray[np.float32]:
-        logits = self.engine.decode(tokens, len(self.tokens), sequence=self.sequence, outputs=outputs, top=self.top)
+        try:
+            logits = self.engine.decode(tokens, len(self.tokens), sequence=self.sequence, outputs=outputs, top=self.top)
+        except BaseException:
+            if self._shifting:  # the keys of some layers may have moved, and would move again
+                self.tokens.clear()
+            raise
+        self._shifting = False
         self.tokens.extend(tokens)
         return logits
 
@@ -115,5 +189,28 @@ def _advice(prompt_tokens: int, trained: int) -> str:
     return f"use a larger --context{most} or a shorter prompt"
 
 
-def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+def _dropped_stretch(held: Sequence[int], prompt: Sequence[int], same: int, least: int) -> int:
+    """How many held tokens are to be dropped behind the first `same`, so that most of what follows them continues the
+    prompt as it is. 0 where that would be fewer than `least` tokens."""
+    matches = _matches(prompt[same:], held[same:])
+    most = max(matches, default=0)
+    return matches.index(most) if most >= least else 0
+
+
+def _matches(pattern: Sequence[int], text: Sequence[int]) -> list[int]:
+    """How many tokens of `text` from each of its places on are those that `pattern` begins with (the Z algorithm)."""
+    n_pattern, joined = len(pattern), [*pattern, -1, *text]
+    z, start, end = [0] * len(joined), 0, 0  # joined[start:end] is the match that reaches furthest
+    for i in range(1, len(joined)):
+        length = min(z[i - start], end - i) if i < end else 0
+        while i + length < len(joined) and joined[length] == joined[i + length]:
+            length += 1
+        z[i] = length
+        if i + length > end:
+            start, end = i, i + length
+    return z[n_pattern + 1 :]
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two histories begin with alike."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

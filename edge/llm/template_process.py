@@ -6,11 +6,11 @@ import json
 import signal
 import socket
 import subprocess
-import sys
 import time
 import weakref
 from typing import Any
 
+from devices.interpreter import module_command
 from edge.errors import TemplateError
 
 CPU_S = 0.8  # of processor time, for a request; one with a thousand messages takes 0.02 s
@@ -72,7 +72,7 @@ class TemplateProcess:
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "edge.llm.template_child"],
+                module_command("edge.llm.template_child"),
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
                 stderr=subprocess.DEVNULL,

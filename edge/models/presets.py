@@ -1,9 +1,12 @@
 """The figures of well-known models, as their published configuration files give them."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from edge.models.shapes import Shape, shape
+from edge.models.shapes import Shape, ShapeError, shape
+
+REQUIRED = ("layers", "embd", "ff", "heads", "vocab")  # where no known model is named
 
 
 def _llama(layers: int, embd: int, ff: int, heads: int, kv: int, vocab: int = 32_000, **more: Any) -> Shape:
@@ -69,3 +72,18 @@ SHAPES: Mapping[str, Shape] = {
         experts=32, experts_used=4, expert_ff=2880,
     ),
 }  # fmt: skip
+
+
+def shape_of(name: str | None, arch: str | None, figures: Mapping[str, Any]) -> Shape:
+    """The shape of a known model with other `figures`, or one of an architecture (None: llama) with these figures
+    alone. ShapeError where they do not make one."""
+    if name is None:
+        missing = [f"--{figure}" for figure in REQUIRED if figure not in figures]
+        if missing:
+            raise ShapeError(f"give --shape NAME, or also {' '.join(missing)}")
+        return shape(arch or "llama", **figures)
+    if arch is not None:
+        raise ShapeError("--arch goes with single figures; --shape has an architecture already")
+    if name not in SHAPES:
+        raise ShapeError(f"no shape {name!r}; known: {', '.join(SHAPES)}")
+    return replace(SHAPES[name], **figures)

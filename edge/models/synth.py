@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from devices.files import check_room, temporary_beside
+from devices.files import temporary_beside
 from edge.models.presets import SHAPES
 from edge.models.shapes import ARCHITECTURES, Shape, ShapeError, shape
 from quant.types import TYPES, TensorType, type_by_name
+from quant.whole_file import check_room
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter

@@ -18,7 +18,7 @@ from edge.errors import EngineError, Interrupted
 from edge.onnx.file import first_line, load, tensors
 from edge.onnx.providers import open_session
 from edge.onnx.runtime import refusals, runtime
-from edge.onnx.samples import Feeds, Input, SamplesError, inputs_of, made_up
+from edge.onnx.samples import Feeds, Input, SamplesError, inputs_of
 from edge.onnx.signature import Output, fit, outputs_of, shape_of
 from quant.errors import ModelFileError
 
@@ -105,13 +105,6 @@ class OnnxEngine:
             found = self._compute(session, options, arrays, (None,) * len(shapes))
             self._shapes_hold = False
             return found
-
-    def warm_up(self, feeds: Mapping[str, Array] | None = None) -> None:
-        """Run once, which the first time takes longer, with made-up inputs where none are given. Errors as of `run`.
-
-        Open dimensions are 1 in what is made up.
-        """
-        self.run(next(made_up(self.inputs, 1)) if feeds is None else feeds)
 
     def stop(self) -> None:
         """Make a run in another thread, at its next node, and all that follow raise Interrupted."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zipfile
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,14 @@ class Given:
     feeds: Feeds
     scalings: dict[str, Scaling]  # of the inputs whose pixels were scaled
     notes: tuple[str, ...]  # what was done to pictures
+
+    def to_json(self) -> dict[str, Any]:
+        """Type and shape of each input, and how pixels were scaled."""
+        feeds = self.feeds.items()
+        return {
+            "inputs": [{"name": name, "type": str(array.dtype), "shape": list(array.shape)} for name, array in feeds],
+            "scaling": {name: asdict(scaling) for name, scaling in self.scalings.items()},
+        }
 
 
 def read(inputs: tuple[Input, ...], files: Sequence[str], scaling: Scaling | None) -> Given:

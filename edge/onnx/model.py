@@ -14,7 +14,7 @@ from pathlib import Path
 
 from devices.files import removed_at_end
 from edge.errors import NotEnoughMemory
-from edge.onnx.file import OnnxFile
+from edge.onnx.file import OnnxFile, load
 from edge.onnx.samples import TYPES, Feeds, Input, SamplesError, made_up
 from edge.onnx.wire import Array, Boundary, Tensor
 from edge.slices.local import OwnSlices
@@ -143,18 +143,14 @@ class OnnxSource:
             raise CannotSlice(f"stage {i} has {proto.ByteSize():,} bytes, at most 2 GiB can be sent; cut it once more")
         content: bytes = proto.SerializeToString(deterministic=True)
         io = stage_io(self.graph, nodes.start, nodes.stop)
-        makers = self.graph.nodes[nodes.start : nodes.stop]
         return Part(
             content,
             hashlib.sha256(content).hexdigest(),
             _boundary(io.tensors_in, inner=i > 0, passed=i),
             _boundary(io.tensors_out, inner=i + 1 < len(plan.stages), passed=i + 1),
             self.graph.stage_weight_bytes(nodes.start, nodes.stop),
-            max(node.output_bytes + self._bytes(node.inputs) for node in makers),
+            self.graph.activation_bytes(nodes.start, nodes.stop),
         )
-
-    def _bytes(self, names: tuple[str, ...]) -> int:
-        return sum(self.graph.values[name].n_bytes for name in names if name in self.graph.values)
 
 
 def declared_inputs(file: OnnxFile) -> tuple[Input, ...]:
@@ -194,6 +190,14 @@ def with_dims(inputs: Sequence[Input], dims: Mapping[str, int]) -> tuple[Input, 
         Input(one.name, one.type, tuple(dims.get(dim, dim) if isinstance(dim, str) else dim for dim in one.shape))
         for one in inputs
     )
+
+
+def sized(path: Path, dims: Mapping[str, int]) -> OnnxSource:
+    """The model in a file, with these sizes of open dimensions and 1 for others. The errors of `load`, `with_dims` and
+    OnnxGraph."""
+    file = load(path)
+    declared = declared_inputs(file)
+    return OnnxSource.of(file, dims_of(declared, next(made_up(with_dims(declared, dims), 1))))
 
 
 _NAMES = {name: type_ for type_, name in TYPES.items()}  # as ONNX Runtime calls what numpy calls so

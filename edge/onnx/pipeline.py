@@ -64,6 +64,7 @@ class Pipeline:
         self._explained = explained
         self._number = 0
         self._stopped = False
+        self.is_busy = False  # whether somebody waits for outputs
 
     def run(self, feeds: Mapping[str, Array], wire: str = "f32") -> Result:
         """The outputs for one input, through the idle pipeline. Errors as of `map`."""
@@ -81,6 +82,7 @@ class Pipeline:
         if not 1 <= window <= MOST_WINDOW:
             raise ValueError(f"a window of {window}; needed is 1 to {MOST_WINDOW}")
         flight = _Flight(window)
+        self.is_busy = True
         feeder = threading.Thread(target=self._feed, args=(feeds, wire, flight), daemon=True, name="feed")
         feeder.start()
         try:
@@ -100,8 +102,10 @@ class Pipeline:
             self._break()
             raise
         finally:
+            self.is_busy = False
             flight.ended = True
-            feeder.join()
+            while feeder.is_alive() and not flight.wants_input:  # whoever makes inputs may take for ever
+                feeder.join(_LOOK_S)
 
     def stop(self) -> None:
         """Make what runs, and all that follows, raise Interrupted."""
@@ -125,7 +129,7 @@ class Pipeline:
     def _feed(self, feeds: Iterable[Mapping[str, Array]], wire: str, flight: _Flight) -> None:
         """Hand over inputs while there is room, in a thread."""
         try:
-            for one in feeds:
+            for one in flight.noted(feeds):
                 if not flight.room():
                     return
                 fit(self._ends.inputs, one)
@@ -177,10 +181,20 @@ class _Flight:
 
     def __init__(self, window: int) -> None:
         self.ended = False
+        self.wants_input = False  # the next one is being made; after the end it is not sent
         self._room = threading.Semaphore(window)
         self._sent: queue.SimpleQueue[tuple[int, float] | BaseException | None] = queue.SimpleQueue()
 
     # The thread that hands over.
+
+    def noted(self, feeds: Iterable[Mapping[str, Array]]) -> Iterator[Mapping[str, Array]]:
+        """The same inputs, with a note while the next one is waited for."""
+        self.wants_input = True
+        for one in feeds:
+            self.wants_input = False
+            yield one
+            self.wants_input = True
+        self.wants_input = False
 
     def room(self) -> bool:
         """Wait for room for one more; False where nobody takes outputs any more."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,7 @@ class PassStats:
     disk_gbps: float = 0.0  # bytes over the seconds in which something was read
     stall_ms: float = 0.0  # the engine waited for weights
     hidden_ms: float = 0.0  # weights were read while the engine computed
+    compute_ms: float = 0.0  # the rest: computing, and waiting for a core that others have
     hit_rate: float | None = None  # of the experts chosen, those in memory already; None without experts
     predicted_right: float | None = None  # of the experts expected, those chosen; None where none were
 
@@ -40,11 +42,13 @@ class PagingStats:
 @dataclass
 class _Sum:
     tokens: int = 0
+    seconds: float = 0.0
     reads: ReaderCounts = field(default_factory=ReaderCounts)
     experts: ExpertCounts = field(default_factory=ExpertCounts)
 
-    def add(self, tokens: int, reads: ReaderCounts, experts: ExpertCounts) -> None:
+    def add(self, tokens: int, seconds: float, reads: ReaderCounts, experts: ExpertCounts) -> None:
         self.tokens += tokens
+        self.seconds += seconds
         self.reads += reads
         self.experts += experts
 
@@ -56,6 +60,7 @@ class _Sum:
             disk_gbps=reads.n_bytes / reads.busy_s / 1e9 if reads.busy_s else 0.0,
             stall_ms=reads.wait_s / n * 1e3,
             hidden_ms=max(0.0, reads.busy_s - reads.wait_s) / n * 1e3,
+            compute_ms=max(0.0, self.seconds - reads.wait_s) / n * 1e3,
             hit_rate=experts.held / experts.chosen if experts.chosen else None,
             predicted_right=experts.right / experts.expected if experts.expected else None,
         )
@@ -64,14 +69,17 @@ class _Sum:
 class Passes:
     """Adds up what every pass over the weights read. What is read between two passes counts for the second."""
 
-    def __init__(self, reader: Reader, experts: Callable[[], ExpertCounts]) -> None:
-        self._reader, self._experts = reader, experts
-        self._tokens, self._decodes = 0, False
+    def __init__(
+        self, reader: Reader, experts: Callable[[], ExpertCounts], clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._reader, self._experts, self._clock = reader, experts, clock
+        self._tokens, self._decodes, self._began = 0, False, 0.0
         self._before = reader.counts(), experts()
         self._sums = {True: _Sum(), False: _Sum()}
 
     def begin(self, sequences: NDArray[np.int32]) -> None:
         """A pass over so many rows begins."""
+        self._began = self._clock()
         self._tokens = len(sequences)
         self._decodes = len(set(sequences.tolist())) == len(sequences)
 
@@ -79,7 +87,9 @@ class Passes:
         """It is complete."""
         reads, experts = self._reader.counts(), self._experts()
         before_reads, before_experts = self._before
-        self._sums[self._decodes].add(self._tokens, reads - before_reads, experts - before_experts)
+        self._sums[self._decodes].add(
+            self._tokens, self._clock() - self._began, reads - before_reads, experts - before_experts
+        )
         self._before = reads, experts
 
     def stats(self) -> PagingStats:

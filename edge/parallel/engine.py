@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,13 +20,14 @@ from numpy.typing import NDArray
 
 from edge.errors import EngineError, Interrupted
 from edge.llama import llama
-from edge.llm.engine import Outputs, check_room, check_shift
+from edge.llm.engine import Outputs, check_room, check_shift, has_windows
 from edge.net.relink import LinkState, Order, Relink, Report
 from edge.parallel import steps
 from edge.parallel.follower import feed
 from edge.parallel.link_watch import LinkWatch, expected_s, known
 from edge.parallel.shard import Shard
-from edge.parallel.step_times import StepTime, Summary, summaries_of
+from edge.parallel.states import SpreadStates
+from edge.parallel.step_times import PendingStep, Summary, summaries_of
 from edge.parallel.steps import Op, Step
 from edge.parallel.token_table import TokenTable
 from partition.model.model import ModelShape
@@ -40,28 +40,9 @@ from transport.frame import Kind
 Floats = NDArray[np.float32]
 T = TypeVar("T")
 
-LEAST_CHUNK = 32  # tokens: below, a pass over the weights costs nearly as much for fewer
-_CHUNKS_A_STAGE = 4  # of a long prompt: so many keep all stages busy four fifths of the time, or more
 ANSWER_TIMEOUT_S = 600.0  # for a step's logits, from all stages; that a device is gone is noticed sooner, and otherwise
 _ANSWERS_BYTES = 128 << 10  # that may be under way: a link's buffers hold them, whoever reads or not
 _PAUSE_S = 0.1  # between steps: longer, and it was the person who kept the ranks waiting
-
-
-@dataclass
-class _Pending:
-    """A decode step whose logits have not been collected."""
-
-    outputs: int
-    top: int
-    time: StepTime  # so far
-    began: float  # time.perf_counter()
-    alone: bool  # one row, with nothing else under way
-    own: list[Floats] = field(default_factory=list)  # of rank 0's rows of the head, where it is in the last stage
-    logits: Floats | None = None  # where they came already
-
-    def answer_bytes(self, n_vocab: int) -> int:
-        """Of its logits, as they cross."""
-        return self.outputs * (8 * self.top if self.top else 4 * n_vocab)
 
 
 class DistributedEngine:
@@ -104,12 +85,13 @@ class DistributedEngine:
         self._relink = relink if relink is not None and relink.able else None
         self.link_states = known([links])  # of all ranks, each once
         self.link_watch = LinkWatch(self._expected_s(), [len(stage.shards) for stage in plan.stages])
-        self._pending: deque[_Pending] = deque()
+        self._pending: deque[PendingStep] = deque()
         self._logits = np.empty((0, self.shape.n_vocab), np.float32)
         self._stopped = False
         self.busy = False  # a step, or what belongs to it, is under way
         self._done = -math.inf  # when the last step, or the wait for one, was over
         self._failed: Exception | None = None
+        self.states = SpreadStates(file, plan, shard, group, self._ordered, self._answers)
         self._join()
 
     # --- decoding, as Engine has it ---
@@ -172,16 +154,18 @@ class DistributedEngine:
         return self._guarded(self._collect)
 
     @property
+    def failed(self) -> Exception | None:
+        """Why the ranks can compute nothing any more; None while they can."""
+        return self._failed
+
+    @property
     def uncollected(self) -> int:
         """Steps whose logits wait to be collected."""
         return len(self._pending)
 
     def chunk(self, n: int) -> int:
         """Tokens of a prompt of `n` that should go into one step: several chunks keep all stages busy."""
-        if self.stages == 1:
-            return self.batch
-        even = -(-n // (_CHUNKS_A_STAGE * self.stages))
-        return min(self.batch, max(LEAST_CHUNK, -(-even // LEAST_CHUNK) * LEAST_CHUNK))
+        return steps.chunk_rows(n, self.batch, self.stages)
 
     def stop(self) -> None:
         """Make later steps raise Interrupted. One that is under way is completed, or the ranks would differ."""
@@ -205,6 +189,11 @@ class DistributedEngine:
         """Add `delta` to positions [start, end) of a sequence. EngineError where this model's cache cannot."""
         check_shift(self.file)
         self._keep(Step(Op.SHIFT, numbers=(sequence, start, end, delta)))
+
+    @property
+    def can_shift(self) -> bool:
+        """As `Engine.can_shift`."""
+        return not has_windows(self.file) and self._shard.engine.can_shift
 
     def answered(self, step_s: Sequence[float]) -> None:
         """An answer is complete. All ranks wait for each other: their threads are those that shares were made for."""
@@ -295,7 +284,7 @@ class DistributedEngine:
             steps.send_states(link, shard.rows.embeddings[:n])
         shard.compute(n)
         feed(shard, step, self._feeds)
-        made = _Pending(wanted, top, shard.time_of(n), now, alone=n == 1 and not self._pending)
+        made = PendingStep(wanted, top, shard.time_of(n), now, alone=n == 1 and not self._pending)
         for other in self._pending:
             other.alone = False
         if shard.place.last:
@@ -325,7 +314,7 @@ class DistributedEngine:
                 if step.logits is None:
                     step.logits = self._gathered(step).copy()
 
-    def _gathered(self, step: _Pending) -> Floats:
+    def _gathered(self, step: PendingStep) -> Floats:
         """The logits of a step [rows, n_vocab], from the ranks of the last stage. Its time is brought up to date."""
         if step.logits is not None:
             return step.logits
@@ -372,6 +361,17 @@ class DistributedEngine:
             step = step._replace(numbers=(*step.numbers[:3], int(kept)))
         self._guarded(lambda: self._send(step))
         return kept
+
+    def _ordered(self, step: Step, work: Callable[[], T]) -> T:
+        """Have the other ranks do a step that is no decode, and do rank 0's part of it."""
+        if self._pending:
+            raise EngineError("steps are under way; collect their logits first")
+
+        def both() -> T:
+            self._send(step)
+            return work()
+
+        return self._guarded(both)
 
     def _send(self, step: Step) -> None:
         data = steps.pack(step, self._shard.rows)

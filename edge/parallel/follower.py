@@ -9,10 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import EngineError
+from edge.llm.states import States
 from edge.net.relink import Order, Relink, Report
 from edge.parallel import steps
 from edge.parallel.shard import Shard
 from edge.parallel.steps import Op, Step
+from partition.plan.plan import Range
 from transport.collective import Group, Wire
 from transport.errors import ProtocolError
 from transport.frame import Kind
@@ -51,6 +53,10 @@ def follow(
             home.send(json.dumps(found).encode(), Kind.CONTROL)
             if step.numbers[0]:
                 shard.times.clear()
+        elif step.op in (Op.READ, Op.WRITE):
+            _exchange_block(step, shard, home)
+        elif step.op in (Op.KEEP, Op.COUNT, Op.RESTORE):
+            _keep_blocks(step, shard, home)
         elif step.op is Op.LINKS:
             if step.numbers[0]:
                 _change(step, shard, group, relink)
@@ -73,6 +79,39 @@ def _decode(shard: Shard, step: Step, source: Link, feeds: list[Link], home: Lin
         for row in shard.logits(n):
             home.send(largest(row, step.top) if step.top else row)
     shard.times.add(shard.end(shard.time_of(n, idle_s)))
+
+
+def _exchange_block(step: Step, shard: Shard, home: Link) -> None:
+    """Send rank 0 this rank's part of a block, or add what it sends."""
+    states = _states_for(step, shard)
+    sequence, start, end, _ = step.numbers
+    if not 0 <= start < end <= start + states.block:
+        raise ProtocolError(f"positions {start} to {end} were asked for; needed is a block of up to {states.block}")
+    positions = Range(start, end)
+    if step.op is Op.READ:
+        steps.send_block(home, states.read(sequence, positions), states.shape)
+    else:
+        states.write(sequence, steps.receive_block(home, states.shape, positions))
+
+
+def _keep_blocks(step: Step, shard: Shard, home: Link) -> None:
+    """Keep this rank's part of blocks, count what is kept, or restore it; tell rank 0 how many blocks that are."""
+    states = _states_for(step, shard)
+    sequence, start, number, _ = step.numbers
+    if step.op is Op.KEEP:
+        states.keep(sequence, start, step.links)
+    elif step.op is Op.COUNT:
+        number = states.kept(step.links)
+    else:
+        number = states.restore(sequence, start, step.links)
+    home.send(json.dumps(number).encode(), Kind.CONTROL)
+
+
+def _states_for(step: Step, shard: Shard) -> States:
+    """What the step is about. ProtocolError for a sequence that there is not: llama.cpp would end the process."""
+    if not 0 <= step.numbers[0] < shard.sequences:
+        raise ProtocolError(f"sequence {step.numbers[0]} was asked for; this rank has {shard.sequences}")
+    return shard.engine.states
 
 
 def _change(step: Step, shard: Shard, group: Group, relink: Relink | None) -> None:

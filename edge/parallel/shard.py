@@ -54,7 +54,8 @@ class Shard:
         """Load it. The errors are those of Engine."""
         self.place = place
         file = GgufFile.open(path)
-        options = replace(options, threads=options.threads or default_threads())  # that shares were made for
+        # The threads that shares were made for. What is kept of prompts is kept as a part of the deployment.
+        options = replace(options, threads=options.threads or default_threads(), prefixes=None)
         self.engine = Engine(path, options, self._hooks(file), progress, embeddings=True)
         self.sequences = options.sequences
         self.rows = self.engine.rows

@@ -5,10 +5,15 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from dataclasses import asdict, astuple, dataclass, fields
+from dataclasses import asdict, astuple, dataclass, field, fields
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from transport.prefer import fast_end
+
+Floats = NDArray[np.float32]
 
 KEPT = 2048  # steps; older ones are forgotten
 
@@ -113,3 +118,20 @@ def _figure(values: list[float]) -> Figure:
     ordered = sorted(values)
     at = [ordered[min(len(ordered) - 1, int(part * len(ordered)))] for part in (0.99, 0.1)]
     return Figure(statistics.median(ordered), *at)
+
+
+@dataclass
+class PendingStep:
+    """A decode step whose logits have not been collected."""
+
+    outputs: int
+    top: int
+    time: StepTime  # so far
+    began: float  # time.perf_counter()
+    alone: bool  # one row, with nothing else under way
+    own: list[Floats] = field(default_factory=list)  # of rank 0's rows of the head, where it is in the last stage
+    logits: Floats | None = None  # where they came already
+
+    def answer_bytes(self, n_vocab: int) -> int:
+        """Of its logits, as they cross."""
+        return self.outputs * (8 * self.top if self.top else 4 * n_vocab)

@@ -10,8 +10,13 @@ stage.
 | 2-3   | 0 |
 | 4-19  | four int32, by operation: decode: rows, rows that give logits, logits wanted of each (0: all), 0; |
 |       | remove: sequence, start, end, whether rank 0 could; copy: source, target, start, end; |
-|       | shift: sequence, start, end, delta |
-| 20-   | decode only: positions int32 [rows], sequences int32 [rows], outputs int8 [rows] |
+|       | shift: sequence, start, end, delta; read and write: sequence, start, end, 0; |
+|       | keep, count and restore: sequence, start, links, 0 |
+| 20-   | decode only: positions int32 [rows], sequences int32 [rows], outputs int8 [rows]; |
+|       | keep, count and restore: links of 32 bytes |
+
+Behind a step that writes, rank 0 sends each rank its part of the keys and values over the link between the two; for one
+that reads, each rank sends its part to rank 0: as partition/state/sequence.py lays them out, in DATA frames as above.
 
 All little-endian, as all processors are that llama.cpp runs on.
 """
@@ -27,6 +32,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.llama.llama import Batch
+from partition.plan.plan import Range
+from partition.state.sequence import KVBlock, decode, encode, encoded_bytes
+from partition.state.shape import StateShape
 from transport.collective import Wire
 from transport.errors import ProtocolError
 from transport.frame import Payload
@@ -34,7 +42,10 @@ from transport.link import Link
 
 Floats = NDArray[np.float32]
 
+LEAST_CHUNK = 32  # tokens: below, a pass over the weights costs nearly as much for fewer
+_CHUNKS_A_STAGE = 4  # of a long prompt: so many keep all stages busy four fifths of the time, or more
 PART_FLOATS = 256 << 10  # 1 MiB: far below what frames and gRPC messages may hold
+_PART_BYTES = 4 * PART_FLOATS
 
 _HEAD = struct.Struct("<BBHiiii")
 _BYTES_A_ROW = 9
@@ -51,9 +62,17 @@ class Op(IntEnum):
     TIMES = 6  # tell rank 0 how long the steps took; numbers: 1 to forget them afterwards
     END = 7  # no more steps come
     LINKS = 8  # change links, and tell rank 0 how they are; numbers: an Order of edge/net/relink.py
+    READ = 9  # send keys and values to rank 0
+    WRITE = 10  # add keys and values that rank 0 sends
+    KEEP = 11  # keep blocks of a sequence on disk, and tell rank 0; of these three, links say under which names
+    COUNT = 12  # tell rank 0 how many leading blocks are kept
+    RESTORE = 13  # add kept blocks to a sequence, and tell rank 0 how many leading ones were there
 
 
 _OPS = {int(op): op for op in Op}
+_WITH_LINKS = (Op.KEEP, Op.COUNT, Op.RESTORE)
+LINK_BYTES = 32
+MOST_LINKS = 256  # of a step
 
 
 class Step(NamedTuple):
@@ -62,6 +81,7 @@ class Step(NamedTuple):
     op: Op
     fresh: bool = True
     numbers: tuple[int, int, int, int] = (0, 0, 0, 0)
+    links: tuple[bytes, ...] = ()  # names of kept blocks
 
     @property
     def rows(self) -> int:
@@ -74,16 +94,24 @@ class Step(NamedTuple):
         return self.numbers[2]
 
 
+def chunk_rows(n: int, batch: int, stages: int) -> int:
+    """Rows of each step of a prompt of `n` tokens, at most `batch`: several steps keep all stages busy."""
+    if stages == 1:
+        return batch
+    even = -(-n // (_CHUNKS_A_STAGE * stages))
+    return min(batch, max(LEAST_CHUNK, -(-even // LEAST_CHUNK) * LEAST_CHUNK))
+
+
 def max_bytes(rows: int) -> int:
     """The longest step of so many rows."""
-    return _HEAD.size + _BYTES_A_ROW * rows
+    return _HEAD.size + max(_BYTES_A_ROW * rows, LINK_BYTES * MOST_LINKS)
 
 
 def pack(step: Step, rows: Batch) -> bytes:
     """A step as bytes, with what `rows` says of a decode's rows."""
     head = _HEAD.pack(step.op, step.fresh, 0, *step.numbers)
     if step.op is not Op.DECODE:
-        return head
+        return head + b"".join(step.links)
     n = step.rows
     return head + rows.positions[:n].tobytes() + rows.sequences[:n].tobytes() + rows.outputs[:n].tobytes()
 
@@ -96,11 +124,16 @@ def unpack(data: Payload, rows: Batch) -> Step:
     if op not in _OPS or zero or fresh > 1:
         raise ProtocolError(f"operation {op} with flags {fresh} and {zero} is none; update both devices")
     step = Step(_OPS[op], bool(fresh), tuple(numbers))
+    rest = memoryview(data)[_HEAD.size :]
+    if step.op in _WITH_LINKS:
+        n = numbers[2]
+        if not 0 < n <= MOST_LINKS or len(rest) != LINK_BYTES * n:
+            raise ProtocolError(f"a step of {n} links came with {len(rest)} bytes of them; it takes 1 to {MOST_LINKS}")
+        return step._replace(links=tuple(bytes(rest[i : i + LINK_BYTES]) for i in range(0, len(rest), LINK_BYTES)))
     n = step.rows if step.op is Op.DECODE else 0
-    if not 0 <= n <= rows.capacity or len(data) != max_bytes(n) or (step.op is Op.DECODE and not n):
+    if not 0 <= n <= rows.capacity or len(rest) != _BYTES_A_ROW * n or (step.op is Op.DECODE and not n):
         raise ProtocolError(f"a step of {n} rows came in {len(data)} bytes; this rank takes 1 to {rows.capacity} rows")
     if n:
-        rest = memoryview(data)[_HEAD.size :]
         rows.positions[:n] = np.frombuffer(rest[: 4 * n], np.int32)
         rows.sequences[:n] = np.frombuffer(rest[4 * n : 8 * n], np.int32)
         rows.outputs[:n] = np.frombuffer(rest[8 * n :], np.int8)
@@ -133,6 +166,21 @@ def receive_states(link: Link, states: Floats, wire: Wire | None = None) -> None
             wire.decode(data, part)
         else:
             link.receive_into(part)
+
+
+def send_block(link: Link, block: KVBlock, shape: StateShape) -> None:
+    """Send keys and values behind a step."""
+    data = encode(block, shape)
+    for lo in range(0, data.size, _PART_BYTES):
+        link.send(data[lo : lo + _PART_BYTES])
+
+
+def receive_block(link: Link, shape: StateShape, positions: Range, timeout_s: float | None = None) -> KVBlock:
+    """What `send_block` sends of a slice of this shape. StateError where it is something else."""
+    data = np.empty(encoded_bytes(shape, len(positions)), np.uint8)
+    for lo in range(0, data.size, _PART_BYTES):
+        link.receive_into(data[lo : lo + _PART_BYTES], timeout_s)
+    return decode(data, shape, positions)
 
 
 def output_rows(rows: Batch, n: int) -> Iterator[int]:

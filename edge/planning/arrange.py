@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from edge.cluster.fleet import Fleet
 from edge.parallel.step_times import Summary
 from edge.survey.corrections import correct
-from edge.survey.survey import Survey, survey
+from edge.survey.llm_survey import llm_survey
+from edge.survey.survey import Survey
 from partition.errors import CannotSlice, PlanError
 from partition.model.model import ModelShape
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
 from partition.predict.cost import Work
 from partition.predict.predict import predict
+from partition.predict.speeds import DeviceSpeed
 from partition.search.explain import best_of
 from partition.search.planner import Planner
 from partition.slices.gguf_slice import check_tensor, limits
@@ -34,7 +36,7 @@ class Arrangement:
 
     plan: Plan
     why: str
-    survey: Survey | None  # None where nothing had to be measured
+    survey: Survey[DeviceSpeed] | None  # None where nothing had to be measured
     work: Work | None = None  # that it was predicted for
 
     def learn(self, plan: Plan, times: Sequence[Mapping[str, Summary]]) -> list[str]:
@@ -66,7 +68,7 @@ def arrange(
     measurement. threads, memory (bytes): of this device, at most.
 
     PlanError for shares or ranks that cannot be, CannotSlice where the model cannot be cut so; else the errors of
-    `survey`.
+    `llm_survey`.
     """
     if parallel not in PARALLEL:
         raise PlanError(f"parallel is {parallel[:40]!r}; known are {', '.join(PARALLEL)}")
@@ -78,7 +80,9 @@ def arrange(
         return Arrangement(plan, f"{parallel}, with shares as given", None)
     own = {LOCAL: threads} if threads else {}
     room = {LOCAL: memory} if memory else {}
-    found = survey(fleet, addresses, file, model_digest, threads=own, memory=room, transport=transport, on_step=on_step)
+    found = llm_survey(
+        fleet, addresses, file, model_digest, threads=own, memory=room, transport=transport, on_step=on_step
+    )
     work = work or work_of(file)
     planner = Planner(work, found.speeds, found.links, name, model_digest, tensor=can_share(file))
     busy = [speed.name for speed in found.speeds if speed.busy]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from edge.cluster.deployment import DEFAULT_EXCHANGE, Deployment, Exchange
+from edge.cluster.deployment import DEFAULT_EXCHANGE, Exchange
 from edge.cluster.fleet import Fleet
 from edge.errors import EdgeError
 from edge.llm.engine import Engine
@@ -16,7 +16,9 @@ from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions, resolve
 from edge.parallel.engine import DistributedEngine
 from edge.parallel.step_times import Summary
+from edge.parallel.surviving import SurvivingEngine
 from edge.planning.arrange import Arrangement, arrange, work_of
+from edge.planning.surviving import Survivor
 from edge.slices.local import OwnSlices
 from edge.tasks import SILENT, Steps
 from partition.errors import PlanError
@@ -40,9 +42,9 @@ class Placement:
     own: Mapping[str, Any] = field(default_factory=dict)  # fields of this device's shard that a person has set
 
 
-@dataclass(frozen=True)
+@dataclass
 class Deployed:
-    """A model that runs on several devices."""
+    """A model that runs on several devices. Where one is lost, it goes on with the others, and these fields change."""
 
     engine: TextEngine
     plan: Plan
@@ -52,7 +54,8 @@ class Deployed:
 
     @property
     def _several(self) -> DistributedEngine | None:
-        return self.engine if isinstance(self.engine, DistributedEngine) else None
+        engine = self.engine.current if isinstance(self.engine, SurvivingEngine) else self.engine
+        return engine if isinstance(engine, DistributedEngine) else None
 
     def times(self, *, clear: bool = False) -> list[dict[str, Summary]]:
         """As `DistributedEngine.times`; nothing is known of a plan for this device alone."""
@@ -65,6 +68,10 @@ class Deployed:
         states = [state for state in self._several.link_states if state.ranks[0] == 0 or not state.usual]
         links = [f"ranks {low} and {high}: {state.why}" for state in states for low, high in (state.ranks,)]
         return [*links, *self._several.link_watch.changes]
+
+    def change(self, plan: Plan, why: str, names: tuple[str, ...]) -> None:
+        """It runs elsewhere now."""
+        self.plan, self.why, self.names = plan, why, names
 
     def line(self) -> str:
         """The devices, what each holds, and why, in one line."""
@@ -121,19 +128,20 @@ def deployed(
         fleet = None
         if placement.workers:
             fleet = stack.enter_context(Fleet(placement.workers, insecure=placement.insecure))
-        plan, why, made = _arranged(placement, fleet, file, options, steps)
+        plan, why, made, digest = _arranged(placement, fleet, file, options, steps)
         on_plan(plan)
         if fleet is None or plan.world_size == 1:
             engine = stack.enter_context(alone(path, options, plan, steps))
             yield Deployed(engine, plan, why, placement.exchange, ("this device",))
             return
-        with steps.step(f"Loading {path.name} on {len(set(plan.devices))} devices") as show:
-            deployment = Deployment(fleet, plan, file, options, placement.exchange, show, steps.say)
-        with deployment:
+        with Survivor(file, digest, options, placement.exchange, steps, placement.insecure, arranged=made) as survivor:
             names = tuple(fleet.workers[d].label if d in fleet.workers else d for d in plan.devices)
-            yield Deployed(deployment.engine, plan, why, placement.exchange, names)
-            if made is not None and options.sequences == 1:
-                _learn(made, deployment, plan, steps)
+            survives = survivor.start(fleet, plan)
+            model = Deployed(survives, plan, why, placement.exchange, names)
+            survivor.changed = model.change
+            yield model
+            if made is not None and options.sequences == 1 and not survives.recoveries:
+                _learn(made, model, steps)
 
 
 def alone(path: Path, options: EngineOptions, plan: Plan, steps: Steps = SILENT) -> Engine:
@@ -151,15 +159,15 @@ def alone(path: Path, options: EngineOptions, plan: Plan, steps: Steps = SILENT)
 
 def _arranged(
     placement: Placement, fleet: Fleet | None, file: GgufFile, options: EngineOptions, steps: Steps
-) -> tuple[Plan, str, Arrangement | None]:
-    """The plan, why it is this one, and what it was made from."""
+) -> tuple[Plan, str, Arrangement | None, str]:
+    """The plan, why it is this one, what it was made from, and the digest of the model."""
     with steps.step(f"Reading {file.path.name}") as show:
         digest = OwnSlices().model_digest(file.path, show)
     if placement.plan is not None or fleet is None:
         assert placement.plan is not None, "without a plan there are workers"
         if fleet is None and placement.plan.model_digest not in ("", digest):
             raise PlanError(f"the plan is for another model than {file.path.name}, or it has changed; plan again")
-        return _with_own(placement.plan, placement.own), placement.why, None
+        return _with_own(placement.plan, placement.own), placement.why, None, digest
     context, _, kv = resolve(options, ModelShape.from_gguf(file))
     wire, transport = placement.exchange.wire, placement.exchange.transport
     work = work_of(file, context=context, concurrency=options.sequences, kv_type=kv.name, wire=wire)
@@ -177,7 +185,7 @@ def _arranged(
             transport=transport,
             on_step=show,
         )
-    return _with_own(made.plan, placement.own), made.why, made
+    return _with_own(made.plan, placement.own), made.why, made, digest
 
 
 def _with_own(plan: Plan, own: Mapping[str, Any]) -> Plan:
@@ -188,8 +196,8 @@ def _with_own(plan: Plan, own: Mapping[str, Any]) -> Plan:
     return replace(plan, stages=(replace(first, shards=(shard, *rest)), *others))
 
 
-def _learn(made: Arrangement, deployment: Deployment, plan: Plan, steps: Steps) -> None:
+def _learn(made: Arrangement, model: Deployed, steps: Steps) -> None:
     """Correct what was measured by what steps took, and say so."""
     with suppress(EdgeError):  # a rank has gone: the next session sees to it
-        for line in made.learn(plan, deployment.engine.times()):
+        for line in made.learn(model.plan, model.times()):
             steps.say(line)

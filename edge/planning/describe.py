@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from edge.planning.formats import PLANNED
 from partition.predict.pareto import Point
 from partition.predict.prediction import Prediction
 from partition.predict.speeds import DeviceSpeed, speed_to_json
+from partition.search.changes import Change
+from quant.text import age_text
 
 if TYPE_CHECKING:
-    from edge.planning.spaces import PlanSpace
+    from edge.planning.space import PlanSpace
     from partition.predict.onnx_predict import OnnxDevice
 
+_OLD_S = 60.0  # figures that are older are said to be
 _SPEEDS = ("layer_s", "half_layer_s", "head_s", "step_s", "token_s", "disk_bytes_per_s")
 
 
@@ -45,6 +49,37 @@ def known_json(space: PlanSpace) -> dict[str, Any]:
             for (a, b), way in known.links.between.items()
         ],
         "notes": list(known.notes),
+    }
+
+
+def notes(space: PlanSpace) -> list[str]:
+    """What is to be known of the figures that plans were made from, a sentence each."""
+    known = space.known
+    oldest_s = max(one.age_s for one in (*known.speeds, *known.links.between.values()))
+    told = [f"measured {age_text(oldest_s)}; --fresh measures again"] if oldest_s > _OLD_S else []
+    busy = [one.name for one in known.speeds if one.busy]
+    if busy:
+        told.append(f"measured while busy: {', '.join(busy)}; it may be faster, and is measured again next time")
+    factors = {one.name: getattr(one, "corrected", 1.0) for one in known.speeds}
+    corrected = [f"{name} {factor:.2f} times" for name, factor in factors.items() if factor != 1.0]
+    if corrected:
+        told.append(f"corrected by what steps in use took: {', '.join(corrected)} what was measured")
+    return [*known.notes, *told]
+
+
+def planned_json(space: PlanSpace, objective: str, point: Point, why: str, changes: Sequence[Change]) -> dict[str, Any]:
+    """The object of `edge plan --json`: the plan that is best by an objective, why, and what changes would buy."""
+    return {
+        "format": PLANNED,
+        "kind": space.kind,
+        "model": str(space.path),
+        "objective": objective,
+        "plan": point.plan.to_json(),
+        "parallel": point.parallel,
+        "predicted": point.predicted.to_json(),
+        "why": why,
+        "changes": [change.to_json() for change in changes],
+        **known_json(space),
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -27,21 +27,15 @@ _SETTLED = 3  # tokens of each request before throughput counts
 class Measured:
     """What a plan did on its devices: the best of several rounds."""
 
-    latency_s: float  # between two tokens of one request alone
-    throughput_per_s: float  # tokens of all requests, while all of them decode
-    ttft_s: float  # of a prompt alone
+    latency_s: float  # between two tokens of one request alone; of a network in ONNX, one input alone
+    throughput_per_s: float  # tokens of all requests, while all of them decode; inputs, with the pipeline full
+    ttft_s: float | None  # of a prompt alone; None for a network in ONNX
     memory_bytes: Mapping[str, int]  # by device: what this process holds, what the others' ranks were granted
     spread: float  # by what part the worst round was worse, in latency or throughput
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return {
-            "latency_s": self.latency_s,
-            "throughput_per_s": self.throughput_per_s,
-            "ttft_s": self.ttft_s,
-            "memory_bytes": dict(self.memory_bytes),
-            "spread": self.spread,
-        }
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def measured(engine: TextEngine, work: Work, microbatches: int, others: Mapping[str, int]) -> Measured:

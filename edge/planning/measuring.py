@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from devices.remembered import Remembered
 from edge.cluster.fleet import Fleet
 from edge.errors import EdgeError
-from edge.survey.cache import Remembered
 from edge.tasks import SILENT, Steps
 from partition.predict.pareto import Point, promising
 
 if TYPE_CHECKING:
-    from edge.planning.spaces import PlanSpace
+    from edge.planning.space import PlanSpace
 
 Values = dict[str, Any]
 Measurements = dict[str, Values]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from edge.cluster.fleet import Fleet
-from edge.cluster.onnx_deployment import OnnxDeployment
+from devices.cluster_file import Cluster
+from edge.cluster.fleet import Fleet, device
 from edge.onnx.model import OnnxSource
+from edge.onnx.surviving import SurvivingPipeline
+from edge.planning.onnx_surviving import OnnxPlacement, SurvivingDeployment
+from edge.quantization.onnx_compare import OutputError
 from edge.tasks import SILENT, Steps
 from partition.plan.onnx_cuts import choose, cut_at, routes
 from partition.plan.onnx_plan import OnnxPlan
@@ -18,36 +21,32 @@ from partition.plan.plan import LOCAL
 
 
 @dataclass(frozen=True)
-class OnnxPlacement:
-    """Where a model's stages are to run: as a plan says, or on these devices, cut as a person says or by work."""
-
-    devices: tuple[str, ...]  # of the stages; LOCAL can be the first
-    plan: OnnxPlan | None = None
-    why: str = "as the plan says"
-    cuts: tuple[str, ...] | None = None  # labels or positions; without them and a plan, by `shares`
-    shares: tuple[float, ...] | None = None  # what part of the work each device does; None: equal parts
-    transport: str = "auto"
-    wire: str = "f32"
-    threads: int | None = None  # of a stage in this process, like the next
-    provider: str | None = None
-    insecure: bool = False  # allow workers that do not encrypt
-
-
-@dataclass(frozen=True)
 class Deployed:
     """A model whose stages are on their devices."""
 
-    deployment: OnnxDeployment
-    model: OnnxSource
-    why: str  # this plan
-    names: tuple[str, ...]  # of the stages' devices, for people
+    deployment: SurvivingDeployment
     transport: str
     wire: str
 
+    @property
+    def pipeline(self) -> SurvivingPipeline:
+        """What to talk to."""
+        return self.deployment.pipeline
+
+    @property
+    def plan(self) -> OnnxPlan:
+        """Which stage is where now; another one once a device was lost."""
+        return self.deployment.current.plan
+
+    @property
+    def why(self) -> str:
+        """The reason for this plan."""
+        return self.deployment.why
+
     def stages(self, compute_ms: Sequence[float | None] = ()) -> list[dict[str, Any]]:
         """What each stage holds, sends on and takes. compute_ms: medians, where they were measured."""
-        plan = self.deployment.plan
-        leaving = routes(self.model.graph, plan.cuts)[1:]
+        current, plan = self.deployment.current, self.plan
+        leaving = routes(self.deployment.model.graph, plan.cuts)[1:]
         return [
             {
                 "device": stage.device,
@@ -66,14 +65,29 @@ class Deployed:
             }
             for stage, name, held, link, tensors, ms in zip(
                 plan.stages,
-                self.names,
-                self.deployment.loaded,
-                self.deployment.links,
+                self.deployment.names,
+                current.loaded,
+                current.links,
                 leaving,
                 compute_ms if compute_ms else [None] * len(plan.stages),
                 strict=True,
             )
         ]
+
+    def to_json(self, compute_ms: Sequence[float | None], wire_errors: Sequence[OutputError]) -> dict[str, Any]:
+        """What a command's --json adds to its own figures. wire_errors: how far outputs are from those with F32 on the
+        wire; none where that is the wire's type."""
+        return {
+            "provider": None,
+            "fell_back_from": [],
+            "threads": None,
+            "stages": self.stages(compute_ms),
+            "plan": self.plan.to_json(),
+            "why": self.why,
+            "transport": self.transport,
+            "wire": self.wire,
+            "wire_errors": [asdict(error) for error in wire_errors] if wire_errors else None,
+        }
 
 
 @contextmanager
@@ -81,22 +95,13 @@ def deployed(model: OnnxSource, placement: OnnxPlacement, *, steps: Steps = SILE
     """The model on its devices until the end of the block, its stages loaded. The errors of Fleet and OnnxDeployment,
     and PlanError for cuts that do not exist."""
     plan, why = _plan(placement, model)
-    workers = tuple(device for device in plan.devices if device != LOCAL)
-    with Fleet(workers, insecure=placement.insecure) as fleet:
-        with steps.step(f"Loading {model.name} on {len(set(plan.devices))} devices") as show:
-            deployment = OnnxDeployment(
-                fleet,
-                model,
-                plan,
-                transport=placement.transport,
-                threads=placement.threads,
-                provider=placement.provider,
-                progress=show,
-                say=steps.say,
-            )
-        with deployment:
-            names = tuple("this device" if one == LOCAL else fleet.workers[one].label for one in plan.devices)
-            yield Deployed(deployment, model, why, names, placement.transport, placement.wire)
+    workers = tuple(one for one in plan.devices if one != LOCAL)
+    cluster = Cluster.of_addresses(dict.fromkeys(map(device, workers)))
+    with (
+        Fleet(workers, insecure=placement.insecure) as fleet,
+        closing(SurvivingDeployment(model, placement, plan, why, fleet, cluster, steps=steps)) as deployment,
+    ):
+        yield Deployed(deployment, placement.transport, placement.wire)
 
 
 def _plan(placement: OnnxPlacement, model: OnnxSource) -> tuple[OnnxPlan, str]:

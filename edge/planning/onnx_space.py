@@ -1,15 +1,12 @@
-"""All pipelines of an ONNX model on a cluster that are worth looking at, and what they do when they are run."""
+"""The pipelines of an ONNX model."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from itertools import combinations, permutations
-from pathlib import Path
-from typing import Any
+from itertools import combinations
 
-from devices.probe import default_threads, own_rss
+from devices.probe import own_rss
 from edge.cluster.fleet import Fleet
 from edge.cluster.onnx_deployment import OnnxDeployment
 from edge.onnx.bench import Flow, Speed, in_turn
@@ -17,13 +14,12 @@ from edge.onnx.bench import measure as measure_flow
 from edge.onnx.engine import OnnxEngine
 from edge.onnx.model import OnnxSource
 from edge.onnx.wire import Array
-from edge.planning.measure import ROUNDS, spread
-from edge.survey.cache import Remembered, key_of
-from edge.survey.links import told as told_link
-from edge.survey.onnx_profile import OnnxClusterProfile
+from edge.planning.measure import ROUNDS, Measured, spread
+from edge.planning.space import MOST_SUBSETS_OF, PlanSpace
 from edge.survey.onnx_survey import REMEMBERED
-from edge.survey.survey import own_profile
+from edge.survey.profile import ClusterProfile
 from partition.errors import PlanError
+from partition.plan.onnx_cuts import Cut
 from partition.plan.onnx_plan import OnnxPlan
 from partition.plan.plan import LOCAL
 from partition.predict.onnx_predict import OnnxDevice, OnnxWork
@@ -34,38 +30,20 @@ from partition.search.explain import worth
 from partition.search.onnx_planner import OnnxPlaced, OnnxPlanner
 from quant.text import ms_text
 
-_MOST_SUBSETS_OF = 4  # devices: fronts of all their subsets are looked at; of more, only of the whole
 _LEAST_REPEATS, _MOST_REPEATS, _ABOUT_S = 4, 40, 3.0  # of measuring: of a round, and of all
 
 
-@dataclass(frozen=True)
-class OnnxMeasured:
-    """What a plan did on its devices."""
-
-    latency_s: float  # one input alone: the median of the best round
-    throughput_per_s: float  # inputs, with the pipeline full, in the best round
-    memory_bytes: Mapping[str, int]  # by device
-    spread: float  # by what part the worst round was worse, in latency or throughput
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {
-            "latency_s": self.latency_s,
-            "throughput_per_s": self.throughput_per_s,
-            "memory_bytes": dict(self.memory_bytes),
-            "spread": self.spread,
-        }
-
-
-class OnnxSpace:
+class OnnxSpace(PlanSpace):
     """The pipelines of one model."""
 
-    kind = "onnx"
+    kind, cache = "onnx", REMEMBERED
+    known: ClusterProfile[OnnxDevice]
 
     def __init__(
         self,
         model: OnnxSource,
-        known: OnnxClusterProfile,
+        known: ClusterProfile[OnnxDevice],
+        cuts: Sequence[Cut],
         *,
         threads: int | None = None,
         transport: str = "auto",
@@ -73,17 +51,10 @@ class OnnxSpace:
         in_flight: int | None = None,
     ) -> None:
         """threads: of a stage on this device. in_flight: inputs for the throughput; None: as many as fill it."""
-        self.model, self.known = model, known
-        self.work = OnnxWork.of(model.graph, known.cuts, wire)
-        self.path: Path = model.file.path
-        self.title = model.name
-        self.exact = True  # the search of `points`
-        self._threads, self._transport, self._wire, self._in_flight = threads, transport, wire, in_flight
-
-    @property
-    def names(self) -> dict[str, str]:
-        """Of devices, by what a plan calls them."""
-        return {speed.device: speed.name for speed in self.known.speeds}
+        super().__init__(model.file.path, known, threads)
+        self.model, self.title = model, model.name
+        self.work = OnnxWork.of(model.graph, cuts, wire)
+        self._transport, self._wire, self._in_flight = transport, wire, in_flight
 
     def planner(self, speeds: Sequence[OnnxDevice] | None = None, links: Links | None = None) -> OnnxPlanner:
         """Of some of the devices, or of all."""
@@ -97,7 +68,7 @@ class OnnxSpace:
         speeds = self.known.speeds
         placed, self.exact = self.planner().front(axes)
         found = [*placed, *self.planner().singles(axes)]
-        if len(speeds) <= _MOST_SUBSETS_OF:
+        if len(speeds) <= MOST_SUBSETS_OF:
             for size in range(2, len(speeds)):
                 for some in combinations(speeds, size):
                     found += self.planner(some).front(axes)[0]
@@ -111,10 +82,6 @@ class OnnxSpace:
         return Point(placed.plan, placed.predicted, parallel, label, None, str(self.path))
 
     def best(self, objective: str, caps: Mapping[str, float]) -> tuple[Point, str]:
-        """The plan to take by one objective, and why, in one line. caps: what objectives may be at most.
-
-        PlanError, with need and have, where nothing fits.
-        """
         objectives = (objective, *(name for name in caps if name != objective))
         most = [caps.get(name, float("inf")) for name in objectives]
         found, _ = self.planner().front(objectives, caps=most)
@@ -131,28 +98,16 @@ class OnnxSpace:
         return self.point(best), f"pipeline of {len(best.plan.stages)} stages: {_told(objective, best)}, {beside}"
 
     def changes(self, objective: str, caps: Mapping[str, float]) -> list[Change]:
-        """What one change would buy, within the same caps."""
         objectives = (objective, *(name for name in caps if name != objective))
         most = [caps.get(name, float("inf")) for name in objectives]
         found, _ = self.planner(links=faster_links(self.known.links)).front(objectives, caps=most)
         return [Change(f"links {FASTER:g} times faster", found[0].objectives[0] if found else None)]
 
-    def can_run(self, point: Point) -> bool:
-        """Whether all of its devices are there: presets are not."""
-        return not any(speed.estimate for speed in self.known.speeds if speed.device in point.plan.devices)
-
-    def measured_key(self, point: Point, fleet: Fleet | None) -> str:
-        """What a measurement depends on."""
-        others = [fleet.profiles[device] for device in point.plan.devices if fleet and device != LOCAL]
-        links = [
-            told_link(self.known.links.between.get(pair)) for pair in permutations((LOCAL, *point.plan.devices), 2)
-        ]
+    def depends_on(self, point: Point) -> list[str]:
         sizes = [repr(self.work.crossing_bytes), repr(self.work.activation_bytes)]  # they differ with open dimensions
-        of = [point.key, self._transport, self._wire, str(self._in_flight), *sizes, *links]
-        return key_of(of, own_profile(LOCAL, self._threads or default_threads()), *others)
+        return [point.key, self._transport, self._wire, str(self._in_flight), *sizes]
 
-    def measure(self, point: Point, fleet: Fleet | None) -> OnnxMeasured:
-        """Run a plan on its devices. The errors of OnnxDeployment and OnnxEngine."""
+    def measure(self, point: Point, fleet: Fleet | None) -> Measured:
         plan, feeds = point.plan, self.model.noise()
         assert isinstance(plan, OnnxPlan)
         about = round(_ABOUT_S / ROUNDS / point.predicted.latency_s)
@@ -166,16 +121,6 @@ class OnnxSpace:
             flow = partial(deployment.start().map, wire=self._wire)
             rounds = _rounds(flow, feeds, repeats, self._in_flight)
             return _best(rounds, {one.device: one.memory_bytes or own_rss() for one in deployment.loaded})
-
-    def forget(self, point: Point) -> None:
-        """Let the next command measure the devices of a plan anew."""
-        for speed in self.known.speeds:
-            if speed.device in point.plan.devices and speed.key:
-                Remembered(REMEMBERED).forget(speed.key)
-
-    def check_feasible(self) -> None:
-        """PlanError, with need and have, where no plan fits."""
-        self.best("latency", {})
 
     def _single(self, objectives: Sequence[str], most: Sequence[float]) -> OnnxPlaced | None:
         """The best of the whole model on one device, within what is asked for."""
@@ -203,11 +148,11 @@ def _rounds(flow: Flow, feeds: Mapping[str, Array], repeats: int, window: int | 
     return rounds + [measure_flow(flow, feeds, repeats, rounds[0].window) for _ in range(ROUNDS - 1)]
 
 
-def _best(rounds: Sequence[Speed], memory_bytes: Mapping[str, int]) -> OnnxMeasured:
+def _best(rounds: Sequence[Speed], memory_bytes: Mapping[str, int]) -> Measured:
     latency_s = [one.latency_ms_median / 1e3 for one in rounds]
     throughput_per_s = [one.throughput_per_s for one in rounds]
     apart = max(spread(latency_s), spread(throughput_per_s))
-    return OnnxMeasured(min(latency_s), max(throughput_per_s), memory_bytes, apart)
+    return Measured(min(latency_s), max(throughput_per_s), None, memory_bytes, apart)
 
 
 def _told(objective: str, placed: OnnxPlaced) -> str:

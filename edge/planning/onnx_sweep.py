@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
+from edge.cluster.fleet import Fleet
 from edge.cluster.onnx_deployment import OnnxDeployment
-from edge.onnx.bench import Speed, measure
+from edge.onnx.bench import Speed, in_turn, measure
 from edge.onnx.engine import OnnxEngine
 from edge.onnx.model import OnnxSource
 from edge.onnx.stage import LoadedStage
 from edge.onnx.wire import Array, Item, Op
-from partition.model.onnx_shapes import Value
 from partition.plan.onnx_cuts import Cut, routes
 from partition.plan.plan import LOCAL
-from quant.wire import WIRES
+from partition.predict.onnx_predict import wire_bytes
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,73 @@ class CutSpeed:
     def expected_throughput_per_s(self) -> float:
         """One over the slowest of the stages and the links."""
         return 1 / max(*self.stage_s, *self.transfer_s)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, as docs/cli.md says."""
+        return {
+            "label": self.cut.label,
+            "position": self.cut.position,
+            "tensors": [value.name for value in self.cut.tensors],
+            "payload_bytes": self.cut.payload_bytes,
+            "weight_bytes": list(self.cut.weight_bytes),
+            "flops": list(self.cut.flops),
+            "stage_ms": [1e3 * seconds for seconds in self.stage_s],
+            "transfer_ms": [1e3 * seconds for seconds in self.transfer_s],
+            "expected_latency_ms": 1e3 * self.expected_latency_s,
+            "expected_throughput_per_s": self.expected_throughput_per_s,
+            **speed_json(self.speed),
+        }
+
+
+def speed_json(speed: Speed | None) -> dict[str, Any]:
+    """What a model or a cut gives, as plain values; None where it did not run."""
+    return {
+        "latency_ms_median": speed.latency_ms_median if speed else None,
+        "throughput_per_s": speed.throughput_per_s if speed else None,
+        "in_flight": speed.window if speed else None,
+    }
+
+
+def sweep_here(
+    model: OnnxSource, cuts: Sequence[Cut], repeats: int, threads: int | None
+) -> tuple[Speed, Iterator[CutSpeed]]:
+    """The whole model, and each cut in turn, on this device alone. The errors of OnnxEngine."""
+    with OnnxEngine(model.file.path, threads) as engine:
+        whole = measure(in_turn(engine.run), model.noise(), repeats, 1)
+    return whole, stages_here(model, cuts, repeats, threads)
+
+
+def sweep_devices(
+    devices: Sequence[str],
+    model: OnnxSource,
+    cuts: Sequence[Cut],
+    *,
+    repeats: int,
+    window: int | None = None,
+    wire: str = "f32",
+    transport: str = "auto",
+    threads: int | None = None,
+    insecure: bool = False,
+) -> tuple[Speed, Iterator[CutSpeed]]:
+    """The whole model on the last of two devices, and each cut in turn as a pipeline of both. threads: of this device,
+    which can be the first. The errors of Fleet and of `sweep`."""
+    last = tuple(devices[-1:])
+    with (
+        Fleet(last, insecure=insecure) as fleet,
+        OnnxDeployment(fleet, model, model.plan(last, []), transport=transport) as deployment,
+    ):
+        whole = measure(deployment.start().map, model.noise(), repeats, window)
+
+    def cut_by_cut() -> Iterator[CutSpeed]:
+        workers = [device for device in devices if device != LOCAL]
+        plan = model.plan(devices, cuts[:1])
+        with (
+            Fleet(workers, insecure=insecure) as fleet,
+            OnnxDeployment(fleet, model, plan, transport=transport, threads=threads) as deployment,
+        ):
+            yield from sweep(deployment, model, cuts, model.noise(), repeats=repeats, window=window, wire=wire)
+
+    return whole, cut_by_cut()
 
 
 def stages_here(model: OnnxSource, cuts: Sequence[Cut], repeats: int, threads: int | None) -> Iterator[CutSpeed]:
@@ -71,15 +139,6 @@ def sweep(
         stage_s = deployment.times(repeats)
         speed = measure(partial(deployment.start().map, wire=wire), feeds, repeats, window)
         before, between, after = routes(model.graph, [cut.position])
-        moved = [_bytes(before, "f32"), _bytes(between, wire), _bytes(after, "f32")][own:]
+        moved = [wire_bytes(before, "f32"), wire_bytes(between, wire), wire_bytes(after, "f32")][own:]
         transfer_s = tuple(hop.seconds(n_bytes) for hop, n_bytes in zip(hops, moved, strict=True))
         yield CutSpeed(cut, stage_s, transfer_s, sum(hop.latency_s for hop in hops), speed)
-
-
-def _bytes(values: Sequence[Value], wire: str) -> int:
-    """What tensors take on the wire."""
-    codec = WIRES[wire]
-    return sum(
-        codec.n_bytes(value.n_bytes // 4) if codec is not None and value.type == "float32" else value.n_bytes
-        for value in values
-    )

@@ -5,28 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, Union
 
 from devices.cluster_file import Cluster as ClusterFile
 from devices.paths import cache_folder
 from edge.cluster.deployment import Exchange
 from edge.cluster.fleet import Fleet
 from edge.planning.arrange import work_of
-from edge.planning.space import LlmSpace
+from edge.planning.llm_space import LlmSpace
+from edge.planning.space import PlanSpace
 from edge.quantization.gguf import quantize
 from edge.slices.local import OwnSlices
-from edge.survey.profile import llm_speeds
+from edge.survey.llm_survey import llm_speeds
 from edge.tasks import SILENT, Steps
 from partition.errors import PlanError
 from partition.model.check import check_loadable
 from partition.model.model import ModelShape
 from quant.gguf.file import GgufFile
 from quant.mixes import mix_by_name
-
-if TYPE_CHECKING:
-    from edge.planning.onnx_space import OnnxSpace
-
-PlanSpace: TypeAlias = Union[LlmSpace, "OnnxSpace"]
 
 _CONTEXT, _CONCURRENCY, _PROMPT = 4096, 4, 128
 _ANSWER = 64  # tokens that are to have room after a prompt
@@ -153,15 +148,15 @@ def _llm_space(
 
 def _onnx_space(
     path: Path, cluster: ClusterFile, fleet: Fleet | None, notes: Sequence[str], options: PlanOptions, steps: Steps
-) -> OnnxSpace:
+) -> PlanSpace:
     from edge.onnx.file import load  # an extra
     from edge.onnx.model import OnnxSource
     from edge.planning.onnx_space import OnnxSpace
-    from edge.survey.onnx_profile import onnx_speeds
+    from edge.survey.onnx_survey import onnx_speeds
 
     model = OnnxSource.of(load(path), dict(options.dims))
     with steps.step("Measuring devices", unit="steps") as show:
-        known = onnx_speeds(
+        known, cuts = onnx_speeds(
             model,
             cluster,
             fleet,
@@ -174,6 +169,7 @@ def _onnx_space(
     return OnnxSpace(
         model,
         known,
+        cuts,
         threads=options.threads,
         transport=options.transport,
         wire=options.wire,

@@ -23,6 +23,7 @@ from edge.errors import SizeTooSmall
 from edge.llama.ggml import PINNED_VERSION
 from edge.llama.llama import ContextSizes
 from edge.llm.options import EngineOptions, resolve
+from edge.llm.states import held_bytes
 from edge.paging.budget import MARGIN_SHARE, beside_weights
 from edge.quantization import imatrix as calibrate
 from edge.quantization import sensitivity
@@ -195,6 +196,7 @@ def file_within(
     n_context, _, kv = resolve(options, shape)
     batch = min(options.rows, n_context)
     parts = beside_weights(file, shape, ContextSizes(n_context, kv, batch=batch), memory)
+    parts["kept prompts"] = held_bytes(shape)
     left = memory - sum(parts.values())
     if left + header_bytes(file) < least:
         words = ", ".join(f"{name} {n / _MIB:,.0f}" for name, n in parts.items())
@@ -303,7 +305,7 @@ def _sensitivity(
 
 def _time_left(left_s: float) -> str:
     """For people: at most how long measuring goes on, and what decides that."""
-    left = f"{left_s / 60:.0f} min" if left_s >= 90 else f"{left_s:.0f} s"
+    left = f"{math.ceil(left_s / 60)} min" if left_s >= 90 else f"{math.ceil(left_s)} s"
     return f"at most {left} left (--minutes)"
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -16,7 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from devices.files import check_room, temporary_beside
+from devices.files import temporary_beside
+from devices.interpreter import module_command
 from devices.probe import default_threads
 from edge.errors import EngineError
 from partition.model.check import check_loadable
@@ -25,6 +25,7 @@ from quant.gguf.file import GgufFile
 from quant.gguf.writer import NewTensor, encoded, header
 from quant.mixes import NEED_IMPORTANCE, Mix
 from quant.types import TensorType, type_by_name
+from quant.whole_file import check_room
 
 Progress = Callable[[int, int, str], None]  # bytes of the source done, bytes in all, the tensor that comes
 
@@ -159,10 +160,13 @@ def _child(
         "threads": threads,
         "dry": target is None,
     }
-    command = [sys.executable, "-m", "edge.quantization.gguf_child"]
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, start_new_session=True
+            module_command("edge.quantization.gguf_child"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=said,
+            start_new_session=True,
         )  # a session of its own: Ctrl-C is for us, who then end it
         assert process.stdin is not None
         assert process.stdout is not None

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from edge.llama import llama
 from edge.llama.address_space import AddressSpace
 from edge.llama.ggml import PINNED_VERSION, quantize_rows
 from edge.llama.products import Products, loose_weight
+from quant.mixes import MIXES, Mix
 from quant.types import TYPES, TensorType
 
 # What weights are quantized to. Narrower types exist; models lose most of what they know with them.
@@ -33,6 +35,8 @@ _PATTERN_ROWS = 32
 _PROMPT_ROWS = 32
 _ROUNDS = 25  # all types in turn; the fastest round of each counts, because only other work slows a product down
 _PROMPT_ROUNDS = 3
+_DEFAULTS = ("q4_k_m", "iq4_nl", "q4_0")  # mixes of about 4.5 bits, the least damage first
+_NEARLY = 0.9  # of the fastest of them: as fast
 _SLOWER = 1.15  # below, a difference may be noise
 
 
@@ -44,6 +48,16 @@ class KernelSpeed:
     decode: float  # weights that one row passes, in 1e9 a second
     prefill: float | None  # the same for each of many rows, where that was measured
     repacked: bool  # in this CPU's own layout, where that was asked
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, as docs/cli.md says."""
+        return {
+            "type": self.type.name,
+            "bits_per_weight": self.type.bits_per_weight,
+            "decode_gweights_per_s": self.decode,
+            "prefill_gweights_per_s": self.prefill,
+            "repacked": self.repacked,
+        }
 
 
 def measure_kernels(
@@ -106,6 +120,15 @@ def slow_kinds(speeds: Sequence[KernelSpeed]) -> dict[str, str]:
         if best is not None and best.decode > one.decode * _SLOWER:
             found[one.type.name] = best.type.name
     return found
+
+
+def default_mix(threads: int, *, again: bool = False) -> Mix:
+    """What a model becomes on this device where nothing is said: of the usual mixes, the one with the least damage that
+    is about as fast as the fastest of them. Measured as `known_kernels` says."""
+    decode = {one.type.name: one.decode for one in known_kernels(threads, again=again)}
+    mixes = [MIXES[name] for name in _DEFAULTS]
+    fastest = max(decode[mix.type.name] for mix in mixes)
+    return next(mix for mix in mixes if decode[mix.type.name] >= _NEARLY * fastest)
 
 
 class _Matrix:

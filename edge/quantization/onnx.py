@@ -15,15 +15,17 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from devices.files import check_room, removed_at_end
+from devices.files import removed_at_end
 from devices.probe import default_threads
 from edge.errors import EngineError
 from edge.onnx import file as onnx_file
 from edge.onnx.runtime import quiet_tools, refusals, session
 from edge.onnx.samples import Input, Samples, inputs_of, made_up, open_dims
 from edge.quantization import onnx_tools
-from edge.quantization.onnx_compare import Comparison, compare
+from edge.quantization.onnx_compare import Comparison, OutputError, compare
 from quant.errors import ModelFileError, UnknownTypeError
+from quant.text import ms_text
+from quant.whole_file import check_room
 
 Progress = Callable[[int, int], None]  # steps done, steps in all
 
@@ -53,6 +55,53 @@ class Quantized:
     comparison: Comparison | None
     not_compared: str | None  # why
     threads: int
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader should know beside the figures, a sentence each."""
+        notes, compared = [], self.comparison
+        if compared and compared.slower:
+            notes.append(
+                "The quantized model is slower than the float one on this device:"
+                f" {ms_text(compared.quantized_ms)} ms instead of {ms_text(compared.float_ms)}."
+                + (" With --calibration ranges are fixed, which is often faster." if self.method == "dynamic" else "")
+            )
+        if self.samples_made_up and compared:
+            notes.append("Made-up samples are random; give real ones with --calibration for an error that counts.")
+            if self.open_dims:
+                dims = "; ".join(f"{name}: {', '.join(dims)}" for name, dims in self.open_dims.items())
+                notes.append(f"Dimensions that the model leaves open were 1 in them ({dims}).")
+        if self.not_compared:
+            notes.append(f"Not compared: {self.not_compared}.")
+        if compared and any(output.max_abs is None for output in compared.outputs):
+            notes.append(
+                "An output without figures has another shape after quantization, or is not all finite numbers."
+            )
+        return notes
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, as docs/cli.md says."""
+        compared = self.comparison
+        return {
+            "data_path": str(self.data_file) if self.data_file else None,
+            "method": self.method,
+            "block_size": self.block_size,
+            "source_bytes": self.source_bytes,
+            "size_bytes": self.size_bytes,
+            "weights_quantized": self.weights_quantized,
+            "weights_left": self.weights_left,
+            "samples": compared.samples if compared else 0,
+            "samples_made_up": self.samples_made_up,
+            "open_dimensions": {name: list(dims) for name, dims in self.open_dims.items()},
+            "outputs": [_output_json(output) for output in compared.outputs] if compared else [],
+            "not_compared": self.not_compared,
+            "threads": self.threads,
+            "float_ms": compared.float_ms if compared else None,
+            "quantized_ms": compared.quantized_ms if compared else None,
+            "speed_ratio": compared.float_ms / compared.quantized_ms if compared else None,
+            "rounds": compared.rounds if compared else 0,
+            "notes": self.notes,
+        }
 
 
 def quantize(
@@ -176,6 +225,16 @@ def _compared(
     except EngineError as exc:
         return None, f"{exc}; give samples with --calibration to compare"
     return compare(reference, quantized, feeds), None
+
+
+def _output_json(output: OutputError) -> dict[str, Any]:
+    return {
+        "name": output.name,
+        "max_abs_error": output.max_abs,
+        "relative_l2_error": output.relative_l2,
+        "cosine": output.cosine,
+        "top1_agreement": output.top1,
+    }
 
 
 def _nothing(source: Path, type_name: str) -> str:

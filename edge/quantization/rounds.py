@@ -84,7 +84,7 @@ def measure_rounds(
                 measure(kind, missing)
             most = min(total, int(within_s * done / spent_s)) if done and spent_s > 0 else total
             done += 1
-            progress(done, max(done, most), max(0.0, within_s - spent_s))
+            progress(done, max(done, most), max(0.0, within_s - clock()))
         so_far = _of(order[:n], damages)
         if n < len(order) and all(so_far.values()) and after_round(so_far):
             return max(0.0, within_s - clock())

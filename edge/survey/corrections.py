@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from devices.remembered import Remembered
 from edge.parallel.step_times import Summary
-from edge.survey.cache import Remembered
 from partition.plan.plan import Plan
 from partition.predict.cost import Work
 from partition.predict.predict import compute_s
@@ -48,7 +48,7 @@ class Corrections:
         measured = replace(speed.times(1 / speed.corrected), corrected=1.0)
         logs, answers = self._known(measured) or (0.0, 0)
         value = {
-            "of": measured.layer_s.at(1),
+            "of": measured.seconds,
             "logs": logs + math.log(speed.corrected * ratio),
             "answers": answers + 1,
         }
@@ -63,7 +63,7 @@ class Corrections:
             of, logs, answers = float(value["of"]), float(value["logs"]), int(value["answers"])
         except (TypeError, KeyError, ValueError, OverflowError):
             return None
-        same = math.isclose(of, measured.layer_s.at(1), rel_tol=1e-6)
+        same = math.isclose(of, measured.seconds, rel_tol=1e-6)
         return (logs, answers) if same and answers > 0 and abs(logs / answers) < math.log(_MOST) else None
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
+from devices.remembered import Remembered
 from edge.cluster.session import EngineSession, answers
 from edge.errors import WorkerError
-from edge.survey.cache import Remembered
 from partition.errors import PlanError
 from partition.predict.speeds import Links, LinkSpeed
 from transport import edge_pb2 as pb

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from devices.machine_disk import disk_read_rate
 from edge.errors import EdgeError, NotEnoughMemory
@@ -11,6 +12,8 @@ from edge.llama import llama
 from edge.llama.llama import ContextSizes
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions, resolve
+from edge.llm.prefixes import seal
+from edge.llm.states import held_bytes
 from edge.net.relink import Relink
 from edge.paging import memory
 from edge.paging.memory import MemoryNeed
@@ -50,6 +53,10 @@ class WholeModel:
     def time(self, _: pb.Time) -> pb.Timed:
         """EdgeError: slices are timed."""
         raise EdgeError("no slice is loaded yet")
+
+    def finish(self, timeout_s: float) -> None:
+        """Let what is written in the background be whole."""
+        self._engine.states.finish(timeout_s)
 
     def close(self) -> None:
         """Free the model."""
@@ -93,12 +100,15 @@ def load(asked: pb.Load, rank: int, lent: ResourceLimits, progress: Callable[[fl
         options = replace(options, outputs=options.rows)  # every row goes on to the next stage
     file = GgufFile.open(asked.path)
     check_loadable(file)
-    context, _, kv = resolve(options, ModelShape.from_gguf(file))
+    shape = ModelShape.from_gguf(file)
+    context, _, kv = resolve(options, shape)
     options.check_sequences(min(options.rows, context))  # the dry run ends the process, too
     limit = asked.memory_limit_bytes
     on_gpu = llama.has_gpu() and options.gpu_layers != 0
     if limit and not on_gpu:
         options = replace(options, memory=min(limit, options.memory or limit))
+    if asked.prefix_key:
+        options = replace(options, reserved=options.reserved + held_bytes(shape))
     if options.memory is None:
         sizes = ContextSizes(
             context,
@@ -116,6 +126,9 @@ def load(asked: pb.Load, rank: int, lent: ResourceLimits, progress: Callable[[fl
         engine = Engine(asked.path, options, progress=progress)
         return WholeModel(engine, need or engine.memory)
     shard = Shard(asked.path, options, here, progress)
+    if asked.prefix_key and asked.prefix_bytes:
+        held = held_bytes(shape) if options.memory else None
+        seal(shard.engine.states, Path(asked.prefix_folder), asked.prefix_bytes, asked.prefix_key, held)
     return SlicePart(shard, need or shard.engine.memory)
 
 

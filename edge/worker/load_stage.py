@@ -41,6 +41,9 @@ class OnnxPart:
         figure = self.stage.time(min(asked.steps, _MOST_RUNS))
         return pb.Timed(run_s=figure.seconds, busy=[figure.busy])
 
+    def finish(self, _: float) -> None:
+        """Nothing is written in the background."""
+
     def close(self) -> None:
         """Free the stage."""
         self.stage.close()

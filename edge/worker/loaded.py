@@ -22,5 +22,8 @@ class LoadedPart(Protocol):
     def time(self, asked: pb.Time) -> pb.Timed:
         """How long it takes by itself. EdgeError where it cannot be timed."""
 
+    def finish(self, timeout_s: float) -> None:
+        """The process is about to end: let what is written in the background be whole, within so long."""
+
     def close(self) -> None:
         """Free the memory."""

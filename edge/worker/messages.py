@@ -35,7 +35,9 @@ def profile_of(message: pb.DeviceProfile) -> DeviceProfile:
 
 def options_message(options: EngineOptions) -> pb.EngineOptions:
     """Engine options as a message. What is None is absent."""
-    return pb.EngineOptions(**dataclasses.asdict(options))
+    values = dataclasses.asdict(options)
+    del values["prefixes"]  # each device has its own
+    return pb.EngineOptions(**values)
 
 
 def options_of(message: pb.EngineOptions) -> EngineOptions:

@@ -6,13 +6,13 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
+from devices.interpreter import module_command
 from edge import log
 from edge.worker.limits import ResourceLimits
 from transport import edge_pb2 as pb
@@ -34,7 +34,7 @@ class Child:
         """Starts it. host: where it takes TCP links; credentials: the folder, where links are encrypted."""
         self.folder = Path(tempfile.mkdtemp(prefix="edge-"))
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "edge.worker.rank", "--control", str(theirs.fileno()), "--host", host]
+        command = module_command("edge.worker.rank", "--control", str(theirs.fileno()), "--host", host)
         command += ["--folder", str(self.folder), *lent.options()]
         if credentials is not None:
             command += ["--credentials", str(credentials)]

@@ -33,6 +33,7 @@ from edge.net.peers import BEAT_S
 from edge.net.relink import Relink
 from edge.net.rendezvous import TRANSPORTS, join, polling_s
 from edge.worker.limits import ResourceLimits, add_arguments, compute_on
+from edge.worker.process import EXIT_S
 from quant.wire import WIRES
 from transport import edge_pb2 as pb
 from transport.choice import ALGORITHMS
@@ -50,6 +51,7 @@ _IDLE_S = 7 * 86400.0  # for the next command; whoever lets go earlier closes th
 _MOST_RANKS = 256
 _MOST_FLOATS = 16 << 20
 _MOST_REPEATS = 10_000
+_FINISH_S = EXIT_S / 2  # for what is written in the background; the daemon kills whoever does not end
 _MOST_TEXT = 4000  # characters of an error, which may repeat what the owner sent: events have 1 MiB
 
 
@@ -144,6 +146,11 @@ class Rank:
 
     def _report(self, fraction: float) -> None:
         emit(self._control, pb.Event(loading=pb.Loading(fraction=fraction)))
+
+    def finish(self) -> None:
+        """Called when the daemon has let go."""
+        if self._loaded is not None:
+            self._loaded.finish(_FINISH_S)
 
     def _unload(self, _: pb.Unload) -> pb.Event:
         if self._loaded is not None:
@@ -267,13 +274,15 @@ def main(argv: list[str] | None = None) -> NoReturn:
     log.set_up()
     control = TcpLink(socket.socket(fileno=args.control), "the daemon", poll_s=0)
     commands: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(control, commands, args.folder), daemon=True, name="commands").start()
+    ranks: list[Rank] = []
+    threading.Thread(target=_read, args=(control, commands, args.folder, ranks), daemon=True, name="commands").start()
 
     opened = pb.Command.FromString(commands.get()).open
     try:
         lent = ResourceLimits.of(args)
         compute_on(lent.affinity)  # before what computes has threads
         rank = Rank(control, opened, args.host, args.folder, _credentials(args.credentials), lent)
+        ranks.append(rank)
     except Exception as error:
         emit(control, failed(error))
         sys.exit(1)
@@ -297,12 +306,15 @@ def _beat(control: TcpLink) -> None:
             emit(control, pb.Event(alive=pb.Alive()))
 
 
-def _read(control: TcpLink, commands: queue.SimpleQueue[bytes], folder: Path) -> None:
+def _read(control: TcpLink, commands: queue.SimpleQueue[bytes], folder: Path, ranks: list[Rank]) -> None:
     """Commands as they come. When the daemon is gone, so is this process, whatever it computes."""
     while True:
         try:
             commands.put(bytes(control.receive(_IDLE_S).payload))
         except TransportError:
+            with suppress(Exception):  # whatever it is, this process ends
+                for rank in ranks:
+                    rank.finish()
             shutil.rmtree(folder, ignore_errors=True)  # nobody else is left to do it where the daemon was killed
             os._exit(0)
 

@@ -19,6 +19,7 @@ from devices.trust import credentials as held
 from edge import log
 from edge.errors import EdgeError, SliceBusy, SliceError
 from edge.net import credentials as trust
+from edge.prefixes.store import DEFAULT_BYTES
 from edge.slices.digests import Digests
 from edge.slices.store import SliceStore
 from edge.version import version
@@ -55,6 +56,7 @@ class WorkerOptions:
     credentials: Path | None  # the folder, where mutual TLS is used
     affinity: tuple[int, ...] = ()  # the cores it lends; none: all it may use
     gpu_layers: int | None = None  # the most that a session may put on the GPU; None: as many as it likes
+    prefix_bytes: int = DEFAULT_BYTES  # of keys and values of prompts that are kept for the owner; 0: none
 
 
 class Worker:
@@ -67,7 +69,9 @@ class Worker:
         self._store = store
         self._digests = digests
         lent = ResourceLimits(options.threads, options.affinity, options.gpu_layers)
-        self._sessions = Sessions(store, options.host, options.credentials, lent, options.memory_limit_bytes)
+        self._sessions = Sessions(
+            store, options.host, options.credentials, lent, options.memory_limit_bytes, options.prefix_bytes
+        )
         self._request: tuple[bytes, bytes] | None = None  # (key, request to sign it) of an enrolment under way
         self._enrolling = threading.Lock()
         self._cutting = threading.Lock()
@@ -115,6 +119,7 @@ class Worker:
             sessions=self._sessions.states(),
             slices_bytes=self._store.used_bytes(),
             slices_limit_bytes=self._store.max_bytes,
+            clock_s=time.time(),
         )
 
     def Session(self, commands: Iterator[pb.Command], context: grpc.ServicerContext) -> Iterator[pb.Event]:  # noqa: N802

@@ -81,6 +81,7 @@ class Sessions:
         credentials: Path | None,
         lent: ResourceLimits,
         memory_limit_bytes: int | None,
+        prefix_bytes: int,
     ) -> None:
         """host: where engine processes take TCP links; credentials: the folder, where links are encrypted."""
         self._store = store
@@ -88,6 +89,7 @@ class Sessions:
         self._credentials = credentials
         self._lent = lent
         self._memory_limit = memory_limit_bytes
+        self._prefix_bytes = prefix_bytes
         self._sessions: dict[str, Session] = {}
         self._lock = threading.Lock()
         self._turn = threading.Lock()  # to load, where memory is limited
@@ -208,8 +210,11 @@ class Sessions:
                         self._answer(session, pb.Event(failed=failed), events)
                         continue
                 session.child.send(command)
-        except (TransportError, grpc.RpcError):
-            pass  # one of the two is gone, and the process's end says so
+        except TransportError:  # the process is gone: who watches it says how, unless it was asked to end
+            self._release(session)
+            return
+        except grpc.RpcError:
+            pass  # the owner is gone
         session.child.stop()
         self._release(session)  # what was granted after that
 
@@ -219,6 +224,7 @@ class Sessions:
             raise EdgeError("a slice is loaded already; unload it first")
         load.path = str(session.lease.enter_context(self._store.use(load.slice)))
         load.memory_limit_bytes = 0
+        load.prefix_folder, load.prefix_bytes = str(self._store.folder.with_name("prefixes")), self._prefix_bytes
         session.slice = load.slice
         if self._memory_limit is not None:
             # One load at a time: what it leaves of the limit is known when it is done.

@@ -96,12 +96,6 @@ class ModelShape:
         heads = self.n_heads_kv[layer]
         return context * (type_k.n_bytes(heads * self.head_k) + type_v.n_bytes(heads * self.head_v))
 
-    @property
-    def other_bytes(self) -> int:
-        """Weights outside of layers, token table and head: the last norm, RoPE factors."""
-        head = 0 if self.head_is_tied else self.head_bytes
-        return self.weight_bytes - sum(self.layer_bytes) - self.embedding_bytes - head
-
 
 def block_of(tensor_name: str) -> int | None:
     """The layer a tensor belongs to ("blk.7.attn_q.weight" to 7), None for tensors outside of layers."""

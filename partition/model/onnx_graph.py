@@ -98,6 +98,13 @@ class OnnxGraph:
         used = {name for node in self.nodes[start:stop] for name in node.weights}
         return sum(self.weight_bytes[name] for name in used)
 
+    def activation_bytes(self, start: int, stop: int) -> int:
+        """The most bytes that one of the nodes [start, stop) takes and makes."""
+        return max(
+            node.output_bytes + sum(self.values[name].n_bytes for name in node.inputs if name in self.values)
+            for node in self.nodes[start:stop]
+        )
+
 
 def flat_nodes(model: Any) -> Sequence[Any]:
     """The NodeProtos of a model; calls of the model's own functions are replaced by what is in them.

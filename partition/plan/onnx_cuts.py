@@ -39,11 +39,6 @@ class StageIO:
     takes: tuple[str, ...]  # inputs of its model, each in `tensors_in`
     makes: tuple[str, ...]  # outputs of its model
 
-    @property
-    def passed_on(self) -> tuple[str, ...]:
-        """What comes in and goes out as it is, which the stage's model knows nothing of."""
-        return tuple(value.name for value in self.tensors_out if value.name not in self.makes)
-
 
 def cuts(graph: OnnxGraph) -> list[Cut]:
     """Every valid cut, in topological order: between two nodes, where the shape of all that crosses is known.

@@ -69,14 +69,6 @@ class OnnxPlan:
         """How many nodes lie before each cut."""
         return tuple(stage.nodes.stop for stage in self.stages[:-1])
 
-    def summary(self) -> str:
-        """One line for each stage, for people."""
-        lines = []
-        for i, stage in enumerate(self.stages):
-            until = f", up to {stage.until}" if stage.until else ""
-            lines.append(f"stage {i}  {stage.device}: nodes {stage.nodes} of {self.n_nodes}{until}")
-        return "\n".join(lines)
-
     def to_json(self) -> dict[str, Any]:
         """The plan as values that json.dumps takes, for people to read and edit. What a stage leaves open, it lacks."""
         return {

@@ -175,21 +175,6 @@ class Plan:
             raise PlanError(f"rank {rank} of a plan that has ranks 0 to {self.world_size - 1}")
         return rank
 
-    def summary(self) -> str:
-        """One line for each rank, for people."""
-        lines = []
-        for rank, (stage, shard) in enumerate(self._ranks):
-            parts = [f"layers {self.stages[stage].layers}"]
-            for name, held, total in (
-                ("heads", shard.heads, self.sizes.heads),
-                ("ff", shard.ff, self.sizes.ff),
-                ("vocab", shard.vocab, self.sizes.vocab),
-            ):
-                if held:
-                    parts.append(f"{name} {held} of {total}" if len(held) < total else f"all {name}")
-            lines.append(f"rank {rank}  {shard.device}: {', '.join(parts)}")
-        return "\n".join(lines)
-
     def to_json(self) -> dict[str, Any]:
         """The plan as values that json.dumps takes, for people to read and edit. What a shard leaves open, it lacks."""
         return {

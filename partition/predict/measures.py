@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,10 +33,12 @@ class Measures:
 
     | sums   | alone: seconds of one row; pass: of a microbatch; prompt: a chunk of a prompt; joules: a token  |
     | peaks  | busy: seconds a microbatch; prompt_busy: a prompt; bytes: on one device                         |
+
+    And of each host that stages may crowd, as sums: busy HOST, prompt HOST: seconds that they keep all its cores busy.
     """
 
-    def __init__(self, work: Work, objectives: tuple[str, ...], microbatches: int) -> None:
-        """PlanError for an objective that is none."""
+    def __init__(self, work: Work, objectives: tuple[str, ...], microbatches: int, hosts: Sequence[str] = ()) -> None:
+        """hosts: that may be crowded. PlanError for an objective that is none."""
         for name in objectives:
             if name not in OBJECTIVES:
                 raise PlanError(f"the objective {name[:40]!r}; known are {', '.join(OBJECTIVES)}")
@@ -47,6 +49,9 @@ class Measures:
             wanted.discard("pass")  # it is the same
         self.sums = [name for name in _SUMS if name in wanted]
         self.peaks = [name for name in _PEAKS if name in wanted]
+        self._busy = [f"busy {host}" for host in hosts if "busy" in wanted and microbatches > 1]
+        self._prompt = [f"prompt {host}" for host in hosts if "prompt" in wanted]
+        self.sums += [*self._busy, *self._prompt]
 
     def __call__(self, sums: Array, peaks: Array) -> Array:
         """sums [S, N], peaks [P, N] -> objectives [K, N]: seconds, seconds a token, seconds, bytes, joules."""
@@ -54,10 +59,12 @@ class Measures:
         found = []
         for name in self._objectives:
             if name == "throughput":
+                busy_s = np.maximum.reduce([of["busy"], *(of[host] for host in self._busy)])
                 pass_s = of["pass"] if "pass" in of else of["alone"]
-                found.append(cost.per_token_s(pass_s, of["busy"], self.rows, self._work.concurrency))
+                found.append(cost.per_token_s(pass_s, busy_s, self.rows, self._work.concurrency))
             elif name == "ttft":  # cost.ttft_s, with the sum divided by the chunks already
-                found.append(of["prompt"] + of["prompt_busy"] * (1 - 1 / cost.chunks(self._work.prompt)))
+                busy_s = np.maximum.reduce([of["prompt_busy"], *(of[host] for host in self._prompt)])
+                found.append(of["prompt"] + busy_s * (1 - 1 / cost.chunks(self._work.prompt)))
             else:
                 found.append(of[{"latency": "alone", "memory": "bytes", "energy": "joules"}[name]])
         return np.array(found)
@@ -66,7 +73,7 @@ class Measures:
         """What a way to the next stage adds [S], and how long it is taken up [P]. answer: it is the one to the owner,
         with the logits of one row of a prompt."""
         n = cost.chunks(self._work.prompt)
-        values = dict.fromkeys((*_SUMS, *_PEAKS), 0.0)
+        values = dict.fromkeys((*self.sums, *_SUMS, *_PEAKS), 0.0)
         values["alone"] = sum(hop(1))
         values["pass"] = sum(hop(self.rows))
         values["busy"] = hop(self.rows)[1]
@@ -75,8 +82,9 @@ class Measures:
             values["prompt"] = sum(hop(1)) if answer else latency_s + n * busy_s
         return np.array([values[name] for name in self.sums]), np.array([values[name] for name in self.peaks])
 
-    def of_stages(self, seconds: Seconds, watts: float, held: Array) -> tuple[Array, Array]:
-        """Of all stages: [S, ...], [P, ...]. watts: of all ranks; held: bytes on the fullest device."""
+    def of_stages(self, seconds: Seconds, watts: float, held: Array, parts: Mapping[str, float]) -> tuple[Array, Array]:
+        """Of all stages: [S, ...], [P, ...]. watts: of all ranks; held: bytes on the fullest device; parts: of each
+        host's cores, that all ranks use."""
         values: dict[str, Any] = {"bytes": held}
         if "alone" in self.sums:
             values["alone"] = seconds(1, 1)
@@ -86,6 +94,10 @@ class Measures:
         if "prompt" in self.sums:
             values["prompt_busy"] = seconds(self._work.prompt, 1)
             values["prompt"] = values["prompt_busy"] / cost.chunks(self._work.prompt)
+        for names, of in ((self._busy, "busy"), (self._prompt, "prompt_busy")):
+            for name in names:
+                part = parts.get(name.partition(" ")[2], 0.0)
+                values[name] = part * values[of] if part else 0.0
         sums, peaks = np.empty((len(self.sums), *held.shape)), np.empty((len(self.peaks), *held.shape))
         for found, names in ((sums, self.sums), (peaks, self.peaks)):
             for i, name in enumerate(names):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 
@@ -17,6 +17,7 @@ from partition.model.onnx_shapes import Value
 from partition.plan.onnx_cuts import Cut, routes
 from partition.plan.onnx_plan import OnnxPlan
 from partition.plan.plan import LOCAL
+from partition.predict.hosts import Host, crowding, used
 from partition.predict.prediction import Prediction, StagePrediction
 from partition.predict.speeds import Curve, Links, LinkSpeed
 from quant.wire import WIRES
@@ -39,12 +40,18 @@ class OnnxDevice:
     age_s: float = 0.0  # since it was measured
     busy: bool = False  # it was measured while something else kept the device busy
     key: str = ""  # that it is remembered under
+    host: Host | None = None  # where it runs; None: on a machine of its own
 
     def __post_init__(self) -> None:
         if not all(0 <= seconds < math.inf for seconds in (*self.segments_s, self.stage_s)):
             raise PlanError(f"{self.name}: a segment that takes no finite time of 0 s or more; measure it again")
         if self.watts is not None and not 0 < self.watts < math.inf:
             raise PlanError(f"{self.name}: watts is {self.watts}; needed is a number above 0")
+
+    def times(self, factor: float) -> OnnxDevice:
+        """The same where everything it computes takes so many times as long."""
+        segments_s = tuple(seconds * factor for seconds in self.segments_s)
+        return replace(self, segments_s=segments_s, stage_s=self.stage_s * factor)
 
     @cached_property
     def before_s(self) -> tuple[float, ...]:
@@ -82,10 +89,10 @@ class OnnxWork:
         return cls(
             positions,
             ("", *(cut.label for cut in cuts), ""),
-            (_bytes(inputs, "f32"), *(_bytes(values, wire) for values in between), _bytes(outputs, "f32")),
+            (wire_bytes(inputs, "f32"), *(wire_bytes(values, wire) for values in between), wire_bytes(outputs, "f32")),
             tuple(graph.stage_weight_bytes(start, stop) for start, stop in pairwise(positions)),
             tuple((a, b, graph.weight_bytes[name]) for name, at in users.items() for a, b in pairwise(at)),
-            tuple(_activations(graph, start, stop) for start, stop in pairwise(positions)),
+            tuple(graph.activation_bytes(start, stop) for start, stop in pairwise(positions)),
         )
 
     @property
@@ -129,7 +136,7 @@ def predict(
         stage      = OnnxDevice.seconds of its segments
         hop, enter = latency of the link + bytes / its bandwidth; 0 where the owner keeps what it has
         throughput = 1 / max(busiest, latency / in flight)
-        busiest    = the longest stage, or bytes / bandwidth of the busiest link
+        busiest    = the longest stage, or bytes / bandwidth of the busiest link, or what stages of one host take there
 
     Of so many inputs in flight each takes the latency at least (Little's law); in no time less than `busiest` does
     another one complete. PlanError where the plan, a device or a link was not measured.
@@ -159,7 +166,10 @@ def predict(
         )
     enter_s = sum(moved[0])
     latency_s = enter_s + sum(one.compute_s + one.transfer_s for one in stages)
-    busiest_s = max(moved[0][1], *(max(one.busy_s, one.transfer_busy_s) for one in stages))
+    if in_flight != 1:
+        crowd = crowding([(used([speeds[one.devices[0]].host]), one.busy_s) for one in stages])
+        stages = [replace(one, crowding=times) for one, times in zip(stages, crowd, strict=True)]
+    busiest_s = max(moved[0][1], *(max(one.busy_s * one.crowding, one.transfer_busy_s) for one in stages))
     many = in_flight or filling(latency_s, busiest_s)
     return Prediction(
         latency_s=latency_s,
@@ -190,18 +200,10 @@ def hop_s(one: LinkSpeed | None, n_bytes: int) -> tuple[float, float]:
     return (0.0, 0.0) if one is None else (one.latency_s, n_bytes / one.bytes_per_s)
 
 
-def _bytes(values: Sequence[Value], wire: str) -> int:
+def wire_bytes(values: Sequence[Value], wire: str) -> int:
     """What tensors take on the wire."""
     codec = WIRES[wire]
     return sum(
         codec.n_bytes(value.n_bytes // 4) if codec is not None and value.type == "float32" else value.n_bytes
         for value in values
-    )
-
-
-def _activations(graph: OnnxGraph, start: int, stop: int) -> int:
-    known = graph.values
-    return max(
-        node.output_bytes + sum(known[name].n_bytes for name in node.inputs if name in known)
-        for node in graph.nodes[start:stop]
     )

@@ -9,8 +9,9 @@ from partition.errors import PlanError
 from partition.plan.plan import LOCAL, Plan
 from partition.predict import cost
 from partition.predict.cost import GroupCost, Work
+from partition.predict.hosts import crowding, used
 from partition.predict.prediction import Prediction, StagePrediction
-from partition.predict.speeds import Curve, DeviceSpeed, Links
+from partition.predict.speeds import Curve, DeviceSpeed, Links, together
 
 _MIB = 1 << 20
 
@@ -26,9 +27,10 @@ def predict(
     many = cost.groups(work.concurrency, microbatches or len(plan.stages))
     rows = work.concurrency / many
     made = [_Stage(plan, i, work, speeds, links) for i in range(len(plan.stages))]
-    predicted = [stage.predicted(rows) for stage in made]
+    crowd = crowding([(stage.hosts, stage.seconds(rows)) for stage in made]) if many > 1 else [1.0] * len(made)
+    predicted = [stage.predicted(rows, times) for stage, times in zip(made, crowd, strict=True)]
     pass_s = sum(stage.seconds(rows) + sum(stage.hop(rows)) for stage in made)
-    busiest_s = max(max(one.busy_s, one.transfer_busy_s) for one in predicted)
+    busiest_s = max(max(one.busy_s * one.crowding, one.transfer_busy_s) for one in predicted)
     joules = sum(stage.joules(rows) for stage in made)
     return Prediction(
         latency_s=sum(one.compute_s + one.transfer_s for one in predicted),
@@ -57,7 +59,9 @@ class _Stage:
         self._work, self._links, self._stage = work, links, stage
         self._devices = [shard.device for shard in stage.shards]
         self._after = [shard.device for shard in plan.stages[i + 1].shards] if i + 1 < len(plan.stages) else []
-        self._group = GroupCost(work, [speeds[device] for device in self._devices], stage.shards, links)
+        group = [speeds[device] for device in self._devices]
+        self.hosts = used(speed.host for speed in group)
+        self._group = GroupCost(work, together(group), stage.shards, links)
         lo, hi = stage.layers.start, stage.layers.stop
         self._k = work.before[hi] - work.before[lo]
         weights, kv = work.weights_before[hi] - work.weights_before[lo], work.kv_before[hi] - work.kv_before[lo]
@@ -103,7 +107,7 @@ class _Stage:
         rows = {1, most, *(n for n, _ in self._group.speeds[0].layer_s.points if n < most)}
         return Curve(tuple((n, self.seconds(n, outputs=n if n < most else 1)) for n in sorted(rows)))
 
-    def predicted(self, rows: float) -> StagePrediction:
+    def predicted(self, rows: float, crowding: float) -> StagePrediction:
         several = len(self._devices) > 1
         return StagePrediction(
             devices=tuple(self._devices),
@@ -116,6 +120,7 @@ class _Stage:
             rows_s=self._curve(),
             sums_s=self._k * cost.SUMS_A_LAYER * self._group.sum_s(1) if several else 0.0,
             paged_bytes=round(max(n if math.isfinite(n) else 0.0 for n in self._paged)),
+            crowding=crowding,
         )
 
 
@@ -124,4 +129,6 @@ def _ttft_s(stages: list[_Stage], prompt: int) -> float:
     n = cost.chunks(prompt)
     whole = [stage.seconds(prompt, outputs=1) for stage in stages]
     hops = sum(stage.hop(prompt / n)[0] + n * stage.hop(prompt / n)[1] for stage in stages[:-1])
-    return cost.ttft_s(sum(whole), max(whole), prompt) + hops + sum(stages[-1].hop(1))
+    crowd = crowding([(stage.hosts, seconds) for stage, seconds in zip(stages, whole, strict=True)])
+    busiest = max(seconds * times for seconds, times in zip(whole, crowd, strict=True))
+    return cost.ttft_s(sum(whole), busiest, prompt) + hops + sum(stages[-1].hop(1))

@@ -30,6 +30,7 @@ class StagePrediction:
     rows_s: Curve  # of a language model: a step by its rows, the longest one its whole prompt. Else: one input
     sums_s: float = 0.0  # of compute_s: sums over the stage's ranks
     paged_bytes: int = 0  # weights read from the disk again for every step, by the rank that reads the longest
+    crowding: float = 1.0  # it takes so many times as long while other stages of its machine compute
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -44,13 +45,14 @@ class StagePrediction:
             "rows_s": curve_to_json(self.rows_s),
             "sums_s": self.sums_s,
             "paged_bytes": self.paged_bytes,
+            "crowding": self.crowding,
         }
 
     @classmethod
     def from_json(cls, values: Any, where: str = "stage") -> StagePrediction:
         """The prediction that `to_json` wrote; PlanError names what is wrong. where: what the error calls it."""
         stage = fields.record(
-            values, where, ("devices", "what", *_STAGE_SECONDS, "memory_bytes", "rows_s", "paged_bytes")
+            values, where, ("devices", "what", *_STAGE_SECONDS, "memory_bytes", "rows_s", "paged_bytes"), ("crowding",)
         )
         names = fields.items(stage["devices"], f"{where}.devices")
         if not names:
@@ -67,6 +69,7 @@ class StagePrediction:
             },
             rows_s=curve_of(stage["rows_s"], f"{where}.rows_s"),
             paged_bytes=fields.number(stage["paged_bytes"], f"{where}.paged_bytes", fields.MOST_BYTES),
+            crowding=_figure(stage.get("crowding", 1.0), f"{where}.crowding"),
             **{name: _figure(stage[name], f"{where}.{name}") for name in _STAGE_SECONDS},
         )
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from partition import fields
 from partition.errors import PlanError
+from partition.predict.hosts import Host, demand
 
 FASTEST_LINK_BYTES_PER_S = 50e9  # 400 Gbit/s: a link that is said to do more contradicts the memory behind it
 _MOST_S = 3600.0  # for one step of a layer
@@ -67,6 +68,7 @@ class DeviceSpeed:
     busy: bool = False  # it was measured while something else kept the device busy
     corrected: float = 1.0  # so many times what was measured: by what its steps in use take
     key: str = ""  # that it is remembered under
+    host: Host | None = None  # where it runs; None: on a machine of its own
 
     def __post_init__(self) -> None:
         for what in ("disk_bytes_per_s", "watts"):
@@ -80,9 +82,14 @@ class DeviceSpeed:
         return replace(self, **curves, token_s=self.token_s * factor)
 
     @property
+    def seconds(self) -> float:
+        """Of one layer, decoding one row."""
+        return self.layer_s.at(1)
+
+    @property
     def rate(self) -> float:
         """Layers a second, decoding."""
-        return 1 / max(self.layer_s.at(1), 1e-9)
+        return 1 / max(self.seconds, 1e-9)
 
     def part_s(self, part: float, rows: float) -> float:
         """Seconds of a layer of which the device computes `part`, by weights, for so many rows.
@@ -91,6 +98,13 @@ class DeviceSpeed:
         """
         whole, half = self.layer_s.at(rows), self.half_layer_s.at(rows)
         return max(0.0, half + (whole - half) * (2 * part - 1))
+
+
+def together(speeds: Sequence[DeviceSpeed]) -> list[DeviceSpeed]:
+    """The devices where all of them compute at once: those of a host that has fewer cores than they have threads take
+    so many times as long."""
+    by_host = demand(speed.host for speed in speeds)
+    return [speed.times(max(1.0, by_host[speed.host.id])) if speed.host else speed for speed in speeds]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +124,6 @@ class LinkSpeed:
                 f"a link of {self.bytes_per_s:.3g} bytes/s; needed is a number above 0, at most"
                 f" {FASTEST_LINK_BYTES_PER_S:.3g}, which no memory behind it exceeds; measure it again"
             )
-
-    def seconds(self, n_bytes: float) -> float:
-        """Until so many bytes have arrived: latency + bytes / bandwidth."""
-        return self.latency_s + n_bytes / self.bytes_per_s
 
 
 NOWHERE = LinkSpeed(0.0, FASTEST_LINK_BYTES_PER_S)  # from a device to itself

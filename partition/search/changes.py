@@ -71,7 +71,7 @@ def _with_another(
         is_local = speed.device == LOCAL
         between[speed.device, _ANOTHER] = links.of(LOCAL, like.device) if is_local else links.of(speed.device, other)
         between[_ANOTHER, speed.device] = links.of(like.device, LOCAL) if is_local else links.of(other, speed.device)
-    return [*speeds, replace(like, device=_ANOTHER, name=f"another {like.name}")], Links(between)
+    return [*speeds, replace(like, device=_ANOTHER, name=f"another {like.name}", host=None)], Links(between)
 
 
 def _smaller(speed: DeviceSpeed) -> DeviceSpeed:

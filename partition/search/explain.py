@@ -24,10 +24,11 @@ _UNITS = {  # of an objective as a person reads it
 _TIMES = ("latency", "throughput", "ttft")  # objectives that more devices have to be WORTH it for
 
 
-def best_of(planner: Planner, objective: str = "latency") -> tuple[Plan, str]:
-    """The plan to take, and why it is this one, in one line. PlanError, with need and have, where nothing fits."""
-    placed = best(planner, objective)
-    return placed.plan, reason(planner, placed, objective)
+def best_of(planner: Planner) -> tuple[Plan, str]:
+    """The plan to take for the least latency, and why, in one line. PlanError, with need and have, where nothing
+    fits."""
+    placed = best(planner, "latency")
+    return placed.plan, reason(planner, placed, "latency")
 
 
 def best(planner: Planner, objective: str, caps: Mapping[str, float] | None = None) -> Placed:

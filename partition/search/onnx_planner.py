@@ -7,7 +7,7 @@ back there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from partition.errors import PlanError
 from partition.plan.onnx_plan import MOST_STAGES, OnnxPlan, OnnxStage
 from partition.plan.plan import LOCAL, Range, clean_name
+from partition.predict.hosts import crowded, used
 from partition.predict.onnx_predict import MOST_IN_FLIGHT, OnnxDevice, OnnxWork, hop_s, predict, way
 from partition.predict.prediction import Prediction
 from partition.predict.speeds import Links
-from partition.search.problem import Group, Problem
+from partition.search.problem import Group, Problem, check_watts
 from partition.search.search import Solution, front
 
 Array = NDArray[np.float64]
@@ -100,11 +101,9 @@ class OnnxPlanner:
         for name in objectives:
             if name not in OBJECTIVES:
                 raise PlanError(f"the objective {name[:40]!r} of an ONNX model; known are {', '.join(OBJECTIVES)}")
-        if "energy" in objectives and (lacking := [speed.name for speed in self.speeds if speed.watts is None]):
-            raise PlanError(
-                f"energy needs the power of each device; give watts of {', '.join(lacking)} in the cluster file"
-            )
-        measures = _Measures(objectives, self.in_flight or MOST_IN_FLIGHT)
+        if "energy" in objectives:
+            check_watts(self.speeds)
+        measures = _Measures(objectives, self.in_flight or MOST_IN_FLIGHT, crowded(speed.host for speed in self.speeds))
         n, last = self.work.segments, self.work.crossing_bytes[-1]
         groups = []
         for i, speed in enumerate(self.speeds):
@@ -144,7 +143,8 @@ class OnnxPlanner:
         seconds = speed.stage_s + (before[None, :] - before[:, None])
         held = speed.runtime_bytes + _held(self.work)
         watts = 0.0 if speed.watts is None else speed.watts
-        sums, peaks = measures.of(alone=seconds, joules=seconds * watts, busy=seconds, bytes=held)
+        hosts = {host: part * seconds for host, part in used([speed.host]).items()}
+        sums, peaks = measures.of(hosts, alone=seconds, joules=seconds * watts, busy=seconds, bytes=held)
         possible = (np.arange(n + 1)[:, None] < np.arange(n + 1)) & (held <= speed.memory_bytes)
         sums[:, ~possible] = np.inf
         peaks[:, ~possible] = np.inf
@@ -155,19 +155,22 @@ class OnnxPlanner:
         one = way(self.links, a, b)
         found = np.array([hop_s(one, n) for n in n_bytes])
         nothing = np.zeros(len(n_bytes))
-        return measures.of(alone=found.sum(axis=1), joules=nothing, busy=found[:, 1], bytes=nothing)
+        return measures.of({}, alone=found.sum(axis=1), joules=nothing, busy=found[:, 1], bytes=nothing)
 
 
 class _Measures:
     """What the search adds up and compares, and the objectives made of it."""
 
-    def __init__(self, objectives: Sequence[str], in_flight: int) -> None:
+    def __init__(self, objectives: Sequence[str], in_flight: int, hosts: Sequence[str]) -> None:
+        """hosts: that stages may crowd. Seconds that they keep all cores of each busy are sums, too."""
         self._objectives, self._in_flight = tuple(objectives), in_flight
-        self.sums = [name for name, wanted in _SUMS.items() if {*wanted} & {*objectives}]
+        self._hosts = list(hosts) if "throughput" in objectives and in_flight > 1 else []
+        self.sums = [name for name, wanted in _SUMS.items() if {*wanted} & {*objectives}] + self._hosts
         self.peaks = [name for name, wanted in _PEAKS.items() if {*wanted} & {*objectives}]
 
-    def of(self, **values: Array) -> tuple[Array, Array]:
-        """Those that are needed: sums [S, ...], peaks [P, ...]."""
+    def of(self, hosts: Mapping[str, Array], **values: Array) -> tuple[Array, Array]:
+        """Those that are needed: sums [S, ...], peaks [P, ...]. hosts: seconds of each that is kept busy."""
+        values = {host: hosts.get(host, np.zeros_like(values["alone"])) for host in self._hosts} | values
         sums, peaks = (
             np.array([values[name] for name in names], float).reshape(len(names), *values["alone"].shape)
             for names in (self.sums, self.peaks)
@@ -180,7 +183,9 @@ class _Measures:
         found = []
         for name in self._objectives:
             if name == "throughput":
-                found.append(np.maximum(of["busy"], of["alone"] / self._in_flight))
+                found.append(
+                    np.maximum.reduce([of["busy"], of["alone"] / self._in_flight, *(of[host] for host in self._hosts)])
+                )
             else:
                 found.append(of[{"latency": "alone", "memory": "bytes", "energy": "joules"}[name]])
         return np.array(found)

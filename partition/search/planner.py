@@ -17,9 +17,10 @@ from partition.errors import PlanError
 from partition.plan.plan import LOCAL, Plan, Range, Stage, clean_name
 from partition.predict import cost
 from partition.predict.cost import Work
+from partition.predict.hosts import crowded
 from partition.predict.measures import Measures
 from partition.predict.speeds import DeviceSpeed, Links
-from partition.search.problem import Problem
+from partition.search.problem import Problem, check_watts
 from partition.search.search import Front, Solution, front
 from partition.search.stage_group import StageGroup
 
@@ -104,11 +105,12 @@ class Planner:
         return sorted({cost.groups(most, many) for many in (*(1 << i for i in range(most.bit_length())), most)})
 
     def problem(self, objectives: Sequence[str], microbatches: int) -> Problem:
-        """The search's problem. Its measures: sums of seconds alone, of a pass, of a prompt, and of joules; peaks of
-        seconds busy, of a prompt's, and of bytes; those that the objectives need."""
-        measures = Measures(self.work, tuple(objectives), microbatches)
+        """The search's problem. Its measures: sums of seconds alone, of a pass, of a prompt, of joules, and of seconds
+        that a crowded host is busy; peaks of seconds busy, of a prompt's, and of bytes; those that objectives need."""
+        hosts = crowded(speed.host for speed in self.speeds) if self._pipeline else []
+        measures = Measures(self.work, tuple(objectives), microbatches, hosts)
         if "energy" in objectives:
-            self._check_watts()
+            check_watts(self.speeds)
         groups = [group.costs(measures, LOCAL) for group in self._groups]
         return Problem(self.work.limits.sizes.layers, tuple(groups), lambda a, b: self._hop(measures, a, b), measures)
 
@@ -138,13 +140,6 @@ class Planner:
         if not self._pipeline:
             return [group for group in (*singles, *several) if 0 in group]
         return [*singles, *several]
-
-    def _check_watts(self) -> None:
-        lacking = [speed.name for speed in self.speeds if speed.watts is None]
-        if lacking:
-            raise PlanError(
-                f"energy needs the power of each device; give watts of {', '.join(lacking)} in the cluster file"
-            )
 
     def _near(self, most: int) -> list[tuple[int, ...]]:
         """Groups of devices that sum the fastest, where there are too many to try them all."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from partition.errors import PlanError
+from partition.predict.onnx_predict import OnnxDevice
+from partition.predict.speeds import DeviceSpeed
 
 Array = NDArray[np.float64]
 
@@ -35,3 +39,12 @@ class Problem:
     # sums [S, N], peaks [P, N], all finite -> [K, N], 0 or more and to be small. They grow with each argument or stay.
     objectives: Callable[[Array, Array], Array]
     caps: Array | None = None  # [K]: solutions above any of these are of no interest
+
+
+def check_watts(speeds: Sequence[DeviceSpeed | OnnxDevice]) -> None:
+    """PlanError, as energy is asked for, where the power of a device is not known."""
+    lacking = [speed.name for speed in speeds if speed.watts is None]
+    if lacking:
+        raise PlanError(
+            f"energy needs the power of each device; give watts of {', '.join(lacking)} in the cluster file"
+        )

@@ -14,8 +14,9 @@ from partition.plan.shares import parts
 from partition.plan.tensor import shards
 from partition.predict import cost
 from partition.predict.cost import GroupCost, Work
+from partition.predict.hosts import used
 from partition.predict.measures import Measures
-from partition.predict.speeds import DeviceSpeed, Links
+from partition.predict.speeds import DeviceSpeed, Links, together
 from partition.search.problem import Group
 
 Array = NDArray[np.float64]
@@ -30,7 +31,7 @@ class StageGroup:
     def __init__(self, work: Work, speeds: Sequence[DeviceSpeed], links: Links, members: tuple[int, ...]) -> None:
         """speeds: of all devices; members: their numbers. PlanError where the model has too little to share."""
         self.work, self.links, self.members = work, links, members
-        self.speeds = [speeds[i] for i in members]
+        self.speeds = together([speeds[i] for i in members])
         self.devices = tuple(speed.device for speed in self.speeds)
         n = work.limits.sizes.layers
         self._k = _spans(work.before)
@@ -63,7 +64,7 @@ class StageGroup:
         """For the search. Only a group with the owner can be first; every group can be last."""
         held = self._chosen(lambda one: np.maximum.reduce(one.bytes_held(self._weights, self._kv, self._is_last)))
         watts = sum(math.nan if speed.watts is None else speed.watts for speed in self.speeds)
-        sums, peaks = measures.of_stages(self._seconds, watts, held)
+        sums, peaks = measures.of_stages(self._seconds, watts, held, used(speed.host for speed in self.speeds))
         possible = self._is_stage & np.isfinite(self._chosen(self._most_paged))
         sums[:, ~possible] = np.inf
         peaks[:, ~possible] = np.inf

@@ -28,6 +28,7 @@ def parts(predicted: Prediction, owner: str = LOCAL) -> list[Part]:
 
         a step of r rows        rows_s(r), and busy_s where r is the microbatch that it was predicted for
         a chunk of a prompt p   rows_s(p) / chunks(p), at every stage
+                                both times its crowding, where stages share a machine
         a link                  rows x busy, and its latency on top: busy is of one row, from transfer_busy_s, which is
                                 of a microbatch; latency = transfer_s - busy
 
@@ -47,7 +48,7 @@ def parts(predicted: Prediction, owner: str = LOCAL) -> list[Part]:
     for i, stage in enumerate(stages):
         curve = stage.rows_s
         decode = _through(curve, round(rows), stage.busy_s) if rows == round(rows) else curve
-        found.append(Part(stage.devices, partial(_computes, cache(curve.at), cache(decode.at))))
+        found.append(Part(stage.devices, partial(_computes, cache(curve.at), cache(decode.at), stage.crowding)))
         last = i + 1 == len(stages)
         # The formulas round hidden states to whole rows, and not the logits that go back.
         a_row = stage.transfer_busy_s / (rows if last else max(1, round(rows)))
@@ -92,8 +93,10 @@ def _through(curve: Curve, rows: int, seconds: float) -> Curve:
     return Curve(tuple(sorted({**dict(curve.points), rows: seconds}.items())))
 
 
-def _computes(prompt_s: Callable[[float], float], decode_s: Callable[[float], float], step: Step) -> float:
-    return prompt_s(step.prompt) / step.chunks if step.prompt else decode_s(step.rows)
+def _computes(
+    prompt_s: Callable[[float], float], decode_s: Callable[[float], float], crowding: float, step: Step
+) -> float:
+    return crowding * (prompt_s(step.prompt) / step.chunks if step.prompt else decode_s(step.rows))
 
 
 def _sends(a_row: float, step: Step) -> float:

@@ -1,7 +1,5 @@
 """The key-value pairs of a slice: the model's own, with those changed that say how much of it is there."""
 
-from collections.abc import Sequence
-
 from partition.plan.plan import Slice
 from partition.plan.tensor import kv_heads
 from partition.slices.rules import PER_LAYER
@@ -86,6 +84,17 @@ def windowed(source: Source) -> tuple[bool, ...]:
     return tuple(period == 0 or layer % period < period - 1 for layer in range(n_layers))
 
 
+def cached_windows(source: Source, cut: Slice) -> tuple[bool, ...] | None:
+    """For each layer of a slice, whether its keys are in the cache of layers with windows; None: there is one cache."""
+    window, all_flags = source.rules.window, windowed(source)
+    if window is None or not any(all_flags):
+        return None
+    flags = all_flags[cut.layers.start : cut.layers.stop]
+    if any(flags):
+        return flags
+    return None if window.optional else (True,) * len(flags)
+
+
 def _set_window(source: Source, cut: Slice, values: dict[str, bytes]) -> None:
     """Say for each layer of the slice whether it has the window: the period begins anew in each slice."""
     window = source.rules.window
@@ -94,11 +103,10 @@ def _set_window(source: Source, cut: Slice, values: dict[str, bytes]) -> None:
         if source.rules.shards_as and not source.is_whole(cut):
             values.pop(_WINDOW, None)  # the model's own architecture ignores it; the other might not
         return
-    flags: Sequence[bool] = all_flags[cut.layers.start : cut.layers.stop]
-    if not any(flags):
+    if not any(all_flags[cut.layers.start : cut.layers.stop]):
         # llama.cpp asserts that one layer has the window. Without any: no window, or one that hides nothing; rotation
         # is then as in layers without.
         values.pop(_TURN_BASE, None)
         values[_WINDOW] = encoded("u32", 0 if window.optional else NO_WINDOW)
-        flags = [not window.optional] * len(flags)
+    flags = cached_windows(source, cut) or (False,) * len(cut.layers)
     values[_PATTERN] = encoded("arr[bool]", flags)

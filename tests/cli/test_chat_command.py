@@ -24,7 +24,13 @@ KEYS = {
     "text": str,
     "token_ids": list,
     "finish_reason": str,
-    "usage": {"prompt_tokens": int, "cached_tokens": int, "completion_tokens": int},
+    "usage": {
+        "prompt_tokens": int,
+        "cached_tokens": int,
+        "completion_tokens": int,
+        "restored_tokens": int,
+        "dropped_tokens": int,
+    },
     "timing": {
         "load_s": float,
         "ttft_s": float,
@@ -194,9 +200,29 @@ def test_json_schema_constrains_the_answer(tmp_path: Path) -> None:
 
 
 def test_context_is_where_the_answer_ends_at_the_latest(long: tuple[str, ...]) -> None:
-    result = chat_json(*long, "--max-tokens", "1000", "--context", "64")
+    result = chat_json(*long, "--max-tokens", "1000", "--context", "64", "--when-full", "stop")
     assert result["finish_reason"] == "length"
+    assert result["usage"]["dropped_tokens"] == 0
     assert 63 <= result["usage"]["prompt_tokens"] + result["usage"]["completion_tokens"] <= 65
+
+
+def test_a_full_context_is_shifted_and_said_to_be(long: tuple[str, ...]) -> None:
+    asked = (*long, *GREEDY, "--max-tokens", "200", "--context", "64")
+    result = chat_json(*asked)
+    assert result["usage"]["completion_tokens"] == 200
+    assert result["usage"]["dropped_tokens"] > 100
+    done = run_chat(*asked)
+    assert done.stdout == result["text"] + "\n"
+    assert (
+        done.stderr == f"edge chat: context full: the oldest {result['usage']['dropped_tokens']} tokens were dropped\n"
+    )
+
+
+def test_a_model_with_windows_is_not_shifted(synthetic: Synthetic, tmp_path: Path, long: tuple[str, ...]) -> None:
+    template = written(tmp_path / "template.jinja", "{{ messages[0].content }}")
+    asked = (synthetic("gemma3"), *long, "--chat-template", template, "--max-tokens", "100", "--context", "64")
+    assert chat_json(*asked)["usage"]["completion_tokens"] < 65
+    assert_one_line_error(run_chat(*asked, "--when-full", "shift"), 5, "cannot shift its context", "use forget or stop")
 
 
 def test_threads_batch_and_context_reach_the_engine() -> None:

@@ -72,7 +72,6 @@ def test_the_json_and_what_is_measured_again(edge_devices: Run) -> None:
         assert again[what]["measured_at"] == first[what]["measured_at"] < fresh[what]["measured_at"]
         assert again[what]["age_s"] > first[what]["age_s"] >= 0
         assert first[what]["bytes_per_s"] > 1e6
-    assert Machine.from_json(first).to_json()["memory"]["bytes_per_s"] == first["memory"]["bytes_per_s"]
 
 
 def test_the_folder_is_where_the_disk_is_measured(edge_devices: Run) -> None:

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 import edge.net.channel
+from apps import options
 from apps.commands import distributed
 from edge.cluster.deployment import DEFAULT_EXCHANGE
 from edge.cluster.fleet import MAX_WORKERS
@@ -215,10 +216,10 @@ def test_insecure_allows_another_machine_in_the_clear(run: Run, two: Two, monkey
 
 def test_constants_named_for_a_quick_help_are_those_of_the_engine() -> None:
     assert distributed.PARALLEL == PARALLEL
-    assert distributed.TRANSPORTS == TRANSPORTS
-    assert tuple(WIRES) == distributed.WIRES
+    assert options.TRANSPORTS == TRANSPORTS
+    assert tuple(WIRES) == options.WIRES
     assert set(distributed.ALGORITHMS) == {"auto", *ALGORITHMS}
-    assert distributed.MOST_WORKERS == MAX_WORKERS
+    assert options.MOST_WORKERS == MAX_WORKERS
 
 
 def test_the_bundled_model_is_what_is_spread_by_default(chat: Chat, two: Two) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from devices.lab.control_group import ControlGroup, NoGroups
+from devices.lab.control_group import NoGroups
 from edge.models import shapes, synth
+from tests.support.groups import CountedGroup
 from tests.support.helpers import run_edge
 from tests.support.namespaces import need
 from tests.support.thorough import some
@@ -43,10 +44,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def group_of(n_bytes: int) -> Iterator[ControlGroup]:
+def group_of(n_bytes: int) -> Iterator[CountedGroup]:
     """A control group of so much memory, in which nothing was killed in the end."""
     try:
-        made = ControlGroup(f"edge-memory-test-{os.getpid()}", memory=n_bytes)
+        made = CountedGroup(f"edge-memory-test-{os.getpid()}", memory=n_bytes)
     except NoGroups as error:
         need(False, str(error))
         raise

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from apps.show.format import bytes_text, count_text
 from edge.models.synth import SHAPES
+from quant.text import bytes_text, count_text
 from tests.support import ROOT
 
 SMALL = ("--layers", "2", "--embd", "128", "--ff", "256", "--heads", "4", "--kv", "2", "--vocab", "400")

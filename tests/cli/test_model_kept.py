@@ -1,4 +1,4 @@
-"""`edge model list` shows what is kept of models, and `edge model rm` removes just what is named."""
+"""`edge model list` and `cache` show what is kept, `edge model rm` and `cache --clear` remove just what is named."""
 
 import json
 import os
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from apps.cli import main
+from edge.prefixes.store import DEFAULT_BYTES, PrefixStore, default_folder
 from edge.slices.store import SliceStore
 
 DIGEST = "ab" * 32
@@ -123,6 +124,52 @@ def test_what_is_in_use_or_not_there_is_refused(caches: Caches, capsys: pytest.C
     assert main(["model", "rm", "nobody/none", "--yes"]) != 0
     assert "edge model list shows it" in capsys.readouterr().err
     assert sizes(capsys) == ALL
+
+
+def cache(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, object]:
+    """What the command says of kept prompts."""
+    capsys.readouterr()
+    assert main(["model", "cache", "--json", *options]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert set(values) == {"path", "size_bytes", "limit_bytes", "blocks", "used_at_s", "freed_bytes"}
+    assert (values["path"], values["limit_bytes"]) == (str(default_folder()), DEFAULT_BYTES)
+    return {key: values[key] for key in ("size_bytes", "blocks", "used_at_s", "freed_bytes")}
+
+
+def test_kept_prompts_are_shown_and_cleared(caches: Caches, capsys: pytest.CaptureFixture[str]) -> None:
+    nothing = {"size_bytes": 0, "blocks": 0, "used_at_s": None, "freed_bytes": 0}
+    assert cache(capsys) == cache(capsys, "--clear") == nothing
+    assert main(["model", "cache"]) == 0
+    assert capsys.readouterr().out.split() == f"prompts kept in {caches.own}/prefixes".split() + (
+        "size 0 B, at most 2.00 GiB blocks 0 used never".split()
+    )
+    store = PrefixStore(caches.own / "prefixes", DEFAULT_BYTES)
+    for n in range(1200):
+        assert store.write(b"%032d" % n, bytes(10))
+    for n, file in enumerate(store.files()):
+        os.utime(file.path, (1000 + n, 1000 + n))
+    assert cache(capsys) == {"size_bytes": 12000, "blocks": 1200, "used_at_s": 2199.0, "freed_bytes": 0}
+    assert main(["model", "cache"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines[1:3]] == ["size 11.7 KiB, at most 2.00 GiB".split(), ["blocks", "1,200"]]
+    assert lines[3].endswith("days ago")
+    assert main(["model", "cache", "--clear"]) == 0
+    said = capsys.readouterr().out
+    assert said == f"removed 1,200 blocks of prompts from {store.folder}: 11.7 KiB\n"
+    assert store.files() == []
+    assert store.write(bytes(32), bytes(100))
+    assert cache(capsys, "--clear") == {**nothing, "freed_bytes": 100}
+    assert sizes(capsys) == ALL  # models are another matter
+
+
+def test_kept_prompts_that_cannot_be_seen_are_an_error(caches: Caches, capsys: pytest.CaptureFixture[str]) -> None:
+    caches.made("prefixes", 5)
+    for options in ((), ("--clear",), ("--json",)):
+        assert main(["model", "cache", *options]) == 3
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.startswith(f"edge model: {caches.own}/prefixes cannot be read: Not a directory; see who")
+        assert captured.err.count("\n") == 1
 
 
 class Terminal:

@@ -12,6 +12,7 @@ import pytest
 
 from apps.commands import quantize_onnx
 from apps.errors import UsageError
+from apps.show import progress as progress_module
 from edge.quantization.onnx import quantize
 from edge.quantization.onnx_compare import compare
 from quant.errors import ModelFileError, UnknownTypeError
@@ -51,7 +52,10 @@ def arguments(source: Path, target: Path, **changes: Any) -> argparse.Namespace:
     return argparse.Namespace(model=str(source), output=str(target), **(defaults | changes))
 
 
-def test_the_command_in_words(tmp_path: Path, source: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_command_in_words(
+    tmp_path: Path, source: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress_module, "PLAIN_INTERVAL_S", 1e9)  # how far it is, is said of what takes long
     assert quantize_onnx.run(arguments(source, tmp_path / "out.onnx", type="int4", block_size=16)) == 0
     out, err = capfd.readouterr()
     assert err == ""

@@ -13,8 +13,8 @@ import pytest
 from onnx import helper
 
 from apps import options
-from apps.commands import onnx_devices
-from apps.commands.distributed import worker_addresses
+from apps.commands import distributed
+from apps.options import worker_addresses
 from edge.demo import MODEL_PATH
 from edge.onnx.pipeline import MOST_WINDOW
 from partition.plan.plan import LOCAL
@@ -100,7 +100,7 @@ def test_a_pipeline_gives_what_one_device_gives(edge: Run, two: Two, net: Path, 
 
 
 def test_what_is_named_twice_is_the_same() -> None:
-    assert (options.MAX_IN_FLIGHT, onnx_devices.LOCAL) == (MOST_WINDOW, LOCAL)
+    assert (options.MAX_IN_FLIGHT, distributed.LOCAL) == (MOST_WINDOW, LOCAL)
 
 
 def test_this_device_takes_part_named_or_not() -> None:

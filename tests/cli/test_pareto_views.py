@@ -18,10 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from apps.errors import UsageError
-from apps.pareto.page import embedded, page, write_page
-from apps.pareto.picture import KIND_COLORS, _figure, write_picture
-from apps.pareto.points import (
+from apps.show.front import figure, notes, print_front, table
+from edge.errors import PictureError
+from edge.pictures.front import KIND_COLORS, _figure, write_picture
+from edge.pictures.front_points import (
     best_single,
     dominated,
     error,
@@ -33,7 +33,7 @@ from apps.pareto.points import (
     throughput,
     to_show,
 )
-from apps.pareto.table import figure, notes, print_front, table
+from edge.pictures.page import embedded, page, write_page
 from tests.support.helpers import ROOT
 from tests.support.pareto_results import pareto_result
 
@@ -211,6 +211,21 @@ def test_labels_do_not_cover_each_other(result: dict[str, Any]) -> None:
     assert single is not None
     assert f"{single['id']}, best single device" in said or "knee, best single device" in said
     assert ("the knee" in said) == (len(front(result)) > 1)
+    (legend,) = drawn.legends
+    explained = legend.get_title().get_text()
+    assert ("Knee: beyond it, a little more of one costs much of the other." in explained) == ("the knee" in said)
+    assert ("Dominated: no better in anything, worse in some." in explained) == any(
+        "dominated" in entry.get_text() for entry in legend.get_texts()
+    )
+    marks = [
+        box
+        for line in axes.lines
+        if line.get_linestyle() == "None" and line.get_markersize() == 8
+        for box in [axes.transData.transform((line.get_xdata()[0], line.get_ydata()[0]))]
+    ]
+    for text in texts:
+        box = text.get_window_extent(renderer)
+        assert not any(box.contains(*place) for place in marks), text
 
 
 def test_axes_are_logarithmic_where_values_span_much() -> None:
@@ -279,7 +294,7 @@ def test_the_page_holds_the_data_and_no_other_code(result: dict[str, Any], tmp_p
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
     data, script = (code for tag, code in elements.inside if tag == "script")
-    assert script == "".join((ROOT / "apps" / "pareto" / f"{name}.js").read_text() for name in ("chart", "page"))
+    assert script == "".join((ROOT / "edge" / "pictures" / f"{name}.js").read_text() for name in ("chart", "page"))
     style = next(code for tag, code in elements.inside if tag == "style")
     for name, code in (("script-src", script), ("style-src", style)):
         digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
@@ -326,7 +341,7 @@ def test_what_the_page_is_told() -> None:
 
 def test_the_parts_of_the_page_are_installed() -> None:
     packaged = (ROOT / "pyproject.toml").read_text()
-    for path in (ROOT / "apps" / "pareto").iterdir():
+    for path in (ROOT / "edge" / "pictures").iterdir():
         if path.suffix in (".js", ".css", ".html"):
             assert f'"*{path.suffix}"' in packaged
 
@@ -334,7 +349,7 @@ def test_the_parts_of_the_page_are_installed() -> None:
 @pytest.mark.skipif(shutil.which("node") is None, reason="no node to read the script")
 @pytest.mark.parametrize("name", ["chart.js", "page.js"])
 def test_the_script_is_valid(name: str) -> None:
-    script = ROOT / "apps" / "pareto" / name
+    script = ROOT / "edge" / "pictures" / name
     done = subprocess.run(["node", "--check", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -343,11 +358,11 @@ def test_the_script_is_valid(name: str) -> None:
 def test_where_nothing_can_be_written(write: Any, tmp_path: Path) -> None:
     ending = "png" if write is write_picture else "html"
     for path in (tmp_path / "front.txt", tmp_path / "nowhere" / f"front.{ending}"):
-        with pytest.raises(UsageError, match=re.escape(str(path))):
+        with pytest.raises(PictureError, match=re.escape(str(path))):
             write(MEASURED, path)
-    with pytest.raises(UsageError, match="no plan"):
+    with pytest.raises(PictureError, match="no plan"):
         write({**MEASURED, "points": []}, tmp_path / f"front.{ending}")
     (tmp_path / f"folder.{ending}").mkdir()
-    with pytest.raises(UsageError, match="folder"):
+    with pytest.raises(PictureError, match="folder"):
         write(MEASURED, tmp_path / f"folder.{ending}")
     assert [file.name for file in tmp_path.iterdir()] == [f"folder.{ending}"]

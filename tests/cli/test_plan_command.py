@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from apps import cli
-from apps.commands import plan
-from apps.commands.distributed import MOST_WORKERS
+from apps.options import MOST_WORKERS
 from devices.paths import state_folder
 from edge.demo import MODEL_PATH
-from edge.planning.formats import plan_in
+from edge.planning.formats import PLANNED, plan_in
 from partition.predict.measures import OBJECTIVES
 from tests.support.commands import Run, assert_refused, runner, said
 from tests.support.deployments import shared_workers
@@ -76,7 +75,7 @@ def test_json_has_what_is_documented(edge: Run, one: Worker) -> None:
         "format", "kind", "model", "objective", "plan", "parallel", "predicted", "why", "changes", "devices", "links",
         "notes",
     }  # fmt: skip
-    assert (found["format"], found["kind"], found["model"]) == (plan.FORMAT, "llm", str(MODEL_PATH))
+    assert (found["format"], found["kind"], found["model"]) == (PLANNED, "llm", str(MODEL_PATH))
     assert [(device["name"], device["address"]) for device in found["devices"]] == [
         ("local", "local"),
         ("one", one.address),

@@ -27,7 +27,7 @@ from transport.errors import TransportError
 from transport.grpc_link import CHANNEL_OPTIONS, MAX_MESSAGE
 from transport.security import Credentials, identify, secure_channel
 
-SERVED_S = 5.0  # far less than calls without a request are kept; a worker whose threads are taken needs a minute
+SERVED_S = 20.0  # a worker whose threads are taken by calls without a request needs a minute
 CHECK = "/grpc.health.v1.Health/Check"
 MIB = 1 << 20
 
@@ -131,4 +131,5 @@ def test_large_calls(tmp_path: Path, stack: ExitStack, capsys: pytest.CaptureFix
         grpc.StatusCode.RESOURCE_EXHAUSTED,
     }
     owner.is_served(capsys)
-    assert most - before < 2 * (rpc.AWAITED + rpc.AWAITED_OTHERS) * MAX_MESSAGE + 64 * MIB
+    # Of each that is awaited: as it came, in one piece, and what was parsed of it. The rest is of connections.
+    assert most - before < 3 * (rpc.AWAITED + rpc.AWAITED_OTHERS) * MAX_MESSAGE + 64 * MIB

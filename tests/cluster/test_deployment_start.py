@@ -1,7 +1,6 @@
 """A deployment that is given up while it starts, and what it tells its ranks."""
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -10,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from edge.cluster import deployment as deployments
-from edge.cluster import session
+from edge.cluster import rank_group, session
 from edge.cluster.deployment import Deployment, Exchange
 from edge.cluster.fleet import Fleet
 from edge.cluster.preflight import check_room
@@ -40,7 +38,7 @@ from tests.support.deployments import (
     tensor,
     waiting,
 )
-from tests.support.helpers import until
+from tests.support.helpers import TIMEOUT_S, until
 from tests.support.links import start
 from tests.support.slices import whole
 from tests.support.workers import Worker, worker
@@ -84,18 +82,29 @@ class Models:
 
 
 def test_after_a_refusal_nothing_goes_on(two: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 0's slice is cut slowly meanwhile, and never loaded."""
+    """Rank 0's slice is being cut then, and never loaded."""
     models = Models(monkeypatch)
-    cutting = threading.Event()
+    cutting, given_up = threading.Event(), threading.Event()
+    true_open, true_close = Deployment._open, Deployment.close
 
     def put_cut(store: SliceStore, recipe: Any, model: Any, digest: str, progress: Any = None) -> Path:
-        for i in range(3000):
-            progress(i, 3000)
-            cutting.set()
-            time.sleep(0.01)
+        progress(0, 3000)
+        cutting.set()
+        assert given_up.wait(TIMEOUT_S)
+        progress(1, 3000)
         raise AssertionError("nobody stopped this")
 
+    def open_while_it_is_cut(deployment: Deployment, *args: Any) -> str:
+        assert cutting.wait(TIMEOUT_S)
+        return true_open(deployment, *args)
+
+    def close(deployment: Deployment) -> None:
+        true_close(deployment)
+        given_up.set()
+
     monkeypatch.setattr(SliceStore, "put_cut", put_cut)
+    monkeypatch.setattr(Deployment, "_open", open_while_it_is_cut)
+    monkeypatch.setattr(Deployment, "close", close)
     told: list[float] = []
     with Fleet([two[0].address]) as fleet:
         with pytest.raises(WorkerError, match="one: core 4000 cannot be used"):
@@ -107,8 +116,7 @@ def test_after_a_refusal_nothing_goes_on(two: list[Worker], monkeypatch: pytest.
                 progress=lambda done, of: told.append(done),
             )
         n = len(told)
-        until(lambda: not waiting(), "the end of threads", 3)
-        assert cutting.is_set()
+        until(lambda: not waiting(), "the end of threads")
         assert len(told) - n <= 1  # one may have been on its way
         assert not models.loaded()
         idle(two[:1], fleet)
@@ -119,7 +127,7 @@ def test_after_a_refusal_no_model_is_left(two: list[Worker], monkeypatch: pytest
     with Fleet([two[0].address]) as fleet:
         with pytest.raises(WorkerError, match="core 4000"):
             Deployment(fleet, refused_by_rank_1(two), GgufFile.open(MODEL_PATH), OPTIONS)
-        until(lambda: not waiting(), "the end of threads", 10)
+        until(lambda: not waiting(), "the end of threads")
         assert models.made
         assert not models.loaded()
 
@@ -135,12 +143,12 @@ def test_a_load_ends_where_its_progress_raises(capfd: pytest.CaptureFixture[str]
 
 def test_who_could_not_be_reached_is_named(two: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 1 is told an address at which rank 2 is not; rank 0 only sees that rank 1 goes."""
-    true = deployments.tell_peers
+    true = rank_group.tell_peers
 
     def wrong(sessions: Any, ranks: Any, transport: str) -> None:
         true(sessions, [replace(peer, host="127.0.0.9") if peer.rank == 2 else peer for peer in ranks], transport)
 
-    monkeypatch.setattr(deployments, "tell_peers", wrong)
+    monkeypatch.setattr(rank_group, "tell_peers", wrong)
     monkeypatch.setattr(session, "LAST_WORD_S", 1.0)
     with Fleet([one.address for one in two]) as fleet:
         plan = plan_for(MODEL_PATH, two, tensor(1, 1, 1))
@@ -202,7 +210,7 @@ def test_who_comes_second_waits_for_the_slice(tmp_path: Path) -> None:
         until(lambda: len(told) > 1, "a wait")
         assert not done.done()
         del partial
-    assert len(done.result(10)) == recipe.n_bytes
+    assert len(done.result(TIMEOUT_S)) == recipe.n_bytes
 
 
 def test_a_full_cache_says_what_can_be_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,7 +232,7 @@ def test_a_full_cache_says_what_can_be_done(tmp_path: Path, monkeypatch: pytest.
 
 def test_waits_poll_by_the_threads_of_the_plan(two: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(deployments, "polling_s", lambda threads: float(asked.append(threads) or 0))
+    monkeypatch.setattr(rank_group, "polling_s", lambda threads: float(asked.append(threads) or 0))
     plan = plan_for(MODEL_PATH, two[:1], pipeline(1, 1))
     first, last = plan.stages
     plan = replace(plan, stages=(replace(first, shards=(replace(first.shards[0], threads=1),)), last))

@@ -106,18 +106,17 @@ def test_a_conversation_on_several_devices(two: Two, tmp_path: Path) -> None:
         terminal.enter("go on")
         terminal.sees("[a-z]{10}")
         two[1].children()[0].kill()
-        shown = terminal.sees("two: the engine process was killed by SIGKILL.*/save FILE keeps the conversation")
+        shown = terminal.sees("two was lost .the engine process was killed by SIGKILL.*going on with")
         assert "Traceback" not in shown
-        terminal.ready()
-        terminal.enter("and now?")
-        terminal.sees("two: the engine process was killed by SIGKILL.*/save FILE")
+        terminal.sees("[a-z]{10}")
+        terminal.type("\x03")
+        terminal.sees("stopped  .* tokens/s")
         terminal.ready()
         terminal.enter(f"/save {tmp_path / 'saved'}")
         terminal.sees("saved 4 messages")
         terminal.ready()
         terminal.enter("/exit")
-        terminal.sees("edge chat: two: the engine process was killed by SIGKILL")
-        assert terminal.ends() == 7
+        assert terminal.ends() == 0
         messages = json.loads((tmp_path / "saved").read_text())["messages"]
         assert [message["content"] for message in messages[::2]] == ["one", "go on"]
     finally:

@@ -29,7 +29,7 @@ from tests.support.deployments import (
     stages,
     tensor,
 )
-from tests.support.helpers import ROOT, until
+from tests.support.helpers import ROOT, TIMEOUT_S, until
 from tests.support.links import start
 from tests.support.thorough import each_once
 from tests.support.workers import Worker, running, worker
@@ -66,14 +66,14 @@ class Decoding:
 
     def error(self) -> BaseException:
         """What it failed with."""
-        error = self._done.exception(20)
+        error = self._done.exception(TIMEOUT_S)
         assert error is not None
         return error
 
 
 def pid_of(deployment: Deployment, rank: int) -> int:
     """The engine process of a rank."""
-    found = deployment._sessions[rank].pid
+    found = deployment._by_rank[rank].pid
     assert found > 0
     return found
 
@@ -131,7 +131,7 @@ def test_a_daemon_that_is_killed(tmp_path: Path, two: list[Worker], how: dict[st
             assert "doomed" in str(error)
             with pytest.raises(LOST, match="doomed"):
                 deployment.engine.decode([5], 0)
-        until(lambda: not any(child.is_running() for child in children), "the end of its engine process", 5)
+        until(lambda: not any(child.is_running() for child in children), "the end of its engine process")
 
 
 def test_a_rank_that_stands_still(two: list[Worker]) -> None:
@@ -212,6 +212,6 @@ def test_an_owner_that_is_killed(two: list[Worker], parallel: str) -> None:
         children = [child for one in two for child in one.children()]
         assert len(children) == 2
         owner.kill()
-    until(lambda: not any(map(running, children)), "the end of its engine processes", 5)
+    until(lambda: not any(map(running, children)), "the end of its engine processes")
     with Fleet([one.address for one in two]) as fleet:
         idle(two, fleet)

@@ -18,13 +18,15 @@ from edge.parallel.shard import Shard
 from edge.parallel.steps import Op, Step, pack
 from edge.parallel.topology import place
 from partition.plan.plan import Range
+from partition.state.sequence import KVBlock, LayerRows, encode
 from quant.gguf.file import GgufFile
 from tests.conftest import Synthetic
+from tests.support import memory_link
 from tests.support.deployments import EXACT, deployed, pipeline, shared_workers
+from tests.support.helpers import TIMEOUT_S
 from tests.support.links import start
 from tests.support.slices import whole, write
 from tests.support.workers import Worker
-from transport import memory_link
 from transport.collective import Group
 from transport.errors import ProtocolError, TransportError
 from transport.frame import Frame, Kind
@@ -134,8 +136,8 @@ def told(stage: Shard, frames: Sequence[tuple[bytes, Kind]]) -> tuple[BaseExcept
         ours.send(payload, kind)
     came = []
     if not frames or frames[-1][0][:1] == bytes([Op.END]):
-        assert done.exception(10) is None
-    error = done.exception(10)
+        assert done.exception(TIMEOUT_S) is None
+    error = done.exception(TIMEOUT_S)
     theirs.close()
     try:
         while True:
@@ -176,12 +178,23 @@ def test_a_rank_that_is_told_the_truth(stage: Shard) -> None:
         "no",
         "no order",
         "no links",
+        "keys of no sequence",
+        "keys of no positions",
+        "keys of all positions",
+        "keys written to no sequence",
+        "keys kept of no sequence",
     ],
 )
 def test_a_rank_that_is_told_lies(stage: Shard, lie: str) -> None:
     """It ends with an error, and the process goes on."""
     state, step = np.ones((1, 128), np.float32).tobytes(), decode_step(stage)
     control, data = Kind.CONTROL, Kind.DATA
+    shape = stage.engine.states.shape
+    rows = tuple(
+        LayerRows(np.zeros((1, layer.key_bytes), np.uint8), np.zeros((1, layer.value_bytes), np.uint8))
+        for layer in shape.layers
+    )
+    keys = (encode(KVBlock(Range(0, 1), rows), shape).tobytes(), data)
     frames = {
         "noise": [(bytes(range(200)), control)],
         "nothing": [(b"", control)],
@@ -193,6 +206,13 @@ def test_a_rank_that_is_told_lies(stage: Shard, lie: str) -> None:
         "no sequence": [(pack(Step(Op.REMOVE, numbers=(300, 0, -1, 0)), stage.rows), control)],
         "no order": [(pack(Step(Op.LINKS, numbers=(9, 0, 0, 0)), stage.rows), control)],
         "no links": [(pack(Step(Op.LINKS, numbers=(1, 0, 0, 0)), stage.rows), control)],
+        "keys of no sequence": [(pack(Step(Op.READ, numbers=(300, 0, 1, 0)), stage.rows), control)],
+        "keys of no positions": [(pack(Step(Op.READ, numbers=(0, 5, 5, 0)), stage.rows), control)],
+        "keys of all positions": [(pack(Step(Op.WRITE, numbers=(0, 0, 2**31 - 1, 0)), stage.rows), control)],
+        "keys written to no sequence": [(pack(Step(Op.WRITE, numbers=(-1, 0, 1, 0)), stage.rows), control), keys],
+        "keys kept of no sequence": [
+            (pack(Step(Op.KEEP, numbers=(2, 0, 1, 0), links=(bytes(32),)), stage.rows), control)
+        ],
         "no": [(pack(Step(Op.SHIFT, numbers=(0, 0, 0, 0)), stage.rows)[:-1], control)],
     }[lie]
     error, _ = told(stage, frames)

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,13 +28,14 @@ from edge.slices.digests import Digests
 from edge.worker.sessions import LINKS_PER_RANK, MAX_SESSIONS
 from partition.slices.recipe import whole
 from quant.wire import WIRES
-from tests.support.helpers import ROOT, until
+from tests.support.helpers import ROOT, TIMEOUT_S, until
+from tests.support.links import start
 from tests.support.thorough import each_once
 from tests.support.trust import Cluster, held, shown
 from tests.support.workers import SECRET, Worker, gone, health, served, sessions, stalled, worker
 from transport import edge_pb2 as pb
 from transport import grpc_link, rpc
-from transport.errors import LinkClosed, LinkTimeout, Refused, TransportError
+from transport.errors import LinkClosed, Refused, TransportError
 from transport.frame import Kind
 from transport.link import Deadlines, Link
 from transport.measure import done
@@ -234,7 +235,7 @@ def test_another_rank_or_session_than_was_meant(remotes: list[Remote], transport
 def test_sessions_that_cannot_be(remotes: list[Remote], rank: int, world_size: int, secret: bytes) -> None:
     with pytest.raises(WorkerError, match="a session is of a rank below"):
         RemoteSession(remotes[0], rank, world_size, secret)
-    until(lambda: not remotes[0].describe()[1].sessions, "the end of the session", 5)
+    until(lambda: not remotes[0].describe()[1].sessions, "the end of the session")
 
 
 def test_a_session_begins_with_open(remotes: list[Remote]) -> None:
@@ -246,16 +247,14 @@ def test_a_session_begins_with_open(remotes: list[Remote]) -> None:
 def test_a_call_that_asks_nothing_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rpc, "OPEN_S", 0.3)
     go = threading.Event()
-    with served(tmp_path) as remote:
+    with served(tmp_path) as remote, RemoteSession(remote, 0, 1, SECRET) as session:
         for call in (
-            rpc.stub(remote.channel, "Session")(stalled([], go), timeout=10),
-            remote.channel.stream_unary("/edge.Worker/Describe").future(stalled([], go), timeout=10),
+            rpc.stub(remote.channel, "Session")(stalled([], go), timeout=TIMEOUT_S),
+            remote.channel.stream_unary("/edge.Worker/Describe").future(stalled([], go), timeout=TIMEOUT_S),
         ):
-            until(call.done, "its end", 5)
+            until(call.done, "its end")
             assert call.code() is grpc.StatusCode.CANCELLED
-        with RemoteSession(remote, 0, 1, SECRET) as session:  # who has opened one may be silent
-            time.sleep(0.6)
-            session.unload()
+        session.unload()  # who has opened one may be silent for longer
     go.set()
 
 
@@ -320,18 +319,31 @@ def at_the_door(door: Path, name: bytes) -> Link:
 
 def test_only_so_many_links(remotes: list[Remote]) -> None:
     with sessions(remotes[:1], 1) as (one,), ExitStack() as stack:
-        links = [grpc_link.dial(remotes[0].channel, "it", one.peer.session) for _ in range(LINKS_PER_RANK)]
-        for link in links:
-            stack.enter_context(link)
-        time.sleep(0.5)  # until they have arrived
-        more = stack.enter_context(grpc_link.dial(remotes[0].channel, "it", one.peer.session))
+
+        def dialled() -> Link:
+            return stack.enter_context(grpc_link.dial(remotes[0].channel, "it", one.peer.session))
+
+        def is_passed_on() -> bool:
+            """Whether the engine process itself refuses us, who begin with anything."""
+            link = dialled()
+            try:
+                with suppress(LinkClosed):  # it was refused before
+                    link.send(bytes(8))
+                link.receive(TIMEOUT_S)
+            except TransportError as error:
+                return "as many links as it may have" not in str(error)
+            raise AssertionError("it was answered")
+
+        links = [dialled() for _ in range(LINKS_PER_RANK + 1)]
+        waiting = [start(link.receive, TIMEOUT_S) for link in links]
+        until(lambda: any(done.done() for done in waiting), "a refusal")
+        refused = [i for i, done in enumerate(waiting) if done.done()]
+        assert len(refused) == 1
         with pytest.raises(Refused, match="as many links as it may have"):
-            more.receive(5)
-        links[0].close()
-        time.sleep(0.5)
-        again = stack.enter_context(grpc_link.dial(remotes[0].channel, "it", one.peer.session))
-        with pytest.raises(LinkTimeout):
-            again.receive(0.5)
+            waiting[refused[0]].result()
+        assert not is_passed_on()
+        links[refused[0] - 1].close()
+        until(is_passed_on, "a free place")
 
 
 def test_only_so_many_sessions(remotes: list[Remote]) -> None:
@@ -340,7 +352,7 @@ def test_only_so_many_sessions(remotes: list[Remote]) -> None:
             RemoteSession(remotes[0], 0, 1, SECRET)
         assert len(remotes[0].describe()[1].sessions) == MAX_SESSIONS
         group[3].close()
-        until(lambda: len(remotes[0].describe()[1].sessions) < MAX_SESSIONS, "a free place", 5)
+        until(lambda: len(remotes[0].describe()[1].sessions) < MAX_SESSIONS, "a free place")
         RemoteSession(remotes[0], 0, 1, SECRET).close()
 
 
@@ -440,8 +452,8 @@ def test_the_engine_ends_when_its_owner_closes(remotes: list[Remote], demo: str)
     with sessions(remotes[:1], 1) as (one,):
         one.load(demo, {"context": 64})
         assert remotes[0].describe()[1].sessions[0].slice == demo
-    until(lambda: gone(one.pid), "the end of the engine process", 3)
-    until(lambda: not remotes[0].describe()[1].sessions, "the lease given back", 3)
+    until(lambda: gone(one.pid), "the end of the engine process")
+    until(lambda: not remotes[0].describe()[1].sessions, "the lease given back")
 
 
 OWNER = """
@@ -465,8 +477,8 @@ def test_the_engine_ends_when_its_owner_is_killed(two: list[Worker], remotes: li
         pid = int(owner.stdout.readline())
         assert not gone(pid)
         owner.kill()
-    until(lambda: gone(pid), "the end of the engine process", 3)
-    until(lambda: not remotes[0].describe()[1].sessions, "the lease given back", 3)
+    until(lambda: gone(pid), "the end of the engine process")
+    until(lambda: not remotes[0].describe()[1].sessions, "the lease given back")
 
 
 @pytest.mark.parametrize("transport", ["tcp", "grpc"])
@@ -484,7 +496,7 @@ def test_a_killed_engine_is_noticed_by_all(remotes: list[Remote], transport: str
             assert caught.value.error in ("LinkClosed", "ProtocolError")
         with pytest.raises(WorkerError, match="SIGKILL"):  # and it stays dead
             group[1].ask(pb.Command(unload=pb.Unload()))
-        until(lambda: sum(len(remote.describe()[1].sessions) for remote in remotes) == 2, "two sessions left", 5)
+        until(lambda: sum(len(remote.describe()[1].sessions) for remote in remotes) == 2, "two sessions left")
 
 
 def test_killed_in_the_middle_of_a_sum(remotes: list[Remote]) -> None:
@@ -521,7 +533,7 @@ def test_a_peer_that_stands_still(remotes: list[Remote], transport: str) -> None
         assert caught.value.error == "LinkTimeout"
         assert time.monotonic() - began > 1.4
         group[1].close()
-        until(lambda: gone(group[1].pid), "the end of what stands still", 6)
+        until(lambda: gone(group[1].pid), "the end of what stands still")
 
 
 def test_nobody_waits_for_an_engine_that_stands_still(remotes: list[Remote]) -> None:
@@ -540,7 +552,7 @@ def test_engines_end_with_their_daemon(tmp_path: Path) -> None:
         for session in group:
             session.tell(pb.Command(allreduce=pb.Allreduce(n_floats=1 << 20, wire="f32", repeats=10_000)))
         one.kill()
-        until(lambda: all(gone(session.pid) for session in group), "the end of all engine processes", 3)
+        until(lambda: all(gone(session.pid) for session in group), "the end of all engine processes")
         for session in group:
             with pytest.raises((LinkClosed, WorkerError)):
                 session.answer()

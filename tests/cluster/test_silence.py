@@ -11,6 +11,7 @@ import pytest
 from edge.cluster import silence
 from edge.cluster.session import EngineSession
 from edge.cluster.silence import Silence
+from edge.net.peers import BEAT_S
 from tests.support.helpers import ENDLESS, start_edge, until
 from tests.support.workers import SECRET, sessions, worker
 from transport import edge_pb2 as pb
@@ -43,6 +44,26 @@ def test_what_is_said_and_when(monkeypatch: pytest.MonkeyPatch) -> None:
     busy[0] = True
     one.look()
     assert said == ["waiting for nas: no answer for 40 s"]
+
+
+def test_when_it_is_given_up() -> None:
+    """Not by the looks after this process has stood still itself: what was said meanwhile is heard a moment later."""
+    pi, nas = Quiet("pi"), Quiet("nas")
+    lost: list[Any] = []
+    one = Silence(lambda: cast(Any, [pi, nas]), lambda line: None, lost=lost.append)
+    one.close()  # this test looks
+    looks = round(silence.LOST_S / (BEAT_S / 2))
+    for pi.silent_s in (60.0, 60.1, 0.0, *(0.1 * i for i in range(1, looks))):
+        one.look()
+    assert lost == []
+    pi.silent_s = silence.LOST_S
+    one.look()
+    assert lost == [pi]
+    idle = Silence(lambda: cast(Any, [nas]), lambda line: None, lambda: False, lost.append)
+    idle.close()
+    for nas.silent_s in range(1, 3 * looks):
+        idle.look()
+    assert lost == [pi]  # nobody waits for nas
 
 
 def test_a_session_that_is_over_is_not_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,9 +121,8 @@ def test_a_person_is_told(command: str, tmp_path: Path, monkeypatch: pytest.Monk
                 until(lambda: one.children()[0].cpu_times().user > 0.5, "a rank that computes")
             one.children()[0].suspend()
             lines = iter(process.stderr.readline, b"")
-            assert any(re.fullmatch(rb"edge: waiting for pi: no answer for \d+ s\n", line) for line in lines)
-            one.children()[0].resume()
-            assert b"edge: pi answers again\n" in lines
+            said = rb"edge[ a-z]*: pi was lost \(stood still for 2 s\): going on with this device.*\n"
+            assert any(re.fullmatch(said, line) for line in lines)
         finally:
             process.kill()
             process.communicate()

@@ -27,7 +27,7 @@ from partition.slices.recipe import Copy, Literal, Recipe, Zeros, whole
 from tests.conftest import Synthetic
 from tests.support import tiny_gguf
 from tests.support.cutting_proxy import cutting_proxy
-from tests.support.helpers import until
+from tests.support.helpers import TIMEOUT_S, until
 from tests.support.thorough import some
 from tests.support.workers import SECRET, Worker, health, served, stalled, worker
 from transport import edge_pb2 as pb
@@ -213,7 +213,7 @@ def test_a_worker_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
             target=lambda: sent.append(remote.send_slice(recipe, path, recipe.model_digest, progress))
         )
         thread.start()
-        assert killed.wait(30)
+        assert killed.wait(TIMEOUT_S)
         (partial,) = one.slices.glob("*.partial")
         assert partial.stat().st_size > 5 * MIB
         again = stack.enter_context(worker(tmp_path / "w", listen=one.address))
@@ -377,7 +377,7 @@ def test_the_cache_has_a_size_and_forgets_what_is_old(tmp_path: Path, demo: Reci
                 remote.send_slice(recipe, path, recipe.model_digest)
             assert caught.value.error == "NoRoom"
             assert held() == {demo.model_digest, c, d}  # nothing is lost for nothing
-        until(lambda: not remote.describe()[1].sessions, "the slice given back", 5)
+        until(lambda: not remote.describe()[1].sessions, "the slice given back")
         e = send(56)
         assert held() == {demo.model_digest, d, e}
         f = send(57)
@@ -410,7 +410,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
 
         def pieces() -> Iterator[bytes]:
             yield data[:MIB]
-            go.wait(30)
+            go.wait(TIMEOUT_S)
             yield from (data[at : at + MIB] for at in range(MIB, len(data), MIB))
 
         call = upload(remote, pieces(), digest, len(data))

@@ -14,20 +14,24 @@ from typing import Any
 
 import pytest
 
+from devices.remembered import MAX_AGE_S, Remembered
 from edge.cluster import session as engine_session
 from edge.cluster.fleet import Fleet
 from edge.cluster.session import EngineSession, LocalSession, RemoteSession
 from edge.demo import MODEL_PATH
 from edge.errors import WorkerError
-from edge.survey import links, survey
-from edge.survey.cache import MAX_AGE_S
+from edge.survey import links, llm_survey, survey
 from edge.survey.layer_times import Times, probes
+from edge.survey.profile import shared_hosts
+from edge.survey.survey import host_of, own_profile, turns
 from partition.plan.plan import LOCAL
-from partition.predict.speeds import Curve
+from partition.predict.hosts import Host
+from partition.predict.speeds import Curve, DeviceSpeed
 from quant.gguf.file import GgufFile
 from tests.support.deployments import ONE_THREAD, own_folders
 from tests.support.helpers import TIMEOUT_S, until
 from tests.support.links import start
+from tests.support.planning import device
 from tests.support.workers import SECRET, Worker, worker
 from transport import edge_pb2 as pb
 from transport.errors import LinkClosed, LinkTimeout
@@ -49,13 +53,15 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Worker]]:
         yield [stack.enter_context(worker(folder / name, "--name", name, *ONE_THREAD)) for name in ("one", "two")]
 
 
-def measured(two: list[Worker], fleet: Fleet) -> survey.Survey:
-    return survey.survey(fleet, [one.address for one in two], GgufFile.open(MODEL_PATH), "0" * 64, threads={LOCAL: 1})
+def measured(two: list[Worker], fleet: Fleet) -> survey.Survey[DeviceSpeed]:
+    return llm_survey.llm_survey(
+        fleet, [one.address for one in two], GgufFile.open(MODEL_PATH), "0" * 64, threads={LOCAL: 1}
+    )
 
 
 def idle(two: list[Worker]) -> None:
-    until(lambda: not any(one.children() for one in two), "the end of the sessions", 10)
-    until(lambda: not any(t.name.startswith("survey") for t in threading.enumerate()), "the end of threads", 10)
+    until(lambda: not any(one.children() for one in two), "the end of the sessions")
+    until(lambda: not any(t.name.startswith("survey") for t in threading.enumerate()), "the end of threads")
 
 
 def test_what_is_measured_is_remembered_for_a_day(two: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,13 +71,13 @@ def test_what_is_measured_is_remembered_for_a_day(two: list[Worker], monkeypatch
         slices, n = probes(*args)
         return {name: replace(slices[name], rows=(1, 64)) for name in ("layers", "head")}, n
 
-    monkeypatch.setattr(survey, "probes", few)  # the others are timed in tests of commands
+    monkeypatch.setattr(llm_survey, "probes", few)  # the others are timed in tests of commands
 
-    def again(fresh: bool = False) -> survey.Survey:
+    def again(fresh: bool = False) -> survey.Survey[DeviceSpeed]:
         steps.clear()
         file, addresses = GgufFile.open(MODEL_PATH), [one.address for one in two]
         with Fleet(addresses) as fleet:
-            return survey.survey(
+            return llm_survey.llm_survey(
                 fleet,
                 addresses,
                 file,
@@ -98,9 +104,10 @@ def test_what_is_measured_is_remembered_for_a_day(two: list[Worker], monkeypatch
     assert all(0 < speed.age_s < 600 for speed in second.speeds)
     # From here on what would be measured is what was: it takes long.
     timed: list[int] = []
-    monkeypatch.setattr(survey, "timed", lambda session, *_, **__: timed.append(session.rank) or TIMES)
-    again(fresh=True)
+    monkeypatch.setattr(llm_survey, "timed", lambda session, *_, **__: timed.append(session.rank) or TIMES)
+    third = again(fresh=True)
     assert sorted(timed) == [0, 1, 2]
+    assert {speed.host for speed in third.speeds} == {host_of(own_profile("this", 1))}  # all lend one thread of it
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + MAX_AGE_S + 1)
     again()
@@ -109,11 +116,11 @@ def test_what_is_measured_is_remembered_for_a_day(two: list[Worker], monkeypatch
 
 def test_a_session_that_cannot_start_leaves_no_other(two: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
     class Failing(RemoteSession):
-        def __init__(self, worker: Any, rank: int, *args: Any) -> None:
+        def __init__(self, worker: Any, rank: int, *args: Any, **how: Any) -> None:
             if rank == 1:
                 until(lambda: bool(two[1].children()), "the other session")
                 raise WorkerError("one: not today")
-            super().__init__(worker, rank, *args)
+            super().__init__(worker, rank, *args, **how)
 
     monkeypatch.setattr(survey, "RemoteSession", Failing)
     with Fleet([one.address for one in two]) as fleet:
@@ -122,8 +129,34 @@ def test_a_session_that_cannot_start_leaves_no_other(two: list[Worker], monkeypa
         idle(two)  # though the fleet is still there
 
 
+def test_devices_of_one_machine_take_turns_to_be_timed() -> None:
+    one = own_profile("one", 1)
+    turn = turns(
+        [one, replace(one, name="two"), replace(one, host="x"), replace(one, host=None), replace(one, host=None)]
+    )
+    with turn[0]:
+        assert [lock.locked() for lock in turn] == [True, True, False, False, False]
+    with turn[3]:
+        assert [lock.locked() for lock in turn] == [False, False, False, True, False]
+
+
+def test_a_machine_that_is_shared_is_named() -> None:
+    pi, quota = Host("pi", 4, 3), Host("lab", 0.5, 1)
+    speeds = [device(), device("b", host=pi), device("c", host=pi), device("d", host=quota)]
+    assert shared_hosts(speeds) == ["b and c are one machine with fewer cores than threads: its cores are counted once"]
+    assert shared_hosts(speeds[:2]) == []
+
+
+def test_threads_and_cores_are_those_that_the_device_lends() -> None:
+    profile = replace(own_profile("one", 3), host="x", cores_physical=8, cpu_quota=None)
+    assert host_of(profile) == Host("x", 8, 3)
+    assert host_of(profile, 2) == Host("x", 8, 2)
+    assert host_of(replace(profile, cpu_quota=1.5)) == Host("x", 1.5, 3)
+    assert host_of(replace(profile, host=None)) is None
+
+
 def test_an_error_does_not_wait_for_a_device_that_hangs(two: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
-    true, stopped = survey.timed, threading.Event()
+    true, stopped = llm_survey.timed, threading.Event()
 
     def timed(session: EngineSession, *args: Any, **options: Any) -> Times:
         if session.rank == 0:
@@ -136,9 +169,10 @@ def test_an_error_does_not_wait_for_a_device_that_hangs(two: list[Worker], monke
             stopped.set()
         return true(session, *args, **options)
 
-    monkeypatch.setattr(survey, "timed", timed)
-    monkeypatch.setattr(survey.SpeedCache, "get", lambda *_: None)
+    monkeypatch.setattr(llm_survey, "timed", timed)
+    monkeypatch.setattr(Remembered, "get", lambda *_: None)
     with Fleet([one.address for one in two]) as fleet:
+        fleet.profiles = {address: replace(one, host=address) for address, one in fleet.profiles.items()}
         with pytest.raises(WorkerError, match="not today"):
             measured(two, fleet)
         idle(two)
@@ -189,4 +223,4 @@ def test_who_waits_for_a_session_of_this_device_hears_its_end() -> None:
     session = LocalSession("here", 1, SECRET, None, 1)
     done = start(session.answer)
     session.close()
-    assert isinstance(done.exception(10), LinkClosed)
+    assert isinstance(done.exception(TIMEOUT_S), LinkClosed)

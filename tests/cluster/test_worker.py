@@ -315,6 +315,6 @@ def test_the_engine_process_ends_with_its_session(one: Worker) -> None:
         (state,) = remote.describe()[1].sessions
         assert (state.pid, state.rank, state.world_size, state.slice) == (session.pid, 0, 1, "")
         session.close()
-        until(lambda: gone(session.pid), "the end of the engine process", 5)
-        until(lambda: not remote.describe()[1].sessions, "the end of the session", 5)
-        until(lambda: not list(one.temporary.glob("edge-*")), "its folder removed", 5)
+        until(lambda: gone(session.pid), "the end of the engine process")
+        until(lambda: not remote.describe()[1].sessions, "the end of the session")
+        until(lambda: not list(one.temporary.glob("edge-*")), "its folder removed")

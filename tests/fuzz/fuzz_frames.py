@@ -31,7 +31,7 @@ if __name__ == "__main__":
 from devices.errors import TrustError
 from devices.trust.invitation import PREFIX, parse_token
 from partition.slices.recipe import Copy, Literal, Recipe, RecipeError, Zeros
-from transport import memory_link
+from tests.support import memory_link
 from transport.errors import LinkClosed, LinkTimeout, ProtocolError, TransportError
 from transport.frame import HEADER_BYTES, MAX_PAYLOAD, Kind, pack_header, parse_frame, parse_header
 from transport.link import CONTROL_BYTES, MAX_REASON, Deadlines

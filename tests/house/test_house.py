@@ -33,6 +33,7 @@ ROOMS = {
         "edge.net: channels, credentials, links between ranks",
         "edge.models: model files, fetched or synthesized",
         "edge.paging: weights larger than memory",
+        "edge.prefixes: keys and values of prompts, kept on disk",
         "edge.llm: a language model on one device",
         "edge.onnx: a network in ONNX on one device, and its stages",
         "edge.parallel: ranks that compute one step together",
@@ -40,7 +41,9 @@ ROOMS = {
         "edge.cluster: the owner's side of workers, and deployments",
         "edge.quantization: smaller models",
         "edge.survey: what devices and links can do, measured",
+        "edge.doctor: what is wrong with devices and links, and what to do",
         "edge.planning: plans found, compared, measured, run",
+        "edge.pictures: results as pictures and pages",
         "edge.api: what `import edge` offers",
     ),
     "partition": (
@@ -48,6 +51,7 @@ ROOMS = {
         "partition.model: what a model is made of",
         "partition.plan: who holds what",
         "partition.slices: how a part is cut from a file",
+        "partition.state: keys and values of a sequence, cut and joined",
         "partition.predict: what a plan takes",
         "partition.search: the best plans",
         "partition.simulate: a plan that serves many requests",
@@ -57,8 +61,7 @@ ROOMS = {
     "transport": ("transport: bytes between devices",),
     "apps": (
         "apps.errors: what commands fail with",
-        "apps.show: tables, progress, pictures",
-        "apps.pareto: the front as table, picture and page",
+        "apps.show: tables, progress, the terminal",
         "apps.options: options that commands share",
         "apps.commands: arguments, a call, printing",
         "apps.cli: the `edge` command",
@@ -67,8 +70,9 @@ ROOMS = {
 ORDER = {row.partition(":")[0]: place for rows in ROOMS.values() for place, row in enumerate(rows)}
 MOST_FILES = 20  # in a folder
 # What computes on arrays loads numpy; whoever imports it is about to run a model, or to plan how.
-ON_ARRAYS = {"quant.gguf.imatrix", "quant.wire", "transport.collective"} | {
-    f"partition.predict.{name}" for name in ("cost", "measures", "onnx_predict", "predict")
+ON_ARRAYS = {"quant.gguf.imatrix", "quant.wire", "transport.collective", "partition.state.parts"} | {
+    "partition.state.sequence",
+    *(f"partition.predict.{name}" for name in ("cost", "measures", "onnx_predict", "predict")),
 }
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "edge" / "demo" / "README.md"]
 FILES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]

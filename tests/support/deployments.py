@@ -97,9 +97,9 @@ def idle(workers: Sequence[Worker], fleet: Fleet) -> None:
     for one in workers:
         if one.process.poll() is None:
             remote = fleet.workers[one.address]
-            until(lambda: not remote.describe()[1].sessions, "the end of the sessions", 10)  # noqa: B023
-            until(lambda: not one.children(), "the end of the engine processes", 10)  # noqa: B023
-    until(lambda: not waiting(), f"the end of {waiting()}", 10)
+            until(lambda: not remote.describe()[1].sessions, "the end of the sessions")  # noqa: B023
+            until(lambda: not one.children(), "the end of the engine processes")  # noqa: B023
+    until(lambda: not waiting(), f"the end of {waiting()}")
 
 
 def waiting() -> list[str]:

@@ -13,11 +13,12 @@ from typing import Any
 
 import pexpect
 
+from edge.doctor.findings import OK, Verdict
 from tests.support import ROOT
 
 EDGE = (sys.executable, "-m", "apps.cli")
 ENDLESS = "root ::= [a-z] root"  # a grammar no text completes: any model goes on until it is stopped
-TIMEOUT_S = 60
+TIMEOUT_S = 60  # of any wait: only against a hang
 
 # prompt_toolkit asks terminals to mark pasted text when, and only when, it is ready to read a line.
 READY = "\x1b[?2004h"
@@ -160,3 +161,11 @@ class Terminal:
     def close(self) -> None:
         """End the process whatever it does."""
         self.process.close(force=True)
+
+
+def assert_verdict(verdict: Verdict, level: str, *words: str) -> None:
+    """The level of a finding, and words of what there is and what to do. What is not ok says what to do."""
+    assert verdict.level == level, verdict
+    assert bool(verdict.advice) == (level != OK), verdict
+    for word in words:
+        assert word in verdict.seen + verdict.advice, verdict

@@ -24,7 +24,7 @@ from tests.support import ROOT
 INTERFACE = "eth0"
 SETUP_S = 20
 RUN_S = 60
-END_S = 10
+END_S = 60
 _NUMBERS = itertools.count()
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # where iproute2 is, also for people who are not root
 

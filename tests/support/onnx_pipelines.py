@@ -24,11 +24,11 @@ from partition.model.onnx_graph import OnnxGraph
 from partition.plan.onnx_cuts import Cut, cuts
 from partition.plan.onnx_plan import OnnxPlan
 from partition.plan.plan import LOCAL
+from tests.support import memory_link
 from tests.support.links import start
 from tests.support.onnx_files import saved
 from tests.support.onnx_graphs import TOLERANCES, difference, runs
 from tests.support.onnx_networks import model_of
-from transport import memory_link
 from transport.link import Deadlines, Link
 
 QUICK = Deadlines(step_timeout_s=10.0, send_timeout_s=10.0)

@@ -1,12 +1,14 @@
 """Small random planning problems, and every plan that each has, tried one by one."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import numpy as np
 
 from partition.errors import PlanError
 from partition.plan.plan import LOCAL, Plan, Range, Stage
+from partition.predict.hosts import Host
 from partition.predict.predict import predict
 from partition.predict.prediction import Prediction
 from partition.predict.speeds import Curve, DeviceSpeed
@@ -56,6 +58,9 @@ class Case:
                 )
             )
         self.links = uneven_links(rng, NAMES[:devices])
+        if rng.random() < 0.5:  # some of them on one machine
+            hosts = [Host("x", 2, int(rng.choice([1, 2]))), Host("x", 2, 2), None]
+            self.speeds = [replace(speed, host=hosts[rng.integers(3)]) for speed in self.speeds]
 
     def planner(self) -> Planner:
         return Planner(self.work, self.speeds, self.links, "m", "", tensor=self.tensor)

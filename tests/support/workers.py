@@ -28,13 +28,12 @@ from edge.net.peers import SECRET_BYTES
 from edge.slices.digests import Digests
 from edge.slices.store import SliceStore
 from edge.worker import service as inside
-from tests.support.helpers import EDGE, ROOT, until
+from tests.support.helpers import EDGE, ROOT, TIMEOUT_S, until
 from transport import rpc
 from transport.gate import Gate
 from transport.link import DEFAULTS, Deadlines
 
 SECRET = bytes(range(SECRET_BYTES))
-END_S = 15.0  # for a worker to end; it takes 2 s where engine processes must be killed, more on a busy machine
 LOG_LINE = re.compile(
     r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d{4} (INFO|WARNING) [a-z-]+"
     r'( [a-z_]+=([\w.:/@+,\[\]-]+|"([^"\\]|\\.)*"))*'
@@ -107,9 +106,9 @@ class Worker:
         children = self.children() if self.process.poll() is None else []
         if self.process.poll() is None:
             self.process.send_signal(number)
-            assert self.process.wait(END_S) == 0, self.log()
-        until(lambda: not any(map(running, children)), f"the end of {children}", END_S)
-        until(lambda: not list(self.temporary.glob("edge-*")), f"{self.temporary} empty", END_S)
+            assert self.process.wait(TIMEOUT_S) == 0, self.log()
+        until(lambda: not any(map(running, children)), f"the end of {children}")
+        until(lambda: not list(self.temporary.glob("edge-*")), f"{self.temporary} empty")
         for line in self.log().splitlines():
             assert LOG_LINE.fullmatch(line), line
 

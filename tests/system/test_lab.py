@@ -23,12 +23,14 @@ import pytest
 from devices.errors import LabError
 from devices.lab.cleaner import lab_processes, prefix
 from devices.lab.config import parse_lab
-from devices.lab.control_group import GROUPS, ControlGroup, NoGroups, remove_groups
-from devices.lab.lab import Lab, labs_folder
+from devices.lab.control_group import GROUPS, NoGroups, remove_groups
+from devices.lab.lab import labs_folder
 from devices.lab.network import NAMESPACES
 from edge.cluster.connect import reach
 from edge.cluster.diagnose import measure_link
+from tests.support.groups import CountedGroup
 from tests.support.helpers import ROOT, assert_one_line_error, run_edge, until
+from tests.support.lab import Lab
 from tests.support.namespaces import need
 from tests.support.onnx_pipelines import images, residual
 from tests.support.workers import gone
@@ -48,7 +50,7 @@ PLAIN = {"device": [A, B], "link": [{"delay_ms": 1}]}
 # A lab in a process of its own, which is there to be killed.
 CREATOR = """
 import json, sys, time
-from devices.lab.lab import Lab
+from tests.support.lab import Lab
 from devices.lab.config import parse_lab
 with Lab(parse_lab(json.loads(sys.argv[1]))) as lab:
     print(json.dumps([str(lab.state.folder), lab.state.said]), flush=True)
@@ -150,13 +152,22 @@ def test_bandwidth_and_loss_are_those_of_the_link(linked: Lab) -> None:
         "print(server.getsockname()[1], flush=True)\npeer, _ = server.accept()\nn = 0\n"
         "while data := peer.recv(1 << 16):\n    n += len(data)\npeer.sendall(b'%d' % n)\n"
     )
-    with inside(linked, "a", sink, addresses["a"]) as server:
-        began = time.monotonic()
-        with socket.create_connection((addresses["a"], int(said(server))), 30) as peer:
+
+    def is_as_fast_as_the_link() -> bool:
+        """Whether a transfer takes little more than the link makes it take; beside other work some take longer."""
+        with (
+            inside(linked, "a", sink, addresses["a"]) as server,
+            socket.create_connection((addresses["a"], int(said(server))), 30) as peer,
+        ):
+            began = time.monotonic()
             peer.sendall(bytes(n_bytes))
             peer.shutdown(socket.SHUT_WR)
             assert int(peer.recv(100)) == n_bytes
-        assert time.monotonic() - began >= n_bytes / SLOW
+            took_s = time.monotonic() - began
+        assert took_s >= n_bytes / SLOW
+        return took_s < 1.5 * n_bytes / SLOW
+
+    until(is_as_fast_as_the_link, "a transfer at the link's rate")
     count = (
         "import socket, sys\nserver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
         "server.bind((sys.argv[1], 0))\nserver.settimeout(1)\nprint(server.getsockname()[1], flush=True)\nfound = []\n"
@@ -306,7 +317,7 @@ def test_without_root_it_says_what_does_not_hold(tmp_path: Path) -> None:
 def test_a_group_holds_back_and_kills() -> None:
     name = f"edge-test-{os.getpid()}"
     try:
-        group = ControlGroup(name, cores=0.1, memory=64 << 20)  # of the usual period that is less than the kernel gives
+        group = CountedGroup(name, cores=0.1, memory=64 << 20)  # of the usual period that is less than the kernel gives
     except NoGroups as error:
         need(False, str(error))
         raise

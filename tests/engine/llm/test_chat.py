@@ -11,6 +11,7 @@ from edge.llm.chat import Chat
 from edge.llm.engine import Engine
 from edge.llm.model import Model
 from edge.llm.sampler import SamplingParams
+from tests.conftest import OPTIONS, Synthetic
 
 GREEDY = SamplingParams(temperature=0)
 ENDLESS = SamplingParams(temperature=0, grammar="root ::= [a-z] root")  # an answer of as many tokens as are asked for
@@ -68,13 +69,101 @@ def test_the_oldest_exchanges_are_forgotten_when_the_context_is_full(demo: Engin
 
 
 def test_forgetting_makes_room_for_several_turns_at_once(demo: Engine) -> None:
-    chat = Chat(demo)
-    computed = []
-    for i in range(24):
-        last = list(chat.ask(f"What is {i} plus {i}?", ENDLESS, max_tokens=8))[-1]
-        computed.append(last.usage.prompt_tokens - last.usage.cached_tokens if i else 0)
+    computed, dropped = forgetting(Chat(demo, when_full="forget"))
     assert sum(n > 40 for n in computed) <= 5  # all else computes only what is new
     assert max(computed) > 40
+    assert max(dropped) == 0
+
+
+def test_shifting_computes_only_what_is_new(demo: Engine) -> None:
+    chat = Chat(demo)
+    assert chat.when_full == "shift"
+    computed, dropped = forgetting(chat)
+    assert max(computed) <= 30
+    assert 1 <= sum(n > 0 for n in dropped) <= 5
+    assert max(dropped) > demo.context // 4
+
+
+def forgetting(chat: Chat) -> tuple[list[int], list[int]]:
+    """Tokens that a long conversation computed for each prompt after the first, and dropped in place."""
+    usages = [list(chat.ask(f"What is {i} plus {i}?", ENDLESS, max_tokens=8))[-1].usage for i in range(24)]
+    computed = [usage.prompt_tokens - usage.cached_tokens for usage in usages[1:]]
+    return computed, [usage.dropped_tokens for usage in usages]
+
+
+def test_a_full_context_ends_an_answer_unless_it_is_shifted(demo: Engine) -> None:
+    n_tokens = {}
+    for choice in ("shift", "forget", "stop"):
+        chat = Chat(demo, system="Answer briefly.", when_full=choice)  # type: ignore[arg-type]
+        last = list(chat.ask("What is 3 plus 4?", ENDLESS, max_tokens=600))[-1]
+        assert last.finish_reason == "length"
+        n_tokens[choice] = last.usage.completion_tokens
+        assert (last.usage.dropped_tokens > 0) == (choice == "shift")
+        assert len(chat.messages[-1]["content"]) >= n_tokens[choice]
+        prompt = last.usage.prompt_tokens
+    assert n_tokens == {"shift": 600, "forget": demo.context - prompt + 1, "stop": demo.context - prompt + 1}
+
+
+def test_what_never_ends_is_ended_after_four_contexts(demo: Engine) -> None:
+    last = list(Chat(demo).ask("What is 3 plus 4?", ENDLESS))[-1]
+    assert (last.finish_reason, last.usage.completion_tokens) == ("length", 4 * demo.context)
+
+
+def test_the_system_message_stays_when_an_answer_is_shifted(demo: Engine) -> None:
+    chat = Chat(demo, system="Answer briefly.")
+    answer = chat.ask("What is 3 plus 4?", ENDLESS, max_tokens=400)
+    next(answer)
+    prompt = list(chat._session.tokens)
+    *_, last = answer
+    assert last.usage.dropped_tokens > 0
+    held = chat._session.tokens
+    assert held[: chat._beginning(prompt)] == prompt[: chat._beginning(prompt)]
+    text = b"".join(map(demo.model.piece, held)).decode()
+    assert "Answer briefly." in text
+    assert "What is 3" not in text
+
+
+def test_the_end_of_an_answer_longer_than_the_context_is_there_for_the_next_question(demo: Engine) -> None:
+    chat = Chat(demo)
+    list(chat.ask("Tell me a story.", ENDLESS, max_tokens=400))
+    held = list(chat._session.tokens)
+    last = list(chat.ask("How does it go on?", ENDLESS, max_tokens=8))[-1]
+    assert last.usage.prompt_tokens - last.usage.cached_tokens <= 30
+    assert last.usage.cached_tokens > demo.context // 4
+    assert last.usage.dropped_tokens > 0
+    assert chat._session.tokens[8:64] in (held[i : i + 56] for i in range(len(held)))
+    list(chat.ask("And then?", ENDLESS, max_tokens=8))
+    assert roles(chat) == ["user", "assistant"] * 2  # the long one is forgotten as others are
+
+
+def test_stopping_forgets_nothing(demo: Engine) -> None:
+    chat = Chat(demo, when_full="stop")
+    list(chat.ask("What is 3 plus 4?", ENDLESS, max_tokens=600))
+    before = list(chat.messages)
+    with pytest.raises(ContextFull):
+        list(chat.ask("What is 4 plus 5?", ENDLESS, max_tokens=8))
+    assert chat.messages == before
+
+
+def test_a_conversation_that_was_cleared_leaves_nothing_behind(demo: Engine) -> None:
+    chat = Chat(demo)
+    question = "What is my name, please, as I told you before? " * 3
+    list(chat.ask("My name is Ada.", GREEDY, max_tokens=8))
+    list(chat.ask(question, GREEDY, max_tokens=8))
+    chat.clear()
+    last = list(chat.ask(question, GREEDY, max_tokens=8))[-1]
+    assert last.usage.dropped_tokens == 0
+    assert last.usage.cached_tokens < 8  # not what was computed when the name was known
+
+
+def test_a_model_that_cannot_shift_forgets(synthetic: Synthetic) -> None:
+    template = "{{ messages[-1].content }}"
+    with Engine(synthetic("gemma3"), OPTIONS) as engine:
+        assert Chat(engine, template=template).when_full == "forget"
+        with pytest.raises(EngineError, match=r"gemma3.* cannot shift its context.* use forget or stop"):
+            Chat(engine, template=template, when_full="shift")
+        with pytest.raises(ValueError, match="shift, forget, stop or None, not 'never'"):
+            Chat(engine, when_full="never")  # type: ignore[arg-type]
 
 
 def test_what_had_to_be_forgotten_comes_back_where_there_is_no_answer(demo: Engine) -> None:

@@ -29,7 +29,7 @@ from partition.plan.onnx_cuts import cuts
 from partition.plan.onnx_plan import OnnxPlan
 from partition.plan.plan import LOCAL
 from tests.support.deployments import ONE_THREAD, shared_workers, waiting
-from tests.support.helpers import until
+from tests.support.helpers import TIMEOUT_S, until
 from tests.support.links import start
 from tests.support.onnx_files import saved
 from tests.support.onnx_graphs import mlp
@@ -93,8 +93,8 @@ def left(children: dict[Worker, int]) -> None:
     """Wait until workers that still run have no more engine processes than these."""
     for one, n in children.items():
         if one.process.poll() is None:
-            until(lambda: len(one.children()) <= n, "the end of the engine processes", 10)  # noqa: B023
-    until(lambda: not [name for name in waiting() if name.startswith("deploy")], "the end of threads", 10)
+            until(lambda: len(one.children()) <= n, "the end of the engine processes")  # noqa: B023
+    until(lambda: not [name for name in waiting() if name.startswith("deploy")], "the end of threads")
 
 
 class Endless:
@@ -112,8 +112,8 @@ class Endless:
             self.came += 1
 
     def error(self) -> BaseException:
-        """What it failed with, soon."""
-        error = self._done.exception(60)
+        """What it failed with."""
+        error = self._done.exception(TIMEOUT_S)
         assert error is not None
         return error
 
@@ -278,7 +278,7 @@ def test_what_cannot_be_deployed(several: OnnxSource, three: list[Worker], fleet
     refused(ValueError, "transport is 'mail'", several, plan_for(several, three[:1]), transport="mail")
     alone = owned(mlp(), tmp_path / "mlp.onnx")
     refused(PlanError, "is for another|has changed, or is another model", alone, plan_for(several, three[:1]))
-    until(lambda: not any(one.startswith("deploy") for one in waiting()), "the end of threads", 10)
+    until(lambda: not any(one.startswith("deploy") for one in waiting()), "the end of threads")
 
 
 def test_an_output_that_depends_on_no_input(three: list[Worker], tmp_path: Path) -> None:
@@ -385,7 +385,7 @@ def test_a_daemon_that_is_killed(
             error = endless.error()
             assert isinstance(error, (WorkerError, TransportError)), repr(error)
             assert "doomed" in str(error)
-        until(lambda: not any(child.is_running() for child in children), "the end of its engine process", 5)
+        until(lambda: not any(child.is_running() for child in children), "the end of its engine process")
 
 
 def test_an_operator_that_fails_names_its_node_and_the_worker(several: OnnxSource, three: list[Worker]) -> None:
@@ -415,5 +415,5 @@ def test_stop_from_another_thread(several: OnnxSource, three: list[Worker]) -> N
 def test_nothing_is_left_of_all_this(three: list[Worker], running: OnnxDeployment) -> None:
     """Sessions are those of the deployment that still runs; no thread waits for another one."""
     assert len(running.loaded) == len(three)
-    until(lambda: all(len(one.children()) == 1 for one in three), "the end of other engine processes", 10)
-    until(lambda: not any(t.name in ("feed", "stage") for t in threading.enumerate()), "the end of threads", 10)
+    until(lambda: all(len(one.children()) == 1 for one in three), "the end of other engine processes")
+    until(lambda: not any(t.name in ("feed", "stage") for t in threading.enumerate()), "the end of threads")

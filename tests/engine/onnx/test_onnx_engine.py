@@ -22,7 +22,7 @@ from edge.onnx.runtime import runtime
 from edge.onnx.samples import SamplesError
 from edge.onnx.wire import Array
 from quant.errors import ModelFileError
-from tests.support.helpers import until
+from tests.support.helpers import TIMEOUT_S, until
 from tests.support.onnx_files import external, saved, vectors
 from tests.support.onnx_graphs import conv_net, images, light, mlp, run, with_random_weights
 from tests.support.onnx_tiny import F32, F64, I64, Shape, Value, counting, graph, node
@@ -225,7 +225,7 @@ def test_stop_ends_a_run_of_another_thread() -> None:
         turns = count()
         until(lambda: next(turns) > 3, "this thread's turns: Python's lock is free")
         engine.stop()
-        thread.join(10)
+        thread.join(TIMEOUT_S)
         assert not thread.is_alive()
         assert [type(error) for error in ended] == [Interrupted]
         with pytest.raises(Interrupted):
@@ -235,8 +235,6 @@ def test_stop_ends_a_run_of_another_thread() -> None:
 
 
 def test_after_closing(engine: OnnxEngine) -> None:
-    engine.warm_up()
-    engine.warm_up({"x": vectors()})
     found = engine.run({"x": vectors()})["y"]
     engine.close()
     engine.close()

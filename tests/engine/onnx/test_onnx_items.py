@@ -17,8 +17,9 @@ from hypothesis.extra import numpy as arrays
 from edge.onnx import wire as onnx_items
 from edge.onnx.samples import TYPES
 from edge.onnx.wire import MOST_TENSOR_BYTES, PART_BYTES, Array, Boundary, Item, Op, Receiver, Tensor, send
+from tests.support import memory_link
+from tests.support.helpers import TIMEOUT_S
 from tests.support.links import start, tcp_sockets
-from transport import memory_link
 from transport.errors import LinkClosed, ProtocolError
 from transport.frame import Kind
 from transport.link import Deadlines, Link
@@ -56,7 +57,7 @@ def crossed(
         receiver = Receiver(b, boundary)
         found, shapes = receiver.item(5)
         receiver.tensors(found, shapes, held)
-        sending.result(5)
+        sending.result(TIMEOUT_S)
     return found, held
 
 

@@ -20,6 +20,7 @@ from edge.onnx.pipeline import MOST_WINDOW, Ends, Pipeline, Result
 from edge.onnx.samples import SamplesError
 from edge.onnx.stage import LoadedStage
 from edge.onnx.wire import Array, Boundary, Item, Op, Receiver, send
+from tests.support import memory_link
 from tests.support.helpers import until
 from tests.support.links import frame, start
 from tests.support.onnx_pipelines import (
@@ -35,11 +36,10 @@ from tests.support.onnx_pipelines import (
     same,
     whole,
 )
-from transport import memory_link
 from transport.errors import LinkClosed, ProtocolError, Refused, TransportError
 from transport.frame import Kind
 
-WAIT_S = 10.0
+WAIT_S = 60.0  # never reached: only against a hang
 N_MIXED, N_RESIDUAL = 14, 12  # nodes
 FLOATS = ("y", "early", "peak")  # outputs of `mixed` that are float32
 

@@ -22,16 +22,16 @@ from edge.worker.limits import ResourceLimits
 from edge.worker.messages import stage_message
 from partition.plan.onnx_plan import OnnxPlan, OnnxStage
 from partition.plan.plan import Range
+from tests.support import memory_link
 from tests.support.helpers import until
 from tests.support.links import frame, start
 from tests.support.onnx_pipelines import QUICK, Feeds, at, loaded, mixed, mixed_feeds, owned, same, whole
 from transport import edge_pb2 as pb
-from transport import memory_link
 from transport.errors import LinkClosed, ProtocolError, Refused, TransportError
 from transport.frame import Kind
 from transport.link import Link
 
-WAIT_S = 10.0
+WAIT_S = 60.0  # never reached: only against a hang
 FULL_MODEL = 14  # nodes of `mixed`
 
 
@@ -237,7 +237,7 @@ def test_a_receiver_that_is_slow_holds_the_stage_back(first: LoadedStage) -> Non
         send(before, stage.takes, Item(Op.END), {})
         receiver = Receiver(behind, stage.gives)
         for done in range(2 * SETS):
-            until(lambda: stage.computed == min(SETS + done, 2 * SETS), "all that it may", WAIT_S)  # noqa: B023
+            until(lambda: stage.computed == min(SETS + done, 2 * SETS), "all that it may")  # noqa: B023
             taken.put(None)
             item, shapes = receiver.item(WAIT_S)
             receiver.tensors(item, shapes, {})
@@ -308,17 +308,17 @@ def test_threads_of_a_stage_end_with_it(first: LoadedStage) -> None:
     def threads() -> int:
         return sum(thread.name == "stage" for thread in threading.enumerate())
 
-    until(lambda: not threads(), "the end of earlier tests' threads", WAIT_S)
+    until(lambda: not threads(), "the end of earlier tests' threads")
     with around(first) as here:
         here.give({}, op=Op.END)
         here.done.result(WAIT_S)
-        until(lambda: not threads(), "the end of the threads", WAIT_S)
+        until(lambda: not threads(), "the end of the threads")
     with around(first) as here:  # also where items wait for it
         here.give(mixed_feeds() | {"ids": np.array([[0, 99, 0]])})
         for number in range(SETS):
             here.give(mixed_feeds(), number)
         here.done.exception(WAIT_S)
-    until(lambda: not threads(), "the end of the threads", WAIT_S)
+    until(lambda: not threads(), "the end of the threads")
 
 
 def test_the_whole_as_one_stage(cut: tuple[OnnxPlan, list[Part], Path]) -> None:

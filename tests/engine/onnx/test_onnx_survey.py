@@ -16,12 +16,13 @@ from edge.cluster.fleet import Fleet
 from edge.errors import EngineError, WorkerError
 from edge.onnx.model import OnnxSource
 from edge.survey import onnx_times
-from edge.survey.onnx_survey import OnnxSurvey, onnx_survey
+from edge.survey.onnx_survey import onnx_survey
 from edge.survey.onnx_times import MOST_PARTS, Times, times_of
+from edge.survey.survey import Survey
 from partition.errors import PlanError
 from partition.plan.onnx_cuts import choose
 from partition.plan.plan import LOCAL
-from partition.predict.onnx_predict import OnnxWork
+from partition.predict.onnx_predict import OnnxDevice, OnnxWork
 from partition.search.onnx_planner import OnnxPlanner
 from tests.support.deployments import own_folders, shared_workers
 from tests.support.helpers import until
@@ -57,13 +58,18 @@ def unruly() -> ModelProto:
 
 
 def idle(two: list[Worker]) -> None:
-    until(lambda: not any(one.children() for one in two), "the end of the sessions", 10)
-    until(lambda: not any(t.name.startswith("survey") for t in threading.enumerate()), "the end of threads", 10)
+    until(lambda: not any(one.children() for one in two), "the end of the sessions")
+    until(lambda: not any(t.name.startswith("survey") for t in threading.enumerate()), "the end of threads")
+
+
+def segments(found: Survey[OnnxDevice]) -> list[tuple[float, ...]]:
+    """Seconds of each, by device."""
+    return [speed.segments_s for speed in found.speeds]
 
 
 def surveyed(
     two: list[Worker], model: OnnxSource, which: str, **how: Any
-) -> tuple[OnnxSurvey, list[tuple[float, float]]]:
+) -> tuple[Survey[OnnxDevice], list[tuple[float, float]]]:
     steps: list[tuple[float, float]] = []
     addresses = [one.address for one in two]
     with Fleet(addresses) as fleet:
@@ -82,14 +88,15 @@ def test_devices_are_measured_and_remembered(two: list[Worker], tmp_path: Path) 
     model = owned(residual(), tmp_path / "residual.onnx")
     found, steps = surveyed(two, model, "blocks")
     names = [LOCAL, *(one.address for one in two)]
-    assert list(found.devices) == names
-    assert [one.name for one in found.devices.values()] == ["this device", "one", "two"]
-    n = len(found.cuts) + 1
-    for seconds in found.segments.values():
+    assert [one.device for one in found.speeds] == names
+    assert [one.name for one in found.speeds] == ["this device", "one", "two"]
+    cuts = choose(model.graph, "blocks")
+    n = len(cuts) + 1
+    for seconds in segments(found):
         assert len(seconds) == n
         assert 0 < sum(seconds) < 1
     assert set(found.links.between) == {(a, b) for a in names for b in names if a != b}
-    for one in found.devices.values():
+    for one in found.speeds:
         assert 1e-4 < one.stage_s < 1
         assert one.memory_bytes > one.runtime_bytes > 0
         assert one.age_s == 0
@@ -99,12 +106,10 @@ def test_devices_are_measured_and_remembered(two: list[Worker], tmp_path: Path) 
 
     again, steps = surveyed(two, model, "blocks")
     assert len(steps) == 3  # the links alone
-    assert again.segments == found.segments
-    assert all(one.age_s > 0 for one in again.devices.values())
+    assert segments(again) == segments(found)
+    assert all(one.age_s > 0 for one in again.speeds)
 
-    planner = OnnxPlanner(
-        OnnxWork.of(model.graph, found.cuts), list(found.devices.values()), found.links, model.name, model.digest
-    )
+    planner = OnnxPlanner(OnnxWork.of(model.graph, cuts), found.speeds, found.links, model.name, model.digest)
     placed, exact = planner.front()
     assert exact
     for one in placed:
@@ -113,11 +118,12 @@ def test_devices_are_measured_and_remembered(two: list[Worker], tmp_path: Path) 
 
 
 def test_what_does_not_run_on_noise_is_estimated(two: list[Worker], tmp_path: Path) -> None:
-    found, _ = surveyed(two, owned(unruly(), tmp_path / "unruly.onnx"), "all")
+    model = owned(unruly(), tmp_path / "unruly.onnx")
+    found, _ = surveyed(two, model, "all")
     [label] = found.estimated
     assert "gather" in label
-    assert [cut.label for cut in found.cuts].index(label) == 2
-    for seconds in found.segments.values():
+    assert [cut.label for cut in choose(model.graph, "all")].index(label) == 2
+    for seconds in segments(found):
         assert 0 < seconds[2] < 1
 
 
@@ -132,15 +138,16 @@ def test_nothing_runs_on_noise(two: list[Worker], tmp_path: Path) -> None:
 def test_this_device_alone(tmp_path: Path) -> None:
     model = owned(residual(), tmp_path / "residual.onnx")
     found = onnx_survey(None, [], model, at(model, 3), threads=1, provider="cpu")
-    assert list(found.devices) == [LOCAL]
-    assert len(found.segments[LOCAL]) == 2
+    assert [one.device for one in found.speeds] == [LOCAL]
+    assert len(segments(found)[0]) == 2
     assert found.links.between == {}
-    assert onnx_survey(None, [], model, at(model, 3), threads=1, provider="cpu").segments == found.segments
+    again = onnx_survey(None, [], model, at(model, 3), threads=1, provider="cpu")
+    assert segments(again) == segments(found)
     fresh = onnx_survey(None, [], model, at(model, 3), threads=1, provider="cpu", fresh=True)
-    assert fresh.segments != found.segments
-    assert fresh.devices[LOCAL].age_s == 0
+    assert segments(fresh) != segments(found)
+    assert fresh.speeds[0].age_s == 0
     whole = onnx_survey(None, [], model, [], threads=1)
-    assert len(whole.segments[LOCAL]) == 1
+    assert len(segments(whole)[0]) == 1
 
 
 def test_what_cannot_be_measured(two: list[Worker], tmp_path: Path) -> None:

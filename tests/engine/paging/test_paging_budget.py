@@ -306,8 +306,9 @@ def test_a_pass_reads_what_is_streamed_once(made: Made) -> None:
     assert stats.decode.disk_gbps > 0
     assert stats.decode.stall_ms >= 0
     assert stats.decode.hidden_ms >= 0
+    assert stats.decode.compute_ms > 0
     assert set(stats.decode.to_json()) == {
-        *("bytes_per_token", "disk_gbps", "stall_ms", "hidden_ms", "hit_rate", "predicted_right")
+        *("bytes_per_token", "disk_gbps", "stall_ms", "hidden_ms", "compute_ms", "hit_rate", "predicted_right")
     }
 
 

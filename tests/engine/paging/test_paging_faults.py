@@ -19,7 +19,7 @@ from edge.llm.engine import Engine
 from edge.paging import reader
 from edge.paging.direct_file import DirectFile
 from tests.support import paging
-from tests.support.helpers import until
+from tests.support.helpers import TIMEOUT_S, until
 from tests.support.paging import OPTIONS, answer, descriptors, fails, goes_on, idle, least, paged, reads, weight_threads
 
 Made = Callable[..., Path]
@@ -162,7 +162,7 @@ def test_a_read_that_never_returns(engine: Engine, path: Path, original: Path) -
     go_on = threading.Event()
 
     def stuck(descriptor: int, into: list[memoryview], offset: int) -> int:
-        go_on.wait(30)
+        go_on.wait(TIMEOUT_S)
         return _preadv(descriptor, into, offset)
 
     with mock.patch.object(reader, "READ_TIMEOUT_S", 0.1), reads(stuck):
@@ -177,7 +177,7 @@ def test_an_engine_whose_reads_are_stuck_can_be_closed(path: Path, original: Pat
     go_on = threading.Event()
 
     def stuck(descriptor: int, into: list[memoryview], offset: int) -> int:
-        go_on.wait(30)
+        go_on.wait(TIMEOUT_S)
         return _preadv(descriptor, into, offset)
 
     engine = paged(path, least(original))

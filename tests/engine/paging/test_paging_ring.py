@@ -26,7 +26,7 @@ from edge.paging.roles import Roles, sort_weights
 from edge.paging.window import Pager, Piece, Source
 from quant.gguf.file import GgufFile
 from tests.support import paging
-from tests.support.helpers import until
+from tests.support.helpers import TIMEOUT_S, until
 from tests.support.thorough import some
 
 Bytes = np.ndarray
@@ -262,7 +262,7 @@ def test_a_read_that_hangs_writes_to_no_place_that_others_have(
 
     def hang(descriptor: int, into: list[memoryview], offset: int) -> int:
         if first.source.offset // PAGE * PAGE <= offset < first.source.offset + first.n_bytes:
-            go_on.wait(30)
+            go_on.wait(TIMEOUT_S)
         return preadv(descriptor, into, offset)
 
     monkeypatch.setattr(os, "preadv", hang)

@@ -17,11 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from apps.commands.evaluate import without_common_start
-from apps.show.picture import Point, _figure, size_against_divergence
 from edge.demo.grammar import statements
 from edge.errors import Interrupted
 from edge.llm.options import EngineOptions
+from edge.pictures.quality import Point, _figure, size_against_divergence, without_common_start
 from edge.quantization.compare_speed import Speed, measure_speeds, speed_notes
 from edge.quantization.evaluate import evaluate
 from edge.quantization.imatrix import collect

@@ -21,11 +21,12 @@ from edge.llm.options import EngineOptions
 from edge.models import shapes, synth
 from edge.quantization.evaluate import evaluate
 from edge.quantization.fit import FitOptions, Fitted, file_within, fit_file
+from edge.quantization.gguf import Outcome, types_of
 from edge.quantization.imatrix import collect
 from edge.quantization.sensitivity import PROBES
 from quant.gguf.file import GgufFile
 from quant.gguf.imatrix import read_imatrix
-from quant.mixes import MIXES
+from quant.mixes import MIXES, Mix
 from quant.types import TYPES, TensorType
 from tests.conftest import Synthetic
 from tests.engine.quantize.test_kernel_speed import device
@@ -69,10 +70,22 @@ class Setting:
 
 @pytest.fixture(scope="module", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where measurements are kept: what one test measured, another need not."""
+    """Where measurements are kept: what one test measured, another need not. The types that a mix gives, which take a
+    process, are asked for once, too: test_quantize.py compares them with files."""
+    answers: dict[object, Outcome] = {}
+
+    def asked_once(file: GgufFile, mix: Mix, types: Any = None, imatrix: Path | None = None) -> Outcome:
+        tensors = tuple((name, tensor.type.id, tensor.shape) for name, tensor in file.tensors.items())
+        question = (tensors, mix.id, str(types), imatrix and imatrix.read_bytes())
+        if question not in answers:
+            answers[question] = types_of(file, mix, types, imatrix)
+        return answers[question]
+
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("cache")
         patch.setenv("XDG_CACHE_HOME", str(folder))
+        patch.setattr("edge.quantization.gguf.types_of", asked_once)
+        patch.setattr("edge.quantization.fit_choices.types_of", asked_once)
         yield folder
 
 
@@ -128,30 +141,6 @@ def test_budgets_are_between_uniform_mixes(setting: Setting) -> None:
     assert sizes[1::2] == list(BUDGETS)
 
 
-def test_what_cannot_be_is_refused_with_the_least_that_can(setting: Setting, tmp_path: Path) -> None:
-    out = tmp_path / "out.gguf"
-    with pytest.raises(
-        SizeTooSmall, match=r"cannot be smaller than (\d+)B .* 1000000B .* Name smaller types"
-    ) as raised:
-        fit_file(setting.file, out, 1_000_000, MEASURE, setting.options)
-    least = int(str(raised.value).split("smaller than ")[1].split("B")[0])
-    with pytest.raises(SizeTooSmall, match=f"smaller than {least}B"):
-        fit_file(setting.file, out, least - 1, MEASURE, setting.options)
-    assert list(tmp_path.iterdir()) == []
-    result, _ = fitted(setting.file, out, least, MEASURE, setting.options)
-    assert out.stat().st_size == least
-    assert {kind.name for kind in result.outcome.types.values()} == {"q2_k", "f32"}
-
-
-def test_a_budget_of_more_than_the_model_keeps_it(setting: Setting, tmp_path: Path) -> None:
-    result, _ = fitted(setting.file, tmp_path / "out.gguf", 1 << 30, MEASURE, setting.options)
-    assert result.outcome.types == {name: tensor.type for name, tensor in setting.file.tensors.items()}
-    assert result.expected_divergence == result.measured_divergence == 0
-
-
-# What was measured is kept.
-
-
 @pytest.fixture
 def small(tmp_path: Path) -> GgufFile:
     """A model that is measured in a moment, in a file of its own."""
@@ -162,6 +151,29 @@ def small(tmp_path: Path) -> GgufFile:
 
 
 QUICK = FitOptions(None, kinds("q4_0", "q8_0"), within_s=0.1, threads=1)
+
+
+def test_what_cannot_be_is_refused_with_the_least_that_can(small: GgufFile, tmp_path: Path) -> None:
+    out, options = tmp_path / "out.gguf", replace(QUICK, kinds=kinds(*KINDS))
+    with pytest.raises(SizeTooSmall, match=r"cannot be smaller than (\d+)B .* 1000B .* Name smaller types") as raised:
+        fit_file(small, out, 1000, SHORT, options)
+    least = int(str(raised.value).split("smaller than ")[1].split("B")[0])
+    with pytest.raises(SizeTooSmall, match=f"smaller than {least}B"):
+        fit_file(small, out, least - 1, SHORT, options)
+    assert list(tmp_path.iterdir()) == [small.path]
+    result, _ = fitted(small, out, least, SHORT, options)
+    assert out.stat().st_size == least
+    assert {kind.name for kind in result.outcome.types.values()} == {"q2_k", "f32"}
+
+
+def test_a_budget_of_more_than_the_model_keeps_it(small: GgufFile, tmp_path: Path) -> None:
+    result, _ = fitted(small, tmp_path / "out.gguf", 1 << 30, SHORT, QUICK)
+    assert result.outcome.types == {name: tensor.type for name, tensor in small.tensors.items()}
+    assert result.expected_divergence == result.measured_divergence == 0
+
+
+# What was measured is kept.
+
 MEASURED = ["Calibrating", "Reading weights", "Measuring", "Quantizing", "Checking"]
 
 

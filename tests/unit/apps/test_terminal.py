@@ -167,8 +167,32 @@ def test_stats_show_the_figures_of_the_last_answer(open_chat: Open) -> None:
     ask(chat, "one")
     chat.enter("/stats")
     shown = chat.sees(r"seed\s+\S*\s42")
-    for name in ("load", "prompt", "prefill", "TTFT", "answer", "TPOT", "decode", "context"):
+    for name in ("load", "prompt", "prefill", "answer", "decode", "context"):
         assert name in shown
+    assert re.search(r"TTFT +\S* [\d.]+ s to the first token", shown)
+    assert re.search(r"TPOT +\S* [\d.]+ ms for each token after the first", shown)
+
+
+def test_one_empty_line_is_between_an_answer_and_the_next_prompt(open_chat: Open) -> None:
+    chat = open_chat("--max-tokens", "3")
+    gaps = []
+    for line, shown in (("one", STATS), ("/retry", STATS), ("/seed", "help lists them"), ("/clear", "forgotten")):
+        chat.enter(line)
+        chat.sees(shown)
+        chat.ready()
+        gaps.append(str(chat.process.before).count("\n"))
+    assert gaps == [2, 2, 2, 2]  # the end of the line, and an empty one
+
+
+def test_a_full_context_is_said_to_be(open_chat: Open) -> None:
+    chat = open_chat("--context", "64", "--max-tokens", "100")
+    chat.enter("What is 2 plus 3?")
+    dropped = re.search(r"context full: the oldest (\d+) tokens were dropped", chat.sees(r"context \d+/64 "))
+    assert dropped is not None
+    chat.ready()
+    chat.enter("/stats")
+    chat.sees(rf"of 64 tokens, {dropped[1]} of the oldest dropped during the last answer")
+    chat.ready()
 
 
 def test_stats_show_what_a_budget_is_used_for(open_chat: Open) -> None:

@@ -55,7 +55,6 @@ def test_all_of_it() -> None:
     assert pi == ClusterDevice("pi", "10.0.0.7:7070")
     assert phone == ClusterDevice("new-phone", None, "phone", speed=2.0)
     assert (cluster.local, cluster.local_name, cluster.workers) == (desk, "desk", (pi,))
-    assert cluster.device("pi") is pi
     assert cluster.link("desk", "pi") == cluster.link("pi", "desk") == ClusterLink("pi", "desk", None, 117_500_000)
     assert cluster.link("pi", "new-phone") == ClusterLink("new-phone", "pi", 0.0, 62_500)
     assert cluster.link("desk", "new-phone") == ClusterLink(None, None, 0.0025, None)
@@ -76,7 +75,7 @@ def test_a_link_to_this_device_where_it_is_not_listed() -> None:
 def test_a_preset_is_not_asked_even_at_an_address() -> None:
     cluster = parse_cluster(f'{PI}preset = "pi5"\n', "cluster.toml")
     assert cluster.workers == ()
-    assert cluster.device("pi").address == "pi.local:7071"
+    assert cluster.devices[0].address == "pi.local:7071"
 
 
 @pytest.mark.parametrize(

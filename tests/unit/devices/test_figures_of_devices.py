@@ -20,7 +20,7 @@ from edge.quantization import kernels
 from edge.quantization.kernels import measure_kernels
 from quant.types import TYPES
 from tests.support.clock import Clock
-from tests.support.helpers import until
+from tests.support.helpers import TIMEOUT_S, until
 
 MIB = 1 << 20
 
@@ -120,13 +120,16 @@ def test_kernels_speeds_count_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_paging_cost_by_known_reads() -> None:
     """Two tokens of decode, then a prompt of four: each has its own figures, and those before a `clear` are gone."""
     reads, experts = [ReaderCounts()], [ExpertCounts()]
-    passes = Passes(SimpleNamespace(counts=lambda: reads[0]), lambda: experts[0])  # type: ignore[arg-type]
+    now_s = [5.0]
+    passes = Passes(SimpleNamespace(counts=lambda: reads[0]), lambda: experts[0], lambda: now_s[0])  # type: ignore[arg-type]
 
     def a_pass(sequences: list[int], **read: Any) -> None:
         passes.begin(np.array(sequences, np.int32))
         reads[0] = reads[0] + ReaderCounts(**read)
         experts[0] = experts[0] + ExpertCounts(chosen=8, held=6, expected=5, right=4)
+        now_s[0] += 0.016
         passes.end()
+        now_s[0] += 100.0  # not of any pass
 
     a_pass([0], n_bytes=999, busy_s=9.0, wait_s=9.0)
     passes.clear()
@@ -140,6 +143,7 @@ def test_what_paging_cost_by_known_reads() -> None:
             "disk_gbps": 0.4,
             "stall_ms": 2.0,
             "hidden_ms": 3.0,
+            "compute_ms": 6.0,  # a pass takes 16 ms, 4 of them waiting, for two tokens
             "hit_rate": 0.75,
             "predicted_right": 0.8,
         }
@@ -147,7 +151,10 @@ def test_what_paging_cost_by_known_reads() -> None:
     assert found.prefill.tokens == 4
     assert (found.prefill.bytes_per_token, found.prefill.disk_gbps) == pytest.approx((2e6, 0.8))
     assert (found.prefill.stall_ms, found.prefill.hidden_ms) == pytest.approx((3.0, 0.0))
-    costs = "1.91 MiB read a token at 0.40 GB/s, 2.0 ms waited for, 3.0 ms hidden behind computing"
+    assert found.prefill.compute_ms == pytest.approx(1.0)
+    costs = (
+        "1.91 MiB read a token at 0.40 GB/s, 2.0 ms waited for, 6.0 ms computing, 3.0 ms of reading hidden behind that"
+    )
     assert _costs(found.decode) == f"{costs}, 75% of the experts were in memory, 80% of those expected were chosen"
 
 
@@ -157,7 +164,7 @@ def test_a_readers_seconds_are_those_it_read_and_was_waited_for(monkeypatch: pyt
     go = threading.Event()
 
     def bring(self: reader.Reader, *_: Any) -> None:
-        assert go.wait(30)
+        assert go.wait(TIMEOUT_S)
         clock.now += 1.0
 
     monkeypatch.setattr(reader.Reader, "_bring", bring)

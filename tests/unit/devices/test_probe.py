@@ -101,6 +101,9 @@ def test_a_cpu_quota_counts_in_whole_threads(tmp_path: Path, monkeypatch: pytest
     own.write_text("5:cpu,cpuacct:/a\n" if version == 1 else "0::/a\n")
     monkeypatch.setattr(probe, "_CGROUPS", tmp_path)
     monkeypatch.setattr(probe, "_OWN_GROUPS", own)
+    assert probe.quota_group() == group.stat().st_ino
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     monkeypatch.setattr(psutil, "cpu_count", lambda logical: 16)
     assert probe.default_threads() == 2
+    (group / ("cpu.cfs_quota_us" if version == 1 else "cpu.max")).write_text("-1\n" if version == 1 else "max 100000\n")
+    assert probe.quota_group() == 0

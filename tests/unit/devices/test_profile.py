@@ -13,8 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from devices import profile
-from devices.profile import DeviceProfile, LinkProfile, cpu_name, describe, temperature
+from devices import probe, profile
+from devices.profile import DeviceProfile, LinkProfile, cpu_name, describe, host_id, temperature
 
 PI = "Raspberry Pi 5 Model B Rev 1.0"
 PI_CPUINFO = f"processor\t: 0\nBogoMIPS\t: 108.00\nCPU part\t: 0xd0b\n\nRevision\t: c04170\nModel\t\t: {PI}\n"
@@ -53,6 +53,27 @@ def test_what_is_not_given_is_measured_or_unknown() -> None:
     assert found.threads >= 1
     assert (found.memory_limit_bytes, found.gpu) == (None, None)
     assert (found.runtime, found.llama_cpp) == ("unknown", "unknown")
+
+
+def test_devices_of_one_machine_have_one_host_until_it_starts_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts = tmp_path / "boot_id"
+    starts.write_text("6a1f0f62-5d5e-4c1e-9f5a-000000000001\n")
+    monkeypatch.setattr(profile, "_BOOT_ID", starts)
+    monkeypatch.setattr(probe, "quota_group", lambda: 0)
+    first = host_id()
+    assert first == host_id() == describe("pi").host == describe("another").host
+    assert first is not None
+    assert "6a1f0f62" not in first
+    monkeypatch.setattr(probe, "quota_group", lambda: 77)  # within a quota of its own
+    assert host_id() not in (first, None)
+    monkeypatch.setattr(probe, "quota_group", lambda: 0)
+    starts.write_text("6a1f0f62-5d5e-4c1e-9f5a-000000000002\n")
+    assert host_id() not in (first, None)
+    starts.unlink()
+    monkeypatch.setattr(profile, "sysctl", lambda key: "")
+    assert host_id() is None
 
 
 def test_a_profile_survives_json(described: DeviceProfile) -> None:

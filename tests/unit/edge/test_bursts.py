@@ -15,10 +15,10 @@ from edge.net.dialling import OTHER, USUAL, Dialler, Trial
 from edge.onnx.bench import full_window
 from edge.onnx.pipeline import Result
 from edge.survey.links import measure_links
+from tests.support import memory_link
 from tests.support.deployments import own_folders
 from transport import edge_pb2 as pb
 from transport import measure as measuring
-from transport import memory_link
 from transport.errors import LinkClosed
 from transport.frame import Kind
 from transport.link import Deadlines

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from apps.commands import link as link_command
+from devices.remembered import Remembered
 from edge.cluster import diagnose
 from edge.cluster.diagnose import LinkReport
 from edge.survey import links
-from edge.survey.cache import Remembered
+from tests.support import memory_link
 from tests.support.clock import Clock
 from transport import edge_pb2 as pb
 from transport import link as link_module
 from transport import measure as measuring
-from transport import memory_link
 from transport.choice import choose
 from transport.errors import LinkTimeout
 from transport.frame import Frame, Kind, parse_header

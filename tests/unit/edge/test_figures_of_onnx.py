@@ -1,13 +1,10 @@
 """What is said of networks in ONNX: known runs give known figures."""
 
-from argparse import Namespace
 from collections.abc import Iterable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from apps.commands import bench_onnx
 from apps.show.run_outputs import Report
 from edge.onnx.bench import Speed, measure
 from edge.onnx.pipeline import Result
@@ -58,10 +55,7 @@ def test_a_cut_is_expected_to_take_its_stages_and_links() -> None:
     one = CutSpeed(cut, (0.004, 0.006), (0.008, 0.001, 0.0005), 0.002, SPEED)
     assert one.expected_latency_s == pytest.approx(0.0215)
     assert one.expected_throughput_per_s == pytest.approx(125)
-    graph = SimpleNamespace(nodes=[None] * 9, flops=70, stage_weight_bytes=lambda *_: 30)
-    model: Any = SimpleNamespace(graph=graph)
-    said = bench_onnx._as_json(Namespace(model="m", repeats=10, wire=None), model, SPEED, ["a", "b"], [one])
-    (found,) = said["cuts"]
+    found = one.to_json()
     assert found["stage_ms"] == pytest.approx([4, 6])
     assert found["transfer_ms"] == pytest.approx([8, 1, 0.5])
     assert found["expected_latency_ms"] == pytest.approx(21.5)

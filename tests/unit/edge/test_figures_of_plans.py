@@ -6,20 +6,20 @@ from typing import Any
 
 import pytest
 
-from apps.commands import devices_model
+from apps.commands import devices_probe
 from apps.commands.devices_probe import _rate_text, age_text
 from apps.options import byte_size
-from apps.pareto.points import error
-from apps.pareto.table import table
 from apps.show import planned
-from apps.show.format import bytes_text, count_text
+from apps.show.front import table
+from devices import remembered as cache
 from devices.catalog import CATALOG
 from devices.cluster_file import Cluster, ClusterDevice, ClusterLink
 from edge.cluster import failures
 from edge.demo import MODEL_PATH
 from edge.errors import WorkerError
-from edge.survey import cache
-from edge.survey.profile import ASSUMED_LINK, estimated, with_links, with_overrides
+from edge.pictures.front_points import error
+from edge.survey.llm_survey import estimated
+from edge.survey.profile import ASSUMED_LINK, with_links, with_overrides
 from partition.model.model import ModelShape
 from partition.plan.plan import LOCAL
 from partition.predict.prediction import Prediction, StagePrediction
@@ -27,7 +27,7 @@ from partition.predict.speeds import Curve, Links, LinkSpeed
 from partition.simulate.result import Spread
 from partition.slices.gguf_slice import limits
 from quant.gguf.file import GgufFile
-from quant.text import ms_text
+from quant.text import bytes_text, count_text, ms_text
 from tests.support.clock import Clock
 from tests.support.planning import MS, device
 from transport.errors import LinkClosed, LinkTimeout
@@ -136,12 +136,12 @@ def test_a_plan_is_told_in_its_units() -> None:
 def test_a_devices_speed_is_told_in_its_units() -> None:
     pi = device("pi:1", 2 * MS, half_s=MS, head_s=4 * MS, memory_bytes=GIB)
     pi = with_overrides(pi, None)
-    told = dict(zip(devices_model.LLM_COLUMNS, devices_model._llm_row(pi), strict=True))
+    told = dict(zip(devices_probe.LLM_COLUMNS, devices_probe._llm_row(pi), strict=True))
     assert (told["layer"], told["half"], told["head"]) == ("2.00 ms", "1.00 ms", "4.00 ms")
     assert told["prompt"] == f"{ms_text(2 / 64)} ms"  # so many rows take as long as one
     assert told["memory"] == "1.00 GiB"
     link = {"from": "desk", "to": "pi", "bytes_per_s": 12.5e6, "latency_s": 0.002, "estimate": False, "age_s": 120.0}
-    told = dict(zip(devices_model.LINK_COLUMNS, devices_model._link_row(link), strict=True))
+    told = dict(zip(devices_probe.LINK_COLUMNS, devices_probe._link_row(link), strict=True))
     assert told == {
         "from": "desk",
         "to": "pi",

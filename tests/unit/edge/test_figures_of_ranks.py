@@ -11,7 +11,7 @@ from edge.parallel import shard
 from edge.parallel.shard import Shard
 from edge.parallel.step_times import Figure, StepTime, StepTimes
 from edge.survey.layer_times import DEPTH, Times, device_speed
-from edge.survey.survey import _with_sums
+from edge.survey.llm_survey import _with_sums
 from partition.predict.speeds import Curve
 from tests.support.clock import Clock
 

@@ -14,9 +14,8 @@ import pytest
 from rich.console import Console
 
 from apps.commands import bench as bench_command
-from apps.commands import evaluate as evaluate_command
 from apps.commands.chat import Loaded
-from apps.show import terminal
+from apps.show import quality, terminal
 from edge import pieces
 from edge.llm import bench, generate
 from edge.llm.bench import BenchResult, Rate
@@ -26,6 +25,7 @@ from edge.llm.sampler import SamplingParams
 from edge.llm.sequence import Session
 from edge.planning import measure
 from edge.quantization import compare_speed
+from edge.quantization.comparison import Evaluation
 from edge.quantization.divergence import Summary, summarize
 from edge.quantization.evaluate import Quality, _Scores
 from edge.worker import timing as profiler
@@ -169,7 +169,7 @@ def test_edge_bench_prints_each_figure_where_it_belongs(engine: Engine, capsys: 
     assert re.search(r"\| 2 \| decode 128 \| 45\.00 ± 2\.00 \| 44\.00 \|", said)
     assert re.search(r"\| 2 \| 4 requests \| 67\.00 ± 4\.00 \| 66\.00 \|", said)
     assert re.search(r"decode: 22\.50? ms a token.* 44\.4 GB/s of the 55\.5 GB/s .*2 threads.*3\.00 GiB", said)
-    values = json.loads(json.dumps(bench_command._as_json(args, engine, RESULT)))
+    values = json.loads(json.dumps(RESULT.to_json()))
     known = {
         "prefill_tokens_per_s": 321.0,
         "prefill_tokens_per_s_deviation": 3.0,
@@ -221,8 +221,9 @@ def test_edge_evaluate_shows_each_figure_where_it_belongs() -> None:
     summary = Summary(1000, 12.5, 0.25, 0.01234, 0.005, 0.25, 0.75, 0.975)
     result = Quality(Path("small.gguf"), 3 << 20, 4.5, summary)
     speed = compare_speed.Speed((321.0,), (45.0,))
-    (row,) = evaluate_command.rows(["small"], [result], [speed])
-    assert dict(zip(evaluate_command.COLUMNS, row, strict=True)) == {
+    found = Evaluation(["small"], [result], [speed], [])
+    (row,) = quality.rows(found)
+    assert dict(zip(quality.COLUMNS, row, strict=True)) == {
         "model": "small",
         "size": "3.00 MiB",
         "bits/weight": "4.50",
@@ -233,8 +234,8 @@ def test_edge_evaluate_shows_each_figure_where_it_belongs() -> None:
         "decode tok/s": "45.0",
         "prefill tok/s": "321.0",
     }
-    assert evaluate_command.model_json(result, speed) == {
-        "model": "small.gguf",
+    assert found.to_json()["models"][0] == {
+        "model": "small",
         "size_bytes": 3 << 20,
         "bits_per_weight": 4.5,
         "perplexity": 12.5,
@@ -254,16 +255,16 @@ def test_stats_on_a_terminal_are_in_their_units(demo: Engine) -> None:
     shown = io.StringIO()
     talk._console = Console(file=shown, width=100)
     timing = generate.Timing(ttft_s=0.25, tpot_s=0.02, prefill_tokens_per_s=320.0, decode_tokens_per_s=50.0)
-    talk._last = generate.Response("", None, "stop", generate.Usage(100, 60, 7), timing)
+    talk._last = generate.Response("", None, "stop", generate.Usage(100, 60, 7, restored_tokens=32), timing)
     line = talk._stats_line(False)
     for words in ("7 tokens", "TTFT 0.25 s", "TPOT 20.0 ms", "50.0 tokens/s", f"context 0/{demo.context}"):
         assert words in line
     talk._stats("")
     rows = dict(line.split(maxsplit=1) for line in shown.getvalue().splitlines())
     assert rows["load"] == "1.25 s"
-    assert rows["prompt"] == "100 tokens, 60 of them already held"
+    assert rows["prompt"] == "100 tokens, 60 of them already held, 32 of these read from disk"
     assert (rows["prefill"], rows["decode"]) == ("320.0 tokens/s", "50.0 tokens/s")
-    assert (rows["TTFT"], rows["TPOT"]) == ("0.250 s", "20.00 ms")
+    assert (rows["TTFT"], rows["TPOT"]) == ("0.250 s to the first token", "20.00 ms for each token after the first")
     assert rows["answer"] == "7 tokens"
 
 

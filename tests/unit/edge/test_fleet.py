@@ -18,6 +18,7 @@ from edge.errors import WorkerError
 from partition.plan.plan import LOCAL
 from partition.slices.recipe import whole
 from tests.support.deployments import ONE_THREAD, own_folders
+from tests.support.helpers import TIMEOUT_S
 from tests.support.links import start
 from tests.support.workers import SECRET, worker
 from transport.errors import LinkClosed, Refused
@@ -50,7 +51,7 @@ def test_what_is_reached_after_the_end_is_closed(monkeypatch: pytest.MonkeyPatch
     def reach(address: str, **_: Any) -> Any:
         if address.startswith("early"):
             raise Refused("early does not want us")
-        go.wait(10)
+        go.wait(TIMEOUT_S)
         return Late()
 
     monkeypatch.setattr(fleets, "reach", reach)
@@ -58,7 +59,7 @@ def test_what_is_reached_after_the_end_is_closed(monkeypatch: pytest.MonkeyPatch
         Fleet(["late", "early"])
     assert not closed.is_set()
     go.set()
-    assert closed.wait(10)
+    assert closed.wait(TIMEOUT_S)
 
 
 # What was closed here.
@@ -75,7 +76,7 @@ def test_a_closed_connection_is_not_made_again(tmp_path: Path, capfd: pytest.Cap
             remote.close()
 
         done = start(remote.send_slice, recipe, MODEL_PATH, "0" * 64, progress)
-        error = done.exception(10)
+        error = done.exception(TIMEOUT_S)
         assert until_moved.is_set()
         assert isinstance(error, LinkClosed), repr(error)
         assert "was closed here" in str(error)

@@ -17,7 +17,7 @@ from quant.gguf.file import GgufFile
 from quant.text import ms_text
 from quant.wire import WIRES
 from tests.conftest import Synthetic
-from transport import memory_link
+from tests.support import memory_link
 from transport.collective import Group
 
 TCP = (LinkState((0, 1), "tcp", "chosen", True),)

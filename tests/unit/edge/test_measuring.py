@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from devices.remembered import Remembered
 from edge.planning.front import pick
 from edge.planning.measuring import VISITS, better, in_doubt, is_off, measure
-from edge.survey.cache import Remembered
 from partition.predict.pareto import judged
 from tests.support.deployments import own_folders
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from edge.quantization.fit import _time_left
 from edge.quantization.rounds import Damages, Settling, Table, in_order, is_settled, measure_rounds
 from quant.fit import Choice, Fit
 from quant.types import TYPES
@@ -57,8 +58,8 @@ def test_it_ends_after_two_rounds_that_leave_the_choice_as_it_was() -> None:
     source = Source(SMOOTH)
     assert source.run(600) == 600 - 6
     assert [kind for kind, _ in source.measured] == ["q4_0"] * 2 + ["q5_k"] * 2 + ["q3_k"] * 2
-    assert source.told[0] == (1, 10, 600)
-    assert source.told[-1] == (6, 10, 595)
+    assert source.told[0] == (1, 10, 599)
+    assert source.told[-1] == (6, 10, 594)
 
 
 def test_a_round_that_changes_the_choice_takes_two_more() -> None:
@@ -84,6 +85,22 @@ def test_time_ends_it_too_but_never_before_each_tensor_was_measured() -> None:
     assert source.run(0.1) == 0
     assert all(source.damages.values())
     assert all(done <= most for done, most, _ in source.told)
+
+
+@pytest.mark.parametrize(
+    ("within_s", "words"),
+    [
+        (300, ["5 min"] * 6),
+        (95, [*["2 min"] * 5, "89 s"]),
+        (92, ["2 min", "2 min", "89 s", "88 s", "87 s", "86 s"]),
+        (122.5, ["3 min", "3 min", *["2 min"] * 4]),
+        (1.5, ["1 s", "0 s"]),
+    ],
+)
+def test_people_are_told_how_long_it_goes_on_at_most_and_what_decides_that(within_s: float, words: list[str]) -> None:
+    source = Source(SMOOTH)
+    source.run(within_s)
+    assert [_time_left(left_s) for *_, left_s in source.told] == [f"at most {one} left (--minutes)" for one in words]
 
 
 def test_another_size_goes_on_where_the_first_ended() -> None:

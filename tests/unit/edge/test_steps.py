@@ -12,10 +12,23 @@ from hypothesis import strategies as st
 
 from edge.llama.llama import Batch
 from edge.parallel.step_times import KEPT, StepTime, StepTimes, Summary
-from edge.parallel.steps import PART_FLOATS, Op, Step, max_bytes, output_rows, pack, receive_states, send_states, unpack
+from edge.parallel.steps import (
+    LINK_BYTES,
+    MOST_LINKS,
+    PART_FLOATS,
+    Op,
+    Step,
+    max_bytes,
+    output_rows,
+    pack,
+    receive_states,
+    send_states,
+    unpack,
+)
 from quant.wire import WIRES
+from tests.support import memory_link
+from tests.support.helpers import TIMEOUT_S
 from tests.support.links import start
-from transport import memory_link
 from transport.errors import ProtocolError
 
 CAPACITY = 24
@@ -39,7 +52,7 @@ def decodes(draw: st.DrawFn) -> tuple[Step, Batch]:
 def test_a_decode_comes_as_it_was_sent(sent: tuple[Step, Batch]) -> None:
     step, rows = sent
     data = pack(step, rows)
-    assert len(data) == max_bytes(step.rows)
+    assert len(data) == HEAD.size + 9 * step.rows <= max_bytes(step.rows)
     there = Batch(CAPACITY)
     for form in (data, bytearray(data), memoryview(data)):
         assert unpack(form, there) == step
@@ -49,21 +62,26 @@ def test_a_decode_comes_as_it_was_sent(sent: tuple[Step, Batch]) -> None:
     assert list(output_rows(there, n)) == np.flatnonzero(rows.outputs[:n]).tolist()
 
 
-@given(
-    op=st.sampled_from([op for op in Op if op is not Op.DECODE]), fresh=st.booleans(), numbers=st.tuples(*[INT32] * 4)
-)
-def test_other_steps_come_as_they_were_sent(op: Op, fresh: bool, numbers: tuple[int, int, int, int]) -> None:
-    step = Step(op, fresh, numbers)
-    data = pack(step, Batch(CAPACITY))
-    assert len(data) == max_bytes(0)
-    assert unpack(data, Batch(CAPACITY)) == step
+@given(st.sampled_from([op for op in Op if op is not Op.DECODE]), st.booleans(), st.tuples(*[INT32] * 4), st.data())
+def test_other_steps_come_as_they_were_sent(
+    op: Op, fresh: bool, numbers: tuple[int, int, int, int], data: st.DataObject
+) -> None:
+    names: tuple[bytes, ...] = ()
+    if op in (Op.KEEP, Op.COUNT, Op.RESTORE):
+        n = data.draw(st.sampled_from((1, 2, MOST_LINKS)))
+        names = tuple(i.to_bytes(LINK_BYTES, "little") for i in range(n))
+        numbers = (*numbers[:2], n, numbers[3])
+    step = Step(op, fresh, numbers, names)
+    packed = pack(step, Batch(CAPACITY))
+    assert len(packed) == HEAD.size + LINK_BYTES * len(names) <= max_bytes(0)
+    assert unpack(packed, Batch(CAPACITY)) == step
 
 
 @given(
     st.binary(max_size=300)
     | st.builds(
         lambda head, rest: HEAD.pack(*head) + rest,
-        st.tuples(st.integers(0, 8), st.integers(0, 2), st.sampled_from((0, 0, 0, 1)), *[st.integers(-2, 26)] * 4),
+        st.tuples(st.integers(0, 14), st.integers(0, 2), st.sampled_from((0, 0, 0, 1)), *[st.integers(-2, 26)] * 4),
         st.integers(0, CAPACITY).flatmap(lambda n: st.binary(min_size=9 * n, max_size=9 * n)),
     )
 )
@@ -96,7 +114,10 @@ def test_a_step_with_one_byte_changed(sent: tuple[Step, Batch], data: st.DataObj
     ("head", "rest", "why"),
     [
         ((0, 0, 0, 0, 0, 0, 0), 0, "operation 0 with flags 0 and 0 is none; update both devices"),
-        ((9, 0, 0, 0, 0, 0, 0), 0, "operation 9"),
+        ((14, 0, 0, 0, 0, 0, 0), 0, "operation 14"),
+        ((12, 0, 0, 0, 0, 0, 0), 0, "a step of 0 links came with 0 bytes"),
+        ((12, 0, 0, 0, 0, 2, 0), 63, "a step of 2 links came with 63 bytes"),
+        ((13, 0, 0, 0, 0, 257, 0), 32 * 257, "it takes 1 to 256"),
         ((2, 2, 0, 0, 0, 0, 0), 0, "flags 2 and 0"),
         ((2, 0, 7, 0, 0, 0, 0), 0, "flags 0 and 7"),
         ((1, 0, 0, 0, 0, 0, 0), 0, "a step of 0 rows"),
@@ -131,7 +152,7 @@ def test_hidden_states_cross_in_parts(shape: tuple[int, int], wire: str) -> None
     sending = start(send_states, ours, states, kind)
     out = np.empty_like(states)
     receive_states(theirs, out, kind)
-    sending.result(10)
+    sending.result(TIMEOUT_S)
     most = {"f32": 0.0, "f16": 2e-3, "q8": 0.03}[wire]
     assert np.abs(out - states).max() <= most
     assert ours.sent_bytes <= states.nbytes

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from edge.errors import DigestMismatch, NoRoom, SliceError
 from edge.slices.store import Partial, SliceStore
 from partition.slices.recipe import Copy, Literal, Recipe, whole
 from tests.support.helpers import ROOT
+from tests.support.small_disk import small_disk
 from tests.support.thorough import some
 
 KIB = 1 << 10
@@ -266,31 +266,23 @@ def test_a_killed_writer_is_continued_and_its_locks_end(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 2 MiB."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small disk needs root")
-    mount = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", tmp_path], capture_output=True, text=True, check=False
-    )
-    if mount.returncode:
-        pytest.skip(f"a small disk cannot be mounted here: {mount.stderr.strip()}")
-    yield tmp_path
-    subprocess.run(["umount", tmp_path], check=True)
+def test_a_full_disk(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "size=2m") as disk:
+        fill(disk)
 
 
-def test_a_full_disk(small_disk: Path) -> None:
-    store = SliceStore(small_disk / "slices", 100 * MIB)
+def fill(disk: Path) -> None:
+    """Use a store on a disk of 2 MiB."""
+    store = SliceStore(disk / "slices", 100 * MIB)
     with pytest.raises(NoRoom, match=rf"3,145,728 bytes needed .* disk of {store.folder}, 2,097,152 bytes free"):
         store.receive("a" * 64, 3 * MIB)
     old, data = content(1, MIB), content(2, 3 * MIB // 2)
     put(store, old)
-    filler = small_disk / "filler"
+    filler = disk / "filler"
     with store.receive(sha(data), len(data)) as partial:
         assert store.find(sha(old)) is None  # evicted for want of disk, far below the limit
         partial.write(data[: MIB // 2])
-        filler.write_bytes(bytes(shutil.disk_usage(small_disk).free - 64 * KIB))
+        filler.write_bytes(bytes(shutil.disk_usage(disk).free - 64 * KIB))
         with pytest.raises(NoRoom, match=rf"disk of {store.folder} is full: 1,048,576 bytes needed"):
             partial.write(data[MIB // 2 :])
         with pytest.raises(SliceError, match="not open"):

@@ -39,7 +39,8 @@ def test_bytes_of_the_parts_add_up(shape: ModelShape) -> None:
     assert shape.layer_bytes == (Q8.n_bytes(matrices) + F32.n_bytes(2 * EMBD),) * LAYERS
     assert shape.embedding_bytes == shape.head_bytes == Q8.n_bytes(EMBD * VOCAB)
     assert not shape.head_is_tied
-    assert shape.other_bytes == F32.n_bytes(EMBD)
+    norm = F32.n_bytes(EMBD)
+    assert shape.weight_bytes == sum(shape.layer_bytes) + shape.embedding_bytes + shape.head_bytes + norm
     assert shape.weight_bytes == sum(shape.bytes_by_type.values())
     assert shape.n_params == LAYERS * (matrices + 2 * EMBD) + 2 * EMBD * VOCAB + EMBD
     assert shape.bytes_by_type == {
@@ -52,7 +53,7 @@ def test_tied_head_is_counted_once(tmp_path: Path) -> None:
     shape = shape_of(model("gemma3"), tmp_path)
     assert shape.head_is_tied
     assert shape.head_bytes == shape.embedding_bytes == 4 * EMBD * VOCAB
-    assert shape.weight_bytes == sum(shape.layer_bytes) + shape.embedding_bytes + shape.other_bytes
+    assert shape.weight_bytes == sum(shape.layer_bytes) + shape.embedding_bytes + 4 * EMBD
 
 
 def test_experts(tmp_path: Path) -> None:

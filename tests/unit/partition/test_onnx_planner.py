@@ -17,6 +17,7 @@ from partition.plan.onnx_cuts import choose
 from partition.plan.onnx_plan import OnnxPlan, OnnxStage
 from partition.plan.onnx_split import node_seconds
 from partition.plan.plan import LOCAL, Range
+from partition.predict.hosts import Host
 from partition.predict.onnx_predict import MOST_IN_FLIGHT, OnnxDevice, OnnxWork, filling, predict
 from partition.predict.speeds import Links, LinkSpeed
 from partition.search.onnx_planner import OnnxPlaced, OnnxPlanner
@@ -60,6 +61,7 @@ def random_planner(rng: random.Random) -> OnnxPlanner:
             device(name, rng.choices(seconds, k=n), rng.choice((0.0, 0.25)), rng.choice((4, 7, 10, 40))),
             watts=rng.choice((1.0, 5.0)),
             runtime_bytes=rng.choice((0, 2)),
+            host=rng.choice((None, None, Host("x", 2, 1), Host("x", 2, 2))),
         )
         for name in names
     ]

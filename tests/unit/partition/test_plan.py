@@ -84,14 +84,6 @@ def test_ranks_are_numbered_stage_by_stage() -> None:
             plan.slice(rank)
 
 
-def test_the_summary_says_what_each_rank_holds() -> None:
-    assert hybrid().summary().splitlines() == [
-        "rank 0  local: layers 0-3, heads 0-3 of 8, ff 0-127 of 256",
-        "rank 1  pi-1: layers 0-3, heads 4-7 of 8, ff 128-255 of 256",
-        "rank 2  10.0.0.7:7070: layers 4-5, all heads, all ff, all vocab",
-    ]
-
-
 @given(plans())
 def test_each_thing_has_one_place(plan: Plan) -> None:
     places = [

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.profile import DeviceProfile
-from edge.survey.cache import MAX_AGE_S, Remembered, SpeedCache, key_of
+from devices.remembered import MAX_AGE_S, Remembered, key_of
 from edge.survey.links import _as_before
-from edge.survey.survey import own_profile
+from edge.survey.llm_survey import _Layers
+from edge.survey.survey import Devices, own_profile
 from partition.errors import PlanError
 from partition.plan.plan import LOCAL
 from partition.predict.speeds import (
@@ -126,10 +127,6 @@ def test_figures_of_a_device_that_cannot_be(what: str, value: float) -> None:
 # ------------------------------------------------------------------------------------------------------------ links
 
 
-def test_bytes_arrive_after_the_latency() -> None:
-    assert LinkSpeed(2 * MS, 1e6).seconds(3000) == pytest.approx(5 * MS)
-
-
 def test_a_link_faster_than_memory_contradicts_it() -> None:
     LinkSpeed(0, FASTEST_LINK_BYTES_PER_S)
     with pytest.raises(PlanError, match=r"^a link of 6e\+10 bytes/s; .* at most 5e\+10, which no memory .* it again$"):
@@ -146,7 +143,7 @@ def test_links_are_known_both_ways_or_missed() -> None:
     links = Links({("a", "b"): LinkSpeed(MS, 1e6), ("b", "a"): LinkSpeed(2 * MS, 3e6)})
     assert links.of("a", "b").latency_s == MS
     assert links.of("b", "a").latency_s == 2 * MS
-    assert links.of("c", "c").seconds(1 << 20) < MS  # from a device to itself
+    assert (1 << 20) / links.of("c", "c").bytes_per_s < MS  # from a device to itself
     assert links.slowest("ab") == LinkSpeed(2 * MS, 1e6)
     assert links.slowest("a") == links.of("a", "a")
     for a, b in ("ac", "cb"):
@@ -171,29 +168,26 @@ def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 
 def test_what_is_remembered_has_its_age(tmp_path: Path, later: Callable[[float], None]) -> None:
-    speed = device("b:1", 3 * MS)
     later(0)
-    SpeedCache(tmp_path).put("key", speed)
-    cache = SpeedCache(tmp_path)  # it is in a file
+    Remembered("x", tmp_path).put("key", [1])
+    cache = Remembered("x", tmp_path)  # it is in a file
     later(60)
-    assert cache.get("key", "c:2", "now called") == replace(speed, device="c:2", name="now called", age_s=60)
-    assert cache.get("another", LOCAL, "pi") is None
+    assert cache.get("key") == ([1], pytest.approx(60))
+    assert cache.get("another") is None
     later(MAX_AGE_S)
-    assert cache.get("key", LOCAL, "pi") is not None
+    assert cache.get("key") is not None
     for stale in (MAX_AGE_S + 1, -1):  # and from the future, where a clock was wrong
         later(stale)
-        assert cache.get("key", LOCAL, "pi") is None
-    later(60)
-    assert cache.get("key", LOCAL, "pi", max_age_s=30) is None
+        assert cache.get("key") is None
 
 
 def test_measured_again_is_what_counts(tmp_path: Path) -> None:
-    cache = SpeedCache(tmp_path)
-    for layer_s in (3 * MS, 5 * MS):
-        cache.put("key", device(layer_s=layer_s))
-    cache.put("other", device(layer_s=7 * MS))
-    found = [cache.get(key, LOCAL, LOCAL) for key in ("key", "other")]
-    assert [speed and speed.layer_s.at(1) for speed in found] == [5 * MS, 7 * MS]
+    cache = Remembered("x", tmp_path)
+    for value in (3, 5):
+        cache.put("key", value)
+    cache.put("other", 7)
+    found = [cache.get(key) for key in ("key", "other")]
+    assert [one and one[0] for one in found] == [5, 7]
 
 
 @pytest.mark.parametrize(
@@ -210,27 +204,34 @@ def test_measured_again_is_what_counts(tmp_path: Path) -> None:
         '{"key": {"measured_at": "today", "value": {}}}',
         '{"key": {"measured_at": 1e999, "value": {}}}',
         f'{{"key": {{"measured_at": {10**400}, "value": {{}}}}}}',
-        '{"key": {"measured_at": NOW, "value": {"layer_s": [[1, 0.1]]}}}',
     ],
 )
 def test_a_file_that_is_broken_is_measured_anew(tmp_path: Path, text: str) -> None:
-    (tmp_path / "speeds.json").write_text(text.replace("NOW", str(time.time())))
-    cache = SpeedCache(tmp_path)
-    assert cache.get("key", LOCAL, "pi") is None
-    cache.put("key", device())
-    assert cache.get("key", LOCAL, LOCAL) is not None
+    (tmp_path / "x.json").write_text(text)
+    cache = Remembered("x", tmp_path)
+    assert cache.get("key") is None
+    cache.put("key", 1)
+    assert cache.get("key") is not None
+
+
+def test_a_speed_of_another_version_is_measured_anew() -> None:
+    layers = object.__new__(_Layers)
+    layers._devices = Devices(None, (), 1)
+    speed = device("b:1", 3 * MS)
+    assert layers.read(0, speed_to_json(speed)) == replace(speed, device=LOCAL, name="this device")
+    assert layers.read(0, {"layer_s": [[1, 0.1]]}) is None
 
 
 def test_a_file_that_is_no_text_is_measured_anew(tmp_path: Path) -> None:
-    (tmp_path / "speeds.json").write_bytes(b"\xff\xfe\x00")
-    assert SpeedCache(tmp_path).get("key", LOCAL, "pi") is None
+    (tmp_path / "x.json").write_bytes(b"\xff\xfe\x00")
+    assert Remembered("x", tmp_path).get("key") is None
 
 
 def test_where_nothing_can_be_written_nothing_is_remembered(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    cache = SpeedCache(tmp_path / "file" / "folder")
-    cache.put("key", device())
-    assert cache.get("key", LOCAL, "pi") is None
+    cache = Remembered("x", tmp_path / "file" / "folder")
+    cache.put("key", 1)
+    assert cache.get("key") is None
 
 
 def test_the_oldest_are_forgotten(tmp_path: Path) -> None:

@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from quant.wire import WIRES
+from tests.support import memory_link
 from tests.support.links import PATIENT, WAIT_S, start, tcp_sockets
+from tests.support.shaped_link import Shape, ShapedLink
 from tests.support.thorough import each_once, some
-from transport import memory_link
 from transport.choice import ALGORITHMS
 from transport.collective import CHUNK_FLOATS, Group, Wire
 from transport.errors import LinkClosed, LinkTimeout, ProtocolError, TransportError
 from transport.frame import Frame, Kind
 from transport.link import Deadlines, Link
-from transport.shaped_link import Shape, ShapedLink
 from transport.tcp_link import TcpLink
 
 Floats = NDArray[np.float32]

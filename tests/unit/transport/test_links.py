@@ -6,6 +6,7 @@ import gc
 import itertools
 import os
 import random
+import select
 import signal
 import socket
 import subprocess
@@ -16,6 +17,8 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import grpc
 import numpy as np
@@ -69,7 +72,7 @@ def no_threads(*names: str) -> None:
     def left() -> list[str]:
         return [thread.name for thread in threading.enumerate() if thread.name.startswith(names)]
 
-    until(lambda: not left(), f"the end of {left()}", 5)
+    until(lambda: not left(), f"the end of {left()}")
 
 
 @pytest.fixture(scope="module")
@@ -204,14 +207,16 @@ def test_links_count_payloads_and_the_time_of_waiting(bench: Bench, kind: str) -
     assert (a.received_bytes, b.received_bytes) == (4, 1100)
     assert b.receive_s > 0
     # A peer that is late is waited for.
-    for receive in (b.receive, lambda: b.receive_into(bytearray(0))):
-        before = b.receive_s
-        began = time.perf_counter()
-        late = threading.Timer(0.1, a.send)
-        late.start()
-        receive()
-        assert 0.05 < b.receive_s - before <= took_s(began)
-        late.join()
+    for receive, inside in ((b.receive, b._read), (lambda: b.receive_into(bytearray(0)), b._read_into)):
+        before, began = b.receive_s, time.perf_counter()
+        waiting = start(receive)
+        until(lambda: is_inside(inside), "the wait")  # noqa: B023
+        waits = time.perf_counter()
+        until(lambda: took_s(waits) > 0.1, "a late peer")  # noqa: B023
+        late_s = took_s(waits)
+        a.send()
+        waiting.result(WAIT_S)
+        assert late_s <= b.receive_s - before <= took_s(began)
     # What fails is not counted as received.
     a.send(bytes(50))
     with pytest.raises(ProtocolError):
@@ -343,10 +348,11 @@ def test_words_of_a_peer_are_cut_and_cleaned(bench: Bench, kind: str) -> None:
 @ALL
 @ENDS
 def test_closing_from_another_thread_frees_who_waits(bench: Bench, kind: str, swapped: bool) -> None:
-    for nap_s in (0, 0.02):
+    for waits in (False, True):
         a, _ = ends(bench, kind, swapped)
         waiting = start(a.receive)
-        time.sleep(nap_s)  # mostly it waits by now; if not, the outcome is the same
+        if waits:
+            until(lambda: is_inside(a.receive), "the wait")  # noqa: B023
         a.close()
         with pytest.raises(LinkClosed, match="closed here"):
             waiting.result(WAIT_S)
@@ -367,6 +373,17 @@ def send_for_ever(link: Link, n: int = 1 << 20) -> None:
     payload = bytes(n)
     while True:
         link.send(payload)
+
+
+def is_inside(method: Any) -> bool:
+    """Whether a thread runs this method of this object."""
+    caller: FrameType | None
+    for caller in sys._current_frames().values():
+        while caller:
+            if caller.f_code is method.__func__.__code__ and caller.f_locals.get("self") is method.__self__:
+                return True
+            caller = caller.f_back
+    return False
 
 
 def waits(sending: Future[None], link: Link) -> bool:
@@ -534,7 +551,9 @@ def test_a_link_that_is_closed_while_it_sends_does_not_say_goodbye_inside_a_fram
     payload = os.urandom(8 << 20)
     sending = start(link.send, payload)
     until(lambda: link._sent == 1, "the send")
-    time.sleep(0.1)  # until the buffers are full; if they are not, nothing is tested, and nothing fails
+    writing = select.poll()
+    writing.register(link._socket, select.POLLOUT)
+    until(lambda: not writing.poll(0), "full buffers")
     link.close("goodbye")
     with pytest.raises(LinkClosed):
         sending.result(WAIT_S)
@@ -608,7 +627,7 @@ def test_a_peer_that_is_killed_is_noticed_at_once(
             with link:
                 assert bytes(link.receive().payload) == b"here"
                 waiting = start(link.receive)
-                time.sleep(0.05)
+                until(lambda: is_inside(link.receive), "the wait")
                 child.send_signal(signal.SIGKILL)
                 with pytest.raises(LinkClosed) as caught:
                     waiting.result(WAIT_S)

@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.support import memory_link
 from tests.support.links import PATIENT, WAIT_S, start, tcp_sockets
-from transport import memory_link
+from tests.support.shaped_link import Nic, Shape, ShapedLink
 from transport.errors import LinkClosed, LinkTimeout, ProtocolError, TransportError
 from transport.frame import Kind
 from transport.link import Deadlines, Link
 from transport.measure import TENSOR_BYTES, LinkFigures, answer, done, measure, round_trips
-from transport.shaped_link import Nic, Shape, ShapedLink
 from transport.tcp_link import TcpLink
 
 

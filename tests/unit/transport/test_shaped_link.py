@@ -10,12 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.support import memory_link, shaped_link
 from tests.support.links import STAMP, WAIT_S, frame, start
-from transport import memory_link, shaped_link
+from tests.support.shaped_link import Nic, Shape, ShapedLink
 from transport.errors import LinkClosed, LinkTimeout, ProtocolError, Refused, TransportError
 from transport.frame import HEADER_BYTES, Kind
 from transport.link import Deadlines, Link
-from transport.shaped_link import Nic, Shape, ShapedLink
 
 TICK = 1e-6  # a look at the clock takes so long
 NEAR = 5e-4  # how exact a wait must be
@@ -74,8 +74,15 @@ def test_delay_is_added_once_to_each_frame(clock: Clock) -> None:
         assert arrivals(clock, a, b, [0, 10, 1000])[-1] < delay_s + NEAR  # frames travel at the same time
 
 
-def test_delay_on_a_real_clock() -> None:
-    """The least of several round trips is twice the delay, and little more."""
+def test_delay_on_a_real_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round trip takes twice the delay at least, and no more sleep than that is asked for."""
+    asked: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        asked.append(seconds)
+        time.sleep(seconds)
+
+    monkeypatch.setattr(shaped_link, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
     inner = memory_link.pair()
     shape = Shape(delay_s=0.004)
     a, b = (ShapedLink(link, shape) for link in inner)
@@ -93,6 +100,7 @@ def test_delay_on_a_real_clock() -> None:
         times.append(time.perf_counter() - began)
     echoing.result(WAIT_S)
     assert min(times) >= 0.008
+    assert 0 < sum(asked) <= 18 * 0.004
 
 
 def test_a_cap_makes_bytes_take_their_time(clock: Clock) -> None:

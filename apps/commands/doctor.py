@@ -1,0 +1,45 @@
+"""`edge doctor`: what is wrong with this device, its workers and their links, and what to do about it."""
+
+from __future__ import annotations
+
+import argparse
+
+from apps.options import add, quiet_grpc
+from apps.show.progress import ShownSteps
+from apps.show.table import print_columns, print_json, print_note
+from quant.text import counted
+
+HELP = "Check this device, workers and links: what is wrong, and what to do about it."
+COLUMNS = ("", "where", "check", "what there is")
+EXIT_PROBLEMS = 8
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which devices beside this one."""
+    devices = parser.add_mutually_exclusive_group()
+    add(devices, "--workers", help="also these workers, HOST[:PORT],..., and every link")
+    add(devices, "--cluster", help="also the workers of a cluster.toml, and every link")
+    add(parser, "--insecure", "--json")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check, print; the exit code tells whether there are problems."""
+    quiet_grpc()
+    from devices.cluster_file import read_cluster
+    from edge.doctor.examine import examine
+    from edge.doctor.findings import NOTE, PROBLEM
+
+    addresses = args.workers or ()
+    if args.cluster is not None:
+        addresses = [str(device.address) for device in read_cluster(args.cluster).workers]
+    report = examine(addresses, insecure=args.insecure, steps=ShownSteps("doctor"))
+    problems, notes = report.count(PROBLEM), report.count(NOTE)
+    if args.json:
+        print_json(report.to_json())
+    else:
+        print_columns(COLUMNS, [(f.level, f.where, f.check, f.seen) for f in report.findings], whole=COLUMNS[:3])
+        for finding in report.findings:
+            if finding.advice:
+                print_note(f"{finding.level}: {finding.check} of {finding.where}: {finding.advice}")
+        print_note(f"{counted(problems, 'problem')}, {counted(notes, 'note')}")
+    return EXIT_PROBLEMS if problems else 0

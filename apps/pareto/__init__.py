@@ -1,1 +1,0 @@
-"""The Pareto front, shown: as a table, a picture and a page."""

@@ -1,0 +1,285 @@
+"""What keeping prompts on disk saves: the first token of a prompt that was computed before, beside computing it again
+and beside llama-cpp-python's own disk cache; how fast a state is read, and in how much memory.
+
+    python benchmarks/bench_prefixes.py [--only restart|reading|memory] [--model FILE] [--json [FILE]] [--tiny]
+
+| section | question                                                                                            |
+| restart | how soon does an engine that begins anew answer a prompt of 1,000 tokens, or one that shares 900?   |
+| reading | how near does reading 8,000 tokens' keys and values come to the disk, and from memory to memory?    |
+| memory  | by how much does a process grow while it reads them?                                                |
+
+In `restart` three sides answer the same prompts in turn: this machine, two workers with a core each, and stock
+llama-cpp-python (`LlamaDiskCache`), which on a CPU with AMX runs without those kernels, as some builds crash in them.
+Each engine is loaded and has computed something before its time is taken, and all that is kept comes from the disk.
+Who is first changes from round to round, and a first round is not counted. Root drops all of the page cache; others
+ask for these files. By default on a random file of TinyLlama-1.1B's shape at Q4_0. Without FILE, --json prints only
+JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import psutil
+from bench_distributed import cores, random_model
+from lent_device import pin, worker
+from raw_disk import NoDirectReads, RawDisk, forget
+from sides import alternate, medians, sides
+from transport_tables import table
+
+from devices.probe import memory_bandwidth_gbps
+from edge.demo import MODEL_PATH
+from quant.gguf.file import GgufFile
+
+SCRIPT = Path(__file__).with_name("prefixes_side.py")
+SECTIONS = ("restart", "reading", "memory")
+PROMPT, SHARED, LONG = 1000, 900, 8000  # tokens
+LIMIT_S = 600.0  # of a command
+RAW_S = 5.0
+# How long the second first token may take, as a part of the first; and what reading should reach, of the disk.
+ASKED = {"this machine": 1 / 20, "two workers": 1 / 10}
+ASKED_OF_DISK, ASKED_BYTES = 0.8, 64 << 20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=SECTIONS)
+    parser.add_argument("--model", type=Path, help="GGUF file (default: a random one of TinyLlama-1.1B's shape)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write all figures")
+    parser.add_argument("--tiny", action="store_true", help="see that it works; the figures mean nothing")
+    args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends what was started, as Ctrl-C does
+    args.cores = cores(args.tiny)
+    args.rounds = 1 if args.tiny else args.rounds
+    args.prompt, args.shared, args.long = (100, 70, 200) if args.tiny else (PROMPT, SHARED, LONG)
+    result: dict[str, Any] = {
+        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
+        "versions": f"{platform.system()} {platform.release()}, Python {platform.python_version()},"
+        f" llama-cpp-python {llama_cpp.__version__}",
+    }
+    with tempfile.TemporaryDirectory(prefix="edge-bench-prefixes-") as name:
+        folder = Path(name)
+        os.environ.update({f"XDG_{kind}_HOME": str(folder / kind.lower()) for kind in ("CONFIG", "CACHE", "STATE")})
+        args.model = args.model.resolve() if args.model else MODEL_PATH if args.tiny else random_model(folder)
+        result["model"] = args.model.name
+        for section in [args.only] if args.only else SECTIONS:
+            began, stolen_s = time.monotonic(), steal_s()
+            (folder / section).mkdir()
+            result[section] = globals()[section](folder / section, args)
+            result[section] |= {"took_s": time.monotonic() - began, "steal_s": steal_s() - stolen_s}
+            if args.json != "-":
+                print(f"## {section}\n\n{globals()[f'{section}_text'](result[section])}\n")
+                took = "Took {took_s:.0f} s; the host took {steal_s:.1f} s of all cores meanwhile.\n"
+                print(took.format(**result[section]), flush=True)
+    if args.json == "-":
+        print(json.dumps(result))
+    elif args.json:
+        Path(args.json).write_text(json.dumps(result, indent=1))
+
+
+def steal_s() -> float:
+    """Seconds that the host has taken from all cores since it started; 0 where it does not say."""
+    return float(getattr(psutil.cpu_times(), "steal", 0.0))
+
+
+# --- restart ---
+
+
+def restart(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Each prompt the first time, again, and another one that begins like it: by a new engine each time."""
+    one, two = args.cores
+    context = args.prompt + 280 if not args.tiny else 256
+    both = {"context": context, "batch": 512 if not args.tiny else 64}
+    where = {"this machine": [one, two], "two workers": [one], "llama-cpp-python": [one, two]}
+    n_vocab = GgufFile.open(args.model).tensors["token_embd.weight"].shape[1]
+    rng = np.random.default_rng(0)
+    with worker(folder / "worker") as (address, pid), sides(where, SCRIPT) as some:
+        pin(pid, two)
+        for side, (kind, more) in {
+            "this machine": ("ours", {}),
+            "two workers": ("spread", {"worker": address, "core": two}),
+            "llama-cpp-python": ("stock", {}),
+        }.items():
+            options = {**both, "threads": len(where[side])}
+            (folder / kind).mkdir()
+            some.at(side, "begin", kind=kind, model=str(args.model), folder=str(folder / kind), options=options, **more)
+        prompts: dict[int, dict[str, list[int]]] = {}
+
+        def measure(side: str) -> Callable[[], dict[str, float]]:
+            turns = iter(range(args.rounds + 1))
+
+            def answers() -> dict[str, float]:
+                turn = next(turns)
+                if turn not in prompts:
+                    tokens = rng.integers(300, n_vocab, args.prompt + args.prompt - args.shared).tolist()
+                    prompt = tokens[: args.prompt]
+                    prompts[turn] = {
+                        "first": prompt,
+                        "again": prompt,
+                        "shared": [*prompt[: args.shared], *tokens[args.prompt :]],
+                    }
+                kept_there = [str(folder / "worker" / "cache")]
+                found: dict[str, float] = some.at(side, "answers", LIMIT_S, prompts=prompts[turn], folders=kept_there)
+                return found
+
+            return answers
+
+        found = alternate({side: measure(side) for side in where}, args.rounds)
+    rows = []
+    for side, rounds in found.items():
+        first, again, shared = ([one[f"{name}_s"] for one in rounds] for name in ("first", "again", "shared"))
+        rows.append(
+            {
+                "side": side,
+                "again_of_first": statistics.median(again) / statistics.median(first),
+                "best_again_of_first": min(again) / min(first),
+                "least": min(a / f for a, f in zip(again, first, strict=True)),
+                "most": max(a / f for a, f in zip(again, first, strict=True)),
+                "asked": ASKED.get(side),
+                "shared_of_first": statistics.median(shared) / statistics.median(first),
+                # What computing the tokens that differ takes, where a prompt's tokens all take alike.
+                "shared_of_computing": statistics.median(shared)
+                / (statistics.median(first) * rounds[0]["shared_computed"] / args.prompt),
+            }
+        )
+    return {
+        "rounds": args.rounds,
+        "prompt": args.prompt,
+        "shared": args.shared,
+        "median": medians(found),
+        "rows": rows,
+        "measured": found,
+    }
+
+
+def restart_text(r: dict[str, Any]) -> str:
+    """The result as Markdown."""
+    lines = []
+    for row in r["rows"]:
+        median = r["median"][row["side"]]
+        lines.append(
+            [
+                row["side"],
+                *(f"{median[f'{name}_s']:.3f}" for name in ("first", "again")),
+                f"1/{1 / row['again_of_first']:.1f} (1/{1 / row['most']:.1f} to 1/{1 / row['least']:.1f})",
+                f"1/{1 / row['best_again_of_first']:.1f}",
+                f"at most 1/{1 / row['asked']:.0f}" if row["asked"] else "",
+                f"{median['shared_s']:.3f}",
+                f"{median['shared_computed']:.0f}",
+                f"{row['shared_of_computing']:.2f}",
+                f"{median['first_keep_s']:.3f}",
+            ]
+        )
+    header = ["", "first, s", "again, s", "of the first (any round)", "of the bests", "asked"]
+    header += [f"{r['shared']} shared, s", "computed, tokens", "of computing just these", "keeping, s"]
+    return f"{r['prompt']} prompt tokens, {r['rounds']} rounds. Seconds to the first token.\n\n" + table(header, lines)
+
+
+# --- reading ---
+
+
+def reading(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Keys and values into an empty cache, from the disk and from the page cache, beside the files and the disk."""
+    one, two = args.cores
+    with sides({"reader": [one, two]}, SCRIPT) as some:
+        kept = fill(some, "reader", folder, args)
+        found = alternate(
+            {
+                "state, from disk": lambda: some.at("reader", "read", is_cold=True),
+                "files, from disk, 1 thread": lambda: some.at("reader", "files", is_cold=True, threads=1),
+                "files, from disk, 2 threads": lambda: some.at("reader", "files", is_cold=True, threads=2),
+                "state, from memory": lambda: some.at("reader", "read", is_cold=False),
+                "files, from memory, 1 thread": lambda: some.at("reader", "files", is_cold=False, threads=1),
+            },
+            args.rounds,
+        )
+        forget(args.model)
+        try:
+            with RawDisk(args.model) as disk:
+                raw = {name: gbps * 1e9 for name, gbps in disk.gbps(0.2 if args.tiny else RAW_S).items()}
+        except NoDirectReads as error:
+            raw = {}
+            kept["no_raw_disk"] = str(error)
+    memory = memory_bandwidth_gbps(1) * 1e9
+    rates = {name: [one["bytes_per_s"] for one in rounds] for name, rounds in found.items()}
+    limits = {name: max(values) for name, values in rates.items() if name.startswith("files, from disk")} | {
+        f"the disk, {name}": rate for name, rate in raw.items()
+    }
+    disk_rate = max(raw.values(), default=max(limits.values()))
+    return {
+        **kept,
+        "rounds": args.rounds,
+        "median": {name: statistics.median(values) for name, values in rates.items()},
+        "best": {name: max(values) for name, values in rates.items()},
+        "raw_bytes_per_s": raw,
+        "memory_bytes_per_s": memory,
+        "of_disk": statistics.median(rates["state, from disk"]) / disk_rate,
+        "best_of_disk": max(rates["state, from disk"]) / disk_rate,
+        "of_memory": statistics.median(rates["state, from memory"]) / memory,
+        "asked_of_disk": ASKED_OF_DISK,
+        "measured": found,
+    }
+
+
+def fill(some: Any, side: str, folder: Path, args: argparse.Namespace) -> dict[str, float]:
+    """Have a side keep a long prompt."""
+    context = args.long + 192 if not args.tiny else 256
+    options = {"context": context, "batch": 512 if not args.tiny else 64, "threads": 1}
+    some.at(side, "begin", kind="ours", model=str(args.model), folder=str(folder), options=options)
+    kept: dict[str, float] = some.at(side, "fill", LIMIT_S, tokens=args.long)
+    return kept | {"tokens": args.long}
+
+
+def reading_text(r: dict[str, Any]) -> str:
+    """The result as Markdown."""
+    lines = [[name, f"{rate / 1e9:.2f}", f"{r['best'][name] / 1e9:.2f}"] for name, rate in r["median"].items()]
+    lines += [[f"the disk alone, {name}", f"{rate / 1e9:.2f}", ""] for name, rate in r["raw_bytes_per_s"].items()]
+    lines.append(["memory, one thread reads", "", f"{r['memory_bytes_per_s'] / 1e9:.2f}"])
+    return (
+        f"{r['tokens']} tokens, {r['state_bytes'] / 1e6:.1f} MB, {r['rounds']} rounds.\n\n"
+        + table(["", "median, GB/s", "best"], lines)
+        + f"\n\nFrom disk {r['of_disk']:.2f} of what the disk gives at best (best round {r['best_of_disk']:.2f}; asked:"
+        f" {r['asked_of_disk']}); from memory {r['of_memory']:.2f} of memory."
+    )
+
+
+# --- memory ---
+
+
+def memory(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """The peak of a process that reads what another one has kept."""
+    one, two = args.cores
+    with sides({"writer": [one, two], "reader": [one, two]}, SCRIPT) as some:
+        kept = fill(some, "writer", folder, args)
+        context = args.long + 192 if not args.tiny else 256
+        options = {"context": context, "batch": 512 if not args.tiny else 64, "threads": 1}
+        some.at("reader", "begin", kind="ours", model=str(args.model), folder=str(folder), options=options)
+        grown = some.at("reader", "growth", LIMIT_S, tokens=args.long)
+    return {**kept, **grown, "asked_bytes": ASKED_BYTES}
+
+
+def memory_text(r: dict[str, Any]) -> str:
+    """The result as Markdown. The cache's own memory was there before."""
+    return (
+        f"A state of {r['tokens']} tokens ({r['state_bytes'] / (1 << 20):.1f} MiB) is read: the process grows by"
+        f" {r['grown_bytes'] / (1 << 20):.1f} MiB at most, beside the cache, which it had before (asked: at most"
+        f" {r['asked_bytes'] / (1 << 20):.0f} MiB)."
+    )
+
+
+if __name__ == "__main__":
+    main()

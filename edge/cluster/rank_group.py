@@ -1,0 +1,133 @@
+"""What deployments of all kinds of model have in common: engine processes on workers, ranks 1 and up, and the links
+between them and this process, which is rank 0."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from edge.cluster.failures import is_cause
+from edge.cluster.fleet import Fleet
+from edge.cluster.session import EngineSession, RemoteSession, answers, last_failure, tell_peers
+from edge.cluster.silence import LOST_S, Silence
+from edge.net import credentials
+from edge.net.peers import SECRET_BYTES, Peer
+from edge.net.relink import Relink
+from edge.net.rendezvous import join, polling_s
+from edge.tasks import CancelScope
+from transport import edge_pb2 as pb
+from transport.collective import Group
+from transport.errors import LinkTimeout, TransportError
+from transport.link import Deadlines
+
+_NOWHERE = "127.0.0.1"  # where rank 0 is dialled: it never is
+Self = TypeVar("Self", bound="RankGroup")
+
+# A slow rank may take minutes for its part of a long chunk or a large batch, and reads nothing meanwhile.
+DEADLINES = Deadlines(step_timeout_s=300.0, send_timeout_s=300.0)
+
+
+class RankGroup:
+    """Sessions on workers. `close()` ends all of it, here and there; it is also a context manager."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        world_size: int,
+        say: Callable[[str], None],
+        *,
+        transport: str,
+        deadlines: Deadlines,
+        streams: bool,
+        gives_up: bool = False,
+    ) -> None:
+        """Nothing is opened yet. say: called, in a thread of its own, with words about a device that stands still while
+        somebody waits for it. streams: what the links are for (`transport.tcp_link.tune`). gives_up: a device that
+        stands still for LOST_S is lost."""
+        self._fleet, self._world_size = fleet, world_size
+        self._transport, self._deadlines, self._streams = transport, deadlines, streams
+        self._secret = secrets.token_bytes(SECRET_BYTES)
+        self._by_rank: dict[int, EngineSession] = {}
+        self._group: Group | None = None
+        self._closing = CancelScope()
+        silence = Silence(lambda: self._sessions, say, self._is_busy, self._give_up if gives_up else None)
+        self._closing.then(silence.close)
+
+    def close(self) -> None:
+        """Unload everything, here and there."""
+        self._closing.close()
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _is_busy(self) -> bool:
+        """Whether a person waits for the ranks."""
+        return True
+
+    @property
+    def lost(self) -> list[str]:
+        """The devices whose process has ended or stands still. Those that only lost their links to it are not among
+        them. For after a failure."""
+        words = [(session.device, session.word()) for session in self._sessions]
+        return list(dict.fromkeys(device for device, word in words if word is not None and is_cause(word)))
+
+    @property
+    def _sessions(self) -> list[EngineSession]:
+        """Those that are open, by rank."""
+        return [session for _, session in sorted(self._by_rank.items())]
+
+    def _open_session(self, rank: int, device: str, affinity: Sequence[int]) -> EngineSession:
+        """Start an engine process on a worker."""
+        session = RemoteSession(
+            self._fleet.workers[device],
+            rank,
+            self._world_size,
+            self._secret,
+            self._deadlines,
+            affinity=affinity,
+            streams=self._streams,
+        )
+        self._by_rank[rank] = session
+        self._closing.then(session.close)
+        return session
+
+    def _join(self, threads: int) -> tuple[Group, Relink, list[tuple[int, pb.LinkState]]]:
+        """Links between all ranks: this process's group, its links that may change, and the links that each other rank
+        dialled. threads: that compute in this process."""
+        sessions = self._sessions
+        peers = [session.peer for session in sessions]
+        tell_peers(sessions, [Peer(0, self._fleet.local_name, _NOWHERE, 0, 0, ""), *peers], self._transport)
+        folder = self._fleet.credentials
+        try:
+            group, relink = join(
+                0,
+                self._secret,
+                peers,
+                deadlines=self._deadlines,
+                credentials=partial(credentials.required, folder) if folder else None,
+                transport=self._transport,
+                poll_s=polling_s(threads),
+                streams=self._streams,
+            )
+        except TransportError as error:  # another rank may know why: it could not reach the next one, say
+            raise self._explained(error) from error
+        self._group = group
+        self._closing.then(group.close)
+        events = zip(sessions, answers(sessions), strict=True)
+        return group, relink, [(session.rank, link) for session, event in events for link in event.connected.links]
+
+    def _give_up(self, session: EngineSession) -> None:
+        """Wait no more for a process that stands still: what waits for it fails, and says so."""
+        session.died = LinkTimeout(f"{session.device} stood still for {LOST_S:g} s")
+        session.close()
+        for link in self._group.links.values() if self._group else ():
+            link.close("another rank stood still")
+
+    def _explained(self, error: Exception) -> Exception:
+        """What a rank says of its end, where a link broke and it says so in a moment; else the error as it is."""
+        return last_failure(error, self._group.links.values() if self._group else None, self._sessions)

@@ -1,0 +1,144 @@
+"""The workers there are: found on the network or named, what each says of itself, and how each pair is linked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+from devices import discovery
+from devices.errors import DiscoveryError, TrustError
+from edge.cluster.client import Remote
+from edge.cluster.connect import credentials, reach
+from edge.cluster.diagnose import LinkReport, measure_link
+from edge.errors import WorkerError
+from edge.net.channel import join_address
+from edge.tasks import SILENT, Steps
+from transport.errors import LinkClosed, LinkTimeout, TransportError
+
+AT_ONCE = 16  # workers asked at a time
+
+
+@dataclass
+class Entry:
+    """A worker that was found or named."""
+
+    address: str
+    name: str | None = None  # as announced, then as it says or its certificate does
+    worker: Remote | None = None  # None where it cannot be used; `error` says why
+    profile: dict[str, Any] | None = None
+    state: dict[str, Any] | None = None
+    error: str | None = None
+    silent: bool = False  # the error is that nothing answers
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, as docs/cli.md says."""
+        return {
+            "name": self.name,
+            "address": self.address,
+            "answers": self.worker is not None,
+            "secure": self.worker.secure if self.worker else None,
+            "profile": self.profile,
+            **(self.state or {"sessions": None, "slices_bytes": None, "slices_limit_bytes": None}),
+            "error": self.error,
+        }
+
+    def why(self) -> str:
+        """The error, and of whom where it does not say so itself."""
+        error = self.error or ""
+        said = error.startswith(self.name) if self.name else self.address in error
+        return error if said else f"{self.name or self.address}: {error}"
+
+
+@dataclass
+class Pair:
+    """A connection that was measured, or why not."""
+
+    a: str  # names of the devices
+    b: str
+    report: LinkReport | None = None
+    error: str | None = None
+
+
+@contextmanager
+def roster(
+    addresses: Iterable[str], *, discover: bool, insecure: bool, timeout_s: float, steps: Steps = SILENT
+) -> Iterator[list[Entry]]:
+    """All workers until the end of the block, those found by mDNS first. The network is searched for `timeout_s` while
+    those at `addresses` are asked, each of which is waited for as long.
+
+    TrustError where this device's own credentials cannot be used.
+    """
+    credentials()  # whatever is wrong with our own is no fault of any worker
+    given = [Entry(address) for address in dict.fromkeys(addresses)]
+    named = {entry.address for entry in given}
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+
+        def ask(entries: Sequence[Entry]) -> list[Future[None]]:
+            return [pool.submit(_ask, entry, insecure, timeout_s) for entry in entries]
+
+        asked = ask(given)
+        found = _found(timeout_s, steps.say) if discover else []
+        names = {entry.address: entry.name for entry in found}
+        found = [entry for entry in found if entry.address not in named]
+        for done in [*asked, *ask(found)]:
+            done.result()
+    for entry in given:
+        entry.name = entry.name or names.get(entry.address)
+    try:
+        yield [*found, *given]
+    finally:
+        for entry in (*found, *given):
+            if entry.worker:
+                entry.worker.close()
+
+
+def measure_pairs(entries: Sequence[Entry], steps: Steps = SILENT) -> list[Pair]:
+    """The links of every pair of workers that answer, one after the other so that they do not disturb each other."""
+    workers = [entry.worker for entry in entries if entry.worker]
+    pairs = list(combinations(workers, 2))
+    with steps.step("Measuring links", len(pairs), "links") as show:
+        measured = []
+        for number, (a, b) in enumerate(pairs, 1):
+            try:
+                measured.append(Pair(a.name, b.name, measure_link(a, b)))
+            except (TransportError, WorkerError) as error:
+                measured.append(Pair(a.name, b.name, error=str(error)))
+            show(number)
+    return measured
+
+
+def _found(timeout_s: float, say: Callable[[str], None]) -> list[Entry]:
+    """Who announces itself. A network that does not allow to ask is no error: addresses can be given."""
+    try:
+        return [
+            Entry(join_address(found.addresses[0], found.port), found.name) for found in discovery.browse(timeout_s)
+        ]
+    except DiscoveryError as error:
+        say(str(error))
+        return []
+
+
+def _ask(entry: Entry, insecure: bool, timeout_s: float) -> None:
+    """Fill in what a worker says, or why it says nothing."""
+    worker = None
+    try:
+        worker = reach(entry.address, insecure=insecure, timeout_s=timeout_s)
+        profile, said = worker.describe(timeout_s)
+    except (TransportError, TrustError, WorkerError) as error:
+        entry.error, entry.silent = str(error), isinstance(error, (LinkClosed, LinkTimeout))
+        if worker is not None:
+            worker.close()
+        return
+    entry.worker, entry.name, entry.profile = worker, worker.name, profile.to_json()
+    entry.state = {
+        "sessions": [
+            {"rank": s.rank, "world_size": s.world_size, "slice": s.slice, "memory_bytes": s.memory_bytes}
+            for s in said.sessions
+        ],
+        "slices_bytes": said.slices_bytes,
+        "slices_limit_bytes": said.slices_limit_bytes,
+    }

@@ -1,0 +1,126 @@
+"""All checks one after the other: this device, each worker, each link."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cached_property, partial
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+
+from devices.machine_cores import instruction_sets, knowable_sets
+from devices.paths import cache_folder, config_folder, state_folder
+from edge.doctor import install, machine, native, trust, workers
+from edge.doctor.findings import LOCAL, NOTE, PROBLEM, Check, Finding, Report, Verdict, run_check
+from edge.doctor.install import Build, Installed
+from edge.errors import EngineError
+from edge.tasks import SILENT, Steps
+
+# For one check of this device. The slowest starts a process that ends, or is ended, before.
+CHECK_TIMEOUT_S = native.NATIVE_TIMEOUT_S + 10.0
+
+
+def examine(addresses: Sequence[str] = (), *, insecure: bool = False, steps: Steps = SILENT) -> Report:
+    """Check this device, the workers at these addresses, and every link between all of them.
+
+    A check that fails, or takes too long, is a finding, and the others go on. insecure: also workers in the clear.
+    """
+    findings: list[Finding] = []
+    checks = LocalChecks().checks()
+    with steps.step("Checking this device", len(checks), "checks") as show:
+        for number, (name, check) in enumerate(checks.items()):
+            show(number, what=name)
+            findings.append(run_check(LOCAL, name, check, CHECK_TIMEOUT_S))
+    names: dict[str, str] = {}
+    with steps.step("Checking workers", len(addresses), "workers") as show:
+        for number, address in enumerate(addresses):
+            show(number, what=address)
+            worker, said = workers.check_worker(address, insecure=insecure)
+            findings += said
+            if worker is not None:
+                names[address] = worker
+    n_links = len(names) * (len(names) + 1) // 2
+    with steps.step("Measuring links", n_links, "links") as show:
+        for number, link in enumerate(workers.link_findings(names, insecure=insecure), 1):
+            findings.append(link)
+            show(number, what=link.where)
+    return Report(findings)
+
+
+class LocalChecks:
+    """The checks of this device. What several of them need is read once, when the first of them is made."""
+
+    @cached_property
+    def installed(self) -> Installed | None:
+        """Packages; None for a checkout that runs without being installed."""
+        with suppress(PackageNotFoundError):
+            return install.read_installed()
+        return None
+
+    @cached_property
+    def build(self) -> Build | EngineError:
+        """What llama.cpp says of itself, or why it says nothing."""
+        try:
+            said = native.ask("describe")
+        except EngineError as error:
+            return error
+        sets, knowable = frozenset(instruction_sets()), knowable_sets()
+        return Build(said["system_info"], said["gpu"], sets, knowable, install.gpu_files())
+
+    @cached_property
+    def cores(self) -> machine.Cores:
+        """Cores and load."""
+        return machine.read_cores()
+
+    def checks(self) -> dict[str, Check]:
+        """By name, in their order."""
+        folders = {"cache": cache_folder(), "state": state_folder(), "config": config_folder()}
+        return {
+            "python": partial(self._package, install.python),
+            "packages": partial(self._package, install.packages),
+            **{name: partial(self._package, partial(install.extra, name)) for name in install.EXTRAS},
+            "llama.cpp": self._llama_cpp,
+            "instructions": partial(self._native, install.instructions),
+            "amx": partial(self._native, install.amx),
+            "gpu": partial(self._native, install.gpu),
+            "answer": partial(self._native, answer_of),
+            "memory": lambda: machine.memory(machine.read_memory()),
+            **{name: partial(_folder, folder) for name, folder in folders.items()},
+            "cores": lambda: machine.cores(self.cores),
+            "load": lambda: machine.load(self.cores),
+            "clocks": lambda: machine.clocks(machine.read_clocks()),
+            "heat": lambda: machine.heat(machine.read_heat()),
+            "files": lambda: machine.files(machine.read_files()),
+            "port": lambda: machine.port(machine.read_port()),
+            "trust": lambda: trust.trust(trust.read_trust()),
+            "clock": lambda: trust.clock(trust.read_trust()),
+        }
+
+    def _package(self, judge: Callable[[Installed], Verdict]) -> Verdict:
+        if self.installed is None:
+            return Verdict(NOTE, "edge-runtime is not installed, so its ranges are not known", "pip install .")
+        return judge(self.installed)
+
+    def _llama_cpp(self) -> Verdict:
+        if isinstance(self.build, EngineError):
+            return Verdict(PROBLEM, str(self.build), install.REBUILD)
+        return install.llama_cpp()
+
+    def _native(self, judge: Callable[[Build], Verdict]) -> Verdict:
+        if isinstance(self.build, EngineError):
+            return Verdict(NOTE, "not checked: llama.cpp cannot be used", "see the check llama.cpp")
+        return judge(self.build)
+
+
+def _folder(folder: Path) -> Verdict:
+    return machine.folder(machine.read_folder(folder))
+
+
+def answer_of(build: Build) -> Verdict:
+    """The bundled model's answer, unless a kernel of this build would end the process."""
+    if install.instructions(build).level == PROBLEM:
+        return Verdict(NOTE, "not tried: this build does not fit the processor", "see the check instructions")
+    try:
+        return install.answer(native.ask("answer")["text"])
+    except EngineError as error:
+        return Verdict(PROBLEM, str(error), install.REBUILD)

@@ -1,0 +1,76 @@
+"""What a check says: how things are, whether that is a problem, and what to do. Every check has a deadline."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from quant.text import printable
+
+OK, NOTE, PROBLEM = "ok", "note", "problem"
+LOCAL = "local"  # where: this device
+
+
+class Verdict(NamedTuple):
+    """What one check says."""
+
+    level: str  # OK; NOTE: works, and could be better; PROBLEM: something will fail
+    seen: str  # how things are
+    advice: str = ""  # what to do; empty where nothing is to be done
+
+
+Check = Callable[[], Verdict]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The verdict of a check on a device or a link."""
+
+    where: str  # LOCAL, a worker's name, or "A to B"
+    check: str  # a name of docs/doctor.md
+    level: str
+    seen: str
+    advice: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """All findings, in the order of the checks."""
+
+    findings: Sequence[Finding]
+
+    def count(self, level: str) -> int:
+        """How many findings are of this level."""
+        return sum(finding.level == level for finding in self.findings)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, as docs/doctor.md says."""
+        counts = {"problems": self.count(PROBLEM), "notes": self.count(NOTE)}
+        return {**counts, "findings": [dataclasses.asdict(finding) for finding in self.findings]}
+
+
+def finding(where: str, check: str, verdict: Verdict) -> Finding:
+    """A verdict with where it is from. Texts of other machines are made printable."""
+    return Finding(printable(where), check, verdict.level, printable(verdict.seen), printable(verdict.advice))
+
+
+def run_check(where: str, name: str, check: Check, timeout_s: float) -> Finding:
+    """What a check says. One that fails, or takes longer than `timeout_s`, is a problem and never an error."""
+    verdicts: list[Verdict] = []
+
+    def run() -> None:
+        try:
+            verdicts.append(check())
+        except Exception as error:
+            why = f"could not be checked: {error or type(error).__name__}"
+            verdicts.append(Verdict(PROBLEM, why, "mend what it names, and run edge doctor again"))
+
+    # A daemon: a file system that hangs must not keep the command from ending.
+    thread = threading.Thread(target=run, daemon=True, name=f"check {name}")
+    thread.start()
+    thread.join(timeout_s)
+    late = Verdict(PROBLEM, f"no answer within {timeout_s:g} s", "look for a disk or a network that hangs")
+    return finding(where, name, verdicts[0] if verdicts else late)

@@ -1,0 +1,63 @@
+"""llama.cpp in a process of its own, so that a build that does not fit this processor ends that process alone.
+
+Run as a module with `describe` or `answer`, it prints one JSON object. `ask` starts it and reads that.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from typing import Any
+
+from devices.interpreter import module_command
+from edge.errors import EngineError
+
+NATIVE_TIMEOUT_S = 60.0  # to load llama.cpp and the bundled model from a slow card, and to answer with it
+QUESTION, ANSWER = "What is 27 plus 38?", "27 plus 38 is 65."
+
+
+def ask(what: str) -> dict[str, Any]:
+    """What the process prints: of "describe" `system_info` and `gpu`, of "answer" the `text`.
+
+    EngineError says how the process ended where it printed nothing.
+    """
+    try:
+        done = subprocess.run(
+            module_command("edge.doctor.native", what), capture_output=True, text=True, timeout=NATIVE_TIMEOUT_S
+        )
+    except subprocess.TimeoutExpired:
+        raise EngineError(f"llama.cpp gave no answer within {NATIVE_TIMEOUT_S:g} s") from None
+    if done.returncode < 0:
+        raise EngineError(f"llama.cpp ended the process by {signal.Signals(-done.returncode).name}")
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["it gives no reason"])[-1]
+        raise EngineError(f"llama.cpp cannot be used: {last}")
+    values: dict[str, Any] = json.loads(done.stdout)
+    return values
+
+
+def _describe() -> dict[str, Any]:
+    from edge.llama.llama import system_info
+    from edge.survey.machine import gpu_backends
+
+    return {"system_info": system_info(), "gpu": gpu_backends()}
+
+
+def _answer() -> dict[str, Any]:
+    from edge.demo import MODEL_PATH
+    from edge.llm.chat import Chat
+    from edge.llm.engine import Engine
+    from edge.llm.model import Model
+    from edge.llm.options import EngineOptions
+    from edge.llm.sampler import SamplingParams
+
+    engine = Engine(MODEL_PATH, EngineOptions(context=256))
+    with Model(engine, engine.close) as model:
+        responses = Chat(model).ask(QUESTION, SamplingParams(temperature=0.0), max_tokens=32)
+        return {"text": "".join(response.text for response in responses)}
+
+
+if __name__ == "__main__":
+    print(json.dumps({"describe": _describe, "answer": _answer}[sys.argv[1]]()))

@@ -1,0 +1,106 @@
+"""Checks of who this device is to the others: its credentials, who may read them, and the clock that they hold by."""
+
+from __future__ import annotations
+
+import stat
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from devices.errors import TrustError
+from devices.paths import authority_folder, credentials_folder
+from devices.trust import certificates, credentials
+from devices.trust.authority import KEY_FILE, is_owned, read_keys
+from devices.trust.certificates import CLOCK_SKEW_S, DAY_S, INVITED
+from devices.trust.credentials import DEVICE_FILE
+from edge.doctor.findings import NOTE, OK, PROBLEM, Verdict
+
+SOON_S = 30 * DAY_S  # before the end of a certificate
+FAR_S = 60.0  # between two clocks that nobody sets by a time server; invitations hold for an hour
+
+
+@dataclass(frozen=True)
+class Trust:
+    """What this device shows to others. Times are Unix seconds."""
+
+    now: float
+    name: str
+    role: str
+    begins: float  # of its certificate
+    expires: float
+    readable: tuple[str, ...] = ()  # files with keys that others may read
+
+
+def read_trust(now: float | None = None) -> Trust | None:
+    """Of this device; None where it is in no cluster. TrustError where its files, or the owner's, are damaged.
+
+    Nothing is mended: where the clock is wrong, that would revoke what is right.
+    """
+    owned = is_owned(authority_folder())
+    if owned:
+        read_keys(authority_folder())
+    membership = credentials.load(credentials_folder())
+    if membership is None:
+        if owned:
+            raise TrustError(f"the owner's credentials in {credentials_folder()} are gone; edge devices makes new ones")
+        return None
+    begins = certificates.from_pem(membership.certificate).not_valid_before_utc.timestamp()
+    keys = [path for path in (credentials_folder() / DEVICE_FILE, authority_folder() / KEY_FILE) if path.exists()]
+    holder = membership.holder
+    return Trust(
+        time.time() if now is None else now,
+        holder.name,
+        holder.role,
+        begins,
+        holder.expires,
+        tuple(str(path) for path in keys if _is_open(path)),
+    )
+
+
+def trust(trust: Trust | None) -> Verdict:
+    """Whether this device can show who it is, and nobody else can in its name."""
+    if trust is None:
+        return Verdict(OK, "in no cluster; edge cluster init makes one, edge worker --join joins one")
+    seen = f"{trust.name}, {trust.role}"
+    if trust.readable:
+        files = " ".join(trust.readable)
+        return Verdict(PROBLEM, f"others may read the keys of {seen}: {files}", f"chmod 600 {files}")
+    if trust.role == INVITED:
+        seen += ", not yet a member"
+        return Verdict(NOTE, seen, "let edge worker run here, and run edge devices on the owner's machine")
+    return Verdict(OK, f"{seen}; its keys are this user's alone")
+
+
+def clock(trust: Trust | None) -> Verdict:
+    """Whether this device's clock is within its certificate's time."""
+    if trust is None:
+        return Verdict(OK, "no certificate to hold it against")
+    set_it = "set the clock (timedatectl set-ntp true)"
+    if trust.now < trust.begins:
+        seen = f"the clock is {_days(trust.begins - trust.now)} before this device's certificate begins"
+        return Verdict(PROBLEM, seen, set_it)
+    left_s = trust.expires - trust.now
+    invite = f"edge cluster invite {trust.name} on the owner's machine, then edge worker --join here"
+    if left_s <= 0:
+        seen = f"this device's certificate ended {_days(-left_s)} ago, by its clock"
+        return Verdict(PROBLEM, seen, f"{set_it}; if it is right: {invite}")
+    if left_s < SOON_S and trust.role != INVITED:
+        return Verdict(NOTE, f"this device's certificate ends in {_days(left_s)}", invite)
+    return Verdict(OK, "within the time of this device's certificate")
+
+
+def clocks_apart(ahead_s: float) -> Verdict:
+    """Whether two devices agree on the time. ahead_s: by how much a worker's clock is ahead of ours."""
+    seen = f"{abs(ahead_s):,.1f} s {'ahead of' if ahead_s > 0 else 'behind'} this device's clock"
+    set_both = "set both clocks by a time server (timedatectl set-ntp true)"
+    if abs(ahead_s) > CLOCK_SKEW_S:
+        return Verdict(PROBLEM, f"{seen}: new certificates are not valid there yet, or no more", set_both)
+    return Verdict(NOTE, seen, set_both) if abs(ahead_s) > FAR_S else Verdict(OK, seen)
+
+
+def _is_open(path: Path) -> bool:
+    return bool(path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO))
+
+
+def _days(seconds: float) -> str:
+    return f"{seconds / DAY_S:.1f} days" if seconds >= DAY_S else f"{seconds / 3600:.1f} hours"

@@ -1,0 +1,64 @@
+"""What a language model is made of, and the memory it needs, before it is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edge.llama.llama import ContextSizes
+from edge.llm.options import EngineOptions, resolve
+from edge.paging import memory
+from edge.paging.memory import MemoryNeed
+from partition.model.check import check_loadable
+from partition.model.model import ModelShape
+from quant.gguf.file import GgufFile
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """One model file."""
+
+    file: GgufFile
+    shape: ModelShape
+    context: int  # tokens that have room
+    kv_type: str
+    need: MemoryNeed  # with that context
+
+    @classmethod
+    def of(cls, path: Path, context: int | None = None, kv_type: str = "f16") -> ModelInfo:
+        """The model at `path`; `context` None: what an engine would take. ModelFileError, EngineError."""
+        file = GgufFile.open(path)
+        check_loadable(file)
+        shape = ModelShape.from_gguf(file)
+        n_context, _, kv = resolve(EngineOptions(context=context, kv_type=kv_type), shape)
+        return cls(file, shape, n_context, kv_type, memory.need(file.path, ContextSizes(n_context, kv)))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, as docs/cli.md says."""
+        shape, need = self.shape, self.need
+        parts = {f"{name.lower().replace(' ', '_')}_bytes": n for name, n in need.parts.items()}
+        return {
+            "path": str(self.file.path),
+            "architecture": shape.architecture,
+            "name": shape.name,
+            "layers": shape.n_layers,
+            "embd": shape.n_embd,
+            "heads_per_layer": shape.n_heads,
+            "kv_heads_per_layer": shape.n_heads_kv,
+            "ff_per_layer": shape.n_ff,
+            "experts": shape.n_experts,
+            "experts_used": shape.n_experts_used,
+            "vocab": shape.n_vocab,
+            "trained_context": shape.context_length,
+            "parameters": shape.n_params,
+            "size_bytes": self.file.size_bytes,
+            "bytes_by_type": dict(shape.bytes_by_type),
+            "memory": {
+                "context": self.context,
+                "kv_type": self.kv_type,
+                **parts,
+                "total_bytes": need.total,
+                "available_bytes": need.available,
+            },
+        }

@@ -1,0 +1,66 @@
+"""Keeping the keys and values of prompts on disk: which model and build they are of, and the keys that seal them."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import llama_cpp
+
+from edge.llm.options import PrefixOptions
+from edge.llm.states import States
+from edge.prefixes.keys import derived, owner_key
+from edge.prefixes.sealed import SealedBlocks
+from edge.prefixes.store import PrefixStore
+from quant.gguf.file import GgufFile
+
+_FORMAT = "edge-prefixes-1"
+_SAMPLE_BYTES = 4096  # of each tensor's beginning, middle and end
+
+
+def keep_prefixes(states: States, file: GgufFile, options: PrefixOptions, held: int | None) -> None:
+    """Keep what this device alone computes of prompts for the model in `file`, and use what is kept. PrefixError for a
+    bad key file. A folder that cannot be used is a store that has nothing. held: as `seal`."""
+    key = owner_key(options.key_folder)
+    name_histories(states, key)
+    seal(states, options.folder, options.max_bytes, rank_key(key, fingerprint(file)), held)
+
+
+def name_histories(states: States, owner: bytes) -> None:
+    """Let states name blocks of tokens, which only the owner's own device does."""
+    states.history_key = derived(owner, b"history")
+
+
+def rank_key(owner: bytes, part: str) -> bytes:
+    """The key for what one rank keeps of its part of a model. It is all that the rank is told. part: a digest."""
+    return derived(owner, b"rank", part.encode())
+
+
+def seal(states: States, folder: Path, max_bytes: int, key: bytes, held: int | None) -> None:
+    """Let states be kept in a folder, under a key of their rank's part of the model. What they depend on beside it and
+    the tokens is made part of the key, so that those of another build are not there. held: bytes that this may take
+    of a budget of memory; None: there is no budget."""
+    kinds = (_FORMAT, llama_cpp.__version__, states.kv.name, str(states.block), states.factors)
+    store, own_key = PrefixStore(folder, max_bytes), derived(key, *(kind.encode() for kind in kinds))
+    states.sealed = SealedBlocks(store, own_key, (held // 4, held // 4) if held else None)
+
+
+def fingerprint(file: GgufFile) -> str:
+    """A digest of a model's header, of samples of each tensor, and of when it was changed.
+
+    Reading all of a large file would take longer than most prompts; an edit that keeps the size, the time and all
+    samples is no accident.
+    """
+    digest = hashlib.sha256()
+    for path in file.paths:
+        status = path.stat()
+        digest.update(f"{status.st_size} {status.st_mtime_ns}\n".encode())
+    for key in sorted(file.metadata):
+        digest.update(key.encode() + file.raw_value(key))
+    for name, tensor in file.tensors.items():
+        data = file.data(name)
+        middle = len(data) // 2
+        digest.update(f"{name} {tensor.type.name} {tensor.shape}\n".encode())
+        for start in (0, middle, max(0, len(data) - _SAMPLE_BYTES)):
+            digest.update(data[start : start + _SAMPLE_BYTES])
+    return digest.hexdigest()

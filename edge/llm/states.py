@@ -1,0 +1,154 @@
+"""Keys and values of an engine's sequences in blocks of tokens: read, written, kept on disk and found there again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from functools import cached_property
+
+import numpy as np
+
+from edge.errors import EngineError
+from edge.llama.llama import Context
+from edge.prefixes.keys import links
+from edge.prefixes.sealed import SealedBlocks
+from partition.errors import CannotSlice, StateError
+from partition.model.metadata import Metadata
+from partition.model.model import ModelShape
+from partition.plan.plan import Range
+from partition.slices.source import Source
+from partition.state.sequence import KVBlock, check_encoded, decode, encode
+from partition.state.shape import StateShape
+from quant.gguf.file import GgufFile
+from quant.text import bytes_text
+from quant.types import TensorType
+
+_HELD_BLOCKS = 8  # at once, within a budget: two that wait to be written, two that were read ahead, and copies
+_LEAST_HELD = 1 << 20  # bytes
+FINISH_S = 5.0  # for what is still to be written at the end
+BLOCK_TOKENS = 16  # small, so that most of a history is in whole blocks; 70B models have 5 MiB in each
+
+
+def block_tokens(file: GgufFile) -> int:
+    """Tokens of a block: no more than an attention window has, as llama.cpp writes no more."""
+    return min(BLOCK_TOKENS, Metadata(file).count("attention.sliding_window", 0) or BLOCK_TOKENS)
+
+
+def position_factors(file: GgufFile, context: int) -> str:
+    """Which factors positions are turned by in a context of so many tokens: "short" or "long", as llama.cpp chooses
+    where a model has both, else "". Keys that were turned by one are of no use beside those of the other."""
+    if "rope_factors_long.weight" not in file.tensors:
+        return ""
+    meta = Metadata(file)
+    original = meta.count("rope.scaling.original_context_length", meta.count("context_length", 0))
+    return "long" if context > original else "short"
+
+
+def held_bytes(shape: ModelShape) -> int:
+    """What keeping blocks takes of a budget of memory, with keys and values of 16 bits."""
+    values = sum(shape.n_heads_kv) * (shape.head_k + shape.head_v)
+    return max(_LEAST_HELD, _HELD_BLOCKS * BLOCK_TOKENS * 2 * values)
+
+
+class States:
+    """The keys and values of one model, or slice of one, on this device."""
+
+    def __init__(self, file: GgufFile, context: Context, kv: TensorType) -> None:
+        self._file, self._context, self.kv = file, context, kv
+        self._transposed = False  # how this context has values; found out by the first block that it refuses
+        self.sealed: SealedBlocks | None = None  # where blocks are kept; None: nowhere
+        self.history_key = b""  # makes tokens names of blocks; only rank 0 has it
+        self.block = block_tokens(file)
+        self.factors = position_factors(file, context.n_ctx)
+
+    @cached_property
+    def shape(self) -> StateShape:
+        """What is held of a token. CannotSlice where that is not known of this architecture."""
+        return StateShape.of_whole(Source.of(self._file), self.kv)
+
+    def read(self, sequence: int, positions: Range) -> KVBlock:
+        """What is held of these positions. StateError where that is not all of them, CannotSlice as `shape`."""
+        shape = self.shape
+        return decode(self._context.read_state(sequence, positions.start, positions.stop), shape, positions)
+
+    def write(self, sequence: int, block: KVBlock) -> None:
+        """Add a block to a sequence, which must not hold its positions yet. StateError where it is of another shape,
+        EngineError where the cache has no room."""
+        for transposed in (self._transposed, not self._transposed):
+            if transposed and not self.shape.value_size:
+                continue  # types in blocks cannot be
+            if self._context.write_state(sequence, encode(block, self.shape, transposed=transposed)):
+                self._transposed = transposed
+                return
+        raise EngineError(f"no room in the KV cache for positions {block.positions}, or it is of another kind")
+
+    # --- on disk ---
+
+    @property
+    def keeps(self) -> bool:
+        """Whether blocks of this model are kept."""
+        return self.sealed is not None and self._known
+
+    def describe(self) -> str:
+        """How much is kept where, in a line for people."""
+        if self.sealed is None:
+            return "nothing on disk"
+        if not self._known:
+            return f"nothing on disk: how {self._file.architecture} models hold keys and values is not known"
+        store = self.sealed.store
+        if store.problem is not None:
+            return store.problem
+        return f"{bytes_text(store.used_bytes())} of {bytes_text(store.max_bytes)} in {store.folder}"
+
+    @cached_property
+    def _known(self) -> bool:
+        try:
+            return bool(self.shape.layers) and not self._context.model.is_recurrent
+        except CannotSlice:
+            return False
+
+    def links(self, tokens: Sequence[int]) -> list[bytes]:
+        """The names of the whole blocks of a history, each for all tokens up to its end."""
+        return links(self.history_key, tokens, self.block)
+
+    def keep(self, sequence: int, start: int, links: Sequence[bytes]) -> None:
+        """Keep the blocks of a sequence from position `start` on, each under its link. They are written later."""
+        if self.sealed is None or not self.keeps:
+            return
+        for i, link in enumerate(links):
+            if self.sealed.count((link,)):
+                continue
+            positions = self._block(start, i)
+            try:
+                self.sealed.keep(link, encode(self.read(sequence, positions), self.shape).tobytes())
+            except StateError:  # an attention window has dropped some of it
+                return
+
+    def kept(self, links: Sequence[bytes]) -> int:
+        """How many leading ones of these blocks are kept."""
+        return self.sealed.count(links) if self.sealed is not None and self.keeps else 0
+
+    def restore(self, sequence: int, start: int, links: Sequence[bytes]) -> int:
+        """Add kept blocks to a sequence that ends at position `start`: how many leading ones were there."""
+        if self.sealed is None or not self.keeps:
+            return 0
+        done = 0
+        with suppress(StateError, EngineError), closing(self.sealed.take(links)) as blocks:
+            for data in blocks:
+                self._write_encoded(sequence, data, self._block(start, done))
+                done += 1
+        return done
+
+    def finish(self, timeout_s: float = FINISH_S) -> None:
+        """Wait for what is still to be written, for so long at most; nothing is kept from then on."""
+        if self.sealed is not None:
+            self.sealed.close(timeout_s)
+
+    def _write_encoded(self, sequence: int, data: bytes, positions: Range) -> None:
+        """As `write`, of what `encode` gave, which is copied only where llama.cpp wants its values transposed."""
+        check_encoded(data, self.shape, positions)
+        if self._transposed or not self._context.write_state(sequence, np.frombuffer(data, np.uint8)):
+            self.write(sequence, decode(data, self.shape, positions))
+
+    def _block(self, start: int, number: int) -> Range:
+        return Range(start + number * self.block, start + (number + 1) * self.block)

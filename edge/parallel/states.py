@@ -1,0 +1,133 @@
+"""Keys and values of a model that is spread over ranks: each has its part, rank 0 takes them together and apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
+from typing import Any, Protocol, TypeVar
+
+from edge.llm.states import block_tokens
+from edge.parallel import steps
+from edge.parallel.shard import Shard
+from edge.parallel.steps import MOST_LINKS, Op, Step
+from partition.plan.plan import Plan, Range
+from partition.slices.source import Source
+from partition.state.parts import cut, join
+from partition.state.sequence import KVBlock, check
+from partition.state.shape import StateShape
+from quant.gguf.file import GgufFile
+from transport.collective import Group
+
+T = TypeVar("T")
+
+
+class Ordered(Protocol):
+    """Has the other ranks do a step, and does rank 0's own part of it."""
+
+    def __call__(self, step: Step, work: Callable[[], T]) -> T: ...
+
+
+class SpreadStates:
+    """As `edge.llm.states.States`, with blocks of the whole model. What is kept, each rank keeps on its own disk."""
+
+    def __init__(
+        self,
+        file: GgufFile,
+        plan: Plan,
+        shard: Shard,
+        group: Group,
+        ordered: Ordered,
+        answers: Callable[[Callable[[Any], int]], list[int]],
+    ) -> None:
+        """answers: takes what each other rank says after a step."""
+        self._file, self._plan, self._own, self._group = file, plan, shard.engine.states, group
+        self._ordered, self._answers = ordered, answers
+        self.block, self.factors = block_tokens(file), self._own.factors
+
+    @cached_property
+    def _shapes(self) -> list[StateShape]:
+        source, kv = Source.of(self._file), self._own.kv
+        return [StateShape.of(source, self._plan.slice(rank), kv) for rank in range(self._plan.world_size)]
+
+    @cached_property
+    def _whole(self) -> StateShape:
+        return StateShape.of_whole(Source.of(self._file), self._own.kv)
+
+    def read(self, sequence: int, positions: Range) -> KVBlock:
+        """As `States.read`."""
+        own, shapes = self._own.read(sequence, positions), self._shapes  # first here: nobody else holds more or fewer
+
+        def parts() -> list[tuple[KVBlock, StateShape]]:
+            links = sorted(self._group.links.items())
+            others = [(steps.receive_block(link, shapes[rank], positions), shapes[rank]) for rank, link in links]
+            return [(own, shapes[0]), *others]
+
+        step = Step(Op.READ, numbers=(sequence, positions.start, positions.stop, 0))
+        return join(self._ordered(step, parts), self._whole)
+
+    def write(self, sequence: int, block: KVBlock) -> None:
+        """As `States.write`."""
+        check(block, self._whole)
+        self._own.write(sequence, cut(block, self._whole, self._shapes[0]))  # first here: what fails, fails everywhere
+
+        def send() -> None:
+            for rank, link in sorted(self._group.links.items()):
+                steps.send_block(link, cut(block, self._whole, self._shapes[rank]), self._shapes[rank])
+
+        self._ordered(Step(Op.WRITE, numbers=(sequence, block.positions.start, block.positions.stop, 0)), send)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether blocks are kept on this device; the others answer that they have none where they do not."""
+        return self._own.keeps
+
+    def describe(self) -> str:
+        """As `States.describe`, of this device."""
+        return self._own.describe()
+
+    def links(self, tokens: Sequence[int]) -> list[bytes]:
+        """As `States.links`."""
+        return self._own.links(tokens)
+
+    def keep(self, sequence: int, start: int, links: Sequence[bytes]) -> None:
+        """As `States.keep`, on all ranks. All have read what they keep when this returns."""
+
+        def keep(step: Step) -> int:
+            self._own.keep(sequence, step.numbers[1], step.links)
+            return len(step.links)
+
+        self._least(self._steps(Op.KEEP, sequence, start, links), keep)
+
+    def kept(self, links: Sequence[bytes]) -> int:
+        """How many leading ones of these blocks all ranks keep."""
+        return self._least(self._steps(Op.COUNT, 0, 0, links), lambda step: self._own.kept(step.links))
+
+    def restore(self, sequence: int, start: int, links: Sequence[bytes]) -> int:
+        """As `States.restore`, on all ranks. Some may have added more than all have: whoever asks removes that."""
+        steps_ = self._steps(Op.RESTORE, sequence, start, links)
+        return self._least(steps_, lambda step: self._own.restore(sequence, step.numbers[1], step.links))
+
+    def _steps(self, op: Op, sequence: int, start: int, links: Sequence[bytes]) -> Iterator[Step]:
+        """Steps with so many links each."""
+        for lo in range(0, len(links), MOST_LINKS):
+            some = tuple(links[lo : lo + MOST_LINKS])
+            yield Step(op, numbers=(sequence, start + lo * self.block, len(some), 0), links=some)
+
+    def _least(self, asked: Iterator[Step], own: Callable[[Step], int]) -> int:
+        """The least number of leading blocks that any rank says of these steps."""
+        done = 0
+        for step in asked:
+            least = self._ordered(step, partial(self._of_all, own, step))
+            done += least
+            if least < len(step.links):
+                break
+        return done
+
+    def _of_all(self, own: Callable[[Step], int], step: Step) -> int:
+        return min(own(step), *self._answers(_number))
+
+
+def _number(said: Any) -> int:
+    if not isinstance(said, int) or not 0 <= said <= MOST_LINKS:
+        raise ValueError(f"{said!r:.80} as a number of blocks")
+    return said

@@ -1,0 +1,235 @@
+"""The picture of `edge pareto`: latency against throughput, the front, what it dominates, and what was measured."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+import warnings
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from edge.errors import PictureError
+from edge.models.paths import PathLike
+from edge.pictures.canvas import TEXT, Label, Place, add_labels, check_picture, new_axes, save
+from edge.pictures.front_points import (
+    DOMINATED,
+    KNEE,
+    LOG_FROM,
+    Point,
+    Result,
+    best_single,
+    front,
+    knee,
+    latency_s,
+    line,
+    names,
+    several_types,
+    some,
+    throughput,
+    to_show,
+    unit,
+)
+from edge.pictures.front_points import figure as digits
+from quant.text import printable
+
+_SIZE_INCHES = (9.0, 6.0)
+_QUIET, _LINE, _FILL = "#616e7c", "#52606d", "#f0f4f8"
+KIND_COLORS = {"single": "#5f6b7a", "pipeline": "#0b6fb8", "tensor": "#d1570f", "hybrid": "#0a8f6a"}
+_MARKERS = "os^DvPXph<>*"  # of types
+_MOST_NAMES, _MOST_LETTERS, _WIDTH, _LINES = 6, 55, 38, 2
+
+
+def write_picture(result: Result, path: PathLike) -> None:
+    """Draw the object of `edge pareto --json` as PNG, 1350 x 900 pixels: latency (ms) to the right, throughput up.
+
+    The file appears under its name only when it is whole. PictureError as `check_picture`, or without plans.
+    """
+    path = Path(path)
+    check_picture(path)
+    if not front(result):
+        raise PictureError("there is no plan to draw: none fits these devices")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # a letter of a name that the font lacks is drawn as a box
+        save(_figure(result), path)
+
+
+def _figure(result: Result) -> Any:
+    axes = new_axes(_SIZE_INCHES)
+    shown, faint = to_show(result)
+    markers = {name: _MARKERS[i % len(_MARKERS)] for i, name in enumerate(several_types(result))}
+    for point in faint:
+        _mark(axes, _at(point), point, markers, markersize=4.5, alpha=0.35, markeredgewidth=0, zorder=2)
+    for point in shown:
+        color, measured = _color(point), _measured(point)
+        if point["knee"]:
+            _mark(axes, _at(point), point, {}, markersize=21, alpha=0.22, markeredgewidth=0, zorder=2.5)
+        if measured is not None:
+            axes.plot(*zip(_predicted(point), measured, strict=True), color=color, linewidth=1, zorder=3.5)
+            _mark(axes, measured, point, markers, markersize=8, markeredgecolor="white", zorder=5)
+        _mark(axes, _predicted(point), point, markers, markersize=8, markerfacecolor="white", markeredgewidth=1.8)
+    seen = [_at(point) for point in shown] + [_predicted(point) for point in shown if point["measured"]]
+    faint_places = [_at(point) for point in faint]
+    _scale(axes, seen + faint_places)
+    corners = _draw_front(axes, line(result))
+    _write_around(axes, result, shown, faint, markers)
+    add_labels(axes, _labels(result, shown), seen, corners, faint_places)
+    return axes.figure
+
+
+def _at(point: Point) -> Place:
+    """As measured, where it was; else as predicted."""
+    return 1e3 * latency_s(point), throughput(point)
+
+
+def _predicted(point: Point) -> Place:
+    return 1e3 * point["predicted"]["latency_s"], point["predicted"]["throughput_per_s"]
+
+
+def _measured(point: Point) -> Place | None:
+    found = point["measured"]
+    return (1e3 * found["latency_s"], found["throughput_per_s"]) if found else None
+
+
+def _color(point: Point) -> str:
+    return KIND_COLORS.get(point["parallel"], _LINE)
+
+
+def _mark(axes: Any, place: Place, point: Point, markers: dict[str, str], **how: Any) -> None:
+    marker = markers.get(str(point["type"]), "o")
+    axes.plot(*place, **{"color": _color(point), "marker": marker, "linestyle": "none", "zorder": 4, **how})
+
+
+def _scale(axes: Any, places: Sequence[Place]) -> None:
+    """Ranges with some room, logarithmic where values span much."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    for values, scale, set_range, axis in (
+        ([x for x, _ in places], axes.set_xscale, axes.set_xlim, axes.xaxis),
+        ([y for _, y in places], axes.set_yscale, axes.set_ylim, axes.yaxis),
+    ):
+        low, high = min(values), max(values)
+        if low > 0 and high > LOG_FROM * low:
+            scale("log")
+            room = (high / low) ** 0.08
+            set_range(low / room, high * room)
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.set_minor_formatter(NullFormatter())
+        else:
+            room = 0.1 * (high - low) or 0.2 * high or 1.0
+            set_range(max(0.0, low - room), high + room)
+        axis.set_major_formatter(FuncFormatter(lambda value, _: digits(value)))
+
+
+def _draw_front(axes: Any, points: Sequence[Point]) -> list[Place]:
+    """The line of these points, with what it dominates shaded. Its corners."""
+    (_, right), (low, _) = axes.get_xlim(), axes.get_ylim()
+    corners: list[Place] = []
+    height = low
+    for x, y in map(_at, points):
+        corners += [(x, height), (x, y)]
+        height = y
+    corners.append((right, height))
+    axes.fill_between(*zip(*corners, strict=True), low, color=_FILL, linewidth=0, zorder=0.5)
+    axes.plot(*zip(*corners, strict=True), color=_LINE, linewidth=1.6, zorder=3, solid_joinstyle="miter")
+    return corners
+
+
+def _write_around(
+    axes: Any, result: Result, shown: Sequence[Point], faint: Sequence[Point], markers: dict[str, str]
+) -> None:
+    """Title, axes and legend."""
+    what = unit(result)
+    axes.set_xlabel("latency (ms a token)" if what == "tokens" else "latency (ms)", fontsize=12, color=TEXT)
+    axes.set_ylabel(f"throughput ({what}/s)", fontsize=12, color=TEXT)
+    title = axes.set_title(_short(result["model"]), fontsize=15, fontweight="bold", color=TEXT, loc="left", pad=26)
+    title.set_parse_math(False)
+    at_once = f"; {result['concurrency']} {'sequences' if what == 'tokens' else 'inputs'} at once"
+    axes.annotate(
+        _short(f"on {some(names(result), _MOST_NAMES)}{at_once}", 90),
+        (0, 1),
+        (0, 9),
+        xycoords="axes fraction",
+        textcoords="offset points",
+        fontsize=11.5,
+        color=_QUIET,
+        parse_math=False,
+    )
+    words = [f"Knee: {KNEE}."] if knee(result) and len(front(result)) > 1 else []
+    words += [f"Dominated: {DOMINATED}."] if faint else []
+    handles = list(_legend(result, shown, faint, markers))
+    legend = axes.figure.legend(
+        handles=handles,
+        loc="outside lower center",
+        ncols=len(handles) if len(handles) <= 7 else min(6, (len(handles) + 1) // 2),
+        frameon=False,
+        title="  ".join(words),
+        title_fontproperties={"size": 10},
+        fontsize=11,
+        labelcolor=TEXT,
+        handlelength=1.1,
+        handletextpad=0.5,
+        columnspacing=1.4,
+    )
+    legend.get_title().set_color(_QUIET)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+
+
+def _legend(result: Result, shown: Sequence[Point], faint: Sequence[Point], markers: dict[str, str]) -> Iterable[Any]:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    def entry(label: str, **how: Any) -> Any:
+        return Line2D([], [], **{"color": _LINE, "marker": "o", "linestyle": "none", "label": label, **how})
+
+    kinds = {point["parallel"] for point in (*shown, *faint)}
+    yield from (Patch(color=color, label=kind) for kind, color in KIND_COLORS.items() if kind in kinds)
+    for name, marker in markers.items():
+        yield entry(printable(name), marker=marker, markersize=7)
+    yield entry("predicted", markerfacecolor="white", markeredgewidth=1.8, markersize=8)
+    if any(point["measured"] for point in shown):
+        yield entry("measured", markersize=8, markeredgecolor="white")
+    if faint:
+        left_out = len(result["points"]) - len(shown) - len(faint)
+        outside = f" ({left_out} more beyond)" if left_out else ""
+        yield entry(f"dominated{outside}", markersize=4.5, alpha=0.5, markeredgewidth=0)
+
+
+def _labels(result: Result, shown: Sequence[Point]) -> Iterable[Label]:
+    """The knee, the best single device and the ends of the front in words; of others the id, where there is room."""
+    on_front = front(result)
+    ends = line(result)
+    named: list[tuple[str, Point | None]] = [
+        ("best single device", best_single(result)),
+        ("least latency", ends[0]),
+        ("most throughput", ends[-1]),
+    ]
+    if len(on_front) == 1:
+        named[1:] = [("best in both", on_front[0])]
+    else:
+        named.insert(0, ("the knee", knee(result)))
+    said: dict[int, list[str]] = {}
+    for role, point in named:
+        if point is not None:
+            said.setdefault(next(i for i, one in enumerate(shown) if one is point), []).append(role)
+    for i, words in said.items():
+        point, is_knee = shown[i], "the knee" in words
+        roles = textwrap.wrap(f"{_short(point['id'], 8)}, {', '.join(words)}", _WIDTH)
+        size, farther = (11, 5) if is_knee else (10, 0)
+        yield Label(i, "\n".join((*roles, *_wrapped(point["label"]))), _color(point), size, is_knee, farther)
+    for i, point in enumerate(shown):
+        if i not in said:
+            yield Label(i, _short(point["id"], 8), _QUIET, 9, optional=True)
+
+
+def _wrapped(label: str) -> list[str]:
+    """A plan in words as lines, broken after commas and colons: a device stays with its layers."""
+    glued = re.sub(r"(?<![,:;]) ", "\N{NO-BREAK SPACE}", printable(label))
+    lines = textwrap.wrap(glued, _WIDTH, max_lines=_LINES, placeholder=" ...", break_on_hyphens=False)
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
+
+
+def _short(text: str, most: int = _MOST_LETTERS) -> str:
+    text = printable(text)
+    return text if len(text) <= most else text[: most - 3] + "..."

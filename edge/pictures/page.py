@@ -1,0 +1,120 @@
+"""The page of `edge pareto`: one HTML file with the chart, and each plan of it, that needs nothing else."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from devices.files import temporary_beside
+from edge.errors import PictureError
+from edge.models.paths import PathLike
+from edge.pictures.front_points import (
+    LOG_FROM,
+    Point,
+    Result,
+    best_single,
+    front,
+    line,
+    names,
+    notes,
+    several_types,
+    to_show,
+)
+
+SAVED = "plan.json"  # what the commands call a saved plan
+_FOLDER = Path(__file__).parent
+
+
+def check_page(path: Path) -> None:
+    """PictureError where no page can be written there: to be known before anything is computed."""
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise PictureError(f"{path}: the page is HTML, so its name must end in .html")
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise PictureError(f"{path}: needed is the name of a file in a folder that exists")
+
+
+def write_page(
+    result: Result, path: PathLike, *, command: Sequence[str] = ("edge", "pareto", "MODEL"), model: str = ""
+) -> None:
+    """Write the object of `edge pareto --json` as a page to look at in a browser, offline too.
+
+    command: what made the object, as words, without what to write; the page tells how to pick a plan with it. model:
+    the file, where `edge chat` or `edge run` is to be given one. The file appears under its name only when it is
+    whole. PictureError as `check_page`, or without plans.
+    """
+    path = Path(path)
+    check_page(path)
+    if not front(result):
+        raise PictureError("there is no plan to show: none fits these devices")
+    text = page(result, command, model)
+    with temporary_beside(path) as temporary:
+        temporary.write_text(text, encoding="ascii")
+        temporary.replace(path)
+
+
+def page(result: Result, command: Sequence[str], model: str) -> str:
+    """The whole page, in ASCII. Nothing in it but this project's script and style is code: the browser is told their
+    digests, and the figures are data that the script writes as text."""
+    script, style = _part("chart.js") + _part("page.js"), _part("page.css")
+    title = html.escape(f"{result['model']}: latency against throughput")
+    parts = {
+        "policy": f"default-src 'none'; script-src {_digest(script)}; style-src {_digest(style)}; "
+        "base-uri 'none'; form-action 'none'",
+        "title": title.encode("ascii", "xmlcharrefreplace").decode(),
+        "style": style,
+        "script": script,
+        "data": embedded({"result": result, "view": _view(result, command, model)}),
+    }
+    # In one go, so that what is put in is not looked at again.
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _part("page.html"))
+
+
+def embedded(values: Any) -> str:
+    """JSON, in ASCII, that cannot end the script element it is in, nor begin a comment there."""
+    text = json.dumps(values, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _view(result: Result, command: Sequence[str], model: str) -> dict[str, Any]:
+    """What the page shows that follows from the object."""
+    shown, near = to_show(result)
+    single = best_single(result)
+    return {
+        "log_from": LOG_FROM,
+        "devices": names(result),
+        "types": several_types(result),
+        "line": [point["id"] for point in line(result)],
+        "shown": [point["id"] for point in shown],
+        "near": [point["id"] for point in near],
+        "best_single": None if single is None else single["id"],
+        "commands": {point["id"]: _commands(result, point, command, model) for point in result["points"]},
+        "notes": notes(result),
+    }
+
+
+def _commands(result: Result, point: Point, command: Sequence[str], model: str) -> list[str]:
+    """How a plan is saved and used; how the model is used here, where the plan is this device alone."""
+    use = (
+        ["edge", "chat", *([model] if model else [])] if result["kind"] == "llm" else ["edge", "run", model or "MODEL"]
+    )
+    if point["plan"] is None:
+        return [shlex.join(use)]
+    return [
+        shlex.join([*command, "--pick", str(point["id"]), "--save", SAVED]),
+        shlex.join([*use, "--plan", SAVED]),
+    ]
+
+
+def _part(name: str) -> str:
+    return (_FOLDER / name).read_text(encoding="ascii")
+
+
+def _digest(code: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()}'"

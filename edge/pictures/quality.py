@@ -1,0 +1,127 @@
+"""A picture of models: size against how far they are from what they were made from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edge.errors import PictureError
+from edge.pictures.canvas import TEXT, Label, Place, add_labels, check_picture, new_axes, save
+from edge.quantization.comparison import Evaluation
+
+_MB = 1e6
+_SIZE_INCHES = (8.0, 5.0)
+_LINE, _POINT, _CHOSEN = "#9aa5b1", "#33658a", "#d1495b"
+
+
+@dataclass(frozen=True)
+class Point:
+    """One model."""
+
+    label: str
+    size_bytes: int
+    divergence: float  # mean, nats
+    uniform: bool = False  # one of llama.cpp's own types; these are joined by a line
+
+
+def size_against_divergence(points: Sequence[Point], chosen: str | None, path: Path, *, reference: str = "") -> None:
+    """Draw `points` as PNG: megabytes to the right, mean KL divergence (nats, logarithmic) up.
+
+    chosen: the label of the one to stand out. reference: what all are compared with. A divergence of 0 is drawn at the
+    foot. The file appears under its name only when it is whole. PictureError as `check_picture`, or without points.
+    """
+    check_picture(path)
+    if not points:
+        raise PictureError("there is no model to draw; give some to compare with the reference")
+    save(_figure(points, chosen, reference), path)
+
+
+def draw_evaluation(evaluation: Evaluation, path: Path, *, like: str | None = None) -> None:
+    """Draw size against divergence from the first model as PNG. like: the name of the one to stand out from the others,
+    which are llama.cpp's own types; None: there is none, and all are alike. The errors of
+    `size_against_divergence`."""
+    reference, *names = (name.removesuffix(".gguf") for name in evaluation.names)
+    chosen = like.removesuffix(".gguf") if like is not None else None
+    if like is None:
+        names = without_common_start([reference, *names])[1:]
+    points = [
+        Point(name, result.size_bytes, result.summary.mean_divergence, uniform=like is not None and name != chosen)
+        for name, result in zip(names, evaluation.results[1:], strict=True)
+    ]
+    size_against_divergence(points, chosen, path, reference=reference)
+
+
+def without_common_start(names: Sequence[str]) -> list[str]:
+    """Names without the words that all begin with: "q4_0" of "demo-q4_0", where another is "demo-f16"."""
+    letters = enumerate(zip(*names, strict=False))
+    differ = next((i for i, some in letters if len(set(some)) > 1), min(map(len, names)))
+    end = 1 + max(names[0].rfind(mark, 0, differ) for mark in "-./")
+    return [name[end:] or name for name in names]
+
+
+def _figure(points: Sequence[Point], chosen: str | None, reference: str) -> Any:
+    from matplotlib.ticker import NullFormatter
+
+    axes = new_axes(_SIZE_INCHES)
+    foot = _foot(points)
+    places = [(point.size_bytes / _MB, _drawn(point, foot)) for point in points]
+    line = sorted(place for place, point in zip(places, points, strict=True) if point.uniform)
+    if len(line) > 1:
+        axes.plot(*zip(*line, strict=True), color=_LINE, linewidth=1.5, zorder=1, label="uniform types")
+    all_uniform = all(point.uniform for point in points)
+    for place, point in zip(places, points, strict=True):
+        stands_out = point.label == chosen
+        axes.plot(
+            *place,
+            marker="*" if stands_out else "o",
+            markersize=17 if stands_out else 7,
+            color=_CHOSEN if stands_out else _LINE if point.uniform and not all_uniform else _POINT,
+            markeredgecolor="white",
+            linestyle="none",
+            zorder=3 if stands_out else 2,
+        )
+    axes.set_yscale("log")
+    axes.margins(x=0.12, y=0.12)
+    if len(points) == 1:  # there is no range to show
+        axes.set_ylim(places[0][1] / 10, places[0][1] * 10)
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel("size (MB)", fontsize=12, color=TEXT)
+    to = f" from {reference}" if reference else ""
+    axes.set_ylabel("mean KL divergence (nats)", fontsize=12, color=TEXT)
+    axes.set_title(f"Size against mean KL divergence{to}", fontsize=13, color=TEXT, loc="left", wrap=True)
+    if len(line) > 1:
+        axes.legend(frameon=False, fontsize=11, labelcolor=TEXT)
+    add_labels(axes, _labels(points, places, chosen), places, line)
+    return axes.figure
+
+
+def _foot(points: Sequence[Point]) -> float:
+    """Where a divergence of 0 is drawn: below all others."""
+    positive = [point.divergence for point in points if point.divergence > 0 and math.isfinite(point.divergence)]
+    return min(positive, default=1e-6) / 3
+
+
+def _drawn(point: Point, foot: float) -> float:
+    """The height of a point. Infinity, which a broken model has, is drawn as very far."""
+    if not math.isfinite(point.divergence):
+        return 1e3
+    return point.divergence if point.divergence > 0 else foot
+
+
+def _labels(points: Sequence[Point], places: Sequence[Place], chosen: str | None) -> list[Label]:
+    """One for each point, the chosen one first."""
+    order = sorted(range(len(points)), key=lambda i: (points[i].label != chosen, places[i]))
+    return [
+        Label(
+            i,
+            points[i].label + (" (0)" if points[i].divergence <= 0 else ""),
+            color=_CHOSEN if points[i].label == chosen else TEXT,
+            size=12 if points[i].label == chosen else 10.5,
+            bold=points[i].label == chosen,
+            farther=5 if points[i].label == chosen else 0,
+        )
+        for i in order
+    ]

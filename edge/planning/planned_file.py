@@ -1,0 +1,172 @@
+"""What a simulation reads: a plan with its predictions, as plans are saved and printed, and times of requests."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from edge.planning.formats import PARETO, PLANNED, SAVED, SIMULATED, at_knee, plan_in
+from partition import fields
+from partition.errors import PlanError
+from partition.plan.plan import Range
+from partition.predict.prediction import Prediction
+from partition.simulate.arrivals import MOST_REQUESTS, Arrivals, TraceError, closed, poisson, trace
+
+MOST_BYTES = 64 << 20  # of a file that is read
+REQUESTS, GEN_TOKENS = 200, 128  # where nothing is said
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What a file says of a plan."""
+
+    predicted: Prediction  # with devices called by their names
+    names: dict[str, str]  # of devices, by address
+    point: str | None  # of a front: which one it is
+    known: dict[str, Any]  # the same in the format of edge plan
+
+
+def read_planned(path: Path, point: str | None) -> Planned:
+    """The plan in a file of edge plan, edge pareto or edge simulate.
+
+    point: an id, "knee", or None for the knee, else the first on the front. PlanError for a file that is none of those,
+    or has no predictions, and for a point that is not there; OSError.
+    """
+    content = _content(path)
+    try:
+        values = json.loads(content.decode())
+        if isinstance(values, dict) and values.get("format") == SIMULATED:
+            values = values.get("planned")
+        kind = values.get("format") if isinstance(values, dict) else None
+        if kind not in (PLANNED, PARETO, *SAVED):
+            raise PlanError("it is no plan: needed is what edge plan, edge pareto or edge simulate wrote")
+        devices = values.get("devices", [])
+        names = _names(devices)
+        if point is not None and kind != PARETO:
+            raise PlanError("--point is of edge pareto; this file has one plan")
+        one = _point(values, point) if kind == PARETO else values
+        if kind in SAVED:
+            _check_beside(values)
+        plan = plan_in(one if kind in SAVED else one.get("plan"))
+        known = {"format": PLANNED, "plan": plan, "predicted": one.get("predicted"), "devices": devices}
+        return Planned(_prediction(one, names), names, one["id"] if kind == PARETO else None, known)
+    except (ValueError, RecursionError, OverflowError) as error:  # among them PlanError, and what is not JSON
+        raise PlanError(f"{path} cannot be simulated: {error}") from None
+
+
+def arrivals(
+    predicted: Prediction,
+    kind: str,
+    value: float | str,
+    *,
+    requests: int | None = None,
+    prompt: int | None = None,
+    tokens: int | None = None,
+    seed: int = 0,
+) -> Arrivals:
+    """When requests come: "poisson" at a rate a second, "closed" for so many clients, or "trace" from a file.
+
+    requests, prompt, tokens: as many of each; None: as a trace says or the plan was made for. PlanError for more than
+    can be, and for tokens of a model that has none; TraceError for a file that is no trace; OSError.
+    """
+    of_text = predicted.prompt is not None
+    if not of_text and (prompt or tokens):
+        option = "--prompt-tokens" if prompt else "--gen-tokens"
+        raise PlanError(f"{option} is of language models; this plan is of an ONNX model")
+    if max(requests or 0, int(value) if kind == "closed" else 0) > MOST_REQUESTS:
+        raise PlanError(f"{MOST_REQUESTS:,} requests or clients are the most")
+    prompt, tokens = prompt or predicted.prompt or 1, (tokens or GEN_TOKENS) if of_text else 1
+    if kind == "poisson":
+        return poisson(float(value), requests or REQUESTS, prompt, tokens, seed)
+    if kind == "closed":
+        return closed(int(value), requests or max(REQUESTS, int(value)), prompt, tokens)
+    path = Path(str(value))
+    content = _content(path)
+    try:
+        found = trace(content.decode().splitlines(), prompt, tokens, requests or MOST_REQUESTS)
+        if not of_text and any((one.prompt, one.tokens) != (1, 1) for one in found.requests):
+            raise TraceError("tokens are of language models; for an ONNX model give the seconds alone")
+        return found
+    except ValueError as error:
+        raise TraceError(f"{path} cannot be used as a trace: {error}") from None
+
+
+def _content(path: Path) -> bytes:
+    """What is in a file; PlanError where that is more than MOST_BYTES; OSError."""
+    with path.open("rb") as file:
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise PlanError(f"{path} has more than {MOST_BYTES >> 20} MiB, which is the most that is read")
+    return content
+
+
+def _names(devices: Any) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for i, one in enumerate(fields.items(devices, "devices")):
+        known = one if isinstance(one, dict) else {}
+        address = fields.text(known.get("address"), f"devices[{i}].address")
+        found[address] = fields.text(known.get("name"), f"devices[{i}].name")
+    return found if len(set(found.values())) == len(found) else {}  # then addresses tell them apart
+
+
+def _check_beside(plan: dict[str, Any]) -> None:
+    """PlanError where a saved plan has no predictions, or others than it would have: it was edited."""
+    if "predicted" not in plan:
+        raise PlanError("it has no predictions; edge plan --save and edge pareto --save write them")
+    stages = plan.get("stages")
+    said = plan["predicted"].get("stages") if isinstance(plan["predicted"], dict) else None
+    if isinstance(stages, list) and isinstance(said, list):
+        own = [_held(stage) for stage in stages]
+        if own != [_said(stage, held) for stage, held in zip(said, own, strict=False)] or len(own) != len(said):
+            raise PlanError("it was edited after it was predicted; make it again with edge plan --save")
+
+
+def _held(stage: Any) -> tuple[list[Any], str]:
+    """The devices of a stage of a saved plan, and its layers; "" of an ONNX model."""
+    known = stage if isinstance(stage, dict) else {}
+    shards = [shard for shard in known.get("shards", [known]) if isinstance(shard, dict)]
+    return [shard.get("device") for shard in shards], _layers(known.get("layers"))
+
+
+def _layers(found: Any) -> str:
+    known = isinstance(found, list) and len(found) == 2 and all(isinstance(n, int) for n in found)
+    return f"layers {Range(found[0], found[1])}" if known else ""
+
+
+def _said(stage: Any, held: tuple[list[Any], str]) -> tuple[Any, Any]:
+    """The same, as it was predicted."""
+    known = stage if isinstance(stage, dict) else {}
+    return known.get("devices"), known.get("what") if held[1] else ""
+
+
+def _point(values: dict[str, Any], wanted: str | None) -> dict[str, Any]:
+    """The point of this id; else the knee, else the first on the front."""
+    from partition import fields
+
+    points = fields.items(values.get("points"), "points")
+    for i, one in enumerate(points):
+        if not isinstance(one, dict):
+            raise PlanError(f"points[{i}]: {fields.told(one)}; needed is an object")
+        fields.text(one.get("id"), f"points[{i}].id")
+    if not points:
+        raise PlanError("points is empty; needed is one plan or more")
+    wants_knee = wanted in (None, "knee")
+    found = at_knee(points) if wants_knee else next((one for one in points if one["id"] == wanted), None)
+    if wanted == "knee" and found is not None and found.get("knee") is not True:
+        found = None
+    if found is None:
+        raise PlanError(
+            f"there is no plan {wanted!r:.60}; needed is one of {points[0]['id']} to {points[-1]['id']}, or knee"
+        )
+    return found
+
+
+def _prediction(values: dict[str, Any], names: dict[str, str]) -> Prediction:
+    predicted = Prediction.from_json(values.get("predicted"))
+    stages = tuple(
+        replace(stage, devices=tuple(names.get(device, device) for device in stage.devices))
+        for stage in predicted.stages
+    )
+    return replace(predicted, stages=stages)

@@ -1,0 +1,1 @@
+"""Keys and values of prompts, kept on disk: names, encrypted blocks, and the folder that they lie in."""

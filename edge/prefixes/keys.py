@@ -1,0 +1,95 @@
+"""The key that only the owner has, and what is made from it: names of tokens and keys of files.
+
+Whoever lacks the key learns nothing from a link: not the tokens that it stands for, nor whether it stands for tokens
+that could be guessed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+import stat
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+from devices.files import locked, write_private
+from devices.paths import state_folder
+from edge.errors import PrefixError
+
+KEY_BYTES = 32
+_FILE = "prefix.key"
+
+
+def owner_key(folder: Path | None = None) -> bytes:
+    """The 32 random bytes in `prefix.key` of a folder (default: this user's state folder). Made where they are missing.
+
+    PrefixError where the file is damaged, or others could know what is in it, or it cannot be read or made.
+    """
+    path = (folder or state_folder()) / _FILE
+    try:
+        try:
+            return _checked(path)
+        except FileNotFoundError:
+            with locked(path.parent):  # of two processes that begin at once, the second takes the key of the first
+                try:
+                    return _checked(path)
+                except FileNotFoundError:
+                    write_private(path, secrets.token_bytes(KEY_BYTES))
+                    return _checked(path)
+    except OSError as exc:
+        raise PrefixError(
+            f"the key of kept prompts, {path}, cannot be used: {exc.strerror or exc}; make that possible, or delete it:"
+            " then kept prompts are computed again"
+        ) from exc
+
+
+def derived(key: bytes, *parts: bytes) -> bytes:
+    """HMAC-SHA256 (RFC 2104) of the parts, each after its length in 8 bytes: 32 bytes."""
+    message = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+    return hmac.digest(key, message, hashlib.sha256)
+
+
+def links(key: bytes, tokens: Sequence[int], block: int) -> list[bytes]:
+    """A name of 32 bytes for each whole block of tokens, made of the block's tokens and the name before it.
+
+    So a link stands for all tokens up to the end of its block: prompts share just the links of the blocks that they
+    begin with. block: tokens of a block, at least 1. Tokens count as 32-bit integers, little-endian.
+    """
+    if block < 1:
+        raise ValueError(f"a block has at least 1 token, not {block}")
+    chain: list[bytes] = []
+    for start in range(0, len(tokens) - block + 1, block):
+        data = struct.pack(f"<{block}i", *tokens[start : start + block])
+        chain.append(derived(key, chain[-1] if chain else b"", data))
+    return chain
+
+
+def _checked(path: Path) -> bytes:
+    """The key in a file. FileNotFoundError where there is none; PrefixError where it is not fit to be one."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(handle, "rb") as file:
+        status = os.fstat(handle)
+        problem = _problem(status)
+        key = b"" if problem else file.read(KEY_BYTES + 1)
+    if problem is None and (len(key) != KEY_BYTES or not any(key)):
+        problem = f"{status.st_size} bytes" if any(key) else f"{status.st_size} bytes that are all zero"
+    if problem:
+        raise PrefixError(
+            f"{path} is no key of kept prompts: needed is a file of {KEY_BYTES} random bytes that only you may read,"
+            f" there is one with {problem}; delete it, and kept prompts are computed again"
+        )
+    return key
+
+
+def _problem(status: os.stat_result) -> str | None:
+    """Why others could know, or could have chosen, what is in a file."""
+    if not stat.S_ISREG(status.st_mode):
+        return "no content: it is no regular file"
+    if status.st_uid != os.geteuid():
+        return f"another owner (user {status.st_uid})"
+    if mode := status.st_mode & 0o077:
+        return f"access for others (mode {0o600 | mode:04o})"
+    return None

@@ -1,0 +1,108 @@
+"""Models beside the one they were made from: quality and speed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from devices.files import temporary_beside
+from edge.llm.options import DEFAULTS, EngineOptions
+from edge.quantization.compare_speed import Speed, measure_speeds, speed_notes
+from edge.quantization.divergence import CHUNK_TOKENS
+from edge.quantization.evaluate import Quality, evaluate
+from edge.quantization.gguf import quantize
+from edge.tasks import SILENT, Steps
+from quant.gguf.file import GgufFile
+from quant.mixes import Mix
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Several models, the reference first."""
+
+    names: Sequence[str]  # that tell them apart
+    results: Sequence[Quality]
+    speeds: Sequence[Speed] | None  # None where they were not measured
+    notes: Sequence[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, as docs/cli.md says."""
+        speeds: Sequence[Speed | None] = self.speeds or [None] * len(self.names)
+        return {
+            "scored_tokens": self.results[0].summary.tokens,
+            "models": [_model_json(*one) for one in zip(self.names, self.results, speeds, strict=True)],
+            "notes": list(self.notes),
+        }
+
+
+def compare(
+    paths: Sequence[Path],
+    names: Sequence[str],
+    text: str,
+    options: EngineOptions = DEFAULTS,
+    *,
+    chunk_tokens: int = CHUNK_TOKENS,
+    most: int | None = None,
+    speed: bool = True,
+    steps: Steps = SILENT,
+) -> Evaluation:
+    """The models at `paths`, which are called `names`, beside the first of them. speed: measure it, too.
+
+    The errors of `evaluate` and `measure_speeds`.
+    """
+    with steps.step("Evaluating", unit="chunks") as show:
+        results = evaluate(paths[0], paths[1:], text, options, chunk_tokens=chunk_tokens, most=most, progress=show)
+    if not speed:
+        return Evaluation(names, results, None, ())
+    with steps.step("Measuring speed", unit="runs") as show:
+        speeds = measure_speeds(paths, options, progress=show)
+    return Evaluation(names, results, speeds, speed_notes(names, [result.size_bytes for result in results], speeds))
+
+
+def compare_mixes(
+    file: GgufFile,
+    name: str,
+    out: Path,
+    mixes: Sequence[Mix],
+    text: str,
+    *,
+    imatrix: Path | None = None,
+    threads: int | None = None,
+    steps: Steps = SILENT,
+) -> Evaluation:
+    """`out` beside the model called `name` that it was made of, and beside that in `mixes`, which are removed again."""
+    with ExitStack() as stack:
+        paths = [file.path, out]
+        for mix in mixes:
+            paths.append(stack.enter_context(temporary_beside(out, f".{mix.name}.gguf")))
+            with steps.step(f"Quantizing to {mix.name}") as show:
+                quantize(file, paths[-1], mix, imatrix=imatrix, threads=threads, progress=show)
+        names = [name, out.name, *(mix.name for mix in mixes)]
+        return compare(paths, names, text, EngineOptions(threads=threads), steps=steps)
+
+
+def _model_json(name: str, result: Quality, speed: Speed | None) -> dict[str, Any]:
+    s = result.summary
+    return {
+        "model": name,
+        "size_bytes": result.size_bytes,
+        "bits_per_weight": result.bits_per_weight,
+        "perplexity": _finite(s.perplexity),
+        "perplexity_error": _finite(s.perplexity_error),
+        "mean_divergence": _finite(s.mean_divergence),
+        "median_divergence": _finite(s.median_divergence),
+        "divergence_99": _finite(s.divergence_99),
+        "max_divergence": _finite(s.max_divergence),
+        "top_1_agreement": s.top_1_agreement,
+        "decode_tokens_per_s": speed.decode if speed else None,
+        "prefill_tokens_per_s": speed.prefill if speed else None,
+    }
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no infinity."""
+    return value if math.isfinite(value) else None

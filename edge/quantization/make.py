@@ -1,0 +1,158 @@
+"""A smaller model from a GGUF file or a folder of safetensors, and what is known of it afterwards."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from devices.files import temporary_beside
+from edge.quantization.fit import FitOptions, Fitted, file_within, fit_file, least_bytes
+from edge.quantization.gguf import Outcome, quantize
+from edge.tasks import SILENT, ShowStep, Steps
+from quant.checkpoint.checkpoint import Checkpoint
+from quant.checkpoint.convert import convert
+from quant.gguf.file import GgufFile
+from quant.mixes import Mix
+from quant.text import bytes_text
+
+_UNITS = {"Quantizing": "bytes", "Reading weights": "tensors", "Calibrating": "chunks", "Checking": "chunks"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model in GGUF that a smaller one is made of."""
+
+    file: GgufFile
+    n_bytes: int  # of what it came from: its own files, or the weights in a folder of safetensors
+
+
+@dataclass(frozen=True)
+class Made:
+    """What was written."""
+
+    source: Source
+    outcome: Outcome
+    word: str  # for its types
+    fitted: Fitted | None = None  # where it was to have a size
+    budget: int | None = None  # bytes of that
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, as docs/cli.md says."""
+        tensors, fitted = self.source.file.tensors, self.fitted
+        sizes: Counter[str] = Counter()
+        for name, kind in self.outcome.types.items():
+            sizes[kind.name] += kind.n_bytes(tensors[name].n_values)
+        n_values = sum(tensors[name].n_values for name in self.outcome.types)
+        return {
+            "type": self.word,
+            "source_bytes": self.source.n_bytes,
+            "size_bytes": self.outcome.n_bytes,
+            "bits_per_weight": 8 * sum(sizes.values()) / n_values,
+            "type_bytes": dict(sizes.most_common()),
+            "types": {name: kind.name for name, kind in self.outcome.types.items()},
+            "misfits": [
+                {"tensor": m.tensor, "columns": m.columns, "wanted": m.wanted, "used": m.used}
+                for m in self.outcome.misfits
+            ],
+            "budget_bytes": self.budget,
+            "expected_divergence": fitted.expected_divergence if fitted else None,
+            "measured_divergence": fitted.measured_divergence if fitted else None,
+            "gap": fitted.gap if fitted and math.isfinite(fitted.gap) else None,
+            "slow_types": dict(fitted.slow) if fitted else {},
+        }
+
+
+def files_of(model: Path) -> list[Path]:
+    """The files that a model consists of, which nothing may replace. A GGUF in a folder of safetensors is none of them:
+    it was made from it before. ModelFileError for what is no model."""
+    if not model.is_dir():
+        return list(GgufFile.open(model).paths)
+    with Checkpoint.open(model) as checkpoint:
+        return [path for path in checkpoint.folder.iterdir() if path.suffix != ".gguf"]
+
+
+@contextmanager
+def as_gguf(model: Path, out: Path, steps: Steps = SILENT) -> Iterator[Source]:
+    """The model as GGUF. A folder of safetensors is converted first, to a file beside `out` that goes at the end."""
+    if not model.is_dir():
+        file = GgufFile.open(model)
+        yield Source(file, file.size_bytes)
+        return
+    with temporary_beside(out, ".gguf") as temporary:
+        yield _converted(model, temporary, None, steps)
+
+
+def converted(model: Path, out: Path, type_: str, steps: Steps = SILENT) -> Made:
+    """A folder of safetensors as GGUF, in one of CONVERTED_TYPES."""
+    source = _converted(model, out, type_, steps)
+    types = {name: tensor.type for name, tensor in source.file.tensors.items()}
+    return Made(source, Outcome(types, source.file.size_bytes, ()), type_)
+
+
+def to_type(
+    source: Source, out: Path, mix: Mix, *, imatrix: Path | None, threads: int | None, steps: Steps = SILENT
+) -> Made:
+    """The model in a type. The errors of `quantize`."""
+    _warn_of_loss(source.file, steps)
+    n_bytes = sum(tensor.n_bytes for tensor in source.file.tensors.values())
+    with steps.step(f"Quantizing to {mix.name}", n_bytes) as show:
+        return Made(source, quantize(source.file, out, mix, imatrix=imatrix, threads=threads, progress=show), mix.name)
+
+
+def to_size(source: Source, out: Path, budget: int, text: str, options: FitOptions, steps: Steps = SILENT) -> Made:
+    """The model in a file of at most `budget` bytes. The errors of `fit_file`."""
+    _warn_of_loss(source.file, steps)
+    with _stages(steps) as show:
+        fitted = fit_file(source.file, out, budget, text, options, show)
+    return Made(source, fitted.outcome, "fitted", fitted, budget)
+
+
+def size_within(
+    source: Source, memory: int, context: int | None, kv_type: str, options: FitOptions, steps: Steps = SILENT
+) -> int:
+    """Bytes of a file whose weights fit into the memory beside everything else. The errors of `file_within`."""
+    budget, parts = file_within(source.file, memory, context, kv_type, least_bytes(source.file, options))
+    words = ", ".join(f"{name} {bytes_text(n)}" for name, n in parts.items() if n)
+    steps.say(f"of {bytes_text(memory)}, {bytes_text(budget)} are left: {words}")
+    return budget
+
+
+def _converted(folder: Path, out: Path, type_: str | None, steps: Steps) -> Source:
+    with Checkpoint.open(folder) as checkpoint:
+        n_bytes = sum(path.stat().st_size for path in checkpoint.paths)
+    with steps.step(f"Converting {folder}") as show:
+        convert(folder, out, show, type_)
+    return Source(GgufFile.open(out), n_bytes)
+
+
+def _warn_of_loss(file: GgufFile, steps: Steps) -> None:
+    """A word where weights have lost bits before."""
+    lossy = Counter[str]()
+    for tensor in file.tensors.values():
+        if tensor.type.block > 1:
+            lossy[tensor.type.name] += tensor.n_bytes
+    if lossy:
+        steps.say(
+            f"{file.path.name} is quantized already, mostly to {lossy.most_common(1)[0][0]}, and loses once more;"
+            " better start from F16, BF16 or F32"
+        )
+
+
+@contextmanager
+def _stages(steps: Steps) -> Iterator[Any]:
+    """A step for each stage of fitting, one after the other."""
+    with ExitStack() as stack:
+        shown: dict[str, ShowStep] = {}
+
+        def show(stage: str, done: int, total: int, what: str = "") -> None:
+            if stage not in shown:
+                stack.close()  # of the stage before
+                shown[stage] = stack.enter_context(steps.step(stage, unit=_UNITS.get(stage, "passes")))
+            shown[stage](done, total, what)
+
+        yield show

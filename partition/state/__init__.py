@@ -1,0 +1,1 @@
+"""Keys and values of a sequence as llama.cpp writes them: read, checked, joined and cut."""

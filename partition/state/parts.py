@@ -1,0 +1,69 @@
+"""Keys and values of a whole model as its parts hold them: stages have layers, shards have heads of layers."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from partition.errors import StateError
+from partition.state.sequence import Bytes, KVBlock, LayerRows, check
+from partition.state.shape import LayerShape, StateShape
+
+
+def join(parts: Sequence[tuple[KVBlock, StateShape]], whole: StateShape) -> KVBlock:
+    """The block of `whole` that these parts of it make up, each with its shape. StateError where something is missing,
+    or parts are of other positions. A head that several parts hold is taken from the first that has it."""
+    positions = parts[0][0].positions
+    for block, shape in parts:
+        check(block, shape)
+        if block.positions != positions:
+            raise StateError(f"parts of positions {positions} and {block.positions}; needed are the same")
+    layers = []
+    for layer in whole.layers:
+        keys: dict[int, Bytes] = {}
+        values: dict[int, Bytes] = {}
+        for block, shape in parts:
+            for held, rows in zip(shape.layers, block.layers, strict=True):
+                if held.layer == layer.layer:
+                    if held.kv_heads == layer.kv_heads:  # all of the layer, also where heads cannot be told apart
+                        keys, values = {-1: rows.keys}, {-1: rows.values}
+                        continue
+                    for i, head in enumerate(held.kv_heads):
+                        keys.setdefault(head, _head(rows.keys, i, held.key_head_bytes))
+                        values.setdefault(head, _head(rows.values, i, held.value_head_bytes))
+        layers.append(LayerRows(_together(keys, layer), _together(values, layer)))
+    return KVBlock(positions, tuple(layers))
+
+
+def cut(block: KVBlock, whole: StateShape, part: StateShape) -> KVBlock:
+    """What a part of the model holds of a block of the whole. StateError where the whole lacks a layer of it."""
+    check(block, whole)
+    by_layer = {layer.layer: (layer, rows) for layer, rows in zip(whole.layers, block.layers, strict=True)}
+    layers = []
+    for held in part.layers:
+        if held.layer not in by_layer:
+            raise StateError(f"layer {held.layer} is not among those of the state")
+        layer, rows = by_layer[held.layer]
+        if held.kv_heads != layer.kv_heads:
+            rows = LayerRows(
+                _heads(rows.keys, held.kv_heads, layer.key_head_bytes),
+                _heads(rows.values, held.kv_heads, layer.value_head_bytes),
+            )
+        layers.append(rows)
+    return KVBlock(block.positions, tuple(layers))
+
+
+def _head(rows: Bytes, place: int, head_bytes: int) -> Bytes:
+    return rows[:, place * head_bytes : (place + 1) * head_bytes]
+
+
+def _heads(rows: Bytes, heads: Sequence[int], head_bytes: int) -> Bytes:
+    return np.concatenate([_head(rows, head, head_bytes) for head in heads], axis=1)
+
+
+def _together(heads: dict[int, Bytes], layer: LayerShape) -> Bytes:
+    if -1 in heads:
+        return heads[-1]
+    missing = [head for head in layer.kv_heads if head not in heads]
+    if missing:
+        raise StateError(f"nobody has KV heads {missing} of layer {layer.layer}; the history must be computed again")
+    return np.concatenate([heads[head] for head in layer.kv_heads], axis=1)

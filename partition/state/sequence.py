@@ -1,0 +1,230 @@
+"""The bytes llama.cpp writes for a range of a sequence, as arrays and back. Nothing in them is believed.
+
+    u32 magic | i32 sequence | a cache, or two where layers have attention windows:
+    u32 streams (1) | u32 cells | of each cell: i32 position, u32 sequences (1), i32 sequence
+    u32 whether values are transposed | u32 layers
+    of each layer's keys: i32 type | u64 bytes a cell | the cells
+    of each layer's values: i32 type | u64 bytes a cell | the cells
+    or, transposed: i32 type | u32 bytes a value | u32 values a cell | of each value: the cells
+
+All little-endian. A cache without cells ends after their number.
+"""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partition.errors import StateError
+from partition.plan.plan import Range
+from partition.state.shape import LayerShape, StateShape
+
+Bytes = NDArray[np.uint8]
+
+_MAGIC = 0xAF143CD8
+_CELL = struct.Struct("<iIi")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRows:
+    """Keys and values of one layer, one row of bytes a token."""
+
+    keys: Bytes  # [tokens, key_bytes]
+    values: Bytes  # [tokens, value_bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class KVBlock:
+    """Keys and values of consecutive positions of a sequence, in the layers and heads of some slice."""
+
+    positions: Range
+    layers: tuple[LayerRows, ...]  # as the slice's StateShape has them
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the keys and values."""
+        return sum(rows.keys.nbytes + rows.values.nbytes for rows in self.layers)
+
+
+def decode(data: bytes | memoryview | Bytes, shape: StateShape, positions: Range) -> KVBlock:
+    """The keys and values in what llama.cpp wrote for these positions. StateError for anything else.
+
+    The arrays are views of `data` where it has them in order.
+    """
+    reader = _Reader(data)
+    reader.expect("magic", "<I", _MAGIC)
+    sequence = reader.take("<i")
+    transposed: int | None = None
+    rows: dict[int, LayerRows] = {}
+    for number in range(shape.caches):
+        layers = shape.in_cache(number)
+        reader.expect("streams", "<I", 1)
+        reader.expect("cells", "<I", len(positions))
+        order = _order(reader, positions, sequence)
+        transposed = reader.take_transposed(transposed)
+        reader.expect("layers", "<I", len(layers))
+        keys = [reader.rows(shape.type_id, layer.key_bytes, len(positions))[order] for layer in layers]
+        for layer, key in zip(layers, keys, strict=True):
+            value = (
+                reader.columns(shape, layer, len(positions))
+                if transposed
+                else reader.rows(shape.type_id, layer.value_bytes, len(positions))
+            )
+            rows[layer.layer] = LayerRows(key, value[order])
+    reader.end()
+    return KVBlock(positions, tuple(rows[layer.layer] for layer in shape.layers))
+
+
+def encode(block: KVBlock, shape: StateShape, *, transposed: bool = False) -> Bytes:
+    """What llama.cpp reads as this block, for sequence 0. StateError where the block is not of this shape."""
+    check(block, shape)
+    parts: list[bytes | Bytes] = [struct.pack("<Ii", _MAGIC, 0)]
+    cells = b"".join(_CELL.pack(at, 1, 0) for at in range(block.positions.start, block.positions.stop))
+    rows = {layer.layer: rows for layer, rows in zip(shape.layers, block.layers, strict=True)}
+    for number in range(shape.caches):
+        layers = shape.in_cache(number)
+        parts += [struct.pack("<II", 1, len(block.positions)), cells, struct.pack("<II", transposed, len(layers))]
+        for layer in layers:
+            parts += [struct.pack("<iQ", shape.type_id, layer.key_bytes), rows[layer.layer].keys.reshape(-1)]
+        for layer in layers:
+            values = rows[layer.layer].values
+            if not transposed:
+                parts += [struct.pack("<iQ", shape.type_id, layer.value_bytes), values.reshape(-1)]
+                continue
+            n_values = _values(shape, layer)
+            by_value = values.reshape(len(block.positions), n_values, shape.value_size).swapaxes(0, 1)
+            parts += [struct.pack("<iII", shape.type_id, shape.value_size, n_values), by_value.reshape(-1)]
+    return np.concatenate([np.frombuffer(part, np.uint8) if isinstance(part, bytes) else part for part in parts])
+
+
+def check_encoded(data: bytes, shape: StateShape, positions: Range) -> None:
+    """StateError unless `encode` wrote these bytes for a block of this shape and these positions, not transposed.
+
+    As good as `decode`, and many times faster: all that is no key and no value is compared at once.
+    """
+    if len(data) != encoded_bytes(shape, len(positions)):
+        raise StateError(f"a state of {len(data)} bytes; needed are {encoded_bytes(shape, len(positions))}")
+    at, wanted, cells = _header(shape, len(positions))
+    header = np.frombuffer(data, np.uint8)[at]
+    for start in cells:
+        header[start : start + _CELL.size * len(positions)].view("<i4")[::3] -= positions.start
+    if not np.array_equal(header, wanted):
+        raise StateError(f"a state of other positions than {positions}, or of another shape")
+
+
+@lru_cache(8)
+def _header(shape: StateShape, tokens: int) -> tuple[NDArray[np.intp], Bytes, tuple[int, ...]]:
+    """Of an encoded block that begins at position 0: the places of all bytes that are no key and no value, these bytes,
+    and where among them the cells of each cache begin."""
+    zeros, ones = (
+        encode(
+            KVBlock(
+                Range(0, tokens),
+                tuple(
+                    LayerRows(
+                        np.full((tokens, layer.key_bytes), byte, np.uint8),
+                        np.full((tokens, layer.value_bytes), byte, np.uint8),
+                    )
+                    for layer in shape.layers
+                ),
+            ),
+            shape,
+        )
+        for byte in (0, 255)
+    )
+    at = np.flatnonzero(zeros == ones)
+    cells, begin = [], 8
+    for number in range(shape.caches):
+        cells.append(begin + 8)
+        begin += 16 + _CELL.size * tokens + 24 * len(shape.in_cache(number))
+    return at, zeros[at], tuple(cells)
+
+
+def encoded_bytes(shape: StateShape, tokens: int) -> int:
+    """The length of `encode`'s answer for so many tokens, not transposed."""
+    heads = shape.caches * (16 + _CELL.size * tokens) + 24 * len(shape.layers)
+    return 8 + heads + tokens * shape.token_bytes
+
+
+def check(block: KVBlock, shape: StateShape) -> None:
+    """StateError unless the block has the layers and rows of this shape."""
+    if len(block.layers) != len(shape.layers):
+        raise StateError(f"keys and values of {len(block.layers)} layers; needed are those of {len(shape.layers)}")
+    for layer, rows in zip(shape.layers, block.layers, strict=True):
+        wanted = ((len(block.positions), layer.key_bytes), (len(block.positions), layer.value_bytes))
+        if (rows.keys.shape, rows.values.shape) != wanted:
+            raise StateError(
+                f"layer {layer.layer} has keys of {rows.keys.shape} and values of {rows.values.shape} tokens and bytes;"
+                f" needed are {wanted[0]} and {wanted[1]}"
+            )
+
+
+def _values(shape: StateShape, layer: LayerShape) -> int:
+    """Values that one token has in a layer. StateError for a type in blocks, which cannot be transposed."""
+    if not shape.value_size:
+        raise StateError(f"values of type {shape.type_id} have blocks and cannot be transposed; use flash attention")
+    return layer.value_bytes // shape.value_size
+
+
+def _order(reader: "_Reader", positions: Range, sequence: int) -> Sequence[int] | slice:
+    """Where the cell of each position is; a slice where they are in order. StateError unless each is there once."""
+    cells = np.frombuffer(reader.bytes(_CELL.size * len(positions)), "<i4").reshape(-1, 3)
+    if not (cells[:, 1:] == (1, sequence)).all():
+        raise StateError(f"a state has a cell that is not of sequence {sequence} alone")
+    at = cells[:, 0]
+    order = np.argsort(at, kind="stable")
+    if not np.array_equal(at[order], np.arange(positions.start, positions.stop)):
+        raise StateError(f"a state has other positions than {positions}, or one of them twice")
+    return slice(None) if np.array_equal(order, np.arange(len(order))) else order.tolist()
+
+
+class _Reader:
+    """Takes fields from a buffer, one after the other; StateError where it ends, or a field is not what it must be."""
+
+    def __init__(self, data: bytes | memoryview | Bytes) -> None:
+        self._data = memoryview(data).cast("B")  # type: ignore[arg-type]
+        self._at = 0
+
+    def bytes(self, n: int) -> memoryview:
+        if n > len(self._data) - self._at:
+            raise StateError(f"a state ends at byte {len(self._data)}; needed are {n} bytes from byte {self._at} on")
+        self._at += n
+        return self._data[self._at - n : self._at]
+
+    def take(self, form: str) -> int:
+        value: int = struct.unpack(form, self.bytes(struct.calcsize(form)))[0]
+        return value
+
+    def expect(self, what: str, form: str, wanted: int) -> None:
+        value = self.take(form)
+        if value != wanted:
+            raise StateError(f"a state has {value} as {what}; needed is {wanted}")
+
+    def take_transposed(self, before: int | None) -> int:
+        """Whether values are transposed, which all caches say alike. before: what the cache before said."""
+        value = self.take("<I")
+        if value > 1 or before not in (None, value):
+            raise StateError(f"a state says {value} for whether values are transposed; needed is 0 or 1 in all caches")
+        return value
+
+    def rows(self, type_id: int, row_bytes: int, tokens: int) -> Bytes:
+        self.expect("type", "<i", type_id)
+        self.expect("bytes a token", "<Q", row_bytes)
+        return np.frombuffer(self.bytes(row_bytes * tokens), np.uint8).reshape(tokens, row_bytes)
+
+    def columns(self, shape: StateShape, layer: LayerShape, tokens: int) -> Bytes:
+        """Transposed values as rows, a copy."""
+        n_values = _values(shape, layer)
+        self.expect("type", "<i", shape.type_id)
+        self.expect("bytes a value", "<I", shape.value_size)
+        self.expect("values a token", "<I", n_values)
+        raw = np.frombuffer(self.bytes(layer.value_bytes * tokens), np.uint8)
+        by_token: Bytes = raw.reshape(n_values, tokens, shape.value_size).swapaxes(0, 1)
+        return by_token.reshape(tokens, layer.value_bytes)
+
+    def end(self) -> None:
+        if self._at != len(self._data):
+            raise StateError(f"a state of {len(self._data)} bytes; needed are {self._at}")

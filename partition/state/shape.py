@@ -1,0 +1,84 @@
+"""What keys and values one slice of a model holds of a token: whose they are, and how many bytes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from partition.errors import CannotSlice
+from partition.plan.plan import NOTHING, Range, Slice
+from partition.plan.tensor import kv_heads
+from partition.slices.metadata import cached_windows
+from partition.slices.source import Source
+from quant.types import TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """One layer of a slice."""
+
+    layer: int  # of the model
+    kv_heads: tuple[int, ...]  # of the model, in the slice's order; a shard may hold one several times
+    key_bytes: int  # of one token: all of its KV heads
+    value_bytes: int
+    windowed: bool  # its keys and values are in the second of two caches
+
+    @property
+    def key_head_bytes(self) -> int:
+        """Bytes of one head's key."""
+        return self.key_bytes // len(self.kv_heads)
+
+    @property
+    def value_head_bytes(self) -> int:
+        """Bytes of one head's value."""
+        return self.value_bytes // len(self.kv_heads)
+
+
+@dataclass(frozen=True, slots=True)
+class StateShape:
+    """All layers of a slice."""
+
+    layers: tuple[LayerShape, ...]
+    type_id: int  # of keys and values, as ggml numbers types
+    value_size: int  # bytes of one value; 0 where the type has blocks of several
+    caches: int  # 2 where some layers have an attention window, whether this slice has both kinds or one
+
+    @classmethod
+    def of(cls, source: Source, cut: Slice, kv: TensorType) -> "StateShape":
+        """The shape of a slice that stores keys and values as `kv`.
+
+        CannotSlice where a head's keys do not end with a block of that type, so that heads cannot be told apart.
+        """
+        shape = source.shape
+        windows = cached_windows(source, cut)
+        if not source.is_whole(cut) and (shape.head_k % kv.block or shape.head_v % kv.block):
+            raise CannotSlice(
+                f"keys of {shape.head_k} values in blocks of {kv.block} ({kv.name}) cannot be cut by heads; use f16"
+            )
+        layers = []
+        for i, layer in enumerate(range(cut.layers.start, cut.layers.stop)):
+            n_heads, n_kv = shape.n_heads[layer], shape.n_heads_kv[layer]
+            held = tuple(range(n_kv)) if source.is_whole(cut) else kv_heads(cut.heads, n_heads, n_kv)
+            layers.append(
+                LayerShape(
+                    layer,
+                    held,
+                    kv.n_bytes(len(held) * shape.head_k),
+                    kv.n_bytes(len(held) * shape.head_v),
+                    windows is not None and windows[i],
+                )
+            )
+        return cls(tuple(layers), kv.id, kv.block_bytes if kv.block == 1 else 0, 1 if windows is None else 2)
+
+    @classmethod
+    def of_whole(cls, source: Source, kv: TensorType) -> "StateShape":
+        """The shape of the whole model."""
+        whole = Slice(Range(0, source.shape.n_layers), Range(0, source.heads), Range(0, source.ff), NOTHING, first=True)
+        return cls.of(source, whole, kv)
+
+    def in_cache(self, number: int) -> Sequence[LayerShape]:
+        """The layers whose keys and values are in one of the caches, in order."""
+        return [layer for layer in self.layers if self.caches == 1 or layer.windowed == bool(number)]
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's keys and values."""
+        return sum(layer.key_bytes + layer.value_bytes for layer in self.layers)

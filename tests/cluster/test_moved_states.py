@@ -1,0 +1,115 @@
+"""A conversation moves from one plan to another, and goes on as if it had never moved."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.demo import MODEL_PATH
+from edge.errors import EngineError
+from edge.llm.engine import Engine
+from edge.llm.generate import generate
+from edge.llm.interface import TextEngine
+from edge.llm.moving import move
+from edge.llm.options import EngineOptions, PrefixOptions
+from edge.llm.sampler import SamplingParams
+from edge.llm.sequence import Session
+from tests.support.deployments import OPTIONS, deployed, pipeline, shared_workers, stages, tensor
+from tests.support.workers import Worker, worker
+
+GREEDY = SamplingParams(temperature=0)
+PROMPT = "Ada has a boat that is red. Ben has a kite that is blue. What is 12 + 30? Where does the river begin?"
+PLANS: list[dict[str, Any]] = [
+    pipeline(1, 1),
+    pipeline(3, 1, 2),
+    tensor(1, 1),
+    tensor(3, 2, 1),
+    stages(2, 2),
+]
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    """A worker that the tests of this file share."""
+    with shared_workers(tmp_path_factory, "one") as (one,):
+        yield one
+
+
+def told(session: Session, tokens: list[int], n: int) -> list[int]:
+    """Tokens that continue what a session holds and these."""
+    said = generate(session, [*session.tokens, *tokens], GREEDY, max_tokens=n)
+    return [response.token_id for response in said if response.token_id is not None]
+
+
+def prompt(engine: TextEngine) -> list[int]:
+    return engine.model.tokenize(PROMPT, add_special=True, parse_special=False)
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+def test_a_moved_conversation_goes_on_with_the_same_tokens(one: Worker, plan: dict[str, Any]) -> None:
+    """From one device to several and back. Each holds the history that the others computed."""
+    with ExitStack() as stack:
+        single = stack.enter_context(Engine(MODEL_PATH, OPTIONS))
+        other = stack.enter_context(Engine(MODEL_PATH, OPTIONS))
+        spread = stack.enter_context(deployed(one, MODEL_PATH, plan)).engine
+        undisturbed = Session(single)
+        wanted = told(undisturbed, prompt(single), 64)
+        session = Session(other)
+        found = told(session, prompt(other), 21)
+        moved = move(session, spread)
+        assert moved.tokens == session.tokens
+        found += told(moved, found[-1:], 22)
+        assert moved.computed == 1
+        back = move(moved, other)
+        found += told(back, found[-1:], 21)
+        assert back.computed == 1
+        assert found == wanted
+
+
+def test_a_history_that_is_gone_or_too_long_is_not_moved(one: Worker) -> None:
+    small = EngineOptions(threads=1, context=32)
+    with Engine(MODEL_PATH, OPTIONS) as single, Engine(MODEL_PATH, small) as little:
+        session = Session(single)
+        told(session, prompt(single), 8)
+        with pytest.raises(EngineError, match="use a larger --context"):
+            move(session, little)
+        assert little.kv_last(0) == -1
+        told(Session(single), prompt(single), 1)
+        with pytest.raises(EngineError, match="something else used the sequence"):
+            move(session, little)
+
+
+@pytest.mark.parametrize("plan", [pipeline(1, 1), tensor(3, 2, 1)], ids=str)
+def test_each_rank_keeps_its_part_and_finds_it_again(one: Worker, tmp_path: Path, plan: dict[str, Any]) -> None:
+    kept = PrefixOptions(folder=tmp_path / "kept", key_folder=tmp_path / "own")
+    options = replace(OPTIONS, batch=1, prefixes=kept)  # other kernels compute several rows, to other last bits
+    answers = []
+    for removed in (False, False, True):
+        if removed:  # this rank then has fewer than the others
+            for file in kept.folder.glob("*.kv"):
+                file.unlink()
+        with deployed(one, MODEL_PATH, plan, options) as deployment:
+            session = Session(deployment.engine)
+            found = told(session, prompt(deployment.engine), 40)
+            answers.append((found, session.restored))
+    (first, nothing), (second, all_), (third, fewer) = answers
+    assert first == second == third
+    assert nothing == 0
+    assert all_ >= 16
+    assert fewer == 0
+
+
+def test_a_worker_keeps_nothing_where_it_is_told_so(tmp_path: Path) -> None:
+    """And the others then have no use for what they keep."""
+    kept = PrefixOptions(folder=tmp_path / "kept", key_folder=tmp_path / "own")
+    options = replace(OPTIONS, prefixes=kept)
+    with worker(tmp_path / "w", "--threads", "1", "--prefix-cache", "0") as forgetful:
+        for _ in range(2):
+            with deployed(forgetful, MODEL_PATH, pipeline(1, 1), options) as deployment:
+                session = Session(deployment.engine)
+                told(session, prompt(deployment.engine), 40)
+                assert session.restored == 0
+    assert any(kept.folder.glob("*.kv"))

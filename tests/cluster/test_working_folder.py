@@ -1,0 +1,48 @@
+"""A person's folder may hold a json.py or a numpy.py: processes of ours that start there do not import them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from devices.interpreter import module_command
+from edge.cluster.session import RemoteSession
+from edge.demo import MODEL_PATH
+from edge.llm.template import ChatTemplate
+from edge.quantization.gguf import quantize
+from quant.gguf.file import GgufFile
+from quant.mixes import mix_by_name
+from tests.support.workers import SECRET, served
+
+HOSTILE = "raise SystemExit(__file__ + ' was imported')\n"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder, with files named like modules that every process imports."""
+    hostile = tmp_path / "hostile"
+    hostile.mkdir()
+    for name in ("json", "numpy", "runpy", "socket", "typing", "edge"):
+        (hostile / f"{name}.py").write_text(HOSTILE)
+    monkeypatch.chdir(hostile)
+    return hostile
+
+
+def test_the_folder_is_hostile() -> None:
+    done = subprocess.run([sys.executable, "-m", "edge.llm.template_child"], capture_output=True, text=True)
+    assert "was imported" in done.stderr
+
+
+def test_a_module_gets_its_arguments_and_nothing_of_the_folder(folder: Path) -> None:
+    done = subprocess.run([*module_command("apps.cli", "--version")], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("edge ")
+
+
+def test_templates_quantizing_and_sessions_work_in_such_a_folder(tmp_path: Path) -> None:
+    assert ChatTemplate("{{ messages[0].content }}").render([{"role": "user", "content": "hello"}]) == "hello"
+    written = quantize(GgufFile.open(MODEL_PATH), tmp_path / "small.gguf", mix_by_name("q8_0"), threads=1)
+    assert written.n_bytes == (tmp_path / "small.gguf").stat().st_size
+    with served(tmp_path) as remote, RemoteSession(remote, 0, 1, SECRET) as session:
+        session.unload()

@@ -1,0 +1,152 @@
+"""What was computed of a prompt is found again on disk by another engine, and never by one that must not use it."""
+
+import os
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edge.demo import MODEL_PATH
+from edge.llm.engine import Engine
+from edge.llm.generate import Response, generate
+from edge.llm.options import EngineOptions, PrefixOptions
+from edge.llm.prefixes import fingerprint
+from edge.llm.sampler import SamplingParams
+from edge.llm.sequence import Session
+from edge.llm.states import BLOCK_TOKENS
+from quant.gguf.file import GgufFile
+
+GREEDY = SamplingParams(temperature=0)
+PROMPT = [10 + (7 * i * i + 3 * i) % 400 for i in range(100)]
+WHOLE = (len(PROMPT) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> EngineOptions:
+    kept = PrefixOptions(folder=tmp_path / "kept", key_folder=tmp_path / "own")
+    # One row at a time: rows of a batch are computed by other kernels, and so to other last bits.
+    return EngineOptions(threads=1, context=256, batch=1, prefixes=kept)
+
+
+def answered(options: EngineOptions, prompt: list[int], path: Path = MODEL_PATH) -> tuple[list[int | None], Response]:
+    """An answer's tokens, and its last response, of an engine that begins anew."""
+    with Engine(path, options) as engine:
+        responses = list(generate(Session(engine), prompt, GREEDY, max_tokens=8))
+    return [response.token_id for response in responses], responses[-1]
+
+
+def restored(options: EngineOptions, prompt: list[int] = PROMPT, path: Path = MODEL_PATH) -> int:
+    return answered(options, prompt, path)[1].usage.restored_tokens
+
+
+@pytest.mark.parametrize(
+    "kinds", [{}, {"kv_type": "q8_0"}, {"flash_attention": "off"}, {"memory": 2 << 30}], ids=lambda kinds: str(kinds)
+)
+def test_a_restart_continues_where_the_prompt_was(options: EngineOptions, kinds: dict[str, object]) -> None:
+    options = replace(options, **kinds)  # type: ignore[arg-type]
+    first, fresh = answered(options, PROMPT)
+    second, again = answered(options, PROMPT)
+    assert fresh.usage.restored_tokens == 0
+    assert again.usage.restored_tokens == again.usage.cached_tokens == WHOLE
+    assert second == first == answered(replace(options, prefixes=None), PROMPT)[0]
+
+
+def test_a_prompt_that_begins_alike_pays_for_the_rest(options: EngineOptions) -> None:
+    answered(options, PROMPT)
+    other = [*PROMPT[:70], *reversed(PROMPT[70:])]
+    found, last = answered(options, other)
+    assert last.usage.restored_tokens == 64
+    assert found == answered(replace(options, prefixes=None), other)[0]
+
+
+def test_the_answer_is_part_of_the_next_prompt(options: EngineOptions) -> None:
+    tokens, _ = answered(options, PROMPT)
+    said = [token for token in tokens if token is not None]
+    held = len(PROMPT) + len(said) - 1  # the last token was not computed any more
+    assert restored(options, [*PROMPT, *said, *PROMPT[:20]]) == held // BLOCK_TOKENS * BLOCK_TOKENS
+
+
+def test_a_session_continues_its_own_tokens_with_kept_ones(options: EngineOptions) -> None:
+    answered(options, PROMPT)
+    with Engine(MODEL_PATH, options) as engine:
+        session = Session(engine)
+        session.prefill(PROMPT[:20])
+        session.prefill(PROMPT)
+        assert (session.restored, session.computed) == (WHOLE - 20, len(PROMPT) - WHOLE)
+        session.prefill(PROMPT[:50])
+        assert (session.restored, session.computed) == (0, 1)
+
+
+def test_what_replaces_a_part_of_a_session_is_kept_as_well(options: EngineOptions) -> None:
+    other = [*PROMPT[:40], *reversed(PROMPT[40:])]
+    with Engine(MODEL_PATH, options) as engine:
+        session = Session(engine)
+        for prompt in (PROMPT, other):
+            session.prefill(prompt)
+            session.keep()
+    assert restored(options, other) == restored(options) == WHOLE
+
+
+def test_another_model_build_type_or_owner_finds_nothing(options: EngineOptions, tmp_path: Path) -> None:
+    answered(options, PROMPT)
+    assert options.prefixes is not None
+    copy = tmp_path / MODEL_PATH.name
+    data = bytearray(MODEL_PATH.read_bytes())
+    data[-1] ^= 1
+    copy.write_bytes(data)
+    assert restored(options, path=copy) == 0
+    assert restored(replace(options, kv_type="f32")) == 0
+    stranger = replace(options.prefixes, key_folder=tmp_path / "stranger")
+    assert restored(replace(options, prefixes=stranger)) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("llama_cpp.__version__", "0.0.1")
+        assert restored(options) == 0
+    assert restored(options) == WHOLE
+
+
+def test_a_model_whose_metadata_were_edited_is_another(tmp_path: Path) -> None:
+    """Also where neither its size nor its time shows that."""
+    path, data = tmp_path / "model.gguf", MODEL_PATH.read_bytes()
+    fingerprints = set()
+    for changed in (data, data.replace(struct.pack("<f", 10000.0), struct.pack("<f", 20000.0), 1)):
+        path.write_bytes(changed)
+        os.utime(path, ns=(10**18, 10**18))
+        fingerprints.add((fingerprint(GgufFile.open(path)), path.stat().st_size))
+    assert len(fingerprints) == 2
+    assert len({size for _, size in fingerprints}) == 1
+
+
+def test_damage_ends_what_is_used_of_a_prompt(options: EngineOptions) -> None:
+    wanted, _ = answered(options, PROMPT)
+    assert options.prefixes is not None
+    files = sorted(options.prefixes.folder.glob("*.kv"))
+    for file in files:
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= 1
+        file.write_bytes(data)
+    found, last = answered(options, PROMPT)
+    assert found == wanted
+    assert last.usage.restored_tokens == 0
+
+
+def test_nothing_on_disk_shows_tokens_keys_or_values(options: EngineOptions) -> None:
+    """Twice the same, with two owners: nothing that could be compared is the same."""
+    answered(options, PROMPT)
+    assert options.prefixes is not None
+    names = {file.name for file in options.prefixes.folder.iterdir()}
+    with Engine(MODEL_PATH, replace(options, prefixes=None)) as engine:
+        engine.decode(PROMPT[:1], 0)
+        plain = engine._context.read_state(0, 0, 1).tobytes()[-64:]
+    assert any(plain)
+    assert all(plain not in file.read_bytes() for file in options.prefixes.folder.iterdir())
+    other = replace(options.prefixes, folder=options.prefixes.folder / "b", key_folder=options.prefixes.folder / "k")
+    answered(replace(options, prefixes=other), PROMPT)
+    assert not names & {file.name for file in other.folder.iterdir()}
+
+
+def test_a_folder_that_cannot_be_used_is_one_that_has_nothing(options: EngineOptions, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert options.prefixes is not None
+    options = replace(options, prefixes=replace(options.prefixes, folder=tmp_path / "file" / "kept"))
+    assert restored(options) == restored(options) == 0

@@ -1,0 +1,182 @@
+"""An engine that fails at any moment is taken over by another, and whoever asks gets what one engine would give."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge.demo import MODEL_PATH
+from edge.errors import EngineError, Interrupted
+from edge.llm.engine import Engine
+from edge.llm.interface import TextEngine
+from edge.llm.options import EngineOptions
+from edge.parallel.history import UNKNOWN, History
+from edge.parallel.surviving import MOST_IN_A_ROW, SurvivingEngine
+from partition.plan.plan import Range
+from tests.conftest import Synthetic
+from tests.support.thorough import some
+
+# All in F32: what is computed in other portions, or with cells in another order, is then nearly the same.
+OPTIONS = EngineOptions(threads=1, context=256, batch=3, sequences=3, kv_type="f32", flash_attention="off")
+
+
+class Mortal(Engine):
+    """An engine that is lost after so many calls, and then for good."""
+
+    def __init__(self, lives: int, path: Path = MODEL_PATH) -> None:
+        super().__init__(path, OPTIONS)
+        self.lives, self._lost = lives, False
+
+    @property
+    def failed(self) -> Exception | None:
+        return EngineError("lost") if self._lost else None
+
+    def _live(self) -> None:
+        self.lives -= 1
+        self._lost = self._lost or self.lives < 0
+        if self._lost:
+            raise EngineError("lost")
+
+
+def mortal(name: str) -> Callable[..., Any]:
+    def call(self: Mortal, *args: Any, **how: Any) -> Any:
+        self._live()
+        return getattr(Engine, name)(self, *args, **how)
+
+    return call
+
+
+for _name in ("submit", "collect", "kv_remove", "kv_copy", "kv_shift", "kv_clear"):
+    setattr(Mortal, _name, mortal(_name))
+
+
+def surviving(rng: random.Random, engines: list[Mortal], path: Path = MODEL_PATH) -> SurvivingEngine:
+    """Engines that are lost one after the other, at random calls."""
+
+    def another(_: Exception | None = None) -> Mortal:
+        engines.append(Mortal(rng.randrange(3, 60) + 40 * bool(engines), path))  # enough to catch up
+        return engines[-1]
+
+    first = another()
+    return SurvivingEngine(first, first.model, another)
+
+
+def schedule(rng: random.Random, steps: int) -> list[Callable[[TextEngine], Any]]:
+    """Random things to ask, of which each is possible then."""
+    asked: list[Callable[[TextEngine], Any]] = []
+    held, waiting = [0, 0, 0], 0
+
+    def submit(engine: TextEngine, token: int, sequence: int, position: int) -> None:
+        row = np.array([position]), np.array([sequence]), np.ones(1, np.int8)
+        engine.submit([token], *row)
+
+    for _ in range(steps):
+        sequence, other = rng.sample(range(3), 2)
+        kind = rng.choice(("submit", "submit", "submit", "collect", "remove", "copy", "shift"))
+        if kind == "submit" and held[sequence] < 40 and waiting < 6:
+            token, position = rng.randrange(5, 400), held[sequence]
+            asked.append(lambda e, t=token, s=sequence, p=position: submit(e, t, s, p))  # type: ignore[misc]
+            held[sequence] += 1
+            waiting += 1
+        elif kind == "collect" and waiting:
+            asked.append(lambda e: e.collect().copy())
+            waiting -= 1
+        elif kind == "remove":
+            end = rng.randrange(held[sequence] + 1)
+            asked.append(lambda e, s=sequence, end=end: e.kv_remove(s, end))  # type: ignore[misc]
+            held[sequence] = end
+        elif kind == "copy":
+            n = rng.randrange(held[sequence] + 1)
+            asked.append(lambda e, o=other: e.kv_remove(o, 0))  # type: ignore[misc]
+            asked.append(lambda e, s=sequence, o=other, n=n: e.kv_copy(s, o, 0, n))  # type: ignore[misc]
+            held[other] = n
+    return asked + [lambda e: e.collect().copy()] * waiting
+
+
+@pytest.mark.parametrize("seed", range(some(6, 200)))
+def test_whoever_asks_notices_nothing(seed: int, synthetic: Synthetic) -> None:
+    path = synthetic("llama", "f32")
+    asked = schedule(random.Random(seed), 200)
+    engines: list[Mortal] = []
+    survivor = surviving(random.Random(seed + 1), engines, path)
+    with Engine(path, OPTIONS) as whole:
+        for ask in asked:
+            found, wanted = ask(survivor), ask(whole)
+            if isinstance(wanted, np.ndarray):
+                np.testing.assert_allclose(found, wanted, atol=1e-4)
+            else:
+                assert found == wanted
+        assert survivor.uncollected == 0
+    assert survivor.recoveries == len(engines) - 1 > 0
+    for engine in engines:
+        engine.close()
+
+
+def test_an_error_of_what_was_asked_is_raised() -> None:
+    engines: list[Mortal] = []
+    survivor = surviving(random.Random(0), engines)
+    with pytest.raises(EngineError, match="takes 1 to 3 tokens"):
+        survivor.decode([1, 2, 3, 4], 0)
+    assert survivor.recoveries == 0
+    engines[0].close()
+
+
+def test_who_is_lost_again_and_again_is_given_up() -> None:
+    engines: list[Mortal] = []
+
+    def doomed(_: Exception | None = None) -> Mortal:
+        engines.append(Mortal(0))
+        return engines[-1]
+
+    survivor = SurvivingEngine(doomed(), engines[0].model, doomed)
+    with pytest.raises(EngineError, match="lost"):
+        survivor.kv_clear()
+    assert survivor.recoveries == MOST_IN_A_ROW
+    for engine in engines:
+        engine.close()
+
+
+def test_who_is_stopped_waits_for_no_other_engine() -> None:
+    engines: list[Mortal] = []
+    survivor = surviving(random.Random(0), engines)
+    engines[0].lives = 0
+    survivor.stop()
+    with pytest.raises(Interrupted):
+        survivor.kv_clear()
+    survivor.resume()
+    survivor.kv_clear()
+    assert survivor.recoveries == 1
+    for engine in engines:
+        engine.close()
+
+
+def test_what_came_from_elsewhere_cannot_be_computed_again() -> None:
+    engines: list[Mortal] = []
+    survivor = surviving(random.Random(0), engines)
+    with Engine(MODEL_PATH, OPTIONS) as other:
+        other.decode([5], 0)
+        survivor.states.write(0, other.states.read(0, Range(0, 1)))
+    engines[0].lives = 0
+    with pytest.raises(EngineError, match="not known token by token"):
+        survivor.kv_remove(0, 1)
+    engines[0].close()
+
+
+def test_a_history_is_what_the_cache_holds() -> None:
+    history = History()
+    history.add(0, 0, [5, 6, 7, 8, 9])
+    history.copy(0, 1, 0, 3)
+    history.remove(0, 1, 3)
+    with pytest.raises(EngineError, match="not known token by token"):
+        history.sequences()
+    history.shift(0, 3, -1, -2)
+    assert history.sequences() == {0: [5, 8, 9], 1: [5, 6, 7]}
+    history.remove(1, 2)
+    history.add(0, 1, [UNKNOWN])
+    with pytest.raises(EngineError, match="not known token by token"):
+        history.sequences()
+    history.clear()
+    assert history.sequences() == {}

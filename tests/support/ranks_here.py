@@ -1,0 +1,69 @@
+"""A model spread over ranks that are threads of this process, linked in memory: as deployed, without any worker."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from edge.llama import llama
+from edge.llm.options import EngineOptions
+from edge.llm.prefixes import name_histories, rank_key, seal
+from edge.parallel.engine import DistributedEngine
+from edge.parallel.follower import follow
+from edge.parallel.shard import Shard
+from edge.parallel.topology import place
+from partition.plan.arrange import make_plan
+from partition.slices.gguf_slice import limits
+from quant.gguf.file import GgufFile
+from tests.support import memory_link
+from tests.support.helpers import TIMEOUT_S
+from tests.support.links import PATIENT, start
+from tests.support.slices import write
+from transport.collective import Group
+from transport.link import Link
+
+OWNER = bytes(range(32))  # the key
+
+
+@contextmanager
+def ranks_here(
+    model: Path, how: dict[str, Any], options: EngineOptions, folder: Path, shards: list[Shard] | None = None
+) -> Iterator[DistributedEngine]:
+    """Rank 0's engine. how: as `tests.support.deployments` has it. Slices are written to `folder`, and what is kept of
+    prompts goes to a folder of each rank in that of the options. shards: is filled with those of all ranks.
+
+    At the end the other ranks must have followed without an error.
+    """
+    file = GgufFile.open(model)
+    n = len(how["shares"])
+    plan = make_plan(limits(file), model.stem, "", ["local", *(f"rank-{i}" for i in range(1, n))], **how)
+    widths = [len(stage.shards) for stage in plan.stages]
+    links: list[dict[int, Link]] = [{} for _ in range(n)]
+    for a, b in combinations(range(n), 2):
+        links[a][b], links[b][a] = memory_link.pair((f"rank {a}", f"rank {b}"), PATIENT)
+    groups = [Group(rank, links[rank]) for rank in range(n)]
+    shards = [] if shards is None else shards
+    with ExitStack() as stack:
+        for rank in range(n):
+            here = place(rank, widths)
+            own = options if here.last else replace(options, outputs=options.rows)
+            slice_ = write(model, plan.slice(rank), folder / f"{model.stem}-{'-'.join(map(str, widths))}-{rank}.gguf")
+            shards.append(stack.enter_context(closing(Shard(slice_, own, here))))
+            if options.prefixes is not None:
+                kept, states = options.prefixes, shards[rank].engine.states
+                name_histories(states, OWNER)
+                seal(states, kept.folder / str(rank), kept.max_bytes, rank_key(OWNER, str(rank)), None)
+        vocabulary = stack.enter_context(closing(llama.Model(model, vocabulary_only=True)))
+        following = [start(follow, shards[rank], groups[rank]) for rank in range(1, n)]
+        engine = DistributedEngine(file, vocabulary, plan, shards[0], groups[0], outputs=options.outputs)
+        try:
+            yield engine
+        finally:
+            engine.end()
+            ends = [done.exception(TIMEOUT_S) for done in following]
+            for own_links in links:
+                for link in own_links.values():
+                    link.close()
+        assert ends == [None] * (n - 1)

@@ -1,0 +1,449 @@
+"""Blocks come back just as they were kept, or not at all: whatever the disk, other processes and the clock do."""
+
+import os
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edge.prefixes import sealed
+from edge.prefixes.keys import derived, links
+from edge.prefixes.sealed import SealedBlocks
+from edge.prefixes.store import PrefixStore
+from tests.support import ROOT
+from tests.support.helpers import until
+from tests.support.links import start
+from tests.support.small_disk import small_disk
+from tests.support.thorough import some
+
+KEY, OTHER_KEY = bytes(range(32)), bytes(range(1, 33))
+CHAIN = links(KEY, range(100), 10)
+WAIT_S = 60.0  # for a thread of a busy machine
+MIB = 1 << 20
+
+
+def block(n: int) -> bytes:
+    """The data of the n-th block: its own, and as long as no other."""
+    return (b"block %d of keys and values, " % n) * (n + 3)
+
+
+def path_of(store: PrefixStore, link: bytes, key: bytes = KEY) -> Path:
+    """Where a block lies."""
+    return store.folder / f"{derived(key, b'name', link).hex()}.kv"
+
+
+def keep(store: PrefixStore, n: int = len(CHAIN), key: bytes = KEY) -> SealedBlocks:
+    """Blocks of the first links, written."""
+    blocks = SealedBlocks(store, key)
+    for i, link in enumerate(CHAIN[:n]):
+        blocks.keep(link, block(i))
+    assert blocks.close(WAIT_S)
+    return blocks
+
+
+def taken(store: PrefixStore, key: bytes = KEY) -> list[bytes]:
+    """What another process would find."""
+    return list(SealedBlocks(store, key).take(CHAIN))
+
+
+def readers() -> list[str]:
+    """Threads of iterators, and of writers."""
+    return [thread.name for thread in threading.enumerate() if "prompts" in thread.name]
+
+
+class Gate(PrefixStore):
+    """A store on a disk that stands still: writing and reading wait until they are let go."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, 1 << 30)
+        self.may_write, self.may_read, self.is_writing = (threading.Event() for _ in range(3))
+        self.n_looked_for = 0
+
+    def write(self, name: bytes, data: bytes) -> bool:
+        self.is_writing.set()
+        assert self.may_write.wait(WAIT_S)
+        return super().write(name, data)
+
+    def read(self, name: bytes) -> bytes | None:
+        assert self.may_read.wait(WAIT_S)
+        return super().read(name)
+
+    def n_bytes(self, name: bytes) -> int | None:
+        self.n_looked_for += 1
+        return super().n_bytes(name)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> PrefixStore:
+    """A store of 1 MiB."""
+    return PrefixStore(tmp_path / "prefixes", MIB)
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Gate]:
+    """A store that stands still until the test lets it go."""
+    gate = Gate(tmp_path / "prefixes")
+    yield gate
+    gate.may_write.set()
+    gate.may_read.set()
+
+
+def test_blocks_come_back_in_another_process(store: PrefixStore) -> None:
+    blocks = keep(store)
+    assert (blocks.kept_blocks, blocks.dropped_blocks) == (10, 0)
+    assert blocks.kept_bytes == sum(len(block(i)) for i in range(10))
+    again = SealedBlocks(store, KEY)
+    assert again.count(CHAIN) == 10
+    assert list(again.take(CHAIN)) == [block(i) for i in range(10)]
+    assert again.taken_bytes == blocks.kept_bytes
+    assert (again.kept_blocks, again.problem) == (0, None)
+    assert again.count([]) == 0
+    assert list(again.take([])) == []
+    other = links(KEY, [*range(35), 0], 10)  # shares three blocks
+    assert again.count(other) == 3
+    assert list(again.take(other)) == [block(i) for i in range(3)]
+    assert readers() == []
+
+
+def test_the_disk_shows_neither_data_nor_links(store: PrefixStore) -> None:
+    keep(store, 2)
+    for link, n in zip(CHAIN, range(2), strict=False):
+        content = path_of(store, link).read_bytes()
+        assert len(content) == len(block(n)) + 36
+        assert content[:8] == b"edge.kv\x01"
+        assert not any(block(n)[at : at + 8] in content for at in range(0, len(block(n)), 8))
+        assert not any(link in content or link.hex() in path.name for path in store.folder.iterdir())
+    first = path_of(store, CHAIN[0]).read_bytes()
+    store.clear()
+    keep(store, 1)
+    assert path_of(store, CHAIN[0]).read_bytes()[8:] != first[8:]  # never the same nonce
+
+
+def test_a_block_that_is_there_is_touched_and_not_written_again(store: PrefixStore) -> None:
+    keep(store, 2)
+    path = path_of(store, CHAIN[0])
+    before = path.read_bytes()
+    os.utime(path, (1, 1))
+    blocks = keep(store, 2)
+    assert path.read_bytes() == before
+    assert path.stat().st_mtime_ns > 10**18
+    assert (blocks.kept_blocks, blocks.kept_bytes, blocks.dropped_blocks) == (0, 0, 0)
+    assert [file.path for file in store.files()] == [path_of(store, link) for link in CHAIN[:2]]
+
+
+def test_with_another_key_nothing_is_there(store: PrefixStore) -> None:
+    keep(store, 2)
+    assert taken(store, OTHER_KEY) == []
+    keep(store, 2, OTHER_KEY)
+    assert taken(store, OTHER_KEY) == taken(store) == [block(0), block(1)]
+    for link in CHAIN[:2]:
+        path_of(store, link, OTHER_KEY).replace(path_of(store, link))
+    assert taken(store) == []
+    assert not path_of(store, CHAIN[0]).exists()
+
+
+def test_under_another_name_nothing_is_there(store: PrefixStore) -> None:
+    keep(store, 3)
+    first, second = (path_of(store, link) for link in CHAIN[:2])
+    first.replace(second)
+    first.write_bytes(path_of(store, CHAIN[2]).read_bytes())
+    assert taken(store) == []
+    assert not first.exists()
+    keep(store, 1)
+    assert taken(store) == [block(0)]
+    assert not second.exists()
+
+
+@pytest.mark.parametrize("at", range(len(block(0)) + 36))
+def test_a_block_with_a_byte_changed_is_removed(store: PrefixStore, at: int) -> None:
+    keep(store, 2)
+    path = path_of(store, CHAIN[0])
+    content = bytearray(path.read_bytes())
+    assert len(content) == len(block(0)) + 36
+    for bit in range(8):
+        content[at] ^= 1 << bit
+        path.write_bytes(content)
+        content[at] ^= 1 << bit
+        assert taken(store) == []
+        assert not path.exists()
+    path.write_bytes(content)
+    assert taken(store) == [block(0), block(1)]
+
+
+def test_a_block_that_was_cut_or_grew_is_removed(store: PrefixStore) -> None:
+    keep(store, 1)
+    path = path_of(store, CHAIN[0])
+    content = path.read_bytes()
+    for wrong in (*(content[:n] for n in range(len(content))), content + b"\0", content + content, content[1:]):
+        path.write_bytes(wrong)
+        assert taken(store) == []
+        assert not path.exists()
+
+
+def test_blocks_before_a_damaged_one_are_taken(store: PrefixStore) -> None:
+    keep(store)
+    path_of(store, CHAIN[4]).write_bytes(b"edge.kv\x02" + bytes(100))  # another version
+    assert SealedBlocks(store, KEY).count(CHAIN) == 10
+    assert taken(store) == [block(i) for i in range(4)]
+    assert SealedBlocks(store, KEY).count(CHAIN) == 4
+    keep(store)
+    assert taken(store) == [block(i) for i in range(10)]
+
+
+def test_what_is_no_file_is_no_block(store: PrefixStore, tmp_path: Path) -> None:
+    keep(store, 4)
+    paths = [path_of(store, link) for link in CHAIN[:4]]
+    paths[0].rename(tmp_path / "elsewhere")
+    for path in paths[1:]:
+        path.unlink()
+    paths[0].symlink_to(tmp_path / "elsewhere")
+    os.mkfifo(paths[1])
+    paths[2].mkdir()
+    blocks = SealedBlocks(store, KEY)
+    for n in range(3):
+        assert blocks.count(CHAIN[n:]) == 0
+        assert list(blocks.take(CHAIN[n:])) == []
+    blocks = keep(store, 4)
+    assert taken(store) == [block(0), block(1)]
+    assert (blocks.kept_blocks, blocks.dropped_blocks) == (3, 1)
+    assert blocks.problem == f"a prompt is not kept in {store.folder}: Is a directory"
+
+
+def mutated(content: bytes, other: bytes, draw: random.Random) -> bytes:
+    """Another content, such as a disk, a person or an attacker could make of it."""
+    damaged = bytearray(content)
+    start = draw.randrange(len(content))
+    end = draw.randrange(start, len(content)) + 1
+    kind = draw.randrange(6)
+    if kind == 0:
+        for _ in range(draw.randrange(1, 4)):
+            damaged[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+    elif kind == 1:
+        del damaged[start:end]
+    elif kind == 2:
+        damaged[start:end] = bytes(end - start)
+    elif kind == 3:
+        damaged[start:end] = other[start:end]
+    elif kind == 4:
+        damaged[start:start] = draw.randbytes(draw.randrange(1, 40))
+    else:
+        damaged[start:end] = damaged[start:end][::-1]
+    return bytes(damaged)
+
+
+def test_of_random_changes_none_is_taken(store: PrefixStore) -> None:
+    keep(store, 2)
+    path = path_of(store, CHAIN[0])
+    content, other = path.read_bytes(), path_of(store, CHAIN[1]).read_bytes()
+    blocks = SealedBlocks(store, KEY)
+    draw = random.Random(18)
+    n_damaged = 0
+    for _ in range(some(1000, 20_000)):
+        damaged = mutated(content, other, draw)
+        path.write_bytes(damaged)
+        n_damaged += damaged != content
+        assert list(blocks.take(CHAIN[:1])) == ([block(0)] if damaged == content else [])
+        assert path.exists() == (damaged == content)
+    assert n_damaged > some(900, 18_000)
+
+
+def test_of_very_many_random_changes_none_is_decrypted(store: PrefixStore) -> None:
+    blocks = SealedBlocks(store, KEY)
+    name = bytes(32)
+    content, other = blocks.seal(name, block(0)), blocks.seal(name, block(1))
+    draw = random.Random(81)
+    n_damaged = 0
+    for _ in range(some(20_000, 1_000_000)):
+        damaged = mutated(content, other, draw)
+        n_damaged += damaged != content
+        assert blocks.unseal(name, damaged) == (block(0) if damaged == content else None)
+    assert n_damaged > some(18_000, 900_000)
+
+
+def test_blocks_are_there_before_they_are_written(gate: Gate) -> None:
+    blocks = SealedBlocks(gate, KEY)
+    for i, link in enumerate(CHAIN[:3]):
+        blocks.keep(link, block(i))
+        blocks.keep(link, b"only the first counts")
+    assert gate.is_writing.wait(WAIT_S)
+    assert not list(gate.folder.glob("*"))
+    assert blocks.count(CHAIN) == 3
+    assert list(blocks.take(CHAIN)) == [block(0), block(1), block(2)]
+    assert not blocks.flush(0.01)
+    gate.may_write.set()
+    assert blocks.flush(WAIT_S)
+    assert (blocks.kept_blocks, blocks.count(CHAIN)) == (3, 3)
+    assert len(gate.files()) == 3
+    assert blocks.close(WAIT_S)
+    blocks.keep(CHAIN[3], block(3))  # too late, and no error
+    assert blocks.count(CHAIN) == 3
+    assert readers() == []
+
+
+def test_a_block_is_dropped_where_the_disk_is_far_behind(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sealed, "KEEP_WAIT_S", 0.01)
+    blocks = SealedBlocks(gate, KEY)
+    blocks.keep(CHAIN[0], bytes(40 * MIB))
+    blocks.keep(CHAIN[1], bytes(24 * MIB))
+    blocks.keep(CHAIN[2], b"x")  # 64 MiB wait already
+    assert (blocks.count(CHAIN), blocks.dropped_blocks) == (2, 1)
+    gate.may_write.set()
+    assert blocks.close(WAIT_S)
+    assert (blocks.kept_blocks, blocks.kept_bytes, len(gate.files())) == (2, 64 * MIB, 2)
+
+
+def test_a_block_waits_for_room_and_is_kept(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sealed, "KEEP_WAIT_S", WAIT_S)
+    monkeypatch.setattr(sealed, "QUEUE_BYTES", 1000)
+    blocks = SealedBlocks(gate, KEY)
+    blocks.keep(CHAIN[0], bytes(1500))  # alone it may be larger
+    waiting = threading.Thread(target=blocks.keep, args=(CHAIN[1], bytes(10)))
+    waiting.start()
+    assert blocks.count(CHAIN) == 1
+    gate.may_write.set()
+    waiting.join()
+    assert blocks.close(WAIT_S)
+    assert (blocks.kept_blocks, blocks.dropped_blocks) == (2, 0)
+
+
+def test_closing_drops_what_the_disk_does_not_take(gate: Gate) -> None:
+    blocks = SealedBlocks(gate, KEY)
+    for i, link in enumerate(CHAIN[:5]):
+        blocks.keep(link, block(i))
+    assert gate.is_writing.wait(WAIT_S)
+    assert not blocks.close(0.01)
+    assert (blocks.count(CHAIN), blocks.dropped_blocks) == (1, 4)
+    gate.may_write.set()
+    assert blocks.flush(WAIT_S)
+    assert (blocks.kept_blocks, blocks.count(CHAIN)) == (1, 1)
+
+
+def test_reading_is_ahead_by_so_much_and_ends_with_the_iterator(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate.may_write.set()
+    gate.may_read.set()
+    keep(gate)
+    monkeypatch.setattr(sealed, "AHEAD_BYTES", sum(len(block(i)) + 36 for i in range(3)))
+    blocks = SealedBlocks(gate, KEY)
+    unused = blocks.take(CHAIN)
+    assert (gate.n_looked_for, readers()) == (0, [])
+    iterator = blocks.take(CHAIN)
+    assert next(iterator) == block(0)
+    assert readers()
+    assert gate.n_looked_for == 4  # the fourth has to wait
+    iterator.close()
+    assert readers() == []
+    del unused
+    assert list(blocks.take(CHAIN)) == [block(i) for i in range(10)]
+    assert readers() == []
+
+
+def test_the_disk_is_told_what_will_be_read(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While none of it has come: so it reads many files at once, whatever each reader waits for."""
+    monkeypatch.setattr(sealed, "AHEAD_BYTES", 5 * MIB)
+    keep(PrefixStore(gate.folder, gate.max_bytes))
+    told: list[Path] = []
+    monkeypatch.setattr(
+        os, "posix_fadvise", lambda handle, *_: told.append(Path(os.readlink(f"/proc/self/fd/{handle}")))
+    )
+    blocks = SealedBlocks(gate, KEY).take(CHAIN)
+    came = start(next, blocks)
+    until(lambda: len(told) == len(CHAIN), "all files to be announced")
+    gate.may_read.set()
+    assert came.result(WAIT_S) == block(0)
+    assert len(list(blocks)) == len(CHAIN) - 1
+    assert told == [path_of(gate, link) for link in CHAIN]
+    gate.expect(bytes(32))  # no such file
+    assert len(told) == len(CHAIN)
+
+
+def test_a_disk_that_does_not_answer_has_no_blocks(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate.may_write.set()
+    keep(gate, 3)
+    monkeypatch.setattr(sealed, "READ_TIMEOUT_S", 0.01)
+    assert list(SealedBlocks(gate, KEY).take(CHAIN)) == []
+    gate.may_read.set()
+    for thread in threading.enumerate():
+        if "prompts" in thread.name:
+            thread.join(WAIT_S)
+    assert readers() == []
+    monkeypatch.setattr(sealed, "READ_TIMEOUT_S", WAIT_S)
+    assert taken(gate) == [block(0), block(1), block(2)]
+
+
+def test_a_full_disk_keeps_what_it_can(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "size=1m") as disk:
+        store = PrefixStore(disk / "prefixes", 10 * MIB)
+        (disk / "filler").write_bytes(bytes(900 << 10))
+        blocks = SealedBlocks(store, KEY)
+        blocks.keep(CHAIN[0], bytes(30 << 10))
+        blocks.keep(CHAIN[1], bytes(200 << 10))
+        blocks.keep(CHAIN[2], bytes(200 << 10))
+        assert blocks.close(WAIT_S)
+        assert (blocks.kept_blocks, blocks.dropped_blocks) == (1, 2)
+        assert blocks.problem
+        assert "needed on the disk" in blocks.problem
+        assert list(blocks.take(CHAIN)) == [bytes(30 << 10)]
+
+
+def test_a_block_larger_than_the_limit_is_a_problem_and_no_error(store: PrefixStore) -> None:
+    blocks = SealedBlocks(store, KEY)
+    blocks.keep(CHAIN[0], bytes(MIB))  # with what is around it
+    assert blocks.close(WAIT_S)
+    assert (blocks.kept_blocks, blocks.dropped_blocks) == (0, 1)
+    assert blocks.problem
+    assert "1,048,612 bytes needed for a part of it, 1,048,576 allowed" in blocks.problem
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from edge.prefixes.sealed import SealedBlocks
+from edge.prefixes.store import PrefixStore
+from tests.unit.edge.test_sealed_blocks import KEY
+blocks = SealedBlocks(PrefixStore(Path(sys.argv[1]), 1 << 30), KEY)
+for i in range(int(sys.argv[2])):
+    blocks.keep(b"%032d" % i, bytes([i % 251]) * 200_000)
+    if i % 8 == 7:
+        assert blocks.flush(60)
+    print(f"{blocks.kept_blocks:4000}", flush=True)  # soon fills the pipe: it is never far ahead of its reader
+assert blocks.close(60)
+print("whole", blocks.problem, flush=True)
+"""
+N_BLOCKS = 200  # many more than are written before the child is killed
+
+
+def written(folder: Path, n_blocks: int) -> "subprocess.Popen[str]":
+    """A process that writes blocks."""
+    command = [sys.executable, "-c", WRITER, str(folder), str(n_blocks)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("kept", [1, 5, 20])
+def test_a_killed_writer_leaves_whole_blocks(tmp_path: Path, kept: int) -> None:
+    with written(tmp_path, N_BLOCKS) as child:
+        assert child.stdout
+        while int(child.stdout.readline()) < kept:
+            pass
+        child.kill()
+    blocks = SealedBlocks(PrefixStore(tmp_path, 1 << 30), KEY)
+    chain = [b"%032d" % i for i in range(N_BLOCKS)]
+    n_there = blocks.count(chain)
+    assert kept <= n_there < N_BLOCKS
+    for i, data in enumerate(blocks.take(chain)):
+        assert data == bytes([i % 251]) * 200_000
+    assert blocks.count(chain) == n_there  # none was damaged
+
+
+def test_two_processes_write_the_same_blocks(tmp_path: Path) -> None:
+    children = [written(tmp_path, 60) for _ in range(2)]
+    for child in children:
+        with child:
+            assert child.communicate()[0].endswith("\nwhole None\n")
+        assert child.returncode == 0
+    taken = list(SealedBlocks(PrefixStore(tmp_path, 1 << 30), KEY).take([b"%032d" % i for i in range(60)]))
+    assert taken == [bytes([i]) * 200_000 for i in range(60)]
+    assert len(list(tmp_path.iterdir())) == 60
