@@ -1,7 +1,8 @@
 """Ctrl-C around native code: a decode stops at its next graph node, a load ends soon, and none is lost.
 
 Python runs signal handlers only between bytecodes, and one decode of a long prompt on a slow device is a minute of
-native code. And KeyboardInterrupt raised in a Python function that native code called is printed and dropped.
+native code. And an exception that a handler raises in a Python function which native code called is dropped there, and
+the function's answer with it: a graph would go on without its hooks.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -56,7 +57,8 @@ def interrupt_stops(engine: Stoppable) -> Iterator[None]:
     handler = signal.signal(signal.SIGINT, on_interrupt)
     wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     try:
-        yield
+        with _termination_deferred(engine.stop):
+            yield
     finally:
         signal.set_wakeup_fd(wakeup)
         signal.signal(signal.SIGINT, handler)
@@ -68,18 +70,42 @@ def interrupt_stops(engine: Stoppable) -> Iterator[None]:
 
 @contextmanager
 def interrupts_noted() -> Iterator[list[int]]:
-    """Inside, Ctrl-C only joins the list; KeyboardInterrupt follows at the end. For native code with callbacks."""
+    """Inside, Ctrl-C and SIGTERM only join the list; what they raise follows at the end. For native code with
+    callbacks."""
     noted: list[int] = []
     if not _has_signals():
         yield noted
         return
     handler = signal.signal(signal.SIGINT, lambda number, _: noted.append(number))
     try:
-        yield noted
+        with _termination_deferred(lambda: noted.append(signal.SIGTERM)):
+            yield noted
     finally:
         signal.signal(signal.SIGINT, handler)
     if noted:
         raise KeyboardInterrupt
+
+
+@contextmanager
+def _termination_deferred(note: Callable[[], None]) -> Iterator[None]:
+    """Inside, SIGTERM calls `note`; its own handler is called at the end, whatever else is raised then."""
+    handler = signal.getsignal(signal.SIGTERM)
+    if not callable(handler):
+        yield
+        return
+    received: list[int] = []
+
+    def on_termination(number: int, _: object) -> None:
+        received.append(number)
+        note()
+
+    signal.signal(signal.SIGTERM, on_termination)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+        if received:
+            handler(received[0], None)
 
 
 def _has_signals() -> bool:

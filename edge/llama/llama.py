@@ -152,7 +152,7 @@ class Model:
         try:
             with interrupts_noted() as interrupts:
                 self._handle = L.llama_model_load_from_file(os.fsencode(path), params)
-        except KeyboardInterrupt:
+        except BaseException:
             self.close()
             raise
         if failed:
@@ -288,7 +288,7 @@ class Context:
         try:
             with interrupts_noted():
                 self._handle = L.llama_init_from_model(model._handle, params)
-        except KeyboardInterrupt:
+        except BaseException:
             self.close()
             raise
         if not self._handle:

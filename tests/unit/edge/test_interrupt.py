@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -102,4 +103,43 @@ def test_ctrl_c_in_a_callback_of_a_load_is_not_lost(synthetic: Synthetic) -> Non
 
     with pytest.raises(KeyboardInterrupt):
         Engine(synthetic("llama"), OPTIONS, progress=interrupt)
+    Engine(synthetic("llama"), OPTIONS).close()
+
+
+def raise_exit(number: int, _: object) -> None:
+    raise SystemExit(128 + number)
+
+
+@pytest.fixture
+def exits_at_sigterm() -> Iterator[None]:
+    previous = signal.signal(signal.SIGTERM, raise_exit)
+    yield
+    assert signal.getsignal(signal.SIGTERM) is raise_exit
+    signal.signal(signal.SIGTERM, previous)
+
+
+@pytest.mark.usefixtures("exits_at_sigterm")
+def test_sigterm_in_a_callback_of_a_graph_ends_it_at_the_next_node_and_is_not_lost(synthetic: Synthetic) -> None:
+    seen: list[str] = []
+
+    def run(node: object) -> None:
+        seen.append(node.name)  # type: ignore[attr-defined]
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def decode_within(engine: Engine) -> None:
+        with interrupt_stops(engine):
+            with pytest.raises(Interrupted):
+                engine.decode(TOKENS, 0)
+            raise ValueError("what is in flight gives way")
+
+    hooks = [Hook(lambda node: node.name.startswith("l_out-"), run)]
+    with Engine(synthetic("llama"), OPTIONS, hooks=hooks) as engine, pytest.raises(SystemExit, match="143"):
+        decode_within(engine)
+    assert seen == ["l_out-0"]
+
+
+@pytest.mark.usefixtures("exits_at_sigterm")
+def test_sigterm_in_a_callback_of_a_load_is_not_lost(synthetic: Synthetic) -> None:
+    with pytest.raises(SystemExit, match="143"):
+        Engine(synthetic("llama"), OPTIONS, progress=lambda _: os.kill(os.getpid(), signal.SIGTERM))
     Engine(synthetic("llama"), OPTIONS).close()
