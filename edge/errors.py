@@ -80,3 +80,15 @@ class WorkerError(EdgeError):
         """error: the class of the error on the worker, for instance NotEnoughMemory; empty where a process died."""
         super().__init__(message)
         self.error = error
+
+
+class Overloaded(EdgeError):
+    """More requests wait than may; the message says how many. Ask again later."""
+
+
+class EngineGone(EdgeError):
+    """The process that computes an answer ended before it was complete; the message says how."""
+
+
+class UnknownModel(EdgeError):
+    """A server has no model of this name; the message says which it has."""

@@ -45,6 +45,7 @@ ROOMS = {
         "edge.planning: plans found, compared, measured, run",
         "edge.pictures: results as pictures and pages",
         "edge.api: what `import edge` offers",
+        "edge.serve: models behind HTTP",
     ),
     "partition": (
         "partition: errors, fields of JSON",
