@@ -57,6 +57,11 @@ class Candidates:
         return int(self._array.data[self._array.selected].id)
 
     @property
+    def logits(self) -> NDArray[np.float32]:
+        """The logits [n_vocab] as samplers that do not reorder left them."""
+        return np.array(self._rows["logit"], np.float32)
+
+    @property
     def first_allowed(self) -> bool:
         """Whether the first candidate still has a finite logit."""
         return bool(np.isfinite(self._array.data[0].logit))
@@ -76,6 +81,12 @@ class Sampler:
         """llama.cpp's samplers one after the other, each as (name, arguments): ("top_k", (40,))."""
         chain = L.llama_sampler_chain_init(L.llama_sampler_chain_default_params())
         for name, arguments in parts:
+            if name == "logit_bias":
+                n_vocab, *flat = arguments
+                biases = [
+                    L.llama_logit_bias(int(token), bias) for token, bias in zip(flat[::2], flat[1::2], strict=True)
+                ]
+                arguments = (n_vocab, len(biases), (L.llama_logit_bias * len(biases))(*biases))
             L.llama_sampler_chain_add(chain, getattr(L, f"llama_sampler_init_{name}")(*arguments))
         return cls(chain)
 

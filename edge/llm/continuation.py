@@ -51,11 +51,23 @@ class Continuation:
         self._sampler.accept(token)
         self.tokens.append(token)
         text = self._text.push(self._model.piece(token))
-        if self._text.stopped:
+        if self._text.stopped is not None:
             self.finish_reason = "stop"
         elif len(self.tokens) == self._max_tokens:
             self.finish_reason = "length"
         return text
+
+    def follow(self, tokens: Sequence[int]) -> None:
+        """Go on behind tokens that were chosen, and whose text was told, elsewhere."""
+        for token in tokens:
+            self._sampler.accept(token)
+            self.tokens.append(token)
+            self._text.push(self._model.piece(token))
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended it; None where none did."""
+        return self._text.stopped
 
     def rest(self) -> str:
         """The text that was held back, once no token follows."""
@@ -73,21 +85,21 @@ class TextStream:
         self._stop = tuple(stop)
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._held = ""  # may be the beginning of a stop string
-        self.stopped = False
+        self.stopped: str | None = None  # the stop string that is complete
 
     def push(self, piece: bytes) -> str:
         """The text that is certain after this piece. Sets `stopped` when a stop string is complete."""
         self._held += self._decoder.decode(piece)
-        found = [at for s in self._stop if (at := self._held.find(s)) >= 0]
-        if found:
-            self.stopped = True
-            return self._release(min(found), drop_rest=True)
+        places = [(at, s) for s in self._stop if (at := self._held.find(s)) >= 0]
+        if places:
+            at, self.stopped = min(places)
+            return self._release(at, drop_rest=True)
         longest = max((_overlap(self._held, s) for s in self._stop), default=0)
         return self._release(len(self._held) - longest)
 
     def rest(self) -> str:
         """What was held back, once nothing more can come."""
-        if self.stopped:
+        if self.stopped is not None:
             return ""
         self._held += self._decoder.decode(b"", final=True)
         return self._release(len(self._held))

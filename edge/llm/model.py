@@ -19,7 +19,7 @@ class RequestStream:
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._scheduler = Scheduler(model.engine)
+        self._scheduler = Scheduler(model.engine, keep=True)
 
     def add(
         self,

@@ -1,23 +1,34 @@
 """Several requests at once on one engine: each has a sequence of the KV cache, and all stages are kept busy.
 
-Rows of several requests that go through an engine together cost little more than one, so ready requests share a step.
-Where an engine has stages they form as many groups (microbatches), so that every stage has one to work on.
+Rows of several requests that go through an engine together cost little more than one. So a step has the next token of
+every answer, and beside them as many tokens of new prompts as leave the answers fluent. Where an engine has stages the
+answers form as many groups (microbatches), so that every stage has one to work on.
+
+A step is: admit, submit, collect, choose, tell. What a request does not have in the cache yet are its pending tokens:
+all of its prompt at first, one token later.
 """
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from edge.errors import ContextFull, EdgeError, EngineError
+from edge.errors import ContextFull, EdgeError, EngineError, SamplingError
 from edge.llm.continuation import Continuation
 from edge.llm.interface import TextEngine
+from edge.llm.logprobs import TokenLogprobs, token_logprobs
 from edge.llm.sampler import SamplingParams
 from edge.llm.sequence import USED_MEANWHILE, holds, take
+from edge.llm.slots import Slot, Slots
+from edge.llm.step_budget import StepBudget
+
+HEADROOM = 32  # tokens that each answer shall have room for when another request joins: or that must soon wait again
 
 
 @dataclass(frozen=True)
@@ -29,6 +40,8 @@ class Request:
     sampling: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0))
     stop: Sequence[str] = ()  # strings that end the answer; the token that completes one is its last
     ends: bool = True  # False: also after a token that ends a text, for measuring
+    logprobs: int | None = None  # how many alternatives are told with each token; None: no probabilities at all
+    generated: Sequence[int] = ()  # the beginning of the answer, where it was told already
 
 
 @dataclass(frozen=True)
@@ -38,43 +51,69 @@ class Event:
     request: int  # its number, as `add` gave it
     token_id: int | None  # None where only its end is told
     text: str  # that is certain by now; may be empty while a character or a stop string is incomplete
-    finish_reason: str | None  # "stop", "length", "cancelled", or None while it goes on
+    finish_reason: str | None  # "stop", "length", "cancelled", "error", or None while it goes on
+    logprobs: TokenLogprobs | None = None
+    stop_string: str | None = None  # that ended it
+    cached_tokens: int = 0  # of its prompt: that need not be computed
+    error: SamplingError | None = None  # why its constraint cannot be followed any further
 
 
-class _Running:
-    """A request with its sequence."""
+class Running:
+    """A request that was added, and its answer."""
 
-    def __init__(self, number: int, request: Request, sequence: int, continuation: Continuation) -> None:
-        self.number, self.request, self.sequence, self.continuation = number, request, sequence, continuation
-        self.prefilled = 0  # tokens of the prompt that were submitted
+    def __init__(self, number: int, request: Request, continuation: Continuation) -> None:
+        self.number, self.request, self.continuation = number, request, continuation
+        self.slot: Slot | None = None  # None while it waits
+        self.cached_tokens: int | None = None  # None until it was admitted for the first time
         self.cancelled = False
 
     @property
-    def generated(self) -> list[int]:
-        """The tokens of its answer so far."""
-        return self.continuation.tokens
+    def history(self) -> list[int]:
+        """Its prompt, and its answer so far."""
+        return [*self.request.prompt, *self.continuation.tokens]
 
     @property
-    def room(self) -> int:
-        """Tokens of context it may come to need."""
-        return len(self.request.prompt) + self.request.max_tokens
+    def length(self) -> int:
+        """Tokens of its history."""
+        return len(self.request.prompt) + len(self.continuation.tokens)
+
+    @property
+    def left(self) -> int:
+        """Tokens that it may still get."""
+        return self.request.max_tokens - len(self.continuation.tokens)
+
+    @property
+    def pending(self) -> int:
+        """Tokens of its history that were not submitted yet."""
+        assert self.slot is not None
+        return self.length - len(self.slot.tokens)
 
 
 class Scheduler:
     """Runs requests on an engine whose KV cache it has to itself. They may come, and be cancelled, between steps."""
 
-    def __init__(self, engine: TextEngine, microbatches: int | None = None) -> None:
-        """microbatches: how many groups requests form; None: one for each stage."""
+    def __init__(
+        self,
+        engine: TextEngine,
+        microbatches: int | None = None,
+        *,
+        keep: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """microbatches: how many groups answers form; None: one for each stage. keep: sequences of complete requests
+        stay in the cache while there is room, and on disk where the engine has such a place, for prompts that begin
+        like them."""
         self._engine = engine
         self._groups = microbatches or engine.stages
         self._in_flight = self._groups if engine.stages > 1 else 1  # a single stage has one at a time
-        self._next = 0  # the number of the next request
-        self._waiting: deque[tuple[int, Request]] = deque()
-        self._ready: deque[_Running] = deque()  # the next step of these can be submitted
-        self._flying: deque[list[_Running]] = deque()  # submitted; in the order their logits come
-        self._free = list(range(engine.sequences))
-        self._room = engine.context
-        self._events: list[Event] = []  # of cancelled requests, to be told by the next step
+        self._numbers = itertools.count()
+        self._waiting: deque[Running] = deque()
+        self._ready: deque[Running] = deque()  # the next rows of these can be submitted; in order of admission
+        self._flying: deque[list[Running]] = deque()  # submitted; in the order their logits come
+        self._slots = Slots(engine, keep=keep)
+        self._budget = StepBudget(engine.batch, clock)
+        self._events: list[Event] = []  # to be told by the next step
+        self.preemptions = 0
         engine.kv_clear()
         for sequence in range(engine.sequences):
             take(engine, sequence, self)
@@ -84,52 +123,76 @@ class Scheduler:
         """Whether a step would do something."""
         return bool(self._waiting or self._ready or self._flying or self._events)
 
-    def add(self, request: Request) -> int:
-        """Let a request wait for its turn; its number. ContextFull where it alone does not fit."""
-        number, need = self._next, len(request.prompt) + request.max_tokens
+    @property
+    def waiting(self) -> int:
+        """Requests that have no sequence yet."""
+        return len(self._waiting)
+
+    @property
+    def running(self) -> list[Running]:
+        """Requests that have a sequence, by its number."""
+        having = {*self._ready, *(one for group in self._flying for one in group)}
+        return sorted(having, key=lambda one: one.slot.sequence if one.slot else -1)
+
+    def prepare(self, request: Request) -> Running:
+        """A request that `enqueue` can take: all that can be wrong with it is found here. Any thread may do this.
+
+        ContextFull where it alone does not fit, SamplingError for options that cannot be used.
+        """
+        number, need = next(self._numbers), len(request.prompt) + request.max_tokens
         if not 0 < need <= self._engine.context or not request.prompt:
             raise ContextFull(
                 f"request {number} has {len(request.prompt)} tokens and may get {request.max_tokens}; the context"
                 f" holds {self._engine.context}"
             )
-        self._next += 1
-        self._waiting.append((number, request))
-        return number
+        continuation = Continuation(
+            self._engine.model,
+            request.prompt,
+            request.sampling,
+            max_tokens=request.max_tokens,
+            stop=request.stop,
+            ends=request.ends,
+        )
+        continuation.follow(request.generated)
+        return Running(number, request, continuation)
+
+    def enqueue(self, running: Running) -> int:
+        """Let a prepared request wait for its turn; its number."""
+        self._waiting.append(running)
+        return running.number
+
+    def add(self, request: Request) -> int:
+        """Let a request wait for its turn; its number. The errors of `prepare`."""
+        return self.enqueue(self.prepare(request))
 
     def cancel(self, number: int) -> None:
         """End a request; the next steps tell so. Nothing happens where it has ended already."""
-        for waiting in self._waiting:
-            if waiting[0] == number:
-                self._waiting.remove(waiting)
-                self._events.append(Event(number, None, "", "cancelled"))
-                return
-        for running in self._ready:
-            if running.number == number:
-                self._ready.remove(running)
-                self._finish(running)
-                self._events.append(Event(number, None, "", "cancelled"))
-                return
+        for queue in (self._waiting, self._ready):
+            for running in queue:
+                if running.number == number:
+                    queue.remove(running)
+                    self._events.append(self._ended(running, "cancelled"))
+                    return
         for running in (one for group in self._flying for one in group):
             running.cancelled |= running.number == number  # its logits are under way, and are dropped when they come
 
     def step(self) -> list[Event]:
         """Admit who waits, submit what can be submitted, else collect what comes: what came of it, in order.
 
-        The errors of the engine; SamplingError for a request whose options cannot be used; EngineError where a
-        conversation used the engine meanwhile. Then the scheduler is to be closed.
+        The errors of the engine; EngineError where a conversation used the engine meanwhile. Then the scheduler is to
+        be closed.
         """
         if not all(holds(self._engine, sequence, self) for sequence in range(self._engine.sequences)):
             raise EngineError(USED_MEANWHILE)
         events, self._events = self._events, []
         self._admit()
-        if self._ready and len(self._flying) < self._in_flight:
-            self._submit()
-        elif self._flying:
+        submitted = bool(self._ready) and len(self._flying) < self._in_flight and self._submit()
+        if not submitted and self._flying:
             events += self._collect()
         return events
 
     def run(self, requests: Sequence[Request]) -> list[list[int]]:
-        """The tokens generated for each request. ContextFull where one of them alone does not fit.
+        """The tokens generated for each request. ContextFull where one of them alone does not fit, SamplingError.
 
         Each is what `generate` gives for it alone. A token that ends a text is not part of it.
         """
@@ -138,15 +201,17 @@ class Scheduler:
             tokens: dict[int, list[int]] = {number: [] for number in numbers}
             while self.busy:
                 for event in self.step():
+                    if event.error is not None:
+                        raise event.error
                     if event.token_id is not None:
                         tokens[event.request].append(event.token_id)
             return list(tokens.values())
 
     def close(self) -> None:
         """Drop all requests. The engine is left in order, also where it failed."""
-        self._waiting.clear()
-        for running in (*self._ready, *(one for group in self._flying for one in group)):
+        for running in (*self._waiting, *self._ready, *(one for group in self._flying for one in group)):
             running.continuation.close()
+        self._waiting.clear()
         self._ready.clear()
         self._flying.clear()
         while self._engine.uncollected:  # the next to ask must not get these
@@ -163,87 +228,136 @@ class Scheduler:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    # --- admit ---
+
     def _admit(self) -> None:
-        """Give waiting requests a sequence, as far as there are some and the context has room."""
-        while self._waiting and self._free:
-            number, request = self._waiting[0]
-            if len(request.prompt) + request.max_tokens > self._room:
+        """Give waiting requests a sequence, in their order, while the context has room for their next tokens."""
+        while self._waiting and self._slots.free:
+            running, others = self._waiting[0], self.running
+            growth = sum(min(one.left, HEADROOM) for one in (running, *others))
+            if not self._slots.make_room(running.length + (growth if others else 1)):
                 return
-            continuation = Continuation(
-                self._engine.model,
-                request.prompt,
-                request.sampling,
-                max_tokens=request.max_tokens,
-                stop=request.stop,
-                ends=request.ends,
-            )
-            running = _Running(number, request, self._free[0], continuation)
+            if self._slots.restores and self._flying:
+                return  # states are read between steps
             self._waiting.popleft()
-            self._free.pop(0)
-            self._room -= running.room
+            running.slot, held = self._slots.admit(running.history)
+            if running.cached_tokens is None:
+                running.cached_tokens = min(held, len(running.request.prompt))
             self._ready.append(running)
 
-    def _submit(self) -> None:
-        """A chunk of one prompt, or the next token of a group of requests."""
-        first = self._ready[0]
-        if first.prefilled < len(first.request.prompt):
-            self._prefill(self._ready.popleft())
-            return
-        decoding = [one for one in self._ready if one.generated]
-        in_all = len(decoding) + sum(len(group) for group in self._flying)
-        group = decoding[: max(1, -(-in_all // self._groups))]
-        for one in group:
-            self._ready.remove(one)
-        self._engine.submit(
-            [one.generated[-1] for one in group],
-            np.array([len(one.request.prompt) + len(one.generated) - 1 for one in group]),
-            np.array([one.sequence for one in group]),
-            np.ones(len(group), np.int8),
-            top=_top(group),
-        )
-        self._flying.append(group)
+    # --- submit ---
 
-    def _prefill(self, one: _Running) -> None:
-        prompt = one.request.prompt
-        start = one.prefilled
-        tokens = prompt[start : start + self._engine.chunk(len(prompt))]
-        one.prefilled += len(tokens)
-        outputs = np.zeros(len(tokens), np.int8)
-        outputs[-1] = one.prefilled == len(prompt)
-        positions = np.arange(start, one.prefilled)
-        self._engine.submit(tokens, positions, np.full(len(tokens), one.sequence), outputs, top=_top([one]))
-        if outputs[-1]:
-            self._flying.append([one])
-        else:
-            self._ready.appendleft(one)
+    def _submit(self) -> bool:
+        """The next token of a group of answers, and tokens of prompts beside them; False where there is room for none
+        before others have ended."""
+        chosen = self._chosen()
+        while not self._slots.make_room(sum(n_rows for _, n_rows in chosen)):
+            self._preempt(chosen)
+        if not chosen:
+            return False
+        tokens: list[int] = []
+        positions: list[int] = []
+        sequences: list[int] = []
+        outputs: list[int] = []
+        flying: list[Running] = []
+        for running, n_rows in chosen:
+            assert running.slot is not None
+            start = len(running.slot.tokens)
+            added = running.history[start : start + n_rows]
+            running.slot.tokens += added
+            tokens += added
+            positions += range(start, start + n_rows)
+            sequences += [running.slot.sequence] * n_rows
+            outputs += [0] * (n_rows - 1) + [int(not running.pending)]
+            if not running.pending:
+                self._ready.remove(running)
+                flying.append(running)
+        prompts = sum(n_rows for _, n_rows in chosen if n_rows > 1)
+        with self._budget.timed(prompts, beside=len(tokens) > prompts):
+            self._engine.submit(
+                tokens, np.array(positions), np.array(sequences), np.array(outputs, np.int8), top=_top(flying)
+            )
+        if flying:
+            self._flying.append(flying)
+        return True
+
+    def _chosen(self) -> list[tuple[Running, int]]:
+        """Whose rows the next step has, and how many of each."""
+        answering = [one for one in self._ready if one.pending == 1]
+        prefilling = [one for one in self._ready if one.pending > 1]
+        in_all = len(answering) + sum(len(group) for group in self._flying)
+        group = answering[: -(-in_all // self._groups)]
+        chosen = [(one, 1) for one in group]
+        room = self._engine.batch - len(group)
+        room = min(
+            room,
+            self._budget.rows if in_all else self._engine.chunk(max((one.pending for one in prefilling), default=1)),
+        )
+        for i, one in enumerate(prefilling):  # all get a share; what one leaves goes to those behind it
+            n_rows = min(one.pending, -(-room // (len(prefilling) - i)))
+            if n_rows:
+                chosen.append((one, n_rows))
+            room -= n_rows
+        return chosen
+
+    def _preempt(self, chosen: list[tuple[Running, int]]) -> None:
+        """Let the request that was admitted last wait again: those before it need its place. It goes on later with the
+        same tokens."""
+        last = max(self._ready, key=lambda one: one.number)
+        self._ready.remove(last)
+        chosen[:] = [(one, n_rows) for one, n_rows in chosen if one is not last]
+        assert last.slot is not None
+        self._slots.leave(last.slot, keep=not self._flying)
+        last.slot = None
+        self._waiting.appendleft(last)
+        self.preemptions += 1
+
+    # --- collect, choose, tell ---
 
     def _collect(self) -> list[Event]:
         """Choose a token for each request of the oldest group."""
         group, events = self._flying.popleft(), []
         for running, logits in zip(group, self._engine.collect(), strict=True):
             if running.cancelled:
-                events.append(Event(running.number, None, "", "cancelled"))
-                self._finish(running)
+                events.append(self._ended(running, "cancelled"))
                 continue
-            text = running.continuation.choose(logits)
-            finish_reason = running.continuation.finish_reason
-            token = None if text is None else running.generated[-1]
-            rest = running.continuation.rest() if finish_reason else ""
-            events.append(Event(running.number, token, (text or "") + rest, finish_reason))
-            if finish_reason:
-                self._finish(running)
-            else:
+            try:
+                events.append(self._told(running, logits))
+            except SamplingError as error:
+                events.append(replace(self._ended(running, "error"), error=error))
+            if events[-1].finish_reason is None:
                 self._ready.append(running)
         return events
 
-    def _finish(self, running: _Running) -> None:
+    def _told(self, running: Running, logits: np.ndarray[tuple[int], np.dtype[np.float32]]) -> Event:
+        continuation, wanted = running.continuation, running.request.logprobs
+        text = continuation.choose(logits)
+        if text is None:
+            return self._ended(running, "stop")
+        token = continuation.tokens[-1]
+        logprobs = None if wanted is None else token_logprobs(logits, token, wanted)
+        if continuation.finish_reason:
+            return self._ended(running, continuation.finish_reason, token, text, logprobs)
+        return Event(running.number, token, text, None, logprobs, None, running.cached_tokens or 0)
+
+    def _ended(
+        self,
+        running: Running,
+        finish_reason: str,
+        token: int | None = None,
+        text: str = "",
+        logprobs: TokenLogprobs | None = None,
+    ) -> Event:
+        """Tell the end of a request, and free what it had."""
+        rest = "" if finish_reason == "cancelled" else running.continuation.rest()
+        stop_string, cached = running.continuation.stop_string, running.cached_tokens or 0
         running.continuation.close()
-        self._engine.kv_remove(running.sequence, 0, -1)
-        self._free.append(running.sequence)
-        self._room += running.room
+        if running.slot is not None:
+            self._slots.leave(running.slot, keep=not self._flying)
+        return Event(running.number, token, text + rest, finish_reason, logprobs, stop_string, cached)
 
 
-def _top(group: Sequence[_Running]) -> int:
+def _top(group: Sequence[Running]) -> int:
     """How many of the largest logits suffice for all of them; 0: all."""
-    needs = [one.continuation.needs for one in group]
-    return max(needs) if all(needs) else 0
+    needs = [0 if one.request.logprobs is not None else one.continuation.needs for one in group]
+    return max(needs, default=1) if all(needs) else 0

@@ -188,7 +188,7 @@ def test_ranges_are_told_as_people_say_them(options: dict[str, float], message: 
         ({"grammar": "root ::= " + "(" * 100_000}, "nests more than 500"),
         ({"json_schema": "{"}, "not valid JSON"),
         ({"json_schema": "[1]"}, "must be a JSON object"),
-        ({"json_schema": '{"$ref": "https://example.com/schema"}'}, "cannot be turned into a grammar"),
+        ({"json_schema": '{"$ref": "https://example.com/schema"}'}, "cannot be used"),
     ],
 )
 def test_constraints_that_cannot_be_used_are_refused(llama: Engine, options: dict[str, str], message: str) -> None:

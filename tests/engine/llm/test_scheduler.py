@@ -1,7 +1,9 @@
 """Many requests at once are answered as each alone is, on one device and on stages."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -196,15 +198,25 @@ def test_requests_that_cannot_be(synthetic: Synthetic, request_: Request, why: s
         assert Scheduler(engine).run([]) == []
 
 
-def test_a_run_that_failed_leaves_nothing_to_the_next(one: Worker, synthetic: Synthetic) -> None:
+def test_a_run_that_failed_leaves_nothing_to_the_next(
+    one: Worker, synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Steps of its other requests were under way on the stages."""
+    choose, chosen = TokenSampler.choose, itertools.count(1)
+
+    def failing(sampler: TokenSampler, logits: Any) -> int:
+        if sampler._constraint is not None and next(chosen) % 2 == 0:
+            raise SamplingError("nothing can follow")
+        return choose(sampler, logits)
+
+    monkeypatch.setattr(TokenSampler, "choose", failing)
     path = synthetic("llama", "f32")
     options = replace(EXACT, sequences=2)
     good = random_requests(4, 20, seed=9, sampling=(GREEDY,))
     bad = [
         Request([5, 6, 7], 1, ends=False),
         Request([8, 9], 12, ends=False),
-        Request([5], 2, SamplingParams(temperature=0, grammar="nonsense")),
+        Request([5], 9, SamplingParams(temperature=0, grammar=WORDS)),
     ]
     with deployed(one, path, pipeline(1, 1), options) as deployment, Engine(path, options) as single:
         wanted = alone(single, good)

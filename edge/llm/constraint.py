@@ -1,0 +1,183 @@
+"""What an answer must look like: a JSON schema, a regular expression or a grammar, as tokens that may come next.
+
+llguidance compiles schemas, regular expressions and its own Lark grammars, and refuses what it cannot hold in full.
+GBNF grammars are llama.cpp's own.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import SamplingError
+from edge.llama import sampling as native
+from edge.llama.llama import Model
+
+_TOKENIZERS: WeakKeyDictionary[Model, Any] = WeakKeyDictionary()  # making one takes up to a second
+# Between tokens of JSON: what a small model would else fill with spaces without end.
+_JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_LONGEST_REASON = 300  # characters
+_MARK = b"\x02"  # a character that no text has
+
+
+class Constraint(Protocol):
+    """Which tokens may come next. It remembers the tokens it accepted."""
+
+    def allows(self, token: int) -> bool:
+        """Whether this token may come next."""
+
+    def restrict(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The logits [n_vocab] with -inf for tokens that may not come next."""
+
+    def accept(self, token: int) -> None:
+        """A token came."""
+
+    def close(self) -> None:
+        """Free it."""
+
+
+def constraint_for(
+    model: Model, *, grammar: str | None, json_schema: str | None, regex: str | None, lark: str | None
+) -> Constraint | None:
+    """The constraint of the one that is given; None where none is. SamplingError where it cannot be used."""
+    if grammar is not None:
+        return GbnfConstraint(model, grammar)
+    if json_schema is not None:
+        return _of_schema(model, json_schema)
+    if regex is not None:
+        return GuidanceConstraint(model, _guidance().LLMatcher.grammar_from_regex(regex), "regular expression")
+    if lark is not None:
+        return GuidanceConstraint(model, _guidance().LLMatcher.grammar_from_lark(lark), "grammar")
+    return None
+
+
+class GbnfConstraint:
+    """Only text that the rule `root` of a GBNF grammar derives."""
+
+    def __init__(self, model: Model, gbnf: str) -> None:
+        """SamplingError where llama.cpp cannot parse it."""
+        self._sampler = native.Sampler.grammar(model, gbnf)
+        self._candidates = native.Candidates(model.n_vocab)
+
+    def allows(self, token: int) -> bool:
+        """Asking about one token is far cheaper than about all."""
+        self._candidates.reset_to(token)
+        self._candidates.apply(self._sampler)
+        return self._candidates.first_allowed
+
+    def restrict(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        self._candidates.reset(logits)
+        self._candidates.apply(self._sampler)
+        return self._candidates.logits
+
+    def accept(self, token: int) -> None:
+        self._sampler.accept(token)
+
+    def close(self) -> None:
+        self._sampler.close()
+
+
+class GuidanceConstraint:
+    """What llguidance compiles."""
+
+    def __init__(self, model: Model, grammar: str, kind: str) -> None:
+        """kind: what it was made from, for messages. SamplingError where it cannot be compiled."""
+        self._matcher = _guidance().LLMatcher(_tokenizer(model), grammar, log_level=0)
+        self._kind = kind
+        self._check()
+
+    def allows(self, token: int) -> bool:
+        return bool(self._matcher.validate_tokens([token]) == 1)
+
+    def restrict(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        allowed = np.frombuffer(self._matcher.compute_logit_bias(), np.uint8)[: len(logits)] > 0
+        self._check()
+        if not allowed.any():
+            raise SamplingError(f"this {self._kind} leaves no token that could come next")
+        return np.where(allowed, logits, np.float32(-np.inf))
+
+    def accept(self, token: int) -> None:
+        self._matcher.consume_token(token)
+        self._check()
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            reason = " ".join(str(self._matcher.get_error()).partition("<state>")[0].split())[:_LONGEST_REASON]
+            raise SamplingError(f"this {self._kind} cannot be used: {reason}")
+
+
+def _of_schema(model: Model, schema: str) -> GuidanceConstraint:
+    try:
+        if not isinstance(json.loads(schema), dict):
+            raise SamplingError("a JSON schema must be a JSON object")
+        grammar = _guidance().LLMatcher.grammar_from_json_schema(schema, overrides=_JSON_OPTIONS)
+    except (ValueError, RecursionError) as error:
+        raise SamplingError(f"the JSON schema is not valid JSON: {error}") from error
+    return GuidanceConstraint(model, grammar, "JSON schema")
+
+
+def _guidance() -> Any:
+    try:
+        import llguidance
+    except ImportError:
+        raise SamplingError(
+            "JSON schemas and regular expressions need llguidance, which is not installed: pip install llguidance"
+        ) from None
+    return llguidance
+
+
+class _Vocabulary:
+    """A vocabulary as llguidance asks for one."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        ids = range(model.n_vocab)
+        plain = [model.piece(token) for token in ids]
+        self.special_token_ids = [token for token in ids if not plain[token] or model.is_end(token)]
+        specials = set(self.special_token_ids)
+        self.tokens = [model.piece(token, special=True) if token in specials else plain[token] for token in ids]
+        self.ends = [token for token in ids if model.is_end(token)]
+        self.eos_token_id = self.ends[0] if self.ends else None
+        self.bos_token_id = model.special_token("bos")
+        self._by_piece = {piece: token for token, piece in enumerate(plain) if piece}
+        self._longest = max(map(len, self._by_piece), default=0)
+
+    def __call__(self, text: bytes) -> list[int]:
+        """The tokens of bytes in the middle of a text."""
+        # Some vocabularies put a space before a text: here it comes before the mark.
+        tokens = self._model.tokenize((_MARK + text).decode(errors="replace"), add_special=False, parse_special=False)
+        before = b""
+        while tokens and not before.endswith(_MARK):
+            before += self.tokens[tokens.pop(0)]
+        if b"".join(self.tokens[token] for token in tokens) == text:
+            return tokens
+        return self._greedy(text)
+
+    def _greedy(self, text: bytes) -> list[int]:
+        """The longest token that fits, again and again; bytes without any are left out."""
+        tokens, at = [], 0
+        while at < len(text):
+            lengths = range(min(self._longest, len(text) - at), 0, -1)
+            length = next((n for n in lengths if text[at : at + n] in self._by_piece), 0)
+            if length:
+                tokens.append(self._by_piece[text[at : at + length]])
+            at += length or 1
+        return tokens
+
+
+def _tokenizer(model: Model) -> Any:
+    if model not in _TOKENIZERS:
+        from llguidance import LLTokenizer, TokenizerWrapper
+
+        vocabulary = _Vocabulary(model)
+        if vocabulary.eos_token_id is None:
+            raise SamplingError("this model has no token that ends a text, so its answers cannot be constrained")
+        _TOKENIZERS[model] = LLTokenizer(TokenizerWrapper(vocabulary), eos_token=vocabulary.ends)
+    return _TOKENIZERS[model]

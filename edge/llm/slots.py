@@ -1,0 +1,119 @@
+"""Sequences of a KV cache: whose they are, what they hold, and what a new prompt can have of them.
+
+Cells that sequences share are counted for each of them: the cache then has more room than is said, never less.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from contextlib import suppress
+
+from edge.errors import EdgeError
+from edge.llm.interface import TextEngine
+from edge.llm.sequence import common_prefix
+
+
+class Slot:
+    """A sequence, and the tokens whose keys and values it holds, or will once what was submitted is computed."""
+
+    def __init__(self, sequence: int) -> None:
+        self.sequence = sequence
+        self.tokens: list[int] = []
+        self.busy = False
+        self.used = 0  # when it was left; the lowest number goes first
+        self.kept = 0  # tokens that are on disk
+
+
+class Slots:
+    """All sequences of an engine."""
+
+    def __init__(self, engine: TextEngine, *, keep: bool) -> None:
+        """keep: what a request leaves stays for others, until its cells are needed."""
+        self._engine, self._keep = engine, keep
+        self._slots = [Slot(sequence) for sequence in range(engine.sequences)]
+        self._times = itertools.count(1)
+
+    @property
+    def free(self) -> bool:
+        """Whether a request can be admitted."""
+        return not all(slot.busy for slot in self._slots)
+
+    @property
+    def restores(self) -> bool:
+        """Whether admitting reads from disk."""
+        return self._keep and self._engine.states.keeps
+
+    def make_room(self, n_tokens: int) -> bool:
+        """Forget what nobody uses, the longest unused first, until so many more tokens fit; whether they do."""
+        while sum(len(slot.tokens) for slot in self._slots) + n_tokens > self._engine.context:
+            idle = [slot for slot in self._slots if not slot.busy and slot.tokens]
+            if not idle:
+                return False
+            self._clear(min(idle, key=lambda slot: slot.used))
+        return True
+
+    def admit(self, history: Sequence[int]) -> tuple[Slot, int]:
+        """A slot for a request, and how many tokens of its history it holds: from another sequence, or from disk. The
+        last token is always to be computed, for its logits."""
+        idle = [slot for slot in self._slots if not slot.busy]
+        slot = min(idle, key=lambda slot: (bool(slot.tokens), slot.used))
+        if self._keep:
+            shared = {other: common_prefix(other.tokens, history[:-1]) for other in self._slots}
+            like = max(self._slots, key=lambda other: (shared[other], other in idle))
+            if like in idle and (2 * shared[like] >= len(like.tokens) or slot.tokens):
+                slot = like  # most of it is of use, or something must go anyway
+            elif shared[like]:
+                self._clear(slot)
+                self._engine.kv_copy(like.sequence, slot.sequence, 0, -1)
+                slot.tokens = list(like.tokens)
+            self._cut(slot, common_prefix(slot.tokens, history[:-1]))
+            self._restore(slot, history)
+        else:
+            self._clear(slot)
+        slot.busy = True
+        return slot, len(slot.tokens)
+
+    def leave(self, slot: Slot, *, keep: bool) -> None:
+        """The request is complete, or waits again. keep: what it computed may be put on disk now."""
+        slot.busy, slot.used = False, next(self._times)
+        if not self._keep:
+            self._clear(slot)
+            return
+        states = self._engine.states
+        whole, first = len(slot.tokens) // states.block, slot.kept // states.block
+        if keep and states.keeps and whole > first:
+            with suppress(EdgeError):  # the engine's failure is told by the next step, and keeping is no duty
+                links = states.links(slot.tokens[: whole * states.block])
+                states.keep(slot.sequence, first * states.block, links[first:])
+                slot.kept = whole * states.block
+
+    def _restore(self, slot: Slot, history: Sequence[int]) -> None:
+        """Add what is on disk of a history to what a slot holds."""
+        states = self._engine.states
+        if not states.keeps:
+            return
+        first, whole = len(slot.tokens) // states.block, (len(history) - 1) // states.block
+        links = states.links(history[: whole * states.block])[first:]
+        links = links[: states.kept(links)]
+        start = first * states.block
+        if start + len(links) * states.block <= len(slot.tokens):
+            return
+        self._cut(slot, start)
+        if len(slot.tokens) < start:
+            return
+        blocks = states.restore(slot.sequence, start, links)
+        slot.tokens += history[start : start + blocks * states.block]
+        self._cut(slot, len(slot.tokens))  # some ranks may have had more than others
+        slot.kept = max(slot.kept, len(slot.tokens))
+
+    def _cut(self, slot: Slot, length: int) -> None:
+        """Hold the first `length` tokens only; none where this cache cannot forget only the others."""
+        if not self._engine.kv_remove(slot.sequence, length, -1):
+            self._clear(slot)
+        del slot.tokens[length:]
+        slot.kept = min(slot.kept, len(slot.tokens))
+
+    def _clear(self, slot: Slot) -> None:
+        self._engine.kv_remove(slot.sequence, 0, -1)
+        slot.tokens, slot.kept = [], 0

@@ -1,0 +1,127 @@
+"""What an answer must look like, and which tokens are made more or less likely."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from edge.errors import SamplingError
+from edge.llm.engine import Engine
+from edge.llm.sampler import MAX_BIASES, SamplingParams, TokenSampler
+
+GREEDY = {"temperature": 0.0}
+
+
+def text_of(engine: Engine, draw: int, **options: object) -> str:
+    """What a sampler makes of random logits, until the text ends or 60 tokens have come."""
+    rng = np.random.default_rng(draw)
+    sampler = TokenSampler(engine.model, SamplingParams(**{**GREEDY, **options}))  # type: ignore[arg-type]
+    pieces: list[bytes] = []
+    for _ in range(60):
+        token = sampler.choose(rng.normal(0, 3, engine.model.n_vocab).astype(np.float32))
+        if engine.model.is_end(token):
+            return b"".join(pieces).decode()
+        sampler.accept(token)
+        pieces.append(engine.model.piece(token))
+    pytest.fail(f"no end after {b''.join(pieces)!r}")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_regular_expression_is_matched_as_a_whole(llama: Engine, seed: int, temperature: float) -> None:
+    regex = r"(\d{3}|[a-c]+x), ok"
+    assert re.fullmatch(regex, text_of(llama, seed, regex=regex, temperature=temperature, seed=seed))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_schema_is_fitted(llama: Engine, seed: int) -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "id": {"type": "string", "pattern": r"^\d{2}$"},
+            "big": {"type": "integer", "minimum": 10, "maximum": 12},
+        },
+        "required": ["id", "big"],
+        "additionalProperties": False,
+    }
+    found = json.loads(text_of(llama, seed, json_schema=json.dumps(schema)))
+    assert set(found) == {"id", "big"}
+    assert re.fullmatch(r"\d{2}", found["id"])
+    assert 10 <= found["big"] <= 12
+
+
+def test_a_lark_grammar_is_followed(llama: Engine) -> None:
+    assert text_of(llama, 1, lark='start: "a" ("b" | "c") /[0-9]/') in {f"a{x}{n}" for x in "bc" for n in range(10)}
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"json_schema": '{"type": "array", "uniqueItems": true}'}, "uniqueItems"),
+        ({"json_schema": '{"not": {"type": "string"}}'}, "not"),
+        ({"json_schema": '{"type": "nonsense"}'}, "nonsense"),
+        ({"json_schema": '{"$ref": "https://example.com/schema"}'}, "cannot be used"),
+        ({"json_schema": "[" * 100_000}, "not valid JSON"),
+        ({"regex": "a(b"}, "regular expression cannot be used"),
+        ({"lark": "start: nowhere"}, "grammar cannot be used"),
+        ({"regex": "a", "grammar": 'root ::= "a"'}, "one of"),
+        ({"logit_bias": {1 << 20: 1.0}}, "a token that is none"),
+        ({"logit_bias": {-1: 1.0}}, "a token that is none"),
+        ({"logit_bias": {1: float("nan")}}, "finite"),
+        ({"logit_bias": dict.fromkeys(range(MAX_BIASES + 1), 1.0)}, str(MAX_BIASES)),
+        ({"frequency_penalty": float("inf")}, "frequency_penalty"),
+        ({"presence_penalty": -1000.0}, "presence_penalty"),
+    ],
+)
+def test_what_cannot_be_held_is_refused(llama: Engine, options: dict[str, object], reason: str) -> None:
+    with pytest.raises(SamplingError, match=reason):
+        TokenSampler(llama.model, SamplingParams(**options))  # type: ignore[arg-type]
+
+
+def test_a_constraint_that_nothing_can_follow_is_an_error_and_no_free_text(llama: Engine) -> None:
+    sampler = TokenSampler(llama.model, SamplingParams(temperature=0, regex="a"))
+    logits = np.zeros(llama.model.n_vocab, np.float32)
+    token = sampler.choose(logits)
+    sampler.accept(token)
+    with pytest.raises(SamplingError, match="regular expression cannot be used"):
+        sampler.accept(token)
+
+
+def choice(engine: Engine, logits: dict[int, float], accepted: list[int], **options: object) -> int:
+    """The token chosen of these logits; all others have -10."""
+    row = np.full(engine.model.n_vocab, -10, np.float32)
+    for token, logit in logits.items():
+        row[token] = logit
+    sampler = TokenSampler(engine.model, SamplingParams(**{**GREEDY, **options}))  # type: ignore[arg-type]
+    for token in accepted:
+        sampler.accept(token, generated=False)
+    return sampler.choose(row)
+
+
+def test_penalties_and_biases_change_logits_by_what_they_say(llama: Engine) -> None:
+    logits = {5: 3.0, 6: 2.0}
+    assert choice(llama, logits, [5, 5]) == 5
+    assert choice(llama, logits, [5, 5], frequency_penalty=0.4) == 5  # twice 0.4 is less than 1
+    assert choice(llama, logits, [5, 5], frequency_penalty=0.6) == 6
+    assert choice(llama, logits, [5, 5], presence_penalty=0.6) == 5  # once, however often it was there
+    assert choice(llama, logits, [5, 5], presence_penalty=1.1) == 6
+    assert choice(llama, logits, [6], presence_penalty=-1.1) == 6
+    assert choice(llama, logits, [], logit_bias={6: 0.9}) == 5
+    assert choice(llama, logits, [], logit_bias={6: 1.1}) == 6
+    assert choice(llama, logits, [], logit_bias={5: -100, 7: 12.5}) == 7
+
+
+@pytest.mark.parametrize(
+    ("options", "needs"),
+    [
+        ({"frequency_penalty": 0.5}, 65),
+        ({"presence_penalty": 0.5}, 65),
+        ({"frequency_penalty": -0.5}, 0),
+        ({"logit_bias": {3: 1.0}}, 0),
+        ({"regex": "a*"}, 0),
+        ({"lark": 'start: "a"'}, 0),
+    ],
+)
+def test_enough_logits_are_asked_for(llama: Engine, options: dict[str, object], needs: int) -> None:
+    assert TokenSampler(llama.model, SamplingParams(**{**GREEDY, **options})).needs == needs  # type: ignore[arg-type]

@@ -1,0 +1,240 @@
+"""Requests that share steps, prefixes and memory: each is answered as it would be alone."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge.errors import SamplingError
+from edge.llm.engine import Engine
+from edge.llm.logprobs import token_logprobs
+from edge.llm.options import PrefixOptions
+from edge.llm.sampler import SamplingParams
+from edge.llm.scheduler import Event, Request, Scheduler
+from edge.llm.step_budget import STEP_S, StepBudget
+from tests.conftest import Synthetic
+from tests.engine.llm.test_scheduler import alone, one, random_requests  # noqa: F401 (a fixture)
+from tests.support.deployments import EXACT, deployed, pipeline, tensor
+from tests.support.workers import Worker
+
+GREEDY = SamplingParams(temperature=0)
+
+
+def answered(scheduler: Scheduler) -> dict[int, list[int]]:
+    """Run to the end: the tokens of each request."""
+    tokens: dict[int, list[int]] = {}
+    for event in events(scheduler):
+        if event.token_id is not None:
+            tokens.setdefault(event.request, []).append(event.token_id)
+    return tokens
+
+
+def events(scheduler: Scheduler) -> Iterator[Event]:
+    while scheduler.busy:
+        yield from scheduler.step()
+
+
+def mixed(n: int, seed: int) -> list[Request]:
+    """Greedy requests, of which half begin like another one."""
+    rng = np.random.default_rng(seed)
+    requests = random_requests(n, 60, seed, sampling=(GREEDY,))
+    for i in range(1, n, 2):
+        beginning = requests[int(rng.integers(0, i))].prompt
+        prompt = [*beginning, *requests[i].prompt][:70]
+        requests[i] = replace(requests[i], prompt=prompt)
+    return requests
+
+
+@pytest.mark.parametrize("how", [None, tensor(1, 1), pipeline(1, 1)], ids=["alone", "ranks", "stages"])
+def test_greedy_tokens_do_not_depend_on_who_else_is_answered(
+    one: Worker,  # noqa: F811
+    synthetic: Synthetic,
+    how: dict[str, object] | None,
+) -> None:
+    """64 requests that come and go, more than there are sequences, in less context than they need."""
+    path = synthetic("llama", "f32")
+    options = replace(EXACT, context=256, sequences=8)
+    requests = mixed(64, seed=21)
+    with Engine(path, options) as single:
+        wanted = alone(single, requests)
+        if how is None:
+            check_together(Scheduler(single, keep=True), requests, wanted)
+    if how is not None:
+        with deployed(one, path, how, options) as deployment:
+            check_together(Scheduler(deployment.engine, keep=True), requests, wanted)
+
+
+def check_together(scheduler: Scheduler, requests: Sequence[Request], wanted: list[list[int]]) -> None:
+    with scheduler:
+        numbers = [scheduler.add(request) for request in requests[:20]]
+        found: dict[int, list[int]] = {}
+        cached = 0
+        for event in events(scheduler):
+            cached = max(cached, event.cached_tokens)
+            if event.token_id is not None:
+                found.setdefault(event.request, []).append(event.token_id)
+            if len(numbers) < len(requests):
+                numbers.append(scheduler.add(requests[len(numbers)]))
+    assert [found.get(number, []) for number in numbers] == wanted
+    assert cached > 16
+
+
+def test_requests_wait_again_where_the_context_is_short_and_go_on_with_the_same_tokens(synthetic: Synthetic) -> None:
+    requests = [replace(r, max_tokens=100, ends=False) for r in random_requests(6, 30, 4, sampling=(GREEDY,))]
+    drawn = [replace(r, sampling=SamplingParams(temperature=1.2, seed=i)) for i, r in enumerate(requests)]
+    with Engine(synthetic("llama", "f32"), replace(EXACT, context=200, sequences=6)) as engine:
+        for given in (requests, drawn):
+            scheduler = Scheduler(engine, keep=True)
+            numbers = [scheduler.add(request) for request in given]
+            found = answered(scheduler)
+            assert scheduler.preemptions > 0
+            expected = [Scheduler(engine).run([request])[0] for request in given]
+            assert [found[number] for number in numbers] == expected
+
+
+def test_a_prompt_is_computed_once_while_it_is_held(synthetic: Synthetic) -> None:
+    """By a request that is answered now, by one that has ended, and in part."""
+    rng = np.random.default_rng(2)
+    long = rng.integers(3, 512, 64).tolist()
+    with Engine(synthetic("llama", "f32"), replace(EXACT, context=512, sequences=4)) as engine:
+        scheduler = Scheduler(engine, keep=True)
+        first = scheduler.add(Request(long, 20, ends=False))
+        for event in events(scheduler):
+            if event.request == first and event.token_id is not None:
+                break
+        second = scheduler.add(Request([*long, 9], 2, ends=False))
+        told = {event.request: event.cached_tokens for event in events(scheduler)}
+        assert (told[first], told[second]) == (0, 64)
+        third, fourth = (scheduler.add(Request(prompt, 2)) for prompt in (long, [*long[:40], 7, 8]))
+        told = {event.request: event.cached_tokens for event in events(scheduler)}
+        assert (told[third], told[fourth]) == (63, 40)
+        plain = Scheduler(engine)
+        again = [plain.add(Request(long, 2)) for _ in range(2)]
+        assert {event.cached_tokens for event in events(plain)} == {0}
+        assert again
+
+
+def test_prompts_are_kept_on_disk_for_the_next_engine(synthetic: Synthetic, tmp_path: Path) -> None:
+    long = np.random.default_rng(3).integers(3, 512, 70).tolist()
+    options = replace(
+        EXACT, context=256, sequences=2, prefixes=PrefixOptions(1 << 20, tmp_path / "kept", tmp_path / "key")
+    )
+    (tmp_path / "key").mkdir()
+    found = []
+    for _ in range(2):
+        with Engine(synthetic("llama", "f32"), options) as engine, Scheduler(engine, keep=True) as scheduler:
+            scheduler.add(Request(long, 3, ends=False))
+            told = list(events(scheduler))
+            found.append(([event.token_id for event in told], told[-1].cached_tokens))
+    (first, computed), (again, restored) = found
+    assert first == again
+    assert (computed, restored) == (0, 64)
+
+
+def test_one_long_prompt_does_not_stall_the_others(synthetic: Synthetic) -> None:
+    """While it is computed, each answer gets a token in every step. A short prompt that comes later is not behind it."""
+    rng = np.random.default_rng(5)
+    with Engine(synthetic("llama", "f32"), replace(EXACT, context=512, batch=32, sequences=4)) as engine:
+        scheduler = Scheduler(engine, keep=True, clock=lambda: 0.0)
+        scheduler._budget.rows = 8
+        running = scheduler.add(Request([5, 6, 7], 200, ends=False))
+        while not any(event.token_id is not None for event in scheduler.step()):
+            pass
+        long = scheduler.add(Request(rng.integers(3, 512, 200).tolist(), 2, ends=False))
+        short = scheduler.add(Request([8, 9, 10, 11], 2, ends=False))
+        order = []
+        while long not in order:
+            order += [event.request for event in scheduler.step() if event.token_id is not None]
+        assert order.index(short) <= 2
+        assert Counter(order)[running] >= 200 // 8  # a token for each chunk of the long prompt
+        scheduler.close()
+
+
+def test_an_answer_goes_on_behind_what_was_told_elsewhere(synthetic: Synthetic) -> None:
+    schema = json.dumps({"type": "array", "items": {"type": "integer"}, "minItems": 4, "maxItems": 4})
+    for sampling in (
+        GREEDY,
+        SamplingParams(temperature=0, repeat_penalty=1.4),
+        SamplingParams(temperature=0, json_schema=schema),
+    ):
+        request = Request([5, 6, 7], 14, sampling)
+        with Engine(synthetic("llama", "f32"), replace(EXACT, sequences=2)) as engine:
+            [whole] = Scheduler(engine).run([request])
+            [rest] = Scheduler(engine).run([replace(request, generated=whole[:5])])
+        assert len(whole) > 6
+        assert rest == whole[5:]
+
+
+def test_it_is_told_how_likely_tokens_are_and_what_stopped_an_answer(synthetic: Synthetic) -> None:
+    with Engine(synthetic("llama", "f32"), replace(EXACT, sequences=2)) as engine:
+        prompt = [5, 6, 7]
+        logits = engine.decode(prompt, 0).astype(np.float64)
+        engine.kv_clear()
+        probabilities = np.exp(logits) / np.exp(logits).sum()
+        scheduler = Scheduler(engine)
+        scheduler.add(Request(prompt, 3, logprobs=2, ends=False))
+        scheduler.add(Request(prompt, 3, ends=False))
+        first, second = [event for event in events(scheduler) if event.token_id is not None][:2]
+        assert second.logprobs is None
+        assert first.logprobs is not None
+        order = np.argsort(-probabilities)[:2]
+        assert [token for token, _ in first.logprobs.alternatives] == order.tolist()
+        assert np.exp(first.logprobs.chosen) == pytest.approx(probabilities[first.token_id], rel=1e-4)
+        for (_, logprob), token in zip(first.logprobs.alternatives, order, strict=True):
+            assert np.exp(logprob) == pytest.approx(probabilities[token], rel=1e-4)
+        text = engine.model.piece(first.token_id or 0).decode()
+        scheduler.add(Request(prompt, 3, stop=("never", text), ends=False))
+        *_, last = events(scheduler)
+        assert (last.stop_string, last.finish_reason, last.text) == (text, "stop", "")
+
+
+def test_logprobs_of_known_values() -> None:
+    logits = np.log(np.array([0.5, 0.125, 0.25, 0.125], np.float32)) + 7
+    found = token_logprobs(logits, 1, 2)
+    assert np.exp(found.chosen) == pytest.approx(0.125)
+    assert [(token, pytest.approx(np.exp(logprob))) for token, logprob in found.alternatives] == [(0, 0.5), (2, 0.25)]
+    assert token_logprobs(logits, 0, 0).alternatives == ()
+    assert len(token_logprobs(logits, 0, 20).alternatives) == 4
+
+
+def test_one_request_whose_constraint_ends_ends_alone(synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Engine(synthetic("llama", "f32"), replace(EXACT, sequences=2)) as engine:
+        scheduler = Scheduler(engine)
+        fine = scheduler.add(Request([5, 6], 6, ends=False))
+        broken = scheduler.prepare(Request([7, 8], 6, SamplingParams(temperature=0, regex="[ab]{6}")))
+
+        def refuse(logits: object) -> None:
+            raise SamplingError("nothing can follow")
+
+        monkeypatch.setattr(broken.continuation, "choose", refuse)
+        scheduler.enqueue(broken)
+        told = list(events(scheduler))
+        assert [str(event.error) for event in told if event.request == broken.number] == ["nothing can follow"]
+        assert sum(event.token_id is not None for event in told if event.request == fine) == 6
+
+
+def test_the_budget_follows_the_best_of_what_steps_took() -> None:
+    now = [0.0]
+    budget = StepBudget(512, lambda: now[0])
+
+    def step(rows: int, took_s: float, *, beside: bool = True) -> int:
+        with budget.timed(rows, beside=beside):
+            now[0] += took_s
+        return budget.rows
+
+    assert budget.rows == 64
+    assert step(64, 64 / 2000) == 256  # 2,000 tokens a second: 500 in a quarter of one
+    assert step(256, 10.0) == 256  # a burst is not believed
+    for _ in range(8):
+        rows = step(budget.rows, budget.rows / 100)
+    assert rows == 16
+    assert rows <= 100 * STEP_S
+    for _ in range(8):
+        rows = step(budget.rows, budget.rows / 1.0)
+    assert rows == 8  # not fewer
+    assert step(512, 0.01, beside=False) == 8  # nobody waited
+    assert StepBudget(4, lambda: 0.0).rows == 4
