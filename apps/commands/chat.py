@@ -189,7 +189,7 @@ def _loaded(
     """A chat on the loaded model."""
     document = "\n\n".join(_read(name).strip() for name in args.file)
     from edge.llm.chat import Chat
-    from edge.llm.template_process import TemplateProcess
+    from edge.templates.process import TemplateProcess
 
     began = time.perf_counter()
     renderer = TemplateProcess()  # starts while the model is loaded

@@ -17,8 +17,8 @@ from edge.llm.interface import TextEngine
 from edge.llm.model import Model
 from edge.llm.sampler import SamplingParams
 from edge.llm.sequence import PrefillProgress, Session, common_prefix
-from edge.llm.template import ChatTemplate, Message
-from edge.llm.template_process import TemplateProcess
+from edge.templates.process import TemplateProcess
+from edge.templates.template import ChatTemplate, Message
 
 ROLES = ("system", "user", "assistant")
 _FORMAT = "edge-chat-1"

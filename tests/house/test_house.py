@@ -34,6 +34,7 @@ ROOMS = {
         "edge.models: model files, fetched or synthesized",
         "edge.paging: weights larger than memory",
         "edge.prefixes: keys and values of prompts, kept on disk",
+        "edge.templates: chat templates, rendered apart",
         "edge.llm: a language model on one device",
         "edge.onnx: a network in ONNX on one device, and its stages",
         "edge.parallel: ranks that compute one step together",

@@ -136,7 +136,7 @@ def test_prompts_are_kept_on_disk_for_the_next_engine(synthetic: Synthetic, tmp_
 
 
 def test_one_long_prompt_does_not_stall_the_others(synthetic: Synthetic) -> None:
-    """While it is computed, each answer gets a token in every step. A short prompt that comes later is not behind it."""
+    """While it is computed, each answer gets a token in every step. A later short prompt is not behind it."""
     rng = np.random.default_rng(5)
     with Engine(synthetic("llama", "f32"), replace(EXACT, context=512, batch=32, sequences=4)) as engine:
         scheduler = Scheduler(engine, keep=True, clock=lambda: 0.0)

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from edge.errors import TemplateError
-from edge.llm import template_child
-from edge.llm.template import CHATML, MAX_SOURCE, TRANSCRIPT, ChatTemplate
-from edge.llm.template_process import CPU_S, TemplateProcess
+from edge.templates import child
+from edge.templates.process import CPU_S, TemplateProcess
+from edge.templates.template import CHATML, MAX_SOURCE, TRANSCRIPT, ChatTemplate
 from tests.support.helpers import until
 
 MESSAGES = [
@@ -150,7 +150,7 @@ def test_a_template_that_would_not_end_is_stopped(source: str, shared: TemplateP
     # makes more.
     request = {"source": source, "messages": MESSAGES, "add_generation_prompt": True, "special": {}}
     with pytest.raises((TemplateError, RecursionError)):
-        template_child._Renderer().answer(request)
+        child._Renderer().answer(request)
 
 
 def test_a_reason_is_short() -> None:

@@ -19,8 +19,8 @@ from typing import Any, NoReturn
 import jinja2
 
 from edge.errors import TemplateError
-from edge.llm.sandbox import MAX_CHARACTERS, Sandbox
-from edge.llm.template_process import CPU_S
+from edge.templates.process import CPU_S
+from edge.templates.sandbox import MAX_CHARACTERS, Sandbox
 
 ROOM_BYTES = 24 << 20  # that a request may take beside what its own messages do
 _ROOM_A_CHARACTER = 24  # bytes: some copies of a text, in the widest characters

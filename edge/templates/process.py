@@ -72,7 +72,7 @@ class TemplateProcess:
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                module_command("edge.llm.template_child"),
+                module_command("edge.templates.child"),
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
                 stderr=subprocess.DEVNULL,

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edge.errors import TemplateError
-from edge.llm.template_process import TemplateProcess
+from edge.templates.process import TemplateProcess
 
 MAX_SOURCE = 1 << 20  # characters of a template; published ones have up to 20,000
 Message = Mapping[str, str]

@@ -3,7 +3,7 @@
 A template is code from whoever made the model file. It has no access to files or Python's internals, may use only the
 filters and methods that published templates use, and what grows is bounded with a reason that can be told: loop steps,
 calls, sums, products and texts put together. What is left (containers that contain themselves many times over, a source
-of a megabyte) ends with the process that it runs in: edge.llm.template_child.
+of a megabyte) ends with the process that it runs in: edge.templates.child.
 """
 
 from __future__ import annotations
