@@ -1,0 +1,1 @@
+"""The APIs that are spoken: one file each."""

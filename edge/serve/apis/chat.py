@@ -1,0 +1,235 @@
+"""/v1/chat/completions, as OpenAI has it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from edge.serve.apis.api import Api, Asked, Event
+from edge.serve.apis.fields import (
+    MAX_LOGPROBS,
+    Fields,
+    FunctionName,
+    JsonObject,
+    SamplingRequest,
+    constrained,
+    repeated,
+)
+from edge.serve.apis.openai_fields import ResponseFormat, Usage, error_event, new_id, now, text_schema, token_logprobs
+from edge.serve.deltas import Begin, Call, Deltas, End, Text
+from edge.serve.http.errors import BadRequest
+from edge.serve.served import Generation
+from edge.serve.tools.asking import conversation
+from edge.serve.tools.functions import Function, FunctionUse
+from edge.serve.tools.prompt import Message
+
+
+class TextPart(Fields):
+    type: Literal["text"]
+    text: str
+
+
+class CalledFunction(Fields):
+    name: FunctionName
+    arguments: str = Field(description="JSON of an object")
+
+
+class ToolCall(Fields):
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class ChatMessage(Fields):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+
+class FunctionFields(Fields):
+    name: FunctionName
+    description: str | None = None
+    parameters: JsonObject | None = None
+    strict: bool | None = None
+
+
+class Tool(Fields):
+    type: Literal["function"]
+    function: FunctionFields
+
+
+class NamedFunction(Fields):
+    name: FunctionName
+
+
+class NamedTool(Fields):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class ChatRequest(SamplingRequest):
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    tools: list[Tool] | None = None
+    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = Field(None, description="true: more than one call where some must come")
+    response_format: ResponseFormat | None = None
+
+    unsupported = ("functions", "function_call", "audio", "prediction", "web_search_options")
+
+    @property
+    def template_matters(self) -> bool:
+        """Where there are functions, or were."""
+        return bool(self.tools) or any(one.role == "tool" or one.tool_calls for one in self.messages)
+
+
+def asked(request: ChatRequest, template: str) -> Asked:
+    """The conversation, once for each of n answers. BadRequest."""
+    if request.top_logprobs is not None and not request.logprobs:
+        raise BadRequest("top_logprobs needs logprobs: true", "top_logprobs")
+    said = conversation(
+        [_message(message) for message in request.messages],
+        _use(request),
+        template,
+        text_schema(request.response_format),
+    )
+    generation = Generation(
+        messages=said.messages,
+        tools=said.tools,
+        max_tokens=request.max_completion_tokens or request.max_tokens,
+        stop=request.stops(),
+        sampling=constrained(request.sampling(), said.sampling),
+        logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        priority=request.priority,
+    )
+    return Asked(repeated(generation, request.n or 1), said)
+
+
+def _use(request: ChatRequest) -> FunctionUse:
+    functions = [
+        Function(
+            one.function.name, one.function.description or "", one.function.parameters or {}, bool(one.function.strict)
+        )
+        for one in request.tools or ()
+    ]
+    choice = request.tool_choice
+    name = choice.function.name if isinstance(choice, NamedTool) else None
+    return FunctionUse(
+        functions,
+        choice if isinstance(choice, str) else "auto",
+        name,
+        several=bool(request.parallel_tool_calls) and name is None,
+    )
+
+
+def _message(message: ChatMessage) -> Message:
+    content = message.content
+    if isinstance(content, list):
+        content = "".join(part.text for part in content)
+    told: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": content or ""}
+    if message.tool_calls:
+        told["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": called(call.function.name, call.function.arguments)}
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id is not None:
+        told["tool_call_id"] = message.tool_call_id
+    if message.name is not None:
+        told["name"] = message.name
+    return told
+
+
+def called(name: str, arguments: str) -> dict[str, Any]:
+    """A call that was made, as templates take it. BadRequest where its arguments are no object."""
+    try:
+        parsed = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        parsed = None
+    if not isinstance(parsed, dict):
+        raise BadRequest(f"the arguments of a call of {name!r} are no JSON of an object", "messages")
+    return {"name": name, "arguments": parsed}
+
+
+async def events(request: ChatRequest, model: str, deltas: Deltas) -> AsyncGenerator[Event, None]:
+    """Chunks. The last tells the usage, where it is asked for or the answer is not streamed."""
+    head = {"id": new_id("chatcmpl-"), "object": "chat.completion.chunk", "created": now(), "model": model}
+    tells_usage = request.include_usage or not request.stream
+    usage = Usage()
+    calls = [0] * (request.n or 1)
+
+    def chunk(index: int, delta: dict[str, Any], reason: str | None = None, logprobs: Any = None) -> Event:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        return {**head, "choices": [choice], **({"usage": None} if tells_usage else {})}
+
+    async for index, delta in deltas:
+        usage.add(delta, counts_prompt=index == 0)
+        if isinstance(delta, Begin):
+            yield chunk(index, {"role": "assistant", "content": ""})
+        elif isinstance(delta, Text):
+            tokens = token_logprobs(delta.pieces)
+            yield chunk(index, {"content": delta.text}, logprobs={"content": tokens} if tokens else None)
+        elif isinstance(delta, Call):
+            function = {"name": delta.name, "arguments": ""}
+            begun = {"index": calls[index], "id": delta.id, "type": "function", "function": function}
+            yield chunk(index, {"tool_calls": [begun]})
+            more = {"index": calls[index], "function": {"arguments": delta.arguments}}
+            yield chunk(index, {"tool_calls": [more]})
+            calls[index] += 1
+        elif isinstance(delta, End):
+            yield chunk(index, {}, delta.reason)
+    if tells_usage:
+        yield {**head, "choices": [], "usage": usage.to_json()}
+
+
+def whole(chunks: Sequence[Event]) -> Event:
+    """The response that the chunks amount to."""
+    choices: dict[int, dict[str, Any]] = {}
+    for chunk in chunks:
+        for part in chunk["choices"]:
+            empty: dict[str, Any] = {"role": "assistant", "content": "", "refusal": None, "tool_calls": []}
+            index = part["index"]
+            choice = choices.setdefault(
+                index, {"index": index, "message": empty, "logprobs": None, "finish_reason": None}
+            )
+            _add(choice, part)
+    for choice in choices.values():
+        message = choice["message"]
+        if not message["tool_calls"]:
+            del message["tool_calls"]
+        elif not message["content"]:
+            message["content"] = None
+    last = chunks[-1]
+    return {
+        "id": last["id"],
+        "object": "chat.completion",
+        "created": last["created"],
+        "model": last["model"],
+        "choices": [choices[index] for index in sorted(choices)],
+        "usage": last["usage"],
+    }
+
+
+def _add(choice: dict[str, Any], part: dict[str, Any]) -> None:
+    message, delta = choice["message"], part["delta"]
+    message["content"] += delta.get("content", "")
+    for call in delta.get("tool_calls", ()):
+        if "id" in call:
+            message["tool_calls"].append({"id": call["id"], "type": "function", "function": dict(call["function"])})
+        else:
+            function = message["tool_calls"][call["index"]]["function"]
+            function["arguments"] += call["function"]["arguments"]
+    if part["logprobs"]:
+        choice["logprobs"] = choice["logprobs"] or {"content": []}
+        choice["logprobs"]["content"] += part["logprobs"]["content"]
+    choice["finish_reason"] = part["finish_reason"] or choice["finish_reason"]
+
+
+CHAT = Api("/v1/chat/completions", "Continue a conversation.", ChatRequest, asked, events, whole, error_event, "[DONE]")

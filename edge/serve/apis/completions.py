@@ -1,0 +1,126 @@
+"""/v1/completions, as OpenAI has it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from edge.serve.apis.api import Api, Asked, Event
+from edge.serve.apis.fields import MAX_ANSWERS, MAX_LOGPROBS, SamplingRequest, constrained, repeated
+from edge.serve.apis.openai_fields import (
+    ResponseFormat,
+    Usage,
+    error_event,
+    finite,
+    new_id,
+    now,
+    text_schema,
+    token_text,
+)
+from edge.serve.deltas import Deltas, End, Text
+from edge.serve.http.errors import BadRequest
+from edge.serve.served import Generation, Piece
+from edge.serve.tools.functions import json_text
+
+DEFAULT_TOKENS = 16  # as OpenAI has it
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+Tokens = Annotated[list[TokenId], Field(min_length=1)]
+
+
+class CompletionRequest(SamplingRequest):
+    prompt: str | Tokens | list[str] | list[Tokens] = Field(description="a text, its tokens, or several of either")
+    max_tokens: int | None = Field(None, ge=1, description=f"default {DEFAULT_TOKENS}")
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    response_format: ResponseFormat | None = None
+
+    unsupported = ("suffix", "echo", "best_of")
+
+
+def prompts_of(value: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]) -> list[str | Sequence[int]]:
+    """One prompt or more. BadRequest where there is none."""
+    if isinstance(value, str):
+        return [value]
+    if not value:
+        raise BadRequest("there is no prompt", "prompt")
+    if all(isinstance(one, int) for one in value):
+        return [value]  # type: ignore[list-item]
+    return list(value)  # type: ignore[arg-type]
+
+
+def asked(request: CompletionRequest, _template: str) -> Asked:
+    """Each prompt, n times. BadRequest."""
+    prompts, n = prompts_of(request.prompt), request.n or 1
+    if len(prompts) * n > MAX_ANSWERS:
+        raise BadRequest(f"{len(prompts)} prompts with {n} answers each: {MAX_ANSWERS} are the most", "prompt")
+    schema = text_schema(request.response_format)
+    held_to = {} if schema is None else {"json_schema": json_text(schema, "response_format")}
+    sampling, stops = constrained(request.sampling(), held_to), request.stops()
+    generations = [
+        Generation(
+            prompt=prompt,
+            max_tokens=request.max_tokens or DEFAULT_TOKENS,
+            stop=stops,
+            sampling=sampling,
+            logprobs=request.logprobs,
+            priority=request.priority,
+        )
+        for prompt in prompts
+    ]
+    return Asked([one for generation in generations for one in repeated(generation, n)])
+
+
+async def events(request: CompletionRequest, model: str, deltas: Deltas) -> AsyncGenerator[Event, None]:
+    """Chunks. The last tells the usage, where it is asked for or the answer is not streamed."""
+    head = {"id": new_id("cmpl-"), "object": "text_completion", "created": now(), "model": model}
+    tells_usage = request.include_usage or not request.stream
+    usage, offsets = Usage(), dict.fromkeys(range(MAX_ANSWERS), 0)
+
+    def chunk(index: int, text: str, reason: str | None = None, logprobs: Any = None) -> Event:
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+        return {**head, "choices": [choice], **({"usage": None} if tells_usage else {})}
+
+    async for index, delta in deltas:
+        usage.add(delta, counts_prompt=index % (request.n or 1) == 0)
+        if isinstance(delta, Text):
+            logprobs = _logprobs(delta.pieces, offsets[index]) if delta.pieces else None
+            offsets[index] += len(delta.text)
+            yield chunk(index, delta.text, logprobs=logprobs)
+        elif isinstance(delta, End):
+            yield chunk(index, "", delta.reason)
+    if tells_usage:
+        yield {**head, "choices": [], "usage": usage.to_json()}
+
+
+def _logprobs(pieces: Iterable[Piece], offset: int) -> dict[str, Any]:
+    """Tokens and their probabilities; `text_offset` is where in the answer the token was told."""
+    told: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    for piece in pieces:
+        if piece.logprob is not None:
+            told["tokens"].append(token_text(piece.logprob))
+            told["token_logprobs"].append(finite(piece.logprob.logprob))
+            told["top_logprobs"].append({token_text(one): finite(one.logprob) for one in piece.alternatives})
+            told["text_offset"].append(offset)
+    return told
+
+
+def whole(chunks: Sequence[Event]) -> Event:
+    """The response that the chunks amount to."""
+    choices: dict[int, dict[str, Any]] = {}
+    for chunk in chunks:
+        for part in chunk["choices"]:
+            index = part["index"]
+            choice = choices.setdefault(index, {"index": index, "text": "", "logprobs": None, "finish_reason": None})
+            choice["text"] += part["text"]
+            choice["finish_reason"] = part["finish_reason"] or choice["finish_reason"]
+            if part["logprobs"]:
+                choice["logprobs"] = choice["logprobs"] or {key: [] for key in part["logprobs"]}
+                for key, values in part["logprobs"].items():
+                    choice["logprobs"][key] += values
+    last = chunks[-1]
+    told = {key: last[key] for key in ("id", "object", "created", "model")}
+    return {**told, "choices": [choices[index] for index in sorted(choices)], "usage": last["usage"]}
+
+
+COMPLETIONS = Api("/v1/completions", "Continue texts.", CompletionRequest, asked, events, whole, error_event, "[DONE]")

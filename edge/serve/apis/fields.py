@@ -1,0 +1,130 @@
+"""Fields that requests of several APIs have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from typing_extensions import Self
+
+from edge.serve.http.errors import BadRequest
+from edge.serve.served import Generation
+
+MAX_SEED = 2**32 - 2  # as edge.llm.sampler has it, which would bring llama.cpp into this process
+MAX_ANSWERS = 64  # of one request
+MAX_LOGPROBS = 20
+MAX_STOPS = 16
+# What these APIs do with a field that is left out.
+DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+
+Stop = Annotated[str, Field(min_length=1, max_length=1000)]
+JsonObject = dict[str, JsonValue]
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+
+
+class Fields(BaseModel):
+    """A part of a request: types are not converted; fields that are not known are left out."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+
+class GeneratingRequest(Fields):
+    """What all requests for answers have."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str | None = Field(None, description="by default the first of /v1/models")
+    stream: bool | None = Field(None, description="send server-sent events as the answer comes")
+
+    # Fields that would change the answer if they were there, and are not.
+    unsupported: ClassVar[tuple[str, ...]] = ()
+
+    @model_validator(mode="after")
+    def _refuse_unsupported(self) -> Self:
+        """ValueError where a field asks for what is not there; silence would be a wrong answer."""
+        asked = [name for name in self.unsupported if (self.model_extra or {}).get(name) not in (None, False)]
+        if asked:
+            raise ValueError(f"{', '.join(asked)}: not supported; leave it out")
+        return self
+
+    @property
+    def template_matters(self) -> bool:
+        """Whether the template's source says how this is asked."""
+        return False
+
+
+class StreamOptions(Fields):
+    include_usage: bool | None = None
+
+
+class SamplingRequest(GeneratingRequest):
+    """Sampling as the API of OpenAI has it, and what llama.cpp has beside it."""
+
+    temperature: float | None = Field(None, description="0: always the likeliest token; default 1")
+    top_p: float | None = Field(None, description="default 1: all")
+    top_k: int | None = Field(None, description="keep this many of the likeliest tokens; default 0: all")
+    min_p: float | None = Field(
+        None, description="keep tokens at least this likely relative to the likeliest; default 0"
+    )
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repeat_penalty: float | None = Field(None, description="above 1: tokens of the last 64 become less likely")
+    seed: int | None = Field(None, ge=0, le=MAX_SEED)
+    logit_bias: dict[int, float] | None = Field(None, description="added to the logits of token ids")
+    stop: Stop | list[Stop] | None = Field(None, description=f"at most {MAX_STOPS}")
+    n: int | None = Field(None, ge=1, le=MAX_ANSWERS, description="answers to each prompt")
+    stream_options: StreamOptions | None = None
+    grammar: str | None = Field(None, description="GBNF; the answer is what its rule `root` derives")
+    regex: str | None = Field(None, description="the answer matches it")
+    lark: str | None = Field(None, description="a grammar in llguidance's form of Lark")
+    priority: int = Field(0, ge=-1000, le=1000, description="of two that wait, the lower comes first")
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether the stream's last event tells the usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def stops(self) -> list[str]:
+        """The stop strings. BadRequest where there are too many."""
+        stops = [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
+        if len(stops) > MAX_STOPS:
+            raise BadRequest(f"{len(stops)} stop strings are given, {MAX_STOPS} are the most", "stop")
+        return stops
+
+    def sampling(self) -> dict[str, Any]:
+        """What is given, as `Generation.sampling` has it."""
+        names = (*DEFAULTS, "frequency_penalty", "presence_penalty", "repeat_penalty", "seed", "logit_bias")
+        return given(self, (*names, *CONSTRAINTS))
+
+
+CONSTRAINTS = ("grammar", "regex", "lark")
+
+
+def given(request: BaseModel, names: Iterable[str]) -> dict[str, Any]:
+    """Fields of sampling that a request has; the APIs' defaults for those that it has not."""
+    told = {name: value for name in names if (value := getattr(request, name, None)) is not None}
+    return DEFAULTS | told
+
+
+def constrained(sampling: Mapping[str, Any], held_to: Mapping[str, Any]) -> dict[str, Any]:
+    """Sampling with what else an answer is held to. BadRequest where that is more than one thing."""
+    held = [name for name in ("json_schema", *CONSTRAINTS) if name in sampling or name in held_to]
+    twice = [name for name in held_to if name in sampling]
+    if len(held) > 1 or twice:
+        raise BadRequest(
+            "an answer is held to one of these: response_format, tools that must be called or are strict, "
+            "grammar, regex, lark"
+        )
+    return {**sampling, **held_to}
+
+
+def repeated(generation: Generation, n: int) -> list[Generation]:
+    """The same for n answers: with a seed, each has the next."""
+    seed = generation.sampling.get("seed")
+    if seed is None:
+        return [generation] * n
+    return [
+        replace(generation, sampling={**generation.sampling, "seed": (seed + i) % (MAX_SEED + 1)}) for i in range(n)
+    ]

@@ -1,0 +1,1 @@
+"""HTTP: who is answered, bodies, errors, streams."""

@@ -1,0 +1,62 @@
+"""Requests read and answered: JSON in, JSON out, with whoever asks watched."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import anyio
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+BODY_S = 60.0  # for a whole request to come
+R = TypeVar("R", bound=BaseModel)
+T = TypeVar("T")
+
+
+class Json(Response):
+    """JSON in ASCII: no reader takes a character in it for the end of a line."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return to_json(content).encode()
+
+
+def to_json(value: Any) -> str:
+    """Compact JSON in ASCII."""
+    return json.dumps(value, allow_nan=False, separators=(",", ":"))
+
+
+async def read(request: Request, model: type[R]) -> R:
+    """The body, checked. ValidationError for what is wrong in it, HTTPException where it does not come."""
+    try:
+        with anyio.fail_after(BODY_S):
+            body = await request.body()
+    except TimeoutError:
+        raise HTTPException(408, f"the request did not come within {BODY_S:.0f} s", {"Connection": "close"}) from None
+    return model.model_validate_json(body)
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """What the work gives. Where whoever asks has gone, it is cancelled: ClientDisconnect. The body was read."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        gone.cancel()
+        task.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,119 @@
+"""Errors as HTTP has them: a status, and a body of the API that was called."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+
+from edge.errors import (
+    ContextFull,
+    EdgeError,
+    EngineGone,
+    Interrupted,
+    NotEnoughMemory,
+    Overloaded,
+    SamplingError,
+    TemplateError,
+    UnknownModel,
+    WorkerError,
+)
+from partition.errors import PlanError
+
+RETRY_S = 1  # an answer takes seconds; one that ends makes room
+RESTART_S = 5  # to load a model again
+
+
+class BadRequest(EdgeError):
+    """A request that asks for what is not there. `param` is the field at fault."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What is told of an error."""
+
+    status: int
+    message: str
+    code: str | None = None
+    param: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+# The first class that an error is of counts: (status, code, seconds after which to ask again).
+_KNOWN: tuple[tuple[type[EdgeError], int, str | None, int | None], ...] = (
+    (ContextFull, 400, "context_length_exceeded", None),
+    (SamplingError, 400, None, None),
+    (TemplateError, 400, None, None),
+    (PlanError, 400, None, None),
+    (UnknownModel, 404, "model_not_found", None),
+    (Overloaded, 429, "overloaded", RETRY_S),
+    (EngineGone, 503, "engine_gone", RESTART_S),
+    (WorkerError, 503, "worker_failed", RESTART_S),
+    (NotEnoughMemory, 503, "not_enough_memory", None),
+    (Interrupted, 503, "interrupted", RESTART_S),
+)
+# Of a status: the type of error in the API of OpenAI and in that of Anthropic.
+_TYPES = {
+    400: ("invalid_request_error", "invalid_request_error"),
+    401: ("authentication_error", "authentication_error"),
+    403: ("permission_error", "permission_error"),
+    404: ("not_found_error", "not_found_error"),
+    413: ("invalid_request_error", "request_too_large"),
+    429: ("rate_limit_error", "rate_limit_error"),
+    503: ("server_error", "overloaded_error"),
+}
+
+_TYPE_NAMES = {"str", "int", "float", "bool", "dict", "list"}
+
+
+def failure(error: Exception) -> Failure:
+    """What is told of an error. What nobody expected is told as that, without its words."""
+    if isinstance(error, ValidationError):
+        return _invalid(error)
+    if isinstance(error, HTTPException):
+        return Failure(error.status_code, error.detail, headers=dict(error.headers or {}))
+    if isinstance(error, BadRequest):
+        return Failure(400, str(error), param=error.param)
+    for kind, status, code, again_s in _KNOWN:
+        if isinstance(error, kind):
+            return Failure(status, str(error), code, headers={"Retry-After": str(again_s)} if again_s else {})
+    return Failure(500, str(error) if isinstance(error, EdgeError) else "internal error; the server's log has it")
+
+
+def is_anthropic(path: str) -> bool:
+    """Whether this path is of Anthropic's API."""
+    return path == "/v1/messages" or path.startswith("/v1/messages/")
+
+
+def error_body(failed: Failure, *, anthropic: bool) -> dict[str, Any]:
+    """The JSON of an error, in the form of OpenAI's API or in that of Anthropic's."""
+    openai_type, anthropic_type = _TYPES.get(
+        failed.status,
+        ("invalid_request_error", "invalid_request_error") if failed.status < 500 else ("server_error", "api_error"),
+    )
+    if anthropic:
+        return {"type": "error", "error": {"type": anthropic_type, "message": failed.message}}
+    told = {"message": failed.message, "type": openai_type, "param": failed.param, "code": failed.code}
+    return {"error": told}
+
+
+def _invalid(error: ValidationError) -> Failure:
+    """The deepest field that is wrong: of the members of a union, the one that fits best."""
+    wrong = max(
+        error.errors(include_url=False, include_context=False, include_input=False), key=lambda e: len(e["loc"])
+    )
+    at = ".".join(str(part) for part in wrong["loc"] if isinstance(part, int) or _is_field(part))
+    what = wrong["msg"].removeprefix("Value error, ")
+    return Failure(400, (f"{at}: {what}" if at else what)[:1000], param=at or None)
+
+
+def _is_field(part: str) -> bool:
+    """Members of unions are named in a place, too: `str`, `list[str]`, `literal['a']`, or a class."""
+    return part.islower() and part.isidentifier() and part not in _TYPE_NAMES

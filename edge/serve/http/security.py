@@ -1,0 +1,157 @@
+"""Who is answered: the names of this server, pages of other origins, keys, and how much a request may send."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import socket
+from collections.abc import Collection
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from edge.serve.http.errors import error_body, failure, is_anthropic
+from edge.serve.options import ServeOptions
+
+# The page loads nothing but its own files, is shown in no other page, and sends nothing elsewhere.
+HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+ALLOWED_METHODS = "GET, POST"
+PREFLIGHT_S = 600  # that a browser remembers what another page may ask
+
+
+class Security:
+    """Refuses what must not be answered, before anything reads it. Every answer has HEADERS."""
+
+    def __init__(self, app: ASGIApp, options: ServeOptions, open_paths: Collection[str]) -> None:
+        """open_paths: these need no key."""
+        self.app = app
+        self._keys = tuple(key.encode() for key in options.api_keys)
+        self._hosts = {name.lower() for name in ("localhost", options.host, socket.gethostname(), *options.allow_hosts)}
+        self._origins = frozenset(options.allow_origins)
+        self._max_body = options.max_body_bytes
+        self._open_paths = frozenset(open_paths)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        origin = headers.get("origin")
+        begun = False
+
+        async def answer(message: Message) -> None:
+            nonlocal begun
+            if message["type"] == "http.response.start":
+                begun = True
+                told = MutableHeaders(scope=message)
+                told.update(HEADERS)
+                if origin is not None and self._is_allowed(origin):
+                    told.update({"Access-Control-Allow-Origin": origin, "Cross-Origin-Resource-Policy": "cross-origin"})
+                    told.add_vary_header("Origin")
+            await send(message)
+
+        try:
+            self._check(scope["path"], headers, scope["method"])
+            if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
+                await _preflight(headers)(scope, receive, answer)
+                return
+            await self.app(scope, _bounded(receive, self._max_body), answer)
+        except HTTPException as error:
+            if begun:
+                raise
+            failed = failure(error)
+            body = error_body(failed, anthropic=is_anthropic(scope["path"]))
+            # What is left of a body is not waited for.
+            response = JSONResponse(body, failed.status, {**failed.headers, "Connection": "close"})
+            await response(scope, receive, answer)
+
+    def _check(self, path: str, headers: Headers, method: str) -> None:
+        """HTTPException for who must not be answered, and for a body that says it is too large."""
+        hosts = headers.getlist("host")
+        if len(hosts) != 1 or not self._is_own_name(hosts[0]):
+            raise HTTPException(
+                403, f"this server is not known as {', '.join(hosts) or 'nothing'!r:.200}; --allow-host adds a name"
+            )
+        origins = headers.getlist("origin")
+        if len(origins) > 1 or any(not self._may_ask(origin, hosts[0]) for origin in origins):
+            raise HTTPException(
+                403, f"pages of {', '.join(origins)!r:.200} may not ask this server; --allow-origin allows one"
+            )
+        if method == "OPTIONS" and origins and "access-control-request-method" in headers:
+            return  # a browser asks without the key whether it may ask
+        if path not in self._open_paths and not self._has_key(headers):
+            raise HTTPException(
+                401,
+                "a key of this server is needed: `Authorization: Bearer KEY` or `x-api-key: KEY`",
+                {"WWW-Authenticate": "Bearer"},
+            )
+        length = headers.get("content-length", "0")
+        if length.isdecimal() and int(length[:20]) > self._max_body:
+            raise _too_large(self._max_body)
+
+    def _is_own_name(self, host: str) -> bool:
+        """Whether a Host header names this server. A name that somebody else's DNS leads here does not."""
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+        except ValueError:
+            return False
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return name in self._hosts
+        return True
+
+    def _may_ask(self, origin: str, host: str) -> bool:
+        try:
+            return urlsplit(origin).netloc == host or self._is_allowed(origin)
+        except ValueError:
+            return False
+
+    def _is_allowed(self, origin: str) -> bool:
+        return "*" in self._origins or origin in self._origins
+
+    def _has_key(self, headers: Headers) -> bool:
+        """Whether one of the keys is given. All are compared, each in constant time."""
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
+        given = [headers.get("x-api-key", ""), bearer.strip() if scheme.lower() == "bearer" else ""]
+        equal = [hmac.compare_digest(one.encode(), key) for key in self._keys for one in given]
+        return any(equal) or not self._keys
+
+
+def _preflight(headers: Headers) -> Response:
+    asked = headers.get("access-control-request-headers", "")
+    return Response(
+        status_code=204,
+        headers={
+            "Access-Control-Allow-Methods": ALLOWED_METHODS,
+            "Access-Control-Allow-Headers": asked,
+            "Access-Control-Max-Age": str(PREFLIGHT_S),
+        },
+    )
+
+
+def _bounded(receive: Receive, most: int) -> Receive:
+    """Receives a body of at most so many bytes. HTTPException at the first that is too many."""
+    left = most
+
+    async def bounded() -> Message:
+        nonlocal left
+        message = await receive()
+        left -= len(message.get("body", b""))
+        if left < 0:
+            raise _too_large(most)
+        return message
+
+    return bounded
+
+
+def _too_large(most: int) -> HTTPException:
+    return HTTPException(413, f"the request has more than {most} bytes; send less, or raise --max-body")

@@ -1,0 +1,60 @@
+"""Conversations with functions and schemas, as an engine takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edge.serve.http.errors import BadRequest
+from edge.serve.tools.constraint import constraint
+from edge.serve.tools.formats import HERMES, CallFormat, format_of, renders_tools
+from edge.serve.tools.functions import FunctionUse, json_text
+from edge.serve.tools.parser import CallParser
+from edge.serve.tools.prompt import Message, described
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Messages as the template takes them, what an answer is held to, and how calls in it are recognized."""
+
+    messages: Sequence[Message]
+    tools: Sequence[Mapping[str, Any]]
+    sampling: Mapping[str, Any]
+    form: CallFormat | None  # None: there are no calls
+    names: frozenset[str]
+
+    def parser(self) -> CallParser | None:
+        """For one answer; None where it is text alone."""
+        return None if self.form is None else CallParser(self.form, self.names)
+
+
+def conversation(
+    messages: Sequence[Message],
+    use: FunctionUse,
+    template: str,
+    text_schema: Mapping[str, Any] | None = None,
+) -> Conversation:
+    """template: the source of the model's. text_schema: JSON that the answer must be, where it is no call. BadRequest
+    for what cannot be told to a model."""
+    functions = use.functions if use.choice != "none" else ()
+    for one in functions:
+        json_text(one.to_json(), "tools")
+    known = renders_tools(template)
+    if use.must_call and text_schema is not None:
+        raise BadRequest(
+            "a tool must be called, and the answer must follow a schema; ask for one of the two", "tool_choice"
+        )
+    form = (format_of(template) if known else HERMES) if use.callable else None
+    sampling: dict[str, Any] = {}
+    if form is not None and (grammar := constraint(form, use, text_schema)) is not None:
+        sampling["lark"] = grammar
+    elif text_schema is not None:
+        sampling["json_schema"] = json_text(text_schema, "response_format")
+    return Conversation(
+        messages if known else described(messages, functions),
+        [one.to_json() for one in functions] if known else (),
+        sampling,
+        form,
+        frozenset(one.name for one in use.callable),
+    )

@@ -1,0 +1,51 @@
+"""Grammars of answers that call functions, in llguidance's form of Lark."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from edge.serve.tools.formats import CallFormat
+from edge.serve.tools.functions import Function, FunctionUse, json_text
+
+# Between the parts of JSON: as templates write it, so that a small model does not go on with white space for ever.
+_STYLE = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
+_ANYTHING = r"(.|\n)*"
+
+
+def constraint(form: CallFormat, use: FunctionUse, text_schema: Mapping[str, Any] | None = None) -> str | None:
+    """The grammar of an answer. Where a call must come: of calls alone. With a schema for text: calls, or JSON of it.
+    Where a function is strict: text, in which calls follow their schemas. None where any answer is allowed."""
+    functions = use.callable
+    strict = any(one.strict for one in functions)
+    if not functions or not (use.must_call or text_schema is not None or strict):
+        return None
+    if use.must_call:
+        start = ["start: calls"]
+    elif text_schema is not None:
+        start = ["start: calls | text", f"text: %json {json_text({**text_schema, **_STYLE}, 'response_format')}"]
+    elif form.bare:
+        start = ["start: calls | TEXT?", rf"TEXT: /[^\s{{\[]{_ANYTHING}/"]
+    else:
+        # Where the mark stands a call begins, and must go on as one.
+        mark = f"mark[lazy]: /{_ANYTHING}/ {json.dumps(form.opens)}"
+        start = ["start: (mark inner)* TEXT", f"TEXT: /{_ANYTHING}/", mark]
+    either = " | ".join(f"inner_{number}" for number in range(len(functions)))
+    call = f"{json.dumps(form.opens)} inner" if form.opens and not form.is_list else "inner"
+    several = use.several or not use.must_call
+    calls = f"{call} ({json.dumps(form.between)} {call})*" if several else call
+    rules = [f'calls: "[" {calls} "]"' if form.is_list else f"calls: {calls}", f"inner: {either}"]
+    return "\n".join([*start, *rules, *(_inner(form, number, one) for number, one in enumerate(functions))])
+
+
+def _inner(form: CallFormat, number: int, function: Function) -> str:
+    """A call, without the mark before it. The arguments are a grammar of their own, so that references in their schema
+    lead where they should."""
+    schema = json_text({"type": "object", **function.parameters, **_STYLE}, "tools")
+    space = "\n" if form.closes else ""
+    begin = f'{space}{{"name": {json.dumps(function.name)}, "{form.arguments}": '
+    arguments = f"arguments_{number}: %json {schema}"
+    return (
+        f"inner_{number}: {json.dumps(begin)} arguments_{number} {json.dumps('}' + space + form.closes)}\n{arguments}"
+    )

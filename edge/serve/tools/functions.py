@@ -1,0 +1,72 @@
+"""Functions that a request has for a model to call, and whether it must."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from edge.serve.http.errors import BadRequest
+
+MAX_FUNCTIONS = 128
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function that a model may call."""
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict)  # JSON schema of an object
+    strict: bool = False  # a call must follow the schema
+
+    def to_json(self) -> dict[str, Any]:
+        """As templates take it."""
+        described = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return {"type": "function", "function": described}
+
+
+@dataclass(frozen=True)
+class FunctionUse:
+    """The functions there are, and which of them must be called."""
+
+    functions: Sequence[Function] = ()
+    choice: Literal["auto", "none", "required"] = "auto"
+    name: str | None = None  # this one must be called
+    several: bool = False  # more than one call, where some must be
+
+    def __post_init__(self) -> None:
+        """BadRequest where two have one name, one that is asked for is not there, or a schema is of no object."""
+        names = [one.name for one in self.functions]
+        if len(names) > MAX_FUNCTIONS:
+            raise BadRequest(f"{len(names)} tools are given, {MAX_FUNCTIONS} are the most", "tools")
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise BadRequest(f"two tools are named {twice!r}", "tools")
+        if self.name is not None and self.name not in names:
+            raise BadRequest(f"no tool is named {self.name!r}", "tool_choice")
+        if self.choice == "required" and not names:
+            raise BadRequest("a tool must be called, and none is given", "tool_choice")
+        for one in self.functions:
+            if one.parameters.get("type", "object") != "object":
+                raise BadRequest(f"the parameters of {one.name!r} must be a schema of an object", "tools")
+
+    @property
+    def must_call(self) -> bool:
+        """Whether there must be a call."""
+        return self.name is not None or self.choice == "required"
+
+    @property
+    def callable(self) -> Sequence[Function]:
+        """Those that may be called."""
+        if self.name is not None:
+            return [one for one in self.functions if one.name == self.name]
+        return () if self.choice == "none" else self.functions
+
+
+def json_text(value: Any, param: str) -> str:
+    """JSON of a part of a request. BadRequest where it has numbers that JSON has not, or is nested too deep."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (ValueError, RecursionError):
+        raise BadRequest("it has a number that is not finite, or is nested too deep", param) from None

@@ -1,0 +1,48 @@
+"""A conversation with functions, for templates that know of none: told in the system message, called in text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from edge.serve.tools.functions import Function, json_text
+
+Message = Mapping[str, Any]
+"""As templates take it: `role`, `content`, and for calls `tool_calls`, `tool_call_id`, `name`."""
+
+_INTRODUCTION = """# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{tools}
+</tools>
+
+For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""
+
+
+def described(messages: Sequence[Message], functions: Sequence[Function]) -> list[Message]:
+    """The messages in roles and texts alone: functions in the system message, calls and results in the form of
+    Hermes."""
+    plain = [_plain(message) for message in messages]
+    if not functions:
+        return plain
+    told = _INTRODUCTION.format(tools="\n".join(json_text(one.to_json(), "tools") for one in functions))
+    if plain and plain[0]["role"] == "system":
+        return [{"role": "system", "content": f"{plain[0]['content']}\n\n{told}"}, *plain[1:]]
+    return [{"role": "system", "content": told}, *plain]
+
+
+def _plain(message: Message) -> Message:
+    content = str(message.get("content") or "")
+    if message["role"] == "tool":
+        return {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
+    calls = [
+        f"<tool_call>\n{json_text(call['function'], 'messages')}\n</tool_call>"
+        for call in message.get("tool_calls") or ()
+    ]
+    return {"role": message["role"], "content": "\n".join([content, *calls] if content else calls)}
