@@ -13,7 +13,7 @@ from devices.files import write_whole
 from devices.paths import state_folder
 from edge.errors import ChatFileError, EngineError
 from edge.llm.generate import Response, generate
-from edge.llm.interface import TextEngine
+from edge.llm.interface import Drafter, TextEngine
 from edge.llm.model import Model
 from edge.llm.sampler import SamplingParams
 from edge.llm.sequence import PrefillProgress, Session, common_prefix
@@ -41,9 +41,11 @@ class Chat:
         template: str | None = None,
         renderer: TemplateProcess | None = None,
         when_full: WhenFull | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         """template: Jinja source to use instead of the model's own. renderer: a process for it that was started before;
-        by default, one is started. when_full: None is "shift" where the model allows it, else "forget".
+        by default, one is started. when_full: None is "shift" where the model allows it, else "forget". drafter:
+        guesses tokens of answers; by default, the model's own, if it has one.
 
         TemplateError where the template is not valid, EngineError where "shift" is asked of a model that cannot,
         ValueError for another word.
@@ -57,6 +59,7 @@ class Chat:
                 " that are not rotations; use forget or stop"
             )
         self.engine = engine
+        self.drafter = model.drafter if isinstance(model, Model) and drafter is None else drafter
         self.when_full: WhenFull = when_full or ("shift" if engine.can_shift else "forget")
         self._session = Session(engine)
         self.dropped = 0  # messages forgotten by the last `ask` because the context was full
@@ -171,6 +174,7 @@ class Chat:
                 on_prefill=on_prefill,
                 in_place=shifts and not is_whole,
                 beginning=(lambda: self._beginning(prompt)) if shifts else None,
+                drafter=self.drafter,
             ):
                 if not pieces:  # only now is it sure that there is an answer
                     self.dropped = len(self.messages) - len(kept)

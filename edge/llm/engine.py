@@ -123,6 +123,7 @@ class Engine:
     ) -> llama.ContextSizes:
         """Load what the budget has room for; what a decode may then have."""
         reserved = options.reserved + (held_bytes(self.shape) if options.prefixes else 0)
+        reserved += 4 * self.shape.n_vocab * max(0, sizes.outputs - sizes.sequences) if tokens else 0  # `decode` copies
         within = self._within = load_within(
             self.file,
             self.shape,

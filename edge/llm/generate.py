@@ -7,8 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edge.errors import EdgeError
 from edge.llm.continuation import Continuation
+from edge.llm.interface import Drafter
 from edge.llm.sampler import SamplingParams
 from edge.llm.sequence import PrefillProgress, Session
 
@@ -55,11 +59,13 @@ def generate(
     on_prefill: PrefillProgress | None = None,
     in_place: bool = False,  # as in `Session.prefill`
     beginning: Callable[[], int] | None = None,  # tokens that stay in a full context; None: the answer ends there
+    drafter: Drafter | None = None,  # guesses tokens, which are then checked several in a pass; None: one in a pass
 ) -> Iterator[Response]:
     """Continue `prompt`; the session afterwards holds the prompt and what was generated.
 
     A token that ends the model's turn is not part of the answer and not counted. Closing the generator, or an
-    exception such as KeyboardInterrupt, leaves the session usable.
+    exception such as KeyboardInterrupt, leaves the session usable. Tokens are chosen one after the other by the model's
+    own logits, with a drafter and without: it only has some of these computed before they are asked for.
     """
     accepted = time.perf_counter()
     continuation = Continuation(session.engine.model, prompt, sampling, max_tokens=max_tokens, stop=stop)
@@ -67,29 +73,55 @@ def generate(
     clock = _Clock(accepted, len(prompt))
     step_s: list[float] = []
     finish = None
+    draft: Sequence[int] = ()
+    if drafter is not None:
+        drafter.begin(prompt)
     try:
-        logits = session.prefill(prompt, on_prefill, in_place=in_place)
+        rows = session.prefill(prompt, on_prefill, in_place=in_place)[np.newaxis]
         clock.prefilled(session)
-        while (text := continuation.choose(logits)) is not None:
-            clock.token()
-            token = continuation.tokens[-1]
-            yield Response(text, token, None, clock.usage(), clock.timing())
+        while finish is None:
+            texts, used = _accept(continuation, rows, draft)
+            if used <= len(draft):
+                session.forget(len(draft) + 1 - used)
+            if drafter is not None and clock.completion_tokens:  # else these are the prompt's rows
+                drafter.checked(len(draft) + 1, used)
+            chosen = continuation.tokens[clock.completion_tokens :]
+            for token, text in zip(chosen, texts, strict=True):
+                clock.token()
+                yield Response(text, token, None, clock.usage(), clock.timing())
             finish = continuation.finish_reason
             if finish is None and session.full:
                 dropped = 0 if beginning is None else session.make_room(beginning())
                 clock.dropped += dropped
                 finish = None if dropped else "length"
-            if finish:
-                break
-            began = time.perf_counter()
-            logits = session.step(token)
-            step_s.append(time.perf_counter() - began)
+            if finish is None:
+                if drafter is not None:
+                    left = session.most_rows if max_tokens is None else max_tokens - clock.completion_tokens
+                    draft = drafter.draft(chosen, min(left, session.most_rows) - 1)
+                began = time.perf_counter()
+                rows = session.check([chosen[-1], *draft])
+                if not draft:
+                    step_s.append(time.perf_counter() - began)
     finally:
         continuation.close()
         session.engine.answered(step_s)
         with suppress(EdgeError):  # it was told already, or keeping is no duty
             session.keep()
     yield Response(continuation.rest(), None, finish or "stop", clock.usage(), clock.timing())
+
+
+def _accept(continuation: Continuation, rows: NDArray[np.float32], draft: Sequence[int]) -> tuple[list[str], int]:
+    """Choose tokens by `rows` for as long as they are those of the draft: their texts, and how many rows were used. The
+    row behind a token that was drafted and not chosen knows nothing of what was chosen."""
+    texts: list[str] = []
+    for used, logits in enumerate(rows, 1):
+        text = continuation.choose(logits)
+        if text is None:
+            break
+        texts.append(text)
+        if continuation.finish_reason or used > len(draft) or continuation.tokens[-1] != draft[used - 1]:
+            break
+    return texts, used
 
 
 class _Clock:

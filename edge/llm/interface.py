@@ -1,4 +1,5 @@
-"""What generation, conversations and benchmarks need of an engine, whether it is one device's or spread over many."""
+"""What generation, conversations and benchmarks need of an engine, whether it is one device's or spread over many, and
+of whoever guesses the next tokens."""
 
 from __future__ import annotations
 
@@ -78,6 +79,10 @@ class TextEngine(Protocol):
     @property
     def batch(self) -> int:
         """Rows one decode may have."""
+
+    @property
+    def outputs(self) -> int:
+        """Rows of one decode that may give logits."""
 
     @property
     def threads(self) -> int:
@@ -167,6 +172,24 @@ class TextEngine(Protocol):
 
     def kv_clear(self) -> None:
         """Forget everything."""
+
+
+class Drafter(Protocol):
+    """`edge.speculate.speculation.Speculation`, which documents the methods. Its guesses decide how fast an answer
+    comes, never what it says."""
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """An answer to these tokens begins."""
+
+    def draft(self, chosen: Sequence[int], most: int) -> Sequence[int]:
+        """At most `most` tokens that may follow; none for a plain step. chosen: tokens of the answer since the last
+        call, or since `begin`."""
+
+    def checked(self, rows: int, used: int) -> None:
+        """The pass that `draft` was for is over: it had so many rows, and so many of them gave a token."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Figures of the last answer, as docs/cli.md says."""
 
 
 def memory_json(engine: TextEngine) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from edge.llm.generate import Response, generate
-from edge.llm.interface import TextEngine
+from edge.llm.interface import Drafter, TextEngine
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Event, Request, Scheduler
 from edge.llm.sequence import Session
@@ -57,9 +57,10 @@ class RequestStream:
 class Model:
     """A language model, loaded. `close()` unloads it, on all of its devices; it is also a context manager."""
 
-    def __init__(self, engine: TextEngine, close: Callable[[], None]) -> None:
-        """close: what ends the engine and all that belongs to it."""
+    def __init__(self, engine: TextEngine, close: Callable[[], None], drafter: Drafter | None = None) -> None:
+        """close: what ends the engine and all that belongs to it. drafter: guesses tokens of single answers."""
         self.engine = engine
+        self.drafter = drafter
         self._close = close
         self._session = Session(engine)
 
@@ -86,7 +87,14 @@ class Model:
         generation or conversation runs at a time; `stream` runs several.
         """
         tokens = self.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
-        return generate(self._session, tokens, sampling or SamplingParams(), max_tokens=max_tokens, stop=stop)
+        return generate(
+            self._session,
+            tokens,
+            sampling or SamplingParams(),
+            max_tokens=max_tokens,
+            stop=stop,
+            drafter=self.drafter,
+        )
 
     def stream(self) -> RequestStream:
         """Several requests at once, which come and go while others are answered. Load the model with as many

@@ -102,6 +102,30 @@ class Session:
             raise EngineError(USED_MEANWHILE)
         return self._decode((token,), "last")
 
+    @property
+    def most_rows(self) -> int:
+        """Rows that `check` may have now; 1 where they could not be forgotten: recurrent layers hold what all tokens so
+        far made, and nothing of each."""
+        if self.engine.model.is_recurrent:
+            return 1
+        return max(1, min(self.engine.outputs, self.engine.batch, self.engine.context - len(self.tokens)))
+
+    def check(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Append tokens, at most `most_rows`, in one pass; logits [n, n_vocab] after each. EngineError as `step`."""
+        if len(tokens) == 1:
+            return self.step(tokens[0])[np.newaxis]
+        if not holds(self.engine, self.sequence, self):
+            raise EngineError(USED_MEANWHILE)
+        return self._decode(tokens, "all")
+
+    def forget(self, n_tokens: int) -> None:
+        """Forget the last tokens, which `check` appended. Where the cache cannot, the rest is computed again."""
+        held = self.tokens[: len(self.tokens) - n_tokens]
+        self.cut(len(held))
+        while len(self.tokens) < len(held):
+            start = len(self.tokens)
+            self._decode(held[start : start + self.engine.chunk(len(held) - start)], "none")
+
     def make_room(self, beginning: int) -> int:
         """Drop half of the tokens behind the first `beginning` in place, the oldest, so that `step` can go on: how many
         that are. EngineError as `step`, or where the engine cannot shift."""

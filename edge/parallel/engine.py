@@ -141,7 +141,7 @@ class DistributedEngine:
             raise EngineError(f"a decode takes 1 to {self.batch} tokens, {n} were given")
         if wanted > self.outputs:
             raise EngineError(f"{wanted} rows are to give logits, the engine was made for {self.outputs}; set outputs")
-        if n > 1 and not self._pending:  # a prompt
+        if n > max(1, wanted) and not self._pending:  # a prompt
             self._between_answers()
         rows = self._shard.rows
         rows.positions[:n], rows.sequences[:n], rows.outputs[:n] = positions, sequences, outputs

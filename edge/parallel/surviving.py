@@ -120,6 +120,11 @@ class SurvivingEngine:
         return self.current.batch
 
     @property
+    def outputs(self) -> int:
+        """Rows of one decode that may give logits."""
+        return self.current.outputs
+
+    @property
     def threads(self) -> int:
         """Of this device."""
         return self.current.threads

@@ -36,6 +36,7 @@ ROOMS = {
         "edge.prefixes: keys and values of prompts, kept on disk",
         "edge.templates: chat templates, rendered apart",
         "edge.llm: a language model on one device",
+        "edge.speculate: guesses at the next tokens, and when they pay",
         "edge.onnx: a network in ONNX on one device, and its stages",
         "edge.parallel: ranks that compute one step together",
         "edge.worker: the daemon and its engine processes",

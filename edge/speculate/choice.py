@@ -1,0 +1,111 @@
+"""How many rows a pass should have: by what passes take, and by how many guesses were right. One, unless more are
+clearly faster.
+
+A pass of `rows` rows gives 1 to `rows` tokens. Where a fraction a of the guesses is right, each for itself, that is
+1 + a + ... + a^(rows-1) tokens in the mean. What it costs is measured in passes of one row, and so is what trials lose:
+they are paid from a purse, which a part of the tokens fills.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from statistics import median_low
+
+SIZES = (1, 2, 4, 8)  # rows of a pass
+MOST_ROWS = SIZES[-1]
+
+_KEPT = 5  # times of each size; a bad moment is one of them
+_LEAST_PLAIN = 3  # passes of one row before anything else
+_CLEARLY = 1.05  # times as fast as one row
+_MEMORY = 0.94  # a guess counts so much less with every later one
+_PRIOR = 0.5, 1.0  # before there are any: that part of so many guesses was right
+_PURSE = 0.5  # passes of one row that trials may lose at once
+_DEEPEST = -1.0  # what one trial can take, however long it lasted
+_FILLS = 0.01  # part of a pass of one row that a token brings: in the long run, trials take no more of the time
+_WAIT = 16  # passes between trials while one row is best; doubles
+_MOST_WAIT = 256
+_WAIT_ON = 64  # passes until a size is tried again, one row among others, while more rows are best
+
+
+class RowChoice:
+    """Chooses the rows of each pass, and learns from what came of it."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=_KEPT))
+        self._right = self._guesses = 0.0  # of late
+        self._passes = 0
+        self._had: dict[int, int] = {}  # by size: the last pass that had it
+        self._purse = _PURSE
+        self._wait = _WAIT
+
+    @property
+    def accepted(self) -> float:
+        """The fraction of guesses that is right, of late."""
+        share, weight = _PRIOR
+        return (share * weight + self._right) / (weight + self._guesses)
+
+    @property
+    def plain_s(self) -> float:
+        """Seconds of a pass of one row; 0 where there was none yet."""
+        return median_low(self._seconds[1]) if self._seconds[1] else 0.0
+
+    def seconds(self, size: int) -> float | None:
+        """What a pass of that size takes; None where there was none yet."""
+        return median_low(self._seconds[size]) if self._seconds[size] else None
+
+    def best(self, most: int = MOST_ROWS) -> int:
+        """The size that gives the most tokens a second, of those that were measured and are no larger than `most`."""
+        speeds = {size: self._tokens(size) / self._cost(size) for size in SIZES if size <= most and self.seconds(size)}
+        size = max(speeds, key=speeds.__getitem__, default=1)
+        return size if size > 1 and speeds[size] >= _CLEARLY else 1
+
+    def rows(self, most: int) -> int:
+        """The size of the next pass, at most `most` rows: the best one, or now and then another, to see."""
+        if len(self._seconds[1]) < _LEAST_PLAIN:
+            return 1
+        best = self.best(most)
+        purse = max(0.0, self._purse)
+        affordable = [size for size in SIZES if size <= most and size != best and self._loss(size) <= purse]
+        if 2 * best in affordable and not self._seconds[2 * best]:
+            return 2 * best
+        oldest = min(affordable, key=self._last, default=best)
+        if best == 1:
+            due = self._passes - max(map(self._last, SIZES[1:])) >= self._wait
+        else:
+            due = self._passes - self._last(oldest) >= _WAIT_ON
+        return oldest if due else best
+
+    def checked(self, rows: int, used: int, seconds: float) -> None:
+        """A pass of so many rows gave `used` tokens in so long."""
+        self._passes += 1
+        size = max(size for size in SIZES if size <= rows)
+        self._seconds[size].append(seconds)
+        self._had[size] = self._passes
+        if rows > 1:
+            right, guesses = used - 1, min(used, rows - 1)
+            fading = _MEMORY**guesses
+            self._right, self._guesses = fading * self._right + right, fading * self._guesses + guesses
+            self._wait = _WAIT if self.best() > 1 else min(2 * self._wait, _MOST_WAIT)
+        plain_s = self.plain_s
+        gained = used - seconds / plain_s if rows > 1 and plain_s else 0.0
+        self._purse = min(_PURSE, max(_DEEPEST, self._purse + gained) + _FILLS * used)
+
+    def _last(self, size: int) -> int:
+        """The last pass of this size; 0 if none."""
+        return self._had.get(size, 0)
+
+    def _tokens(self, size: int) -> float:
+        """That a pass of this size gives in the mean."""
+        return sum(self.accepted**i for i in range(size))
+
+    def _cost(self, size: int) -> float:
+        """What a pass of this size takes, in passes of one row. So many single passes would do, too: what took longer
+        was a bad moment. Where none was measured, a smaller one says the most that can be."""
+        seconds = self.seconds(size)
+        if size == 1 or not self.plain_s:
+            return 1.0
+        return min(float(size), 2 * self._cost(size // 2) if seconds is None else seconds / self.plain_s)
+
+    def _loss(self, size: int) -> float:
+        """What a pass of this size is expected to lose, in passes of one row."""
+        return self._cost(size) - self._tokens(size)

@@ -1,0 +1,66 @@
+"""Guesses as a person asks for them: the room that checking takes, and the drafts themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from edge.errors import EngineError
+from edge.llm.engine import Engine
+from edge.llm.info import ModelInfo
+from edge.llm.interface import TextEngine
+from edge.llm.options import EngineOptions
+from edge.models.paths import PathLike, model_path
+from edge.speculate.choice import MOST_ROWS
+from edge.speculate.ngrams import NgramDrafts
+from edge.speculate.small_model import ModelDrafts, check_vocabulary
+from edge.speculate.speculation import Speculation
+from partition.model.check import check_loadable
+from quant.gguf.file import GgufFile
+
+Enter = Callable[[Engine], Engine]
+
+KINDS = ("auto", "off", "ngram")
+"""Kinds of drafts that are no model file. auto: what is free, from the text itself, where the model can check it."""
+
+
+def drafts(asked: PathLike) -> str | Path:
+    """One of KINDS, or the file of a model: REPO:FILE of the hub is fetched. ModelFileError, HubError."""
+    return str(asked) if str(asked) in KINDS else model_path(asked)
+
+
+def with_room(options: EngineOptions, draft: str | Path) -> EngineOptions:
+    """The same with room for the logits that checking takes, and under a budget for a drafting model. The errors of
+    `ModelInfo.of`."""
+    if draft == "off":
+        return options
+    outputs = max(min(MOST_ROWS, options.rows), options.outputs or options.sequences)
+    reserved = options.reserved
+    if isinstance(draft, Path) and options.memory is not None:
+        need = ModelInfo.of(draft, options.context, options.kv_type).need
+        reserved += need.total - need.parts["runtime"]
+    return replace(options, outputs=outputs, reserved=reserved)
+
+
+def speculation(draft: str | Path, engine: TextEngine, enter: Enter) -> Speculation | None:
+    """What guesses for `engine`, which was made with `with_room`; None where nothing does. enter: is given an engine
+    that is to be closed later.
+
+    EngineError for a model whose layers cannot forget, unless it is "auto", and for a drafting model of another
+    vocabulary; the errors of Engine.
+    """
+    if draft == "off" or (draft == "auto" and engine.model.is_recurrent):
+        return None
+    if engine.model.is_recurrent:
+        raise EngineError(
+            f"{engine.path.name} has recurrent layers, which cannot forget a guess that was wrong; use --draft off"
+        )
+    if not isinstance(draft, Path):
+        return Speculation(NgramDrafts(), "ngram")
+    file = GgufFile.open(draft)
+    check_loadable(file)
+    check_vocabulary(engine.file, file)
+    budgeted = engine.paging is not None
+    options = EngineOptions(context=engine.context, threads=engine.threads, repack=False if budgeted else None)
+    return Speculation(ModelDrafts(enter(Engine(draft, options))), draft.name)

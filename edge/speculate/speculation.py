@@ -1,0 +1,111 @@
+"""Guesses at the next tokens, as many at a time as pays, and what came of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from edge.speculate.choice import SIZES, RowChoice
+
+
+class Drafts(Protocol):
+    """Where guesses come from. The same text must always get the same guess."""
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Forget what was, and take in a prompt."""
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Take in tokens that follow."""
+
+    def draft(self, n: int) -> list[int]:
+        """At most `n` tokens that may follow all these; fewer, or none, where there is no guess."""
+
+
+@dataclass
+class SpeculationStats:
+    """What came of the guesses in one answer. The prompt and its first token are not in it."""
+
+    drafted: int = 0  # tokens that were guessed and checked
+    accepted: int = 0  # of these: that were chosen
+    passes: int = 0  # of one row or more
+    rows: int = 0  # in all passes
+    tokens: int = 0  # that all passes gave
+    seconds: float = 0.0  # that all passes took, with the guessing
+    plain_s: float = 0.0  # of a pass of one row, as measured now and then; 0 where there was none
+
+    @property
+    def gain(self) -> float | None:
+        """How many times as fast the tokens came as in passes of one row; None where nothing can be compared."""
+        return self.tokens * self.plain_s / self.seconds if self.seconds and self.plain_s else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, as docs/cli.md says."""
+        return {
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "passes": self.passes,
+            "rows_per_pass": self.rows / self.passes if self.passes else None,
+            "gain": self.gain,
+        }
+
+    def __str__(self) -> str:
+        if not self.drafted:
+            return "no token was guessed: it did not pay, or nothing was to be guessed"
+        gain = "" if self.gain is None else f", {self.gain:.2f} times as fast as one at a time"
+        return (
+            f"{self.accepted} of {self.drafted} guesses right, {self.passes} passes of {self.rows / self.passes:.1f}"
+            f" rows{gain}"
+        )
+
+
+class Speculation:
+    """A `Drafter` for one conversation: it goes on with what it learned from answer to answer."""
+
+    def __init__(
+        self,
+        drafts: Drafts,
+        name: str,
+        *,
+        choice: RowChoice | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """name: of the drafts, for people. choice: how many rows a pass has. clock: in seconds."""
+        self.name = name
+        self.choice = RowChoice() if choice is None else choice
+        self.stats = SpeculationStats()
+        self._drafts, self._clock = drafts, clock
+        self._began = 0.0
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """An answer to these tokens begins."""
+        self.stats = SpeculationStats()
+        self._drafts.begin(prompt)
+
+    def draft(self, chosen: Sequence[int], most: int) -> Sequence[int]:
+        """At most `most` tokens that may follow; none where it does not pay. chosen: tokens of the answer since the
+        last call, or since `begin`."""
+        self._began = self._clock()
+        self._drafts.extend(chosen)
+        rows = self.choice.rows(most + 1)
+        drafted = self._drafts.draft(rows - 1) if rows > 1 else []
+        size = max(size for size in SIZES if size <= len(drafted) + 1)  # of which times are known
+        return drafted[: size - 1]
+
+    def checked(self, rows: int, used: int) -> None:
+        """The pass that `draft` was for is over: it had so many rows, and so many of them gave a token."""
+        seconds = self._clock() - self._began
+        self.choice.checked(rows, used, seconds)
+        stats = self.stats
+        stats.drafted += rows - 1
+        stats.accepted += used - 1
+        stats.passes += 1
+        stats.rows += rows
+        stats.tokens += used
+        stats.seconds += seconds
+        stats.plain_s = self.choice.plain_s
+
+    def to_json(self) -> dict[str, Any]:
+        """Figures of the last answer, as docs/cli.md says."""
+        return {"draft": self.name, **self.stats.to_json()}

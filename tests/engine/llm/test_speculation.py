@@ -1,0 +1,318 @@
+"""Answers with guessed tokens are those without: on every engine, by every kind of guess, however wrong these are."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge.demo import MODEL_PATH
+from edge.errors import EngineError
+from edge.llm.chat import Chat
+from edge.llm.engine import Engine, EngineOptions
+from edge.llm.generate import Response, generate
+from edge.llm.interface import TextEngine
+from edge.llm.sampler import SamplingParams
+from edge.llm.sequence import USED_MEANWHILE, Session
+from edge.speculate.choice import MOST_ROWS, RowChoice
+from edge.speculate.ngrams import NgramDrafts
+from edge.speculate.opened import drafts, speculation, with_room
+from edge.speculate.small_model import ModelDrafts
+from edge.speculate.speculation import Drafts, Speculation
+from tests.conftest import OPTIONS, Synthetic
+from tests.support.deployments import pipeline, questions, tensor
+from tests.support.paging import ALL_FITS, MIB, least, paged, streams
+from tests.support.ranks_here import ranks_here
+
+GREEDY = SamplingParams(temperature=0)
+ROOM = replace(OPTIONS, context=256, batch=64, outputs=MOST_ROWS)
+PROMPT = [5, 300, 17, 401, 88, 260, 33, 499]
+PAGED = replace(ROOM, batch=16, memory=ALL_FITS)
+N_QUESTIONS = 6
+
+
+class Always(RowChoice):
+    """As many rows as there may be, in every pass."""
+
+    def rows(self, most: int) -> int:
+        return max(size for size in (1, 2, 4, 8) if size <= most)
+
+
+class Known:
+    """Guesses what is told beforehand, of which each `wrong`th token is another one; 0: none."""
+
+    def __init__(self, answers: dict[tuple[int, ...], list[int]], wrong: int = 0) -> None:
+        self.answers, self.wrong, self.at = answers, wrong, 0
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self.answer, self.at = self.answers.get(tuple(prompt), []), 0
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        self.at += len(tokens)
+
+    def draft(self, n: int) -> list[int]:
+        places = range(self.at, min(self.at + n, len(self.answer)))
+        return [self.answer[i] ^ (self.wrong > 0 and i % self.wrong == self.wrong - 1) for i in places]
+
+
+def ids(responses: Sequence[Response]) -> list[int]:
+    return [r.token_id for r in responses if r.token_id is not None]
+
+
+def run(
+    engine: TextEngine,
+    prompt: Sequence[int],
+    drafter: Speculation | None,
+    sampling: SamplingParams = GREEDY,
+    **more: Any,
+) -> list[Response]:
+    return list(generate(Session(engine), prompt, sampling, drafter=drafter, **{"max_tokens": 24, **more}))
+
+
+@pytest.fixture(scope="module")
+def asked() -> list[list[int]]:
+    """Prompts of held-out questions."""
+    return [list(request.prompt) for request in questions(N_QUESTIONS)]
+
+
+@pytest.fixture(scope="module")
+def plain(asked: list[list[int]]) -> dict[tuple[int, ...], list[int]]:
+    """The greedy answers of one device, one token at a time."""
+    with Engine(MODEL_PATH, ROOM) as engine:
+        return {tuple(prompt): ids(run(engine, prompt, None)) for prompt in asked}
+
+
+On = Callable[[Path], AbstractContextManager[TextEngine]]
+ENGINES: dict[str, On] = {
+    "one device": lambda _: Engine(MODEL_PATH, ROOM),
+    "paged": lambda _: paged(MODEL_PATH, least(MODEL_PATH, PAGED), PAGED),
+    "tensor": lambda folder: ranks_here(MODEL_PATH, tensor(1, 1), ROOM, folder),
+    "stages": lambda folder: ranks_here(MODEL_PATH, pipeline(1, 1), ROOM, folder),
+}
+
+
+@pytest.mark.parametrize("where", ENGINES)
+def test_greedy_answers_are_the_same(
+    where: str, tmp_path: Path, asked: list[list[int]], plain: dict[tuple[int, ...], list[int]]
+) -> None:
+    """With guesses from the text, from a model, and with ones that are right, partly right and never right."""
+    with ExitStack() as stack:
+        engine = stack.enter_context(ENGINES[where](tmp_path))
+        assert where != "paged" or (isinstance(engine, Engine) and streams(engine))
+        small = stack.enter_context(Engine(MODEL_PATH, replace(ROOM, context=64, outputs=1)))
+        kinds: dict[str, Drafts] = {
+            "ngram": NgramDrafts(),
+            "model": ModelDrafts(small),
+            **{f"wrong {wrong}": Known(plain, wrong) for wrong in (0, 1, 3)},
+        }
+        accepted = {}
+        for name, guesses in kinds.items():
+            drafter = Speculation(guesses, name, choice=Always())
+            found = {}
+            total: Counter[str] = Counter()
+            for prompt in asked:
+                found[tuple(prompt)] = ids(run(engine, prompt, drafter))
+                total.update(accepted=drafter.stats.accepted, drafted=drafter.stats.drafted)
+            assert found == plain, name
+            accepted[name] = total
+    assert accepted["wrong 0"]["accepted"] == accepted["wrong 0"]["drafted"] > 50
+    assert accepted["wrong 1"]["accepted"] == 0 < accepted["wrong 1"]["drafted"]
+    assert 0.3 < accepted["wrong 3"]["accepted"] / accepted["wrong 3"]["drafted"] < 0.7
+    assert accepted["model"]["accepted"] > 0.6 * accepted["model"]["drafted"]  # the same model, of less text
+    assert accepted["ngram"]["accepted"] > 0
+
+
+def test_the_cache_holds_what_was_chosen(llama: Engine, synthetic: Synthetic) -> None:
+    """Also of guesses that were wrong: the next question continues from there, as without."""
+    path = synthetic("llama", "q8_0")
+    with Engine(path, replace(OPTIONS, outputs=MOST_ROWS)) as engine:
+        answer = ids(run(llama, PROMPT, None))
+        session, other = Session(engine), Session(llama)
+        for wrong in (0, 1, 2, 5):
+            drafter = Speculation(Known({tuple(PROMPT): answer}, wrong), "known", choice=Always())
+            list(generate(session, PROMPT, GREEDY, max_tokens=11, drafter=drafter))
+            list(generate(other, PROMPT, GREEDY, max_tokens=11))
+            assert session.tokens == other.tokens
+            assert engine.kv_last(0) == len(session.tokens) - 1
+            longer = [*session.tokens, 9, 10]
+            np.testing.assert_array_equal(session.prefill(longer), other.prefill(longer))
+
+
+def test_counters_and_the_end_are_the_same(llama: Engine, synthetic: Synthetic) -> None:
+    """At the last token that was asked for, at a stop string, and at the end of the context."""
+    with Engine(synthetic("llama", "q8_0"), replace(OPTIONS, outputs=MOST_ROWS)) as engine:
+        endless = replace(GREEDY, grammar="root ::= [a-z] root")
+        text = "".join(r.text for r in run(llama, PROMPT, None, max_tokens=12))
+        for sampling, more in (
+            (GREEDY, {"max_tokens": 11}),
+            (GREEDY, {"max_tokens": 1}),
+            (GREEDY, {"stop": [text[6:9]]}),
+            (endless, {"max_tokens": None}),
+        ):
+            wanted = run(llama, PROMPT, None, sampling, **more)
+            known = Known({tuple(PROMPT): ids(wanted) + [7] * 20}, 5)
+            found = run(engine, PROMPT, Speculation(known, "known", choice=Always()), sampling, **more)
+            assert [(r.text, r.token_id, r.finish_reason, r.usage) for r in found] == [
+                (r.text, r.token_id, r.finish_reason, r.usage) for r in wanted
+            ]
+
+
+def test_penalties_and_grammars_hold(llama: Engine, synthetic: Synthetic) -> None:
+    with Engine(synthetic("llama", "q8_0"), replace(OPTIONS, outputs=MOST_ROWS)) as engine:
+        for sampling in (
+            replace(GREEDY, repeat_penalty=1.3),
+            replace(GREEDY, grammar="root ::= [a-z] root"),
+            replace(GREEDY, grammar="root ::= [a-z] root", repeat_penalty=9.0),
+            SamplingParams(temperature=1.2, seed=11),
+        ):
+            wanted = ids(run(llama, PROMPT, None, sampling))
+            for wrong in (0, 2):
+                known = Known({tuple(PROMPT): wanted}, wrong)
+                assert ids(run(engine, PROMPT, Speculation(known, "known", choice=Always()), sampling)) == wanted
+
+
+def test_a_shifted_context_goes_on_the_same() -> None:
+    """The context is full several times in one answer."""
+    with Engine(MODEL_PATH, replace(ROOM, context=96)) as engine:
+        texts = []
+        for drafter in (None, Speculation(NgramDrafts(), "ngram", choice=Always())):
+            chat = Chat(engine, system="Answer briefly.", drafter=drafter)
+            responses = list(chat.ask("Count from one to ten.", replace(GREEDY, grammar="root ::= [a-z ] root")))
+            texts.append(("".join(r.text for r in responses), responses[-1].usage.dropped_tokens))
+        assert texts[0] == texts[1]
+        assert texts[0][1] > 96
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_samples_are_of_the_models_own_distribution(synthetic: Synthetic, temperature: float) -> None:
+    """Pairs of tokens after a prompt, with guesses and without, from other seeds: a chi-square test of equality."""
+    with Engine(synthetic("llama", "q8_0"), replace(OPTIONS, outputs=MOST_ROWS)) as engine:
+        likely = ids(run(engine, PROMPT, None, max_tokens=3))
+        known = Speculation(Known({tuple(PROMPT): likely}), "known", choice=Always())
+        counts = []
+        for drafter, seeds in ((None, range(1500)), (known, range(10_000, 11_500))):
+            found: Counter[tuple[int, ...]] = Counter()
+            session = Session(engine)
+            for seed in seeds:
+                sampling = SamplingParams(temperature=temperature, top_k=3, top_p=1, min_p=0, seed=seed)
+                answer = generate(session, PROMPT, sampling, max_tokens=2, drafter=drafter)
+                found[tuple(ids(list(answer)))] += 1
+            counts.append(found)
+    pairs = sorted(counts[0] | counts[1])
+    table = np.array([[count[pair] for pair in pairs] for count in counts], float)
+    table = table[:, table.sum(axis=0) >= 10]
+    expected = table.sum(axis=1, keepdims=True) * table.sum(axis=0) / table.sum()
+    freedom = table.shape[1] - 1
+    assert freedom >= 4
+    chi_square = float(((table - expected) ** 2 / expected).sum())
+    # The 99.9th percentile, by the approximation of Wilson and Hilferty.
+    assert chi_square < freedom * (1 - 2 / (9 * freedom) + 3.09 * (2 / (9 * freedom)) ** 0.5) ** 3
+
+
+def test_it_is_told_where_another_one_used_the_model_meanwhile(llama: Engine) -> None:
+    answer = generate(Session(llama), PROMPT, GREEDY, drafter=Speculation(NgramDrafts(), "ngram", choice=Always()))
+    next(answer)
+    Session(llama).prefill([7, 8, 9])
+    with pytest.raises(EngineError, match=USED_MEANWHILE[:30]):
+        list(answer)
+
+
+def test_what_a_cache_cannot_forget_is_computed_again(llama: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = ids(run(llama, PROMPT, None))
+    with monkeypatch.context() as patch:
+        forgotten: list[int] = []
+        remove = llama.kv_remove
+
+        def whole(sequence: int, start: int, end: int = -1) -> bool:
+            forgotten.append(start)
+            return start == 0 and remove(sequence, start, end)
+
+        patch.setattr(llama, "kv_remove", whole)
+        session = Session(llama)
+        session.prefill(PROMPT)
+        session.check([wanted[0]])
+        session.forget(1)
+        assert session.tokens == PROMPT
+        assert forgotten[-2:] == [len(PROMPT), 0]
+        assert int(session.step(wanted[0]).argmax()) == wanted[1]
+
+
+def test_layers_that_cannot_forget_are_left_alone(llama: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recurrent model: `auto` guesses nothing, and who asks for guesses is told."""
+    monkeypatch.setattr(llama.model, "is_recurrent", True)
+    assert Session(llama).most_rows == 1
+    assert speculation("auto", llama, _no_engine) is None
+    with pytest.raises(EngineError, match=r"recurrent layers.*--draft off"):
+        speculation("ngram", llama, _no_engine)
+
+
+def _no_engine(engine: Engine) -> Engine:
+    raise AssertionError("no engine is needed")
+
+
+def test_what_can_be_asked_for(llama: Engine, synthetic: Synthetic) -> None:
+    assert speculation("off", llama, _no_engine) is None
+    for asked in ("auto", "ngram"):
+        found = speculation(asked, llama, _no_engine)
+        assert found is not None
+        assert found.name == "ngram"
+    assert drafts("ngram") == "ngram"
+    assert drafts(str(MODEL_PATH)) == MODEL_PATH
+    with ExitStack() as stack:
+        small = speculation(synthetic("llama", "f16"), llama, stack.enter_context)
+        assert small is not None
+        assert small.name == "llama-f16.gguf"
+        assert ids(run(llama, PROMPT, small)) == ids(run(llama, PROMPT, None))
+
+
+def test_a_model_of_other_tokens_cannot_guess(llama: Engine) -> None:
+    with pytest.raises(EngineError, match=r"edge-demo-q8_0.gguf cannot guess for llama-q8_0.gguf.*use a smaller"):
+        speculation(MODEL_PATH, llama, _no_engine)
+
+
+def test_there_is_room_for_the_logits(synthetic: Synthetic) -> None:
+    assert with_room(OPTIONS, "off") == OPTIONS
+    assert with_room(OPTIONS, "auto").outputs == MOST_ROWS
+    assert with_room(replace(OPTIONS, batch=4), "ngram").outputs == 4
+    assert with_room(replace(OPTIONS, outputs=16), "ngram").outputs == 16
+    budget = replace(OPTIONS, memory=1 << 30)
+    assert with_room(budget, "ngram").reserved == 0
+    assert with_room(budget, synthetic("llama", "f16")).reserved > synthetic("llama", "f16").stat().st_size
+    few, many = (_parts(replace(OPTIONS, outputs=outputs)) for outputs in (1, MOST_ROWS))
+    vocabulary = 4 * 7 * _n_vocab()
+    assert sum(many.values()) - sum(few.values()) >= 2 * vocabulary  # llama.cpp's, and those that `decode` gives
+
+
+def _parts(options: EngineOptions) -> dict[str, int]:
+    with paged(MODEL_PATH, 512 * MIB, options) as engine:
+        return dict(engine.memory.parts)
+
+
+def _n_vocab() -> int:
+    with Engine(MODEL_PATH, OPTIONS) as engine:
+        return engine.model.n_vocab
+
+
+def test_figures_of_an_answer(synthetic: Synthetic) -> None:
+    """By a clock that goes on by a second with each look: a pass takes one, whatever its rows."""
+    seconds = iter(range(1_000_000))
+    with Engine(synthetic("llama", "q8_0"), replace(OPTIONS, outputs=MOST_ROWS)) as engine:
+        answer = ids(run(engine, PROMPT, None, max_tokens=64))
+        known = Known({tuple(PROMPT): answer})
+        drafter = Speculation(known, "known", clock=lambda: float(next(seconds)))
+        assert ids(run(engine, PROMPT, drafter, max_tokens=64)) == answer
+    figures = drafter.to_json()
+    assert figures["draft"] == "known"
+    assert figures["accepted"] == figures["drafted"] == 63 - figures["passes"]
+    assert figures["passes"] < 20
+    assert figures["rows_per_pass"] == pytest.approx(63 / figures["passes"])
+    assert figures["gain"] == pytest.approx(63 / figures["passes"])
+    assert str(drafter.stats).startswith(f"{figures['drafted']} of {figures['drafted']} guesses right")
+    drafter.begin(PROMPT)
+    assert drafter.to_json() == {
+        "draft": "known", "drafted": 0, "accepted": 0, "passes": 0, "rows_per_pass": None, "gain": None,
+    }  # fmt: skip

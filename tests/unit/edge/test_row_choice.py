@@ -1,0 +1,136 @@
+"""How many rows a pass has, by times and guesses that are given: no clock is looked at."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from edge.speculate.choice import MOST_ROWS, SIZES, RowChoice
+
+FLAT = {1: 1.0, 2: 1.03, 4: 1.0, 8: 1.31}  # weights from a disk: measured, in passes of one row
+STEEP = {1: 1.0, 2: 1.9, 4: 2.8, 8: 6.0}  # weights in memory, one thread
+
+
+class Conversation:
+    """Passes that take what `costs` says, of guesses of which a fraction is right; deterministic."""
+
+    def __init__(self, costs: dict[int, float], right: float, plain_s: float = 0.1) -> None:
+        self.choice, self.costs, self.right, self.plain_s = RowChoice(), costs, right, plain_s
+        self.rows: list[int] = []
+        self.tokens, self.seconds = 0, 0.0
+        self._random = random.Random(7)
+
+    def go_on(self, tokens: int) -> "Conversation":
+        until = self.tokens + tokens
+        while self.tokens < until:
+            self.one_pass()
+        return self
+
+    def one_pass(self, times_as_long: float = 1.0) -> int:
+        rows = self.choice.rows(MOST_ROWS)
+        used = 1
+        while used < rows and self._random.random() < self.right:
+            used += 1
+        seconds = self.costs[rows] * self.plain_s * times_as_long
+        self.choice.checked(rows, used, seconds)
+        self.rows.append(rows)
+        self.tokens += used
+        self.seconds += seconds
+        return rows
+
+    @property
+    def of_plain(self) -> float:
+        return self.tokens * self.plain_s / self.seconds
+
+
+def test_nothing_is_tried_before_plain_passes_are_known() -> None:
+    assert Conversation(FLAT, 1.0).go_on(3).rows == [1, 1, 1]
+
+
+def test_where_rows_cost_next_to_nothing_they_are_used() -> None:
+    found = Conversation(FLAT, 0.75).go_on(400)
+    assert found.of_plain > 2.4
+    assert found.rows.index(2) < found.rows.index(4) <= 6  # from small to large, soon
+
+
+@pytest.mark.parametrize("right", [0.0, 0.25, 0.5, 0.75, 0.9])
+@pytest.mark.parametrize("tokens", [64, 128, 512])
+def test_where_rows_are_dear_nothing_is_lost(right: float, tokens: int) -> None:
+    assert Conversation(STEEP, right).go_on(tokens).of_plain >= 0.98
+
+
+@pytest.mark.parametrize("costs", [FLAT, STEEP, dict.fromkeys(SIZES, 1.0)], ids=["flat", "steep", "free"])
+def test_guesses_that_are_never_right_turn_it_off_within_32_tokens(costs: dict[int, float]) -> None:
+    found = Conversation(costs, 0.0).go_on(32)
+    assert found.choice.best() == 1
+    before = len(found.rows)
+    found.go_on(300)
+    assert sum(rows > 1 for rows in found.rows[before:]) <= 8  # trials, ever rarer
+    assert found.of_plain > 0.97
+
+
+def test_it_comes_back_when_guesses_get_right() -> None:
+    found = Conversation(FLAT, 0.0).go_on(200)
+    assert found.choice.best() == 1
+    found.right = 0.9
+    found.go_on(1000)
+    assert found.choice.best() > 1
+
+
+def test_it_goes_off_when_guesses_get_wrong() -> None:
+    found = Conversation(FLAT, 0.9).go_on(200)
+    assert found.choice.best() > 1
+    found.right = 0.0
+    before = len(found.rows)
+    found.go_on(150)
+    assert found.choice.best() == 1
+    assert sum(rows > 1 for rows in found.rows[before:]) <= 80
+
+
+def test_a_bad_moment_is_not_remembered() -> None:
+    """The first trials take 30 times as long as they should: a later one is believed."""
+    found = Conversation(FLAT, 0.75).go_on(3)
+    assert found.one_pass(times_as_long=30.0) == 2
+    assert found.choice.best() == 1
+    found.go_on(400)
+    assert found.choice.best() > 1
+
+
+def test_a_bad_moment_in_use_changes_nothing() -> None:
+    found = Conversation(FLAT, 0.75).go_on(200)
+    best = found.choice.best()
+    assert best > 1
+    for _ in range(2):
+        found.one_pass(times_as_long=30.0)
+    assert found.choice.best() == best
+
+
+def test_when_passes_of_more_rows_get_dear_they_are_left() -> None:
+    found = Conversation(FLAT, 0.5).go_on(200)
+    assert found.choice.best() > 1
+    found.costs = {1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0}
+    found.go_on(60)
+    assert found.choice.best() == 1
+
+
+def test_plain_passes_are_measured_now_and_then_while_it_is_on() -> None:
+    found = Conversation(FLAT, 0.9).go_on(200)
+    before = len(found.rows)
+    found.plain_s = 0.2  # all is twice as slow: the gain is the same
+    found.go_on(4000)
+    plain = found.rows[before:].count(1)
+    assert 3 <= plain <= 0.03 * len(found.rows[before:])
+    assert found.choice.plain_s == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 7])
+def test_no_more_rows_than_there_is_room_for(most: int) -> None:
+    choice = RowChoice()
+    chosen: Sequence[int] = [_taken(choice, most) for _ in range(100)]
+    assert max(chosen) == max(size for size in SIZES if size <= most)
+
+
+def _taken(choice: RowChoice, most: int) -> int:
+    rows = choice.rows(most)
+    choice.checked(rows, rows, 0.1)
+    return rows
