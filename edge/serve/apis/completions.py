@@ -38,12 +38,14 @@ class CompletionRequest(SamplingRequest):
     unsupported = ("suffix", "echo", "best_of")
 
 
-def prompts_of(value: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]) -> list[str | Sequence[int]]:
-    """One prompt or more. BadRequest where there is none."""
+def prompts_of(
+    value: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]], param: str
+) -> list[str | Sequence[int]]:
+    """One text or more. BadRequest where there is none in this field."""
     if isinstance(value, str):
         return [value]
     if not value:
-        raise BadRequest("there is no prompt", "prompt")
+        raise BadRequest(f"{param} has no text", param)
     if all(isinstance(one, int) for one in value):
         return [value]  # type: ignore[list-item]
     return list(value)  # type: ignore[arg-type]
@@ -51,7 +53,7 @@ def prompts_of(value: str | Sequence[int] | Sequence[str] | Sequence[Sequence[in
 
 def asked(request: CompletionRequest, _template: str) -> Asked:
     """Each prompt, n times. BadRequest."""
-    prompts, n = prompts_of(request.prompt), request.n or 1
+    prompts, n = prompts_of(request.prompt, "prompt"), request.n or 1
     if len(prompts) * n > MAX_ANSWERS:
         raise BadRequest(f"{len(prompts)} prompts with {n} answers each: {MAX_ANSWERS} are the most", "prompt")
     schema = text_schema(request.response_format)

@@ -14,6 +14,7 @@ from edge.serve.served import Generation
 
 MAX_SEED = 2**32 - 2  # as edge.llm.sampler has it, which would bring llama.cpp into this process
 MAX_ANSWERS = 64  # of one request
+MAX_BATCH = 2048  # texts of one request for embeddings
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
 # What these APIs do with a field that is left out.

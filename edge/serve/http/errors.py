@@ -35,6 +35,10 @@ class BadRequest(EdgeError):
         self.param = param
 
 
+class NotThere(EdgeError):
+    """Something that a server may have, and this one has not."""
+
+
 @dataclass(frozen=True)
 class Failure:
     """What is told of an error."""
@@ -53,6 +57,7 @@ _KNOWN: tuple[tuple[type[EdgeError], int, str | None, int | None], ...] = (
     (TemplateError, 400, None, None),
     (PlanError, 400, None, None),
     (UnknownModel, 404, "model_not_found", None),
+    (NotThere, 404, None, None),
     (Overloaded, 429, "overloaded", RETRY_S),
     (EngineGone, 503, "engine_gone", RESTART_S),
     (WorkerError, 503, "worker_failed", RESTART_S),

@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from edge import log
 from edge.errors import EdgeError
 from edge.serve.apis.api import Api, Asked, Event, R
+from edge.serve.apis.tokens import template_of
 from edge.serve.deltas import begin, merged
 from edge.serve.http.bodies import Json, read, to_json, unless_gone
 from edge.serve.http.errors import failure, is_anthropic
@@ -44,7 +45,7 @@ async def _begun(api: Api[R], models: ServedModels, request: R) -> tuple[ServedM
     model = await models.model(request.model)
     template = ""
     if request.template_matters:
-        template = (await model.status())["model"]["chat_template"] or ""
+        template = await template_of(model)
     asked = api.asked(request, template)
     return model, asked, await begin(model, asked.generations)
 

@@ -1,0 +1,48 @@
+"""/v1/embeddings, as OpenAI has it."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from typing import Any, Literal
+
+from pydantic import Field
+
+from edge.serve.apis.completions import Tokens, prompts_of
+from edge.serve.apis.fields import MAX_BATCH, Fields
+from edge.serve.http.errors import BadRequest
+from edge.serve.served import ServedModel
+
+
+class EmbeddingsRequest(Fields):
+    model: str | None = Field(None, description="by default the first of /v1/models")
+    input: str | Tokens | list[str] | list[Tokens] = Field(description="a text, its tokens, or several of either")
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = Field(None, ge=1, description="must be what the model has")
+
+
+async def embeddings(request: EmbeddingsRequest, model: ServedModel) -> dict[str, Any]:
+    """The embedding of each text. BadRequest where the model makes none, or none of so many dimensions."""
+    texts = prompts_of(request.input, "input")
+    if len(texts) > MAX_BATCH:
+        raise BadRequest(f"{len(texts)} texts are given, {MAX_BATCH} are the most", "input")
+    if not (await model.status())["model"]["embeds"]:
+        raise BadRequest(f"{model.name} makes no embeddings", "model")
+    vectors, tokens = await model.embed(texts)
+    if request.dimensions is not None and request.dimensions != len(vectors[0]):
+        raise BadRequest(f"{model.name} has {len(vectors[0])} dimensions, not {request.dimensions}", "dimensions")
+    data = [
+        {"object": "embedding", "index": index, "embedding": _base64(vector) if _is_base64(request) else vector}
+        for index, vector in enumerate(vectors)
+    ]
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {"object": "list", "data": data, "model": model.name, "usage": usage}
+
+
+def _is_base64(request: EmbeddingsRequest) -> bool:
+    return request.encoding_format == "base64"
+
+
+def _base64(vector: list[float]) -> str:
+    """32-bit floats, little-endian."""
+    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

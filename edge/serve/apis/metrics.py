@@ -1,0 +1,51 @@
+"""/metrics, as Prometheus reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+Status = Mapping[str, Any]
+_COUNTERS = {
+    "prompt_tokens": "Tokens of prompts.",
+    "cached_tokens": "Tokens of prompts that need not be computed.",
+    "generated_tokens": "Tokens of answers.",
+    "steps": "Passes over the weights.",
+    "preemptions": "Answers that had to wait for others after they began.",
+}
+
+
+_GAUGES: dict[str, tuple[str, Callable[[Status], float]]] = {
+    "edge_requests_waiting": ("Requests that wait for a slot.", lambda status: status["waiting"]),
+    "edge_tokens_per_second": ("Tokens of answers, lately.", lambda status: status["tokens_per_s"] or 0.0),
+    "edge_slots": ("Answers that may be in the making.", lambda status: len(status["slots"])),
+    "edge_slots_busy": ("Answers in the making.", lambda s: sum(slot["is_processing"] for slot in s["slots"])),
+}
+
+
+def metrics(statuses: Sequence[Status]) -> bytes:
+    """The figures of all models, in Prometheus' text form."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collected([status for status in statuses if "counters" in status]))
+    return generate_latest(registry)
+
+
+class _Collected(Collector):
+    def __init__(self, statuses: Sequence[Status]) -> None:
+        self._statuses = statuses
+
+    def collect(self) -> Iterable[Metric]:
+        for key, text in _COUNTERS.items():
+            counter = CounterMetricFamily(f"edge_{key}", text, labels=["model"])
+            for status in self._statuses:
+                counter.add_metric([status["model"]["name"]], status["counters"][key])
+            yield counter
+        for name, (text, value) in _GAUGES.items():
+            gauge = GaugeMetricFamily(name, text, labels=["model"])
+            for status in self._statuses:
+                gauge.add_metric([status["model"]["name"]], value(status))
+            yield gauge

@@ -1,0 +1,201 @@
+"""/v1/responses, as OpenAI has it: texts and functions. Nothing is stored."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from edge.serve.apis.api import Api, Asked, Event
+from edge.serve.apis.fields import constrained, given, repeated
+from edge.serve.apis.openai_fields import Usage, new_id, now, token_logprobs
+from edge.serve.apis.responses_fields import LOGPROBS, ResponsesRequest, conversation_of
+from edge.serve.deltas import Call, Deltas, End, Text
+from edge.serve.http.errors import Failure
+from edge.serve.served import Generation
+
+_SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "frequency_penalty",
+    "presence_penalty",
+    "repeat_penalty",
+)
+
+
+def asked(request: ResponsesRequest, template: str) -> Asked:
+    """The conversation. BadRequest."""
+    said = conversation_of(request, template)
+    generation = Generation(
+        messages=said.messages,
+        tools=said.tools,
+        max_tokens=request.max_output_tokens,
+        sampling=constrained(given(request, _SAMPLING), said.sampling),
+        logprobs=(request.top_logprobs or 0) if LOGPROBS in (request.include or ()) else None,
+    )
+    return Asked(repeated(generation, 1), said)
+
+
+async def events(request: ResponsesRequest, model: str, deltas: Deltas) -> AsyncGenerator[Event, None]:
+    """A response that is created, its items as they come, and the response when it is complete."""
+    response = _response(request, model)
+    stream = _Stream(response)
+    yield stream.event("response.created", response=dict(response))
+    yield stream.event("response.in_progress", response=dict(response))
+    usage = Usage()
+    async for _, delta in deltas:
+        usage.add(delta)
+        if isinstance(delta, Text):
+            for event in stream.text(delta):
+                yield event
+        elif isinstance(delta, Call):
+            for event in [*stream.end_text(), *stream.call(delta)]:
+                yield event
+        elif isinstance(delta, End):
+            cut = delta.reason == "length"
+            for event in stream.end_text("incomplete" if cut else "completed"):
+                yield event
+            response |= {
+                "status": "incomplete" if cut else "completed",
+                "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+                "completed_at": None if cut else now(),
+                "usage": _usage(usage),
+            }
+            yield stream.event(f"response.{response['status']}", response=dict(response))
+
+
+def _response(request: ResponsesRequest, model: str) -> dict[str, Any]:
+    """The response before anything is in it."""
+    given_fields = request.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    echoed: dict[str, Any] = {
+        "instructions": None,
+        "max_output_tokens": None,
+        "metadata": {},
+        "parallel_tool_calls": True,
+        "temperature": 1.0,
+        "text": {"format": {"type": "text"}},
+        "tool_choice": "auto",
+        "tools": [],
+        "top_p": 1.0,
+    }
+    return {
+        "id": new_id("resp_"),
+        "object": "response",
+        "created_at": now(),
+        "completed_at": None,
+        "status": "in_progress",
+        "error": None,
+        "incomplete_details": None,
+        "model": model,
+        "output": [],
+        "usage": None,
+        "store": False,
+        "previous_response_id": None,
+        "truncation": "disabled",
+        **{key: default if given_fields.get(key) is None else given_fields[key] for key, default in echoed.items()},
+    }
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.generated_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.prompt_tokens + usage.generated_tokens,
+    }
+
+
+class _Stream:
+    """Numbers events, and puts the items that they tell into the response."""
+
+    def __init__(self, response: dict[str, Any]) -> None:
+        self._output: list[dict[str, Any]] = response["output"]
+        self._count = 0
+        self._text: list[str] | None = None  # of the item that is being told
+        self._logprobs: list[dict[str, Any]] = []
+        self._item = ""  # its identifier
+
+    def event(self, kind: str, **fields: Any) -> Event:
+        self._count += 1
+        return {"type": kind, "sequence_number": self._count - 1, **fields}
+
+    def text(self, delta: Text) -> list[Event]:
+        told: list[Event] = []
+        if self._text is None:
+            if not delta.text:
+                return []
+            self._text, self._logprobs, self._item = [], [], new_id("msg_")
+            item = self._message("in_progress", [])
+            told += [
+                self._item_event("response.output_item.added", item=item),
+                self._part_event("response.content_part.added", part=_part("", [])),
+            ]
+        logprobs = token_logprobs(delta.pieces)
+        self._text.append(delta.text)
+        self._logprobs += logprobs
+        return [*told, self._part_event("response.output_text.delta", delta=delta.text, logprobs=logprobs)]
+
+    def end_text(self, status: str = "completed") -> list[Event]:
+        """What ends a text, where one is being told."""
+        if self._text is None:
+            return []
+        text, self._text = "".join(self._text), None
+        part = _part(text, self._logprobs)
+        item = self._message(status, [part])
+        told = [
+            self._part_event("response.output_text.done", text=text, logprobs=self._logprobs),
+            self._part_event("response.content_part.done", part=part),
+            self._item_event("response.output_item.done", item=item),
+        ]
+        self._output.append(item)
+        return told
+
+    def call(self, call: Call) -> list[Event]:
+        self._item = new_id("fc_")
+        item = {"id": self._item, "type": "function_call", "call_id": call.id, "name": call.name}
+        begun = {**item, "arguments": "", "status": "in_progress"}
+        done = {**item, "arguments": call.arguments, "status": "completed"}
+        told = [
+            self._item_event("response.output_item.added", item=begun),
+            self._item_event("response.function_call_arguments.delta", item_id=self._item, delta=call.arguments),
+            self._item_event(
+                "response.function_call_arguments.done",
+                item_id=self._item,
+                name=call.name,
+                arguments=call.arguments,
+            ),
+            self._item_event("response.output_item.done", item=done),
+        ]
+        self._output.append(done)
+        return told
+
+    def _item_event(self, kind: str, **fields: Any) -> Event:
+        return self.event(kind, output_index=len(self._output), **fields)
+
+    def _part_event(self, kind: str, **fields: Any) -> Event:
+        return self._item_event(kind, item_id=self._item, content_index=0, **fields)
+
+    def _message(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"id": self._item, "type": "message", "role": "assistant", "status": status, "content": content}
+
+
+def _part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+def whole(told: Sequence[Event]) -> Event:
+    """The last event has the response."""
+    response: Event = told[-1]["response"]
+    return response
+
+
+def failed(failure: Failure, count: int) -> Event:
+    """The last event of a stream that fails."""
+    code = failure.code or "server_error"
+    return {"type": "error", "sequence_number": count, "code": code, "message": failure.message, "param": failure.param}
+
+
+RESPONSES = Api("/v1/responses", "Continue a conversation.", ResponsesRequest, asked, events, whole, failed)

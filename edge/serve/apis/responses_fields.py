@@ -1,0 +1,157 @@
+"""A conversation as OpenAI's responses have it, with its tools."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from edge.serve.apis.chat import called
+from edge.serve.apis.fields import MAX_LOGPROBS, MAX_SEED, Fields, FunctionName, GeneratingRequest, JsonObject
+from edge.serve.http.errors import BadRequest
+from edge.serve.tools.asking import Conversation, conversation
+from edge.serve.tools.functions import Function, FunctionUse
+from edge.serve.tools.prompt import Message
+
+LOGPROBS = "message.output_text.logprobs"
+
+
+class InputText(Fields):
+    type: Literal["input_text", "output_text"]
+    text: str
+
+
+class MessageItem(Fields):
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[InputText]
+
+
+class FunctionCallItem(Fields):
+    type: Literal["function_call"]
+    call_id: str
+    name: FunctionName
+    arguments: str = Field(description="JSON of an object")
+
+
+class FunctionOutputItem(Fields):
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str | list[InputText]
+
+
+class ReasoningItem(Fields):
+    """Of another model; it is left out."""
+
+    type: Literal["reasoning"]
+
+
+Item = MessageItem | FunctionCallItem | FunctionOutputItem | ReasoningItem
+
+
+class FunctionTool(Fields):
+    type: Literal["function"]
+    name: FunctionName
+    description: str | None = None
+    parameters: JsonObject | None = None
+    strict: bool | None = None
+
+
+class NamedFunction(Fields):
+    type: Literal["function"]
+    name: FunctionName
+
+
+class PlainText(Fields):
+    type: Literal["text"]
+
+
+class AnyJson(Fields):
+    type: Literal["json_object"]
+
+
+class JsonOfSchema(Fields):
+    type: Literal["json_schema"]
+    name: str = "answer"
+    json_schema: JsonObject = Field(alias="schema")
+
+
+class TextFields(Fields):
+    format: Annotated[PlainText | AnyJson | JsonOfSchema, Field(discriminator="type")] | None = None
+
+
+class ResponsesRequest(GeneratingRequest):
+    input: str | Annotated[list[Item], Field(min_length=1)]
+    instructions: str | None = None
+    max_output_tokens: int | None = Field(None, ge=1)
+    metadata: dict[str, str] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = Field(None, ge=0, le=MAX_SEED)
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repeat_penalty: float | None = None
+    include: list[str] | None = Field(None, description=f"{LOGPROBS}: with probabilities")
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    text: TextFields | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: Literal["auto", "none", "required"] | NamedFunction | None = None
+    parallel_tool_calls: bool | None = Field(None, description="true: more than one call where some must come")
+
+    unsupported = ("previous_response_id", "conversation", "background", "prompt")
+
+    @property
+    def template_matters(self) -> bool:
+        """Where there are functions, or were."""
+        called = not isinstance(self.input, str) and any(
+            isinstance(item, FunctionCallItem | FunctionOutputItem) for item in self.input
+        )
+        return bool(self.tools) or called
+
+
+def conversation_of(request: ResponsesRequest, template: str) -> Conversation:
+    """What is said and may be called. BadRequest."""
+    if request.top_logprobs is not None and LOGPROBS not in (request.include or ()):
+        raise BadRequest(f"top_logprobs needs include: [{LOGPROBS!r}]", "top_logprobs")
+    functions = [
+        Function(one.name, one.description or "", one.parameters or {}, bool(one.strict)) for one in request.tools or ()
+    ]
+    choice = request.tool_choice
+    name = choice.name if isinstance(choice, NamedFunction) else None
+    several = bool(request.parallel_tool_calls) and name is None
+    use = FunctionUse(functions, choice if isinstance(choice, str) else "auto", name, several)
+    messages = [{"role": "system", "content": request.instructions}] if request.instructions else []
+    if isinstance(request.input, str):
+        said: list[Message] = [*messages, {"role": "user", "content": request.input}]
+    else:
+        said = [*messages, *_messages(request.input)]
+    wanted = request.text.format if request.text else None
+    schema: JsonObject | None = {"type": "object"} if isinstance(wanted, AnyJson) else None
+    if isinstance(wanted, JsonOfSchema):
+        schema = wanted.json_schema
+    return conversation(said, use, template, schema)
+
+
+def _messages(items: list[Item]) -> list[Message]:
+    """Items as templates take them. Calls that follow each other, or a text of the model, are one message there."""
+    said: list[dict[str, Any]] = []
+    for item in items:
+        if isinstance(item, MessageItem):
+            role = "system" if item.role == "developer" else item.role
+            said.append({"role": role, "content": _text(item.content)})
+        elif isinstance(item, FunctionCallItem):
+            if not said or said[-1]["role"] != "assistant":
+                said.append({"role": "assistant", "content": ""})
+            call = {"id": item.call_id, "type": "function", "function": called(item.name, item.arguments)}
+            said[-1].setdefault("tool_calls", []).append(call)
+        elif isinstance(item, FunctionOutputItem):
+            said.append({"role": "tool", "content": _text(item.output), "tool_call_id": item.call_id})
+    if not said:
+        raise BadRequest("there is no message", "input")
+    return list(said)
+
+
+def _text(content: str | list[InputText]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)

@@ -1,0 +1,68 @@
+"""/tokenize, /detokenize and /apply-template, as llama.cpp's server has them; and how Anthropic's API counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from edge.serve.apis.chat import ChatRequest
+from edge.serve.apis.chat import asked as chat_asked
+from edge.serve.apis.completions import TokenId
+from edge.serve.apis.fields import Fields
+from edge.serve.apis.messages_fields import MessagesInput, conversation_of
+from edge.serve.served import ServedModel
+
+
+class TokenizeRequest(Fields):
+    model: str | None = None
+    content: str
+    add_special: bool = Field(False, description="with the tokens that begin and end a text")
+    parse_special: bool = Field(True, description="names of special tokens are these tokens")
+    with_pieces: bool = Field(False, description="each token with its text, or its bytes where they are none")
+
+
+class DetokenizeRequest(Fields):
+    model: str | None = None
+    tokens: list[TokenId]
+
+
+async def tokenize(request: TokenizeRequest, model: ServedModel) -> dict[str, Any]:
+    """The tokens of a text."""
+    special = {"add_special": request.add_special, "parse_special": request.parse_special}
+    tokens = await model.tokenize(request.content, **special)
+    if not request.with_pieces:
+        return {"tokens": tokens}
+    pieces = await model.pieces(tokens)
+    told = [{"id": token, "piece": _piece(piece)} for token, piece in zip(tokens, pieces, strict=True)]
+    return {"tokens": told}
+
+
+def _piece(piece: bytes) -> str | list[int]:
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)
+
+
+async def detokenize(request: DetokenizeRequest, model: ServedModel) -> dict[str, Any]:
+    """The text of tokens; bytes that make no character are U+FFFD."""
+    return {"content": b"".join(await model.pieces(request.tokens)).decode("utf-8", "replace")}
+
+
+async def apply_template(request: ChatRequest, model: ServedModel) -> dict[str, Any]:
+    """The prompt of a chat."""
+    [generation, *_] = chat_asked(request, await template_of(model)).generations
+    return {"prompt": await model.render(generation.messages or (), generation.tools)}
+
+
+async def count_tokens(request: MessagesInput, model: ServedModel) -> dict[str, Any]:
+    """How many tokens the prompt of a conversation has."""
+    said = conversation_of(request, await template_of(model))
+    prompt = await model.render(said.messages, said.tools)
+    return {"input_tokens": len(await model.tokenize(prompt, add_special=False, parse_special=True))}
+
+
+async def template_of(model: ServedModel) -> str:
+    """The source of the model's chat template."""
+    return str((await model.status())["model"]["chat_template"] or "")

@@ -1,0 +1,96 @@
+"""All paths that the server answers."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from edge.serve.apis import state, tokens
+from edge.serve.apis.api import Api
+from edge.serve.apis.chat import CHAT, ChatRequest
+from edge.serve.apis.completions import COMPLETIONS
+from edge.serve.apis.embeddings import EmbeddingsRequest, embeddings
+from edge.serve.apis.messages import MESSAGES
+from edge.serve.apis.messages_fields import MessagesInput
+from edge.serve.apis.metrics import metrics
+from edge.serve.apis.models import model_json, model_list
+from edge.serve.apis.responses import RESPONSES
+from edge.serve.http.bodies import Json, read, unless_gone
+from edge.serve.http.generating import answers
+from edge.serve.http.openapi import Endpoint, openapi
+from edge.serve.options import ServeOptions
+from edge.serve.served import ServedModel, ServedModels
+
+ANSWERING: tuple[Api[Any], ...] = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
+R = TypeVar("R", bound=BaseModel)
+
+
+def endpoints(models: ServedModels, options: ServeOptions) -> list[Endpoint]:
+    """All of them."""
+
+    async def figures(_http: Request) -> Response:
+        return Response(metrics(await state.statuses(models)), media_type=CONTENT_TYPE_LATEST)
+
+    async def one_model(http: Request) -> Response:
+        return Json(model_json(models, http.path_params["name"]))
+
+    async def described(_http: Request) -> Response:
+        return Json(openapi(told))
+
+    async def plan(http: Request) -> Response:
+        return Json(await unless_gone(http, state.use_plan(await read(http, state.PlanRequest), models)))
+
+    told = [
+        *(
+            Endpoint("POST", api.path, api.summary, answers(api, models, options.ping_s), api.request)
+            for api in ANSWERING
+        ),
+        _post(
+            "/v1/messages/count_tokens",
+            "Count the tokens of a conversation.",
+            MessagesInput,
+            tokens.count_tokens,
+            models,
+        ),
+        _post("/v1/embeddings", "Tell texts as vectors.", EmbeddingsRequest, embeddings, models),
+        _post("/tokenize", "Tell the tokens of a text.", tokens.TokenizeRequest, tokens.tokenize, models),
+        _post("/detokenize", "Tell the text of tokens.", tokens.DetokenizeRequest, tokens.detokenize, models),
+        _post("/apply-template", "Tell the prompt of a chat.", ChatRequest, tokens.apply_template, models),
+        Endpoint("POST", "/v1/plan", "Run a model as another plan says.", plan, state.PlanRequest),
+        _get("/v1/models", "Tell which models there are.", lambda: model_list(models)),
+        Endpoint("GET", "/v1/models/{name:path}", "Tell of one model.", one_model),
+        _get("/v1/cluster", "Tell what the loaded models do, and on which devices.", lambda: state.cluster(models)),
+        _get("/v1/front", "Tell the plans that there are to choose from.", lambda: state.front(options.front)),
+        _get("/props", "Tell of the default model.", lambda: state.props(models)),
+        _get("/slots", "Tell which answers are in the making.", lambda: state.slots(models)),
+        _get("/health", "Tell that the server is there.", state.health),
+        Endpoint("GET", "/metrics", "Tell figures to Prometheus.", figures),
+        Endpoint("GET", "/openapi.json", "Tell all this.", described),
+    ]
+    return told
+
+
+def _get(path: str, summary: str, tell: Callable[[], Awaitable[Any]]) -> Endpoint:
+    async def handle(_http: Request) -> Response:
+        return Json(await tell())
+
+    return Endpoint("GET", path, summary, handle)
+
+
+def _post(
+    path: str, summary: str, request: type[R], tell: Callable[[R, ServedModel], Awaitable[Any]], models: ServedModels
+) -> Endpoint:
+    """What a model is asked, by a request that may name it."""
+
+    async def work(asked: R) -> Any:
+        return await tell(asked, await models.model(getattr(asked, "model", None)))
+
+    async def handle(http: Request) -> Response:
+        return Json(await unless_gone(http, work(await read(http, request))))
+
+    return Endpoint("POST", path, summary, handle, request)

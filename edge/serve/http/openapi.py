@@ -1,0 +1,64 @@
+"""What the server answers, described in OpenAPI 3.1."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+from starlette.requests import Request
+from starlette.responses import Response
+
+from edge.version import version
+
+_NAME = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A path that is answered."""
+
+    method: Literal["GET", "POST"]
+    path: str
+    summary: str
+    handle: Callable[[Request], Awaitable[Response]]
+    request: type[BaseModel] | None = None  # what must be posted
+
+
+def openapi(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
+    """The description of all endpoints."""
+    requests = [(one.request, "validation") for one in endpoints if one.request is not None]
+    template = "#/components/schemas/{model}"
+    named, schemas = models_json_schema(requests, ref_template=template)  # type: ignore[arg-type]
+    paths: dict[str, Any] = {}
+    for one in endpoints:
+        body = named[(one.request, "validation")] if one.request is not None else None
+        paths.setdefault(one.path.replace(":path", ""), {})[one.method.lower()] = _operation(one, body)
+    keys = {
+        "bearer": {"type": "http", "scheme": "bearer"},
+        "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+    }
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "edge serve", "version": version("edge-runtime")},
+        "paths": paths,
+        "components": {"schemas": schemas.get("$defs", {}), "securitySchemes": keys},
+        "security": [{}, {"bearer": []}, {"key": []}],
+    }
+
+
+def _operation(endpoint: Endpoint, body: dict[str, Any] | None) -> dict[str, Any]:
+    ok: dict[str, Any] = {"description": "What was asked for.", "content": {"application/json": {}}}
+    if endpoint.path == "/metrics":
+        ok["content"] = {"text/plain": {}}
+    if endpoint.request is not None and "stream" in endpoint.request.model_fields:
+        ok["content"]["text/event-stream"] = {}
+    error = {"description": "What was wrong, and what to do.", "content": {"application/json": {}}}
+    told: dict[str, Any] = {"summary": endpoint.summary, "responses": {"200": ok, "default": error}}
+    if "{" in endpoint.path:
+        told["parameters"] = [_NAME]
+    if body is not None:
+        told["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
+    return told

@@ -1,0 +1,103 @@
+"""A model that says what a test wrote down, behind the whole HTTP layer: for answers that no small model would give."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from edge.errors import EdgeError, UnknownModel
+from edge.serve.served import Answer, Generation, Piece, ServedModel, TokenLogprob
+
+
+class ScriptedAnswer:
+    """Says some text, a character a token; then fails, waits until it is cancelled, or ends."""
+
+    def __init__(self, model: "Scripted", generation: Generation) -> None:
+        self.prompt_tokens, self.cached_tokens = 7, 3
+        self.cancelled = asyncio.Event()
+        self._model, self._wanted = model, generation
+
+    async def __aiter__(self) -> AsyncIterator[Piece]:
+        model, wanted = self._model, self._wanted
+        said = model.says[: wanted.max_tokens]
+        for character in said:
+            piece = character.encode()
+            logprob = TokenLogprob(ord(character), piece, -0.5) if wanted.logprobs is not None else None
+            others = (TokenLogprob(1, b"\xff", float("-inf")),) * (wanted.logprobs or 0)
+            yield Piece(character, ord(character), logprob=logprob, alternatives=others)
+        if model.fails is not None:
+            raise model.fails
+        if model.waits:
+            await self.cancelled.wait()
+        yield Piece("", None, "stop" if len(said) == len(model.says) else "length", model.stop_string)
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+
+
+class Scripted:
+    """Behaves as the test says, also while a server runs it."""
+
+    def __init__(self, name: str = "scripted") -> None:
+        self.name = name
+        self.says = "Hello there."
+        self.template = ""
+        self.stop_string: str | None = None
+        self.refuses: EdgeError | None = None  # every request
+        self.fails: Exception | None = None  # after the text
+        self.waits = False  # after the text
+        self.asked: list[Generation] = []
+        self.answers: list[ScriptedAnswer] = []
+
+    async def generate(self, generation: Generation) -> Answer:
+        if self.refuses is not None:
+            raise self.refuses
+        self.asked.append(generation)
+        self.answers.append(ScriptedAnswer(self, generation))
+        return self.answers[-1]
+
+    async def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        return [*([1] if add_special else []), *text.encode()]
+
+    async def pieces(self, tokens: Sequence[int]) -> list[bytes]:
+        return [bytes([token]) for token in tokens]
+
+    async def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        return "".join(f"{one['role']}: {one['content']}\n" for one in messages)
+
+    async def embed(self, texts: Sequence[str | Sequence[int]]) -> tuple[list[list[float]], int]:
+        return [[0.6, 0.8] for _ in texts], sum(map(len, texts))
+
+    async def status(self) -> dict[str, Any]:
+        busy = [not answer.cancelled.is_set() for answer in self.answers]
+        return {
+            "model": {
+                "name": self.name, "path": "none", "architecture": "none", "context": 1024, "vocabulary": 256,
+                "parameters": 0, "size_bytes": 0, "chat_template": self.template, "embeds": True,
+            },
+            "slots": [{"id": n, "is_processing": one} for n, one in enumerate(busy)],
+            "waiting": 0, "tokens_per_s": 0.0, "devices": [], "plan": None, "why": "",
+            "counters": {"prompt_tokens": 7, "cached_tokens": 3, "generated_tokens": 5, "steps": 5, "preemptions": 0},
+        }  # fmt: skip
+
+
+class ScriptedModels:
+    """One model, and what became of its plan."""
+
+    def __init__(self) -> None:
+        self.scripted = Scripted()
+        self.plans: list[Mapping[str, Any]] = []
+
+    @property
+    def names(self) -> Sequence[str]:
+        return [self.scripted.name]
+
+    async def model(self, name: str | None) -> ServedModel:
+        if name not in (None, self.scripted.name):
+            raise UnknownModel(f"there is no model {name!r}")
+        return self.scripted
+
+    async def loaded(self) -> Sequence[ServedModel]:
+        return [self.scripted]
+
+    async def use_plan(self, name: str | None, plan: Mapping[str, Any]) -> None:
+        self.plans.append(plan)

@@ -1,0 +1,45 @@
+"""A server in a thread, on a free port of loopback."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+
+START_S = 60.0
+END_S = 60.0
+
+
+@contextmanager
+def serving(app: ASGIApp) -> Iterator[str]:
+    """Its address, "http://127.0.0.1:PORT". It ends with the block, and with it what it answers."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(app, log_level="warning", lifespan="on", timeout_graceful_shutdown=5)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])), name="server")
+    thread.start()
+    try:
+        waited = threading.Event()
+        for _ in range(int(START_S / 0.05)):
+            if server.started or not thread.is_alive():
+                break
+            waited.wait(0.05)
+        assert server.started, "the server did not start"
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(END_S)
+        listening.close()
+        assert not thread.is_alive(), "the server did not end"
+
+
+def events_of(text: str) -> list[dict[str, Any]]:
+    """The JSON of each event in a stream of server-sent events."""
+    import json
+
+    data = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+    return [json.loads(one) for one in data if one != "[DONE]"]

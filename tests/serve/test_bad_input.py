@@ -1,0 +1,196 @@
+"""What is asked wrongly: a status and words that say what to do, in the form of the API; never a 500."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from edge.serve.app import create_app
+from edge.serve.options import ServeOptions
+from tests.serve.scripted import ScriptedModels
+from tests.serve.serving import serving
+
+HI = [{"role": "user", "content": "Hi"}]
+CHAT = ("/v1/chat/completions", {"messages": HI})
+COMPLETIONS = ("/v1/completions", {"prompt": "Hi"})
+RESPONSES = ("/v1/responses", {"input": "Hi"})
+MESSAGES = ("/v1/messages", {"messages": HI, "max_tokens": 5})
+COUNT = ("/v1/messages/count_tokens", {"messages": HI})
+EMBEDDINGS = ("/v1/embeddings", {"input": "Hi"})
+TOKENIZE = ("/tokenize", {"content": "Hi"})
+DETOKENIZE = ("/detokenize", {"tokens": [1]})
+TEMPLATE = ("/apply-template", {"messages": HI})
+PLAN = ("/v1/plan", {"plan": {}})
+ALL = (CHAT, COMPLETIONS, RESPONSES, MESSAGES, COUNT, EMBEDDINGS, TOKENIZE, DETOKENIZE, TEMPLATE, PLAN)
+Api = tuple[str, dict[str, Any]]
+every_api = pytest.mark.parametrize("api", ALL, ids=lambda api: api[0])
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with serving(create_app(ScriptedModels(), ServeOptions())) as address:
+        yield address
+
+
+def refused(url: str, path: str, body: bytes | dict[str, Any], status: int = 400) -> dict[str, Any]:
+    """The error that is told, whichever form the API has for it."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    told = httpx.post(url + path, content=content, timeout=60)
+    assert told.status_code == status, told.text
+    answer = told.json()
+    assert (answer.get("type") == "error") == path.startswith("/v1/messages")
+    error: dict[str, Any] = answer["error"]
+    assert error["message"]
+    assert len(error["message"]) < 2000
+    return error
+
+
+@every_api
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"5",
+        b'"text"',
+        b"{}",
+        b"\xff\xfe",
+        b"[" * 200_000,
+        b'{"a":' * 200_000,
+        b'{"model": "\\ud800"}',
+    ],
+    ids=range(11),
+)
+def test_what_is_no_request(url: str, api: Api, body: bytes) -> None:
+    refused(url, api[0], body)
+
+
+@every_api
+def test_a_model_that_is_not_there(url: str, api: Api) -> None:
+    if api is not PLAN:
+        assert "nobody" in refused(url, api[0], {**api[1], "model": "nobody"}, 404)["message"]
+    refused(url, api[0], {**api[1], "model": 5})
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+FLAT_TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+CLAUDE_TOOL = {"name": "f", "input_schema": {"type": "object"}}
+BROKEN_CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{"}}
+ANY_JSON = {"type": "json_object"}
+NESTED: Any = {}
+for _ in range(150):
+    NESTED = {"properties": {"x": NESTED}}
+
+
+@pytest.mark.parametrize(
+    ("api", "fields", "word"),
+    [
+        (CHAT, {"messages": []}, "messages"),
+        (CHAT, {"messages": "Hi"}, "messages"),
+        (CHAT, {"messages": [{"role": "nobody", "content": "x"}]}, "messages.0.role"),
+        (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content"),
+        (CHAT, {"messages": [{"role": "assistant", "tool_calls": [BROKEN_CALL]}]}, "arguments"),
+        (CHAT, {"max_tokens": "5"}, "max_tokens"),
+        (CHAT, {"max_tokens": 0}, "max_tokens"),
+        (CHAT, {"n": 1000}, "n"),
+        (CHAT, {"n": 0}, "n"),
+        (CHAT, {"temperature": "warm"}, "temperature"),
+        (CHAT, {"stream": "yes"}, "stream"),
+        (CHAT, {"seed": -1}, "seed"),
+        (CHAT, {"seed": 1 << 80}, "seed"),
+        (CHAT, {"stop": [""]}, "stop"),
+        (CHAT, {"stop": ["x"] * 100}, "stop"),
+        (CHAT, {"top_logprobs": 3}, "logprobs"),
+        (CHAT, {"logprobs": True, "top_logprobs": 100}, "top_logprobs"),
+        (CHAT, {"logit_bias": {"x": 1}}, "logit_bias"),
+        (CHAT, {"functions": [{}]}, "functions"),
+        (CHAT, {"tools": [{"type": "web_search"}]}, "tools.0.type"),
+        (CHAT, {"tools": [TOOL, TOOL]}, "'f'"),
+        (CHAT, {"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
+        (CHAT, {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]}, "object"),
+        (CHAT, {"tool_choice": "required"}, "tool"),
+        (CHAT, {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "'g'"),
+        (CHAT, {"tools": [TOOL], "tool_choice": "sometimes"}, "tool_choice"),
+        (CHAT, {"tools": [TOOL], "tool_choice": "required", "response_format": ANY_JSON}, "one of the two"),
+        (CHAT, {"tools": [TOOL], "tool_choice": "required", "regex": "a+"}, "one of these"),
+        (CHAT, {"regex": "a+", "grammar": 'root ::= "a"'}, "one of these"),
+        (CHAT, {"response_format": {"type": "yaml"}}, "response_format"),
+        (CHAT, {"response_format": {"type": "json_schema"}}, "response_format"),
+        (COMPLETIONS, {"prompt": []}, "prompt"),
+        (COMPLETIONS, {"prompt": [1, "a"]}, "prompt"),
+        (COMPLETIONS, {"prompt": [-1]}, "prompt"),
+        (COMPLETIONS, {"prompt": [1 << 40]}, "prompt"),
+        (COMPLETIONS, {"prompt": ["a"] * 65}, "64"),
+        (COMPLETIONS, {"prompt": ["a"] * 20, "n": 20}, "64"),
+        (COMPLETIONS, {"echo": True}, "echo"),
+        (COMPLETIONS, {"logprobs": True}, "logprobs"),
+        (RESPONSES, {"input": []}, "input"),
+        (RESPONSES, {"input": [{"type": "reasoning"}]}, "message"),
+        (RESPONSES, {"input": [{"type": "image"}]}, "input"),
+        (RESPONSES, {"previous_response_id": "resp_1"}, "previous_response_id"),
+        (RESPONSES, {"background": True}, "background"),
+        (RESPONSES, {"tools": [{"type": "web_search"}]}, "tools.0.type"),
+        (RESPONSES, {"tools": [FLAT_TOOL], "tool_choice": {"type": "function", "name": "g"}}, "'g'"),
+        (RESPONSES, {"text": {"format": {"type": "json_schema"}}}, "text.format"),
+        (RESPONSES, {"top_logprobs": 2}, "include"),
+        (MESSAGES, {"max_tokens": 0}, "max_tokens"),
+        (MESSAGES, {"messages": [{"role": "system", "content": "x"}]}, "messages.0.role"),
+        (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0.content"),
+        (MESSAGES, {"tool_choice": {"type": "tool"}, "tools": [CLAUDE_TOOL]}, "name"),
+        (MESSAGES, {"tool_choice": {"type": "tool", "name": "g"}, "tools": [CLAUDE_TOOL]}, "'g'"),
+        (MESSAGES, {"tools": [{"name": "f"}]}, "input_schema"),
+        (MESSAGES, {"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.0"),
+        (MESSAGES, {"stop_sequences": [""]}, "stop_sequences"),
+        (EMBEDDINGS, {"input": []}, "input"),
+        (EMBEDDINGS, {"dimensions": 7}, "dimensions"),
+        (EMBEDDINGS, {"encoding_format": "binary"}, "encoding_format"),
+        (DETOKENIZE, {"tokens": ["a"]}, "tokens"),
+        (PLAN, {"plan": []}, "plan"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_answered(url: str, api: Api, fields: dict[str, Any], word: str) -> None:
+    assert word in refused(url, api[0], {**api[1], **fields})["message"]
+
+
+@pytest.mark.parametrize("number", [b"NaN", b"Infinity", b"1e999"])
+def test_numbers_that_are_none(url: str, number: bytes) -> None:
+    for body in (
+        b'{"messages": [{"role": "user", "content": "a"}], "temperature": %s}',
+        b'{"messages": [{"role": "user", "content": "a"}], "logit_bias": {"5": %s}}',
+        b'{"messages": [{"role": "user", "content": "a"}],'
+        b' "response_format": {"type": "json_schema", "json_schema": {"schema": {"maximum": %s}}}}',
+        b'{"messages": [{"role": "user", "content": "a"}],'
+        b' "tools": [{"type": "function", "function": {"name": "f", "parameters": {"x": %s}}}]}',
+    ):
+        refused(url, CHAT[0], body % number)
+
+
+def test_a_schema_that_is_nested_deep_is_taken_or_refused(url: str) -> None:
+    format_ = {"type": "json_schema", "json_schema": {"schema": NESTED}}
+    told = httpx.post(url + CHAT[0], json={"messages": HI, "response_format": format_})
+    assert told.status_code in (200, 400)
+
+
+def test_paths_and_methods_that_are_not_there(url: str) -> None:
+    for path, anthropic in (("/v1/nothing", False), ("/v1/messages/nothing", True), ("/v1/models/nobody", False)):
+        told = httpx.get(url + path)
+        assert told.status_code == 404
+        assert (told.json().get("type") == "error") == anthropic
+    assert httpx.get(url + "/v1/chat/completions").status_code == 405
+    assert httpx.delete(url + "/v1/models").status_code == 405
+
+
+def test_a_front_that_cannot_be_read(tmp_path: Any) -> None:
+    file = tmp_path / "front.json"
+    with serving(create_app(ScriptedModels(), ServeOptions(front=file))) as address:
+        for text in (None, "{", "[" * 100_000):
+            if text is not None:
+                file.write_text(text)
+            assert httpx.get(address + "/v1/front").status_code == 404
+        file.write_text('{"points": []}')
+        assert httpx.get(address + "/v1/front").json() == {"points": []}

@@ -1,0 +1,140 @@
+"""Who is answered: names of the server, pages of other origins, keys, and how much a request may send."""
+
+import socket
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from devices.errors import TrustError
+from edge.serve.app import create_app
+from edge.serve.options import ServeOptions, check
+from tests.serve.scripted import ScriptedModels
+from tests.serve.serving import serving
+
+KEY, OTHER_KEY = "sk-first", "sk-second"
+OPTIONS = ServeOptions(
+    api_keys=(KEY, OTHER_KEY),
+    allow_hosts=("edge.example",),
+    allow_origins=("https://app.example",),
+    max_body_bytes=100_000,
+)
+ASK = {"messages": [{"role": "user", "content": "Hi"}]}
+MODELS, CHAT, MESSAGES = "/v1/models", "/v1/chat/completions", "/v1/messages"
+BEARER = {"Authorization": f"Bearer {KEY}"}
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with serving(create_app(ScriptedModels(), OPTIONS)) as address:
+        yield address
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "localhost:1", "[::1]:8080", "10.1.2.3", "edge.example", socket.gethostname()]
+)
+def test_names_of_this_server(url: str, host: str) -> None:
+    assert httpx.get(url + MODELS, headers={**BEARER, "Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8080", "localhost.evil.example", "127.0.0.1.evil.example", "[", ""]
+)
+def test_a_name_that_is_not_its_own_is_refused_also_for_the_page(url: str, host: str) -> None:
+    for path in (MODELS, "/health"):
+        refused = httpx.get(url + path, headers={**BEARER, "Host": host})
+        assert refused.status_code in (400, 403)
+
+
+def test_pages_of_other_origins_may_not_ask(url: str) -> None:
+    own = {"Origin": url}
+    assert httpx.post(url + CHAT, json=ASK, headers={**BEARER, **own}).status_code == 200
+    for origin in ("https://evil.example", "null", "http://localhost:1", "http://[", url.replace("http:", "http:x")):
+        refused = httpx.post(url + CHAT, json=ASK, headers={**BEARER, "Origin": origin})
+        assert (refused.status_code, refused.json()["error"]["type"]) == (403, "permission_error")
+        assert "access-control-allow-origin" not in refused.headers
+
+
+def test_a_page_that_is_allowed_may_ask(url: str) -> None:
+    origin = {"Origin": "https://app.example"}
+    answered = httpx.post(url + CHAT, json=ASK, headers={**BEARER, **origin})
+    assert answered.status_code == 200
+    assert answered.headers["access-control-allow-origin"] == "https://app.example"
+    assert "Origin" in answered.headers["vary"]
+    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+    preflight = httpx.options(url + CHAT, headers={**origin, **asked})
+    assert preflight.status_code == 204
+    assert preflight.headers["access-control-allow-headers"] == "authorization"
+    refused = httpx.options(url + CHAT, headers={"Origin": "https://evil.example", **asked})
+    assert refused.status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        (BEARER, 200),
+        ({"Authorization": f"bearer {OTHER_KEY}"}, 200),
+        ({"x-api-key": OTHER_KEY}, 200),
+        ({}, 401),
+        ({"Authorization": "Bearer"}, 401),
+        ({"Authorization": f"Basic {KEY}"}, 401),
+        ({"Authorization": f"Bearer {KEY}x"}, 401),
+        ({"x-api-key": ""}, 401),
+        ({"x-api-key": KEY[:-1]}, 401),
+    ],
+)
+def test_keys(url: str, headers: dict[str, str], status: int) -> None:
+    assert httpx.get(url + MODELS, headers=headers).status_code == status
+    answered = httpx.post(url + MESSAGES, json={**ASK, "max_tokens": 1}, headers=headers)
+    assert answered.status_code == status
+    if status == 401:
+        assert answered.json() == {
+            "type": "error",
+            "error": {"type": "authentication_error", "message": answered.json()["error"]["message"]},
+        }
+
+
+def test_health_needs_no_key_and_everything_is_served_with_strict_headers(url: str) -> None:
+    told = httpx.get(url + "/health")
+    assert told.json() == {"status": "ok"}
+    assert told.headers["x-content-type-options"] == "nosniff"
+    assert "default-src 'self'" in told.headers["content-security-policy"]
+    assert "frame-ancestors 'none'" in told.headers["content-security-policy"]
+    for path in ("/slots", "/metrics", "/props", "/v1/cluster", "/openapi.json", "/nothing"):
+        assert httpx.get(url + path).status_code == 401, path
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+def test_a_body_that_is_too_large_is_refused(url: str, path: str) -> None:
+    large = b" " * (OPTIONS.max_body_bytes + 1)
+    told = httpx.post(url + path, content=large, headers=BEARER)
+    assert told.status_code == 413
+    in_chunks = httpx.post(url + path, content=iter([large[:60_000], large[60_000:]]), headers=BEARER)
+    assert in_chunks.status_code == 413
+    assert f"more than {OPTIONS.max_body_bytes} bytes" in in_chunks.text
+
+
+def test_a_body_that_says_it_is_too_large_is_not_waited_for(url: str) -> None:
+    at = urlsplit(url)
+    with socket.create_connection((at.hostname, at.port), 30) as sock:
+        head = (
+            f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\nContent-Length: 9999999\r\n\r\n"
+        )
+        sock.sendall(head.encode())
+        assert sock.recv(100).startswith(b"HTTP/1.1 413 ")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "::"])
+def test_other_machines_are_answered_only_with_a_key(host: str) -> None:
+    with pytest.raises(TrustError, match="--api-key-file"):
+        create_app(ScriptedModels(), ServeOptions(host=host))
+    check(ServeOptions(host=host, api_keys=(KEY,)))
+    check(ServeOptions(host=host, insecure=True))
+    check(ServeOptions(host="::1"))
+
+
+@pytest.mark.parametrize("key", ["", " ", "schlüssel", "a\nb"])
+def test_keys_that_no_header_can_carry(key: str) -> None:
+    with pytest.raises(TrustError, match="HTTP header"):
+        check(ServeOptions(api_keys=(key,)))

@@ -1,0 +1,310 @@
+"""Streams of all APIs: the order of events, what they amount to, failures, readers that go."""
+
+import json
+from collections.abc import Iterator
+from http.client import HTTPConnection
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from edge.errors import ContextFull, EdgeError, EngineGone, NotEnoughMemory, Overloaded, SamplingError, TemplateError
+from edge.serve.app import create_app
+from edge.serve.options import ServeOptions
+from tests.serve.scripted import Scripted, ScriptedModels
+from tests.serve.serving import events_of, serving
+from tests.support.helpers import until
+
+CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
+HI = [{"role": "user", "content": "Hi"}]
+SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
+ASK: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": HI},
+    COMPLETIONS: {"prompt": "Hi", "max_tokens": 500},
+    RESPONSES: {"input": "Hi"},
+    MESSAGES: {"messages": HI, "max_tokens": 500},
+}
+TOOLS: dict[str, dict[str, Any]] = {
+    CHAT: {"tools": [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}]},
+    RESPONSES: {"tools": [{"type": "function", "name": "f", "parameters": SCHEMA}]},
+    MESSAGES: {"tools": [{"name": "f", "input_schema": SCHEMA}]},
+}
+CALL = 'Wait.\n<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
+every_api = pytest.mark.parametrize("path", ASK)
+
+
+@pytest.fixture(scope="module")
+def models() -> ScriptedModels:
+    return ScriptedModels()
+
+
+@pytest.fixture(scope="module")
+def url(models: ScriptedModels) -> Iterator[str]:
+    with serving(create_app(models, ServeOptions(ping_s=0.05))) as address:
+        yield address
+
+
+@pytest.fixture
+def model(models: ScriptedModels) -> Scripted:
+    models.scripted = Scripted()
+    return models.scripted
+
+
+def post(url: str, path: str, **fields: Any) -> httpx.Response:
+    return httpx.post(url + path, json={**ASK[path], **fields}, timeout=60)
+
+
+def stream(url: str, path: str, **fields: Any) -> list[dict[str, Any]]:
+    told = post(url, path, stream=True, **fields)
+    assert told.status_code == 200
+    assert told.headers["content-type"].startswith("text/event-stream")
+    return events_of(told.text)
+
+
+def test_a_chat(url: str, model: Scripted) -> None:
+    told = stream(url, CHAT, stream_options={"include_usage": True})
+    deltas = [chunk["choices"][0]["delta"] for chunk in told if chunk["choices"]]
+    assert deltas[0] == {"role": "assistant", "content": ""}
+    assert "".join(delta.get("content", "") for delta in deltas) == model.says
+    assert [chunk["choices"][0]["finish_reason"] for chunk in told[:-1]] == [None] * (len(told) - 2) + ["stop"]
+    assert told[-1]["choices"] == []
+    assert told[-1]["usage"] == {
+        "prompt_tokens": 7,
+        "completion_tokens": len(model.says),
+        "total_tokens": 7 + len(model.says),
+        "prompt_tokens_details": {"cached_tokens": 3},
+    }
+    assert len({chunk["id"] for chunk in told}) == 1
+    assert all("usage" not in chunk for chunk in stream(url, CHAT))
+
+
+@every_api
+def test_a_stream_ends_as_its_api_says(url: str, model: Scripted, path: str) -> None:
+    text = post(url, path, stream=True).text
+    assert text.rstrip().endswith("data: [DONE]") == (path in (CHAT, COMPLETIONS))
+
+
+def test_a_response(url: str, model: Scripted) -> None:
+    model.says = CALL
+    told = stream(url, RESPONSES, **TOOLS[RESPONSES])
+    assert [event["sequence_number"] for event in told] == list(range(len(told)))
+    kinds = [event["type"].removeprefix("response.") for event in told]
+    texts = kinds.count("output_text.delta")
+    assert kinds == [
+        *("created", "in_progress", "output_item.added", "content_part.added"),
+        *(["output_text.delta"] * texts),
+        *("output_text.done", "content_part.done", "output_item.done"),
+        *("output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"),
+        "completed",
+    ]
+    whole = told[-1]["response"]
+    assert whole["output"][0]["content"][0]["text"] == "Wait.\n"
+    assert (whole["output"][1]["name"], whole["output"][1]["arguments"]) == ("f", '{"x": 1}')
+    assert told[0]["response"]["output"] == []
+    assert whole["usage"]["input_tokens_details"]["cached_tokens"] == 3
+
+
+def test_a_message(url: str, model: Scripted) -> None:
+    model.says = CALL
+    told = stream(url, MESSAGES, **TOOLS[MESSAGES])
+    assert told[0]["message"]["usage"] == {
+        "input_tokens": 4,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 3,
+        "output_tokens": 0,
+    }
+    rest = [(event["type"], event.get("index")) for event in told[1:] if event["type"] != "ping"]
+    begin, more, end = "content_block_start", "content_block_delta", "content_block_stop"
+    texts = rest.count((more, 0))
+    assert rest == [
+        *[(begin, 0), *[(more, 0)] * texts, (end, 0)],
+        *[(begin, 1), (more, 1), (end, 1)],
+        *[("message_delta", None), ("message_stop", None)],
+    ]
+    assert told[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
+    assert told[-2]["usage"]["output_tokens"] == len(CALL)
+
+
+def plain(value: Any) -> Any:
+    """Without identifiers and times, which differ from answer to answer."""
+    if isinstance(value, dict):
+        left_out = {"id", "created", "created_at", "completed_at", "call_id", "item_id"}
+        return {key: plain(one) for key, one in value.items() if key not in left_out}
+    return [plain(one) for one in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("path", TOOLS)
+@pytest.mark.parametrize("says", ["Hello.", CALL, CALL.removeprefix("Wait.\n"), CALL + CALL, ""])
+def test_the_clients_make_of_a_stream_what_the_response_is(url: str, model: Scripted, path: str, says: str) -> None:
+    """The fold here is not ours: it is the one of the APIs' own clients."""
+    anthropic = pytest.importorskip("anthropic")
+    openai = pytest.importorskip("openai")
+    model.says = says
+    fields = {"model": model.name, **ASK[path], **TOOLS[path]}
+    ours = post(url, path, **TOOLS[path]).json()
+    if path == MESSAGES:
+        with anthropic.Anthropic(base_url=url, api_key="none") as client, client.messages.stream(**fields) as told:
+            theirs = told.get_final_message().model_dump(mode="json")
+        keys: tuple[str, ...] = ("content", "stop_reason", "stop_sequence")
+        assert [cut(block, ours["content"][n]) for n, block in enumerate(theirs["content"])] == plain(ours["content"])
+        assert [theirs[key] for key in keys[1:]] == [ours[key] for key in keys[1:]]
+        return
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+        if path == CHAT:
+            with client.chat.completions.stream(**fields) as told:
+                theirs = told.get_final_completion().model_dump(mode="json")["choices"][0]
+            ours = ours["choices"][0]
+            assert theirs["finish_reason"] == ours["finish_reason"]
+            assert (theirs["message"]["content"] or "") == (ours["message"]["content"] or "")
+            calls = [
+                (one["function"]["name"], json.loads(one["function"]["arguments"]))
+                for one in theirs["message"]["tool_calls"] or ()
+            ]
+            assert calls == [
+                (one["function"]["name"], json.loads(one["function"]["arguments"]))
+                for one in ours["message"].get("tool_calls", ())
+            ]
+        else:
+            with client.responses.stream(**fields) as told:
+                theirs = told.get_final_response().model_dump(mode="json")
+            assert [cut(item, ours["output"][n]) for n, item in enumerate(theirs["output"])] == plain(ours["output"])
+
+
+def cut(theirs: Any, ours: Any) -> Any:
+    """Of what a client made, the keys that we sent: clients add some of their own."""
+    if isinstance(ours, dict):
+        return plain({key: cut(theirs[key], one) for key, one in ours.items()})
+    return [cut(a, b) for a, b in zip(theirs, ours, strict=True)] if isinstance(ours, list) else theirs
+
+
+@every_api
+def test_why_an_answer_ended(url: str, model: Scripted, path: str) -> None:
+    limit = {RESPONSES: "max_output_tokens"}.get(path, "max_tokens")
+
+    def reason(**fields: Any) -> Any:
+        told = post(url, path, **fields).json()
+        if path == RESPONSES:
+            return (told["status"], told["incomplete_details"])
+        return (told["stop_reason"], told["stop_sequence"]) if path == MESSAGES else told["choices"][0]["finish_reason"]
+
+    usual, short = reason(), reason(**{limit: 3})
+    model.stop_string = "."
+    stopped = reason()
+    if path == RESPONSES:
+        assert usual == stopped == ("completed", None)
+        assert short == ("incomplete", {"reason": "max_output_tokens"})
+    elif path == MESSAGES:
+        assert (usual, short, stopped) == (("end_turn", None), ("max_tokens", None), ("stop_sequence", "."))
+    else:
+        assert (usual, short, stopped) == ("stop", "length", "stop")
+
+
+@every_api
+def test_several_answers_are_several_generations(url: str, model: Scripted, path: str) -> None:
+    if path in (RESPONSES, MESSAGES):
+        post(url, path, n=3)
+        assert len(model.asked) == 1  # these APIs have no n
+        return
+    told = post(url, path, n=3, seed=4294967294, logit_bias={"5": -100}).json()
+    assert [choice["index"] for choice in told["choices"]] == [0, 1, 2]
+    assert [one.sampling["seed"] for one in model.asked] == [4294967294, 0, 1]
+    assert model.asked[0].sampling["logit_bias"] == {5: -100.0}
+    assert told["usage"]["prompt_tokens"] == 7
+    assert told["usage"]["completion_tokens"] == 3 * len(model.says)
+    if path == COMPLETIONS:
+        told = post(url, path, n=2, prompt=["a", "b", "c"]).json()
+        assert [one.prompt for one in model.asked[3:]] == ["a", "a", "b", "b", "c", "c"]
+        assert told["usage"]["prompt_tokens"] == 21
+        assert post(url, path, prompt=[[1, 2], [3]]).json()["choices"][1]["index"] == 1
+        assert [list(one.prompt or ()) for one in model.asked[9:]] == [[1, 2], [3]]
+
+
+def test_probabilities(url: str, model: Scripted) -> None:
+    model.says = "é!"
+    token = {"token": "é", "logprob": -0.5, "bytes": [195, 169]}
+    other = {"token": "\ufffd", "logprob": -9999.0, "bytes": [255]}
+    chat = post(url, CHAT, logprobs=True, top_logprobs=1).json()["choices"][0]["logprobs"]["content"]
+    assert chat[0] == {**token, "top_logprobs": [other]}
+    assert len(chat) == 2
+    assert post(url, CHAT).json()["choices"][0]["logprobs"] is None
+    text = post(url, COMPLETIONS, logprobs=1).json()["choices"][0]["logprobs"]
+    assert text == {
+        "tokens": ["é", "!"],
+        "token_logprobs": [-0.5, -0.5],
+        "top_logprobs": [{"\ufffd": -9999.0}] * 2,
+        "text_offset": [0, 1],
+    }
+    asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
+    told = post(url, RESPONSES, **asked).json()["output"][0]["content"][0]["logprobs"]
+    assert told == chat
+
+
+@every_api
+@pytest.mark.parametrize(
+    ("error", "status", "again"),
+    [
+        (ContextFull("needs 2000 tokens, has 1024"), 400, False),
+        (SamplingError("top_p must be from 0 to 1, it is 2"), 400, False),
+        (TemplateError("roles must alternate"), 400, False),
+        (Overloaded("64 requests wait"), 429, True),
+        (EngineGone("it was killed by signal 9"), 503, True),
+        (NotEnoughMemory("needs 8 GiB, has 4"), 503, False),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_errors_have_the_status_and_the_form_of_the_api(
+    url: str, model: Scripted, path: str, error: EdgeError, status: int, again: bool
+) -> None:
+    model.refuses = error
+    for streamed in (False, True):
+        told = post(url, path, stream=streamed)
+        assert told.status_code == status
+        assert told.json()["error"]["message"] == str(error)
+        assert ("type" in told.json()) == (path == MESSAGES)
+        assert ("retry-after" in told.headers) == again
+        if isinstance(error, ContextFull) and path != MESSAGES:
+            assert told.json()["error"]["code"] == "context_length_exceeded"
+
+
+@every_api
+def test_a_stream_that_fails_ends_with_an_error(url: str, model: Scripted, path: str) -> None:
+    model.fails = EngineGone("the engine was killed by signal 9")
+    last = stream(url, path)[-1]
+    if path == RESPONSES:
+        assert (last["type"], last["message"], last["code"]) == ("error", str(model.fails), "engine_gone")
+    else:
+        assert last["error"]["message"] == str(model.fails)
+        assert (last.get("type") == "error") == (path == MESSAGES)
+    assert post(url, path).status_code == 503
+
+
+@every_api
+@pytest.mark.parametrize("streamed", [False, True])
+def test_who_goes_ends_his_answer_alone(url: str, model: Scripted, path: str, streamed: bool) -> None:
+    model.waits = True
+    body = json.dumps({**ASK[path], "stream": streamed})
+    stays, goes = (HTTPConnection(urlsplit(url).netloc, timeout=60) for _ in range(2))
+    for number, connection in enumerate((stays, goes), 1):
+        connection.request("POST", path, body)
+        until(lambda n=number: len(model.answers) == n, "an answer to begin")  # type: ignore[misc]
+    goes.close()
+    until(model.answers[1].cancelled.is_set, "the answer to end")
+    assert not model.answers[0].cancelled.is_set()
+    stays.close()
+    until(model.answers[0].cancelled.is_set, "the other answer to end")
+
+
+@every_api
+def test_there_are_signs_of_life_while_nothing_comes(url: str, model: Scripted, path: str) -> None:
+    model.says, model.waits = "", True
+    with httpx.stream("POST", url + path, json={**ASK[path], "stream": True}, timeout=60) as told:
+        assert told.status_code == 200  # before anything is known of the answer
+        wanted = "event: ping" if path == MESSAGES else ": ping"
+        assert any(line.startswith(wanted) for line in told.iter_lines())
+
+
+def test_plans(url: str, models: ScriptedModels) -> None:
+    plan = {"format": "edge-plan"}
+    assert httpx.post(f"{url}/v1/plan", json={"plan": plan}).json() == {"status": "ok"}
+    assert models.plans == [plan]
