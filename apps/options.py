@@ -201,6 +201,12 @@ def add_prefix_argument(parser: argparse.ArgumentParser | argparse._ArgumentGrou
     )
 
 
+def add_draft_argument(parser: argparse._ActionsContainer, default: str) -> None:
+    """How tokens are guessed, so that one pass checks several."""
+    words = f"guess tokens and check several in a pass: auto, off, ngram, or a small model (default: {default})"
+    parser.add_argument("--draft", metavar="HOW", help=words)
+
+
 def check_output(output: Path, sources: Iterable[Path], force: bool) -> None:
     """UsageError where a file cannot be written, or must not: to be known before anything is computed. It is this
     command's from then on: another one that is to write it is refused.
@@ -279,7 +285,12 @@ def engine_options(args: argparse.Namespace, sequences: int = 1, *, follows_load
     names = {field.name for field in fields(EngineOptions)}
     options = {name: value for name, value in vars(args).items() if name in names}
     prefixes = PrefixOptions.of(getattr(args, "prefix_cache", 0))
-    return EngineOptions(**options, prefixes=prefixes, sequences=sequences, follows_load=follows_load)
+    made = EngineOptions(**options, prefixes=prefixes, sequences=sequences, follows_load=follows_load)
+    if getattr(args, "draft", None) is None:
+        return made
+    from edge.speculate.opened import drafts, with_room
+
+    return with_room(made, drafts(args.draft))
 
 
 def model_path(spec: str | None) -> Path:

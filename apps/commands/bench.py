@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from apps.commands import bench_onnx, distributed
 from apps.errors import UsageError
-from apps.options import add, add_engine_arguments, engine_options, model_path, positive_int
+from apps.options import add, add_draft_argument, add_engine_arguments, engine_options, model_path, positive_int
 from apps.show import step_table
-from apps.show.memory_use import paging_rows
 from apps.show.table import print_json
 from quant.text import bytes_text, counted, printable
 
@@ -34,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=positive_int, default=5, metavar="N", help="after one warm-up (default: 5)")
     words = "measure also with N in flight (default: 1)"
     parser.add_argument("--requests", type=positive_int, default=1, metavar="N", help=words)
+    add_draft_argument(parser, "off")
     add(parser, "--json")
     add_engine_arguments(parser)
     distributed.add_arguments(parser)
@@ -47,6 +47,8 @@ def run(args: argparse.Namespace) -> int:
     from edge.llm.bench import beside_memory
     from edge.llm.engine import Engine
     from edge.llm.interface import memory_json
+    from edge.paging.describe import paging_rows
+    from edge.speculate.bench import SpeculationResult
 
     args.context = args.context or args.requests * (args.prompt_tokens + args.gen_tokens)
     devices = distributed.prepare(args)
@@ -59,7 +61,10 @@ def run(args: argparse.Namespace) -> int:
         else:
             engine = stack.enter_context(Engine(path, engine_options(args, args.requests, follows_load=True)))
         result, times = _measure(args, engine, deployed)
-        memory, paging = memory_json(engine), paging_rows(engine)
+        memory, paging = memory_json(engine), paging_rows(engine.memory, engine.paging)
+        guessed = SpeculationResult.of(engine, args.draft or "off", args.prompt_tokens, args.gen_tokens)
+        memory["speculation"] = guessed.to_json() if guessed else None
+        paging += [("guesses", guessed.describe())] if guessed else []
         if deployed is not None:
             return _show(args, engine, result, memory, paging, deployed, times)
     return _show(args, engine, beside_memory(result, args.memory), memory, paging)

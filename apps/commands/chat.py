@@ -17,6 +17,7 @@ from apps.commands import distributed
 from apps.errors import UsageError
 from apps.options import (
     add,
+    add_draft_argument,
     add_engine_arguments,
     add_prefix_argument,
     engine_options,
@@ -27,7 +28,6 @@ from apps.options import (
     seed,
 )
 from apps.show.answer import Loaded, answer, dropped_line
-from apps.show.memory_use import memory_line
 from apps.show.progress import progress
 from apps.show.progress import say as say_as
 from apps.show.table import print_json
@@ -62,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--resume", metavar="NAME", help="go on with the conversation of this name, and keep it; a new one begins"
     )
     add_prefix_argument(parser, "prompts")
+    add_draft_argument(parser, "auto")
     parser.add_argument("--max-tokens", type=positive_int, metavar="N", help="end the answer after N tokens")
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end the answer here; repeatable")
     parser.add_argument("--chat-template", metavar="FILE", help="Jinja template to use instead of the model's own")
@@ -88,6 +89,7 @@ def run(args: argparse.Namespace) -> int:
     prompt = _prompt(args.prompt)
     if args.seed is not None and args.prefix_cache is None:
         args.prefix_cache = 0  # what was kept is not the same to the last bit, and the answer is to be
+    args.draft = args.draft or ("auto" if args.seed is None else "off")  # passes of several rows are not, either
     if prompt is None and not sys.stdout.isatty():
         raise UsageError("standard output is not a terminal; give a prompt with -p TEXT")
     if prompt is None and args.json:
@@ -172,6 +174,7 @@ def _answer_once(args: argparse.Namespace, loaded: Loaded, prompt: str, sampling
         "finish_reason": last.finish_reason,
         "usage": dataclasses.asdict(last.usage),
         "timing": {"load_s": loaded.seconds, **dataclasses.asdict(last.timing)},
+        "speculation": chat.drafter.to_json() if chat.drafter else None,
         "seed": sampling.seed,
         **memory_json(chat.engine),
         **(loaded.deployed.to_json(times) if loaded.deployed else {}),
@@ -189,6 +192,7 @@ def _loaded(
     """A chat on the loaded model."""
     document = "\n\n".join(_read(name).strip() for name in args.file)
     from edge.llm.chat import Chat
+    from edge.speculate.opened import drafts, speculation
     from edge.templates.process import TemplateProcess
 
     began = time.perf_counter()
@@ -199,7 +203,8 @@ def _loaded(
         if deployed and engine.paging is not None:
             _say_memory(engine.memory, engine.paging.plan)
         _check_context(args.context, engine.shape.context_length)
-        chat = Chat(engine, template=template, renderer=renderer, when_full=args.when_full)
+        drafter = speculation(drafts(args.draft), engine, stack.enter_context)
+        chat = Chat(engine, template=template, renderer=renderer, when_full=args.when_full, drafter=drafter)
         resumed = _resumed(chat, args.resume) if args.resume is not None else None
         chat.system = args.system or chat.system
         chat.document = document or chat.document
@@ -246,6 +251,8 @@ def _check_context(asked: int | None, trained: int) -> None:
 
 def _say_memory(need: MemoryNeed, plan: PagePlan) -> None:
     """What this device's budget is used for."""
+    from edge.paging.describe import memory_line
+
     say(f"memory: {memory_line(need, plan)}")
 
 

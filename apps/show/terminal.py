@@ -13,7 +13,6 @@ from rich.markup import escape
 from apps.show import step_table
 from apps.show.answer import Loaded, answer, dropped_line
 from apps.show.markdown import MarkdownStream
-from apps.show.memory_use import paging_rows
 from apps.show.prompt_line import KEYS, PromptLine
 from apps.show.table import print_columns
 from edge.ending import signals_are_for_the_program
@@ -21,6 +20,7 @@ from edge.errors import EdgeError, EngineError, Interrupted, WorkerError
 from edge.llama.interrupt import interrupt_stops
 from edge.llm.generate import Response
 from edge.llm.sampler import MAX_SEED, SamplingParams
+from edge.paging.describe import paging_rows
 from quant.text import count_text, counted, printable
 from transport.errors import TransportError
 
@@ -227,8 +227,9 @@ class _Talk:
             context += f", {self._last.usage.dropped_tokens} of the oldest dropped during the last answer"
         rows.append(("context", context))
         rows.append(("kept", self._chat.engine.states.describe()))
+        rows.append(("guesses", self._chat.drafter.describe() if self._chat.drafter else "none"))
         rows.append(("seed", str(self._sampling.seed)))
-        for name, text in paging_rows(self._chat.engine):
+        for name, text in paging_rows(self._chat.engine.memory, self._chat.engine.paging):
             rows.append(("memory", text) if name == "memory" else ("reads", f"{name}: {text}"))
         for name, value in rows:
             self._console.print(f"  [bold]{name:8}[/] {value}")

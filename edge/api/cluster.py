@@ -26,6 +26,7 @@ from edge.planning.front import Front
 from edge.planning.spaces import DEFAULTS, PlanOptions, spaces
 from edge.planning.surviving import Survivor
 from edge.slices.local import OwnSlices
+from edge.speculate.opened import drafts, model_with, with_room
 from edge.survey.profile import reachable
 from edge.tasks import SILENT, Steps
 from edge.units import as_bytes
@@ -153,14 +154,15 @@ def deploy(
     exchange: Exchange | None = None,
     memory: int | str | None = None,
     prefix_cache: int | str = 0,
+    draft: PathLike = "off",
     steps: Steps = SILENT,
     **options: Any,
 ) -> Model:
     """A language model on the devices that its plan names.
 
     exchange: how tensors travel; None: as the plan's options say. memory: bytes, or a text such as "3GiB", for this
-    device. prefix_cache: as for `load`; each device keeps its part. options: other fields of EngineOptions; context,
-    sequences, threads, memory and kv_type that are not given are those the plan was made for.
+    device. prefix_cache: as for `load`; each device keeps its part. draft: as for `load`. options: other fields of
+    EngineOptions; context, sequences, threads, memory and kv_type that are not given are those the plan was made for.
 
     Where a device is lost, another plan takes over, with those that answer; `steps` says so.
 
@@ -171,23 +173,26 @@ def deploy(
     if isinstance(chosen, OnnxPlan):
         raise PlanError(f"{choice.model.name} is a network in ONNX: deploy it with deploy_onnx")
     planned = {"context": work.context, "sequences": work.concurrency or 1, "threads": work.threads}
+    guesses = drafts(draft)
     engine_options = EngineOptions(
         memory=as_bytes(memory) or work.memory,
         prefixes=PrefixOptions.of(as_bytes(prefix_cache)),
         **{**planned, "kv_type": work.kv_type, **options},
     )
+    engine_options = with_room(engine_options, guesses)
     if chosen.world_size == 1:
         engine = alone(choice.model, engine_options, chosen, steps)
-        return Model(engine, engine.close)
+        return model_with(guesses, engine, engine.close)
     fleet = _connected(cluster, chosen)
     file = GgufFile.open(choice.model)
     travel = exchange or Exchange(work.transport, wire=work.wire)
     survivor = Survivor(file, OwnSlices().model_digest(file.path), engine_options, travel, steps, cluster.insecure)
     try:
-        return Model(survivor.start(fleet, chosen), survivor.close)
+        running = survivor.start(fleet, chosen)
     except BaseException:
         survivor.close()
         raise
+    return model_with(guesses, running, survivor.close)
 
 
 def deploy_onnx(

@@ -13,6 +13,7 @@ from edge.quantization.fit import FitOptions, fit_file
 from edge.quantization.gguf import Outcome
 from edge.quantization.gguf import quantize as to_mix
 from edge.quantization.text_file import BUNDLED, read_text
+from edge.speculate.opened import drafts, model_with, with_room
 from edge.units import as_bytes
 from quant.gguf.file import GgufFile
 from quant.mixes import mix_by_name
@@ -23,6 +24,7 @@ def load(
     *,
     memory: int | str | None = None,
     prefix_cache: int | str = 0,
+    draft: PathLike = "off",
     **options: Any,
 ) -> Model:
     """A language model on this device, loaded.
@@ -30,14 +32,16 @@ def load(
     model: a GGUF file, or REPO:FILE of the hub, which is fetched where it is not cached; None: the bundled one.
     memory: bytes, or a text such as "3GiB", that the whole process may take; what does not fit is read again and again.
     prefix_cache: bytes, or a text, of disk space for what is computed of prompts: it is not computed again after a
-    restart. options: the other fields of EngineOptions: context, sequences, threads, gpu_layers, ...
+    restart. draft: how tokens of single answers are guessed, several of which one pass checks: "ngram", the file of a
+    smaller model, "auto" or "off". options: the other fields of EngineOptions: context, sequences, threads, ...
 
     ModelFileError, NotEnoughMemory, EngineError, HubError.
     """
     path = model_path(model)
     prefixes = PrefixOptions.of(as_bytes(prefix_cache))
-    engine = Engine(path, EngineOptions(memory=as_bytes(memory), prefixes=prefixes, **options))
-    return Model(engine, engine.close)
+    guesses = drafts(draft)
+    engine = Engine(path, with_room(EngineOptions(memory=as_bytes(memory), prefixes=prefixes, **options), guesses))
+    return model_with(guesses, engine, engine.close)
 
 
 def quantize(

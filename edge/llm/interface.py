@@ -191,6 +191,9 @@ class Drafter(Protocol):
     def to_json(self) -> dict[str, Any]:
         """Figures of the last answer, as docs/cli.md says."""
 
+    def describe(self) -> str:
+        """The same in a line for people."""
+
 
 def memory_json(engine: TextEngine) -> dict[str, Any]:
     """The keys "memory" and "paging" of a command's --json; both None without a budget."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from edge.errors import EngineError
 from edge.llm.engine import Engine
 from edge.llm.info import ModelInfo
 from edge.llm.interface import TextEngine
+from edge.llm.model import Model
 from edge.llm.options import EngineOptions
 from edge.models.paths import PathLike, model_path
 from edge.speculate.choice import MOST_ROWS
@@ -41,6 +43,15 @@ def with_room(options: EngineOptions, draft: str | Path) -> EngineOptions:
         need = ModelInfo.of(draft, options.context, options.kv_type).need
         reserved += need.total - need.parts["runtime"]
     return replace(options, outputs=outputs, reserved=reserved)
+
+
+def model_with(draft: str | Path, engine: TextEngine, close: Callable[[], None]) -> Model:
+    """A model whose single answers are guessed so. close: ends the engine, also where this fails. The errors of
+    `speculation`."""
+    with ExitStack() as stack:
+        stack.callback(close)
+        drafter = speculation(draft, engine, stack.enter_context)
+        return Model(engine, stack.pop_all().close, drafter)
 
 
 def speculation(draft: str | Path, engine: TextEngine, enter: Enter) -> Speculation | None:

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 from edge.speculate.choice import SIZES, RowChoice
 
+_LEAST_PLAIN = 3  # passes of one row in an answer, for a mean
+
 
 class Drafts(Protocol):
     """Where guesses come from. The same text must always get the same guess."""
@@ -33,12 +35,16 @@ class SpeculationStats:
     rows: int = 0  # in all passes
     tokens: int = 0  # that all passes gave
     seconds: float = 0.0  # that all passes took, with the guessing
-    plain_s: float = 0.0  # of a pass of one row, as measured now and then; 0 where there was none
+    plain_passes: int = 0  # of one row
+    plain_s: float = 0.0  # that these took
+    usual_plain_s: float = 0.0  # of one such pass, also of earlier answers; 0 where there was none
 
     @property
     def gain(self) -> float | None:
         """How many times as fast the tokens came as in passes of one row; None where nothing can be compared."""
-        return self.tokens * self.plain_s / self.seconds if self.seconds and self.plain_s else None
+        enough = self.plain_passes >= _LEAST_PLAIN
+        plain_s = self.plain_s / self.plain_passes if enough else self.usual_plain_s
+        return self.tokens * plain_s / self.seconds if self.seconds and plain_s else None
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, as docs/cli.md says."""
@@ -104,8 +110,14 @@ class Speculation:
         stats.rows += rows
         stats.tokens += used
         stats.seconds += seconds
-        stats.plain_s = self.choice.plain_s
+        stats.plain_passes += rows == 1
+        stats.plain_s += seconds if rows == 1 else 0.0
+        stats.usual_plain_s = self.choice.plain_s
 
     def to_json(self) -> dict[str, Any]:
         """Figures of the last answer, as docs/cli.md says."""
         return {"draft": self.name, **self.stats.to_json()}
+
+    def describe(self) -> str:
+        """The same in a line for people."""
+        return f"{self.name}: {self.stats}"

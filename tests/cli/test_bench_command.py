@@ -40,6 +40,7 @@ KEYS = {
     "bandwidth_gbps": float,
     "memory_bandwidth_gbps": float,
     "peak_rss_bytes": int,
+    "speculation": type(None),
     "memory": type(None),
     "paging": type(None),
 }
@@ -95,6 +96,15 @@ def test_json_has_the_documented_keys_and_they_agree_with_each_other() -> None:
     assert result["peak_rss_bytes"] < 200 << 20  # measuring the memory takes little more than the model had
     achieved = result["decode_bytes"] / (result["decode_ms_median"] / 1e3) / 1e9
     assert result["bandwidth_gbps"] == pytest.approx(achieved)
+
+
+def test_draft_measures_guesses_too() -> None:
+    found = bench_json("--draft", "ngram", "--context", "64")["speculation"]
+    assert found["draft"] == "ngram"
+    assert list(found["pass_ms"]) == ["1", "2", "4", "8"]
+    assert all(ms > 0 for ms in (*found["pass_ms"].values(), found["tokens_per_s"], found["plain_tokens_per_s"]))
+    table = run_edge("bench", *QUICK, "--draft", "ngram").stdout
+    assert re.search(r"^guesses: ngram: .* tokens/s, .* without; rows of a pass: .* ms for 1, ", table, re.MULTILINE)
 
 
 def test_model_is_the_file_that_is_measured(synthetic: Synthetic) -> None:

@@ -38,6 +38,14 @@ KEYS = {
         "prefill_tokens_per_s": float,
         "decode_tokens_per_s": float,
     },
+    "speculation": {
+        "draft": str,
+        "drafted": int,
+        "accepted": int,
+        "passes": int,
+        "rows_per_pass": float,
+        "gain": float,
+    },
     "seed": int,
     "memory": type(None),
     "paging": type(None),
@@ -130,6 +138,28 @@ def test_a_question_that_waits_for_piped_text_says_so() -> None:
     assert b"waiting for the text on standard input" in process.stderr.readline()  # while nothing comes, and none ends
     out, _ = process.communicate(b"What is 2", timeout=TIMEOUT_S)
     assert (process.returncode, out) == (0, run_chat("-p", "What is 2\n\nplus 3?", *GREEDY).stdout.encode())
+
+
+def test_draft_says_how_tokens_are_guessed(synthetic: Synthetic, long: tuple[str, ...]) -> None:
+    """A seed turns it off, unless it is given, too: one who wants the same answer wants the same rounding."""
+    asked = (*long, *GREEDY)
+    by_model = chat_json(*asked, "--draft", MODEL_PATH)
+    assert by_model["speculation"]["draft"] == MODEL_PATH.name
+    assert [chat_json(*asked, *more)["speculation"] for more in (("--draft", "off"), ("--seed", "3"))] == [None, None]
+    for more in ((), ("--draft", "auto"), ("--draft", "ngram"), ("--seed", "3", "--draft", "ngram")):
+        found = chat_json(*asked, *more)
+        assert found["speculation"]["draft"] == "ngram"
+        assert found["text"] == by_model["text"]
+    refused = run_chat(*long, "--draft", synthetic("llama"))
+    assert_one_line_error(refused, 5, "tokens are others")
+    assert_one_line_error(run_chat(*long, "--draft", "no-such.gguf"), 3, "no such file")
+
+
+def test_a_model_that_guesses_is_a_part_of_the_budget(long: tuple[str, ...]) -> None:
+    budget = ("--memory", "400MiB", "--context", "512", "--draft")
+    by_model, by_text = (chat_json(*long, *budget, how)["memory"] for how in (MODEL_PATH, "ngram"))
+    grown = by_model["parts"]["results"] - by_text["parts"].get("results", 0)
+    assert grown > MODEL_PATH.stat().st_size
 
 
 def test_system_joins_the_prompt() -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from apps.show.memory_use import _costs
 from devices import machine_disk, probe
 from edge.llama.address_space import PAGE
 from edge.paging import measure, reader
+from edge.paging.describe import _costs
 from edge.paging.experts import ExpertCounts
 from edge.paging.reader import Job, ReaderCounts
 from edge.paging.stats import Passes

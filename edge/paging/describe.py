@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from edge.paging.memory import MemoryNeed
+from edge.paging.plan import PagePlan
+from edge.paging.stats import PassStats
+from edge.paging.weights import PagedWeights
 from quant.text import bytes_text
-
-if TYPE_CHECKING:
-    from edge.llm.interface import TextEngine
-    from edge.paging.memory import MemoryNeed
-    from edge.paging.plan import PagePlan
-    from edge.paging.stats import PassStats
 
 
 def memory_line(need: MemoryNeed, plan: PagePlan) -> str:
@@ -23,13 +19,13 @@ def memory_line(need: MemoryNeed, plan: PagePlan) -> str:
     return line
 
 
-def paging_rows(engine: TextEngine) -> list[tuple[str, str]]:
+def paging_rows(need: MemoryNeed, paging: PagedWeights | None) -> list[tuple[str, str]]:
     """(name, figures) of what the budget is used for and what paging took, for people; nothing without a budget."""
-    if engine.paging is None:
+    if paging is None:
         return []
-    rows = [("memory", memory_line(engine.memory, engine.paging.plan))]
-    if engine.paging.plan.pages:
-        stats = engine.paging.stats()
+    rows = [("memory", memory_line(need, paging.plan))]
+    if paging.plan.pages:
+        stats = paging.stats()
         rows += [(name, _costs(of)) for name, of in (("decode", stats.decode), ("prefill", stats.prefill)) if of.tokens]
     return rows
 

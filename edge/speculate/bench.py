@@ -1,0 +1,84 @@
+"""What guesses bring on an engine: passes of several rows, and one answer with guesses beside one without."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from edge.llm.generate import generate
+from edge.llm.interface import Drafter, TextEngine
+from edge.llm.sampler import SamplingParams
+from edge.llm.sequence import Session
+from edge.speculate.choice import SIZES
+from edge.speculate.opened import drafts, speculation
+from edge.speculate.speculation import Speculation
+
+_PASSES = 5  # of each size
+
+
+@dataclass(frozen=True)
+class SpeculationResult:
+    """One greedy answer to random tokens, with guesses and without. Other texts can be guessed better, or worse."""
+
+    drafter: Speculation
+    pass_ms: dict[int, float]  # by rows: the median
+    plain_tokens_per_s: float  # 0 where the answer has one token
+    tokens_per_s: float
+
+    @classmethod
+    def of(cls, engine: TextEngine, asked: str, prompt_tokens: int, gen_tokens: int) -> SpeculationResult | None:
+        """Measure it; None where nothing guesses. engine: made with `with_room`. The errors of `speculation`."""
+        with ExitStack() as stack:
+            drafter = speculation(drafts(asked), engine, stack.enter_context)
+            if drafter is None:
+                return None
+            prompt = np.random.default_rng(0).integers(0, engine.model.n_vocab, prompt_tokens).tolist()
+            pass_ms = _pass_ms(engine, prompt)
+            plain, guessed = (_tokens_per_s(engine, prompt, gen_tokens, one) for one in (None, drafter))
+            return cls(drafter, pass_ms, plain, guessed)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, as docs/cli.md says."""
+        return {
+            **self.drafter.to_json(),
+            "pass_ms": {str(rows): ms for rows, ms in self.pass_ms.items()},
+            "plain_tokens_per_s": self.plain_tokens_per_s,
+            "tokens_per_s": self.tokens_per_s,
+        }
+
+    def describe(self) -> str:
+        """The same in a line for people."""
+        passes = ", ".join(f"{ms:.2f} ms for {rows}" for rows, ms in self.pass_ms.items())
+        return (
+            f"{self.drafter.describe()}; {self.tokens_per_s:.2f} tokens/s, {self.plain_tokens_per_s:.2f} without;"
+            f" rows of a pass: {passes}"
+        )
+
+
+def _pass_ms(engine: TextEngine, prompt: list[int]) -> dict[int, float]:
+    """What passes of each size take behind a prompt. What they computed is forgotten."""
+    session = Session(engine)
+    session.top = 1
+    session.prefill(prompt)
+    taken = {
+        size: [_milliseconds(session, size) for _ in range(_PASSES)] for size in SIZES if size <= session.most_rows
+    }
+    return {size: median(ms) for size, ms in taken.items()}
+
+
+def _milliseconds(session: Session, size: int) -> float:
+    began = time.perf_counter()
+    session.check([0] * size)
+    session.forget(size)
+    return (time.perf_counter() - began) * 1e3
+
+
+def _tokens_per_s(engine: TextEngine, prompt: list[int], most: int, drafter: Drafter | None) -> float:
+    greedy = SamplingParams(temperature=0)
+    *_, last = generate(Session(engine), prompt, greedy, max_tokens=most, drafter=drafter)
+    return last.timing.decode_tokens_per_s
