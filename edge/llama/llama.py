@@ -1,4 +1,4 @@
-"""llama.cpp as Python objects: models, contexts, batches. One of six files with ctypes.
+"""llama.cpp as Python objects: models, contexts, batches. One of seven files with ctypes.
 
 Everything above works with numpy arrays and plain numbers. Handles are closed by `close()`; objects that native code
 calls back into (log, progress and node callbacks) are kept referenced for as long as it may call them.
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from edge.errors import EngineError, Interrupted
 from edge.llama import ggml
+from edge.llama.batch import Batch as Batch
 from edge.llama.buffers import CallerBuffer, leave_amx_out
 from edge.llama.interrupt import interrupts_noted
 from quant.types import TensorType
@@ -207,38 +208,6 @@ class Model:
 
 # --- contexts --------------------------------------------------------------------------------------------------------
 
-
-class Batch:
-    """Room for up to `capacity` rows of a decode: what they are, where they stand, whose they are, which give logits.
-
-    The arrays are filled in place: tokens int32 [n] or embeddings float32 [n, n_embd], positions int32 [n],
-    sequences int32 [n], outputs int8 [n].
-    """
-
-    def __init__(self, capacity: int, n_embd: int = 0) -> None:
-        self.capacity = capacity
-        self.tokens = np.zeros(capacity, np.int32)
-        self.embeddings = np.zeros((capacity, n_embd), np.float32)
-        self.positions = np.zeros(capacity, np.int32)
-        self.sequences = np.zeros(capacity, np.int32)
-        self.outputs = np.zeros(capacity, np.int8)
-        self._one_sequence = np.ones(capacity, np.int32)
-        self._sequence_pointers = self.sequences.ctypes.data + 4 * np.arange(capacity, dtype=np.uintp)
-
-        def pointer(array: NDArray[Any], kind: Any) -> Any:
-            return array.ctypes.data_as(C.POINTER(kind))
-
-        self.native = L.llama_batch(
-            n_tokens=0,
-            token=None if n_embd else pointer(self.tokens, C.c_int32),
-            embd=pointer(self.embeddings, C.c_float) if n_embd else None,
-            pos=pointer(self.positions, C.c_int32),
-            n_seq_id=pointer(self._one_sequence, C.c_int32),
-            seq_id=pointer(self._sequence_pointers, C.POINTER(C.c_int32)),
-            logits=pointer(self.outputs, C.c_int8),
-        )
-
-
 # libc's strlen as llama.cpp's abort callback: an empty string means go on, any other means stop. A Python function
 # here would be called once a graph node and need the interpreter's lock each time.
 _strlen = C.cast(C.CDLL(None).strlen, L.ggml_abort_callback)
@@ -295,7 +264,9 @@ class Context:
             raise EngineError(f"llama.cpp cannot make a context of {sizes.context} tokens: {_why()}")
         self._memory = L.llama_get_memory(self._handle)
         # A shift rotates keys, at the beginning of the next decode; other keys cannot follow their positions.
-        rotates = L.llama_model_rope_type(model._handle) != L.LLAMA_ROPE_TYPE_NONE
+        rope = L.llama_model_rope_type(model._handle)
+        rotates = rope != L.LLAMA_ROPE_TYPE_NONE
+        self._has_sections = rope in (L.LLAMA_ROPE_TYPE_MROPE, L.LLAMA_ROPE_TYPE_IMROPE)
         self.can_shift = bool(rotates and not model.is_recurrent and L.llama_memory_can_shift(self._memory))
         self.shift_pending = False
         self.n_ctx: int = L.llama_n_ctx(self._handle)
@@ -310,6 +281,8 @@ class Context:
         if not self._handle:
             raise EngineError("the engine is closed")
         batch.native.n_tokens = n
+        if self._has_sections:
+            batch.give_sections(n)
         code = _STOPPED if self._stop.value else L.llama_decode(self._handle, batch.native)
         if code == 0:
             self.shift_pending = False

@@ -28,7 +28,7 @@ from edge.paging.weights import PagedWeights
 from partition.model.check import check_loadable
 from partition.model.metadata import Metadata
 from partition.model.model import ModelShape
-from partition.slices.rules import has_window
+from partition.slices.rules import has_window, takes_tokens
 from quant.gguf.file import GgufFile
 
 Outputs = Literal["last", "all", "none"]
@@ -84,7 +84,9 @@ class Engine:
         if options.prefixes is not None:
             held = held_bytes(self.shape) if options.memory else None
             keep_prefixes(self.states, self.file, options.prefixes, held)
-        self.rows = llama.Batch(self.batch, self.shape.n_embd if embeddings else 0)
+        self.rows = llama.Batch(
+            self.batch, self.shape.n_embd if embeddings else 0, as_tokens=takes_tokens(self.file.architecture)
+        )
         if self._choice is not None:
             self._use(self._choice.begin())
 

@@ -1,16 +1,18 @@
 """What a model is made of, without its weights: figures, tensors and metadata of the architectures `edge.models.synth`
 writes.
 
-An architecture is a table: tensor names, and for each the names of its dimensions (slowest first, as numpy has them). A
-shape gives the dimensions their numbers. Adding an architecture is adding rows.
+An architecture is a table of `partition.architectures`: tensor names, and for each the names of its dimensions (slowest
+first, as numpy has them). A shape gives the dimensions their numbers. Adding an architecture is adding rows.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from math import prod
 from typing import Any
 
 from edge.errors import EdgeError
+from partition.architectures.description import Architecture, Number, Table
+from partition.architectures.table import ARCHITECTURES
 
 MIN_VOCAB = 261  # 4 control tokens, 256 bytes, and the space
 
@@ -34,6 +36,11 @@ class Shape:
     experts: int = 0
     experts_used: int = 0  # experts a token
     expert_ff: int = 0  # width of one expert
+    shared_ff: int = 0  # width of the expert that every token passes through; 0: that of one expert
+    dense_layers: int = 0  # leading layers without experts, where others have some
+    expert_every: int = 1  # of so many layers the last has experts
+    attention_every: int = 0  # of so many layers the last has attention, where others are recurrent; 0: all are
+    conv: int = 0  # tokens that a recurrent layer's convolution sees
     context: int = 4096  # tokens it was trained on
     tied: bool = False  # the token table is the output head, too
     rms_eps: float = 1e-5
@@ -50,11 +57,22 @@ class Shape:
     def sizes(self) -> dict[str, int]:
         """The number behind each dimension name in the tables below."""
         head = self.head_size or self.embd // self.heads
-        kv = self.kv or self.heads
+        kv, expert_ff = self.kv or self.heads, self.expert_ff or self.ff
+        inner, state, groups = 2 * self.embd, 16, 1  # of recurrent layers
+        rank = max(1, inner // 32)  # of what sets a recurrent layer's pace: so many heads, or values
+        key, value = groups * state, rank * state  # of a layer with the delta rule
+        latent = 2 * head  # where keys and values are made of one latent vector, and turned beside it
         return {
-            "embd": self.embd, "vocab": self.vocab, "heads": self.heads, "head": head, "half head": head // 2,
-            "q": self.heads * head, "kv": kv * head, "qkv": (self.heads + 2 * kv) * head,
-            "ff": self.ff, "gate+up": 2 * self.ff, "experts": self.experts, "expert ff": self.expert_ff,
+            "embd": self.embd, "vocab": self.vocab, "context": self.context, "heads": self.heads, "head": head,
+            "half head": head // 2, "q": self.heads * head, "2 q": 2 * self.heads * head, "kv": kv * head,
+            "qkv": (self.heads + 2 * kv) * head, "ff": self.ff, "half ff": self.ff // 2, "gate+up": 2 * self.ff,
+            "3 embd": 3 * self.embd, "experts": self.experts, "half experts": self.experts // 2,
+            "expert ff": expert_ff, "shared ff": self.shared_ff or expert_ff, "expert every": self.expert_every,
+            "q rank": self.embd // 2, "kv rank": latent, "latent": latent + head // 2, "unturned": head - head // 2,
+            "conv": self.conv, "inner": inner, "2 inner": 2 * inner, "state": state, "groups": groups,
+            "inner of group": inner // groups, "time rank": rank, "2 time rank": 2 * rank,
+            "time and states": rank + 2 * state, "ssm conv": inner + 2 * groups * state,
+            "ssm in": 2 * inner + 2 * groups * state + rank, "delta conv": 2 * key + value, "delta values": value,
         }  # fmt: skip
 
     @property
@@ -66,112 +84,52 @@ class Shape:
         """Every tensor's name and dimensions (slowest first), in the order of the file; ShapeError for bad figures."""
         check(self)
         architecture, sizes = ARCHITECTURES[self.arch], self.sizes
-        block = architecture.attention | (architecture.experts if self.experts else architecture.dense)
-        tables: list[tuple[str, Dims]] = [("token_embd.weight", ("vocab", "embd"))]
+        tables: list[tuple[str, tuple[str | int, ...]]] = [("token_embd.weight", ("vocab", "embd"))]
         if self.rope_freqs:
             tables.append(("rope_freqs.weight", ("half head",)))
-        tables += [(f"blk.{i}.{name}", dims) for i in range(self.layers) for name, dims in block.items()]
-        tables.append(("output_norm.weight", ("embd",)))
+        for layer in range(self.layers):
+            tables += [(f"blk.{layer}.{name}", dims) for name, dims in self._layer(layer).items()]
+        tables += architecture.outer.items()
         if not self.tied:
             tables.append(("output.weight", ("vocab", "embd")))
         for name, dims in tables:
-            yield name, tuple(sizes[dim] for dim in dims)
+            yield name, tuple(sizes[dim] if isinstance(dim, str) else dim for dim in dims)
 
-    def metadata(self) -> dict[str, int | float | str]:
+    def _layer(self, layer: int) -> Table:
+        """The tensors of one layer."""
+        architecture = ARCHITECTURES[self.arch]
+        first = architecture.recurrent if self.is_recurrent(layer) else architecture.attention
+        has_experts = self.experts and layer >= self.dense_layers and (layer + 1) % self.expert_every == 0
+        return {**first, **(architecture.experts if has_experts else architecture.dense)}
+
+    def is_recurrent(self, layer: int) -> bool:
+        """Whether a layer has a recurrent part in place of attention."""
+        every = self.attention_every
+        return bool(ARCHITECTURES[self.arch].recurrent) and (every == 0 or (layer + 1) % every != 0)
+
+    def metadata(self) -> dict[str, "Number | list[int]"]:
         """GGUF metadata of the architecture: whole keys to values; what is zero or empty is left out."""
-        known = ((f"{self.arch}.{key}", getattr(self, name)) for key, name in _METADATA.items())
-        head = self.sizes["head"]
-        heads = ("attention.head_count_kv", self.kv or self.heads), *((key, head) for key in _HEAD_SIZE)
-        return {key: value for key, value in known if value} | {f"{self.arch}.{key}": value for key, value in heads}
+        architecture, sizes, arch = ARCHITECTURES[self.arch], self.sizes, self.arch
+        found: dict[str, Number | list[int]] = {}
+        for key, name in _METADATA.items():
+            if value := getattr(self, name):
+                found[f"{arch}.{key}"] = value
+        kv = self.kv or self.heads
+        recurrent = [self.is_recurrent(layer) for layer in range(self.layers)]
+        by_layer = [0 if flag else kv for flag in recurrent]
+        by_heads = any(recurrent) and not architecture.rules.recurrent_every  # how the file tells recurrent layers
+        found[f"{arch}.attention.head_count_kv"] = by_layer if by_heads else kv
+        if all(recurrent):
+            found |= {f"{arch}.attention.head_count": 0, f"{arch}.attention.head_count_kv": 0}
+        else:
+            found |= {f"{arch}.{key}": sizes["head"] for key in _HEAD_SIZE}
+        for key, value in architecture.keys.items():
+            whole = key if key.startswith("xielu.") else f"{arch}.{key}"
+            found[whole] = (
+                sizes[value] if isinstance(value, str) else list(value) if isinstance(value, tuple) else value
+            )
+        return found
 
-
-Dims = tuple[str, ...]
-Table = Mapping[str, Dims]
-
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """The tensors of one layer, and the figures all models of the architecture share."""
-
-    attention: dict[str, Dims]  # with the layer's norms
-    dense: dict[str, Dims] = field(default_factory=dict)  # feed-forward part; empty: always experts
-    experts: dict[str, Dims] = field(default_factory=dict)  # the same with experts; empty: never
-    common: Mapping[str, Any] = field(default_factory=dict)  # fields of Shape
-    square_q: bool = False  # llama.cpp wants heads * head_size = embd
-    always_tied: bool = False
-
-
-_ATTENTION: dict[str, Dims] = {
-    "attn_norm.weight": ("embd",),
-    "attn_q.weight": ("q", "embd"),
-    "attn_k.weight": ("kv", "embd"),
-    "attn_v.weight": ("kv", "embd"),
-    "attn_output.weight": ("embd", "q"),
-}
-_FFN_NORM: dict[str, Dims] = {"ffn_norm.weight": ("embd",)}
-_QKV_BIAS: dict[str, Dims] = {"attn_q.bias": ("q",), "attn_k.bias": ("kv",), "attn_v.bias": ("kv",)}
-_HEAD_NORMS: dict[str, Dims] = {"attn_q_norm.weight": ("head",), "attn_k_norm.weight": ("head",)}
-_POST_NORMS: dict[str, Dims] = {"post_attention_norm.weight": ("embd",), "post_ffw_norm.weight": ("embd",)}
-_DENSE: dict[str, Dims] = {
-    "ffn_gate.weight": ("ff", "embd"),
-    "ffn_up.weight": ("ff", "embd"),
-    "ffn_down.weight": ("embd", "ff"),
-}
-
-
-def _experts(width: str) -> dict[str, Dims]:
-    """A router and one stack of matrices for all experts, each expert `width` wide."""
-    return {
-        "ffn_gate_inp.weight": ("experts", "embd"),
-        "ffn_gate_exps.weight": ("experts", width, "embd"),
-        "ffn_up_exps.weight": ("experts", width, "embd"),
-        "ffn_down_exps.weight": ("experts", "embd", width),
-    }
-
-
-_LLAMA = _ATTENTION | _FFN_NORM
-_GEMMA_2 = _LLAMA | _POST_NORMS
-_GPT_OSS: dict[str, Dims] = {
-    "attn_output.bias": ("embd",),
-    "attn_sinks.weight": ("heads",),
-    "post_attention_norm.weight": ("embd",),
-}
-_GPT_OSS_EXPERTS: dict[str, Dims] = {
-    "ffn_gate_inp.bias": ("experts",),
-    "ffn_gate_exps.bias": ("experts", "expert ff"),
-    "ffn_up_exps.bias": ("experts", "expert ff"),
-    "ffn_down_exps.bias": ("experts", "embd"),
-}
-_PHI_3: dict[str, Dims] = {
-    "attn_norm.weight": ("embd",),
-    "attn_qkv.weight": ("qkv", "embd"),
-    "attn_output.weight": ("embd", "q"),
-}
-_PHI_3_DENSE: dict[str, Dims] = {"ffn_up.weight": ("gate+up", "embd"), "ffn_down.weight": ("embd", "ff")}
-_QWEN = {"rope_base": 1e6, "rms_eps": 1e-6}
-_YARN = {"rope_scaling": "yarn", "rope_factor": 32.0, "rope_context": 4096}
-_GEMMA = {"tied": True, "rms_eps": 1e-6}
-
-ARCHITECTURES: Mapping[str, Architecture] = {
-    "llama": Architecture(_LLAMA, _DENSE, _experts("ff")),
-    "qwen2": Architecture(_LLAMA | _QKV_BIAS, _DENSE, common=_QWEN, square_q=True),
-    "qwen3": Architecture(_LLAMA | _HEAD_NORMS, _DENSE, common=_QWEN),
-    "qwen3moe": Architecture(_LLAMA | _HEAD_NORMS, experts=_experts("expert ff"), common=_QWEN),
-    "gemma": Architecture(_LLAMA, _DENSE, common=_GEMMA, always_tied=True),
-    "gemma2": Architecture(
-        _GEMMA_2,
-        _DENSE,
-        common=_GEMMA | {"window": 4096, "attn_softcap": 50.0, "final_softcap": 30.0},
-        always_tied=True,
-    ),
-    "gemma3": Architecture(_GEMMA_2 | _HEAD_NORMS, _DENSE, common=_GEMMA | {"window": 512, "rope_base": 1e6}),
-    "phi3": Architecture(_PHI_3 | _FFN_NORM, _PHI_3_DENSE, common={"window": 2047}, square_q=True),
-    "gpt-oss": Architecture(
-        _ATTENTION | _QKV_BIAS | _GPT_OSS,
-        experts=_experts("expert ff") | _GPT_OSS_EXPERTS,
-        common={"window": 128, "rope_base": 150_000.0, **_YARN},
-    ),
-}
 
 # Metadata key (after "<arch>.") to the field of Shape it holds.
 _METADATA: Mapping[str, str] = {
@@ -192,6 +150,8 @@ _METADATA: Mapping[str, str] = {
     "rope.scaling.type": "rope_scaling",
     "rope.scaling.factor": "rope_factor",
     "rope.scaling.original_context_length": "rope_context",
+    "leading_dense_block_count": "dense_layers",
+    "full_attention_interval": "attention_every",
 }
 _NEEDED = ("layers", "embd", "ff", "heads", "context")
 _HEAD_SIZE = ("attention.key_length", "attention.value_length", "rope.dimension_count")
@@ -226,16 +186,25 @@ def check(shape: Shape) -> None:
         raise ShapeError(f"the head size is {sizes['head']}, and must be even: positions rotate pairs of values")
     if found.square_q and sizes["q"] != shape.embd:
         raise ShapeError(f"{shape.arch} needs heads x head size = embd, got {sizes['q']} and {shape.embd}")
+    if found.equal_heads and shape.kv not in (0, shape.heads):
+        raise ShapeError(f"{shape.arch} needs as many KV heads as heads, got {shape.kv} and {shape.heads}")
     if found.always_tied and not shape.tied:
         raise ShapeError(f"{shape.arch} has no output head of its own: it is always tied")
+    if found.never_tied and shape.tied:
+        raise ShapeError(f"{shape.arch} needs an output head of its own: it is never tied")
     if shape.experts and not found.experts:
         raise ShapeError(f"{shape.arch} has no experts; these have: {_with_experts()}")
-    if not shape.experts and not found.dense:
+    if not shape.experts and not found.dense and found.experts:
         raise ShapeError(f"{shape.arch} needs experts, experts used and the width of an expert")
     if shape.experts and not 1 <= shape.experts_used <= shape.experts:
         raise ShapeError(f"experts used is {shape.experts_used}, and must be 1 to {shape.experts}")
-    if not found.dense and shape.expert_ff < 1:
+    if shape.experts and shape.expert_ff < 1 and _has_own_width(found):
         raise ShapeError(f"{shape.arch} needs the width of an expert")
+
+
+def _has_own_width(architecture: Architecture) -> bool:
+    """Whether its experts have another width than its dense layers."""
+    return any("expert ff" in dims for dims in architecture.experts.values())
 
 
 def _with_experts() -> str:

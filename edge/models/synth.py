@@ -17,7 +17,8 @@ import numpy.typing as npt
 
 from devices.files import temporary_beside
 from edge.models.presets import SHAPES
-from edge.models.shapes import ARCHITECTURES, Shape, ShapeError, shape
+from edge.models.shapes import Shape, ShapeError, shape
+from partition.architectures.table import ARCHITECTURES
 from quant.types import TYPES, TensorType, type_by_name
 from quant.whole_file import check_room
 
@@ -40,6 +41,10 @@ _FALLBACK = {
     "iq1_m": "iq4_nl", "iq2_s": "iq4_nl", "iq3_xxs": "iq4_nl", "iq3_s": "iq4_nl", "iq4_xs": "iq4_nl",
     "tq1_0": "q4_0", "tq2_0": "q4_0",
 }  # fmt: skip
+
+# Beside vectors: what llama.cpp keeps, or needs, as 32-bit numbers.
+_AS_F32 = (".bias", ".ssm_a", ".ssm_d")
+_PARTS_AS_F32 = ("ffn_gate_inp", "norm", "conv1d", "shortconv.conv")
 
 _CHUNK_VALUES = 1 << 20  # 4 MiB of floats at a time
 _RANDOM_VALUES = 2_000_000_000  # above, random rows are used again and again
@@ -85,7 +90,7 @@ def layout(shape: Shape, type_name: str = "q4_0", head_type: str | None = None) 
     head_name = "token_embd.weight" if shape.tied else "output.weight"
 
     def type_of(name: str, dims: tuple[int, ...]) -> TensorType:
-        if len(dims) == 1 or name.endswith(".bias") or "ffn_gate_inp" in name:
+        if len(dims) == 1 or name.endswith(_AS_F32) or any(part in name for part in _PARTS_AS_F32):
             return TYPES["f32"]
         return _that_fits(head if name == head_name else body, dims[-1])
 
@@ -216,8 +221,12 @@ def _write_header(path: Path, shape: Shape, tensors: list[Tensor], name: str) ->
         writer.add_name(name)
         writer.add_quantization_version(2)
         kinds = {int: GGUFValueType.UINT32, float: GGUFValueType.FLOAT32, str: GGUFValueType.STRING}
+        kinds[bool] = GGUFValueType.BOOL
         for key, value in shape.metadata().items():
-            writer.add_key_value(key, value, kinds[type(value)])
+            if isinstance(value, list):
+                writer.add_array(key, value)
+            else:
+                writer.add_key_value(key, value, kinds[type(value)])
         _add_vocabulary(writer, shape.vocab)
         for tensor in tensors:
             writer.add_tensor_info(tensor.name, tensor.dims, np.dtype(np.float32), tensor.n_bytes, tensor.type.id)

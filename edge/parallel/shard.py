@@ -26,7 +26,7 @@ from edge.llm.options import EngineOptions
 from edge.parallel.step_times import StepTime, StepTimes
 from edge.parallel.steps import Op, Step, output_rows
 from edge.parallel.topology import Topology
-from partition.slices.rules import scales_input
+from partition.architectures.table import RULES
 from quant.gguf.file import GgufFile
 from transport.collective import Group, Wire
 from transport.link import Link
@@ -161,13 +161,16 @@ class Shard:
     def _hooks(self, file: GgufFile) -> list[Hook]:
         """Those this place needs; none for the whole of a last stage, which then runs without any callback."""
         hooks = []
-        if scales_input(file.architecture):
-            hooks.append(Hook(lambda node: node.name == _SCALED_INPUT, self._take_input))
+        rules = RULES[file.architecture]
+        changed = rules.input_node if rules.takes_tokens or self.place.stage else ""
+        changed = _SCALED_INPUT if rules.scales_input else changed
+        if changed:
+            hooks.append(Hook(lambda node: node.name == changed, self._take_input))
         if len(self.place.group) > 1:
             hooks.append(Hook(_is_partial, self._sum))
         if not self.place.last:
             blocks = file.metadata.get(f"{file.architecture}.block_count")
-            end = f"l_out-{int(blocks) - 1 if isinstance(blocks, int) else 0}"
+            end = f"{rules.end_node}-{int(blocks) - 1 if isinstance(blocks, int) else 0}"
             hooks.append(Hook(lambda node: node.name == end, self._take_hidden))
         return hooks
 

@@ -18,8 +18,9 @@ def stages(limits: Limits, n: int, shares: Sequence[float]) -> tuple[Range, ...]
     for bad shares.
     """
     layers = limits.sizes.layers
-    if n > layers:
-        raise PlanError(f"{n} stages share {layers} layers; use at most {layers} stages")
+    if n > len(limits.begins):
+        of = f", and a stage can begin with {len(limits.begins)} of them" if len(limits.begins) < layers else ""
+        raise PlanError(f"{n} stages share {layers} layers{of}; use at most {len(limits.begins)} stages")
     parts = checked_shares(shares, n)
     before = list(accumulate(limits.layer_bytes, initial=0.0))  # bytes of the layers before each
     head = limits.vocab_bytes * limits.sizes.vocab
@@ -27,33 +28,37 @@ def stages(limits: Limits, n: int, shares: Sequence[float]) -> tuple[Range, ...]
     def load(stage: int, start: int, stop: int) -> float:
         return before[stop] - before[start] + (head if stage == n - 1 else 0.0)
 
-    slowest, _ = _split(n, layers, lambda *cut: load(*cut) / parts[cut[0]], max)
+    slowest, _ = _split(n, (*limits.begins, layers), lambda *cut: load(*cut) / parts[cut[0]], max)
 
     def strain(stage: int, start: int, stop: int) -> float:
         held = load(stage, start, stop)
         # With this, what is free to choose comes out in proportion to the shares.
         return held * held / parts[stage] if held / parts[stage] <= slowest else inf
 
-    _, edges = _split(n, layers, strain, lambda a, b: a + b)
+    _, edges = _split(n, (*limits.begins, layers), strain, lambda a, b: a + b)
     return tuple(Range(start, stop) for start, stop in pairwise(edges))
 
 
 def _split(
-    n: int, layers: int, cost: Callable[[int, int, int], float], joined: Callable[[float, float], float]
+    n: int,
+    edges: Sequence[int],
+    cost: Callable[[int, int, int], float],
+    joined: Callable[[float, float], float],
 ) -> tuple[float, list[int]]:
-    """The least cost of `layers` in `n` stages, and the edges between the stages that have it, from 0 to `layers`.
+    """The least cost of layers in `n` stages, and the edges between the stages that have it, from the first of `edges`
+    to the last.
 
     `cost` takes a stage and its first layer and the one after its last. Equal cuts: the earliest edges are taken.
     """
     best: dict[int, tuple[float, list[int]]] = {0: (0.0, [0])}  # by where the stages so far end
     for stage in range(n):
         reached: dict[int, tuple[float, list[int]]] = {}
-        for stop in range(stage + 1, layers - (n - stage - 1) + 1):
+        for stop in edges[stage + 1 : len(edges) - (n - stage - 1)]:
             options = [
-                (joined(so_far, cost(stage, start, stop)), [*edges, stop])
-                for start, (so_far, edges) in best.items()
+                (joined(so_far, cost(stage, start, stop)), [*taken, stop])
+                for start, (so_far, taken) in best.items()
                 if start < stop
             ]
             reached[stop] = min(options, key=lambda option: option[0])
         best = reached
-    return best[layers]
+    return best[edges[-1]]

@@ -27,12 +27,18 @@ class Limits:
     ff_bytes: float  # of one FFN column in one layer: gate, up and down; of the experts that one token uses
     vocab_bytes: float  # of one row of the output head
     layer_bytes: tuple[float, ...]  # of each layer, all of it
+    starts: tuple[int, ...] = ()  # the layers that stages can begin with, 0 the first; (): any
 
     def __post_init__(self) -> None:
         if self.head_unit < 1 or self.ff_unit < 1:
             raise PlanError(f"units of {self.head_unit} heads and {self.ff_unit} columns; needed is 1 or more")
         if len(self.layer_bytes) != self.sizes.layers:
             raise PlanError(f"bytes of {len(self.layer_bytes)} layers of a model that has {self.sizes.layers}")
+
+    @property
+    def begins(self) -> tuple[int, ...]:
+        """The layers that stages can begin with."""
+        return self.starts or tuple(range(self.sizes.layers))
 
 
 def kv_heads(heads: Range, n_heads: int, n_heads_kv: int) -> tuple[int, ...]:

@@ -37,7 +37,8 @@ class StageGroup:
         self._k = _spans(work.before)
         self._weights, self._kv = _spans(work.weights_before), _spans(work.kv_before)
         self._is_last = np.broadcast_to(np.arange(n + 1) == n, (n + 1, n + 1))
-        self._is_stage = self._k > 0
+        edges = np.isin(np.arange(n + 1), (*work.limits.begins, n))
+        self._is_stage = (self._k > 0) & edges[:, None] & edges[None, :]
         self._choices = [self._cost([1.0] * len(members))]
         self._choice = np.zeros((n + 1, n + 1), np.int64)  # which of them a stage takes
         short = self._is_stage & (self._most_paged(self._choices[0]) > 0)

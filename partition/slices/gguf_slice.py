@@ -41,11 +41,12 @@ def limits(file: GgufFile) -> Limits:
         ff_unit=source.ff_unit,
         head_bytes=query / heads if heads else 0.0,
         kv_head_bytes=key_value / heads_kv if heads_kv else 0.0,
-        ff_bytes=ff / columns,
+        ff_bytes=ff / max(columns, 1),
         vocab_bytes=source.head.n_bytes / source.head.shape[-1],
         layer_bytes=tuple(
             sum(_bytes(source, layer, kind) for kind in ("query", "kv", "ff", "rest")) for layer in layers
         ),
+        starts=source.starts,
     )
 
 
@@ -87,6 +88,12 @@ def _planned(file: GgufFile, cut: Slice) -> tuple[list[Placed], bytes]:
     ):
         if part.stop > total or len(part) < least:
             raise CannotSlice(f"{what} {part} of a model that has {total}; make the plan again")
+    edges = (*source.starts, source.shape.n_layers)
+    if cut.layers.start not in edges or cut.layers.stop not in edges:
+        raise CannotSlice(
+            f"layers {cut.layers} of a {source.file.architecture} model whose stages begin with layers "
+            f"{', '.join(map(str, source.starts))}, because its layers are of several kinds; make the plan again"
+        )
     if not source.is_whole(cut):
         source.check_shards()
         if len(cut.heads) % source.head_unit or len(cut.ff) % source.ff_unit:
@@ -110,8 +117,8 @@ def _bytes(source: Source, layer: int, kind: str) -> float:
     for name, tensor in source.block(layer).items():
         n_bytes = float(tensor.n_bytes)
         if "_exps." in name:
-            n_bytes *= shape.n_experts_used / shape.n_experts
-        if name.startswith("attn_qkv."):
+            n_bytes *= shape.n_experts_used / max(shape.n_experts, 1)
+        if name.startswith("attn_qkv.") and shape.n_heads[layer] and shape.head_k:
             heads, heads_kv = shape.n_heads[layer], shape.n_heads_kv[layer]
             part = heads * shape.head_k / (heads * shape.head_k + heads_kv * (shape.head_k + shape.head_v))
             shares = {"query": part, "kv": 1 - part}

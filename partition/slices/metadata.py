@@ -1,9 +1,12 @@
 """The key-value pairs of a slice: the model's own, with those changed that say how much of it is there."""
 
+import struct
+from math import sqrt
+
 from partition.plan.plan import Slice
 from partition.plan.tensor import kv_heads
-from partition.slices.rules import PER_LAYER
-from partition.slices.source import Source
+from partition.slices.rules import LEADING, LEFT_OUT, PER_LAYER, PER_LAYER_PREFIX
+from partition.slices.source import PATTERN, WINDOW, Source
 from partition.slices.tensors import STUB_ROWS
 from quant.gguf.header import GgufArray
 from quant.gguf.writer import encoded
@@ -12,9 +15,8 @@ from quant.gguf.writer import encoded
 # sequences, of which there are up to 256, in 32 bits.
 NO_WINDOW = 1 << 22
 
-_WINDOW = "attention.sliding_window"
-_PATTERN = "attention.sliding_window_pattern"
 _TURN_BASE = "rope.freq_base_swa"
+_RECURRENT = "attention.recurrent_layers"
 
 
 def pairs(source: Source, cut: Slice) -> dict[str, bytes]:
@@ -28,26 +30,44 @@ def pairs(source: Source, cut: Slice) -> dict[str, bytes]:
         if key.startswith("general.") and key not in ("general.architecture", "general.alignment"):
             found[key] = file.raw_value(key)
     values = {key.removeprefix(own_prefix): file.raw_value(key) for key in file.metadata if key.startswith(own_prefix)}
+    values = {name: value for name, value in values.items() if name not in LEFT_OUT}
     values |= _per_layer(source, cut)
     values |= _sizes(source, cut)
     if not whole:
         values |= _shard_sizes(source, cut)
     _set_window(source, cut, values)
     found |= {f"{arch}.{name}": value for name, value in values.items()}
+    found |= {key: _cut(source, key, cut) for key in file.metadata if key.startswith(PER_LAYER_PREFIX)}
     found["tokenizer.ggml.model"] = encoded("str", "none")
     return found
 
 
 def _per_layer(source: Source, cut: Slice) -> dict[str, bytes]:
     """What the model says of each layer, for the slice's."""
-    found = {}
-    for name in PER_LAYER:
-        if name in source.meta:
-            key = source.meta.key(name)
-            value = source.file.metadata[key]
-            if isinstance(value, GgufArray):
-                found[name] = encoded(source.file.value_type(key), value[cut.layers.start : cut.layers.stop])
+    layers, meta, rules = cut.layers, source.meta, source.rules
+    found = {name: _cut(source, meta.key(name), cut) for name in PER_LAYER if name in meta}
+    for name in LEADING:
+        if name in meta:
+            found[name] = encoded("u32", min(max(meta.count(name) - layers.start, 0), len(layers)))
+    if rules.recurrent_every and _RECURRENT not in meta:
+        found[_RECURRENT] = encoded("arr[bool]", source.recurrent[layers.start : layers.stop])
+    for name, factor in rules.by_root_of_layers.items():
+        if name not in meta:
+            found[name] = encoded("f32", _f32(_f32(factor) / _f32(sqrt(source.shape.n_layers))))
     return found
+
+
+def _cut(source: Source, key: str, cut: Slice) -> bytes:
+    """A value as it is, or the slice's part of it where it is an array with one for each layer."""
+    value = source.file.metadata[key]
+    if not isinstance(value, GgufArray):
+        return source.file.raw_value(key)
+    return encoded(source.file.value_type(key), value[cut.layers.start : cut.layers.stop])
+
+
+def _f32(value: float) -> float:
+    """The nearest 32-bit number."""
+    return float(struct.unpack("<f", struct.pack("<f", value))[0])
 
 
 def _sizes(source: Source, cut: Slice) -> dict[str, bytes]:
@@ -71,22 +91,9 @@ def _shard_sizes(source: Source, cut: Slice) -> dict[str, bytes]:
     return {name: encoded("u32", number) for name, number in numbers.items()}
 
 
-def windowed(source: Source) -> tuple[bool, ...]:
-    """For each layer of the model, whether its attention ends at the window."""
-    n_layers, window = source.shape.n_layers, source.rules.window
-    if window is None or (window.optional and not source.meta.count(_WINDOW, 0)):
-        return (False,) * n_layers
-    value = source.file.metadata.get(source.meta.key(_PATTERN))
-    if isinstance(value, GgufArray):
-        flags = [bool(item) for item in value[:n_layers]]
-        return (*flags, *[False] * (n_layers - len(flags)))
-    period = source.meta.count(_PATTERN, window.period)
-    return tuple(period == 0 or layer % period < period - 1 for layer in range(n_layers))
-
-
 def cached_windows(source: Source, cut: Slice) -> tuple[bool, ...] | None:
     """For each layer of a slice, whether its keys are in the cache of layers with windows; None: there is one cache."""
-    window, all_flags = source.rules.window, windowed(source)
+    window, all_flags = source.rules.window, source.windowed
     if window is None or not any(all_flags):
         return None
     flags = all_flags[cut.layers.start : cut.layers.stop]
@@ -98,15 +105,15 @@ def cached_windows(source: Source, cut: Slice) -> tuple[bool, ...] | None:
 def _set_window(source: Source, cut: Slice, values: dict[str, bytes]) -> None:
     """Say for each layer of the slice whether it has the window: the period begins anew in each slice."""
     window = source.rules.window
-    all_flags = windowed(source)
+    all_flags = source.windowed
     if window is None or not any(all_flags):
         if source.rules.shards_as and not source.is_whole(cut):
-            values.pop(_WINDOW, None)  # the model's own architecture ignores it; the other might not
+            values.pop(WINDOW, None)  # the model's own architecture ignores it; the other might not
         return
     if not any(all_flags[cut.layers.start : cut.layers.stop]):
         # llama.cpp asserts that one layer has the window. Without any: no window, or one that hides nothing; rotation
         # is then as in layers without.
         values.pop(_TURN_BASE, None)
-        values[_WINDOW] = encoded("u32", 0 if window.optional else NO_WINDOW)
+        values[WINDOW] = encoded("u32", 0 if window.optional else NO_WINDOW)
     flags = cached_windows(source, cut) or (False,) * len(cut.layers)
-    values[_PATTERN] = encoded("arr[bool]", flags)
+    values[PATTERN] = encoded("arr[bool]", flags)

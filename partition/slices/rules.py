@@ -1,67 +1,19 @@
-"""What is known of each architecture's loader and graph in llama.cpp, so that its slices load and compute right.
-
-Every row was checked against `src/models/<architecture>.cpp` of the pinned llama.cpp: that its layers depend neither on
-their number nor on how many there are, but for what a row says and `slice_metadata` writes down.
-"""
+"""Which part of each tensor a slice has, and what its metadata say of layers, whatever the architecture."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """An architecture whose layers take turns: attention over a window of tokens, and over all of them."""
-
-    period: int  # where the file gives no pattern: of so many layers the last is without the window
-    optional: bool = False  # a window of 0 tokens means that no layer has one; else llama.cpp asserts that one has
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """How models of one architecture are cut."""
-
-    needs_output: bool = False  # the loader insists on output.weight; else the token table may be the head
-    ff_key: str = "feed_forward_length"  # how wide the FFN is, or one of its experts
-    window: Window | None = None
-    scales_input: bool = False  # hidden states are multiplied by the root of n_embd before the first layer
-    # With so many layers the loader takes attention's scale from n_embd / heads instead of the head size.
-    layers_of_other_scale: int = 0
-    fused_gate_up: bool = False  # ffn_up holds the rows of gate and then those of up
-    shards_as: str = ""  # the architecture a shard is written as; "": its own
-    no_shards: str = ""  # why there can be none
-
-
-# Qwen 2 and Phi-3 insist that attn_q is n_embd x n_embd. EXAONE's graph is the same, but for the order of a product and
-# a scale, with the same rotation (NEOX, unlike llama's) and heads of any number and size.
-_SQUARE_Q_AS = "exaone"
-_GEMMA_2 = Rules(window=Window(2), scales_input=True, layers_of_other_scale=46)
-_GEMMA_3 = Rules(window=Window(6, optional=True), scales_input=True, layers_of_other_scale=62)
-
-RULES: Mapping[str, Rules] = {
-    "llama": Rules(),
-    "qwen2": Rules(shards_as=_SQUARE_Q_AS),
-    "qwen3": Rules(),
-    "qwen3moe": Rules(ff_key="expert_feed_forward_length"),
-    "gemma": Rules(scales_input=True),
-    "gemma2": _GEMMA_2,
-    "gemma3": _GEMMA_3,
-    "phi3": Rules(fused_gate_up=True, shards_as=_SQUARE_Q_AS),
-    "gpt-oss": Rules(needs_output=True, ff_key="expert_feed_forward_length", window=Window(2)),
-    "mistral3": Rules(),
-    "exaone": Rules(),
-    "seed_oss": Rules(),
-    "olmo2": Rules(
-        needs_output=True,
-        window=Window(4, optional=True),
-        no_shards="olmo2 norms queries and keys over all heads at once",
-    ),
-}
+from partition.architectures.table import RULES
 
 
 def scales_input(architecture: str) -> bool:
     """Whether llama.cpp multiplies token rows by the square root of n_embd before the first layer."""
     return architecture in RULES and RULES[architecture].scales_input
+
+
+def takes_tokens(architecture: str) -> bool:
+    """Whether llama.cpp takes tokens alone, so that hidden states are put over those of a token."""
+    return architecture in RULES and RULES[architecture].takes_tokens
 
 
 def has_window(architecture: str) -> bool:
@@ -102,9 +54,12 @@ class Cut(Enum):
 CUTS: Mapping[str, Cut] = {
     **dict.fromkeys(
         (
-            "attn_norm.weight", "attn_q_norm.weight", "attn_k_norm.weight", "post_attention_norm.weight",
+            "attn_norm.weight", "attn_norm.bias", "attn_q_norm.weight", "attn_k_norm.weight", "ffn_norm.bias",
+            "post_attention_norm.weight",
             "ffn_norm.weight", "post_ffw_norm.weight", "attn_output.bias", "ffn_down.bias",
-            "ffn_gate_inp.weight", "ffn_gate_inp.bias",
+            "ffn_gate_inp.weight", "ffn_gate_inp.bias", "exp_probs_b.bias", "exp_probs_b",
+            # Every rank computes the expert that all tokens pass through: it is added after the sum.
+            "ffn_gate_shexp.weight", "ffn_up_shexp.weight", "ffn_down_shexp.weight",
         ),
         Cut.WHOLE,
     ),
@@ -131,12 +86,22 @@ CUTS: Mapping[str, Cut] = {
     "ffn_down_exps.bias": Cut.FIRST,
 }  # fmt: skip
 
-# Outside of layers: what every slice has, and what follows the rows of the head.
-COMMON = ("output_norm.weight", "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+# Outside of layers: what every slice has, what only the first layers need, and what follows the rows of the head.
+COMMON = (
+    "output_norm.weight", "output_norm.bias", "token_embd_norm.weight", "token_embd_norm.bias", "rope_freqs.weight",
+    "rope_factors_long.weight", "rope_factors_short.weight",
+)  # fmt: skip
+POSITIONS = "position_embd.weight"
 HEAD_VECTORS = ("output.bias",)
 
 # Metadata with one value a layer, where it is an array.
 PER_LAYER = (
     "attention.head_count", "attention.head_count_kv", "feed_forward_length", "expert_feed_forward_length",
-    "expert_used_count", "attention.sliding_window_pattern",
+    "expert_used_count", "attention.sliding_window_pattern", "attention.rope_pattern", "attention.recurrent_layers",
+    "swiglu_clamp_exp", "swiglu_clamp_shexp",
 )  # fmt: skip
+PER_LAYER_PREFIX = "xielu."  # the same, without the architecture's name before it
+# Metadata that counts leading layers.
+LEADING = ("leading_dense_block_count",)
+# Metadata of what slices do not have: pictures, and layers that predict several tokens at once.
+LEFT_OUT = ("n_deepstack_layers", "deepstack_mapping", "nextn_predict_layers")

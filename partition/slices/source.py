@@ -1,16 +1,22 @@
 """A model file seen as something to cut: its rules, its sizes, and which cuts are possible."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd, lcm, sqrt
 
+from partition.architectures.description import Rules
+from partition.architectures.table import ARCHITECTURES, REFUSED, RULES
 from partition.errors import CannotSlice
 from partition.model.metadata import Metadata
 from partition.model.model import ModelShape, block_of
 from partition.plan.plan import Range, Slice
-from partition.slices.rules import COMMON, CUTS, HEAD_VECTORS, RULES, Rules
+from partition.slices.rules import COMMON, CUTS, HEAD_VECTORS, POSITIONS
 from quant.gguf.file import GgufFile, TensorInfo
+from quant.gguf.header import GgufArray
 
+WINDOW = "attention.sliding_window"
+PATTERN = "attention.sliding_window_pattern"
 QUERY_NORM = "attn_q_norm.weight"  # multiplies queries, so that a change of attention's scale can be put into it
 _DOWN = ("ffn_down.weight", "ffn_down_exps.weight")
 
@@ -29,6 +35,10 @@ class Source:
         """`file` as a source; CannotSlice where not even its layers can be cut apart, ModelFileError for a bad file."""
         meta = Metadata(file)
         rules = RULES.get(file.architecture)
+        if rules is None and file.architecture in REFUSED:
+            raise CannotSlice(
+                f"{file.architecture} models cannot be cut: {REFUSED[file.architecture]}; run it on one device"
+            )
         if rules is None:
             raise CannotSlice(
                 f"cutting the architecture {file.architecture!r} has not been checked (known are {', '.join(RULES)}); "
@@ -41,25 +51,45 @@ class Source:
         if meta.count("nextn_predict_layers", 0):
             raise CannotSlice(f"{file.path.name} has layers that predict several tokens at once; run it on one device")
         source = cls(file, meta, ModelShape.from_gguf(file), rules)
+        source._check_layers()
         source._check_tensors()
         source._check_scale()
         return source
 
+    def _check_layers(self) -> None:
+        """CannotSlice where parts of a model with so many layers would be read as something else."""
+        n, rules = self.shape.n_layers, self.rules
+        if n in rules.layers_of_other_kind or (rules.other_kind_from and n >= rules.other_kind_from):
+            raise CannotSlice(
+                f"llama.cpp takes {self.file.architecture} models of {n} layers for another kind than those of fewer; "
+                "run it on one device"
+            )
+        if any(self.shape.n_heads) and not all(self.shape.n_heads):
+            raise CannotSlice(
+                "some layers have no attention heads; a part that begins with one would have none; run it on one device"
+            )
+
     def _check_tensors(self) -> None:
-        known = {*COMMON, *HEAD_VECTORS, "token_embd.weight", "output.weight"}
+        known = {*COMMON, *HEAD_VECTORS, POSITIONS, "token_embd.weight", "output.weight"}
         for name in self.file.tensors:
             block = block_of(name)
             if block is None and name not in known:
                 raise CannotSlice(
                     f"what the tensor {name!r} is for in a slice is not known; run the model on one device"
                 )
-        for layer in range(self.shape.n_layers):
-            for name in ("attn_output.weight", self.down_name):
-                if f"blk.{layer}.{name}" not in self.file.tensors:
-                    raise CannotSlice(f"layer {layer} has no {name}, which others have; run the model on one device")
-        for name in ("token_embd.weight", "output_norm.weight"):
-            if name not in self.file.tensors:
+        described = ARCHITECTURES[self.file.architecture]
+        if not described.recurrent and all(self.shape.n_heads_kv):
+            for layer in range(self.shape.n_layers):
+                if "attn_output.weight" not in self.block(layer):
+                    raise self._missing(layer, "attn_output.weight")
+                if self.down(layer) is None:
+                    raise self._missing(layer, self.down_name)
+        for name in ("token_embd.weight", *described.outer):
+            if name.startswith(("token_embd", "output_norm")) and name not in self.file.tensors:
                 raise CannotSlice(f"the tensor {name!r} is missing; download or convert the model again")
+
+    def _missing(self, layer: int, name: str) -> CannotSlice:
+        return CannotSlice(f"layer {layer} has no {name}, which others have; run the model on one device")
 
     def _check_scale(self) -> None:
         """CannotSlice for a model whose scale of attention no part of it would have."""
@@ -86,9 +116,15 @@ class Source:
 
     @cached_property
     def down_name(self) -> str:
-        """The FFN's last matrix, of experts or not."""
+        """The FFN's last matrix, of experts or not, in the first layer."""
         dense, experts = _DOWN
         return dense if f"blk.0.{dense}" in self.file.tensors else experts
+
+    def down(self, layer: int) -> TensorInfo | None:
+        """The FFN's last matrix in a layer, None where it has none."""
+        dense, experts = _DOWN
+        block = self.block(layer)
+        return block.get(dense) or block.get(experts)
 
     @cached_property
     def heads(self) -> int:
@@ -102,7 +138,7 @@ class Source:
     @cached_property
     def ff(self) -> int:
         """Columns of a layer's FFN, or of one of its experts; of the largest where they differ."""
-        return max(self.columns(layer) for layer in range(self.shape.n_layers))
+        return max(1, *(self.columns(layer) for layer in range(self.shape.n_layers)))
 
     @cached_property
     def turned(self) -> int:
@@ -110,8 +146,58 @@ class Source:
         return self.meta.count("rope.dimension_count", self.shape.head_k)
 
     def columns(self, layer: int) -> int:
-        """Columns of one layer's FFN."""
-        return self.file.tensors[f"blk.{layer}.{self.down_name}"].shape[0]
+        """Columns of one layer's FFN; 0 where it has none."""
+        down = self.down(layer)
+        return down.shape[0] if down else 0
+
+    @cached_property
+    def recurrent(self) -> tuple[bool, ...]:
+        """Of each layer, whether it is recurrent in place of attention."""
+        layers, every = range(self.shape.n_layers), self.rules.recurrent_every
+        if not ARCHITECTURES[self.file.architecture].recurrent:
+            return (False,) * len(layers)
+        if not every:
+            return tuple(heads == 0 for heads in self.shape.n_heads_kv)
+        value = self.file.metadata.get(self.meta.key("attention.recurrent_layers"))
+        if isinstance(value, GgufArray):
+            return tuple(bool(item) for item in value[: len(layers)])
+        every = self.meta.count("full_attention_interval", every, least=1)
+        return tuple((layer + 1) % every != 0 for layer in layers)
+
+    @cached_property
+    def starts(self) -> tuple[int, ...]:
+        """The layers that a stage can begin with.
+
+        Stages have layers of both kinds where some are recurrent and some have attention, or where llama.cpp tells
+        layers apart by their window: it stops where there is nothing of a kind. And they begin at multiples of the
+        period with which layers differ by their number.
+        """
+        key, rules = self.rules.period_key, self.rules
+        period = lcm(rules.period, self.meta.count(key, 1, least=1) if key else 1)
+        kinds = list(self.recurrent) if len(set(self.recurrent)) > 1 else [True] * self.shape.n_layers
+        needed = set(kinds)
+        if rules.period > 1 and any(self.windowed):
+            kinds, needed = list(self.windowed), set(self.windowed)
+        found = [0]
+        for start in range(period, len(kinds), period):
+            before, after = kinds[found[-1] : start], kinds[start:]
+            if needed <= set(before) and needed <= set(after) and rules.no_stage_of not in (len(before), len(after)):
+                found.append(start)
+        return tuple(found)
+
+    @cached_property
+    def windowed(self) -> tuple[bool, ...]:
+        """Of each layer, whether its attention ends at the window."""
+        n_layers, window = self.shape.n_layers, self.rules.window
+        if window is None or (window.optional and not self.meta.count(WINDOW, window.size)):
+            return (False,) * n_layers
+        value = self.file.metadata.get(self.meta.key(PATTERN))
+        if isinstance(value, GgufArray):
+            flags = [bool(item) for item in value[:n_layers]]
+            return (*flags, *[False] * (n_layers - len(flags)))
+        period = self.meta.count(PATTERN, window.period)
+        full = 0 if window.full_first else period - 1
+        return tuple(period == 0 or layer % period != full for layer in range(n_layers))
 
     def block(self, layer: int) -> dict[str, TensorInfo]:
         """The tensors of one layer, in the file's order, by their names without "blk.<n>."."""
@@ -129,17 +215,13 @@ class Source:
     @cached_property
     def head_unit(self) -> int:
         """Heads of a rank are a multiple of it, so that columns of attn_output are cut between quantization blocks."""
-        block = self._block_values("attn_output.weight")
+        block = _blocks(self.block(layer).get("attn_output.weight") for layer in range(self.shape.n_layers))
         return block // gcd(block, self.shape.head_v) if self.shape.head_v else 1
 
     @cached_property
     def ff_unit(self) -> int:
         """FFN columns of a rank are a multiple of it."""
-        return self._block_values(self.down_name)
-
-    def _block_values(self, name: str) -> int:
-        tensors = self.file.tensors
-        return lcm(*(tensors[f"blk.{layer}.{name}"].type.block for layer in range(self.shape.n_layers)))
+        return _blocks(self.down(layer) for layer in range(self.shape.n_layers))
 
     def is_whole(self, cut: Slice) -> bool:
         """Whether `cut` takes all heads and columns of its layers."""
@@ -169,7 +251,7 @@ class Source:
         shape = self.shape
         if not self.heads or not self.heads_kv:
             return "the model has no attention heads"
-        columns = {self.columns(layer) for layer in range(shape.n_layers)}
+        columns = {(self.columns(layer), "ffn_down.weight" in self.block(layer)) for layer in range(shape.n_layers)}
         if len(set(shape.n_heads)) > 1 or len(set(shape.n_heads_kv)) > 1 or len(columns) > 1:
             return "the model's layers have different numbers of heads or FFN columns"
         if self._scale_is_fixed():
@@ -196,3 +278,8 @@ class Source:
         if "exps" in self.down_name:
             return f"this {arch} model has experts"
         return ""
+
+
+def _blocks(tensors: Iterable[TensorInfo | None]) -> int:
+    """The least number of values that is whole quantization blocks in each of these tensors."""
+    return lcm(*(tensor.type.block for tensor in tensors if tensor))

@@ -9,7 +9,7 @@ from partition.errors import CannotSlice
 from partition.plan.plan import Range, Slice
 from partition.plan.tensor import kv_heads
 from partition.slices.recipe import Copy, Literal, Segment, Zeros
-from partition.slices.rules import COMMON, CUTS, HEAD_VECTORS, Cut
+from partition.slices.rules import COMMON, CUTS, HEAD_VECTORS, POSITIONS, Cut
 from partition.slices.source import QUERY_NORM, Source
 from quant.gguf.file import TensorInfo
 from quant.gguf.writer import NewTensor
@@ -31,7 +31,7 @@ class Placed:
 
 def tensors(source: Source, cut: Slice) -> list[Placed]:
     """All tensors of a slice, in order. CannotSlice where `cut` falls within quantization blocks."""
-    placed = [*_table_and_head(source, cut), *_common(source)]
+    placed = [*_table_and_head(source, cut), *_common(source, cut)]
     ranges = {} if source.is_whole(cut) else _ranges(source, cut)
     scale = source.query_scale(cut)
     for layer in range(cut.layers.start, cut.layers.stop):
@@ -88,6 +88,8 @@ def _table_and_head(source: Source, cut: Slice) -> Iterator[Placed]:
         yield _table("token_embd.weight", embd, STUB_ROWS)
         if source.rules.needs_output:
             yield _table("output.weight", embd, STUB_ROWS)
+        if source.rules.needs_bias:
+            yield _zeros(NewTensor(HEAD_VECTORS[0], (STUB_ROWS,), TYPES["f32"]))
         return
     head = source.head
     name = "token_embd.weight"
@@ -104,15 +106,22 @@ def _table_and_head(source: Source, cut: Slice) -> Iterator[Placed]:
 def _table(name: str, embd: int, rows: int) -> Placed:
     """A table of zeros."""
     fitting = [t for t in TYPES.values() if t.name not in _NOT_TABLES and embd % t.block == 0]
-    tensor = NewTensor(name, (embd, rows), min(fitting, key=lambda t: t.n_bytes(embd)))
+    return _zeros(NewTensor(name, (embd, rows), min(fitting, key=lambda t: t.n_bytes(embd))))
+
+
+def _zeros(tensor: NewTensor) -> Placed:
     return Placed(tensor, (Zeros(tensor.n_bytes),))
 
 
-def _common(source: Source) -> Iterator[Placed]:
+def _common(source: Source, cut: Slice) -> Iterator[Placed]:
     """What every slice has; also those without head, because every loader insists on output_norm."""
     for name in COMMON:
         if name in source.file.tensors:
             yield _whole(source.file.tensors[name], name)
+    positions = source.file.tensors.get(POSITIONS)
+    if positions:  # they are added before the first layer of the model, and have no effect on what later ones are given
+        first = cut.layers.start == 0
+        yield _whole(positions, POSITIONS) if first else _table(POSITIONS, *positions.shape)
 
 
 def _whole(tensor: TensorInfo, name: str) -> Placed:
@@ -152,6 +161,7 @@ def _ranges(source: Source, cut: Slice) -> dict[str, list[Range]]:
         "ff": [cut.ff],
         "gate": [cut.ff],
         "up": _moved([cut.ff], source.ff),
+        "gate+up": [cut.ff, *_moved([cut.ff], source.ff)],
     }
 
 
@@ -176,6 +186,8 @@ def _cut(source: Source, tensor: TensorInfo, name: str, ranges: dict[str, list[R
     if of.dimension < 0:
         return _whole_or_first(tensor, name, cut)
     if source.rules.fused_gate_up and name.endswith("ffn_up.weight"):
+        if not source.rules.shards_as:
+            return [_part(tensor, name, of.dimension, ranges["gate+up"])]
         names = {"gate": name.replace("ffn_up", "ffn_gate"), "up": name}
         return [_part(tensor, new, of.dimension, ranges[part]) for part, new in names.items()]
     return [_part(tensor, name, of.dimension, ranges[of.of])]

@@ -48,6 +48,8 @@ class StateShape:
         CannotSlice where a head's keys do not end with a block of that type, so that heads cannot be told apart.
         """
         shape = source.shape
+        if source.rules.no_states:
+            raise CannotSlice(f"of {source.file.architecture} models {source.rules.no_states}")
         windows = cached_windows(source, cut)
         if not source.is_whole(cut) and (shape.head_k % kv.block or shape.head_v % kv.block):
             raise CannotSlice(

@@ -124,7 +124,7 @@ def test_synth_says_what_is_wrong(tmp_path: Path) -> None:
     assert refused("synth", out, *SMALL[2:]).endswith("or also --layers")
     assert all(name in refused("synth", out, "--shape", "?") for name in SHAPES)
     assert "--shape has an architecture already" in refused("synth", out, "--shape", "qwen3-8b", "--arch", "llama")
-    assert "unknown architecture" in refused("synth", out, *SMALL, "--arch", "mamba")
+    assert "unknown architecture" in refused("synth", out, *SMALL, "--arch", "gpt5")
     assert "do not divide" in refused("synth", out, *SMALL, "--kv", "3")
     assert "unknown tensor type" in refused("synth", out, *SMALL, "--type", "q4")
     assert "cannot be made as iq2_xxs" in refused("synth", out, *SMALL, "--head-type", "iq2_xxs")

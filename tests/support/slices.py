@@ -8,7 +8,6 @@ from math import sqrt
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
-from unittest import mock
 
 import gguf
 import numpy as np
@@ -19,6 +18,7 @@ from edge.llama.ggml import Node
 from edge.llama.hooks import Hook, NodeHooks
 from edge.models import shapes, synth
 from edge.slices import cutting
+from partition.architectures.table import ARCHITECTURES, RULES
 from partition.plan.plan import NOTHING, Range, Slice
 from partition.slices.gguf_slice import limits, slice_recipe
 from quant.gguf.file import GgufFile
@@ -30,37 +30,22 @@ Floats = NDArray[np.float32]
 # Small models to cut: what one of `edge.models.synth` would have, and more layers and columns.
 SMALL: dict[str, Any] = {"layers": 7, "embd": 128, "ff": 96, "heads": 4, "kv": 2, "vocab": 512, "context": 512}
 _EXPERTS = {"experts": 4, "experts_used": 2, "expert_ff": 96}
+_WIDE = {"head_size": 48, **_EXPERTS}
+# Those that are run thoroughly, in all tests of slices; `tests/cluster/test_architectures.py` runs stages of all.
 FIGURES: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen2": {},
     "qwen3": {"head_size": 48},
-    "qwen3moe": {"head_size": 48, **_EXPERTS},
+    "qwen3moe": _WIDE,
     "gemma": {"head_size": 48, "kv": 1},
     "gemma2": {"head_size": 48, "window": 16},
     "gemma3": {"head_size": 48, "window": 16, "kv": 1, "rope_scaling": "linear", "rope_factor": 8.0},
     "phi3": {},
-    "gpt-oss": {"head_size": 48, "window": 16, **_EXPERTS},
+    "gpt-oss": {**_WIDE, "window": 16},
     "mistral3": {},
     "exaone": {"rope_freqs": True},
     "seed_oss": {"head_size": 48},
     "olmo2": {"window": 16},
-}
-# Architectures that `edge.models.synth` does not write.
-_LLAMA, _QWEN_2, _GEMMA_2 = (shapes.ARCHITECTURES[name] for name in ("llama", "qwen2", "gemma2"))
-_MORE = {
-    "mistral3": _LLAMA,
-    "exaone": _LLAMA,
-    "seed_oss": shapes.Architecture(
-        {k: v for k, v in _QWEN_2.attention.items() if k != "ffn_norm.weight"}
-        | {"post_attention_norm.weight": ("embd",)},
-        _LLAMA.dense,
-    ),
-    "olmo2": shapes.Architecture(
-        {k: v for k, v in _GEMMA_2.attention.items() if k not in ("attn_norm.weight", "ffn_norm.weight")}
-        | {"attn_q_norm.weight": ("q",), "attn_k_norm.weight": ("kv",)},
-        _LLAMA.dense,
-        square_q=True,
-    ),
 }
 
 DIGEST = "0" * 64  # of no model: cutting does not look at it
@@ -69,12 +54,24 @@ _F32 = 0  # its ggml type id, for the KV cache
 _PATIENCE_S = 60.0
 
 
+def figures_of(arch: str) -> dict[str, Any]:
+    """Figures of a small model, beside `SMALL`."""
+    if arch in FIGURES:
+        return FIGURES[arch]
+    described = ARCHITECTURES[arch]
+    found: dict[str, Any] = {"kv": 4} if described.equal_heads else {}
+    if not described.dense or described.common.keys() & {"dense_layers", "expert_every"}:
+        found |= _EXPERTS if described.experts else {}
+    if described.rules.window:
+        found["window"] = 16
+    return found
+
+
 def synthetic(path: Path, arch: str, type_name: str = "f32", **figures: Any) -> Path:
     """A small random model; `figures` change some of its sizes. A model there already is used again."""
     if not path.exists():
-        with mock.patch.object(shapes, "ARCHITECTURES", {**shapes.ARCHITECTURES, **_MORE}):
-            shape = shapes.shape(arch, **{**SMALL, **FIGURES[arch], **figures})
-            synth.synthesize(path, shape, type_name, type_name if type_name in ("f32", "f16") else None)
+        shape = shapes.shape(arch, **{**SMALL, **figures_of(arch), **figures})
+        synth.synthesize(path, shape, type_name, type_name if type_name in ("f32", "f16") else None)
     return path
 
 
@@ -155,22 +152,29 @@ class Part:
     """A model or a slice of one, with 32-bit KV cache and plain attention: computed as exactly as llama.cpp can."""
 
     def __init__(
-        self, path: Path, reduce: Callable[[Floats], Floats] | None = None, last_layer: int | None = None
+        self,
+        path: Path,
+        reduce: Callable[[Floats], Floats] | None = None,
+        last_layer: int | None = None,
+        *,
+        first: bool = True,
     ) -> None:
-        """With `last_layer`, computing ends after that layer, and `decode` gives what it gave."""
+        """With `last_layer`, computing ends after that layer, and `decode` gives what it gave. first: it begins with
+        the model's first layer."""
         file = GgufFile.open(path)
+        rules = RULES[file.architecture]
         self._takes_states = file.metadata["tokenizer.ggml.model"] == "none"
         embd = int(file.metadata[f"{file.architecture}.embedding_length"])
         self._reduce, self._input, self._states = reduce, np.empty(0, np.float32), np.empty(0, np.float32)
         self.sums = 0
         hooks = []
-        if self._takes_states:
-            # Gemma 1 and 2 scale what they are given, also where it is no row of the token table.
-            hooks.append(Hook(lambda node: node.name == "inp_scaled", lambda node: node.write(self._input)))
+        if self._takes_states and (rules.scales_input or rules.takes_tokens or not first):
+            changed = "inp_scaled" if rules.scales_input else rules.input_node
+            hooks.append(Hook(lambda node: node.name == changed, lambda node: node.write(self._input)))
         if reduce:
             hooks.append(Hook(is_summed, self._sum))
         if last_layer is not None:
-            hooks.append(Hook(lambda node: node.name == f"l_out-{last_layer}", self._end))
+            hooks.append(Hook(lambda node: node.name == f"{rules.end_node}-{last_layer}", self._end))
         self._ends = last_layer is not None
         self._hooks = NodeHooks(hooks)
         self._model = llama.Model(path, repack=False)
@@ -179,7 +183,7 @@ class Part:
             llama.ContextSizes(CONTEXT, TYPES["f32"], batch=64, outputs=64, flash_attention="off"),
             on_node=self._hooks.callback if hooks else None,
         )
-        self._batch = llama.Batch(64, embd if self._takes_states else 0)
+        self._batch = llama.Batch(64, embd if self._takes_states else 0, as_tokens=rules.takes_tokens)
 
     def _sum(self, node: Node) -> None:
         assert self._reduce is not None
@@ -257,6 +261,7 @@ def run_stages(model: Path, layers: Sequence[Range], calls: Calls, folder: Path)
         Part(
             write(model, whole(file, part), folder / f"stage{i}.gguf"),
             last_layer=None if part is layers[-1] else len(part) - 1,
+            first=i == 0,
         )
         for i, part in enumerate(layers)
     ]

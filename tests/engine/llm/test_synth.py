@@ -17,6 +17,7 @@ from partition.model.model import ModelShape
 from quant.errors import UnknownTypeError
 from quant.gguf.file import GgufFile
 from quant.types import TYPES
+from tests.conftest import FIGURES
 from tests.support import ROOT
 
 # What the makers say, in parameters.
@@ -92,7 +93,7 @@ def decode(path: Path) -> None:
 @pytest.mark.parametrize(
     "shape",
     [
-        *(pytest.param(small(arch), id=arch) for arch in ARCHITECTURES),
+        *(pytest.param(small(arch), id=arch) for arch in FIGURES),
         pytest.param(small(experts=4, experts_used=2), id="llama with experts"),
         pytest.param(small(rope_freqs=True, tied=True), id="llama 3"),
         pytest.param(small("qwen3", head_size=64), id="heads wider than embd"),
@@ -161,8 +162,10 @@ def test_every_figure_changes_the_file(tmp_path: Path) -> None:
         "experts": 5, "experts_used": 3, "expert_ff": 96, "context": 129, "tied": True, "rms_eps": 1e-4,
         "rope_base": 2e4, "rope_freqs": True, "rope_scaling": "linear", "rope_factor": 2.0, "rope_context": 64,
         "window": 64, "attn_softcap": 1.0, "final_softcap": 1.0,
+        "dense_layers": 1, "expert_every": 2, "attention_every": 2,
     }  # fmt: skip
-    assert set(changes) == {field.name for field in dataclasses.fields(Shape)}
+    of_others = {"shared_ff", "conv"}  # which this architecture does not have
+    assert set(changes) | of_others == {field.name for field in dataclasses.fields(Shape)}
     for name, value in changes.items():
         assert write(tmp_path, dataclasses.replace(base, **{name: value})).read_bytes() != plain, name
     assert write(tmp_path, base, "q4_1").read_bytes() != plain
@@ -192,7 +195,7 @@ def test_presets_have_the_published_size(name: str) -> None:
 @pytest.mark.parametrize(
     ("arch", "figures", "message"),
     [
-        ("mamba", {}, "unknown architecture 'mamba'; known: llama"),
+        ("gpt5", {}, "unknown architecture 'gpt5'; known: llama"),
         ("llama", {"layers": 0}, "layers is 0"),
         ("llama", {"vocab": MIN_VOCAB - 1}, f"{MIN_VOCAB} tokens are needed"),
         ("llama", {"heads": 3}, "does not divide into 3 heads"),

@@ -1,0 +1,54 @@
+"""Rows of a decode, as llama.cpp is given them. One of seven files with ctypes."""
+
+from __future__ import annotations
+
+import ctypes as C
+from typing import Any
+
+import llama_cpp as L
+import numpy as np
+from numpy.typing import NDArray
+
+_SECTIONS = 4  # of positions, in models that see pictures
+
+
+class Batch:
+    """Room for up to `capacity` rows of a decode: what they are, where they stand, whose they are, which give logits.
+
+    The arrays are filled in place: tokens int32 [n] or embeddings float32 [n, n_embd], positions int32 [n],
+    sequences int32 [n], outputs int8 [n].
+    """
+
+    def __init__(self, capacity: int, n_embd: int = 0, *, as_tokens: bool = False) -> None:
+        """as_tokens: llama.cpp is given tokens; who has embeddings puts them where it has looked them up."""
+        self.capacity = capacity
+        self.tokens = np.zeros(capacity, np.int32)
+        self.embeddings = np.zeros((capacity, n_embd), np.float32)
+        self.positions = np.zeros(capacity, np.int32)
+        self.sequences = np.zeros(capacity, np.int32)
+        self.outputs = np.zeros(capacity, np.int8)
+        self._one_sequence = np.ones(capacity, np.int32)
+        self._in_sections = np.zeros(_SECTIONS * capacity if n_embd and not as_tokens else 0, np.int32)
+        self._sequence_pointers = self.sequences.ctypes.data + 4 * np.arange(capacity, dtype=np.uintp)
+
+        def pointer(array: NDArray[Any], kind: Any) -> Any:
+            return array.ctypes.data_as(C.POINTER(kind))
+
+        self.native = L.llama_batch(
+            n_tokens=0,
+            token=pointer(self.tokens, C.c_int32) if as_tokens or not n_embd else None,
+            embd=pointer(self.embeddings, C.c_float) if n_embd and not as_tokens else None,
+            pos=pointer(self.positions, C.c_int32),
+            n_seq_id=pointer(self._one_sequence, C.c_int32),
+            seq_id=pointer(self._sequence_pointers, C.POINTER(C.c_int32)),
+            logits=pointer(self.outputs, C.c_int8),
+        )
+
+    def give_sections(self, n: int) -> None:
+        """Let embeddings have the positions that llama.cpp makes of a token's where positions are in time, height and
+        width: one for all three, and 0."""
+        if len(self._in_sections):
+            sections = self._in_sections[: _SECTIONS * n].reshape(_SECTIONS, n)
+            sections[: _SECTIONS - 1] = self.positions[:n]
+            sections[_SECTIONS - 1] = 0
+            self.native.pos = self._in_sections.ctypes.data_as(C.POINTER(C.c_int32))

@@ -1,0 +1,296 @@
+"""Architectures whose layers have attention and one feed-forward part; the most downloaded ones first."""
+
+from collections.abc import Mapping
+
+from partition.architectures.description import Architecture, Rules, Window
+from partition.architectures.tensors import (  # fmt: skip
+    ATTENTION,
+    DENSE,
+    FFN_NORM,
+    FUSED,
+    GATE_UP,
+    GPT,
+    GPT_DENSE,
+    HEAD_NORMS,
+    LAYER_NORM,
+    LLAMA,
+    NORM_BIASES,
+    OUTER_BIASED,
+    POST_NORMS,
+    QKV_BIAS,
+    UNGATED,
+    UNGATED_BIAS,
+    WIDE_NORMS,
+    experts,
+    without,
+)
+
+_QWEN = {"rope_base": 1e6, "rms_eps": 1e-6}
+_GEMMA = {"tied": True, "rms_eps": 1e-6}
+# Qwen 2 and Phi-3 insist that attn_q is n_embd x n_embd. EXAONE's graph is the same, but for the order of a product and
+# a scale, with the same rotation (NEOX, unlike llama's) and heads of any number and size. InternLM 2's and Xverse's
+# graph is llama's.
+_SQUARE_Q_AS = "exaone"
+_SQUARE = "its query matrices are as wide as the model, whatever the number of heads"
+_ALIBI = "how far a head sees follows from its number among all heads"
+_WIDE = "{} norms queries and keys over all heads at once"
+_HALF_TURNED = {"rope.dimension_count": "half head"}
+_SCALES = {"logit_scale": 8.0, "embedding_scale": 12.0, "residual_scale": 0.22, "attention.scale": 0.125}
+_PHI_3 = Architecture(
+    {**FUSED, **FFN_NORM},
+    GATE_UP,
+    common={"window": 2047},
+    square_q=True,
+    rules=Rules(fused_gate_up=True, shards_as=_SQUARE_Q_AS),
+)
+_WITHOUT_NORMS = without(ATTENTION, "attn_norm.weight")
+_BIASED = {**ATTENTION, **FFN_NORM, **NORM_BIASES, **QKV_BIAS, "attn_output.bias": ("embd",)}
+_XVERSE = Architecture(LLAMA, DENSE, square_q=True, never_tied=True, rules=Rules(needs_output=True, shards_as="llama"))
+_POSITIONS = {"position_embd.weight": ("context", "embd")}
+_MROPE = {"rope.dimension_sections": (4, 2, 2, 0)}
+
+DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
+    "llama": Architecture(LLAMA, DENSE, experts("ff")),
+    "qwen2": Architecture(
+        {**LLAMA, **QKV_BIAS}, DENSE, common=_QWEN, square_q=True, rules=Rules(shards_as=_SQUARE_Q_AS)
+    ),
+    "qwen3": Architecture({**LLAMA, **HEAD_NORMS}, DENSE, common=_QWEN),
+    "gemma": Architecture(LLAMA, DENSE, common=_GEMMA, always_tied=True, rules=Rules(scales_input=True)),
+    "gemma2": Architecture(
+        {**LLAMA, **POST_NORMS},
+        DENSE,
+        common={**_GEMMA, "window": 4096, "attn_softcap": 50.0, "final_softcap": 30.0},
+        always_tied=True,
+        rules=Rules(window=Window(2), scales_input=True, layers_of_other_scale=46),
+    ),
+    "gemma3": Architecture(
+        {**LLAMA, **POST_NORMS, **HEAD_NORMS},
+        DENSE,
+        common={**_GEMMA, "window": 512, "rope_base": 1e6},
+        rules=Rules(window=Window(6, optional=True), scales_input=True, layers_of_other_scale=62),
+    ),
+    "phi3": _PHI_3,
+    "mistral3": Architecture(LLAMA, DENSE),
+    "qwen2vl": Architecture(
+        {**LLAMA, **QKV_BIAS}, DENSE, common=_QWEN, keys=_MROPE, square_q=True, rules=Rules(no_shards=_SQUARE)
+    ),
+    "qwen3vl": Architecture({**LLAMA, **HEAD_NORMS}, DENSE, common=_QWEN, keys=_MROPE),
+    "smollm3": Architecture(LLAMA, DENSE, rules=Rules(period=4)),
+    "granite": Architecture(LLAMA, DENSE, keys=_SCALES, rules=Rules(input_node="embd")),
+    "glm4": Architecture(
+        {**LLAMA, **QKV_BIAS, **POST_NORMS},
+        GATE_UP,
+        keys=_HALF_TURNED,
+        rules=Rules(fused_gate_up=True, input_node="embd", takes_tokens=True),
+    ),
+    "hunyuan-dense": Architecture({**LLAMA, **HEAD_NORMS}, DENSE),
+    "hunyuan_vl": Architecture({**LLAMA, **HEAD_NORMS}, DENSE),
+    "ernie4_5": Architecture(LLAMA, DENSE),
+    "exaone": Architecture(LLAMA, DENSE),
+    "exaone4": Architecture(
+        {**_WITHOUT_NORMS, **POST_NORMS, **HEAD_NORMS},
+        DENSE,
+        square_q=True,
+        rules=Rules(layers_of_other_kind=(64,), no_shards=_SQUARE),
+    ),
+    "olmo2": Architecture(
+        {**_WITHOUT_NORMS, **POST_NORMS, **WIDE_NORMS},
+        DENSE,
+        square_q=True,
+        rules=Rules(needs_output=True, window=Window(4, optional=True), no_shards=_WIDE.format("olmo2")),
+    ),
+    "seed_oss": Architecture({**ATTENTION, **QKV_BIAS, "post_attention_norm.weight": ("embd",)}, DENSE),
+    "cohere2": Architecture(
+        ATTENTION,
+        DENSE,
+        common={"window": 4096, "tied": True},
+        keys={**LAYER_NORM, "logit_scale": 0.25},
+        square_q=True,
+        always_tied=True,
+        rules=Rules(window=Window(4), period=4, no_shards=_SQUARE),
+    ),
+    "command-r": Architecture(
+        ATTENTION,
+        DENSE,
+        common={"tied": True},
+        keys={**LAYER_NORM, "logit_scale": 0.0625},
+        square_q=True,
+        always_tied=True,
+        rules=Rules(other_kind_from=64, no_shards=_SQUARE),
+    ),
+    "apertus": Architecture(
+        {**LLAMA, **HEAD_NORMS},
+        UNGATED,
+        keys={"xielu.alpha_n": 0.8, "xielu.alpha_p": 0.8, "xielu.beta": 0.5, "xielu.eps": -1e-6},
+        never_tied=True,
+        rules=Rules(needs_output=True),
+    ),
+    "arcee": Architecture(LLAMA, UNGATED),
+    "internlm2": _XVERSE,
+    "xverse": _XVERSE,
+    "minicpm": Architecture(LLAMA, DENSE, rules=Rules(input_node="embd", by_root_of_layers={"residual_scale": 1.4})),
+    "pangu-embedded": Architecture({**LLAMA, **QKV_BIAS, "attn_output.bias": ("embd",)}, DENSE),
+    "maincoder": Architecture({**LLAMA, **HEAD_NORMS}, DENSE),
+    "phi2": Architecture(
+        {**ATTENTION, **QKV_BIAS, "attn_norm.bias": ("embd",), "attn_output.bias": ("embd",)},
+        GPT_DENSE,
+        outer={**OUTER_BIASED, "output.bias": ("vocab",)},
+        keys={**LAYER_NORM, **_HALF_TURNED},
+        square_q=True,
+        never_tied=True,
+        rules=Rules(needs_output=True, needs_bias=True, no_shards=_SQUARE),
+    ),
+    "stablelm": Architecture(
+        {**ATTENTION, **FFN_NORM, **NORM_BIASES},
+        DENSE,
+        outer=OUTER_BIASED,
+        keys={**LAYER_NORM, **_HALF_TURNED},
+        square_q=True,
+        never_tied=True,
+        rules=Rules(needs_output=True, no_shards=_SQUARE),
+    ),
+    "starcoder2": Architecture(
+        _BIASED, GPT_DENSE, outer=OUTER_BIASED, keys=LAYER_NORM, square_q=True, rules=Rules(no_shards=_SQUARE)
+    ),
+    "gpt2": Architecture(
+        GPT,
+        GPT_DENSE,
+        outer={**_POSITIONS, **OUTER_BIASED},
+        keys=LAYER_NORM,
+        square_q=True,
+        rules=Rules(input_node="inpL", no_shards=_SQUARE),
+    ),
+    "gptneox": Architecture(
+        GPT,
+        GPT_DENSE,
+        outer=OUTER_BIASED,
+        keys={**LAYER_NORM, **_HALF_TURNED, "use_parallel_residual": True},
+        square_q=True,
+        never_tied=True,
+        rules=Rules(needs_output=True, no_shards=_SQUARE),
+    ),
+    "falcon": Architecture(
+        {**FUSED, "attn_norm.bias": ("embd",)},
+        UNGATED,
+        outer=OUTER_BIASED,
+        keys=LAYER_NORM,
+        square_q=True,
+        rules=Rules(no_shards=_SQUARE),
+    ),
+    "bloom": Architecture(
+        GPT,
+        GPT_DENSE,
+        outer={"token_embd_norm.weight": ("embd",), "token_embd_norm.bias": ("embd",), **OUTER_BIASED},
+        keys=LAYER_NORM,
+        square_q=True,
+        rules=Rules(input_node="inp_norm-0", no_shards=_ALIBI),
+    ),
+    "mpt": Architecture(
+        {**FUSED, **FFN_NORM},
+        UNGATED,
+        keys={**LAYER_NORM, "attention.max_alibi_bias": 8.0},
+        square_q=True,
+        rules=Rules(input_node="inpL", no_shards=_ALIBI),
+    ),
+    "starcoder": Architecture(
+        GPT,
+        GPT_DENSE,
+        outer={**_POSITIONS, **OUTER_BIASED},
+        keys=LAYER_NORM,
+        square_q=True,
+        rules=Rules(input_node="inpL", no_shards=_SQUARE),
+    ),
+    "qwen": Architecture(
+        {**FUSED, **FFN_NORM, "attn_qkv.bias": ("qkv",)},
+        {
+            "ffn_gate.weight": ("half ff", "embd"),
+            "ffn_up.weight": ("half ff", "embd"),
+            "ffn_down.weight": ("embd", "half ff"),
+        },
+        equal_heads=True,
+        square_q=True,
+        never_tied=True,
+        rules=Rules(needs_output=True, no_shards=_SQUARE),
+    ),
+    "orion": Architecture(
+        {**LLAMA, **NORM_BIASES},
+        DENSE,
+        outer=OUTER_BIASED,
+        keys=LAYER_NORM,
+        square_q=True,
+        never_tied=True,
+        rules=Rules(needs_output=True, no_shards=_SQUARE),
+    ),
+    "olmo": Architecture(
+        _WITHOUT_NORMS, DENSE, outer={}, keys=LAYER_NORM, square_q=True, rules=Rules(no_shards=_SQUARE)
+    ),
+    "nemotron": Architecture(
+        {**LLAMA, **NORM_BIASES},
+        UNGATED,
+        outer=OUTER_BIASED,
+        keys={**LAYER_NORM, **_HALF_TURNED},
+        square_q=True,
+        never_tied=True,
+        rules=Rules(needs_output=True, no_shards=_SQUARE),
+    ),
+    "chatglm": Architecture(
+        {**FUSED, **FFN_NORM, "attn_qkv.bias": ("qkv",)},
+        GATE_UP,
+        keys=_HALF_TURNED,
+        square_q=True,
+        rules=Rules(fused_gate_up=True, no_shards=_SQUARE),
+    ),
+    "plamo": Architecture(
+        ATTENTION, DENSE, square_q=True, never_tied=True, rules=Rules(needs_output=True, no_shards=_SQUARE)
+    ),
+    "plamo3": Architecture(
+        {**FUSED, **FFN_NORM, **HEAD_NORMS, "post_attention_norm": ("embd",), "post_ffw_norm": ("embd",)},
+        GATE_UP,
+        common={"window": 512},
+        rules=Rules(window=Window(8, optional=True), fused_gate_up=True),
+    ),
+    "bitnet": Architecture(
+        {**LLAMA, "attn_sub_norm.weight": ("embd",), "ffn_sub_norm.weight": ("ff",)},
+        DENSE,
+        common={"tied": True},
+        square_q=True,
+        always_tied=True,
+        rules=Rules(no_shards=_WIDE.format("bitnet").replace("queries and keys", "the results")),
+    ),
+    "refact": Architecture(LLAMA, DENSE, rules=Rules(no_shards=_ALIBI)),
+    "codeshell": Architecture(
+        _BIASED,
+        GPT_DENSE,
+        outer=OUTER_BIASED,
+        keys=LAYER_NORM,
+        square_q=True,
+        never_tied=True,
+        rules=Rules(needs_output=True, no_shards=_SQUARE),
+    ),
+    "deci": Architecture(LLAMA, DENSE),
+    "openelm": Architecture({**FUSED, **FFN_NORM, **HEAD_NORMS}, DENSE, common={"tied": True}, always_tied=True),
+    "jais": Architecture(
+        GPT,
+        {**DENSE, **UNGATED_BIAS, "ffn_gate.bias": ("ff",)},
+        outer=OUTER_BIASED,
+        keys={**LAYER_NORM, "attention.max_alibi_bias": 8.0},
+        square_q=True,
+        never_tied=True,
+        rules=Rules(needs_output=True, no_shards=_ALIBI),
+    ),
+    "jais2": Architecture(_BIASED, GPT_DENSE, outer=OUTER_BIASED, keys=LAYER_NORM),
+    "muse-glimmer": Architecture(
+        {**LLAMA, **POST_NORMS, **HEAD_NORMS, "attn_gate.weight": ("q", "embd")},
+        DENSE,
+        common={"window": 512},
+        keys={"logit_scale": 1.0},
+        never_tied=True,
+        rules=Rules(
+            needs_output=True,
+            window=Window(4),
+            period=4,
+            input_node="embd_norm",
+            no_shards="attention has a gate of its own",
+        ),
+    ),
+}

@@ -1,0 +1,73 @@
+"""What is said of one architecture.
+
+Every row of the tables was checked against `src/models/<architecture>.cpp` of the pinned llama.cpp, and its stages
+against the whole by `tests/cluster/test_architectures.py`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Dims = tuple[str | int, ...]  # names of sizes, or numbers; slowest first, as numpy has them
+Table = Mapping[str, Dims]  # tensor names, those of layers without "blk.<n>."
+Number = str | int | float | bool | tuple[int, ...]  # of metadata; text names a size
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """An architecture whose layers take turns: attention over a window of tokens, and over all of them."""
+
+    period: int  # where the file gives no pattern: of so many layers one is without the window
+    optional: bool = False  # a window of 0 tokens means that no layer has one; else llama.cpp asserts that one has
+    size: int = 0  # tokens, where the file does not say
+    full_first: bool = False  # the one without is the first of them, not the last
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How models of one architecture are cut."""
+
+    needs_output: bool = False  # the loader insists on output.weight; else the token table may be the head
+    needs_bias: bool = False  # the loader insists on output.bias
+    ff_key: str = "feed_forward_length"  # how wide the FFN is, or one of its experts
+    window: Window | None = None
+    scales_input: bool = False  # hidden states are multiplied by the root of n_embd before the first layer
+    # The node where what comes in has been changed (by a norm, a scale, positions), so that stages behind the first
+    # put there what they were given; "": nothing is changed.
+    input_node: str = ""
+    takes_tokens: bool = False  # llama.cpp takes no hidden states: they are put at `input_node`, over those of a token
+    end_node: str = "l_out"  # what a layer gives, but for "-<number>"
+    # With so many layers the loader takes attention's scale from n_embd / heads instead of the head size.
+    layers_of_other_scale: int = 0
+    # With so many layers, or so many and more, the loader makes another model; no stage can say so.
+    layers_of_other_kind: tuple[int, ...] = ()
+    other_kind_from: int = 0
+    # Stages begin at a multiple of it: every so many layers one differs, by its number alone.
+    period: int = 1
+    no_stage_of: int = 0  # layers: a stage of so many would be read as something else
+    period_key: str = ""  # metadata that holds such a period
+    recurrent_every: int = 0  # where the file does not say which layers are recurrent: all but every so many
+    # Metadata that a loader takes from the number of layers: its value times the root of that number.
+    by_root_of_layers: Mapping[str, float] = field(default_factory=dict)
+    fused_gate_up: bool = False  # ffn_up holds the rows of gate and then those of up
+    shards_as: str = ""  # the architecture a shard is written as; "": its own
+    no_shards: str = ""  # why there can be none
+    no_states: str = ""  # why keys and values of a sequence cannot be read, moved and kept
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """The tensors of one layer, the figures all models of the architecture share, and how they are cut."""
+
+    attention: Table  # with the layer's norms
+    dense: Table = field(default_factory=dict)  # feed-forward part; empty: always experts
+    experts: Table = field(default_factory=dict)  # the same with experts; empty: never
+    recurrent: Table = field(default_factory=dict)  # what recurrent layers have in place of `attention`
+    outer: Table = field(default_factory=lambda: {"output_norm.weight": ("embd",)})  # beside token table and head
+    common: Mapping[str, Any] = field(default_factory=dict)  # figures, fields of edge.models.shapes.Shape
+    keys: Mapping[str, Number] = field(default_factory=dict)  # metadata beside that of all architectures
+    equal_heads: bool = False  # as many key-value heads as heads
+    square_q: bool = False  # llama.cpp wants heads * head_size = embd
+    always_tied: bool = False
+    never_tied: bool = False
+    rules: Rules = field(default_factory=Rules)

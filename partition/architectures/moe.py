@@ -1,0 +1,288 @@
+"""Architectures with experts and attention in every layer; the most downloaded ones first."""
+
+from collections.abc import Mapping
+
+from partition.architectures.description import Architecture, Number, Rules, Window
+from partition.architectures.tensors import (  # fmt: skip
+    ATTENTION,
+    DENSE,
+    FFN_NORM,
+    FUSED,
+    HEAD_NORMS,
+    LAYER_NORM,
+    LLAMA,
+    NORM_BIASES,
+    OUTER_BIASED,
+    POST_NORMS,
+    QKV_BIAS,
+    ROUTER_BIAS,
+    WIDE_NORMS,
+    experts,
+    shared,
+)
+
+_QWEN = {"rope_base": 1e6, "rms_eps": 1e-6}
+_YARN = {"rope_scaling": "yarn", "rope_factor": 32.0, "rope_context": 4096}
+_SQUARE = "its query matrices are as wide as the model, whatever the number of heads"
+_WIDE = "{} norms queries and keys over all heads at once"
+_GATE = "attention has a gate of its own"
+_LATENT = "all heads share one latent state"
+_NO_LATENT_STATES = "keys and values are one latent state, not heads"
+_EXPERT_KEY = "expert_feed_forward_length"
+_SHARED: dict[str, Number] = {"expert_shared_count": 1, "expert_shared_feed_forward_length": "shared ff"}
+_SIGMOID: dict[str, Number] = {"expert_gating_func": 2, "expert_weights_norm": True, "expert_weights_scale": 1.5}
+_MROPE = {"rope.dimension_sections": (4, 2, 2, 0)}
+_SCALES = {"logit_scale": 8.0, "embedding_scale": 12.0, "residual_scale": 0.22, "attention.scale": 0.125}
+_LEADING = {"dense_layers": 1}
+_MLA = {
+    "attn_norm.weight": ("embd",),
+    "attn_q_a.weight": ("q rank", "embd"),
+    "attn_q_a_norm.weight": ("q rank",),
+    "attn_q_b.weight": ("q", "q rank"),
+    "attn_kv_a_mqa.weight": ("latent", "embd"),
+    "attn_kv_a_norm.weight": ("kv rank",),
+    "attn_k_b.weight": ("heads", "kv rank", "unturned"),
+    "attn_v_b.weight": ("heads", "head", "kv rank"),
+    "attn_output.weight": ("embd", "q"),
+}
+_MLA_KEYS: dict[str, Number] = {
+    "attention.q_lora_rank": "q rank",
+    "attention.kv_lora_rank": "kv rank",
+    "attention.head_count_kv": 1,
+    "attention.key_length": "latent",
+    "attention.value_length": "kv rank",
+    "attention.key_length_mla": "head",
+    "attention.value_length_mla": "head",
+    "rope.dimension_count": "half head",
+}
+_DEEPSEEK_2 = Architecture(
+    {**_MLA, **FFN_NORM},
+    DENSE,
+    {**experts("expert ff"), **shared(), **ROUTER_BIAS},
+    common=_LEADING,
+    keys={**_MLA_KEYS, **_SIGMOID, "expert_shared_count": 1},
+    rules=Rules(ff_key=_EXPERT_KEY, no_shards=_LATENT, no_states=_NO_LATENT_STATES),
+)
+
+MOE_ARCHITECTURES: Mapping[str, Architecture] = {
+    "gpt-oss": Architecture(
+        {
+            **ATTENTION,
+            **QKV_BIAS,
+            "attn_output.bias": ("embd",),
+            "attn_sinks.weight": ("heads",),
+            "post_attention_norm.weight": ("embd",),
+        },
+        experts={
+            **experts("expert ff"),
+            "ffn_gate_inp.bias": ("experts",),
+            "ffn_gate_exps.bias": ("experts", "expert ff"),
+            "ffn_up_exps.bias": ("experts", "expert ff"),
+            "ffn_down_exps.bias": ("experts", "embd"),
+        },
+        common={"window": 128, "rope_base": 150_000.0, **_YARN},
+        rules=Rules(needs_output=True, ff_key=_EXPERT_KEY, window=Window(2)),
+    ),
+    "qwen3moe": Architecture(
+        {**LLAMA, **HEAD_NORMS}, experts=experts("expert ff"), common=_QWEN, rules=Rules(ff_key=_EXPERT_KEY)
+    ),
+    "qwen2moe": Architecture(
+        {**LLAMA, **QKV_BIAS},
+        experts={**experts("expert ff"), **shared(), "ffn_gate_inp_shexp.weight": ("embd",)},
+        common=_QWEN,
+        keys={"expert_shared_feed_forward_length": "shared ff"},
+        square_q=True,
+        never_tied=True,
+        rules=Rules(needs_output=True, ff_key=_EXPERT_KEY, no_shards=_SQUARE),
+    ),
+    "qwen3vlmoe": Architecture(
+        {**LLAMA, **HEAD_NORMS},
+        experts=experts("expert ff"),
+        common=_QWEN,
+        keys=_MROPE,
+        rules=Rules(ff_key=_EXPERT_KEY),
+    ),
+    "deepseek2": _DEEPSEEK_2,
+    "mistral4": _DEEPSEEK_2,
+    "glm4moe": Architecture(
+        {**ATTENTION, **QKV_BIAS, **HEAD_NORMS, "post_attention_norm.weight": ("embd",)},
+        DENSE,
+        {**experts("expert ff"), **shared(), **ROUTER_BIAS},
+        common=_LEADING,
+        keys={**_SIGMOID, "expert_shared_count": 1, "rope.dimension_count": "half head"},
+        rules=Rules(ff_key=_EXPERT_KEY, input_node="embd", takes_tokens=True),
+    ),
+    "llama4": Architecture(
+        LLAMA,
+        DENSE,
+        {**experts("expert ff"), **shared("expert ff")},
+        common={"expert_every": 2},
+        keys={"interleave_moe_layer_step": "expert every"},
+        rules=Rules(
+            ff_key=_EXPERT_KEY,
+            window=Window(4, optional=True, size=8192),
+            period=4,
+            period_key="interleave_moe_layer_step",
+        ),
+    ),
+    "granitemoe": Architecture(
+        LLAMA,
+        experts={**experts("ff"), **shared()},
+        keys={**_SCALES, "expert_shared_feed_forward_length": "shared ff"},
+        rules=Rules(input_node="embd"),
+    ),
+    "olmoe": Architecture(
+        {**LLAMA, "attn_q_norm.weight": ("embd",), "attn_k_norm.weight": ("embd",)},
+        experts=experts("ff"),
+        square_q=True,
+        equal_heads=True,
+        never_tied=True,
+        rules=Rules(needs_output=True, no_shards=_WIDE.format("olmoe")),
+    ),
+    "ernie4_5-moe": Architecture(
+        LLAMA,
+        DENSE,
+        {**experts("expert ff"), **shared(), **ROUTER_BIAS},
+        common=_LEADING,
+        keys={"expert_shared_feed_forward_length": "shared ff", "interleave_moe_layer_step": 1},
+        rules=Rules(ff_key=_EXPERT_KEY, period_key="interleave_moe_layer_step"),
+    ),
+    "hunyuan-moe": Architecture(
+        {**LLAMA, **HEAD_NORMS},
+        experts={**experts("ff"), **shared()},
+        keys={"expert_shared_feed_forward_length": "shared ff", "expert_feed_forward_length": "ff"},
+    ),
+    "smallthinker": Architecture(
+        LLAMA,
+        experts=experts("expert ff"),
+        common={"window": 4096},
+        keys={"expert_gating_func": 2},
+        rules=Rules(ff_key=_EXPERT_KEY, window=Window(4, optional=True, full_first=True), period=8, no_stage_of=4),
+    ),
+    "minimax-m2": Architecture(
+        {**LLAMA, **WIDE_NORMS},
+        experts={**experts("ff"), **ROUTER_BIAS},
+        keys={"expert_gating_func": 2, "expert_feed_forward_length": "ff"},
+        never_tied=True,
+        rules=Rules(needs_output=True, no_shards=_WIDE.format("minimax-m2")),
+    ),
+    "dots1": Architecture(
+        {**LLAMA, **HEAD_NORMS},
+        DENSE,
+        {**experts("expert ff"), **shared(), **ROUTER_BIAS},
+        common=_LEADING,
+        keys={**_SIGMOID, "expert_shared_count": 1},
+        equal_heads=True,
+        never_tied=True,
+        rules=Rules(needs_output=True, ff_key=_EXPERT_KEY),
+    ),
+    "phimoe": Architecture(
+        {**LLAMA, **NORM_BIASES, **QKV_BIAS, "attn_output.bias": ("embd",)},
+        experts=experts("ff"),
+        outer={**OUTER_BIASED, "output.bias": ("vocab",)},
+        square_q=True,
+        never_tied=True,
+        rules=Rules(needs_output=True, needs_bias=True, no_shards=_SQUARE),
+    ),
+    "dbrx": Architecture(
+        {**FUSED, "attn_output_norm.weight": ("embd",)},
+        experts=experts("ff"),
+        keys={**LAYER_NORM, "attention.clamp_kqv": 8.0},
+        square_q=True,
+        never_tied=True,
+        rules=Rules(needs_output=True, no_shards=_SQUARE),
+    ),
+    "grok": Architecture(
+        {**LLAMA, "attn_output_norm.weight": ("embd",), "layer_output_norm.weight": ("embd",)},
+        experts=experts("expert ff"),
+        square_q=True,
+        rules=Rules(ff_key=_EXPERT_KEY, input_node="embd", no_shards=_SQUARE),
+    ),
+    "deepseek": Architecture(
+        LLAMA,
+        DENSE,
+        {**experts("expert ff"), **shared()},
+        common=_LEADING,
+        keys={"expert_shared_count": 1, "expert_weights_scale": 1.0},
+        square_q=True,
+        rules=Rules(ff_key=_EXPERT_KEY, no_shards=_SQUARE),
+    ),
+    "bailingmoe": Architecture(
+        LLAMA,
+        experts={**experts("expert ff"), **shared()},
+        keys={"expert_shared_count": 1, "expert_weights_scale": 1.0},
+        never_tied=True,
+        rules=Rules(needs_output=True, ff_key=_EXPERT_KEY),
+    ),
+    "bailingmoe2": Architecture(
+        {**FUSED, **FFN_NORM, **HEAD_NORMS},
+        DENSE,
+        {**experts("expert ff"), **shared(), **ROUTER_BIAS},
+        common=_LEADING,
+        keys={**_SIGMOID, **_SHARED},
+        square_q=True,
+        never_tied=True,
+        rules=Rules(needs_output=True, ff_key=_EXPERT_KEY, no_shards=_SQUARE),
+    ),
+    "exaone-moe": Architecture(
+        {**LLAMA, **HEAD_NORMS},
+        DENSE,
+        {**experts("expert ff"), **shared(), **ROUTER_BIAS},
+        common={**_LEADING, "window": 128},
+        keys={**_SIGMOID, **_SHARED},
+        never_tied=True,
+        rules=Rules(needs_output=True, ff_key=_EXPERT_KEY, window=Window(4), period=4),
+    ),
+    "afmoe": Architecture(
+        {**LLAMA, **POST_NORMS, **HEAD_NORMS, "attn_gate.weight": ("q", "embd")},
+        DENSE,
+        {**experts("expert ff"), **shared(), **ROUTER_BIAS},
+        common={**_LEADING, "window": 2048},
+        keys={**_SIGMOID, "expert_shared_count": 1},
+        rules=Rules(
+            ff_key=_EXPERT_KEY,
+            window=Window(4, optional=True),
+            period=4,
+            input_node="inp_embd_scaled",
+            no_shards=_GATE,
+        ),
+    ),
+    "arctic": Architecture(
+        {
+            **LLAMA,
+            "ffn_gate.weight": ("embd", "embd"),
+            "ffn_up.weight": ("embd", "embd"),
+            "ffn_down.weight": ("embd", "embd"),
+            "ffn_norm_exps.weight": ("embd",),
+        },
+        experts=experts("ff"),
+        square_q=True,
+        rules=Rules(no_shards=_SQUARE),
+    ),
+    "grovemoe": Architecture(
+        {**LLAMA, **HEAD_NORMS},
+        experts={
+            **experts("expert ff"),
+            "ffn_gate_chexps.weight": ("half experts", "shared ff", "embd"),
+            "ffn_up_chexps.weight": ("half experts", "shared ff", "embd"),
+            "ffn_down_chexps.weight": ("half experts", "embd", "shared ff"),
+        },
+        keys={"expert_group_scale": 0.05, "experts_per_group": 2, "expert_chunk_feed_forward_length": "shared ff"},
+        rules=Rules(ff_key=_EXPERT_KEY, no_shards="its experts share others that are not summed with them"),
+    ),
+    "mellum": Architecture(
+        {**LLAMA, **HEAD_NORMS},
+        experts=experts("expert ff"),
+        common={"window": 1024},
+        never_tied=True,
+        rules=Rules(needs_output=True, ff_key=_EXPERT_KEY, window=Window(4, optional=True)),
+    ),
+    "hy_v3": Architecture(
+        {**LLAMA, **HEAD_NORMS},
+        DENSE,
+        {**experts("expert ff"), **shared(), "exp_probs_b": ("experts",)},
+        common=_LEADING,
+        keys={**_SIGMOID, **_SHARED},
+        rules=Rules(ff_key=_EXPERT_KEY),
+    ),
+}

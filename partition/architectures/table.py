@@ -1,0 +1,18 @@
+"""All architectures whose models can be cut, and why others cannot be."""
+
+from collections.abc import Mapping
+
+from partition.architectures.dense import DENSE_ARCHITECTURES
+from partition.architectures.description import Architecture, Rules
+from partition.architectures.moe import MOE_ARCHITECTURES
+from partition.architectures.recurrent import RECURRENT_ARCHITECTURES
+from partition.architectures.refused import REFUSED
+
+__all__ = ["ARCHITECTURES", "REFUSED", "RULES"]
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    **DENSE_ARCHITECTURES,
+    **MOE_ARCHITECTURES,
+    **RECURRENT_ARCHITECTURES,
+}
+RULES: Mapping[str, Rules] = {name: architecture.rules for name, architecture in ARCHITECTURES.items()}

@@ -1,0 +1,82 @@
+"""Tensors that layers of many architectures have."""
+
+from partition.architectures.description import Dims, Table
+
+ATTENTION: Table = {
+    "attn_norm.weight": ("embd",),
+    "attn_q.weight": ("q", "embd"),
+    "attn_k.weight": ("kv", "embd"),
+    "attn_v.weight": ("kv", "embd"),
+    "attn_output.weight": ("embd", "q"),
+}
+FFN_NORM: Table = {"ffn_norm.weight": ("embd",)}
+QKV_BIAS: Table = {"attn_q.bias": ("q",), "attn_k.bias": ("kv",), "attn_v.bias": ("kv",)}
+HEAD_NORMS: Table = {"attn_q_norm.weight": ("head",), "attn_k_norm.weight": ("head",)}
+WIDE_NORMS: Table = {"attn_q_norm.weight": ("q",), "attn_k_norm.weight": ("kv",)}
+POST_NORMS: Table = {"post_attention_norm.weight": ("embd",), "post_ffw_norm.weight": ("embd",)}
+ROUTER_BIAS: Table = {"exp_probs_b.bias": ("experts",)}
+
+DENSE: Table = {
+    "ffn_gate.weight": ("ff", "embd"),
+    "ffn_up.weight": ("ff", "embd"),
+    "ffn_down.weight": ("embd", "ff"),
+}
+UNGATED: Table = {"ffn_up.weight": ("ff", "embd"), "ffn_down.weight": ("embd", "ff")}
+UNGATED_BIAS: Table = {"ffn_up.bias": ("ff",), "ffn_down.bias": ("embd",)}
+GATE_UP: Table = {"ffn_up.weight": ("gate+up", "embd"), "ffn_down.weight": ("embd", "ff")}
+FUSED: Table = {
+    "attn_norm.weight": ("embd",),
+    "attn_qkv.weight": ("qkv", "embd"),
+    "attn_output.weight": ("embd", "q"),
+}
+
+LLAMA: Table = {**ATTENTION, **FFN_NORM}
+# Layers as in GPT-2: norms with a bias, one matrix for queries, keys and values.
+GPT: Table = {
+    **FUSED,
+    **FFN_NORM,
+    "attn_norm.bias": ("embd",),
+    "attn_qkv.bias": ("qkv",),
+    "attn_output.bias": ("embd",),
+    "ffn_norm.bias": ("embd",),
+}
+GPT_DENSE: Table = {**UNGATED, **UNGATED_BIAS}
+NORM_BIASES: Table = {"attn_norm.bias": ("embd",), "ffn_norm.bias": ("embd",)}
+
+OUTER: Table = {"output_norm.weight": ("embd",)}
+OUTER_BIASED: Table = {"output_norm.weight": ("embd",), "output_norm.bias": ("embd",)}
+
+LAYER_NORM = {"attention.layer_norm_epsilon": 1e-5}  # metadata of models with norms that subtract the mean
+
+
+def experts(width: str) -> Table:
+    """A router and one stack of matrices for all experts, each expert `width` wide."""
+    return {
+        "ffn_gate_inp.weight": ("experts", "embd"),
+        "ffn_gate_exps.weight": ("experts", width, "embd"),
+        "ffn_up_exps.weight": ("experts", width, "embd"),
+        "ffn_down_exps.weight": ("experts", "embd", width),
+    }
+
+
+def shared(width: str = "shared ff") -> Table:
+    """An expert that every token passes through."""
+    return {
+        "ffn_gate_shexp.weight": (width, "embd"),
+        "ffn_up_shexp.weight": (width, "embd"),
+        "ffn_down_shexp.weight": ("embd", width),
+    }
+
+
+def without(table: Table, *names: str) -> Table:
+    """A table without some of its rows."""
+    return {name: dims for name, dims in table.items() if name not in names}
+
+
+def renamed(table: Table, **names: str) -> Table:
+    """A table with other names for some rows; the keywords are what comes before ".weight"."""
+    new: dict[str, Dims] = {}
+    for name, dims in table.items():
+        stem, _, kind = name.rpartition(".")
+        new[f"{names.get(stem, stem)}.{kind}"] = dims
+    return new
