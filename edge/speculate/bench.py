@@ -38,9 +38,9 @@ class SpeculationResult:
             if drafter is None:
                 return None
             prompt = np.random.default_rng(0).integers(0, engine.model.n_vocab, prompt_tokens).tolist()
-            pass_ms = _pass_ms(engine, prompt)
+            passes = pass_ms(engine, prompt)
             plain, guessed = (_tokens_per_s(engine, prompt, gen_tokens, one) for one in (None, drafter))
-            return cls(drafter, pass_ms, plain, guessed)
+            return cls(drafter, passes, plain, guessed)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, as docs/cli.md says."""
@@ -60,7 +60,7 @@ class SpeculationResult:
         )
 
 
-def _pass_ms(engine: TextEngine, prompt: list[int]) -> dict[int, float]:
+def pass_ms(engine: TextEngine, prompt: list[int]) -> dict[int, float]:
     """What passes of each size take behind a prompt. What they computed is forgotten."""
     session = Session(engine)
     session.top = 1

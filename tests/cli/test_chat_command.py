@@ -145,8 +145,9 @@ def test_draft_says_how_tokens_are_guessed(synthetic: Synthetic, long: tuple[str
     asked = (*long, *GREEDY)
     by_model = chat_json(*asked, "--draft", MODEL_PATH)
     assert by_model["speculation"]["draft"] == MODEL_PATH.name
-    assert [chat_json(*asked, *more)["speculation"] for more in (("--draft", "off"), ("--seed", "3"))] == [None, None]
-    for more in ((), ("--draft", "auto"), ("--draft", "ngram"), ("--seed", "3", "--draft", "ngram")):
+    for more in (("--draft", "off"), ("--seed", "3")):
+        assert chat_json(*asked, *more)["speculation"] is None
+    for more in ((), ("--seed", "3", "--draft", "ngram")):
         found = chat_json(*asked, *more)
         assert found["speculation"]["draft"] == "ngram"
         assert found["text"] == by_model["text"]

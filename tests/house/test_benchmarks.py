@@ -27,6 +27,7 @@ TINY = {
     "bench_prefixes.py": "--tiny",
     "bench_quantize.py": "--tiny",
     "bench_slices.py": "--megabytes 8 --rounds 1 --seconds 0.2 --wires loopback",
+    "bench_speculate.py": "--tiny",
     "bench_startup.py": "--repeats 1",
     "bench_survive.py": "--tiny",
     "bench_transport.py": "--tiny",
@@ -39,6 +40,7 @@ SECTION = {
     "bench_paging.py": "limit",
     "bench_prefixes.py": "memory",
     "bench_quantize.py": "types",
+    "bench_speculate.py": "disk",
     "bench_survive.py": "pause",
 }
 
@@ -194,6 +196,15 @@ def test_quantize() -> None:
         if "without_group" not in row:  # memory groups are for root, where there are any
             assert 0 < row["group"]["anonymous_bytes"] <= row["group"]["max_usage_bytes"] <= 2 << 30
     assert all(row["decode_s"] > 0 and row["kernels_s"] > 0 for row in result["kernels"]["rows"])
+
+
+def test_speculate() -> None:
+    result = run("bench_speculate.py", "disk", "resident", "far")
+    for section in ("disk", "resident", "far") if THOROUGH else ("disk",):
+        for case in result[section]:
+            assert list(case["pass_ms"]) == ["1", "2", "4", "8"]
+            assert {row["right"] for row in case["rows"]} == {0.0, 0.75}
+            assert all(0 < row["least"] <= row["ratio"] <= row["most"] for row in case["rows"])
 
 
 def test_startup() -> None:

@@ -20,6 +20,7 @@ from quant.gguf.file import GgufFile
 from tests.support import memory_link
 from tests.support.helpers import TIMEOUT_S
 from tests.support.links import PATIENT, start
+from tests.support.shaped_link import Shape, ShapedLink
 from tests.support.slices import write
 from transport.collective import Group
 from transport.link import Link
@@ -29,10 +30,16 @@ OWNER = bytes(range(32))  # the key
 
 @contextmanager
 def ranks_here(
-    model: Path, how: dict[str, Any], options: EngineOptions, folder: Path, shards: list[Shard] | None = None
+    model: Path,
+    how: dict[str, Any],
+    options: EngineOptions,
+    folder: Path,
+    shards: list[Shard] | None = None,
+    delay_s: float = 0.0,
 ) -> Iterator[DistributedEngine]:
     """Rank 0's engine. how: as `tests.support.deployments` has it. Slices are written to `folder`, and what is kept of
-    prompts goes to a folder of each rank in that of the options. shards: is filled with those of all ranks.
+    prompts goes to a folder of each rank in that of the options. shards: is filled with those of all ranks. delay_s: of
+    every link, each way.
 
     At the end the other ranks must have followed without an error.
     """
@@ -42,7 +49,8 @@ def ranks_here(
     widths = [len(stage.shards) for stage in plan.stages]
     links: list[dict[int, Link]] = [{} for _ in range(n)]
     for a, b in combinations(range(n), 2):
-        links[a][b], links[b][a] = memory_link.pair((f"rank {a}", f"rank {b}"), PATIENT)
+        ends = memory_link.pair((f"rank {a}", f"rank {b}"), PATIENT)
+        links[a][b], links[b][a] = (ShapedLink(end, Shape(delay_s)) for end in ends) if delay_s else ends
     groups = [Group(rank, links[rank]) for rank in range(n)]
     shards = [] if shards is None else shards
     with ExitStack() as stack:
@@ -62,8 +70,8 @@ def ranks_here(
             yield engine
         finally:
             engine.end()
-            ends = [done.exception(TIMEOUT_S) for done in following]
+            errors = [done.exception(TIMEOUT_S) for done in following]
             for own_links in links:
                 for link in own_links.values():
                     link.close()
-        assert ends == [None] * (n - 1)
+        assert errors == [None] * (n - 1)

@@ -1,0 +1,232 @@
+"""Answers whose tokens are guessed beside the same without, by how many guesses are right.
+
+    python benchmarks/bench_speculate.py [--only disk|resident|far] [--work DIR] [--rounds 3] [--json]
+
+| section  | question                                                                                     |
+| disk     | what do guesses bring where weights are read for every token, within a budget of memory?     |
+| resident | what do they cost where they cannot bring much: weights in memory, one thread?               |
+| far      | what do they bring on two tensor ranks, threads of this process, with 5 ms on every way?     |
+
+Models have random weights, which nothing can guess. So a greedy answer is computed first; guesses are its tokens, each
+of which is another one with probability 1 - right. Every answer begins with nothing known of passes or guesses, so that
+learning is in the figures. Answers with guesses and without are measured in turn on one engine; ratios are of medians,
+beside them the least and the largest of any round. Model files are written to DIR, and used again where they are there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from paging_runs import GIB, MIB, Models
+from sides import alternate, compared
+
+from devices.probe import own_rss
+from edge.llm.engine import Engine
+from edge.llm.generate import generate
+from edge.llm.interface import TextEngine
+from edge.llm.options import EngineOptions
+from edge.llm.sampler import SamplingParams
+from edge.llm.sequence import Session
+from edge.speculate.bench import pass_ms
+from edge.speculate.choice import MOST_ROWS
+from edge.speculate.speculation import Speculation, SpeculationStats
+from edge.version import version
+from tests.support.ranks_here import ranks_here
+
+SECTIONS = ("disk", "resident", "far")
+CONTEXT = 512
+PROMPT = 32  # tokens
+LEAST_ANSWER = 8  # tokens; a prompt with a shorter one is left for another
+DELAY_S = 5e-3
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, and how much of it may be in memory."""
+
+    model: str
+    tokens: int  # of an answer
+    rights: Sequence[float]
+    budget: int | None = None  # bytes; 0: what half of the weights fit into
+    asked: str = ""  # of the ratio
+
+
+CASES = {
+    "disk": [Case("8b", 48, (0.75,), 3 * GIB // 2, ">= 2.5"), Case("1b", 96, (0.0, 0.5, 0.75, 0.9), 450 * MIB)],
+    "resident": [Case("1b", 128, (0.0, 0.25, 0.5, 0.75, 0.9), asked=">= 0.98")],
+    "far": [Case("1b", 96, (0.0, 0.75), asked=">= 2.5 at 0.75")],
+}
+TINY = {name: [Case("tiny", 24, (0.0, 0.75), 0 if name == "disk" else None)] for name in SECTIONS}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=SECTIONS)
+    parser.add_argument("--work", type=Path, help="folder for model files (default: a temporary one)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--model", help="measure this case of a section alone: 1b, 8b")
+    parser.add_argument("--tiny", action="store_true", help="the smallest sizes, to see that it works")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    if args.tiny:
+        args.rounds = 1
+    result: dict[str, Any] = {
+        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
+        "versions": f"Python {platform.python_version()}, llama-cpp-python {version('llama-cpp-python')}",
+    }
+    with tempfile.TemporaryDirectory() as name:
+        work = args.work or Path(name)
+        work.mkdir(parents=True, exist_ok=True)
+        models = Models(work, keep=True)
+        for section in [args.only] if args.only else SECTIONS:
+            cases = (TINY if args.tiny else CASES)[section]
+            result[section] = [
+                measured(section, case, models(case.model), Path(name), args.rounds)
+                for case in cases
+                if args.model in (None, case.model)
+            ]
+            if not args.json:
+                print(f"## {section}\n\n{tables(result[section])}\n", flush=True)
+    if args.json:
+        print(json.dumps(result))
+
+
+class Known:
+    """Guesses the tokens of an answer that is known, of which this fraction is right."""
+
+    def __init__(self, answer: Sequence[int], right: float) -> None:
+        chance = random.Random(0).random
+        self._guesses = [token if chance() < right else token ^ 1 for token in answer]
+        self._at = 0
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """The answer begins."""
+        self._at = 0
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """It went on."""
+        self._at += len(tokens)
+
+    def draft(self, n: int) -> list[int]:
+        """What follows."""
+        return self._guesses[self._at : self._at + n]
+
+
+@contextmanager
+def loaded(section: str, case: Case, path: Path, folder: Path) -> Iterator[TextEngine]:
+    """The engine of a section."""
+    options = {"threads": 1, "context": CONTEXT, "outputs": MOST_ROWS}
+    if section == "far":
+        how = {"parallel": "tensor", "shares": (1, 1)}
+        with ranks_here(path, how, EngineOptions(**options, batch=64), folder, delay_s=DELAY_S) as ranks:
+            yield ranks
+        return
+    memory = case.budget
+    if memory == 0:
+        with Engine(path, EngineOptions(**options, memory=own_rss() + GIB)) as whole:
+            memory = whole.memory.total - path.stat().st_size // 2
+    with Engine(path, EngineOptions(**options, memory=memory)) as engine:
+        yield engine
+
+
+def measured(section: str, case: Case, path: Path, folder: Path, rounds: int) -> dict[str, Any]:
+    """Answers of one engine without guesses, and with some of which a fraction is right."""
+    began = time.monotonic()
+    with loaded(section, case, path, folder) as engine:
+        prompt, answer = known_answer(engine, case.tokens)
+        stats: dict[float, SpeculationStats] = {}
+        same = dict.fromkeys(case.rights, True)
+
+        def plain() -> dict[str, float]:
+            return {"tokens_per_s": run(engine, prompt, case.tokens, None)[0]}
+
+        def guessed(right: float) -> dict[str, float]:
+            drafter = Speculation(Known(answer, right), "known")
+            rate, tokens = run(engine, prompt, case.tokens, drafter)
+            stats[right] = drafter.stats
+            same[right] &= tokens == answer
+            return {"tokens_per_s": rate}
+
+        sides = {"plain": plain} | {str(right): lambda right=right: guessed(right) for right in case.rights}
+        found = alternate(sides, rounds)
+        passes = pass_ms(engine, prompt)
+    rows = [
+        {
+            "right": right,
+            "tokens_per_s": median(one["tokens_per_s"] for one in found[str(right)]),
+            "same": same[right],
+            **stats[right].to_json(),
+            **{key: compared(found, str(right), "plain")[0][key] for key in ("ratio", "least", "most")},
+        }
+        for right in case.rights
+    ]
+    return {
+        "model": case.model,
+        "tokens": case.tokens,
+        "budget_bytes": case.budget,
+        "asked": case.asked,
+        "rounds": rounds,
+        "plain_tokens_per_s": median(one["tokens_per_s"] for one in found["plain"]),
+        "pass_ms": {str(size): ms for size, ms in passes.items()},
+        "rows": rows,
+        "took_s": time.monotonic() - began,
+    }
+
+
+def known_answer(engine: TextEngine, n_tokens: int) -> tuple[list[int], list[int]]:
+    """A prompt, and the greedy answer to it."""
+    chosen = np.random.default_rng(0)
+    while True:
+        prompt = chosen.integers(4, engine.model.n_vocab, PROMPT).tolist()
+        answer = run(engine, prompt, n_tokens, None)[1]
+        if len(answer) >= min(LEAST_ANSWER, n_tokens):
+            return prompt, answer
+
+
+def run(engine: TextEngine, prompt: list[int], most: int, drafter: Speculation | None) -> tuple[float, list[int]]:
+    """(tokens a second after the first, tokens) of an answer."""
+    greedy = SamplingParams(temperature=0)
+    responses = list(generate(Session(engine), prompt, greedy, max_tokens=most, drafter=drafter))
+    return responses[-1].timing.decode_tokens_per_s, [r.token_id for r in responses if r.token_id is not None]
+
+
+def tables(cases: Sequence[dict[str, Any]]) -> str:
+    """The results as Markdown."""
+    lines: list[str] = []
+    for case in cases:
+        budget = "" if not case["budget_bytes"] else f" in {case['budget_bytes'] // MIB} MiB"
+        one = case["pass_ms"]["1"]
+        passes = ", ".join(f"{rows}: {ms / one:.2f}" for rows, ms in case["pass_ms"].items())
+        lines += [
+            f"{case['model']}{budget}, {case['tokens']} tokens, {case['plain_tokens_per_s']:.2f} a second without"
+            f" guesses; a pass of {one:.1f} ms, by rows {passes}. Asked: {case['asked'] or 'nothing'}. Took"
+            f" {case['took_s']:.0f} s.",
+            "",
+            "| right | tokens/s | of plain | least | most | rows a pass | accepted | same tokens |",
+            "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
+        ]
+        for row in case["rows"]:
+            lines.append(
+                f"| {row['right']} | {row['tokens_per_s']:.2f} | {row['ratio']:.2f} | {row['least']:.2f}"
+                f" | {row['most']:.2f} | {row['rows_per_pass']:.1f} | {row['accepted']} of {row['drafted']}"
+                f" | {'yes' if row['same'] else 'no'} |"
+            )
+        lines.append("")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
