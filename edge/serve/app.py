@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -9,9 +10,8 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
-from starlette.routing import BaseRoute, Mount, Route
-from starlette.staticfiles import StaticFiles
+from starlette.responses import FileResponse, Response
+from starlette.routing import Route
 
 from edge.errors import EdgeError
 from edge.serve.endpoints import endpoints
@@ -28,13 +28,11 @@ _GONE = 499  # nobody reads this status; it is for the log
 def create_app(models: ServedModels, options: ServeOptions) -> Starlette:
     """All APIs and the page. TrustError where other machines would be answered without a key."""
     check(options)
-    open_paths = {"/", "/health", *(f"/{path.name}" for path in PAGE.glob("*"))}
-    routes: list[BaseRoute] = [Route(one.path, one.handle, methods=[one.method]) for one in endpoints(models, options)]
-    if PAGE.is_dir():
-        routes.append(Mount("/", StaticFiles(directory=PAGE, html=True)))
+    page = _page()
+    routes = [Route(one.path, one.handle, methods=[one.method]) for one in endpoints(models, options)]
     return Starlette(
-        routes=routes,
-        middleware=[Middleware(Security, options=options, open_paths=open_paths)],
+        routes=[*routes, *(Route(path, handle) for path, handle in page.items())],
+        middleware=[Middleware(Security, options=options, open_paths={"/health", *page})],
         exception_handlers={
             EdgeError: _failed,
             ValidationError: _failed,
@@ -43,6 +41,20 @@ def create_app(models: ServedModels, options: ServeOptions) -> Starlette:
             Exception: _failed,
         },
     )
+
+
+def _page() -> dict[str, Callable[[Request], Awaitable[Response]]]:
+    """The files of the page, by the paths where they are; its index also at the root."""
+
+    def sends(file: Path) -> Callable[[Request], Awaitable[Response]]:
+        async def send(_request: Request) -> Response:
+            return FileResponse(file)
+
+        return send
+
+    files = {f"/{file.name}": file for file in PAGE.glob("*") if file.is_file()}
+    index = {"/": PAGE / "index.html"} if "/index.html" in files else {}
+    return {path: sends(file) for path, file in {**files, **index}.items()}
 
 
 async def _failed(request: Request, error: Exception) -> Response:

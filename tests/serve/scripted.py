@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from edge.errors import EdgeError, UnknownModel
+from edge.errors import EdgeError, SamplingError, UnknownModel
 from edge.serve.served import Answer, Generation, Piece, ServedModel, TokenLogprob
 
 
@@ -59,6 +59,8 @@ class Scripted:
         return [*([1] if add_special else []), *text.encode()]
 
     async def pieces(self, tokens: Sequence[int]) -> list[bytes]:
+        if any(token > 255 for token in tokens):
+            raise SamplingError("token ids are from 0 to 255")
         return [bytes([token]) for token in tokens]
 
     async def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
