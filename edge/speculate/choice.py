@@ -15,7 +15,7 @@ SIZES = (1, 2, 4, 8)  # rows of a pass
 MOST_ROWS = SIZES[-1]
 
 _KEPT = 5  # times of each size; a bad moment is one of them
-_LEAST_PLAIN = 3  # passes of one row before anything else
+_LEAST_PLAIN = 2  # passes of one row before anything else; the faster one counts
 _CLEARLY = 1.05  # times as fast as one row
 _MEMORY = 0.94  # a guess counts so much less with every later one
 _PRIOR = 0.5, 1.0  # before there are any: that part of so many guesses was right

@@ -44,7 +44,7 @@ class Conversation:
 
 
 def test_nothing_is_tried_before_plain_passes_are_known() -> None:
-    assert Conversation(FLAT, 1.0).go_on(3).rows == [1, 1, 1]
+    assert Conversation(FLAT, 1.0).go_on(2).rows == [1, 1]
 
 
 def test_where_rows_cost_next_to_nothing_they_are_used() -> None:
@@ -89,7 +89,7 @@ def test_it_goes_off_when_guesses_get_wrong() -> None:
 
 def test_a_bad_moment_is_not_remembered() -> None:
     """The first trials take 30 times as long as they should: a later one is believed."""
-    found = Conversation(FLAT, 0.75).go_on(3)
+    found = Conversation(FLAT, 0.75).go_on(2)
     assert found.one_pass(times_as_long=30.0) == 2
     assert found.choice.best() == 1
     found.go_on(400)
