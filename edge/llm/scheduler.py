@@ -98,12 +98,13 @@ class Scheduler:
         microbatches: int | None = None,
         *,
         keep: bool = False,
+        admitted: Callable[[int], None] = lambda number: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """microbatches: how many groups answers form; None: one for each stage. keep: sequences of complete requests
         stay in the cache while there is room, and on disk where the engine has such a place, for prompts that begin
-        like them."""
-        self._engine = engine
+        like them. admitted: told the number of a request before anything of it is computed."""
+        self._engine, self._admitted = engine, admitted
         self._groups = microbatches or engine.stages
         self._in_flight = self._groups if engine.stages > 1 else 1  # a single stage has one at a time
         self._numbers = itertools.count()
@@ -244,6 +245,7 @@ class Scheduler:
             if running.cached_tokens is None:
                 running.cached_tokens = min(held, len(running.request.prompt))
             self._ready.append(running)
+            self._admitted(running.number)
 
     # --- submit ---
 

@@ -18,7 +18,6 @@ class Generation:
     stop: Sequence[str] = ()
     sampling: Mapping[str, Any] = field(default_factory=dict)  # fields of SamplingParams that are given
     logprobs: int | None = None  # alternatives told with each token; 0: its own probability alone; None: nothing
-    priority: int = 0  # of two that wait, the one with the lower number comes first
 
 
 @dataclass(frozen=True)
@@ -79,10 +78,10 @@ class ServedModel(Protocol):
         too long, EngineError where this model cannot."""
 
     async def status(self) -> dict[str, Any]:
-        """What it is and does now: keys `model` (name, path, architecture, context, vocabulary, parameters, size_bytes,
-        chat_template, embeds), `slots` (id, is_processing, prompt_tokens, generated_tokens), `waiting`, `tokens_per_s`,
-        `devices` (name, rank, layers, heads, memory_bytes, link), `plan`, `why`, and `counters` (prompt_tokens,
-        cached_tokens, generated_tokens, steps, preemptions)."""
+        """What it is and does now: keys `model` (name, path, architecture, context, trained_context, sequences,
+        vocabulary, parameters, size_bytes, chat_template, embeds: whether), `slots` (id, is_processing, prompt_tokens,
+        generated_tokens), `waiting`, `tokens_per_s`, `devices` (name, rank, layers, heads, memory_bytes, link), `plan`,
+        `why`, `restarts`, and `counters` (prompt_tokens, cached_tokens, generated_tokens, steps, preemptions)."""
 
 
 class ServedModels(Protocol):

@@ -36,7 +36,7 @@ def main() -> int:
     renderer = _Renderer()
     for line in sys.stdin.buffer:
         request = json.loads(line)
-        _limit(sum(len(message["content"]) for message in request["messages"] or ()))
+        _limit(len(line) - len(request["source"]))
         try:
             answer = _line(text=renderer.answer(request))
         except (RecursionError, MemoryError) as error:
@@ -96,7 +96,7 @@ class _Renderer:
                 add_generation_prompt=request["add_generation_prompt"],
                 raise_exception=_raise,
                 strftime_now=lambda form: datetime.datetime.now().strftime(form),
-                tools=None,
+                tools=request["tools"] or None,
                 documents=None,
                 **request["special"],
             ):

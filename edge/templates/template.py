@@ -12,8 +12,8 @@ from edge.errors import TemplateError
 from edge.templates.process import TemplateProcess
 
 MAX_SOURCE = 1 << 20  # characters of a template; published ones have up to 20,000
-Message = Mapping[str, str]
-"""{"role": "system" | "user" | "assistant", "content": text}"""
+Message = Mapping[str, Any]
+"""{"role": "system" | "user" | "assistant", "content": text}, and what a template knows beside, such as tool calls."""
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -62,17 +62,29 @@ class ChatTemplate:
             return cls(CHATML, bos=bos, eos=eos, process=process)
         return cls(TRANSCRIPT, bos=bos, eos=eos, stops=TRANSCRIPT_STOPS, process=process)
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
-        """The prompt text. TemplateError where the template refuses these messages, does not end, or takes more memory
-        than it may."""
-        return self._ask([dict(m) for m in messages], add_generation_prompt)
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """The prompt text. tools: functions that the model may call, as JSON has them. TemplateError where the template
+        refuses these messages, does not end, or takes more memory than it may."""
+        return self._ask([dict(m) for m in messages], tools, add_generation_prompt)
 
-    def _ask(self, messages: list[dict[str, str]] | None, add_generation_prompt: bool = False) -> str:
+    def _ask(
+        self,
+        messages: list[dict[str, Any]] | None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        add_generation_prompt: bool = False,
+    ) -> str:
         return self._process.ask(
             {
                 "source": self.source,
                 "special": self._special,
                 "messages": messages,
+                "tools": [dict(tool) for tool in tools],
                 "add_generation_prompt": add_generation_prompt,
             }
         )

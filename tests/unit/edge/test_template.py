@@ -148,7 +148,7 @@ def test_a_template_that_would_not_end_is_stopped(source: str, shared: TemplateP
     refused(source, shared)
     # By the sandbox, and not only because of the processor time that its process may take, of which a slow machine
     # makes more.
-    request = {"source": source, "messages": MESSAGES, "add_generation_prompt": True, "special": {}}
+    request = {"source": source, "messages": MESSAGES, "tools": [], "add_generation_prompt": True, "special": {}}
     with pytest.raises((TemplateError, RecursionError)):
         child._Renderer().answer(request)
 

@@ -1,0 +1,56 @@
+"""Contexts of llama.cpp that give one vector for a text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import llama_cpp as L
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import EngineError
+from edge.llama.llama import Batch, Model, captured_log
+
+
+class PooledContext:
+    """A context that gives one vector for a text: the pooling the model was made for, or the mean of its tokens."""
+
+    def __init__(self, model: Model, tokens: int, threads: int) -> None:
+        """tokens: that a text may have. EngineError where llama.cpp cannot make it."""
+        params = L.llama_context_default_params()
+        params.n_ctx = params.n_batch = params.n_ubatch = params.n_outputs_max = tokens
+        params.n_threads = params.n_threads_batch = threads
+        params.embeddings = True
+        self._model = model
+        self._handle: Any = None
+        for pooling in (L.LLAMA_POOLING_TYPE_UNSPECIFIED, L.LLAMA_POOLING_TYPE_MEAN):
+            params.pooling_type = pooling
+            with captured_log() as lines:
+                self._handle = L.llama_init_from_model(model._handle, params)
+            if not self._handle:
+                reason = lines[-1] if lines else "it gives no reason"
+                raise EngineError(f"llama.cpp cannot make a context to embed texts: {reason}")
+            if L.llama_pooling_type(self._handle) not in (L.LLAMA_POOLING_TYPE_NONE, L.LLAMA_POOLING_TYPE_RANK):
+                break
+            self.close()
+        self._batch = Batch(tokens)
+
+    def pooled(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """The vector [n_embd] of a text of token ids."""
+        n, batch = len(tokens), self._batch
+        batch.tokens[:n], batch.positions[:n], batch.sequences[:n], batch.outputs[:n] = tokens, range(n), 0, 1
+        batch.native.n_tokens = n
+        L.llama_memory_clear(L.llama_get_memory(self._handle), True)
+        if code := L.llama_decode(self._handle, batch.native):
+            raise EngineError(f"the text cannot be embedded, llama_decode gave {code}")
+        values = L.llama_get_embeddings_seq(self._handle, 0)
+        if not values:
+            raise EngineError("this model gives no embeddings")
+        return np.array(np.ctypeslib.as_array(values, shape=(L.llama_model_n_embd_out(self._model._handle),)))
+
+    def close(self) -> None:
+        """Free it."""
+        if self._handle:
+            L.llama_free(self._handle)
+            self._handle = None

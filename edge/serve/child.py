@@ -1,0 +1,108 @@
+"""The process that computes: a loaded model, and requests on it. It speaks JSON, a message a line, with the server.
+
+One thread drives the engine: it takes what arrived, makes a step, and tells what came of it. Others prepare requests
+(templates, tokens, grammars), so that the engine waits for none. The process ends when the server does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+from edge.serve.config import EngineConfig
+from edge.serve.loop import ServingLoop
+from edge.serve.messages import MOST_LINE_BYTES, error_json
+from edge.tasks import ShowStep, Steps
+
+_PREPARING = 4  # threads
+
+
+class Control:
+    """The socket to the server."""
+
+    def __init__(self, its_socket: socket.socket) -> None:
+        self._socket, self._lock = its_socket, threading.Lock()
+
+    def send(self, *messages: Mapping[str, Any]) -> None:
+        """Tell the server. A server that has gone is noticed by whoever reads."""
+        data = b"".join(json.dumps(message).encode() + b"\n" for message in messages)
+        with self._lock:
+            try:
+                self._socket.sendall(data)
+            except OSError:
+                return
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """What the server says, until it goes."""
+        with self._socket.makefile("rb") as stream:
+            while line := stream.readline(MOST_LINE_BYTES):
+                yield json.loads(line)
+
+
+class _ToldSteps(Steps):
+    """Loading, as the server shows it."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+
+    @contextmanager
+    def step(self, label: str, total: float | None = None, unit: str = "bytes") -> Iterator[ShowStep]:
+        self._control.send({"say": label})
+        yield lambda n, total=None, what="": None
+
+    def say(self, line: str) -> None:
+        self._control.send({"say": line})
+
+
+def main() -> int:
+    """Serve until the server goes; the exit code."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--control", type=int, required=True, help="file descriptor of a socket to the server")
+    control = Control(socket.socket(fileno=parser.parse_args().control))
+    messages = control.lines()
+    config = EngineConfig.from_json(next(messages))
+    try:
+        with config.loaded(_ToldSteps(control)) as (engine, deployed):
+            loop = ServingLoop(engine, deployed, control.send)
+            control.send({"ready": loop.status()})
+            threading.Thread(target=_read, args=(messages, loop, control), name="control", daemon=True).start()
+            loop.run()
+    except Exception as error:  # whatever it is, the server says so to whoever asked
+        control.send({"fatal": error_json(error)})
+        return 1
+    return 0
+
+
+def _read(messages: Iterator[dict[str, Any]], loop: ServingLoop, control: Control) -> None:
+    """Hand over what the server asks; in threads where it takes time."""
+    with ThreadPoolExecutor(_PREPARING, thread_name_prefix="prepare") as pool:
+        for message in messages:
+            if message["do"] == "cancel":
+                loop.cancel(message["id"])
+            else:
+                pool.submit(_answer, message, loop, control.send)
+    loop.end()
+
+
+def _answer(message: dict[str, Any], loop: ServingLoop, send: Callable[..., None]) -> None:
+    number = message["id"]
+    try:
+        result = loop.ask(number, message["do"], message.get("with", {}))
+    except Exception as error:
+        send({"id": number, "error": error_json(error)})
+    else:
+        send({"id": number, "result": result})
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # threads may wait for what nobody will say

@@ -1,0 +1,69 @@
+"""How a model is to be loaded by its engine process: plain values, which cross as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edge.cluster.deployment import Exchange
+from edge.llm.interface import TextEngine
+from edge.llm.options import EngineOptions, PrefixOptions
+from edge.planning.deployed import Deployed, Placement, deployed
+from edge.tasks import Steps
+from partition.plan.plan import Plan
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """A model, how to load it, and on which devices."""
+
+    path: str  # of the model's file
+    options: Mapping[str, Any] = field(default_factory=dict)  # fields of EngineOptions, but prefixes
+    prefix_cache: int | None = None  # bytes on disk; None: as usual; 0: none
+    workers: tuple[str, ...] = ()  # addresses of the other devices; none: this one alone, unless a plan names some
+    plan: Mapping[str, Any] | None = None  # JSON of a plan, in place of workers
+    parallel: str = "auto"
+    shares: tuple[float, ...] | None = None
+    transport: str = "auto"
+    allreduce: str = "auto"
+    wire: str = "f32"
+    insecure: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> EngineConfig:
+        """What `to_json` gave."""
+        shares = values["shares"]
+        return cls(
+            **{**values, "workers": tuple(values["workers"]), "shares": None if shares is None else tuple(shares)}
+        )
+
+    def engine_options(self) -> EngineOptions:
+        """As an engine takes them. EngineError for one that is out of its range."""
+        return EngineOptions(**self.options, prefixes=PrefixOptions.of(self.prefix_cache))
+
+    @contextmanager
+    def loaded(self, steps: Steps) -> Iterator[tuple[TextEngine, Deployed | None]]:
+        """The model, loaded, and where it runs where that is on several devices. The errors of Engine and deployed."""
+        from edge.llm.engine import Engine
+
+        path, options = Path(self.path), self.engine_options()
+        if not self.workers and self.plan is None:
+            with steps.step(f"Loading {path.name}"), Engine(path, options) as engine:
+                yield engine, None
+            return
+        plan = Plan.from_json(dict(self.plan)) if self.plan is not None else None
+        exchange = Exchange(self.transport, self.allreduce, self.wire)
+        workers = self.workers if plan is None else plan.devices[1:]
+        own = {name: self.options.get(name) for name in ("threads", "gpu_layers", "memory")}
+        placement = Placement(
+            workers, plan, "as the plan says", self.parallel, self.shares, exchange, self.insecure, own
+        )
+        with deployed(path, placement, options, steps=steps) as model:
+            yield model.engine, model

@@ -1,0 +1,280 @@
+"""The engine thread of an engine process, and what other threads may ask of it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from edge.errors import ContextFull, EngineError, SamplingError
+from edge.llm.embedder import Embedder
+from edge.llm.interface import TextEngine
+from edge.llm.sampler import SamplingParams
+from edge.llm.scheduler import Event, Request, Running, Scheduler
+from edge.planning.deployed import Deployed
+from edge.serve.messages import error_json, logprob_json
+from edge.serve.status import engine_status
+from edge.templates.process import TemplateProcess
+from edge.templates.template import ChatTemplate
+
+_RATE_S = 5.0  # over which tokens a second are counted
+_JOB_S = 600.0  # for the engine thread to come to what is asked of it: a step of a large model may take a minute
+
+
+class ServingLoop:
+    """Runs requests until it is ended. `run` is the engine thread; the other methods are for all threads."""
+
+    def __init__(self, engine: TextEngine, deployed: Deployed | None, send: Callable[..., None]) -> None:
+        """send: tells the server messages."""
+        self._engine, self._deployed, self._send = engine, deployed, send
+        self._scheduler = Scheduler(engine, keep=True, admitted=self._admitted)
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._numbers: dict[int, int] = {}  # the server's number of a request, by the scheduler's
+        self._requests: dict[int, Running] = {}  # by the server's number
+        self._cancelled: set[int] = set()  # before they were prepared
+        self._renderer_lock, self._renderer = threading.Lock(), TemplateProcess()
+        special = {name: self._special(name) for name in ("bos", "eos")}
+        self._bos = special["bos"]
+        self._template = ChatTemplate.for_model(engine.file.metadata, special["bos"], special["eos"], self._renderer)
+        self._embedder: Embedder | None = None
+        self._times: deque[float] = deque()  # when tokens came, of the last seconds
+        self._counters = {"prompt_tokens": 0, "cached_tokens": 0, "generated_tokens": 0, "steps": 0, "preemptions": 0}
+
+    # --- the engine thread ---
+
+    def run(self) -> None:
+        """Take what arrived, make a step, tell what came of it. The error that the engine cannot go on after."""
+        try:
+            while True:
+                if not self._take_jobs():
+                    return
+                if self._scheduler.busy:
+                    self._step()
+        finally:
+            self._scheduler.close()
+            self._renderer.close()
+            if self._embedder is not None:
+                self._embedder.close()
+
+    def _take_jobs(self) -> bool:
+        """Do what other threads asked for; waits where there is nothing else to do. False: the end."""
+        while True:
+            try:
+                job = self._jobs.get(block=not self._scheduler.busy)
+            except queue.Empty:
+                return True
+            if job is None:
+                return False
+            job()
+
+    def _step(self) -> None:
+        try:
+            events = self._scheduler.step()
+        except Exception as error:
+            self._fail(error)
+            return
+        self._counters["steps"] += 1
+        self._counters["preemptions"] = self._scheduler.preemptions
+        self._send(*map(self._message, events))
+
+    def _fail(self, error: Exception) -> None:
+        """All requests end with this error. It is raised where the engine cannot be used any more."""
+        self._scheduler.close()
+        self._send(*({"id": number, "error": error_json(error)} for number in self._requests))
+        self._numbers.clear()
+        self._requests.clear()
+        if self._engine.failed is not None:
+            raise error
+        self._scheduler = Scheduler(self._engine, keep=True, admitted=self._admitted)
+
+    def _admitted(self, number: int) -> None:
+        """Should this process end now, this request may be why."""
+        self._send({"id": self._numbers[number], "begun": True})
+
+    def _message(self, event: Event) -> dict[str, Any]:
+        """What an event is to the server."""
+        number = self._numbers[event.request]
+        if event.token_id is not None:
+            self._counters["generated_tokens"] += 1
+            self._times.append(time.monotonic())
+        if event.finish_reason is not None:
+            running = self._requests.pop(number)
+            del self._numbers[event.request]
+            self._counters["prompt_tokens"] += len(running.request.prompt)
+            self._counters["cached_tokens"] += event.cached_tokens
+        if event.error is not None:
+            return {"id": number, "error": error_json(event.error)}
+        piece: dict[str, Any] = {
+            "text": event.text,
+            "token_id": event.token_id,
+            "finish_reason": event.finish_reason,
+            "stop_string": event.stop_string,
+        }
+        if event.logprobs is not None and event.token_id is not None:
+            piece["logprob"] = self._logprob(event.token_id, event.logprobs.chosen)
+            piece["alternatives"] = [self._logprob(*one) for one in event.logprobs.alternatives]
+        return {"id": number, "piece": piece, "cached_tokens": event.cached_tokens}
+
+    def _logprob(self, token: int, logprob: float) -> list[Any]:
+        return logprob_json(token, self._engine.model.piece(token, special=True), logprob)
+
+    # --- all threads ---
+
+    def end(self) -> None:
+        """Let `run` return, and what is computed now be dropped."""
+        self._engine.stop()
+        self._jobs.put(None)
+
+    def cancel(self, number: int) -> None:
+        """End a request within a step."""
+
+        def job() -> None:
+            running = self._requests.get(number)
+            if running is None:
+                self._cancelled.add(number)
+            else:
+                self._scheduler.cancel(running.number)
+
+        self._jobs.put(job)
+
+    def ask(self, number: int, what: str, arguments: Mapping[str, Any]) -> Any:
+        """What the server asks for, by name, as values of JSON. The errors of what it is."""
+        return getattr(self, f"_ask_{what}")(number, **arguments)
+
+    def status(self) -> dict[str, Any]:
+        """As ServedModel.status; for the engine thread."""
+        now, counters = time.monotonic(), dict(self._counters)
+        while self._times and self._times[0] < now - _RATE_S:
+            self._times.popleft()
+        slots = [
+            {
+                "id": running.slot.sequence if running.slot else -1,
+                "is_processing": True,
+                "prompt_tokens": len(running.request.prompt),
+                "generated_tokens": len(running.continuation.tokens),
+            }
+            for running in self._scheduler.running
+        ]
+        return {
+            **engine_status(self._engine, self._deployed, self._template.source),
+            "slots": slots,
+            "waiting": self._scheduler.waiting,
+            "tokens_per_s": len(self._times) / _RATE_S,
+            "counters": counters,
+        }
+
+    def _ask_generate(self, number: int, **generation: Any) -> dict[str, Any]:
+        prompt = self._prompt(generation)
+        room = self._engine.context - len(prompt)
+        if room <= 0:
+            raise ContextFull(
+                f"the prompt has {len(prompt)} tokens and the context {self._engine.context}, which must also hold the"
+                " answer; use a shorter prompt, or serve with a larger --context"
+            )
+        asked = generation["max_tokens"]
+        if asked is not None and asked < 1:
+            raise SamplingError(f"max_tokens is {asked}: an answer has 1 token or more")
+        biases = {int(token): bias for token, bias in generation["sampling"].get("logit_bias", {}).items()}
+        stops = () if generation["messages"] is None else self._template.stops
+        request = Request(
+            prompt,
+            min(room, asked or room),
+            SamplingParams(**{**generation["sampling"], "logit_bias": biases}),
+            (*generation["stop"], *stops),
+            logprobs=generation["logprobs"],
+            generated=generation["generated"],
+        )
+        running = self._scheduler.prepare(request)
+        accepted = {"prompt_tokens": len(prompt)}
+        self._jobs.put(lambda: self._begin(number, running))
+        return accepted
+
+    def _begin(self, number: int, running: Running) -> None:
+        if number in self._cancelled:
+            self._cancelled.discard(number)
+            running.continuation.close()
+            piece = {"text": "", "finish_reason": "cancelled"}
+            self._send({"id": number, "piece": piece, "cached_tokens": 0})
+            return
+        self._requests[number] = running
+        self._numbers[running.number] = number
+        self._scheduler.enqueue(running)
+
+    def _prompt(self, generation: Mapping[str, Any]) -> list[int]:
+        """The token ids of what is to be continued."""
+        prompt, messages = generation["prompt"], generation["messages"]
+        if messages is not None:
+            text = self._rendered(messages, generation["tools"])
+            starts_with_bos = bool(self._bos) and text.startswith(self._bos)
+            return self._engine.model.tokenize(text, add_special=not starts_with_bos, parse_special=True)
+        tokens = self._tokens(prompt)
+        if not tokens:
+            raise ContextFull("the prompt is empty: there is nothing to continue")
+        return tokens
+
+    def _tokens(self, text: str | Sequence[int]) -> list[int]:
+        """Token ids of a text, or checked ones. SamplingError for an id that is none."""
+        if isinstance(text, str):
+            return self._engine.model.tokenize(text, add_special=True, parse_special=False)
+        n_vocab = self._engine.model.n_vocab
+        if bad := [token for token in text if not 0 <= token < n_vocab]:
+            raise SamplingError(f"{bad[0]} is no token: ids are from 0 to {n_vocab - 1}")
+        return list(text)
+
+    def _rendered(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
+        with self._renderer_lock:
+            return self._template.render(messages, tools=tools)
+
+    def _ask_tokenize(self, _: int, text: str, add_special: bool, parse_special: bool) -> list[int]:
+        return self._engine.model.tokenize(text, add_special=add_special, parse_special=parse_special)
+
+    def _ask_pieces(self, _: int, tokens: list[int]) -> list[str]:
+        return [self._engine.model.piece(token, special=True).decode("latin-1") for token in self._tokens(tokens)]
+
+    def _ask_render(self, _: int, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
+        return self._rendered(messages, tools)
+
+    def _ask_status(self, _: int) -> dict[str, Any]:
+        found: dict[str, Any] = self._in_turn(self.status)
+        return found
+
+    def _ask_embed(self, _: int, texts: list[str | list[int]]) -> dict[str, Any]:
+        if self._deployed is not None:
+            raise EngineError("this model runs on several devices, and embeddings need one; serve it without --workers")
+        if self._engine.paging is not None:
+            raise EngineError("this model runs within a memory budget, and embeddings need a context of their own")
+        tokenized = [self._tokens(text) for text in texts]
+        vectors = self._in_turn(lambda: [self._embed(tokens) for tokens in tokenized])
+        return {"embeddings": vectors, "tokens": sum(map(len, tokenized))}
+
+    def _embed(self, tokens: list[int]) -> list[float]:
+        if self._embedder is None:
+            trained = self._engine.shape.context_length or self._engine.context
+            self._embedder = Embedder(self._engine.model, trained, self._engine.threads)
+        return [float(value) for value in self._embedder.embed(tokens)]
+
+    def _in_turn(self, work: Callable[[], Any]) -> Any:
+        """What `work` gives, done by the engine thread between two steps."""
+        done: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+
+        def job() -> None:
+            try:
+                done.put((work(), None))
+            except Exception as error:
+                done.put((None, error))
+
+        self._jobs.put(job)
+        with suppress(queue.Empty):
+            result, error = done.get(timeout=_JOB_S)
+            if error is not None:
+                raise error
+            return result
+        raise EngineError(f"the engine has been busy for {_JOB_S:g} s")
+
+    def _special(self, name: str) -> str:
+        token = self._engine.model.special_token(name)
+        return "" if token is None else self._engine.model.piece(token, special=True).decode(errors="replace")

@@ -1,0 +1,102 @@
+"""The models of a server, by name: loaded when they are asked for, and let go where another needs the memory."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from edge.errors import UnknownModel
+from edge.serve.config import EngineConfig
+from edge.serve.process import EngineProcess
+from partition.plan.plan import Plan
+
+_BESIDE_WEIGHTS = 1.2  # memory that a model takes, in sizes of its file
+_MOST_NAMED = 20  # models that an error message lists
+
+
+class Router:
+    """As `edge.serve.served.ServedModels`; for one event loop."""
+
+    def __init__(
+        self, configs: Mapping[str, EngineConfig], *, queue: int = 256, say: Callable[[str], None] = lambda line: None
+    ) -> None:
+        """configs: of each model, by name, the default one first. queue: requests that may wait for each. say: told
+        lines for people."""
+        self._configs = dict(configs)
+        self._queue, self._say = queue, say
+        self._processes: dict[str, EngineProcess] = {}
+        self._used: dict[str, int] = {}  # when a model was last asked for
+        self._times = itertools.count()
+        self._loading = asyncio.Lock()
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Of the models, the default one first."""
+        return list(self._configs)
+
+    async def model(self, name: str | None) -> EngineProcess:
+        """As ServedModels."""
+        name = self._known(name)
+        async with self._loading:
+            process = self._processes.get(name)
+            if process is not None and process.failed is not None:
+                await self._let_go(name)
+                process = None
+            if process is None:
+                await self._make_room(name)
+                process = EngineProcess(name, self._configs[name], queue=self._queue, say=self._say)
+                try:
+                    await process.start()
+                except BaseException:
+                    await process.close()
+                    raise
+                self._processes[name] = process
+            self._used[name] = next(self._times)
+            return process
+
+    async def loaded(self) -> Sequence[EngineProcess]:
+        """As ServedModels."""
+        return [process for process in self._processes.values() if process.failed is None]
+
+    async def use_plan(self, name: str | None, plan: Mapping[str, Any]) -> None:
+        """As ServedModels."""
+        name = self._known(name)
+        Plan.from_json(dict(plan))  # PlanError
+        process = await self.model(name)
+        async with self._loading:
+            config = replace(self._configs[name], plan=dict(plan), workers=())
+            await process.use(config)
+            self._configs[name] = config
+
+    async def close(self) -> None:
+        """End all engine processes."""
+        for name in list(self._processes):
+            await self._let_go(name)
+
+    def _known(self, name: str | None) -> str:
+        if name is None:
+            return self.names[0]
+        if name not in self._configs:
+            named = ", ".join(self.names[:_MOST_NAMED])
+            raise UnknownModel(f"there is no model {name[:200]!r} here; there are {named}")
+        return name
+
+    async def _make_room(self, name: str) -> None:
+        """Let models go that nobody uses just now, the longest unused first, while this one needs their memory."""
+        config = self._configs[name]
+        need = Path(config.path).stat().st_size * _BESIDE_WEIGHTS
+        idle = sorted((n for n, process in self._processes.items() if not process.busy), key=lambda n: self._used[n])
+        for other in idle:
+            if not config.options.get("memory") and need <= psutil.virtual_memory().available:
+                return
+            self._say(f"{other}: let go, {name} needs the memory")
+            await self._let_go(other)
+
+    async def _let_go(self, name: str) -> None:
+        await self._processes.pop(name).close()

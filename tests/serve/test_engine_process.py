@@ -1,0 +1,306 @@
+"""Engine processes: what is asked of them, what happens where they end, and which are loaded."""
+
+import asyncio
+import os
+import shutil
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import pytest
+
+from edge.demo import MODEL_PATH
+from edge.errors import ContextFull, EngineError, EngineGone, Overloaded, SamplingError, TemplateError, UnknownModel
+from edge.llm.engine import Engine
+from edge.llm.sampler import SamplingParams
+from edge.llm.scheduler import Request, Scheduler
+from edge.serve.config import EngineConfig
+from edge.serve.process import ENDS_IN_A_ROW, EngineProcess, ProcessAnswer
+from edge.serve.router import Router
+from edge.serve.served import Generation, Piece
+from partition.errors import PlanError
+from quant.errors import ModelFileError
+from tests.conftest import Synthetic
+
+T = TypeVar("T")
+CONFIG = EngineConfig(str(MODEL_PATH), {"threads": 1, "sequences": 3, "context": 512}, prefix_cache=0)
+# Sums whose order does not change what is chosen: where a sequence lies in the cache depends on the others.
+EXACT = {"kv_type": "f32", "flash_attention": "off"}
+GREEDY = {"temperature": 0.0}
+ENDLESS = Generation(prompt="Tell me", sampling={**GREEDY, "logit_bias": {4: -100.0}})
+WAIT_S = 60.0
+
+
+def with_router(work: Callable[[Router], Awaitable[T]], config: EngineConfig = CONFIG, **options: Any) -> T:
+    """What `work` gives of a router with the bundled model, within a minute."""
+
+    async def run() -> T:
+        router = Router({"demo": config}, **options)
+        try:
+            return await asyncio.wait_for(work(router), WAIT_S)
+        finally:
+            await router.close()
+
+    return asyncio.run(run())
+
+
+async def text(answer: ProcessAnswer) -> str:
+    return "".join([piece.text async for piece in answer])
+
+
+def question(i: int, **options: Any) -> Generation:
+    message = {"role": "user", "content": f"What is {i} plus 2?"}
+    return Generation(messages=[message], sampling=GREEDY, **options)
+
+
+def test_requests_are_answered_together_and_each_as_alone() -> None:
+    async def work(router: Router) -> tuple[list[str], dict[str, Any]]:
+        model = await router.model(None)
+        answers = await asyncio.gather(*(model.generate(question(i)) for i in range(8)))
+        found = await asyncio.gather(*map(text, answers))
+        assert [answer.prompt_tokens for answer in answers] == [12] * 8
+        assert max(answer.cached_tokens for answer in answers) >= 3  # the beginning that all have
+        return found, await model.status()
+
+    found, status = with_router(work)
+    assert found == [f"{i} plus 2 is {i + 2}." for i in range(8)]
+    assert status["counters"]["prompt_tokens"] == 8 * 12
+    assert 0 < status["counters"]["cached_tokens"] < 8 * 12
+    assert status["counters"]["generated_tokens"] > 8 * 5
+    assert (status["waiting"], status["slots"], status["restarts"]) == (0, [], 0)
+    assert status["devices"][0]["layers"] == [0, 8]
+
+
+def test_tokens_and_prompts_are_those_of_the_model() -> None:
+    async def work(router: Router) -> Any:
+        model = await router.model("demo")
+        tokens = await model.tokenize("Hello <|user|>", parse_special=True)
+        plain = await model.tokenize("Hello <|user|>")
+        return tokens, plain, await model.pieces(tokens), await model.render([{"role": "user", "content": "hi"}])
+
+    tokens, plain, pieces, prompt = with_router(work)
+    assert len(tokens) < len(plain)
+    assert b"".join(pieces) == b"Hello <|user|>"
+    assert prompt == "<|bos|><|user|>hi<|end|><|assistant|>"
+
+
+def test_texts_that_mean_the_like_are_embedded_alike() -> None:
+    async def work(router: Router) -> Any:
+        model = await router.model(None)
+        with pytest.raises(ContextFull, match="1 to 1024 tokens, this one 0"):
+            await model.embed([[]])
+        return await model.embed(["What is a kilogram?", "What is a gram?", "Tell me a joke, please", [5, 6]])
+
+    (kilogram, gram, joke, _), tokens = with_router(work)
+    assert tokens > 12
+    assert sum(x * x for x in kilogram) == pytest.approx(1, abs=1e-5)
+    like, unlike = (sum(x * y for x, y in zip(kilogram, other, strict=True)) for other in (gram, joke))
+    assert like > unlike + 0.2
+
+
+@pytest.mark.parametrize(
+    ("generation", "error", "why"),
+    [
+        (Generation(prompt="word " * 600), ContextFull, "the prompt has .* tokens and the context 512"),
+        (Generation(prompt=""), ContextFull, "the prompt is empty"),
+        (Generation(prompt=[1, 5000]), SamplingError, "5000 is no token"),
+        (Generation(prompt="x", sampling={"temperature": -1.0}), SamplingError, "temperature"),
+        (Generation(prompt="x", sampling={"json_schema": '{"not": {}}'}), SamplingError, "not"),
+        (Generation(prompt="x", max_tokens=0), SamplingError, "max_tokens is 0"),
+        (Generation(prompt="x", stop=("",)), SamplingError, "stop string"),
+        (Generation(messages=[{"role": "user"}]), TemplateError, "content"),
+    ],
+)
+def test_what_is_wrong_with_a_request_is_said_before_it_begins(
+    generation: Generation, error: type[Exception], why: str
+) -> None:
+    async def work(router: Router) -> str:
+        model = await router.model(None)
+        with pytest.raises(error, match=why):
+            await model.generate(generation)
+        assert not model.busy
+        return await text(await model.generate(question(1)))
+
+    assert with_router(work) == "1 plus 2 is 3."
+
+
+def test_a_constraint_holds_through_the_process() -> None:
+    async def work(router: Router) -> str:
+        model = await router.model(None)
+        sampling = {**GREEDY, "regex": r"\d{3}-[xyz]"}
+        return await text(await model.generate(replace(question(1), sampling=sampling)))
+
+    found = with_router(work)
+    assert found[:3].isdigit()
+    assert found[3:] in {"-x", "-y", "-z"}
+
+
+def test_a_request_that_is_cancelled_ends_alone_and_within_a_step() -> None:
+    async def work(router: Router) -> tuple[Sequence[Piece], str]:
+        model = await router.model(None)
+        endless, other = await model.generate(ENDLESS), await model.generate(question(4))
+        pieces: list[Piece] = []
+        async for piece in endless:
+            pieces.append(piece)
+            if len(pieces) == 3:
+                endless.cancel()
+        status = await model.status()
+        assert len(status["slots"]) <= 1
+        return pieces, await text(other)
+
+    pieces, other = with_router(work)
+    assert pieces[-1].finish_reason == "cancelled"
+    assert len(pieces) < 100
+    assert other == "4 plus 2 is 6."
+
+
+def test_answers_go_on_with_the_same_tokens_where_the_process_is_killed(synthetic: Synthetic) -> None:
+    path, said = synthetic("llama", "f32"), list[str]()
+    config = EngineConfig(str(path), {**CONFIG.options, **EXACT}, prefix_cache=0)
+    with Engine(path, config.engine_options()) as engine:
+        ends = {token: -100.0 for token in range(engine.model.n_vocab) if engine.model.is_end(token)}
+        sampling = {**GREEDY, "logit_bias": ends}
+        asked = Request([5, 6, 7], 120, SamplingParams(temperature=0, logit_bias=ends))
+        [undisturbed] = Scheduler(engine).run([asked])
+
+    async def work(router: Router) -> tuple[list[list[int]], int]:
+        model = await router.model(None)
+        generation = Generation(prompt=[5, 6, 7], sampling=sampling, max_tokens=120)
+        answers = [await model.generate(generation) for _ in range(5)]  # two of them wait
+
+        async def collected(answer: ProcessAnswer) -> list[int]:
+            tokens = []
+            async for piece in answer:
+                if piece.token_id is not None:
+                    tokens.append(piece.token_id)
+                if answer is answers[0] and len(tokens) in (20, 70):
+                    assert model._process is not None
+                    assert model._reader is not None
+                    os.kill(model._process.pid, signal.SIGKILL)
+                    await model._reader  # until it was noticed
+            return tokens
+
+        return await asyncio.gather(*map(collected, answers)), model.restarts
+
+    found, restarts = with_router(work, config, say=said.append)
+    assert found == [undisturbed] * 5
+    assert len(undisturbed) == 120
+    assert restarts == 2
+    assert any("killed by SIGKILL" in line for line in said)
+
+
+def test_a_request_that_ends_the_process_each_time_fails_and_the_next_is_answered() -> None:
+    async def work(router: Router) -> str:
+        model = await router.model(None)
+        generate, ends = EngineProcess._tell, 0
+
+        def poisoned(process: EngineProcess, message: Any) -> None:
+            """The process dies of one request."""
+            nonlocal ends
+            generate(process, message)
+            if message.get("do") == "generate" and message["with"]["prompt"] == "poison":
+                ends += 1
+                assert process._process is not None
+                os.kill(process._process.pid, signal.SIGKILL)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(EngineProcess, "_tell", poisoned)
+            with pytest.raises(EngineGone, match="killed by SIGKILL"):
+                await text(await model.generate(Generation(prompt="poison")))
+        assert ends <= ENDS_IN_A_ROW
+        return await text(await model.generate(question(3)))
+
+    assert with_router(work) == "3 plus 2 is 5."
+
+
+def test_too_many_are_refused_and_those_there_are_answered() -> None:
+    async def work(router: Router) -> list[str]:
+        model = await router.model(None)
+        answers = [await model.generate(question(i)) for i in range(3)]
+        endless = [await model.generate(ENDLESS) for _ in range(2)]
+        with pytest.raises(Overloaded, match="3 requests are answered and 2 wait"):
+            await model.generate(question(9))
+        for answer in endless:
+            answer.cancel()
+        return await asyncio.gather(*map(text, answers))
+
+    assert with_router(work, queue=2) == [f"{i} plus 2 is {i + 2}." for i in range(3)]
+
+
+def test_a_model_that_cannot_be_loaded_says_why_each_time(tmp_path: Path) -> None:
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF" + bytes(100))
+
+    async def work(router: Router) -> None:
+        for _ in range(2):
+            with pytest.raises(ModelFileError, match="bad"):
+                await router.model(None)
+        with pytest.raises(UnknownModel, match="no model 'other' here; there are demo"):
+            await router.model("other")
+
+    with_router(work, EngineConfig(str(tmp_path / "bad.gguf")))
+
+
+def test_models_are_let_go_where_another_needs_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copy(MODEL_PATH, tmp_path / "second.gguf")
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": 1 << 20}))
+
+    async def run() -> list[str]:
+        said: list[str] = []
+        second = replace(CONFIG, path=str(tmp_path / "second.gguf"))
+        lasting = replace(CONFIG, options={**CONFIG.options, "context": 1 << 14})  # an answer that outlives the loads
+        router = Router({"first": lasting, "second": second, "third": CONFIG}, say=said.append)
+        try:
+            first = await router.model("first")
+            endless = await first.generate(ENDLESS)
+            await router.model("second")
+            assert {model.name for model in await router.loaded()} == {"first", "second"}  # the first is in use
+            await router.model("third")
+            assert {model.name for model in await router.loaded()} == {"first", "third"}
+            endless.cancel()
+            assert [piece.finish_reason async for piece in endless][-1] == "cancelled"
+        finally:
+            await router.close()
+        return said
+
+    assert any("second: let go, third needs the memory" in line for line in asyncio.run(run()))
+
+
+def test_nothing_is_left_when_the_server_ends() -> None:
+    async def work(router: Router) -> tuple[int, ProcessAnswer]:
+        model = await router.model(None)
+        assert model._process is not None
+        return model._process.pid, await model.generate(ENDLESS)
+
+    async def run() -> None:
+        router = Router({"demo": CONFIG})
+        pid, answer = await work(router)
+        children = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+        await router.close()
+        with pytest.raises(EngineGone, match="the server ends"):
+            await text(answer)
+        assert psutil.wait_procs(children, WAIT_S)[1] == []
+
+    asyncio.run(run())
+
+
+def test_embeddings_of_a_model_within_a_budget_are_refused() -> None:
+    async def work(router: Router) -> None:
+        model = await router.model(None)
+        assert (await model.status())["model"]["embeds"] is False
+        with pytest.raises(EngineError, match="within a memory budget"):
+            await model.embed(["text"])
+
+    with_router(work, replace(CONFIG, options={**CONFIG.options, "memory": 400 << 20}))
+
+
+def test_a_plan_that_is_none_changes_nothing() -> None:
+    async def work(router: Router) -> str:
+        model = await router.model(None)
+        with pytest.raises(PlanError):
+            await router.use_plan(None, {"format": "nonsense"})
+        return await text(await model.generate(question(5)))
+
+    assert with_router(work) == "5 plus 2 is 7."
