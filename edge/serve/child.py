@@ -93,13 +93,14 @@ def _read(messages: Iterator[dict[str, Any]], loop: ServingLoop, control: Contro
 
 
 def _answer(message: dict[str, Any], loop: ServingLoop, send: Callable[..., None]) -> None:
-    number = message["id"]
+    number, what, arguments = message["id"], message["do"], message.get("with", {})
     try:
-        result = loop.ask(number, message["do"], message.get("with", {}))
+        if what == "generate":
+            loop.generate(number, **arguments)  # says itself that it was accepted, before anything comes of it
+        else:
+            send({"id": number, "result": loop.ask(what, arguments)})
     except Exception as error:
         send({"id": number, "error": error_json(error)})
-    else:
-        send({"id": number, "result": result})
 
 
 if __name__ == "__main__":

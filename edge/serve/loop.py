@@ -11,11 +11,11 @@ from contextlib import suppress
 from typing import Any
 
 from edge.errors import ContextFull, EngineError, SamplingError
-from edge.llm.embedder import Embedder
 from edge.llm.interface import TextEngine
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Event, Request, Running, Scheduler
 from edge.planning.deployed import Deployed
+from edge.serve.embedder import Embedder
 from edge.serve.messages import error_json, logprob_json
 from edge.serve.status import engine_status
 from edge.templates.process import TemplateProcess
@@ -141,9 +141,9 @@ class ServingLoop:
 
         self._jobs.put(job)
 
-    def ask(self, number: int, what: str, arguments: Mapping[str, Any]) -> Any:
+    def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:
         """What the server asks for, by name, as values of JSON. The errors of what it is."""
-        return getattr(self, f"_ask_{what}")(number, **arguments)
+        return getattr(self, f"_ask_{what}")(**arguments)
 
     def status(self) -> dict[str, Any]:
         """As ServedModel.status; for the engine thread."""
@@ -167,7 +167,8 @@ class ServingLoop:
             "counters": counters,
         }
 
-    def _ask_generate(self, number: int, **generation: Any) -> dict[str, Any]:
+    def generate(self, number: int, **generation: Any) -> None:
+        """Prepare a request, and let it wait for its turn. All that can be wrong with it is raised."""
         prompt = self._prompt(generation)
         room = self._engine.context - len(prompt)
         if room <= 0:
@@ -189,11 +190,10 @@ class ServingLoop:
             generated=generation["generated"],
         )
         running = self._scheduler.prepare(request)
-        accepted = {"prompt_tokens": len(prompt)}
         self._jobs.put(lambda: self._begin(number, running))
-        return accepted
 
     def _begin(self, number: int, running: Running) -> None:
+        self._send({"id": number, "result": {"prompt_tokens": len(running.request.prompt)}})
         if number in self._cancelled:
             self._cancelled.discard(number)
             running.continuation.close()
@@ -229,20 +229,20 @@ class ServingLoop:
         with self._renderer_lock:
             return self._template.render(messages, tools=tools)
 
-    def _ask_tokenize(self, _: int, text: str, add_special: bool, parse_special: bool) -> list[int]:
+    def _ask_tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
         return self._engine.model.tokenize(text, add_special=add_special, parse_special=parse_special)
 
-    def _ask_pieces(self, _: int, tokens: list[int]) -> list[str]:
+    def _ask_pieces(self, tokens: list[int]) -> list[str]:
         return [self._engine.model.piece(token, special=True).decode("latin-1") for token in self._tokens(tokens)]
 
-    def _ask_render(self, _: int, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
+    def _ask_render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
         return self._rendered(messages, tools)
 
-    def _ask_status(self, _: int) -> dict[str, Any]:
+    def _ask_status(self) -> dict[str, Any]:
         found: dict[str, Any] = self._in_turn(self.status)
         return found
 
-    def _ask_embed(self, _: int, texts: list[str | list[int]]) -> dict[str, Any]:
+    def _ask_embed(self, texts: list[str | list[int]]) -> dict[str, Any]:
         if self._deployed is not None:
             raise EngineError("this model runs on several devices, and embeddings need one; serve it without --workers")
         if self._engine.paging is not None:

@@ -102,8 +102,9 @@ class EngineProcess:
         before, self.config = self.config, config
         self._ready.clear()
         await self._end_process()
+        under_way = [answer for number, answer in self._answers.items() if not self._is_asked(number)]
+        self._answers.clear()
         self._fail_asked(EngineGone(f"{self.name} is moved to other devices; ask again"))
-        under_way, self._answers = list(self._answers.values()), {}
         try:
             await self.start()
         except Exception:
@@ -154,9 +155,20 @@ class EngineProcess:
     # --- messages ---
 
     async def _begin(self, answer: ProcessAnswer) -> None:
-        """Ask for an answer, from where it is; what is wrong with it is raised."""
+        """Ask for an answer, from where it is; what is wrong with it is raised. A process that ends meanwhile may have
+        ended for another one, so the next is asked, too."""
+        while True:
+            try:
+                await self._begin_here(answer)
+                return
+            except EngineGone:
+                answer.ends += 1
+                if answer.ends >= ENDS_IN_A_ROW or self._failed is not None:
+                    raise
+
+    async def _begin_here(self, answer: ProcessAnswer) -> None:
         number = next(self._numbers)
-        self._answers[number] = answer
+        self._answers[number] = answer  # now: its pieces may come with the word that it was accepted
         try:
             accepted = await self._ask("generate", generation_json(answer.generation, answer.tokens), number)
         except BaseException:
@@ -195,9 +207,8 @@ class EngineProcess:
             self._ready.set()
         elif "fatal" in message:
             self._fatal = error_of(message["fatal"])
-        elif (future := self._asked.get(message["id"])) is not None:
-            if not future.done():
-                _settle(future, message)
+        elif (future := self._asked.get(message["id"])) is not None and not future.done():
+            _settle(future, message)
         elif (answer := self._answers.get(message["id"])) is not None:
             self._told(message["id"], answer, message)
 
@@ -252,7 +263,8 @@ class EngineProcess:
         """Hear what the process says; at its end, see to what is next."""
         with suppress(ConnectionError):
             async for line in reader:
-                self._heard(json.loads(line))
+                if line.endswith(b"\n"):  # else it ended in the middle of what it said
+                    self._heard(json.loads(line))
         writer.close()
         code = await process.wait()
         was_ready = self._ready.is_set()
@@ -260,27 +272,31 @@ class EngineProcess:
         if self._closing or process is not self._process:
             return
         reason = self._fatal or EngineGone(_end(self.name, code))
-        self._fail_asked(EngineGone(str(reason)))
         if not was_ready:  # it could not be loaded: the next would not be, either
             self._give_up(reason)
             return
-        await self._restart(reason)
+        under_way = self._take_answers(reason)
+        self._fail_asked(EngineGone(str(reason)))
+        await self._restart(reason, under_way)
 
-    async def _restart(self, reason: Exception) -> None:
+    async def _restart(self, reason: Exception, under_way: Sequence[ProcessAnswer]) -> None:
         """Start another process, and ask it what the last one did not complete."""
         self._ended_in_a_row += 1
         self.restarts += 1
         self._say(f"{reason}; it is started again")
         if self._ended_in_a_row > RESTARTS_IN_A_ROW:
-            self._give_up(EngineGone(f"{reason}, {self._ended_in_a_row} times in a row"))
+            failure = EngineGone(f"{reason}, {self._ended_in_a_row} times in a row")
+            for answer in under_way:
+                answer.pieces.put_nowait(failure)
+            self._give_up(failure)
             return
-        under_way = self._take_answers(reason)
         await self._launch()
         self._going_on = asyncio.create_task(self._go_on(under_way))
 
     def _take_answers(self, reason: Exception) -> list[ProcessAnswer]:
         """Those to be asked again; others have failed too often."""
-        answers, self._answers = list(self._answers.values()), {}
+        answers = [answer for number, answer in self._answers.items() if not self._is_asked(number)]
+        self._answers.clear()
         for answer in answers:
             answer.ends += answer.begun
             answer.begun = False
@@ -318,6 +334,10 @@ class EngineProcess:
         for answer in self._answers.values():
             answer.pieces.put_nowait(reason)
         self._answers.clear()
+
+    def _is_asked(self, number: int) -> bool:
+        """Whether it is not accepted yet: who asks for it then sees to what is next."""
+        return number in self._asked and not self._asked[number].done()
 
     def _fail_asked(self, reason: Exception) -> None:
         for future in self._asked.values():

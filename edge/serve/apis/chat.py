@@ -108,7 +108,6 @@ def asked(request: ChatRequest, template: str) -> Asked:
         stop=request.stops(),
         sampling=constrained(request.sampling(), said.sampling),
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
-        priority=request.priority,
     )
     return Asked(repeated(generation, request.n or 1), said)
 

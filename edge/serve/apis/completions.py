@@ -66,7 +66,6 @@ def asked(request: CompletionRequest, _template: str) -> Asked:
             stop=stops,
             sampling=sampling,
             logprobs=request.logprobs,
-            priority=request.priority,
         )
         for prompt in prompts
     ]

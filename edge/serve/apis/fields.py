@@ -80,7 +80,6 @@ class SamplingRequest(GeneratingRequest):
     grammar: str | None = Field(None, description="GBNF; the answer is what its rule `root` derives")
     regex: str | None = Field(None, description="the answer matches it")
     lark: str | None = Field(None, description="a grammar in llguidance's form of Lark")
-    priority: int = Field(0, ge=-1000, le=1000, description="of two that wait, the lower comes first")
 
     @property
     def include_usage(self) -> bool:
