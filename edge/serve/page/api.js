@@ -1,0 +1,128 @@
+// Requests to the server that this page came from, and the key they need.
+
+import {$} from "./dom.js";
+
+const KEY = "edge.key";
+const PATIENCE_MS = 15000;  // for answers that are not generated text
+
+/** What the server refused, in its words. `status` is HTTP's; 0 where the server could not be reached. */
+export class ApiError extends Error {
+  constructor(message, status) {
+    super(message);
+    this.status = status;
+  }
+}
+
+/** The JSON that a path answers. ApiError otherwise. */
+export async function get(path) { return (await request(path, {signal: AbortSignal.timeout(PATIENCE_MS)})).json(); }
+
+/** The JSON that a path answers to a value; `patience_ms` is how long it may take. */
+export async function post(path, value, patience_ms = PATIENCE_MS) {
+  const response = await request(path, {...asJson(value), signal: AbortSignal.timeout(patience_ms)});
+  const text = await response.text();
+  return text ? JSON.parse(text) : {};
+}
+
+/** The events of a streamed answer, as objects. It ends where the stream says so; `signal` aborts it. */
+export async function* stream(path, value, signal) {
+  const response = await request(path, {...asJson(value), signal});
+  if (!(response.headers.get("content-type") || "").startsWith("text/event-stream")) {
+    throw new ApiError("The server did not answer with a stream of events.", response.status);
+  }
+  for await (const event of serverSentEvents(response.body)) {
+    if (event.data === "[DONE]") return;
+    const told = JSON.parse(event.data);
+    if (told.error || event.name === "error") throw new ApiError(said(told) || "The answer failed.", 200);
+    yield told;
+  }
+  throw new ApiError("The connection ended before the answer did.", 0);
+}
+
+async function* serverSentEvents(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "", name = "", data = [];
+  try {
+    for (;;) {
+      const {value, done} = await reader.read();
+      if (done) return;
+      const lines = (rest + value).split(/\r\n|\n|\r(?!$)/);
+      rest = lines.pop();
+      for (const line of lines) {
+        if (line === "") {
+          if (data.length) yield {name, data: data.join("\n")};
+          [name, data] = ["", []];
+        } else if (line.startsWith("data:")) {
+          data.push(line.slice(5).replace(/^ /, ""));
+        } else if (line.startsWith("event:")) {
+          name = line.slice(6).trim();
+        }  // a comment, which keeps the connection open, or a field that this page does not use
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {});  // the server sees that nobody reads
+  }
+}
+
+function asJson(value) {
+  return {method: "POST", headers: {"Content-Type": "application/json"}, body: JSON.stringify(value)};
+}
+
+async function request(path, options) {
+  for (;;) {
+    const key = sessionStorage.getItem(KEY);
+    const headers = {...options.headers, ...(key ? {Authorization: `Bearer ${key}`} : {})};
+    let response;
+    try {
+      response = await fetch(path, {...options, headers, credentials: "omit", cache: "no-store"});
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      if (error.name === "TimeoutError") throw new ApiError("The server does not answer.", 0);
+      throw new ApiError("The server cannot be reached.", 0);
+    }
+    if (response.ok) return response;
+    if (response.status === 401) {
+      if (sessionStorage.getItem(KEY) === key) await askForKey(key !== null);
+      if (sessionStorage.getItem(KEY) !== key) {
+        // A deadline that ran while a person typed is over; what they asked for begins anew.
+        if (options.signal?.aborted && options.signal.reason.name === "TimeoutError") {
+          options = {...options, signal: AbortSignal.timeout(PATIENCE_MS)};
+        }
+        continue;
+      }
+    }
+    const text = await response.text();
+    let told = "";
+    try { told = said(JSON.parse(text)); } catch { /* no JSON: another program answered */ }
+    throw new ApiError(told || `The server answered ${response.status} ${response.statusText}`.trim() + ".",
+      response.status);
+  }
+}
+
+// What an error of the API says.
+function said(value) {
+  const error = value && (value.error ?? value);
+  const text = typeof error === "string" ? error : error && (error.message ?? error.detail);
+  return typeof text === "string" ? text : "";
+}
+
+let asking = null;  // one dialog, however many requests need a key
+
+function askForKey(refused) {
+  asking ??= new Promise(resolve => {
+    const dialog = $("key-dialog");
+    $("key-why").textContent = refused ? "The server did not take this key." : "This server asks for a key.";
+    $("key").value = "";
+    const take = () => {
+      const key = $("key").value.trim();
+      $("key").value = "";
+      if (dialog.returnValue === "use" && key) sessionStorage.setItem(KEY, key);
+      asking = null;
+      resolve();
+    };
+    dialog.returnValue = "";
+    dialog.addEventListener("close", take, {once: true});
+    $("no-key").onclick = () => dialog.close("");
+    dialog.showModal();
+  });
+  return asking;
+}

@@ -1,0 +1,240 @@
+// The conversation: asking, the answer as it comes, stopping, asking again.
+
+import {stream} from "./api.js";
+import * as chats from "./chats.js";
+import {$, announce, button} from "./dom.js";
+import * as files from "./files.js";
+import {answerItem, copyAnswer, parts, questionItem, setButtons, showAnswer} from "./messages.js";
+import {asked, system} from "./settings.js";
+
+const NEAR_PX = 60;  // of the end: who is nearer than this follows the answer
+
+let chat = chats.current();
+let answering = null;  // the AbortController of the answer that is coming
+let editing = false;   // the last question is in the composer, to be asked in other words
+let following = true;  // the end of the conversation stays in sight
+
+/** Show the chat of this tab and listen to people. */
+export function start() {
+  $("composer").addEventListener("submit", event => { event.preventDefault(); send(); });
+  $("question").addEventListener("keydown", event => {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    send();
+  });
+  $("question").addEventListener("input", fit);
+  $("stop").addEventListener("click", stop);
+  $("keep-question").addEventListener("click", leaveEditing);
+  $("new-chat").addEventListener("click", () => { location.hash = "#chat"; open(chats.fresh()); });
+  $("scroll").addEventListener("scroll", () => {
+    following = $("scroll").scrollHeight - $("scroll").scrollTop - $("scroll").clientHeight < NEAR_PX;
+  });
+  addEventListener("pagehide", () => { if (answering) chats.keep(chat); });
+  new ResizeObserver(() => { fit(); follow(); }).observe($("talk"));
+  files.listen(complain);
+  open(chat);
+}
+
+/** Show another chat. An answer that is coming is stopped. */
+export function open(other) {
+  stop();
+  chat = other;
+  chats.choose(chat);
+  if (editing) leaveEditing();
+  complain("");
+  following = true;
+  draw();
+  $("question").focus();
+}
+
+/** Whether a chat is the one that is shown. */
+export function isOpen(other) { return other.id === chat.id; }
+
+/** What Escape means now: stop the answer, or leave the question as it was. False: nothing. */
+export function escape() {
+  if (answering) stop();
+  else if (editing) leaveEditing();
+  else return false;
+  return true;
+}
+
+function draw() {
+  $("messages").replaceChildren(...chat.messages.map(message =>
+    message.role === "user" ? questionItem(message) : answerItem(message)));
+  $("welcome").hidden = chat.messages.length > 0;
+  offer();
+  follow();
+}
+
+// The buttons of the messages. Only the last question and answer can be changed, and not while the answer comes.
+function offer() {
+  chat.messages.forEach((message, i) => {
+    const buttons = [];
+    const last = i >= chat.messages.length - 2 && !answering;
+    const coming = answering && i === chat.messages.length - 1;
+    if (message.role === "assistant" && !coming && parts(message).text) buttons.push(copyAnswer(message));
+    if (last) buttons.push(message.role === "user" ? button("Edit", "link", edit) : button("Retry", "link", retry));
+    setButtons($("messages").children[i], ...buttons);
+  });
+}
+
+function send() {
+  const content = $("question").value.trim();
+  if (answering || (!content && !files.chosen().length)) return;
+  if (editing) {
+    chat.messages.length = lastQuestion();
+    leaveEditing();
+  }
+  chat.messages.push({role: "user", content, files: files.chosen()});
+  $("question").value = "";
+  files.setFiles([]);
+  fit();
+  complain("");
+  following = true;
+  draw();
+  answer();
+}
+
+function retry() {
+  if (answering || lastQuestion() < 0) return;
+  chat.messages.length = lastQuestion() + 1;
+  draw();
+  answer();
+  $("question").focus();
+}
+
+function edit() {
+  const message = chat.messages[lastQuestion()];
+  editing = true;
+  $("editing").hidden = false;
+  $("question").value = message.content;
+  files.setFiles(message.files || []);
+  fit();
+  $("question").focus();
+}
+
+function leaveEditing() {
+  editing = false;
+  $("editing").hidden = true;
+  $("question").value = "";
+  files.setFiles([]);
+  fit();
+  $("question").focus();
+}
+
+function lastQuestion() { return chat.messages.findLastIndex(message => message.role === "user"); }
+
+function stop() {
+  if (!answering) return;
+  answering.abort();
+  announce("Stopped.");
+}
+
+async function answer() {
+  const here = chat;  // what is shown may change while the answer comes
+  const message = {role: "assistant", content: "", figures: {}};
+  const request = {...asked(), messages: history(here), stream: true, stream_options: {include_usage: true}};
+  here.messages.push(message);
+  const item = answerItem(message);
+  $("messages").append(item);
+  const control = answering = new AbortController();
+  setBusy(true);
+  showAnswer(item, message, true);
+  follow();
+  const taking = new Taking(message, () => { showAnswer(item, message, false); follow(); });
+  try {
+    for await (const event of stream("v1/chat/completions", request, control.signal)) taking.take(event);
+  } catch (error) {
+    if (control.signal.aborted) message.note = "stopped";
+    else message.error = error.message;
+  }
+  taking.end();
+  const room = chats.keep(here);
+  if (answering === control) {
+    answering = null;
+    setBusy(false);
+  }
+  if (chat !== here) return;
+  showAnswer(item, message, false);
+  offer();
+  follow();
+  if (!room) complain("This browser has no room to keep this chat. Delete chats in the settings.");
+  announce(message.error || `${message.note || "Answer"}: ${parts(message).text}`);
+}
+
+// What has come of an answer, and how fast.
+class Taking {
+  constructor(message, show) {
+    this.message = message;
+    this.show = show;
+    this.began = this.last = performance.now();
+    this.first = null;
+    this.pieces = 0;
+    this.frame = 0;
+  }
+
+  take(event) {
+    const [choice] = event.choices || [], figures = this.message.figures;
+    const delta = choice?.delta || {};
+    if (delta.content || delta.reasoning_content) {
+      this.last = performance.now();
+      this.first ??= this.last;
+      this.pieces += 1;
+      figures.first_s = (this.first - this.began) / 1e3;
+      this.message.content += delta.content || "";
+      if (delta.reasoning_content) this.message.thoughts = (this.message.thoughts || "") + delta.reasoning_content;
+      this.count(this.pieces);
+      this.frame ||= requestAnimationFrame(() => { this.frame = 0; this.show(); });
+    }
+    if (choice?.finish_reason === "length") this.message.note = "ended at the limit of tokens";
+    if (event.usage) {
+      this.count(event.usage.completion_tokens);
+      figures.prompt = event.usage.prompt_tokens;
+      figures.cached = event.usage.prompt_tokens_details?.cached_tokens;
+    }
+  }
+
+  // The rate is that of the tokens after the first: before it the prompt was read.
+  count(tokens) {
+    const figures = this.message.figures, elapsed = (this.last - this.first) / 1e3;
+    figures.tokens = tokens;
+    if (this.first !== null && tokens > 1 && elapsed > 0) figures.rate = (tokens - 1) / elapsed;
+  }
+
+  end() { cancelAnimationFrame(this.frame); }
+}
+
+// What the model gets: questions that were never answered are left out, for roles have to alternate.
+function history(of) {
+  const answered = (message, i) => {
+    const other = message.role === "user" ? of.messages[i + 1] : message;
+    return !other || Boolean(parts(other).text);
+  };
+  return [
+    ...(system() ? [{role: "system", content: system()}] : []),
+    ...of.messages.filter(answered).map(message => ({
+      role: message.role,
+      content: message.role === "user" ? files.withFiles(message) : parts(message).text,
+    })),
+  ];
+}
+
+function setBusy(busy) {
+  $("send").hidden = busy;
+  $("stop").hidden = !busy;
+  $("messages").setAttribute("aria-busy", String(busy));
+  if (busy) {
+    announce("The answer is coming.");
+    offer();
+  }
+}
+
+function complain(text) { $("notice").textContent = text; }
+
+function follow() { if (following) $("scroll").scrollTop = $("scroll").scrollHeight; }
+
+function fit() {
+  const style = $("question").style;
+  style.height = "auto";
+  style.height = `${$("question").scrollHeight}px`;
+}

@@ -1,0 +1,199 @@
+// What the devices hold and do now, asked for each second while it is seen.
+
+import {get} from "./api.js";
+import {$, bytes, count, digits, draw, make, plural} from "./dom.js";
+import * as front from "./front.js";
+import {LineChart} from "./line_chart.js";
+
+const EVERY_MS = 1000;
+
+let timer = null;      // of the next question; null while nobody looks
+let looking = false;
+const shown = new Map();  // model's name -> its ModelView
+
+/** Ask from now on. */
+export function look() {
+  if (looking) return;
+  looking = true;
+  front.load();
+  poll();
+}
+
+/** Ask no more. */
+export function lookAway() {
+  looking = false;
+  clearTimeout(timer);
+}
+
+async function poll() {
+  clearTimeout(timer);
+  try {
+    const {models} = await get("v1/cluster");
+    if (!looking) return;
+    $("polling").textContent = models.length ? "" : "No model is loaded. A question in the chat loads one.";
+    show(models);
+    front.setModels(models);
+  } catch (error) {
+    $("polling").textContent = `${error.message} What is below is what was last known.`;
+    if (error.status === 401) return lookAway();  // no key was given: seeing this again asks again
+  }
+  if (looking) timer = setTimeout(poll, EVERY_MS);
+}
+
+function show(models) {
+  const names = new Set(models.map(status => status.model.name));
+  for (const [name, view] of shown) {
+    if (!names.has(name)) { view.element.remove(); shown.delete(name); }
+  }
+  for (const status of models) {
+    const name = status.model.name;
+    if (!shown.has(name)) {
+      shown.set(name, new ModelView());
+      $("models").append(shown.get(name).element);
+    }
+    shown.get(name).show(status);
+  }
+}
+
+class ModelView {
+  constructor() {
+    this.title = make("h2");
+    this.about = make("p", {class: "quiet"});
+    this.wrong = make("p", {class: "wrong"});
+    this.figures = make("dl", {class: "figures"});
+    this.chart = new LineChart("tokens/s");
+    this.devices = make("ul", {class: "devices", "aria-label": "Devices"});
+    this.slots = make("tbody");
+    this.counters = make("dl", {class: "counters"});
+    this.why = make("p", {class: "why"});
+    this.plan = make("pre", {tabindex: 0});
+    this.planned = make("details", {}, make("summary", {}, "The plan as JSON"), this.plan);
+    const heads = ["Slot", "State", "Prompt", "Generated"].map((name, i) =>
+      make("th", {class: i > 1 ? "number" : null}, name));
+    this.element = make("section", {class: "model"}, this.title, this.about, this.wrong,
+      make("div", {class: "now"}, this.figures, this.chart.element),
+      make("h3", {}, "Devices"), this.devices, this.why, this.planned,
+      make("div", {class: "pair"},
+        make("div", {}, make("h3", {}, "Slots"),
+          make("div", {class: "scroll"}, make("table", {}, make("thead", {}, make("tr", {}, ...heads)), this.slots))),
+        make("div", {}, make("h3", {}, "Since the start"), this.counters)));
+  }
+
+  show(status) {
+    const {model, slots = [], waiting, tokens_per_s, devices = [], plan, why, counters = {}} = status;
+    this.wrong.textContent = status.error || "";  // its engine has gone
+    const busy = slots.filter(slot => slot.is_processing).length;
+    this.title.textContent = model.name;
+    this.about.textContent = [
+      model.architecture,
+      model.parameters ? `${parameters(model.parameters)} parameters` : null,
+      model.size_bytes ? bytes(model.size_bytes) : null,
+      model.context ? `context of ${count(model.context)} tokens` : null,
+    ].filter(Boolean).join(" \u00b7 ");
+    setList(this.figures, [
+      ["tokens/s", digits(tokens_per_s)], ["slots in use", `${busy} of ${slots.length}`], ["waiting", count(waiting)],
+    ]);
+    this.chart.add(tokens_per_s);
+    this.showDevices(devices);
+    this.why.textContent = Array.isArray(why) ? why.join(" ") : why || "";
+    this.planned.hidden = !plan;
+    const text = plan ? JSON.stringify(plan, null, 1) : "";
+    if (this.plan.textContent !== text) this.plan.textContent = text;
+    setRows(this.slots, slots.map(slot => [
+      [slot.id], [slot.is_processing ? "at work" : "free", slot.is_processing ? "busy" : "quiet"],
+      [count(slot.prompt_tokens), "number"], [count(slot.generated_tokens), "number"],
+    ]));
+    setList(this.counters, Object.entries(counters).map(([name, value]) => [WORDS[name] || name, count(value)]));
+  }
+
+  // Only what changed is made anew, so that a text which a person selects stays selected.
+  showDevices(devices) {
+    const told = JSON.stringify(devices);
+    if (told === this.told) return;
+    this.told = told;
+    const spans = devices.map(device => span(device.layers));
+    const layers = Math.max(1, ...spans.map(one => one ? one.stop : 0));
+    const heads = Math.max(0, ...devices.map(device => span(device.heads)?.stop || 0));
+    this.devices.replaceChildren(...devices.map((device, i) => deviceItem(device, spans[i], layers, heads)));
+  }
+}
+
+const WORDS = {
+  prompt_tokens: "tokens of prompts", cached_tokens: "of them kept from before", generated_tokens: "tokens generated",
+  steps: "steps", preemptions: "answers put off for others",
+};
+
+function deviceItem(device, layers, allLayers, allHeads) {
+  const heads = span(device.heads);
+  const holds = [
+    layers ? layers.text("layer") : null,
+    heads && heads.stop > heads.start && heads.stop - heads.start < allHeads ? heads.text("head") : null,
+  ].filter(Boolean).join(", ");
+  return make("li", {},
+    make("div", {class: "bar"}, make("strong", {}, device.name),
+      make("span", {class: "quiet"}, device.rank === undefined || device.rank === null ? "" : `rank ${device.rank}`)),
+    layers ? heldBar(layers, allLayers) : null,
+    setList(make("dl"), [
+      holds ? ["holds", holds] : null,
+      device.memory_bytes ? ["memory", bytes(device.memory_bytes)] : null,
+      device.link ? ["link", linkText(device.link)] : null,
+    ].filter(Boolean)));
+}
+
+// Where its layers are among all layers.
+function heldBar(layers, all) {
+  const [x, width] = [100 * layers.start / all, 100 * (layers.stop - layers.start) / all];
+  return draw("svg", {viewBox: "0 0 100 8", preserveAspectRatio: "none", "aria-hidden": "true", class: "held"},
+    draw("rect", {x, width, height: 8}));
+}
+
+function linkText(link) {
+  if (typeof link === "string") return link;
+  const {latency_s, bytes_per_s, ...others} = link;
+  return [
+    latency_s === undefined ? null : `${digits(1e3 * latency_s)} ms`,
+    bytes_per_s === undefined ? null : `${bytes(bytes_per_s)}/s`,
+    ...Object.values(others).filter(value => typeof value === "string" || typeof value === "number"),
+  ].filter(value => value !== null).join(", ");
+}
+
+// A range of layers or heads: "0-15" has both ends, [0, 16] and {start, stop} are without the last, 16 says how many.
+function span(value) {
+  let found = null;
+  if (typeof value === "number") found = [0, value];
+  else if (Array.isArray(value)) found = value;
+  else if (typeof value === "string") {
+    const match = /^(\d+)(?:-(\d+))?$/.exec(value);
+    if (match) found = [Number(match[1]), Number(match[2] ?? match[1]) + 1];
+  } else if (value) found = [value.start, value.stop];
+  if (!found || !found.every(Number.isInteger) || found.length !== 2) return null;
+  const [start, stop] = found;
+  const text = word => {
+    if (stop - start < 2) return stop > start ? `${word} ${start}` : `no ${word}s`;
+    return typeof value === "number" ? plural(value, word) : `${word}s ${start}-${stop - 1}`;
+  };
+  return {start, stop, text};
+}
+
+function parameters(value) {
+  if (typeof value !== "number") return value;
+  const [size, unit] = value >= 1e9 ? [1e9, "billion"] : value >= 1e6 ? [1e6, "million"] : [1, ""];
+  return `${digits(value / size)} ${unit}`.trim();
+}
+
+// Names and figures: texts are changed in place, where the names are as they were.
+function setList(list, pairs) {
+  const names = [...list.querySelectorAll("dt")].map(one => one.textContent);
+  if (names.join("\n") !== pairs.map(pair => pair[0]).join("\n")) {
+    list.replaceChildren(...pairs.map(([name]) => make("div", {}, make("dt", {}, name), make("dd"))));
+  }
+  list.querySelectorAll("dd").forEach((element, i) => {
+    if (element.textContent !== pairs[i][1]) element.textContent = pairs[i][1];
+  });
+  return list;
+}
+
+function setRows(body, rows) {
+  body.replaceChildren(...rows.map(cells =>
+    make("tr", {}, ...cells.map(([text, style]) => make("td", {class: style}, text)))));
+}

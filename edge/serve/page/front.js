@@ -1,0 +1,189 @@
+// The plans of the Pareto front: latency against throughput, one to be chosen, and the switch to it.
+
+import {get, post} from "./api.js";
+import {$, button, bytes, digits, draw, make} from "./dom.js";
+
+const PATIENCE_MS = 600000;  // for a switch: devices may have to read their parts first
+
+let points = [];      // by latency
+let picked = null;    // the point that is looked at
+let models = [];      // the status of each that is loaded
+let ofModel = null;   // the model that the front is of, where it says so
+let state = "";       // what the server said to a switch
+let switching = false;
+
+/** The plans, from the server; nothing is shown where it has none. */
+export async function load() {
+  try {
+    const front = await get("v1/front");
+    points = (front.points || []).filter(point => point.on_front !== false).map(pointOf)
+      .filter(point => Number.isFinite(point.latency_s) && Number.isFinite(point.throughput_per_s))
+      .sort((a, b) => a.latency_s - b.latency_s);
+    ofModel = front.model ?? null;
+  } catch (error) {
+    points = [];
+    if (error.status !== 404) $("polling").textContent = error.message;
+  }
+  $("front").hidden = !points.length;
+  if (!points.length) return;
+  mark();
+  picked = points.find(point => picked && isSame(point.plan, picked.plan)) || points.find(point => point.chosen) ||
+    points[0];
+  watch();
+  plot();
+  describe();
+}
+
+// A plan with its figures; in what `edge pareto --json` wrote they are those measured, or else predicted.
+function pointOf(point) {
+  return {...point, ...point.predicted, ...point.measured};
+}
+
+/** The status of the models that are loaded: it says which plan is in use. */
+export function setModels(value) {
+  models = value;
+  if (mark() && points.length) { plot(); describe(); }
+}
+
+// Mark the plan in use, where the model tells its plan; true where that changed something.
+function mark() {
+  const plan = served()?.plan;
+  if (!plan) return false;
+  const before = points.map(point => point.chosen);
+  for (const point of points) point.chosen = isSame(point.plan, plan);
+  return points.some((point, i) => point.chosen !== before[i]);
+}
+
+// The model that the plans are for: that of their file, or else the first.
+function served() { return models.find(status => status.model.name === ofModel) ?? models[0]; }
+
+// Whether two plans are the same; the order of keys says nothing.
+function isSame(a, b) {
+  const sorted = (_, value) => value && typeof value === "object" && !Array.isArray(value)
+    ? Object.fromEntries(Object.entries(value).sort(([one], [other]) => one < other ? -1 : 1)) : value;
+  return JSON.stringify(a, sorted) === JSON.stringify(b, sorted);
+}
+
+let watched = false;
+
+function watch() {
+  if (watched) return;
+  watched = true;
+  new ResizeObserver(plot).observe($("plot").parentElement);
+  $("plot").addEventListener("keydown", event => {
+    const at = points.indexOf(picked);
+    const next = {ArrowRight: at + 1, ArrowUp: at + 1, ArrowLeft: at - 1, ArrowDown: at - 1};
+    const to = {...next, Home: 0, End: points.length - 1}[event.key];
+    if (to === undefined || event.ctrlKey || event.altKey || event.metaKey) return;
+    event.preventDefault();
+    pick(points[Math.min(Math.max(to, 0), points.length - 1)]);
+  });
+}
+
+function pick(point) {
+  picked = point;
+  if (!switching) state = "";
+  plot();
+  describe();
+}
+
+function describe() {
+  const memory = typeof picked.memory_bytes === "object" && picked.memory_bytes
+    ? Math.max(...Object.values(picked.memory_bytes)) : picked.memory_bytes;
+  const use = button(switching ? "Switching\u2026" : "Switch to this plan", "main", change);
+  use.disabled = switching;
+  $("plan").replaceChildren(
+    make("h3", {}, picked.label || "Plan"),
+    make("dl", {},
+      ...[["latency", `${digits(1e3 * picked.latency_s)} ms a token`],
+        ["throughput", `${digits(picked.throughput_per_s)} tokens/s`],
+        ["memory", bytes(memory)]].map(([name, text]) => make("div", {}, make("dt", {}, name), make("dd", {}, text)))),
+    picked.chosen ? make("p", {class: "quiet"}, "This plan is in use.")
+      : picked.plan ? use : make("p", {class: "quiet"}, "This is the server's own device alone, without a plan."),
+    make("p", {id: "switched"}, state),
+  );
+}
+
+async function change() {
+  const wanted = picked;
+  switching = true;
+  state = "Answers that are under way go on with the new plan.";
+  describe();
+  try {
+    const model = served()?.model.name ?? null;
+    const told = await post("v1/plan", {model, plan: wanted.plan}, PATIENCE_MS);
+    state = typeof told.message === "string" ? told.message : `The model runs as ${wanted.label || "this plan"} says.`;
+    for (const point of points) point.chosen = point === wanted;
+    switching = false;
+    await load();
+  } catch (error) {
+    state = error.message;
+  }
+  switching = false;
+  plot();
+  describe();
+  $("plot").focus();
+}
+
+// From values to pixels, logarithmic where the values span much.
+function scale(values, from, to) {
+  let low = Math.min(...values), high = Math.max(...values);
+  const log = low > 0 && high > 10 * low;
+  const room = log ? (high / low) ** 0.08 : 0.12 * (high - low) || 0.2 * high || 1;
+  [low, high] = log ? [low / room, high * room] : [Math.max(0, low - room), high + room];
+  const bend = log ? Math.log10 : value => value;
+  const at = value => from + (bend(value) - bend(low)) / (bend(high) - bend(low)) * (to - from);
+  return {at, ticks: log ? logTicks(low, high) : ticks(low, high, Math.abs(to - from) / 70)};
+}
+
+function ticks(low, high, most) {
+  const rough = (high - low) / Math.max(2, most), power = 10 ** Math.floor(Math.log10(rough));
+  const step = power * [1, 2, 5, 10].find(factor => factor * power >= rough);
+  const found = [];
+  for (let i = Math.ceil(low / step); i * step <= high; i++) found.push(Number((i * step).toPrecision(12)));
+  return found;
+}
+
+function logTicks(low, high) {
+  const found = [];
+  for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++) {
+    found.push(...[1, 2, 5].map(factor => factor * 10 ** power).filter(value => low <= value && value <= high));
+  }
+  return found;
+}
+
+function plot() {
+  const svg = $("plot");
+  if (!points.length || !svg.clientWidth) return;
+  const width = svg.clientWidth, height = Math.round(Math.min(380, Math.max(240, 0.6 * width)));
+  const [left, right, top, bottom] = [46, width - 14, 14, height - 44];
+  const x = scale(points.map(point => 1e3 * point.latency_s), left, right);
+  const y = scale(points.map(point => point.throughput_per_s), bottom, top);
+  svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+  svg.setAttribute("height", height);
+  const parts = [];
+  for (const value of x.ticks) {
+    parts.push(draw("line", {x1: x.at(value), x2: x.at(value), y1: top, y2: bottom, class: "grid"}));
+    parts.push(draw("text", {x: x.at(value), y: bottom + 17, "text-anchor": "middle", class: "tick"}, digits(value)));
+  }
+  for (const value of y.ticks) {
+    parts.push(draw("line", {x1: left, x2: right, y1: y.at(value), y2: y.at(value), class: "grid"}));
+    parts.push(draw("text", {x: left - 6, y: y.at(value) + 4, "text-anchor": "end", class: "tick"}, digits(value)));
+  }
+  const middle = (top + bottom) / 2;
+  parts.push(
+    draw("path", {d: `M${left},${top}V${bottom}H${right}`, fill: "none", class: "axis"}),
+    draw("text", {x: (left + right) / 2, y: height - 6, "text-anchor": "middle"}, "latency (ms a token)"),
+    draw("text", {x: 12, y: middle, "text-anchor": "middle", transform: `rotate(-90 12 ${middle})`},
+      "throughput (tokens/s)"));
+  for (const point of points) {
+    const [cx, cy] = [x.at(1e3 * point.latency_s), y.at(point.throughput_per_s)];
+    const group = draw("g", {class: "point"}, draw("title", {}, point.label || "plan"),
+      draw("circle", {cx, cy, r: 16, class: "target"}),
+      point === picked ? draw("circle", {cx, cy, r: 11, class: "picked"}) : null,
+      draw("circle", {cx, cy, r: 6, class: point.chosen ? "in-use" : "ring"}));
+    group.addEventListener("click", () => pick(point));
+    parts.push(group);
+  }
+  svg.replaceChildren(...parts);
+}

@@ -1,0 +1,94 @@
+// The panel beside the conversation: how to answer, and the chats that are kept.
+
+import * as chats from "./chats.js";
+import {$, button, make} from "./dom.js";
+
+const settings = chats.settings();
+
+/** What every request says of how to answer. */
+export function asked() {
+  const {model, temperature, max_tokens} = settings;
+  return {
+    ...(model ? {model} : {}),
+    ...(temperature === null ? {} : {temperature}),
+    ...(max_tokens === null ? {} : {max_tokens}),
+  };
+}
+
+/** The system prompt; "" where there is none. */
+export function system() { return settings.system.trim(); }
+
+/** Listen to people. `chat`: what opens chats, and knows which is open. */
+export function start(chat) {
+  $("open-settings").addEventListener("click", () => { location.hash = "#chat"; toggle($("settings").hidden); });
+  $("close-settings").addEventListener("click", close);
+  $("system").value = settings.system;
+  $("temperature").value = settings.temperature ?? "";
+  $("max-tokens").value = settings.max_tokens ?? "";
+  $("system").addEventListener("input", () => set("system", $("system").value));
+  $("model").addEventListener("change", () => set("model", $("model").value));
+  listenToNumber("temperature", "temperature");
+  listenToNumber("max-tokens", "max_tokens");
+  $("clear").addEventListener("click", () => {
+    if (!confirm("Delete all chats that this browser keeps?")) return;
+    chats.all().forEach(chats.forget);
+    chat.open(chats.fresh());
+    list(chat);
+  });
+  $("open-settings").addEventListener("click", () => list(chat));
+}
+
+/** The models to choose from, by name; the first where the chosen one is not among them. */
+export function setModels(names) {
+  if (!names.includes(settings.model)) settings.model = names[0] || "";
+  $("model").replaceChildren(...names.map(name => make("option", {value: name}, name)));
+  $("model").value = settings.model;
+  told();
+}
+
+/** Close the panel; false where it was not open. */
+export function close() {
+  if ($("settings").hidden) return false;
+  toggle(false);
+  $("open-settings").focus();
+  return true;
+}
+
+function toggle(open) {
+  $("settings").hidden = !open;
+  $("open-settings").setAttribute("aria-expanded", String(open));
+  if (open) $("model").focus();
+}
+
+function listenToNumber(id, name) {
+  $(id).addEventListener("input", () => {
+    if ($(id).checkValidity()) set(name, $(id).value === "" ? null : Number($(id).value));
+  });
+}
+
+function set(name, value) {
+  settings[name] = value;
+  chats.keepSettings(settings);
+  told();
+}
+
+function told() {
+  $("serving").textContent = settings.model;
+  $("serving").title = settings.model;
+}
+
+function list(chat) {
+  const found = chats.all();
+  $("clear").hidden = !found.length;
+  $("chats").replaceChildren(...found.map(one => {
+    const opening = button(chats.title(one), "link title", () => { chat.open(one); list(chat); });
+    if (chat.isOpen(one)) opening.setAttribute("aria-current", "true");
+    const removing = button("Delete", "link", () => {
+      chats.forget(one);
+      if (chat.isOpen(one)) chat.open(chats.fresh());
+      list(chat);
+    });
+    removing.setAttribute("aria-label", `Delete ${chats.title(one)}`);
+    return make("li", {}, opening, removing);
+  }), ...(found.length ? [] : [make("li", {class: "quiet"}, "None yet.")]));
+}
