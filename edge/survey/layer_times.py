@@ -4,7 +4,7 @@ Timed are n layers, twice as many, n of half width, and one with the head:
 
     step    = 2 x (n layers) - (2n layers), of one row: what a step takes beside its layers
     layer   = (n layers - step) / n, by rows; half a layer likewise
-    head    = (a layer and the head) - step - layer, by rows
+    head    = (a layer and the head) - step - layer, by rows; of as few layers as a slice can have
 
 n layers are more than caches hold, as decoding is bound by what memory gives; fewer where a budget has no room for
 twice as many.
@@ -56,6 +56,7 @@ class Probe:
     recipe: Recipe
     digest: str
     path: Path  # of the owner's own copy
+    layers: int
     rows: tuple[int, ...]
     depth: int = 0  # above 0: also with so many tokens behind the row
     last: bool = False  # with the head
@@ -71,6 +72,7 @@ class Times:
     runtime_bytes: int  # of the process, beside weights
     disk_bytes_per_s: float | None  # None where it was not asked for, or cannot be measured
     busy: bool = False  # something else kept the device busy: it may take less
+    head_layers: int = 1  # of the slice with the head
 
 
 def probes(
@@ -80,15 +82,17 @@ def probes(
     weights of a slice, as far as one layer takes less."""
     can, slices = limits(file), OwnSlices()
     total = can.sizes.layers
-    n = next((n for n in range(1, total) if sum(can.layer_bytes[:n]) >= _LEAST_BYTES), total)
-    n = min(n, max(1, total // 2))
+    ends = [*can.begins[1:], total]  # of slices that begin with the first layer
+    twice = [n for n in ends if 2 * n in ends] or ends[:1]
+    n = next((n for n in twice if sum(can.layer_bytes[:n]) >= _LEAST_BYTES), twice[-1])
     if most_bytes is not None:
-        n = max((some for some in range(1, n + 1) if sum(can.layer_bytes[: 2 * some]) <= most_bytes), default=1)
+        fitting = (some for some in twice if some <= n and sum(can.layer_bytes[: 2 * some]) <= most_bytes)
+        n = max(fitting, default=ends[0])
     heads, ff = Range(0, can.sizes.heads), Range(0, can.sizes.ff)
     cuts = {"layers": Slice(Range(0, n), heads, ff, NOTHING, first=True)}
-    if total >= 2 * n:
+    if 2 * n in ends:
         cuts["more"] = Slice(Range(0, 2 * n), heads, ff, NOTHING, first=True)
-    cuts["head"] = Slice(Range(0, 1), heads, ff, Range(0, can.sizes.vocab), first=True)
+    cuts["head"] = Slice(Range(0, ends[0]), heads, ff, Range(0, can.sizes.vocab), first=True)
     try:
         check_tensor(file)
         half = shards(can, ("a", "b"), (1.0, 1.0))[0]
@@ -101,7 +105,7 @@ def probes(
         digest = slices.digest(recipe, file.path)
         path = closing.enter(slices.use(recipe, file.path, digest))
         depth = DEPTH if name == "layers" else 0
-        found[name] = Probe(recipe, digest, path, _ROWS[name], depth, last=name == "head")
+        found[name] = Probe(recipe, digest, path, len(cut.layers), _ROWS[name], depth, last=name == "head")
     return found, n
 
 
@@ -137,7 +141,7 @@ def timed(
     deep = [took[name] for name, probe in found.items() if probe.depth]
     behind_s = max((max(0.0, of[-1].seconds - of[0].seconds) for of in deep), default=0.0)
     busy = any(figure.busy for of in took.values() for figure in of)
-    return Times(n, steps, behind_s, runtime_bytes, disk_bytes_per_s or None, busy)
+    return Times(n, steps, behind_s, runtime_bytes, disk_bytes_per_s or None, busy, found["head"].layers)
 
 
 def _timed(
@@ -172,7 +176,7 @@ def device_speed(times: Times, device: str, name: str, memory_bytes: int) -> Dev
         return Curve(tuple((rows, max(0.0, seconds - step_s) / n) for rows, seconds in of.points))
 
     layer, half = layers(base), times.steps.get("half")
-    head = [(rows, max(0.0, took - step_s - layer.at(rows))) for rows, took in times.steps["head"].points]
+    head = [(rows, max(0.0, took - step_s - times.head_layers * layer.at(rows))) for rows, took in times.steps["head"].points]
     return DeviceSpeed(
         device=device,
         name=name,
