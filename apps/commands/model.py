@@ -96,6 +96,8 @@ def _info(args: argparse.Namespace) -> int:
         rows.insert(7, ("experts", f"{shape.n_experts}, {shape.n_experts_used} used for a token"))
     rows += [(f"  of it {name}", bytes_text(n)) for name, n in shape.bytes_by_type.items()]
     print_table(str(info.file.path), rows)
+    spread = [(name, f"no: {why}" if why else "yes") for name, why in zip(("stages", "shards"), info.cuts, strict=True)]
+    print_table("spread over devices", spread)
     parts = [(name, bytes_text(n)) for name, n in info.need.parts.items()]
     title = f"memory at {info.context} tokens of context, KV cache in {info.kv_type}"
     print_table(title, [*parts, ("total", bytes_text(info.need.total))])

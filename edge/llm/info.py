@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ from edge.llama.llama import ContextSizes
 from edge.llm.options import EngineOptions, resolve
 from edge.paging import memory
 from edge.paging.memory import MemoryNeed
+from partition.errors import CannotSlice
 from partition.model.check import check_loadable
 from partition.model.model import ModelShape
+from partition.slices.gguf_slice import check_tensor, limits
 from quant.gguf.file import GgufFile
 
 
@@ -34,9 +37,22 @@ class ModelInfo:
         n_context, _, kv = resolve(EngineOptions(context=context, kv_type=kv_type), shape)
         return cls(file, shape, n_context, kv_type, memory.need(file.path, ContextSizes(n_context, kv)))
 
+    @cached_property
+    def cuts(self) -> tuple[str, str]:
+        """Why the model cannot be spread over devices by layers, and by parts of layers; "" where it can."""
+        reasons = []
+        for cut in (limits, check_tensor):
+            try:
+                cut(self.file)
+                reasons.append("")
+            except CannotSlice as exc:
+                reasons.append(str(exc))
+        return reasons[0], reasons[1]
+
     def to_json(self) -> dict[str, Any]:
         """Plain values, as docs/cli.md says."""
         shape, need = self.shape, self.need
+        stages, shards = self.cuts
         parts = {f"{name.lower().replace(' ', '_')}_bytes": n for name, n in need.parts.items()}
         return {
             "path": str(self.file.path),
@@ -54,6 +70,10 @@ class ModelInfo:
             "parameters": shape.n_params,
             "size_bytes": self.file.size_bytes,
             "bytes_by_type": dict(shape.bytes_by_type),
+            "stages": not stages,
+            "no_stages_because": stages or None,
+            "shards": not shards,
+            "no_shards_because": shards or None,
             "memory": {
                 "context": self.context,
                 "kv_type": self.kv_type,

@@ -44,6 +44,7 @@ _FALLBACK = {
 
 # Beside vectors: what llama.cpp keeps, or needs, as 32-bit numbers.
 _AS_F32 = (".bias", ".ssm_a", ".ssm_d")
+_DECAYS = (".ssm_a",)  # of a state: below 0, else it would grow without end
 _PARTS_AS_F32 = ("ffn_gate_inp", "norm", "conv1d", "shortconv.conv")
 
 _CHUNK_VALUES = 1 << 20  # 4 MiB of floats at a time
@@ -187,7 +188,9 @@ def _quantized(tensor: Tensor, rng: np.random.Generator, rows: int) -> Rows:
     from edge.llama import ggml
 
     values = rng.standard_normal((rows, tensor.row), dtype=np.float32)
-    if len(tensor.dims) > 1:
+    if tensor.name.endswith(_DECAYS):
+        values = -1 - np.abs(values)
+    elif len(tensor.dims) > 1:
         values *= 0.02 if tensor.name.endswith(".bias") else tensor.row**-0.5
     else:  # a little noise, so that a norm or a bias in the wrong place shows
         values *= 0.02

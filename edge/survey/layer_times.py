@@ -176,7 +176,10 @@ def device_speed(times: Times, device: str, name: str, memory_bytes: int) -> Dev
         return Curve(tuple((rows, max(0.0, seconds - step_s) / n) for rows, seconds in of.points))
 
     layer, half = layers(base), times.steps.get("half")
-    head = [(rows, max(0.0, took - step_s - times.head_layers * layer.at(rows))) for rows, took in times.steps["head"].points]
+    head = [
+        (rows, max(0.0, took - step_s - times.head_layers * layer.at(rows)))
+        for rows, took in times.steps["head"].points
+    ]
     return DeviceSpeed(
         device=device,
         name=name,

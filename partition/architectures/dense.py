@@ -290,7 +290,6 @@ DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
             window=Window(4),
             period=4,
             input_node="embd_norm",
-            no_shards="attention has a gate of its own",
         ),
     ),
 }

@@ -157,7 +157,13 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
         experts=experts("expert ff"),
         common={"window": 4096},
         keys={"expert_gating_func": 2},
-        rules=Rules(ff_key=_EXPERT_KEY, window=Window(4, optional=True, full_first=True), period=8, no_stage_of=4),
+        rules=Rules(
+            ff_key=_EXPERT_KEY,
+            window=Window(4, optional=True, full_first=True),
+            period=8,
+            no_stage_of=4,
+            no_shards="llama.cpp gives the sum of its experts no name",
+        ),
     ),
     "minimax-m2": Architecture(
         {**LLAMA, **WIDE_NORMS},
@@ -212,7 +218,11 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
         experts={**experts("expert ff"), **shared()},
         keys={"expert_shared_count": 1, "expert_weights_scale": 1.0},
         never_tied=True,
-        rules=Rules(needs_output=True, ff_key=_EXPERT_KEY),
+        rules=Rules(
+            needs_output=True,
+            ff_key=_EXPERT_KEY,
+            no_shards="the expert that all tokens pass through is as wide as the others",
+        ),
     ),
     "bailingmoe2": Architecture(
         {**FUSED, **FFN_NORM, **HEAD_NORMS},

@@ -55,8 +55,8 @@ CUTS: Mapping[str, Cut] = {
     **dict.fromkeys(
         (
             "attn_norm.weight", "attn_norm.bias", "attn_q_norm.weight", "attn_k_norm.weight", "ffn_norm.bias",
-            "post_attention_norm.weight",
-            "ffn_norm.weight", "post_ffw_norm.weight", "attn_output.bias", "ffn_down.bias",
+            "post_attention_norm.weight", "post_attention_norm", "post_ffw_norm", "ffn_norm.weight",
+            "post_ffw_norm.weight", "attn_output.bias", "ffn_down.bias",
             "ffn_gate_inp.weight", "ffn_gate_inp.bias", "exp_probs_b.bias", "exp_probs_b",
             # Every rank computes the expert that all tokens pass through: it is added after the sum.
             "ffn_gate_shexp.weight", "ffn_up_shexp.weight", "ffn_down_shexp.weight",
@@ -64,6 +64,7 @@ CUTS: Mapping[str, Cut] = {
         Cut.WHOLE,
     ),
     "attn_q.weight": Cut.Q_ROWS,
+    "attn_gate.weight": Cut.Q_ROWS,
     "attn_k.weight": Cut.K_ROWS,
     "attn_v.weight": Cut.V_ROWS,
     "attn_qkv.weight": Cut.QKV_ROWS,

@@ -1,40 +1,81 @@
-"""Every architecture whose models can be cut: stages of a small one compute the bits of the whole."""
+"""Every architecture whose models can be cut: stages of a small one compute the bits of the whole, shards nearly so."""
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from partition.architectures.table import ARCHITECTURES
-from partition.plan.plan import Range
+from partition.errors import CannotSlice
+from partition.plan.plan import Range, Slice
+from partition.slices.gguf_slice import check_tensor, limits
 from partition.slices.source import Source
 from quant.gguf.file import GgufFile
-from tests.support.slices import run_local, run_stages, synthetic
+from tests.support.architectures import PAGE, SHARDED, page_with, table
+from tests.support.slices import ranges, run_local, run_shards, run_stages, synthetic
 from tests.support.thorough import thorough
 
 CALLS = [(list(range(270, 300)), 0), ([300], 30), ([301, 302], 31)]
-
+# Of the logits' standard deviation, as in test_slice_runs.py.
+CLOSE, CLOSE_GELU = 1e-5, 1e-3
 
 # Each of what a stage may have to say of layers: windows, periods, what comes in, leading layers, recurrent layers.
 USUALLY = (
     "qwen35", "lfm2", "jamba", "deepseek2", "glm4moe", "llama4", "smallthinker", "cohere2", "granite", "gpt2", "bloom",
     "phi2", "qwen3vl", "minicpm", "apertus", "olmo", "falcon-h1", "mamba2",
 )  # fmt: skip
+# Each of what a shard may have to share: experts beside others, gates, halves of one matrix, another architecture.
+USUALLY_SHARED = ("hunyuan-moe", "muse-glimmer", "glm4", "plamo3", "internlm2", "jais2", "smollm3", "granitemoe")
 
 
-@pytest.mark.parametrize("arch", [*USUALLY, *thorough(*(arch for arch in ARCHITECTURES if arch not in USUALLY))])
+def usually(few: tuple[str, ...], every: tuple[str, ...]) -> list[Any]:
+    """A few of these, and all with EDGE_THOROUGH=1."""
+    return [*few, *thorough(*(arch for arch in every if arch not in few))]
+
+
+def small(arch: str, folder: Path, **figures: Any) -> Path:
+    """A model of several periods of layers."""
+    layers = 17 if ARCHITECTURES[arch].rules.no_stage_of else 9
+    return synthetic(folder / f"{arch}.gguf", arch, **{"layers": layers, "vocab": 320, **figures})
+
+
+@pytest.mark.parametrize("arch", usually(USUALLY, tuple(ARCHITECTURES)))
 def test_stages_compute_the_bits_of_the_whole(arch: str, tmp_path: Path) -> None:
-    figures = {"embd": 64, "ff": 64, "vocab": 320, "layers": 17 if ARCHITECTURES[arch].rules.no_stage_of else 9}
-    model = synthetic(tmp_path / f"{arch}.gguf", arch, **figures)
+    model = small(arch, tmp_path, embd=64, ff=64)
     source = Source.of(GgufFile.open(model))
     expected = run_local(model, CALLS)
     assert all(np.isfinite(logits).all() and logits.std() > 0 for logits in expected)
     starts = source.starts
     assert len(starts) > 1
-    edges = (*starts, source.shape.n_layers)
     for chosen in ({0, starts[len(starts) // 2]}, {0, starts[1], starts[-1]}):
-        cuts = [*sorted(chosen), edges[-1]]
-        stages = [Range(start, stop) for start, stop in pairwise(cuts)]
+        stages = [Range(start, stop) for start, stop in pairwise([*sorted(chosen), source.shape.n_layers])]
         found = run_stages(model, stages, CALLS, tmp_path)
         assert all((f == e).all() for f, e in zip(found, expected, strict=True)), stages
+
+
+@pytest.mark.parametrize("arch", usually(USUALLY_SHARED, SHARDED))
+def test_shards_compute_the_same_up_to_rounding(arch: str, tmp_path: Path) -> None:
+    model = small(arch, tmp_path)
+    sizes = limits(GgufFile.open(model)).sizes
+    expected = run_local(model, CALLS)
+    parts = zip(ranges(1, sizes.heads - 1), ranges(32, sizes.ff - 32), ranges(288, 32), strict=True)
+    cuts = [Slice(Range(0, sizes.layers), *part, first=rank == 0) for rank, part in enumerate(parts)]
+    found = run_shards(model, cuts, CALLS, tmp_path)
+    largest = max(float(np.abs(f - e).max() / e.std()) for f, e in zip(found, expected, strict=True))
+    assert largest < (CLOSE_GELU if arch.startswith("gemma") else CLOSE)
+
+
+@pytest.mark.parametrize("arch", [arch for arch in ARCHITECTURES if arch not in SHARDED])
+def test_others_say_why_they_have_no_shards(arch: str, tmp_path: Path) -> None:
+    file = GgufFile.open(small(arch, tmp_path, embd=64, ff=64))
+    with pytest.raises(CannotSlice, match="cannot be shared, but they can be given out: --parallel pipeline"):
+        check_tensor(file)
+
+
+def test_the_page_says_what_the_tables_say() -> None:
+    """`python -m tests.support.architectures` writes it."""
+    assert PAGE.read_text() == page_with(table())
+    assert len(ARCHITECTURES) >= 40
+    assert len(SHARDED) >= 20

@@ -1,0 +1,81 @@
+"""The table of docs/architectures.md: `python -m tests.support.architectures` writes it.
+
+What it says is what tests assert of a small model of each architecture: `tests/cluster/test_architectures.py` of stages
+and shards, `tests/engine/paging/test_paging_architectures.py` and
+`tests/engine/quantize/test_quantize_architectures.py` of the rest.
+"""
+
+from collections.abc import Iterator
+
+from partition.architectures.dense import DENSE_ARCHITECTURES
+from partition.architectures.moe import MOE_ARCHITECTURES
+from partition.architectures.recurrent import RECURRENT_ARCHITECTURES
+from partition.architectures.table import ARCHITECTURES, REFUSED
+from tests.support import ROOT
+
+PAGE = ROOT / "docs" / "architectures.md"
+BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->\n"
+# Why layers of small models here cannot be shared, where the tensors say it and not the architecture.
+_UNEVEN = "layers with experts and layers without differ in width"
+NO_SHARDS = dict.fromkeys(("glm4moe", "llama4", "ernie4_5-moe", "dots1", "exaone-moe", "hy_v3"), _UNEVEN)
+SHARDED = tuple(arch for arch, of in ARCHITECTURES.items() if not of.rules.no_shards and arch not in NO_SHARDS)
+_ONLY_HEAD = "only the head is read again, all layers have to fit"
+NOT_PAGED = dict.fromkeys(("mamba", "mamba2"), _ONLY_HEAD)
+_KINDS = {
+    "One feed-forward part in each layer": DENSE_ARCHITECTURES,
+    "Experts": MOE_ARCHITECTURES,
+    "Recurrent layers": RECURRENT_ARCHITECTURES,
+}
+
+
+def table() -> str:
+    """The tables, as Markdown."""
+    return "\n".join(_lines()) + "\n"
+
+
+def _lines() -> Iterator[str]:
+    for title, architectures in _KINDS.items():
+        yield f"### {title}"
+        yield ""
+        yield "| architecture | one device | stages | shards | paged | quantized |"
+        yield "| --- | --- | --- | --- | --- | --- |"
+        for name in architectures:
+            yield f"| {name} | yes | {_stages(name)} | {_shards(name)} | {_or_no(NOT_PAGED, name)} | yes |"
+        yield ""
+    yield "### One device only"
+    yield ""
+    yield "| architecture | why it cannot be cut |"
+    yield "| --- | --- |"
+    yield from (f"| {name} | {reason} |" for name, reason in REFUSED.items())
+
+
+def _stages(name: str) -> str:
+    rules = ARCHITECTURES[name].rules
+    limits = []
+    if rules.period > 1:
+        limits.append(f"of {rules.period} layers at once")
+    if name in RECURRENT_ARCHITECTURES and ARCHITECTURES[name].attention and ARCHITECTURES[name].recurrent:
+        limits.append("with layers of both kinds")
+    kinds = rules.layers_of_other_kind
+    if kinds or rules.other_kind_from:
+        limits.append(f"not of {kinds[0]} layers" if kinds else f"not of {rules.other_kind_from} layers and more")
+    return ", ".join(["yes", *limits])
+
+
+def _shards(name: str) -> str:
+    reason = ARCHITECTURES[name].rules.no_shards or NO_SHARDS.get(name, "")
+    return f"no: {reason}" if reason else "yes"
+
+
+def _or_no(reasons: dict[str, str], name: str) -> str:
+    return f"no: {reasons[name]}" if name in reasons else "yes"
+
+
+def page_with(table: str) -> str:
+    """The page with this table in place of its own."""
+    before, rest = PAGE.read_text().split(BEGIN)
+    return before + BEGIN + table + END + rest.split(END)[1]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page_with(table()))
