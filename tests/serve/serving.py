@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,12 +15,21 @@ END_S = 60.0
 
 
 @contextmanager
-def serving(app: ASGIApp) -> Iterator[str]:
-    """Its address, "http://127.0.0.1:PORT". It ends with the block, and with it what it answers."""
+def serving(app: ASGIApp, at_end: Callable[[], Awaitable[None]] | None = None) -> Iterator[str]:
+    """Its address, "http://127.0.0.1:PORT". It ends with the block, and with it what it answers. at_end: then done in
+    the server's loop."""
+
+    async def serve() -> None:
+        try:
+            await server.serve([listening])
+        finally:
+            if at_end is not None:
+                await at_end()
+
     listening = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(app, log_level="warning", lifespan="on", timeout_graceful_shutdown=5)
     server = uvicorn.Server(config)
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])), name="server")
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), name="server")
     thread.start()
     try:
         waited = threading.Event()

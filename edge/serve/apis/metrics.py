@@ -22,7 +22,7 @@ _COUNTERS = {
 _GAUGES: dict[str, tuple[str, Callable[[Status], float]]] = {
     "edge_requests_waiting": ("Requests that wait for a slot.", lambda status: status["waiting"]),
     "edge_tokens_per_second": ("Tokens of answers, lately.", lambda status: status["tokens_per_s"] or 0.0),
-    "edge_slots": ("Answers that may be in the making.", lambda status: len(status["slots"])),
+    "edge_slots": ("Answers that may be in the making.", lambda status: status["model"]["sequences"]),
     "edge_slots_busy": ("Answers in the making.", lambda s: sum(slot["is_processing"] for slot in s["slots"])),
 }
 

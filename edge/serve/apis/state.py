@@ -30,13 +30,13 @@ async def health() -> dict[str, str]:
 
 async def props(models: ServedModels) -> dict[str, Any]:
     """Of the default model."""
-    status = await (await models.model(None)).status()
-    model = status["model"]
+    served = await models.model(None)
+    model = (await served.status())["model"]
     settings = {"n_ctx": model["context"], "params": dict(DEFAULTS)}
     return {
         "default_generation_settings": settings,
-        "total_slots": len(status["slots"]),
-        "model_alias": model["name"],
+        "total_slots": model["sequences"],
+        "model_alias": served.name,
         "model_path": model["path"],
         "chat_template": model["chat_template"],
         "build_info": f"edge {version('edge-runtime')}",
@@ -55,13 +55,14 @@ async def cluster(models: ServedModels) -> dict[str, Any]:
 
 
 async def statuses(models: ServedModels) -> list[dict[str, Any]]:
-    """The status of each loaded model."""
+    """The status of each loaded model, under the name that requests give."""
     return list(await asyncio.gather(*(_status(model) for model in await models.loaded())))
 
 
 async def _status(model: ServedModel) -> dict[str, Any]:
     try:
-        return await model.status()
+        status = await model.status()
+        return {**status, "model": {**status["model"], "name": model.name}}
     except EdgeError as error:
         return {"model": {"name": model.name}, "error": str(error)}
 

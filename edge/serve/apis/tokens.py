@@ -60,7 +60,10 @@ async def count_tokens(request: MessagesInput, model: ServedModel) -> dict[str, 
     """How many tokens the prompt of a conversation has."""
     said = conversation_of(request, await template_of(model))
     prompt = await model.render(said.messages, said.tools)
-    return {"input_tokens": len(await model.tokenize(prompt, add_special=False, parse_special=True))}
+    plain = await model.tokenize(prompt, add_special=False, parse_special=True)
+    full = await model.tokenize(prompt, add_special=True, parse_special=True)
+    # Templates that begin with the token that begins a text have it once, not twice.
+    return {"input_tokens": len(plain if plain[:1] == full[:1] else full)}
 
 
 async def template_of(model: ServedModel) -> str:

@@ -1,0 +1,22 @@
+"""The bundled model behind a real server, once for each file of tests."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from edge.demo import MODEL_PATH
+from edge.serve.app import create_app
+from edge.serve.config import EngineConfig
+from edge.serve.options import ServeOptions
+from edge.serve.router import Router
+from tests.serve.serving import serving
+
+OPTIONS = {"threads": 1, "sequences": 4}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """Its address; the model is named `edge-demo-q8_0`."""
+    router = Router({MODEL_PATH.stem: EngineConfig(str(MODEL_PATH), OPTIONS, prefix_cache=0)})
+    with serving(create_app(router, ServeOptions()), at_end=router.close) as address:
+        yield address

@@ -1,0 +1,323 @@
+"""The official clients of OpenAI and Anthropic, with the bundled model behind a real server."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from anthropic import Anthropic
+from anthropic import BadRequestError as AnthropicBadRequest
+from openai import BadRequestError, NotFoundError, OpenAI
+
+from tests.support.helpers import until
+
+NAME = "edge-demo-q8_0"
+SUM = "What is 27 plus 38?"
+HI: Any = [{"role": "user", "content": SUM}]
+LONG = "word " * 3000
+GREEDY = {"temperature": 0}
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Oslo"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+CHAT_TOOLS: Any = [{"type": "function", "function": {"name": "weather", "description": "", "parameters": SCHEMA}}]
+
+
+@pytest.fixture(scope="module")
+def openai(server: str) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{server}/v1", api_key="none", max_retries=0, timeout=300) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def anthropic(server: str) -> Iterator[Anthropic]:
+    with Anthropic(base_url=server, api_key="none", max_retries=0, timeout=300) as client:
+        yield client
+
+
+def follows(arguments: Any) -> bool:
+    return set(arguments) == {"city", "days"} and arguments["city"] in ("Rome", "Oslo") and 1 <= arguments["days"] <= 9
+
+
+def test_models(openai: OpenAI, anthropic: Anthropic) -> None:
+    assert [one.id for one in openai.models.list()] == [NAME]
+    assert [one.id for one in anthropic.models.list()] == [NAME]
+    assert openai.models.retrieve(NAME).object == "model"
+    with pytest.raises(NotFoundError):
+        openai.models.retrieve("nobody")
+    with pytest.raises(NotFoundError):
+        openai.chat.completions.create(model="nobody", messages=HI)
+
+
+def test_a_chat_whole_and_streamed(openai: OpenAI) -> None:
+    told = openai.chat.completions.create(model=NAME, messages=HI, temperature=0)
+    text = told.choices[0].message.content or ""
+    assert "65" in text
+    assert told.choices[0].finish_reason == "stop"
+    usage = told.usage
+    assert usage is not None
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+    chunks = list(
+        openai.chat.completions.create(
+            model=NAME, messages=HI, temperature=0, stream=True, stream_options={"include_usage": True}
+        )
+    )
+    assert "".join(one.choices[0].delta.content or "" for one in chunks if one.choices) == text
+    again = chunks[-1].usage
+    assert again is not None
+    assert again.prompt_tokens == usage.prompt_tokens
+    assert again.completion_tokens == usage.completion_tokens
+    assert again.prompt_tokens_details is not None
+    assert 0 <= (again.prompt_tokens_details.cached_tokens or 0) < again.prompt_tokens
+
+
+def test_what_was_computed_is_not_computed_again(openai: OpenAI) -> None:
+    messages: Any = [{"role": "system", "content": "You know a lot of towns and rivers. " * 10}, *HI]
+    told = [openai.chat.completions.create(model=NAME, messages=messages, max_tokens=1) for _ in range(2)]
+    cached = [
+        one.usage.prompt_tokens_details.cached_tokens for one in told if one.usage and one.usage.prompt_tokens_details
+    ]
+    assert (cached[1] or 0) > (cached[0] or 0)
+
+
+def test_several_answers(openai: OpenAI) -> None:
+    three = openai.chat.completions.create(model=NAME, messages=HI, n=3, temperature=0)
+    assert [choice.index for choice in three.choices] == [0, 1, 2]
+    assert all("65" in (choice.message.content or "") for choice in three.choices)
+
+
+def test_stops_and_limits(openai: OpenAI, anthropic: Anthropic) -> None:
+    cut = openai.chat.completions.create(model=NAME, messages=HI, temperature=0, max_tokens=2)
+    assert (cut.choices[0].finish_reason, cut.usage and cut.usage.completion_tokens) == ("length", 2)
+    stopped = openai.chat.completions.create(model=NAME, messages=HI, temperature=0, stop=["65"])
+    assert (stopped.choices[0].finish_reason, "65" in (stopped.choices[0].message.content or "")) == ("stop", False)
+    message = anthropic.messages.create(
+        model=NAME, max_tokens=50, messages=HI, extra_body=GREEDY, stop_sequences=["65"]
+    )
+    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "65")
+
+
+def test_probabilities(openai: OpenAI) -> None:
+    told = openai.chat.completions.create(
+        model=NAME, messages=HI, temperature=0, max_tokens=5, logprobs=True, top_logprobs=3
+    )
+    logprobs = told.choices[0].logprobs
+    assert logprobs is not None
+    assert len(logprobs.content or ()) == 5
+    for one in logprobs.content or ():
+        assert len(one.top_logprobs) == 3
+        assert one.top_logprobs[0].logprob >= one.top_logprobs[1].logprob
+        assert one.token == one.top_logprobs[0].token  # at temperature 0
+        assert one.logprob <= 0
+    assert (
+        b"".join(bytes(one.bytes or ()) for one in logprobs.content or ()).decode() == told.choices[0].message.content
+    )
+
+
+def test_a_bias_forbids_a_token(openai: OpenAI, server: str) -> None:
+    text = openai.chat.completions.create(model=NAME, messages=HI, temperature=0).choices[0].message.content or ""
+    tokens = httpx.post(f"{server}/tokenize", json={"content": text}).json()["tokens"]
+    bias = {str(token): -100 for token in tokens}
+    other = openai.chat.completions.create(model=NAME, messages=HI, temperature=0, logit_bias=bias, max_tokens=20)
+    assert other.choices[0].message.content != text
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [{"type": "json_schema", "json_schema": {"name": "trip", "schema": SCHEMA}}, {"type": "json_object"}],
+    ids=lambda wanted: wanted["type"],
+)
+def test_an_answer_in_json(openai: OpenAI, wanted: Any) -> None:
+    told = openai.chat.completions.create(
+        model=NAME, messages=HI, response_format=wanted, seed=1, temperature=0, max_tokens=300
+    )
+    if told.choices[0].finish_reason == "stop":
+        value = json.loads(told.choices[0].message.content or "")
+        assert isinstance(value, dict)
+        assert follows(value) or wanted["type"] == "json_object"
+    else:
+        assert wanted["type"] == "json_object"  # which may go on for ever
+        assert (told.choices[0].message.content or "").lstrip().startswith("{")
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}], ids=str)
+def test_a_tool_that_must_be_called(openai: OpenAI, choice: Any) -> None:
+    asked = {
+        "model": NAME,
+        "messages": HI,
+        "tools": CHAT_TOOLS,
+        "tool_choice": choice,
+        "temperature": 0,
+        "max_tokens": 200,
+    }
+    told = openai.chat.completions.create(**asked).choices[0]
+    assert told.finish_reason == "tool_calls"
+    [call] = told.message.tool_calls or ()
+    assert call.type == "function"
+    assert call.function.name == "weather"
+    assert follows(json.loads(call.function.arguments))
+    with openai.chat.completions.stream(**asked) as stream:
+        [streamed] = stream.get_final_completion().choices[0].message.tool_calls or ()
+    assert streamed.function.arguments == call.function.arguments
+    answer: Any = {"role": "tool", "tool_call_id": call.id, "content": "sunny"}
+    messages: Any = [*HI, told.message.model_dump(exclude_none=True), answer]
+    more = openai.chat.completions.create(model=NAME, messages=messages, tools=CHAT_TOOLS, max_tokens=10)
+    assert more.choices[0].finish_reason in ("stop", "length")
+
+
+def test_text_with_tools_that_need_not_be_called(openai: OpenAI) -> None:
+    for choice in ("auto", "none"):
+        told = openai.chat.completions.create(
+            model=NAME, messages=HI, tools=CHAT_TOOLS, tool_choice=choice, temperature=0, max_tokens=40
+        )
+        assert told.choices[0].message.content
+
+
+def test_completions(openai: OpenAI) -> None:
+    told = openai.completions.create(
+        model=NAME, prompt=["One kilobyte", "Two"], max_tokens=4, temperature=0, logprobs=2
+    )
+    assert [choice.index for choice in told.choices] == [0, 1]
+    first = told.choices[0]
+    assert first.logprobs is not None
+    assert "".join(first.logprobs.tokens or ()) == first.text
+    chunks = openai.completions.create(model=NAME, prompt="One kilobyte", max_tokens=4, temperature=0, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in chunks) == first.text
+
+
+def test_completions_of_tokens(openai: OpenAI, server: str) -> None:
+    asked = {"content": "One kilobyte", "add_special": True}
+    tokens = httpx.post(f"{server}/tokenize", json=asked).json()["tokens"]
+    texts = [
+        openai.completions.create(model=NAME, prompt=prompt, max_tokens=4, temperature=0).choices[0].text
+        for prompt in ("One kilobyte", tokens)
+    ]
+    assert texts[0] == texts[1]
+    back = httpx.post(f"{server}/detokenize", json={"tokens": tokens}).json()["content"]
+    assert back.endswith("One kilobyte")
+
+
+def test_responses(openai: OpenAI) -> None:
+    told = openai.responses.create(model=NAME, input=SUM, temperature=0)
+    assert "65" in told.output_text
+    assert told.status == "completed"
+    with openai.responses.stream(model=NAME, input=SUM, temperature=0) as stream:
+        kinds = [event.type for event in stream]
+        assert stream.get_final_response().output_text == told.output_text
+    assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
+    tools: Any = [{"type": "function", "name": "weather", "parameters": SCHEMA, "strict": True}]
+    called = openai.responses.create(model=NAME, input=SUM, tools=tools, tool_choice="required", max_output_tokens=200)
+    [call] = called.output
+    assert call.type == "function_call"
+    assert follows(json.loads(call.arguments))
+    wanted: Any = {"format": {"type": "json_schema", "name": "trip", "schema": SCHEMA}}
+    assert follows(json.loads(openai.responses.create(model=NAME, input=SUM, text=wanted).output_text))
+
+
+def test_messages(anthropic: Anthropic) -> None:
+    told = anthropic.messages.create(model=NAME, max_tokens=50, messages=HI, extra_body=GREEDY)
+    [block] = told.content
+    assert block.type == "text"
+    assert "65" in block.text
+    assert told.stop_reason == "end_turn"
+    with anthropic.messages.stream(model=NAME, max_tokens=50, messages=HI, extra_body=GREEDY) as stream:
+        assert "".join(stream.text_stream) == block.text
+        assert stream.get_final_message().usage.output_tokens == told.usage.output_tokens
+    tools: Any = [{"name": "weather", "input_schema": SCHEMA}]
+    for choice in ({"type": "any"}, {"type": "tool", "name": "weather"}):
+        asked: Any = {"model": NAME, "max_tokens": 200, "messages": HI, "tools": tools, "tool_choice": choice}
+        called = anthropic.messages.create(**asked)
+        [use] = called.content
+        assert use.type == "tool_use"
+        assert follows(use.input)
+        assert called.stop_reason == "tool_use"
+        with anthropic.messages.stream(**asked) as stream:
+            [use] = stream.get_final_message().content
+        assert use.type == "tool_use"
+        assert follows(use.input)
+
+
+def test_tokens_are_counted_as_they_are_used(anthropic: Anthropic) -> None:
+    for system in ("", "Answer briefly."):
+        counted = anthropic.messages.count_tokens(model=NAME, messages=HI, system=system).input_tokens
+        usage = anthropic.messages.create(model=NAME, max_tokens=1, messages=HI, system=system).usage
+        assert counted == usage.input_tokens + (usage.cache_read_input_tokens or 0)
+
+
+def test_embeddings(openai: OpenAI) -> None:
+    told = openai.embeddings.create(model=NAME, input=["One kilobyte", "One kilobyte", "Rome"])  # asks for base64
+    plain = openai.embeddings.create(model=NAME, input="One kilobyte", encoding_format="float")
+    first, same, other = (one.embedding for one in told.data)
+    assert sum(x * x for x in first) == pytest.approx(1, abs=1e-3)
+    assert first == pytest.approx(same, abs=1e-3)
+    assert plain.data[0].embedding == pytest.approx(first, abs=1e-3)
+    assert other != pytest.approx(first, abs=1e-3)
+    assert told.usage.prompt_tokens > plain.usage.prompt_tokens
+
+
+def test_a_prompt_longer_than_the_context_is_refused_with_need_and_have(openai: OpenAI, anthropic: Anthropic) -> None:
+    messages: Any = [{"role": "user", "content": LONG}]
+    with pytest.raises(BadRequestError, match="1024") as refused:
+        openai.chat.completions.create(model=NAME, messages=messages, stream=True)
+    assert refused.value.code == "context_length_exceeded"
+    for ask in (
+        lambda: openai.completions.create(model=NAME, prompt=LONG),
+        lambda: openai.responses.create(model=NAME, input=LONG),
+        lambda: openai.embeddings.create(model=NAME, input=LONG),
+    ):
+        with pytest.raises(BadRequestError, match="1024"):
+            ask()
+    with pytest.raises(AnthropicBadRequest, match="1024"):
+        anthropic.messages.create(model=NAME, max_tokens=5, messages=messages)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nothing"}}}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "http://x/y"}}}},
+        {"extra_body": {"grammar": "root ::= ("}},
+        {"extra_body": {"regex": "("}},
+        {"extra_body": {"lark": "start: nothing"}},
+        {
+            "tools": [{"type": "function", "function": {"name": "f", "parameters": {"properties": 5}}}],
+            "tool_choice": "required",
+        },
+        {"top_p": 2},
+        {"temperature": -1},
+        {"logit_bias": {"999999": 1}},
+        {"extra_body": {"repeat_penalty": 0}},
+    ],
+    ids=range(10),
+)
+def test_what_an_engine_cannot_do_is_refused(openai: OpenAI, fields: Any) -> None:
+    with pytest.raises(BadRequestError):
+        openai.chat.completions.create(model=NAME, messages=HI, **fields)
+
+
+def test_a_stream_that_is_dropped_ends_its_answer(openai: OpenAI, server: str) -> None:
+    def busy() -> int:
+        return sum(slot["is_processing"] for slot in httpx.get(f"{server}/slots").json())
+
+    lark: Any = {"lark": "start: /[a-z ]{20000,}/"}  # which does not end by itself before the context is full
+    stream = openai.chat.completions.create(model=NAME, messages=HI, stream=True, extra_body=lark)
+    next(iter(stream))
+    stream.close()
+    until(lambda: busy() == 0, "the answer to end")
+
+
+def test_what_the_server_tells_of_itself(server: str) -> None:
+    props = httpx.get(f"{server}/props").json()
+    assert props["default_generation_settings"]["n_ctx"] == 1024
+    assert "message" in props["chat_template"]
+    cluster = httpx.get(f"{server}/v1/cluster").json()
+    [model] = cluster["models"]
+    assert cluster["names"] == [NAME] == [model["model"]["name"]]
+    assert {"slots", "waiting", "tokens_per_s", "devices", "plan", "why", "counters"} <= model.keys()
+    figures = httpx.get(f"{server}/metrics").text
+    assert f'edge_generated_tokens_total{{model="{NAME}"}}' in figures
+    prompt = httpx.post(f"{server}/apply-template", json={"messages": HI}).json()["prompt"]
+    assert SUM in prompt
