@@ -83,7 +83,7 @@ class Page:
     def value(self, expression: str) -> Any:
         """What an expression of JavaScript gives in the page; of a promise, what it brings."""
         told = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in told, f"{expression}: {told['exceptionDetails']}"
+        assert "exceptionDetails" not in told, f"{expression[:300]}: {str(told['exceptionDetails'])[:2000]}"
         return told["result"].get("value")
 
     def wait_for(self, expression: str) -> Any:

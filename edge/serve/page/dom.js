@@ -4,7 +4,7 @@ const SVG = "http://www.w3.org/2000/svg";
 
 export const $ = id => document.getElementById(id);
 
-/** An element. Children that are null are left out; what is no node becomes text. */
+/** An element. Children may be in lists; those that are null are left out; what is no node becomes text. */
 export function make(tag, attributes, ...children) {
   return fill(document.createElement(tag), attributes, children);
 }
@@ -18,8 +18,9 @@ function fill(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes || {})) {
     if (value !== null && value !== undefined) element.setAttribute(name, value);
   }
-  const given = children.filter(child => child !== null && child !== undefined);
-  element.append(...given.map(child => child instanceof Node ? child : String(child)));
+  for (const child of children.flat()) {
+    if (child !== null && child !== undefined) element.append(child instanceof Node ? child : String(child));
+  }
   return element;
 }
 

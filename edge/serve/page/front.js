@@ -42,16 +42,16 @@ function pointOf(point) {
 /** The status of the models that are loaded: it says which plan is in use. */
 export function setModels(value) {
   models = value;
-  if (mark() && points.length) { plot(); describe(); }
+  if (mark()) { plot(); describe(); }
 }
 
-// Mark the plan in use, where the model tells its plan; true where that changed something.
+// Mark the plan in use, where it is one of these; true where that changed something.
 function mark() {
   const plan = served()?.plan;
-  if (!plan) return false;
-  const before = points.map(point => point.chosen);
-  for (const point of points) point.chosen = isSame(point.plan, plan);
-  return points.some((point, i) => point.chosen !== before[i]);
+  const found = plan === undefined ? null : points.find(point => isSame(point.plan, plan));
+  if (!found || found.chosen || switching) return false;
+  for (const point of points) point.chosen = point === found;
+  return true;
 }
 
 // The model that the plans are for: that of their file, or else the first.
@@ -114,8 +114,6 @@ async function change() {
     const told = await post("v1/plan", {model, plan: wanted.plan}, PATIENCE_MS);
     state = typeof told.message === "string" ? told.message : `The model runs as ${wanted.label || "this plan"} says.`;
     for (const point of points) point.chosen = point === wanted;
-    switching = false;
-    await load();
   } catch (error) {
     state = error.message;
   }

@@ -52,14 +52,14 @@ function blocks(all) {
     } else if ((match = HEADING.exec(line))) {
       // The page's own headings are of the first and second level.
       const [level, text] = [Math.min(6, match[1].length + 2), match[2].trim()];
-      take(at + 1, () => make(`h${level}`, {}, ...inline(text)));
+      take(at + 1, () => make(`h${level}`, {}, inline(text)));
     } else if (RULE.test(line)) {
       take(at + 1, () => make("hr"));
     } else if (QUOTE.test(line)) {
       let to = at + 1;
       while (to < all.length && QUOTE.test(all[to])) to += 1;
       const inside = all.slice(at, to).map(one => one.replace(QUOTE, ""));
-      take(to, depth => make("blockquote", {}, ...nested(inside, depth)));
+      take(to, depth => make("blockquote", {}, nested(inside, depth)));
     } else if (ITEM.test(line)) {
       const {to, build} = list(all, at);
       take(to, build);
@@ -73,7 +73,7 @@ function blocks(all) {
       let to = at + 1;
       while (to < all.length && all[to].trim() && !interrupts(all, to)) to += 1;
       const text = all.slice(at, to).map(one => one.trimStart()).join("\n");
-      take(to, () => make("p", {}, ...inline(text)));
+      take(to, () => make("p", {}, inline(text)));
     }
   }
   return found;
@@ -129,7 +129,7 @@ function list(all, from) {
   const ordered = /\d/.test(first[2]);
   const start = ordered ? parseInt(first[2], 10) : 1;
   const build = depth => make(ordered ? "ol" : "ul", {start: start === 1 ? null : start},
-    ...items.map(inside => make("li", {}, ...itemParts(inside, depth, loose))));
+    items.map(inside => make("li", {}, itemParts(inside, depth, loose))));
   return {to: at, build};
 }
 
@@ -167,8 +167,8 @@ function table(rows) {
     rule.endsWith(":") ? (rule.startsWith(":") ? "middle" : "number") : null);
   const row = (line, tag) => {
     const found = cells(line);
-    return make("tr", {}, ...sides.map((side, i) => make(tag, {class: side}, ...inline(found[i] || ""))));
+    return make("tr", {}, sides.map((side, i) => make(tag, {class: side}, inline(found[i] || ""))));
   };
   return make("div", {class: "scroll", tabindex: 0, role: "region", "aria-label": "Table"}, make("table", {},
-    make("thead", {}, row(rows[0], "th")), make("tbody", {}, ...rows.slice(2).map(line => row(line, "td")))));
+    make("thead", {}, row(rows[0], "th")), make("tbody", {}, rows.slice(2).map(line => row(line, "td")))));
 }

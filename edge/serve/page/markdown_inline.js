@@ -100,7 +100,7 @@ function safe(address) {
 }
 
 function link(address, children) {
-  return make("a", {href: address, target: "_blank", rel: "noopener noreferrer nofollow"}, ...children);
+  return make("a", {href: address, target: "_blank", rel: "noopener noreferrer nofollow"}, children);
 }
 
 // A bare address without the punctuation of the sentence around it.
@@ -162,7 +162,7 @@ function emphasized(nodes) {
       const used = node.char === "~" ? node.length : Math.min(2, opener.length, node.length);
       const inside = out.splice(place + 1).map(asText);
       const tag = node.char === "~" ? "del" : used === 2 ? "strong" : "em";
-      out.push(make(tag, {}, ...inside));
+      out.push(make(tag, {}, inside));
       opener.length -= used;
       node.length -= used;
       open.length = opener.length ? i + 1 : i;

@@ -1,0 +1,315 @@
+"""The page of `edge serve` in a real browser, against the real HTTP layer and a model that says what a test wrote."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.errors import EngineGone
+from edge.serve.app import create_app
+from edge.serve.options import ServeOptions
+from tests.serve.scripted import ScriptedModels
+from tests.serve.serving import serving
+from tests.support.browser import Page, browser
+from tests.support.pareto_results import pareto_result
+
+pytestmark = pytest.mark.thorough
+KEY = "a key of this test"
+SHIFT = 8
+
+# Markdown, and the HTML of the elements that are to come of it.
+MARKDOWN = [
+    ("one *two* **three** ***four***", "<p>one <em>two</em> <strong>three</strong> <em><strong>four</strong></em></p>"),
+    ("a_b_c and _d_ ~~e~~ 2 * 3 * 4", "<p>a_b_c and <em>d</em> <del>e</del> 2 * 3 * 4</p>"),
+    (r"\*not\* `a*b*` ``c`d``", "<p>*not* <code>a*b*</code> <code>c`d</code></p>"),
+    ("# Title #1\n## Next", "<h3>Title #1</h3><h4>Next</h4>"),
+    ("- a\n  - b\n- c", "<ul><li>a<ul><li>b</li></ul></li><li>c</li></ul>"),
+    ("3. a\n4. b", '<ol start="3"><li>a</li><li>b</li></ol>'),
+    ("> a\n> - b", "<blockquote><p>a</p><ul><li>b</li></ul></blockquote>"),
+    ("a\n***\nb", "<p>a</p><hr><p>b</p>"),
+    ("a  \nb", "<p>a<br>b</p>"),
+    ("<b>x</b> &lt;", "<p>&lt;b&gt;x&lt;/b&gt; &amp;lt;</p>"),
+    ("<img src=x onerror=alert(1)>", "<p>&lt;img src=x onerror=alert(1)&gt;</p>"),
+    ("[x](javascript:alert(1))", "<p>[x](javascript:alert(1))</p>"),
+    ("[x](data:text/html,1) [y](/v1/models)", "<p>[x](data:text/html,1) [y](/v1/models)</p>"),
+    ("[**x**](https://a.org/b_c)", '<p><a href="https://a.org/b_c"><strong>x</strong></a></p>'),
+    ("see https://a.org/b_(c).", '<p>see <a href="https://a.org/b_(c)">https://a.org/b_(c)</a>.</p>'),
+    ("![x](https://a.org/p.png)", '<p><a href="https://a.org/p.png">x</a></p>'),
+    ("**open and *never closed", "<p>**open and *never closed</p>"),
+]  # fmt: skip
+# What a careless parser takes ages for, or too much stack.
+HARD = ["*a " * 30000, "[" * 50000, "`" * 7 + "``a`" * 20000, "> " * 20000 + "x", "- " * 20000, "](" * 30000]
+HARD += ["# " + " " * 50000 + "x", "|" * 30000 + "\n" + "|-" * 30000, "h" * 100000, "a_" * 40000, "\n" * 200000]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, ScriptedModels]]:
+    models, front = ScriptedModels(), tmp_path_factory.mktemp("front") / "front.json"
+    front.write_text(json.dumps(pareto_result(40)))
+    with serving(create_app(models, ServeOptions(front=front))) as address:
+        yield address, models
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with browser(tmp_path_factory.mktemp("browser")) as page:
+        yield page
+
+
+@pytest.fixture
+def models(served: tuple[str, ScriptedModels]) -> ScriptedModels:
+    """What the server serves, as if it had just begun."""
+    served[1].__init__()  # type: ignore[misc]
+    return served[1]
+
+
+@pytest.fixture
+def page(chromium: Page, served: tuple[str, ScriptedModels], models: ScriptedModels) -> Iterator[Page]:
+    """The page, opened for the first time. At the end nothing went wrong in it."""
+    chromium.look(1200, 800)
+    opened(chromium, served[0])
+    chromium.value("localStorage.clear(); sessionStorage.clear()")
+    chromium.complaints.clear()
+    opened(chromium, served[0])
+    yield chromium
+    assert chromium.complaints == []
+
+
+def opened(page: Page, address: str) -> None:
+    page.open(f"{address}/")
+    page.wait_for("document.querySelector('#welcome h2')?.textContent === 'scripted'")
+
+
+def ask(page: Page, question: str) -> None:
+    page.value("document.getElementById('question').focus()")
+    page.type(question)
+    page.press("Enter", "\r")
+
+
+def answered(page: Page, answers: int = 1) -> str:
+    """The text of the last of so many answers, once it is whole."""
+    page.wait_for(
+        f"document.querySelectorAll('.answer').length === {answers} && !document.getElementById('send').hidden"
+    )
+    text = page.value("[...document.querySelectorAll('.answer > .text')].at(-1).textContent")
+    return str(text)
+
+
+def click(page: Page, text: str) -> None:
+    """Press the last button with this text that is seen."""
+    found = (
+        f"[...document.querySelectorAll('button')].filter(one => one.textContent === '{text}' && one.checkVisibility())"
+    )
+    page.wait_for(f"{found}.length > 0")
+    page.value(f"{found}.at(-1).click()")
+
+
+def asked(models: ScriptedModels) -> Any:
+    return models.scripted.asked[-1].messages
+
+
+def test_an_answer_comes_as_markdown_with_its_figures(page: Page, models: ScriptedModels) -> None:
+    models.scripted.says = "# Hi\n\n- **a**\n\n```python\nx = '<b>'\n```\n\n| a | b |\n|---|--:|\n| 1 | 2 |\n"
+    ask(page, "What?")
+    answered(page)
+    tags = page.value("[...document.querySelectorAll('.answer .text *')].map(one => one.tagName).join(' ')")
+    for tag in ("H3", "UL LI STRONG", "PRE CODE", "TABLE THEAD TR TH TH TBODY TR TD TD"):
+        assert tag in tags
+    assert page.value("document.querySelector('.answer pre').textContent") == "x = '<b>'"
+    figures = page.value("document.querySelector('.figures').textContent")
+    assert f"{len(models.scripted.says)} tokens" in figures
+    assert "tokens/s" in figures
+    assert "prompt 7 tokens, 3 of them kept" in figures
+    assert models.scripted.asked[-1].sampling["temperature"] == 0.7
+
+
+def test_code_in_an_answer_stays_text(page: Page, models: ScriptedModels) -> None:
+    models.scripted.says = (
+        "<script>window.ran = 1</script><img src=x onerror='window.ran = 1'> [a](javascript:window.ran=1)"
+    )
+    ask(page, "<script>window.ran = 1</script>")
+    assert answered(page) == models.scripted.says
+    assert page.value("document.querySelectorAll('#messages script, #messages img, #messages a').length") == 0
+    assert page.value("window.ran") is None
+
+
+def test_escape_stops_an_answer_at_the_server_too(page: Page, models: ScriptedModels) -> None:
+    models.scripted.says, models.scripted.waits = "So far", True
+    ask(page, "Count.")
+    page.wait_for("document.querySelector('.answer > .text')?.textContent === 'So far'")
+    assert page.value("document.getElementById('send').hidden") is True
+    page.press("Escape")
+    assert answered(page) == "So far"
+    assert "stopped" in page.value("document.querySelector('.figures').textContent")
+    for _ in range(1000):
+        if models.scripted.answers[-1].cancelled.is_set():
+            break
+        page.value("new Promise(resolve => setTimeout(resolve, 50))")
+    assert models.scripted.answers[-1].cancelled.is_set()
+
+
+def test_retry_and_edit_replace_what_was(page: Page, models: ScriptedModels) -> None:
+    ask(page, "First")
+    answered(page)
+    models.scripted.says = "Another."
+    click(page, "Retry")
+    page.wait_for("document.querySelector('.answer > .text')?.textContent === 'Another.'")
+    assert [one["content"] for one in asked(models)] == ["First"]
+    answered(page)
+    click(page, "Edit")
+    assert page.value("document.getElementById('question').value") == "First"
+    page.type(" of all")
+    page.press("Enter", "\r")
+    page.wait_for("document.querySelector('.question p').textContent === 'First of all'")
+    answered(page)
+    assert [one["content"] for one in asked(models)] == ["First of all"]
+    ask(page, "Second")
+    answered(page, 2)
+    assert [one["content"] for one in asked(models)] == ["First of all", "Another.", "Second"]
+
+
+def test_lines_system_prompt_and_limits_reach_the_model(page: Page, models: ScriptedModels) -> None:
+    click(page, "Settings")
+    for field, value in (("system", "Be brief."), ("temperature", "0"), ("max-tokens", "5")):
+        page.value(f"document.getElementById('{field}').select()")
+        page.value(f"document.getElementById('{field}').focus()")
+        page.type(value)
+    page.press("Escape")
+    page.wait_for("document.getElementById('settings').hidden")
+    page.value("document.getElementById('question').focus()")
+    page.type("one")
+    page.press("Enter", "\r", modifiers=SHIFT)
+    page.type("two")
+    page.press("Enter", "\r")
+    assert answered(page) == "Hello"
+    assert [(one["role"], one["content"]) for one in asked(models)] == [("system", "Be brief."), ("user", "one\ntwo")]
+    assert models.scripted.asked[-1].max_tokens == 5
+    assert models.scripted.asked[-1].sampling["temperature"] == 0
+    assert "limit of tokens" in page.value("document.querySelector('.figures').textContent")
+
+
+def test_files_are_put_before_the_question(page: Page, models: ScriptedModels, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("a ``` fence\n")
+    (tmp_path / "picture.bin").write_bytes(b"\xff\xd8\x00")
+    root = page.call("DOM.getDocument")["root"]["nodeId"]
+    node = page.call("DOM.querySelector", nodeId=root, selector="#file-input")["nodeId"]
+    files = [str(tmp_path / name) for name in ("notes.txt", "picture.bin")]
+    page.call("DOM.setFileInputFiles", nodeId=node, files=files)
+    page.wait_for("document.querySelectorAll('#files li').length === 1")
+    assert "picture.bin" in page.wait_for("document.getElementById('notice').textContent")
+    ask(page, "What is in it?")
+    answered(page)
+    assert asked(models)[0]["content"] == "File notes.txt:\n````\na ``` fence\n````\n\nWhat is in it?"
+
+
+def test_chats_are_kept_and_can_be_deleted(page: Page, served: tuple[str, ScriptedModels]) -> None:
+    ask(page, "Remember me")
+    answered(page)
+    page.open(f"{served[0]}/")
+    page.wait_for("document.querySelector('.question p')?.textContent === 'Remember me'")
+    click(page, "New chat")
+    assert page.value("document.querySelectorAll('.question').length") == 0
+    click(page, "Settings")
+    click(page, "Remember me")
+    page.wait_for("document.querySelector('.question p')?.textContent === 'Remember me'")
+    page.value("window.confirm = () => true")
+    click(page, "Delete all chats")
+    assert page.value("document.querySelectorAll('.question').length") == 0
+    assert page.value("Object.keys(localStorage).filter(name => name.startsWith('edge.chat.')).length") == 0
+
+
+def test_an_answer_that_fails_says_so_and_can_be_asked_again(page: Page, models: ScriptedModels) -> None:
+    models.scripted.says, models.scripted.fails = "Half", EngineGone("the engine ended; ask again")
+    ask(page, "Well?")
+    assert answered(page) == "Half"
+    assert "the engine ended" in page.value("document.querySelector('.answer .wrong').textContent")
+    models.scripted.fails = None
+    click(page, "Retry")
+    page.wait_for("document.querySelector('.answer .wrong').textContent === ''")
+    assert answered(page) == "Half"
+
+
+def test_the_key_is_asked_for_once_and_kept_for_the_tab_alone(chromium: Page) -> None:
+    models = ScriptedModels()
+    with serving(create_app(models, ServeOptions(api_keys=(KEY,)))) as address:
+        chromium.open(f"{address}/")
+        chromium.wait_for("document.getElementById('key-dialog').open")
+        chromium.type("wrong")
+        chromium.press("Enter", "\r")
+        chromium.wait_for("document.getElementById('key-why').textContent.includes('did not take')")
+        chromium.wait_for("document.getElementById('key-dialog').open")
+        chromium.type(KEY)
+        chromium.press("Enter", "\r")
+        chromium.wait_for("document.querySelector('#welcome h2')?.textContent === 'scripted'")
+        ask(chromium, "Open?")
+        assert answered(chromium) == "Hello there."
+        assert KEY not in chromium.value("JSON.stringify({...localStorage})")
+        assert chromium.value("document.getElementById('key-dialog').open") is False
+        chromium.open("about:blank")
+
+
+def test_the_cluster_is_shown_and_its_plan_changed_with_keys(page: Page, models: ScriptedModels) -> None:
+    page.value("location.hash = '#cluster'")
+    page.wait_for("document.querySelector('.model h2')?.textContent === 'scripted'")
+    page.wait_for("document.querySelectorAll('.point').length > 2")
+    assert "tokens generated" in page.value("document.querySelector('.counters').textContent")
+    first = page.value("document.querySelector('#plan h3').textContent")
+    page.value("document.getElementById('plot').focus()")
+    page.press("End")
+    assert page.wait_for("document.querySelector('#plan h3').textContent") != first
+    click(page, "Switch to this plan")
+    page.wait_for("document.getElementById('switched')?.textContent.startsWith('The model runs')")
+    points = [point for point in pareto_result(40)["points"] if point["on_front"]]
+    last = max(points, key=lambda point: float(point["predicted"]["latency_s"]))
+    assert models.plans == [last["plan"]]
+
+
+@pytest.mark.parametrize("view", ["chat", "cluster"])
+@pytest.mark.parametrize("dark", [False, True])
+def test_nothing_is_wider_than_a_phone(page: Page, models: ScriptedModels, view: str, dark: bool) -> None:
+    models.scripted.says = f"{'x' * 300}\n\n```\n{'y' * 300}\n```\n\n|{'a|' * 30}\n|{'-|' * 30}\n"
+    ask(page, "z" * 300)
+    answered(page)
+    page.look(360, 740, dark=dark)
+    page.value(f"location.hash = '#{view}'")
+    page.wait_for(f"!document.getElementById('{view}').hidden")
+    wide = "[document.documentElement, document.getElementById('scroll'), document.getElementById('cluster')]"
+    assert page.value(f"{wide}.every(one => one.scrollWidth <= one.clientWidth)")
+    ground, text = page.value(
+        "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]"
+    )
+    assert (_light(ground) < _light(text)) == dark
+
+
+def _light(color: str) -> int:
+    return sum(int(part) for part in color.removeprefix("rgb(").removesuffix(")").split(","))
+
+
+def test_markdown_becomes_the_elements_it_means(page: Page) -> None:
+    for text, wanted in MARKDOWN:
+        assert shown(page, text) == wanted, text
+
+
+def test_a_growing_answer_keeps_the_elements_that_are_done(page: Page) -> None:
+    kept = page.value(
+        "import('/markdown.js').then(({show}) => { const e = document.createElement('div'); show(e, 'a\\n\\nb');"
+        " const first = e.firstChild; show(e, 'a\\n\\nb c');"
+        " return first === e.firstChild && e.lastChild.textContent; })"
+    )
+    assert kept == "b c"
+
+
+@pytest.mark.parametrize("number", range(len(HARD)))
+def test_no_text_takes_ages_to_show(page: Page, number: int) -> None:
+    assert shown(page, f"{HARD[number]}\n\nend").endswith("<p>end</p>")
+
+
+def shown(page: Page, text: str) -> str:
+    """The HTML that a text becomes, without what every link has."""
+    html = page.value(
+        "import('/markdown.js').then(({show}) => { const e = document.createElement('div');"
+        f" show(e, {json.dumps(text)}); return e.innerHTML; }})"
+    )
+    return str(html).replace(' target="_blank" rel="noopener noreferrer nofollow"', "")
