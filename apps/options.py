@@ -203,7 +203,7 @@ def add_prefix_argument(parser: argparse.ArgumentParser | argparse._ArgumentGrou
 
 def add_draft_argument(parser: argparse._ActionsContainer, default: str) -> None:
     """How tokens are guessed, so that one pass checks several."""
-    words = f"guess tokens and check several in a pass: auto, off, ngram, or a small model (default: {default})"
+    words = f"guess tokens and check several in a pass: auto, off, ngram, self, or a small model (default: {default})"
     parser.add_argument("--draft", metavar="HOW", help=words)
 
 
@@ -288,9 +288,11 @@ def engine_options(args: argparse.Namespace, sequences: int = 1, *, follows_load
     made = EngineOptions(**options, prefixes=prefixes, sequences=sequences, follows_load=follows_load)
     if getattr(args, "draft", None) is None:
         return made
+    from apps.show.progress import ShownSteps
     from edge.speculate.opened import drafts, with_room
 
-    return with_room(made, drafts(args.draft))
+    args.draft = drafts(args.draft, args.model, ShownSteps())
+    return with_room(made, args.draft)
 
 
 def model_path(spec: str | None) -> Path:

@@ -192,7 +192,7 @@ def _loaded(
     """A chat on the loaded model."""
     document = "\n\n".join(_read(name).strip() for name in args.file)
     from edge.llm.chat import Chat
-    from edge.speculate.opened import drafts, speculation
+    from edge.speculate.opened import speculation
     from edge.templates.process import TemplateProcess
 
     began = time.perf_counter()
@@ -203,7 +203,7 @@ def _loaded(
         if deployed and engine.paging is not None:
             _say_memory(engine.memory, engine.paging.plan)
         _check_context(args.context, engine.shape.context_length)
-        drafter = speculation(drafts(args.draft), engine, stack.enter_context)
+        drafter = speculation(args.draft, engine, stack.enter_context)
         chat = Chat(engine, template=template, renderer=renderer, when_full=args.when_full, drafter=drafter)
         resumed = _resumed(chat, args.resume) if args.resume is not None else None
         chat.system = args.system or chat.system

@@ -173,7 +173,7 @@ def deploy(
     if isinstance(chosen, OnnxPlan):
         raise PlanError(f"{choice.model.name} is a network in ONNX: deploy it with deploy_onnx")
     planned = {"context": work.context, "sequences": work.concurrency or 1, "threads": work.threads}
-    guesses = drafts(draft)
+    guesses = drafts(draft, choice.model, steps)
     engine_options = EngineOptions(
         memory=as_bytes(memory) or work.memory,
         prefixes=PrefixOptions.of(as_bytes(prefix_cache)),

@@ -33,13 +33,13 @@ def load(
     memory: bytes, or a text such as "3GiB", that the whole process may take; what does not fit is read again and again.
     prefix_cache: bytes, or a text, of disk space for what is computed of prompts: it is not computed again after a
     restart. draft: how tokens of single answers are guessed, several of which one pass checks: "ngram", the file of a
-    smaller model, "auto" or "off". options: the other fields of EngineOptions: context, sequences, threads, ...
+    smaller model, "self", "auto" or "off". options: the other fields of EngineOptions: context, sequences, threads, ...
 
     ModelFileError, NotEnoughMemory, EngineError, HubError.
     """
     path = model_path(model)
     prefixes = PrefixOptions.of(as_bytes(prefix_cache))
-    guesses = drafts(draft)
+    guesses = drafts(draft, path)
     engine = Engine(path, with_room(EngineOptions(memory=as_bytes(memory), prefixes=prefixes, **options), guesses))
     return model_with(guesses, engine, engine.close)
 

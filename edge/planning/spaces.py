@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from devices.cluster_file import Cluster as ClusterFile
-from devices.paths import cache_folder
 from edge.cluster.deployment import Exchange
 from edge.cluster.fleet import Fleet
 from edge.planning.arrange import work_of
 from edge.planning.llm_space import LlmSpace
 from edge.planning.space import PlanSpace
-from edge.quantization.gguf import quantize
+from edge.quantization.of_type import of_type
 from edge.slices.local import OwnSlices
 from edge.survey.llm_survey import llm_speeds
 from edge.tasks import SILENT, Steps
@@ -91,19 +90,6 @@ def _check_room(options: PlanOptions) -> None:
                 f"a context of {options.context} tokens is too small: {what} need {need};"
                 f" use a larger --context or a smaller {smaller}"
             )
-
-
-def of_type(path: Path, type_: str, steps: Steps) -> Path:
-    """The model quantized to a type, in this user's cache; made where it is not there."""
-    file, mix = GgufFile.open(path), mix_by_name(type_)
-    digest = OwnSlices().model_digest(path)
-    folder = cache_folder() / "types"
-    folder.mkdir(parents=True, exist_ok=True)
-    target = folder / f"{path.stem}-{digest[:12]}-{mix.name}.gguf"
-    if not target.exists():
-        with steps.step(f"Quantizing {path.name} to {type_}", file.size_bytes) as show:
-            quantize(file, target, mix, progress=show)
-    return target
 
 
 def _llm_space(

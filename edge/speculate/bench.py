@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -15,7 +16,7 @@ from edge.llm.interface import Drafter, TextEngine
 from edge.llm.sampler import SamplingParams
 from edge.llm.sequence import Session
 from edge.speculate.choice import SIZES
-from edge.speculate.opened import drafts, speculation
+from edge.speculate.opened import speculation
 from edge.speculate.speculation import Speculation
 
 _PASSES = 5  # of each size
@@ -31,10 +32,10 @@ class SpeculationResult:
     tokens_per_s: float
 
     @classmethod
-    def of(cls, engine: TextEngine, asked: str, prompt_tokens: int, gen_tokens: int) -> SpeculationResult | None:
+    def of(cls, engine: TextEngine, draft: str | Path, prompt_tokens: int, gen_tokens: int) -> SpeculationResult | None:
         """Measure it; None where nothing guesses. engine: made with `with_room`. The errors of `speculation`."""
         with ExitStack() as stack:
-            drafter = speculation(drafts(asked), engine, stack.enter_context)
+            drafter = speculation(draft, engine, stack.enter_context)
             if drafter is None:
                 return None
             prompt = np.random.default_rng(0).integers(0, engine.model.n_vocab, prompt_tokens).tolist()

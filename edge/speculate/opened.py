@@ -14,22 +14,43 @@ from edge.llm.interface import TextEngine
 from edge.llm.model import Model
 from edge.llm.options import EngineOptions
 from edge.models.paths import PathLike, model_path
+from edge.quantization.of_type import of_type
 from edge.speculate.choice import MOST_ROWS
 from edge.speculate.ngrams import NgramDrafts
 from edge.speculate.small_model import ModelDrafts, check_vocabulary
 from edge.speculate.speculation import Speculation
+from edge.tasks import SILENT, Steps
 from partition.model.check import check_loadable
 from quant.gguf.file import GgufFile
+from quant.text import bytes_text
 
 Enter = Callable[[Engine], Engine]
 
 KINDS = ("auto", "off", "ngram")
-"""Kinds of drafts that are no model file. auto: what is free, from the text itself, where the model can check it."""
+"""Kinds of drafts that need no model file. auto: what is free, from the text itself, where the model can check it."""
+SELF = "self"
+_FEWER_BITS = "q2_k"
+_SMALLER = 0.9  # of the model's size at most: else there is nothing to win
 
 
-def drafts(asked: PathLike) -> str | Path:
-    """One of KINDS, or the file of a model: REPO:FILE of the hub is fetched. ModelFileError, HubError."""
-    return str(asked) if str(asked) in KINDS else model_path(asked)
+def drafts(asked: PathLike, model: PathLike | None, steps: Steps = SILENT) -> str | Path:
+    """One of KINDS, or the file of a drafting model: REPO:FILE of the hub is fetched, and "self" is `model` in fewer
+    bits, made once and kept.
+
+    ModelFileError, HubError; EngineError where the model has so few bits that it cannot be much smaller.
+    """
+    if str(asked) in KINDS:
+        return str(asked)
+    if str(asked) != SELF:
+        return model_path(asked)
+    path = model_path(model)
+    smaller = of_type(path, _FEWER_BITS, steps)
+    if smaller.stat().st_size > _SMALLER * GgufFile.open(path).size_bytes:
+        raise EngineError(
+            f"{path.name} cannot guess for itself: in {_FEWER_BITS} it would still have"
+            f" {bytes_text(smaller.stat().st_size)}; use --draft ngram, or the file of a smaller model"
+        )
+    return smaller
 
 
 def with_room(options: EngineOptions, draft: str | Path) -> EngineOptions:

@@ -156,6 +156,15 @@ def test_draft_says_how_tokens_are_guessed(synthetic: Synthetic, long: tuple[str
     assert_one_line_error(run_chat(*long, "--draft", "no-such.gguf"), 3, "no such file")
 
 
+def test_a_model_guesses_for_itself(long: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In fewer bits, which are made once."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    name = chat_json(*long, "--draft", "self")["speculation"]["draft"]
+    (made,) = (tmp_path / "edge" / "types").glob("*.gguf")
+    assert made.name == name
+    assert made.stat().st_size < 0.9 * MODEL_PATH.stat().st_size
+
+
 def test_a_model_that_guesses_is_a_part_of_the_budget(long: tuple[str, ...]) -> None:
     budget = ("--memory", "400MiB", "--context", "512", "--draft")
     by_model, by_text = (chat_json(*long, *budget, how)["memory"] for how in (MODEL_PATH, "ngram"))

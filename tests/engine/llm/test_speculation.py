@@ -1,7 +1,7 @@
 """Answers with guessed tokens are those without: on every engine, by every kind of guess, however wrong these are."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -86,6 +86,17 @@ def plain(asked: list[list[int]]) -> dict[tuple[int, ...], list[int]]:
         return {tuple(prompt): ids(run(engine, prompt, None)) for prompt in asked}
 
 
+@pytest.fixture(scope="module")
+def fewer_bits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The bundled model as it guesses for itself."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        found = drafts("self", MODEL_PATH)
+        assert isinstance(found, Path)
+        assert found == drafts("self", None)  # made once
+        yield found
+
+
 On = Callable[[Path], AbstractContextManager[TextEngine]]
 ENGINES: dict[str, On] = {
     "one device": lambda _: Engine(MODEL_PATH, ROOM),
@@ -97,7 +108,11 @@ ENGINES: dict[str, On] = {
 
 @pytest.mark.parametrize("where", ENGINES)
 def test_greedy_answers_are_the_same(
-    where: str, tmp_path: Path, asked: list[list[int]], plain: dict[tuple[int, ...], list[int]]
+    where: str,
+    tmp_path: Path,
+    asked: list[list[int]],
+    plain: dict[tuple[int, ...], list[int]],
+    fewer_bits: Path,
 ) -> None:
     """With guesses from the text, from a model, and with ones that are right, partly right and never right."""
     with ExitStack() as stack:
@@ -107,6 +122,7 @@ def test_greedy_answers_are_the_same(
         kinds: dict[str, Drafts] = {
             "ngram": NgramDrafts(),
             "model": ModelDrafts(small),
+            "self": ModelDrafts(stack.enter_context(Engine(fewer_bits, replace(ROOM, outputs=1)))),
             **{f"wrong {wrong}": Known(plain, wrong) for wrong in (0, 1, 3)},
         }
         accepted = {}
@@ -123,6 +139,7 @@ def test_greedy_answers_are_the_same(
     assert accepted["wrong 1"]["accepted"] == 0 < accepted["wrong 1"]["drafted"]
     assert 0.3 < accepted["wrong 3"]["accepted"] / accepted["wrong 3"]["drafted"] < 0.7
     assert accepted["model"]["accepted"] > 0.6 * accepted["model"]["drafted"]  # the same model, of less text
+    assert accepted["self"]["accepted"] > 0.3 * accepted["self"]["drafted"]
     assert accepted["ngram"]["accepted"] > 0
 
 
@@ -260,8 +277,8 @@ def test_what_can_be_asked_for(llama: Engine, synthetic: Synthetic) -> None:
         found = speculation(asked, llama, _no_engine)
         assert found is not None
         assert found.name == "ngram"
-    assert drafts("ngram") == "ngram"
-    assert drafts(str(MODEL_PATH)) == MODEL_PATH
+    assert drafts("ngram", None) == "ngram"
+    assert drafts(str(MODEL_PATH), None) == MODEL_PATH
     with ExitStack() as stack:
         small = speculation(synthetic("llama", "f16"), llama, stack.enter_context)
         assert small is not None
@@ -272,6 +289,11 @@ def test_what_can_be_asked_for(llama: Engine, synthetic: Synthetic) -> None:
 def test_a_model_of_other_tokens_cannot_guess(llama: Engine) -> None:
     with pytest.raises(EngineError, match=r"edge-demo-q8_0.gguf cannot guess for llama-q8_0.gguf.*use a smaller"):
         speculation(MODEL_PATH, llama, _no_engine)
+
+
+def test_a_model_of_few_bits_cannot_guess_for_itself(fewer_bits: Path) -> None:
+    with pytest.raises(EngineError, match="cannot guess for itself: in q2_k it would still have"):
+        drafts("self", fewer_bits)
 
 
 def test_there_is_room_for_the_logits(synthetic: Synthetic) -> None:
