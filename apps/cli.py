@@ -13,7 +13,7 @@ from apps.errors import EXIT_BUG, exit_code
 from edge.ending import end_by_signals, signalled, terminated
 
 COMMANDS = (
-    "chat", "bench", "model", "quantize", "imatrix", "evaluate", "run", "worker",
+    "chat", "serve", "bench", "model", "quantize", "imatrix", "evaluate", "run", "worker",
     "devices", "link", "plan", "pareto", "lab", "simulate", "cluster", "doctor",
 )  # fmt: skip
 

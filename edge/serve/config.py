@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from edge.cluster.deployment import Exchange
 from edge.llm.interface import TextEngine
-from edge.llm.options import EngineOptions, PrefixOptions
+from edge.llm.options import EngineOptions, PrefixOptions, resolve
 from edge.planning.deployed import Deployed, Placement, deployed
 from edge.tasks import Steps
+from partition.model.model import ModelShape
 from partition.plan.plan import Plan
+from quant.gguf.file import GgufFile
+
+FULL_REQUESTS = 4  # as long as the model allows, that have room at once where nobody says how many tokens
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,12 @@ class EngineConfig:
 
     def engine_options(self) -> EngineOptions:
         """As an engine takes them. EngineError for one that is out of its range."""
-        return EngineOptions(**self.options, prefixes=PrefixOptions.of(self.prefix_cache))
+        options = EngineOptions(**self.options, prefixes=PrefixOptions.of(self.prefix_cache))
+        if options.context is not None or options.memory is not None:
+            return options
+        # Requests share the context, and few of them are as long as they may be.
+        alone, _, _ = resolve(options, ModelShape.from_gguf(GgufFile.open(self.path)))
+        return replace(options, context=alone * min(options.sequences, FULL_REQUESTS))
 
     @contextmanager
     def loaded(self, steps: Steps) -> Iterator[tuple[TextEngine, Deployed | None]]:

@@ -40,6 +40,7 @@ class ServingLoop:
         special = {name: self._special(name) for name in ("bos", "eos")}
         self._bos = special["bos"]
         self._template = ChatTemplate.for_model(engine.file.metadata, special["bos"], special["eos"], self._renderer)
+        self._longest = min(engine.context, engine.shape.context_length or engine.context)  # tokens of one request
         self._embedder: Embedder | None = None
         self._times: deque[float] = deque()  # when tokens came, of the last seconds
         self._counters = {"prompt_tokens": 0, "cached_tokens": 0, "generated_tokens": 0, "steps": 0, "preemptions": 0}
@@ -170,11 +171,11 @@ class ServingLoop:
     def generate(self, number: int, **generation: Any) -> None:
         """Prepare a request, and let it wait for its turn. All that can be wrong with it is raised."""
         prompt = self._prompt(generation)
-        room = self._engine.context - len(prompt)
+        room = self._longest - len(prompt)
         if room <= 0:
             raise ContextFull(
-                f"the prompt has {len(prompt)} tokens and the context {self._engine.context}, which must also hold the"
-                " answer; use a shorter prompt, or serve with a larger --context"
+                f"the prompt has {len(prompt)} tokens, and {self._longest} is all that it and its answer may have;"
+                " use a shorter prompt, or serve with a larger --context where the model was trained for more"
             )
         asked = generation["max_tokens"]
         if asked is not None and asked < 1:

@@ -104,7 +104,7 @@ def test_texts_that_mean_the_like_are_embedded_alike() -> None:
 @pytest.mark.parametrize(
     ("generation", "error", "why"),
     [
-        (Generation(prompt="word " * 600), ContextFull, "the prompt has .* tokens and the context 512"),
+        (Generation(prompt="word " * 600), ContextFull, "the prompt has .* tokens, and 512 is all"),
         (Generation(prompt=""), ContextFull, "the prompt is empty"),
         (Generation(prompt=[1, 5000]), SamplingError, "5000 is no token"),
         (Generation(prompt="x", sampling={"temperature": -1.0}), SamplingError, "temperature"),
@@ -250,17 +250,18 @@ def test_models_are_let_go_where_another_needs_the_memory(tmp_path: Path, monkey
     async def run() -> list[str]:
         said: list[str] = []
         second = replace(CONFIG, path=str(tmp_path / "second.gguf"))
-        lasting = replace(CONFIG, options={**CONFIG.options, "context": 1 << 14})  # an answer that outlives the loads
-        router = Router({"first": lasting, "second": second, "third": CONFIG}, say=said.append)
+        router = Router({"first": CONFIG, "second": second, "third": CONFIG}, say=said.append)
         try:
             first = await router.model("first")
-            endless = await first.generate(ENDLESS)
+            # More than it can answer while the others are loaded.
+            endless = [await first.generate(ENDLESS) for _ in range(200)]
             await router.model("second")
             assert {model.name for model in await router.loaded()} == {"first", "second"}  # the first is in use
             await router.model("third")
             assert {model.name for model in await router.loaded()} == {"first", "third"}
-            endless.cancel()
-            assert [piece.finish_reason async for piece in endless][-1] == "cancelled"
+            for answer in endless:
+                answer.cancel()
+            assert [piece.finish_reason async for piece in endless[-1]][-1] == "cancelled"
         finally:
             await router.close()
         return said

@@ -1,0 +1,130 @@
+"""`edge serve`: models behind the APIs of OpenAI and Anthropic, and a page to talk to them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from apps.commands import distributed
+from apps.errors import UsageError
+from apps.options import (
+    add_engine_arguments,
+    add_prefix_argument,
+    argument,
+    check_installed,
+    engine_options,
+    model_path,
+)
+from apps.show.progress import say as say_as
+from edge import units
+
+if TYPE_CHECKING:
+    from edge.serve.config import EngineConfig
+    from partition.plan.plan import Plan
+
+HELP = "Serve models by the APIs of OpenAI and Anthropic, with a page to talk to them."
+
+PORT, REQUESTS, QUEUE = 8080, 8, 256
+MAX_REQUESTS, MAX_QUEUE = 255, 1 << 16
+KEY_VARIABLE = "EDGE_API_KEY"
+
+say = partial(say_as, command="serve")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "models", nargs="*", metavar="MODEL", help="GGUF files, folders of them, REPO:FILE (default: the bundled model)"
+    )
+    group = parser.add_argument_group("server")
+    group.add_argument(
+        "--host", default="127.0.0.1", metavar="ADDRESS", help="to listen on (default: this device only)"
+    )
+    port = argument(units.whole(0, 65535))
+    group.add_argument("--port", type=port, default=PORT, metavar="N", help=f"0: any free one (default: {PORT})")
+    words = f"that requests need, repeatable; {KEY_VARIABLE} in the environment is one, which others cannot see"
+    group.add_argument("--api-key", action="append", default=[], metavar="KEY", help=words)
+    words = "scripts of pages from there may ask, such as https://example.org; repeatable"
+    group.add_argument("--allow-origin", action="append", default=[], metavar="URL", help=words)
+    words = "the server is called so, too; repeatable"
+    group.add_argument("--allow-host", action="append", default=[], metavar="NAME", help=words)
+    requests, queue = argument(units.whole(1, MAX_REQUESTS)), argument(units.whole(0, MAX_QUEUE))
+    words = f"that are answered at once by each model (default: {REQUESTS})"
+    group.add_argument("--requests", type=requests, default=REQUESTS, metavar="N", help=words)
+    words = f"that may wait beside them; more are told to ask later (default: {QUEUE})"
+    group.add_argument("--queue", type=queue, default=QUEUE, metavar="N", help=words)
+    add_prefix_argument(group, "prompts")
+    words = "front to choose plans from on the page, as `edge pareto --json` prints it"
+    group.add_argument("--front", type=Path, metavar="FILE", help=words)
+    distributed.add_arguments(parser)
+    add_engine_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    check_installed({"starlette": "starlette", "uvicorn": "uvicorn", "pydantic": "pydantic"}, "serving", "serve")
+    devices = distributed.prepare(args)
+    if args.save_plan is not None:
+        raise UsageError("--save-plan is of commands that end; make a plan with `edge plan`, and serve it with --plan")
+    configs = {name: _config(args, path, devices) for name, path in _models(args.models).items()}
+    if devices is not None and len(configs) > 1:
+        raise UsageError(f"several devices serve one model, {len(configs)} were given")
+
+    from edge.ending import signals_are_for_the_program
+    from edge.serve.options import ServeOptions
+    from edge.serve.server import serve
+
+    keys = (*args.api_key, *filter(None, [os.environ.get(KEY_VARIABLE)]))
+    options = ServeOptions(
+        args.host,
+        args.port,
+        keys,
+        args.insecure,
+        tuple(args.allow_origin),
+        tuple(args.allow_host),
+        front=args.front,
+    )
+    with signals_are_for_the_program():
+        serve(configs, options, queue=args.queue, say=say, listening=_listening)
+    return 0
+
+
+def _listening(url: str) -> None:
+    print(f"listening on {url}", flush=True)
+
+
+def _models(specs: list[str]) -> dict[str, Path]:
+    """The files to serve, by name. UsageError for two of a name, and for a folder without any."""
+    files: list[Path] = []
+    for spec in specs:
+        inside = sorted(Path(spec).glob("*.gguf")) if Path(spec).is_dir() else [model_path(spec)]
+        if not inside:
+            raise UsageError(f"{spec} has no .gguf files")
+        files += inside
+    files = files or [model_path(None)]
+    names = [path.stem for path in files]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UsageError(f"two models are called {twice[0]}; rename one, or leave it out")
+    return dict(zip(names, files, strict=True))
+
+
+def _config(args: argparse.Namespace, path: Path, devices: distributed.Devices[Plan] | None) -> EngineConfig:
+    from edge.serve.config import EngineConfig
+
+    options = engine_options(args, args.requests)
+    given: dict[str, Any] = {f.name: getattr(options, f.name) for f in fields(options) if f.name != "prefixes"}
+    several: dict[str, Any] = {}
+    if devices is not None:
+        several = {
+            "workers": devices.addresses[1:],
+            "plan": None if devices.plan is None else devices.plan.to_json(),
+            "parallel": args.parallel or "auto",
+            "shares": args.shares,
+            "transport": args.transport or "auto",
+            "allreduce": args.allreduce or "auto",
+            "wire": args.wire or "f32",
+            "insecure": args.insecure,
+        }
+    return EngineConfig(str(path.absolute()), given, args.prefix_cache, **several)

@@ -1,0 +1,78 @@
+"""Serving, from the first load to the last stream."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import uvicorn
+
+from edge.serve.app import create_app
+from edge.serve.config import EngineConfig
+from edge.serve.options import ServeOptions, check
+from edge.serve.router import Router
+
+_STREAMS_END_S = 5  # for streams to tell their clients that the server ends
+_BACKLOG = 512  # connections that wait to be accepted
+
+
+def serve(
+    configs: Mapping[str, EngineConfig],
+    options: ServeOptions,
+    *,
+    queue: int,
+    say: Callable[[str], None],
+    listening: Callable[[str], None],
+) -> None:
+    """Serve models until SIGINT or SIGTERM. configs: by name; the first is loaded at once, and served by default.
+    queue: requests that may wait for each. say: told lines for people. listening: told the URL, once it answers.
+
+    TrustError as `check`, OSError where the address cannot be had, the errors of loading the first model.
+    """
+    check(options)
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    with socket.create_server((options.host, options.port), family=family, backlog=_BACKLOG) as listener:
+        port = listener.getsockname()[1]
+        asyncio.run(_serve(configs, replace(options, port=port), queue, say, listening, listener))
+
+
+async def _serve(
+    configs: Mapping[str, EngineConfig],
+    options: ServeOptions,
+    queue: int,
+    say: Callable[[str], None],
+    listening: Callable[[str], None],
+    listener: socket.socket,
+) -> None:
+    router = Router(configs, queue=queue, say=say)
+    config = uvicorn.Config(
+        create_app(router, options),
+        log_level="error",
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        timeout_graceful_shutdown=_STREAMS_END_S,
+    )
+    server = _Server(config, router)
+    try:
+        await router.model(None)
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        listening(f"http://{host}:{options.port}")
+        await server.serve(sockets=[listener])
+    finally:
+        await router.close()
+
+
+class _Server(uvicorn.Server):
+    """Ends the engines first: their answers end then, and so do the streams that shutting down waits for."""
+
+    def __init__(self, config: uvicorn.Config, router: Router) -> None:
+        super().__init__(config)
+        self._router = router
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's."""
+        await self._router.close()
+        await super().shutdown(sockets)
