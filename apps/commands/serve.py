@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from dataclasses import fields
 from functools import partial
@@ -65,9 +66,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     check_installed({"starlette": "starlette", "uvicorn": "uvicorn", "pydantic": "pydantic"}, "serving", "serve")
-    devices = distributed.prepare(args)
     if args.save_plan is not None:
         raise UsageError("--save-plan is of commands that end; make a plan with `edge plan`, and serve it with --plan")
+    insecure = args.insecure
+    args.insecure = insecure and (args.workers or args.plan) is not None  # else it is about clients alone
+    devices = distributed.prepare(args)
+    if args.front is not None:
+        _check_front(args.front)
     configs = {name: _config(args, path, devices) for name, path in _models(args.models).items()}
     if devices is not None and len(configs) > 1:
         raise UsageError(f"several devices serve one model, {len(configs)} were given")
@@ -81,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         args.host,
         args.port,
         keys,
-        args.insecure,
+        insecure,
         tuple(args.allow_origin),
         tuple(args.allow_host),
         front=args.front,
@@ -93,6 +98,16 @@ def run(args: argparse.Namespace) -> int:
 
 def _listening(url: str) -> None:
     print(f"listening on {url}", flush=True)
+
+
+def _check_front(path: Path) -> None:
+    """OSError, or UsageError for what is no front."""
+    try:
+        points = json.loads(path.read_text(encoding="utf-8"))["points"]
+    except (ValueError, RecursionError, KeyError, TypeError):
+        points = None
+    if not isinstance(points, list):
+        raise UsageError(f"--front {path} is no front; make one with `edge pareto --json > {path}`")
 
 
 def _models(specs: list[str]) -> dict[str, Path]:

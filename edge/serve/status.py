@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import psutil
+
 from edge.llm.interface import TextEngine
 from edge.parallel.engine import DistributedEngine
 from edge.parallel.surviving import SurvivingEngine
@@ -12,7 +14,7 @@ from edge.planning.deployed import Deployed
 
 def engine_status(engine: TextEngine, deployed: Deployed | None, template: str) -> dict[str, Any]:
     """The keys `model`, `devices`, `plan` and `why` of ServedModel.status. template: of chats, as Jinja."""
-    shape = engine.shape
+    shape, rss_bytes = engine.shape, psutil.Process().memory_info().rss
     model = {
         "name": shape.name or engine.path.stem,
         "path": engine.path.name,
@@ -29,7 +31,7 @@ def engine_status(engine: TextEngine, deployed: Deployed | None, template: str) 
     if deployed is None:
         heads = max(shape.n_heads, default=0)
         own = {"name": "this device", "rank": 0, "layers": [0, shape.n_layers], "heads": [0, heads]}
-        devices = [{**own, "memory_bytes": engine.memory.total, "link": None}]
+        devices = [{**own, "memory_bytes": rss_bytes, "link": None}]
         return {"model": model, "devices": devices, "plan": None, "why": "one device"}
     current = engine.current if isinstance(engine, SurvivingEngine) else engine
     links = current.links if isinstance(current, DistributedEngine) else {}
@@ -42,7 +44,7 @@ def engine_status(engine: TextEngine, deployed: Deployed | None, template: str) 
                 "rank": rank,
                 "layers": [held.layers.start, held.layers.stop],
                 "heads": [held.heads.start, held.heads.stop],
-                "memory_bytes": engine.memory.total if rank == 0 else None,
+                "memory_bytes": rss_bytes if rank == 0 else None,
                 "link": links.get(rank),
             }
         )

@@ -1,0 +1,215 @@
+"""`edge serve` as a person starts it: every option, its line, and how it ends."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from edge.demo import MODEL_PATH
+from tests.support import ROOT
+from tests.support.helpers import heed_interrupts
+from tests.support.workers import worker
+
+WAIT_S = 120
+ASK = {"messages": [{"role": "user", "content": "What is 3 plus 4?"}], "temperature": 0}
+
+
+class Served:
+    """A running server."""
+
+    def __init__(self, process: "subprocess.Popen[str]", url: str) -> None:
+        self.process, self.url = process, url
+
+    def get(self, path: str, **headers: str) -> Any:
+        return self._read(urllib.request.Request(self.url + path, headers=headers))
+
+    def post(self, path: str, body: dict[str, Any], **headers: str) -> Any:
+        headers = {"Content-Type": "application/json", **headers}
+        return self._read(urllib.request.Request(self.url + path, json.dumps(body).encode(), headers))
+
+    def answer(self, **options: Any) -> str:
+        found = self.post("/v1/chat/completions", {**ASK, **options})
+        return str(found["choices"][0]["message"]["content"])
+
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.get("/v1/cluster")["models"][0]
+        return found
+
+    def _read(self, request: urllib.request.Request) -> Any:
+        with urllib.request.urlopen(request, timeout=WAIT_S) as response:
+            return json.loads(response.read())
+
+
+def start(*arguments: str, **environment: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "apps.cli", "serve", *arguments, "--port", "0", "--threads", "1"],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=heed_interrupts,
+    )
+
+
+@contextmanager
+def served(*arguments: str, **environment: str) -> Iterator[Served]:
+    process = start(*arguments, **environment)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        found = re.fullmatch(r"listening on (http://\S+)\n", line)
+        assert found, line + process.communicate(timeout=WAIT_S)[1]
+        yield Served(process, found[1])
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.communicate(timeout=WAIT_S)
+        finally:
+            process.kill()
+
+
+def refused(*arguments: str, **environment: str) -> tuple[int, str]:
+    process = start(*arguments, **environment)
+    try:
+        _, error = process.communicate(timeout=WAIT_S)
+        return process.returncode, error
+    finally:
+        process.kill()
+
+
+def test_the_bundled_model_is_served_and_ctrl_c_ends_all_processes() -> None:
+    with served("--requests", "3", "--prefix-cache", "0") as server:
+        assert server.answer() == "3 plus 4 is 7."
+        assert server.get("/v1/models")["data"][0]["id"] == MODEL_PATH.stem
+        status = server.status()
+        assert status["model"]["sequences"] == 3
+        assert status["model"]["context"] == 3 * 1024
+        with urllib.request.urlopen(server.url + "/", timeout=WAIT_S) as page:
+            assert "text/html" in page.headers["Content-Type"]
+        processes = [psutil.Process(server.process.pid), *psutil.Process(server.process.pid).children(recursive=True)]
+        assert len(processes) >= 3  # the engine, and what renders templates
+        server.process.send_signal(signal.SIGINT)
+        assert psutil.wait_procs(processes[1:], WAIT_S)[1] == []
+        _, error = server.process.communicate(timeout=WAIT_S)
+        assert server.process.returncode == 130
+        assert "Traceback" not in error
+
+
+def test_models_of_a_folder_are_loaded_when_they_are_asked_for(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        shutil.copy(MODEL_PATH, tmp_path / f"{name}.gguf")
+    with served(str(tmp_path), "--context", "300", "--prefix-cache", "0") as server:
+        assert [model["id"] for model in server.get("/v1/models")["data"]] == ["first", "second"]
+        assert [model["model"]["path"] for model in server.get("/v1/cluster")["models"]] == ["first.gguf"]
+        assert server.answer(model="second") == "3 plus 4 is 7."
+        assert len(server.get("/v1/cluster")["models"]) == 2
+        with pytest.raises(urllib.error.HTTPError) as refusal:
+            server.answer(model="third")
+        assert refusal.value.code == 404
+        assert server.status()["model"]["context"] == 300
+
+
+def test_who_is_answered_is_chosen_by_options() -> None:
+    options = ("--api-key", "sesame", "--allow-host", "edge.example", "--allow-origin", "https://pages.example")
+    with served(*options, "--queue", "1", EDGE_API_KEY="barley") as server:
+        key = {"Authorization": "Bearer sesame"}
+        with pytest.raises(urllib.error.HTTPError) as refusal:
+            server.get("/v1/models")
+        assert refusal.value.code == 401
+        assert server.get("/v1/models", **key)
+        assert server.get("/v1/models", **{"x-api-key": "barley"})
+        assert server.get("/v1/models", Host="edge.example", **key)
+        assert server.get("/v1/models", Origin="https://pages.example", **key)
+        for headers in ({"Host": "other.example"}, {"Origin": "https://other.example"}):
+            with pytest.raises(urllib.error.HTTPError) as refusal:
+                server.get("/v1/models", **headers, **key)
+            assert refusal.value.code in (403, 421)
+
+
+def test_other_machines_are_not_answered_without_a_key() -> None:
+    code, error = refused("--host", "0.0.0.0")
+    assert (code, error.count("\n")) == (3, 1)
+    assert "there is no key" in error
+    with served("--host", "0.0.0.0", "--insecure") as server:
+        assert server.url.startswith("http://0.0.0.0:")
+        assert server.answer() == "3 plus 4 is 7."
+
+
+def test_prompts_are_kept_for_the_next_server(tmp_path: Path) -> None:
+    question = {"messages": [{"role": "user", "content": "What is 3 plus 4? " * 10}], "max_tokens": 2}
+    found = []
+    folders = {f"XDG_{name}_HOME": str(tmp_path / name.lower()) for name in ("CACHE", "STATE")}
+    for kept in ("64MiB", "64MiB", "0"):
+        with served("--prefix-cache", kept, **folders) as server:
+            usage = server.post("/v1/chat/completions", question)["usage"]
+            found.append(usage["prompt_tokens_details"]["cached_tokens"])
+    assert found[0] == found[2] == 0
+    assert found[1] >= 48
+
+
+def test_two_devices_serve_what_one_would_and_the_page_can_switch_plans(tmp_path: Path) -> None:
+    with worker(tmp_path / "w", "--threads", "1") as other:
+        options = ("--workers", other.address, "--parallel", "tensor", "--shares", "1,1", "--prefix-cache", "0")
+        with served(*options) as server:
+            assert server.answer() == "3 plus 4 is 7."
+            status = server.status()
+            assert [device["heads"] for device in status["devices"]] == [[0, 4], [4, 8]]
+            plan = status["plan"]
+            first, second = plan["stages"][0]["shards"]
+            whole = {"heads": [0, 8], "ff": [0, 768]}
+            stages = [
+                {"layers": [0, 3], "shards": [{**first, **whole, "vocab": [0, 0]}]},
+                {"layers": [3, 8], "shards": [{**second, **whole, "vocab": [0, 2048]}]},
+            ]
+            server.post("/v1/plan", {"plan": {**plan, "stages": stages}})
+            assert server.answer() == "3 plus 4 is 7."
+            assert [device["layers"] for device in server.status()["devices"]] == [[0, 3], [3, 8]]
+            saved = tmp_path / "plan.json"
+            saved.write_text(json.dumps(plan))
+        with served("--plan", str(saved), "--prefix-cache", "0") as server:
+            assert len(server.status()["devices"]) == 2
+
+
+def test_a_front_is_shown(tmp_path: Path) -> None:
+    front = tmp_path / "front.json"
+    assert refused("--front", str(front))[0] == 3
+    for text in ("no JSON", "[]", '{"points": 1}'):
+        front.write_text(text)
+        code, error = refused("--front", str(front))
+        assert (code, error.count("\n")) == (2, 1)
+    front.write_text('{"format": "edge-pareto-1", "points": []}')
+    with served("--front", str(front)) as server:
+        assert server.get("/v1/front")["points"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("--workers", "127.0.0.1:9", "--save-plan", "x.json"), "--save-plan"),
+        (("missing.gguf",), "no such file"),
+        (("--requests", "0"), "--requests"),
+        (("--port", "70000"), "--port"),
+        (("--host", "192.0.2.1", "--api-key", "k"), "192.0.2.1"),
+        (("--memory", "20MiB"), "needs a budget of at least"),
+    ],
+)
+def test_what_cannot_be_served_is_said_in_one_line(arguments: tuple[str, ...], why: str) -> None:
+    code, error = refused(*arguments)
+    last = error.splitlines()[-1]
+    assert code in (2, 3, 4)
+    assert why in last
+    assert "Traceback" not in error
