@@ -33,7 +33,11 @@ def serve(
     """
     check(options)
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    with socket.create_server((options.host, options.port), family=family, backlog=_BACKLOG) as listener:
+    try:
+        listener = socket.create_server((options.host, options.port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise OSError(f"{options.host}:{options.port} cannot be listened on: {error.strerror or error}") from error
+    with listener:
         port = listener.getsockname()[1]
         asyncio.run(_serve(configs, replace(options, port=port), queue, say, listening, listener))
 
