@@ -36,5 +36,5 @@ def check(options: ServeOptions) -> None:
     if not (options.api_keys or options.insecure or is_loopback(options.host)):
         raise TrustError(
             f"{options.host} is reached by other machines, and there is no key; "
-            "give one with --api-key-file, or --insecure to answer everybody"
+            "give one with --api-key or EDGE_API_KEY, or --insecure to answer everybody"
         )

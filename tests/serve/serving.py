@@ -1,6 +1,7 @@
 """A server in a thread, on a free port of loopback."""
 
 import asyncio
+import json
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -48,7 +49,5 @@ def serving(app: ASGIApp, at_end: Callable[[], Awaitable[None]] | None = None) -
 
 def events_of(text: str) -> list[dict[str, Any]]:
     """The JSON of each event in a stream of server-sent events."""
-    import json
-
     data = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
     return [json.loads(one) for one in data if one != "[DONE]"]

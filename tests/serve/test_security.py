@@ -9,6 +9,7 @@ import pytest
 
 from devices.errors import TrustError
 from edge.serve.app import create_app
+from edge.serve.http import bodies
 from edge.serve.options import ServeOptions, check
 from tests.serve.scripted import ScriptedModels
 from tests.serve.serving import serving
@@ -105,6 +106,17 @@ def test_health_needs_no_key_and_everything_is_served_with_strict_headers(url: s
         assert httpx.get(url + path).status_code == 401, path
 
 
+@pytest.mark.parametrize("path", ["/", "/index.html", "/main.js", "/page.css"])
+def test_the_page_needs_no_key(url: str, path: str) -> None:
+    told = httpx.get(url + path)
+    assert told.status_code == 200
+    kinds = {".js": "text/javascript", ".css": "text/css"}
+    assert told.headers["content-type"].startswith(kinds.get(path[path.rfind(".") :], "text/html"))
+    assert told.headers["x-content-type-options"] == "nosniff"
+    assert httpx.get(f"{url}/page/{path}").status_code == 401
+    assert httpx.get(f"{url}/..%2f..%2foptions.py", headers=BEARER).status_code == 404
+
+
 @pytest.mark.parametrize("path", [CHAT, MESSAGES])
 def test_a_body_that_is_too_large_is_refused(url: str, path: str) -> None:
     large = b" " * (OPTIONS.max_body_bytes + 1)
@@ -125,9 +137,18 @@ def test_a_body_that_says_it_is_too_large_is_not_waited_for(url: str) -> None:
         assert sock.recv(100).startswith(b"HTTP/1.1 413 ")
 
 
+def test_a_request_that_does_not_come_is_not_waited_for(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "BODY_S", 0.2)
+    at = urlsplit(url)
+    with socket.create_connection((at.hostname, at.port), 30) as sock:
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\nContent-Length: 99\r\n\r\n{{"
+        sock.sendall(head.encode())
+        assert sock.recv(100).startswith(b"HTTP/1.1 408 ")
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "::"])
 def test_other_machines_are_answered_only_with_a_key(host: str) -> None:
-    with pytest.raises(TrustError, match="--api-key-file"):
+    with pytest.raises(TrustError, match="--api-key"):
         create_app(ScriptedModels(), ServeOptions(host=host))
     check(ServeOptions(host=host, api_keys=(KEY,)))
     check(ServeOptions(host=host, insecure=True))

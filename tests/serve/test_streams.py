@@ -1,6 +1,7 @@
 """Streams of all APIs: the order of events, what they amount to, failures, readers that go."""
 
 import json
+import socket
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from edge.errors import ContextFull, EdgeError, EngineGone, NotEnoughMemory, Overloaded, SamplingError, TemplateError
 from edge.serve.app import create_app
+from edge.serve.http import generating
 from edge.serve.options import ServeOptions
 from tests.serve.scripted import Scripted, ScriptedModels
 from tests.serve.serving import events_of, serving
@@ -302,6 +304,21 @@ def test_there_are_signs_of_life_while_nothing_comes(url: str, model: Scripted, 
         assert told.status_code == 200  # before anything is known of the answer
         wanted = "event: ping" if path == MESSAGES else ": ping"
         assert any(line.startswith(wanted) for line in told.iter_lines())
+
+
+def test_a_reader_that_takes_nothing_is_not_waited_for(
+    url: str, model: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generating, "SEND_S", 0.2)
+    model.says = "x" * 3_000_000  # more than all buffers on the way hold
+    at = urlsplit(url)
+    body = json.dumps({**ASK[CHAT], "stream": True}).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection((at.hostname, at.port), 60) as sock:
+        sock.sendall(head.encode() + body)
+        until(lambda: bool(model.answers), "an answer to begin")
+        until(model.answers[0].cancelled.is_set, "the answer to end")
+        assert model.answers[0].told < len(model.says)
 
 
 def test_plans(url: str, models: ScriptedModels) -> None:

@@ -64,13 +64,13 @@ async def _status(model: ServedModel) -> dict[str, Any]:
         status = await model.status()
         return {**status, "model": {**status["model"], "name": model.name}}
     except EdgeError as error:
-        return {"model": {"name": model.name}, "error": str(error)}
+        return {"model": {"name": model.name}, "slots": [], "devices": [], "error": str(error)}
 
 
 async def front(path: Path | None) -> Any:
     """What `edge pareto --json` wrote. NotThere without it, or where it cannot be read."""
     if path is None:
-        raise NotThere("there is no front; make one with `edge pareto --json`, and serve with --front FILE")
+        raise NotThere("there is no front; make one with `edge pareto --json > FILE`, and serve with --front FILE")
     return await asyncio.to_thread(_read, path)
 
 

@@ -154,4 +154,4 @@ def _bounded(receive: Receive, most: int) -> Receive:
 
 
 def _too_large(most: int) -> HTTPException:
-    return HTTPException(413, f"the request has more than {most} bytes; send less, or raise --max-body")
+    return HTTPException(413, f"the request has more than {most} bytes; send less")
