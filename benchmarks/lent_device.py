@@ -52,7 +52,7 @@ def worker(folder: Path, group: CountedGroup | None = None) -> Iterator[tuple[st
             stdout=out,
             stderr=out,
             start_new_session=True,
-            preexec_fn=_end_with_parent,
+            preexec_fn=end_with_parent,
         )
     try:
         if group is not None:
@@ -91,7 +91,7 @@ def busy(seconds: float) -> float:
     return (spent() - before) / (time.perf_counter() - began)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """For a child: Linux tells it to end when its parent is gone, however that ended."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
 

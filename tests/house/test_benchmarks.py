@@ -26,6 +26,7 @@ TINY = {
     "bench_plans.py": "--tiny --rounds 1",
     "bench_prefixes.py": "--tiny",
     "bench_quantize.py": "--tiny",
+    "bench_serve.py": "--tiny",
     "bench_slices.py": "--megabytes 8 --rounds 1 --seconds 0.2 --wires loopback",
     "bench_speculate.py": "--tiny",
     "bench_startup.py": "--repeats 1",
@@ -40,6 +41,7 @@ SECTION = {
     "bench_paging.py": "limit",
     "bench_prefixes.py": "memory",
     "bench_quantize.py": "types",
+    "bench_serve.py": "throughput",
     "bench_speculate.py": "disk",
     "bench_survive.py": "pause",
 }
@@ -196,6 +198,25 @@ def test_quantize() -> None:
         if "without_group" not in row:  # memory groups are for root, where there are any
             assert 0 < row["group"]["anonymous_bytes"] <= row["group"]["max_usage_bytes"] <= 2 << 30
     assert all(row["decode_s"] > 0 and row["kernels_s"] > 0 for row in result["kernels"]["rows"])
+
+
+def test_serve() -> None:
+    result = run("bench_serve.py", "throughput", "stall", "prefix", "survive", "soak")
+    assert "llama-server" in result["throughput"]["left_out"]
+    assert [case["streams"] for case in result["throughput"]["cases"]] == [1, 2]
+    for case in result["throughput"]["cases"]:
+        assert set(case["median"]) >= {"edge serve", "llama.cpp's batched decode"}
+        for side, median in case["median"].items():
+            assert 0 < median["tokens_per_s"] <= case["best"][side]["tokens_per_s"]
+    if not THOROUGH:
+        return
+    assert result["stall"]["median"]["edge serve"]["gap_s"] > 0
+    again = result["prefix"]["median"]["edge serve"]
+    assert again["first_cached"] < 50 < again["second_cached"]
+    survived = result["survive"]
+    assert survived["kills"] > 0
+    assert (survived["disturbed"]["lost"], survived["disturbed"]["wrong"]) == (0, 0)
+    assert (result["soak"]["wrong_are"], result["soak"]["wrong"]) == ([], 0)
 
 
 def test_speculate() -> None:

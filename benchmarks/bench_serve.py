@@ -1,0 +1,381 @@
+"""`edge serve` under load: how much, how evenly, how soon again, and what is left of answers where workers are killed.
+
+    python benchmarks/bench_serve.py [--only SECTION] [--model FILE] [--minutes 5] [--json [FILE]] [--tiny]
+        [--llama-server PROGRAM] [--llama-batched-bench PROGRAM] [--llama-cpp-python PYTHON]
+
+| section    | question                                                                                          |
+| throughput | how many tokens a second have 1, 8 and 16 streams together?                                       |
+| stall      | what do 4 streams notice of a prompt of 2,000 tokens that comes beside them?                      |
+| prefix     | when comes the first token of a prompt that begins as one before, also before the server's start? |
+| survive    | 16 streams over two workers, of which one is killed every 20 s: which are lost, or wrong?         |
+| soak       | a mixture of requests for --minutes: does memory grow, does everything end as it should?          |
+
+The first three compare servers on the same file, with the same clients: `edge serve`, llama.cpp's llama-server and
+llama-cpp-python's own. All run at once and are asked in turn; who is first changes from round to round. Beside the
+throughput stands the limit: llama.cpp's own decode of so many rows, by its llama-batched-bench, else by our engine
+without a server. What is not installed is left out, and said so. By default on a random file of TinyLlama-1.1B's shape
+at Q4_0; `survive` and `soak` always take the bundled model, whose answers mean something. Without FILE, --json prints
+only JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import psutil
+import serve_tables
+from bench_distributed import random_model
+from serve_clients import Heard, Words, ask
+from serve_limit import limit
+from serve_loads import Mixture, at_once, beside_long, chat, completion, longest_gap, questions_for, whole
+from servers import (
+    LLAMA_CPP_PYTHON,
+    LLAMA_SERVER,
+    Server,
+    Worker,
+    edge_serve,
+    has_server,
+    llama_cpp_python,
+    llama_server,
+    running,
+)
+from sides import alternate, compared, medians
+
+from devices.probe import default_threads
+from edge.demo import MODEL_PATH
+from edge.demo.grammar import held_out
+from edge.planning.plan_file import save_plan
+from partition.plan.arrange import make_plan
+from partition.plan.plan import LOCAL
+from partition.slices.gguf_slice import limits
+from quant.gguf.file import GgufFile
+
+SECTIONS = ("throughput", "stall", "prefix", "survive", "soak")
+LIMIT = "llama.cpp's batched decode"
+BACK_S = 1.0  # from a worker's end until it is started again
+SAMPLE_S = 1.0  # between two looks at memory
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=SECTIONS)
+    parser.add_argument("--model", type=Path, help="GGUF file (default: a random one of TinyLlama-1.1B's shape)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=default_threads())
+    parser.add_argument("--minutes", type=float, default=5.0, help="of survive, and of soak (default: 5)")
+    parser.add_argument(
+        "--every", type=float, default=20.0, metavar="S", help="of survive: between kills (default: 20)"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="of prompts and of what soak does (default: 1)")
+    parser.add_argument("--llama-server", type=Path, metavar="PROGRAM")
+    parser.add_argument("--llama-batched-bench", type=Path, metavar="PROGRAM")
+    parser.add_argument("--llama-cpp-python", type=Path, metavar="PYTHON", default=Path(sys.executable))
+    parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write all figures")
+    parser.add_argument("--tiny", action="store_true", help="see that it works; the figures mean nothing")
+    args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends what was started, as Ctrl-C does
+    # Streams at once, tokens of their prompts and answers; the long prompt; the shared one and what follows it.
+    args.at_once, args.prompt, args.tokens, args.long, args.shared, args.own = (1, 8, 16), 32, 48, 2000, 1000, 20
+    args.context, args.requests, args.calm_s, args.streams = 2048, 16, 5.0, 16
+    if args.tiny:
+        args.at_once, args.prompt, args.tokens, args.long, args.shared, args.own = (1, 2), 8, 6, 150, 100, 8
+        args.context, args.requests, args.calm_s, args.streams = 256, 4, 0.2, 4
+        args.rounds, args.threads, args.minutes, args.every = 1, 1, 5 / 60, 2.0
+    result: dict[str, Any] = {
+        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {args.threads} threads",
+        "versions": f"{platform.system()} {platform.release()}, Python {platform.python_version()},"
+        f" llama-cpp-python {llama_cpp.__version__}",
+    }
+    with tempfile.TemporaryDirectory(prefix="edge-bench-serve-") as name:
+        folder = Path(name)
+        os.environ.update({f"XDG_{kind}_HOME": str(folder / kind.lower()) for kind in ("CONFIG", "CACHE", "STATE")})
+        wanted = [args.only] if args.only else SECTIONS
+        if args.model is None and (args.tiny or not {"throughput", "stall", "prefix"} & set(wanted)):
+            args.model = MODEL_PATH
+        args.model = args.model.resolve() if args.model else random_model(folder)
+        result["model"] = args.model.name
+        args.ends = [int(GgufFile.open(args.model).metadata["tokenizer.ggml.eos_token_id"])] if args.tiny else []
+        for section in wanted:
+            began, stolen_s = time.monotonic(), steal_s()
+            (folder / section).mkdir()
+            result[section] = globals()[section](folder / section, args)
+            result[section] |= {"took_s": time.monotonic() - began, "steal_s": steal_s() - stolen_s}
+            if args.json != "-":
+                print(f"## {section}\n\n{getattr(serve_tables, section)(result[section])}\n")
+                took = "Took {took_s:.0f} s; the host took {steal_s:.1f} s of all cores meanwhile.\n"
+                print(took.format(**result[section]), flush=True)
+    if args.json == "-":
+        print(json.dumps(result))
+    elif args.json:
+        Path(args.json).write_text(json.dumps(result, indent=1))
+
+
+def steal_s() -> float:
+    """Seconds that the host has taken from all cores since it started; 0 where it does not say."""
+    return float(getattr(psutil.cpu_times(), "steal", 0.0))
+
+
+def servers_here(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Server], dict[str, str]]:
+    """(those that are compared, why the others are not)."""
+    sizes = {"context": args.context, "requests": args.requests, "threads": args.threads}
+    found, left_out = [edge_serve(args.model, folder, **sizes)], {}
+    if args.llama_server is None:
+        left_out[LLAMA_SERVER] = "name the program with --llama-server"
+    else:
+        found.append(llama_server(args.llama_server, args.model, folder, **sizes))
+    if not has_server(args.llama_cpp_python):
+        left_out[LLAMA_CPP_PYTHON] = (
+            "llama-cpp-python[server] is not installed; --llama-cpp-python names another Python"
+        )
+    else:
+        del sizes["requests"]
+        found.append(llama_cpp_python(args.llama_cpp_python, args.model, folder, **sizes))
+    return {server.name: server for server in found}, left_out
+
+
+def in_turn(
+    servers: Mapping[str, Server], rounds: int, measure: Callable[[Server], dict[str, float]]
+) -> dict[str, list[dict[str, float]]]:
+    """What each server measured in each round; who is first changes. Each is warm: it has answered something."""
+    names = list(servers)
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    for turn in range(rounds):
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            found[name].append(measure(servers[name]))
+    return found
+
+
+def warm(server: Server, args: argparse.Namespace) -> None:
+    """Have it compute something."""
+    asyncio.run(ask(server.address, "/v1/completions", completion(server, "a b c d", 4, args.ends))).check()
+
+
+# --- throughput ---
+
+
+def throughput(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """So many streams at once, for each number of them."""
+    servers, left_out = servers_here(folder, args)
+    words, sizes = Words(args.model, args.seed), (args.prompt, args.tokens, args.threads)
+    cases = []
+    with running(servers):
+        for n in args.at_once:
+            # Each round has prompts of its own, the same ones for every server.
+            prompts = [[words.text(args.prompt) for _ in range(n)] for _ in range(args.rounds + 1)]
+            measures = {name: _streams(server, iter(prompts), args) for name, server in servers.items()}
+            measures[LIMIT] = partial(limit, args.llama_batched_bench, args.model, n, *sizes)
+            found = alternate(measures, args.rounds)
+            sides = list(servers)
+            cases.append(
+                {
+                    "streams": n,
+                    "median": medians(found),
+                    "best": {side: {key: _best(key, rounds) for key in rounds[0]} for side, rounds in found.items()},
+                    "compared": [row for beside in (*sides[1:], LIMIT) for row in compared(found, sides[0], beside)],
+                    "measured": found,
+                }
+            )
+    by = "llama-batched-bench" if args.llama_batched_bench else "our engine without a server"
+    return {"rounds": args.rounds, "prompt": args.prompt, "tokens": args.tokens, "cases": cases, "limit_by": by} | {
+        "left_out": left_out
+    }
+
+
+def _streams(server: Server, prompts: Iterator[list[str]], args: argparse.Namespace) -> Callable[[], dict[str, float]]:
+    def measure() -> dict[str, float]:
+        bodies = [completion(server, prompt, args.tokens, args.ends) for prompt in next(prompts)]
+        return asyncio.run(at_once(server, bodies))
+
+    return measure
+
+
+def _best(key: str, rounds: list[dict[str, float]]) -> float:
+    values = [one[key] for one in rounds]
+    return max(values) if key.endswith("_per_s") else min(values)
+
+
+# --- stall ---
+
+
+def stall(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Four clients that always have a stream, before a long prompt comes and while it is computed."""
+    servers, left_out = servers_here(folder, args)
+    sizes = {"streams": 4, "prompt": args.prompt, "tokens": args.tokens, "long": args.long, "calm_s": args.calm_s}
+    words = Words(args.model, args.seed)
+    with running(servers):
+        for server in servers.values():
+            warm(server, args)
+        found = in_turn(
+            servers,
+            args.rounds,
+            lambda server: asyncio.run(beside_long(server, words, **sizes, ends=args.ends)),
+        )
+    return {"rounds": args.rounds, **sizes, "median": medians(found), "measured": found, "left_out": left_out}
+
+
+# --- prefix ---
+
+
+def prefix(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """The first token of prompts that begin alike: the first, the next one, and one after the server began anew."""
+    servers, left_out = servers_here(folder, args)
+    words = Words(args.model, args.seed)
+
+    def measure(server: Server) -> dict[str, float]:
+        shared = words.text(args.shared)
+        found: dict[str, float] = {}
+        for name in ("first", "second", "restarted"):
+            if name == "restarted":
+                server.stop()
+                found["start_s"] = server.start()
+                warm(server, args)
+            body = completion(server, f"{shared} {words.text(args.own)}", 2, args.ends)
+            heard = asyncio.run(ask(server.address, "/v1/completions", body)).check()
+            found |= {f"{name}_s": heard.first_s, f"{name}_cached": float(heard.cached_tokens)}
+        return found
+
+    with running(servers):
+        for server in servers.values():
+            warm(server, args)
+        found = in_turn(servers, args.rounds, measure)
+    sizes = {"shared": args.shared, "own": args.own}
+    return {"rounds": args.rounds, **sizes, "median": medians(found), "measured": found, "left_out": left_out}
+
+
+# --- survive ---
+
+
+def survive(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Answers of three ranks, two of them on workers that are killed in turn, beside those of a quiet server."""
+    workers = [Worker(folder / f"worker-{number}") for number in range(2)]
+    devices = [LOCAL, *(worker.address for worker in workers)]
+    plan = make_plan(limits(GgufFile.open(MODEL_PATH)), MODEL_PATH.stem, "", devices, stages_of=(1, 1, 1))
+    save_plan(folder / "plan.json", plan)
+    asked = [messages for messages, _ in held_out(8 if args.tiny else 64, seed=args.seed)]
+    more = ("--plan", str(folder / "plan.json"))
+    server = edge_serve(MODEL_PATH, folder, context=512, requests=args.streams, threads=1, more=more)
+    seconds, tokens = args.minutes * 60, 48
+    try:
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.wait()
+        with running({"": server}):
+            alone = [
+                asyncio.run(ask(server.address, "/v1/chat/completions", chat(server, one, tokens))).check().text
+                for one in asked
+            ]
+            quiet = asyncio.run(questions_for(server, asked, tokens, args.streams, min(seconds / 4, args.every)))
+
+            async def disturbed() -> tuple[list[tuple[int, Heard]], list[float]]:
+                kills: list[float] = []
+                answers = asyncio.ensure_future(questions_for(server, asked, tokens, args.streams, seconds))
+                end = time.monotonic() + seconds
+                while time.monotonic() + args.every / 2 < end:
+                    await asyncio.sleep(args.every / 2)
+                    worker = workers[len(kills) % 2]
+                    kills.append(time.perf_counter())
+                    worker.kill()
+                    await asyncio.sleep(BACK_S)
+                    worker.start()
+                    await asyncio.sleep(args.every / 2 - BACK_S)
+                return await answers, kills
+
+            heard, kills = asyncio.run(disturbed())
+    finally:
+        for worker in workers:
+            worker.kill()
+    return {
+        "minutes": args.minutes,
+        "streams": args.streams,
+        "kills": len(kills),
+        "quiet": _judged(quiet, alone, []),
+        "disturbed": _judged(heard, alone, kills),
+    }
+
+
+def _judged(found: list[tuple[int, Heard]], alone: list[str], kills: list[float]) -> dict[str, Any]:
+    """How many answers came, which were lost, and which are not what the question had alone."""
+    lost = [whole(heard) for _, heard in found if whole(heard)]
+    wrong = [
+        {"question": number, "alone": alone[number], "answer": heard.text}
+        for number, heard in found
+        if not whole(heard) and heard.text != alone[number]
+    ]
+    # How long the stream that waited longest got nothing after each kill: from it or from the last token before it.
+    gaps = [longest_gap([heard for _, heard in found], at, at + 5) for at in kills]
+    return {
+        "answers": len(found),
+        "lost": len(lost),
+        "lost_because": sorted(set(lost))[:10],
+        "wrong": len(wrong),
+        "wrong_are": wrong[:10],
+        "paused_s": {"median": statistics.median(gaps), "most": max(gaps)} if gaps else {},
+    }
+
+
+# --- soak ---
+
+
+def soak(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """A mixture of requests, and the memory of all processes of the server."""
+    context, requests = 1024, 8  # which they share: those that need more together wait, or are computed again
+    server = edge_serve(MODEL_PATH, folder, context=context // requests, requests=requests, threads=args.threads)
+    asked = [messages for messages, _ in held_out(64, seed=args.seed)]
+    rows: list[dict[str, float]] = []
+    with running({"": server}):
+        mixture = Mixture(server, Words(MODEL_PATH, args.seed), asked, context, args.seed)
+
+        async def all_of_it() -> None:
+            began = time.monotonic()
+            clients = asyncio.ensure_future(mixture.go_on(12, began + args.minutes * 60))
+            while not clients.done():
+                begun = float(sum(mixture.begun.values()))
+                rows.append({"at_s": time.monotonic() - began, "rss_bytes": resident(server), "begun": begun})
+                await asyncio.wait([clients], timeout=SAMPLE_S)
+            await clients
+
+        asyncio.run(all_of_it())
+        processes = len(server.processes())
+    after = rows[len(rows) // 5 :]  # the first fifth warms caches
+    return {
+        "minutes": args.minutes,
+        "begun": dict(mixture.begun),
+        "ended": dict(mixture.ended),
+        "wrong": len(mixture.wrong),
+        "wrong_are": mixture.wrong[:20],
+        "processes": processes,
+        "rss_bytes": {"after a fifth": after[0]["rss_bytes"], "most": max(row["rss_bytes"] for row in rows)}
+        | {"at the end": rows[-1]["rss_bytes"]},
+        "samples": rows,
+    }
+
+
+def resident(server: Server) -> float:
+    """Bytes of all its processes together."""
+    total = 0.0
+    for process in server.processes():
+        try:
+            total += process.memory_info().rss
+        except psutil.NoSuchProcess:
+            continue
+    return total
+
+
+if __name__ == "__main__":
+    main()

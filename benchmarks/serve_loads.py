@@ -1,0 +1,241 @@
+"""What clients do in bench_serve.py: streams at once, streams beside a long prompt, streams while workers are killed,
+a mixture for minutes."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from serve_clients import Heard, Words, ask
+from servers import Server
+
+LATE_S = 30.0  # that an answer may take after a test's time is over
+
+
+def completion(server: Server, prompt: str, tokens: int, ends: Sequence[int] = (), **more: Any) -> dict[str, Any]:
+    """A greedy continuation of so many tokens. ends: tokens that must not come, so that it has all of them."""
+    body: dict[str, Any] = {"model": server.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, **more}
+    if ends:
+        body["logit_bias"] = {str(token): -100 for token in ends}
+    return {"stream": True, "stream_options": {"include_usage": True}, **body}
+
+
+def chat(server: Server, messages: Sequence[Any], tokens: int, **more: Any) -> dict[str, Any]:
+    """A greedy answer of at most so many tokens."""
+    body = {"model": server.model, "messages": list(messages), "max_tokens": tokens, "temperature": 0, **more}
+    return {"stream": True, "stream_options": {"include_usage": True}, **body}
+
+
+# --- many at once ---
+
+
+async def at_once(server: Server, bodies: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """All of these at once: tokens a second over all of it, and while every one generated; seconds to first tokens."""
+    began = time.perf_counter()
+    heard = [one.check() for one in await asyncio.gather(*(ask(server.address, "/v1/completions", b) for b in bodies))]
+    for body, one in zip(bodies, heard, strict=True):
+        if one.usage and one.tokens != body["max_tokens"]:
+            raise SystemExit(f"{server.name} gave {one.tokens} tokens of {body['max_tokens']}")
+    took_s = max(one.at[-1] for one in heard) - began
+    firsts = sorted(one.first_s for one in heard)
+    tokens = sum(body["max_tokens"] for body in bodies)
+    return {
+        "tokens_per_s": tokens / took_s,
+        "decode_per_s": steady(heard, [body["max_tokens"] for body in bodies]) or tokens / took_s,
+        "first_s": firsts[len(firsts) // 2],
+    }
+
+
+def steady(heard: Sequence[Heard], tokens: Sequence[int]) -> float:
+    """Tokens a second while every stream was generating; 0 where there was no such time."""
+    begin, end = max(one.at[0] for one in heard), min(one.at[-1] for one in heard)
+    if begin >= end:
+        return 0.0
+    total = 0.0
+    for one, n in zip(heard, tokens, strict=True):
+        inside = [at for at in one.at if begin <= at <= end]
+        if len(inside) < 2:
+            return 0.0
+        total += (len(inside) - 1) / (inside[-1] - inside[0]) * n / len(one.at)  # a piece may have several tokens
+    return total
+
+
+# --- beside a long prompt ---
+
+
+async def beside_long(
+    server: Server,
+    words: Words,
+    *,
+    streams: int,
+    prompt: int,
+    tokens: int,
+    long: int,
+    calm_s: float,
+    ends: Sequence[int],
+) -> dict[str, float]:
+    """Clients that have one answer after the other, so many at any time, and then a long prompt beside them."""
+    over, heard = asyncio.Event(), []
+
+    async def client() -> None:
+        while not over.is_set():
+            one = Heard(time.perf_counter())
+            heard.append(one)
+            await ask(
+                server.address, "/v1/completions", completion(server, words.text(prompt), tokens, ends), heard=one
+            )
+            one.check()
+
+    clients = [asyncio.ensure_future(client()) for _ in range(streams)]
+    await asyncio.sleep(calm_s)
+    came = time.perf_counter()
+    late = (await ask(server.address, "/v1/completions", completion(server, words.text(long), 2, ends))).check()
+    over.set()
+    await asyncio.gather(*clients)
+    until = late.at[0]
+    calm = [one for one in heard if one.at[0] < came]
+    beside = [one for one in heard if one.began < until and one.at[0] >= came]  # began or waited in that time
+    return {
+        "long_first_s": late.first_s,
+        "gap_s": longest_gap(heard, came, until),
+        "calm_gap_s": longest_gap(heard, 0.0, came),
+        "first_p99_s": percentile([one.first_s for one in beside], 0.99),
+        "calm_first_p99_s": percentile([one.first_s for one in calm], 0.99),
+        "requests": float(len(beside)),
+    }
+
+
+def longest_gap(heard: Sequence[Heard], begin: float, end: float) -> float:
+    """Between two pieces of a stream, of which one at least came in that time."""
+    pairs = [pair for one in heard for pair in itertools.pairwise(one.at)]
+    return max((b - a for a, b in pairs if a < end and b > begin), default=0.0)
+
+
+def percentile(values: Sequence[float], part: float) -> float:
+    """The smallest value that so large a part of them does not exceed; 0 where there is none."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(part * len(ordered)))] if ordered else 0.0
+
+
+# --- while workers are killed ---
+
+
+async def questions_for(
+    server: Server, asked: Sequence[Sequence[Any]], tokens: int, streams: int, seconds: float
+) -> list[tuple[int, Heard]]:
+    """So many streams at any time, one question after the other: (number of the question, what came)."""
+    deadline = time.monotonic() + seconds
+    numbers = itertools.cycle(range(len(asked)))
+    found: list[tuple[int, Heard]] = []
+
+    async def client() -> None:
+        while time.monotonic() < deadline:
+            number = next(numbers)
+            body = chat(server, asked[number], tokens)
+            heard = await ask(server.address, "/v1/chat/completions", body, limit_s=seconds + LATE_S)
+            found.append((number, heard))
+            if heard.error:
+                await asyncio.sleep(0.2)  # a server that is gone is not asked thousands of times
+
+    await asyncio.gather(*(client() for _ in range(streams)))
+    return found
+
+
+# --- a mixture ---
+
+
+class Mixture:
+    """Clients of many kinds, and what came of them."""
+
+    def __init__(self, server: Server, words: Words, asked: Sequence[Sequence[Any]], context: int, seed: int) -> None:
+        self.begun: Counter[str] = Counter()
+        self.ended: Counter[str] = Counter()  # as they should
+        self.wrong: list[str] = []  # what did not
+        self._server, self._words, self._asked, self._context = server, words, asked, context
+        self._random = random.Random(seed)
+
+    async def go_on(self, clients: int, deadline: float) -> None:
+        """So many clients until time.monotonic() is that."""
+        kinds: list[Callable[[], Any]] = [
+            *(self.stream, self.stream, self.stream, self.completed, self.dropped),
+            *(self.whole, self.messages, self.constrained, self.long, self.too_long, self.malformed),
+        ]
+
+        async def client() -> None:
+            while time.monotonic() < deadline:
+                await self._one(self._random.choice(kinds))
+
+        await asyncio.gather(*(client() for _ in range(clients)))
+
+    async def _one(self, kind: Callable[[], Any]) -> None:
+        name = kind.__name__
+        self.begun[name] += 1
+        wrong = await kind()
+        if wrong:
+            self.wrong.append(f"{name}: {wrong}")
+        else:
+            self.ended[name] += 1
+
+    async def _chat(self, tokens: int = 64, **more: Any) -> Heard:
+        body = chat(self._server, self._random.choice(self._asked), tokens, **{"temperature": 0.8, **more})
+        return await ask(self._server.address, "/v1/chat/completions", body)
+
+    async def stream(self) -> str:
+        """A chat that streams."""
+        return whole(await self._chat())
+
+    async def completed(self) -> str:
+        """A long text that streams."""
+        body = completion(self._server, self._words.text(20), 150)
+        return whole(await ask(self._server.address, "/v1/completions", body))
+
+    async def dropped(self) -> str:
+        """A client that goes away."""
+        body = completion(self._server, self._words.text(20), 200)
+        heard = await ask(self._server.address, "/v1/completions", body, pieces=self._random.randrange(1, 20))
+        return heard.error
+
+    async def whole(self) -> str:
+        """A chat in one piece."""
+        return whole(await self._chat(stream=False, stream_options=None))
+
+    async def messages(self) -> str:
+        """A chat as Anthropic's API has it."""
+        body = {"model": self._server.model, "max_tokens": 64, "stream": True}
+        messages = [one for one in self._random.choice(self._asked) if one["role"] != "system"]
+        heard = await ask(self._server.address, "/v1/messages", {**body, "messages": messages})
+        return heard.error or ("" if heard.status == 200 else f"HTTP {heard.status}")
+
+    async def constrained(self) -> str:
+        """An answer that must follow a schema."""
+        schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+        form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+        return whole(await self._chat(tokens=48, response_format=form))
+
+    async def long(self) -> str:
+        """A prompt of most of the context."""
+        body = completion(self._server, self._words.text(self._context * 2 // 3), 16)
+        return whole(await ask(self._server.address, "/v1/completions", body))
+
+    async def too_long(self) -> str:
+        """A prompt of more than the context: refused."""
+        body = completion(self._server, self._words.text(self._context * 2), 16)
+        heard = await ask(self._server.address, "/v1/completions", body)
+        return "" if heard.status == 400 else f"HTTP {heard.status}: {heard.error}"
+
+    async def malformed(self) -> str:
+        """A request that is no JSON: refused."""
+        heard = await ask(self._server.address, "/v1/chat/completions", b'{"messages": [')
+        return "" if heard.status == 400 else f"HTTP {heard.status}: {heard.error}"
+
+
+def whole(heard: Heard) -> str:
+    """What is wrong with an answer; empty where it is all there."""
+    if heard.error or heard.finish_reason is None:
+        return heard.error or f"it broke off after {len(heard.at)} pieces"
+    return ""
