@@ -44,7 +44,10 @@ class Rules:
     other_kind_from: int = 0
     # Stages begin at a multiple of it: every so many layers one differs, by its number alone.
     period: int = 1
-    no_stage_of: int = 0  # layers: a stage of so many would be read as something else
+    no_stage_of: tuple[int, ...] = ()  # layers: a stage of so many would be read as something else
+    # Metadata that a loader guesses where a model has so many layers: without it such a model is not cut.
+    guessed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    if_missing: Mapping[str, int] = field(default_factory=dict)  # metadata that a stage has where the model has none
     period_key: str = ""  # metadata that holds such a period
     recurrent_every: int = 0  # where the file does not say which layers are recurrent: all but every so many
     # Metadata that a loader takes from the number of layers: its value times the root of that number.

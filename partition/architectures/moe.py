@@ -61,7 +61,14 @@ _DEEPSEEK_2 = Architecture(
     {**experts("expert ff"), **shared(), **ROUTER_BIAS},
     common=_LEADING,
     keys={**_MLA_KEYS, **_SIGMOID, "expert_shared_count": 1},
-    rules=Rules(ff_key=_EXPERT_KEY, no_shards=_LATENT, no_states=_NO_LATENT_STATES),
+    rules=Rules(
+        ff_key=_EXPERT_KEY,
+        no_stage_of=(26, 27, 48),  # "lite" models, whose queries are not made of fewer values
+        guessed={"expert_gating_func": (47, 48)},
+        if_missing={"attention.q_lora_rank": 0, "expert_gating_func": 1},
+        no_shards=_LATENT,
+        no_states=_NO_LATENT_STATES,
+    ),
 )
 
 MOE_ARCHITECTURES: Mapping[str, Architecture] = {
@@ -161,7 +168,7 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
             ff_key=_EXPERT_KEY,
             window=Window(4, optional=True, full_first=True),
             period=8,
-            no_stage_of=4,
+            no_stage_of=(4,),
             no_shards="llama.cpp gives the sum of its experts no name",
         ),
     ),

@@ -3,24 +3,42 @@
 An architecture that is in no table here is not refused; the general checks still hold for it.
 """
 
+from partition.architectures.description import Architecture
+from partition.architectures.table import ARCHITECTURES
 from partition.model.metadata import Metadata
 from partition.model.model import ModelShape
 from quant.gguf.header import GgufArray
 
 # RoPE turns whole heads: `GGML_ASSERT(n_embd_head == n_rot)`.
 _WHOLE_ROPE = frozenset((
-    "arctic", "baichuan", "deepseek", "dream", "ernie4_5", "ernie4_5-moe", "exaone", "exaone-moe", "granite",
-    "granitemoe", "grok", "grovemoe", "hunyuan-dense", "hunyuan-moe", "hunyuan_vl", "internlm2", "llada", "llada-moe",
-    "llama", "maincoder", "minicpm", "mistral3", "orion", "pangu-embedded", "qwen2", "qwen2moe", "qwen2vl", "qwen3",
-    "qwen3moe", "qwen3vl", "qwen3vlmoe", "rnd1", "smollm3", "xverse",
+    "apertus", "arcee", "arctic", "baichuan", "codeshell", "dbrx", "deci", "deepseek", "dots1", "dream", "ernie4_5",
+    "ernie4_5-moe", "exaone", "exaone-moe", "exaone4", "falcon", "granite", "granitemoe", "grok", "grovemoe",
+    "hunyuan-dense", "hunyuan-moe", "hunyuan_vl", "hy_v3", "internlm2", "jais2", "llada", "llada-moe", "llama",
+    "llama4", "maincoder", "mellum", "minicpm", "mistral3", "olmo", "olmo2", "olmoe", "orion", "pangu-embedded",
+    "plamo", "qwen2", "qwen2moe", "qwen2vl", "qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe", "rnd1", "seed_oss",
+    "smallthinker", "smollm3", "starcoder2", "xverse",
 ))  # fmt: skip
-# RoPE turns a part of each head.
+# RoPE turns a part of each head, or nothing.
 _PART_ROPE = frozenset((
-    "bailingmoe", "bitnet", "eurobert", "gemma", "gemma2", "gemma3", "gemma3n", "phi3", "phimoe", "stablelm",
+    "afmoe", "bailingmoe", "bailingmoe2", "bitnet", "bloom", "chatglm", "cohere2", "command-r", "eurobert",
+    "falcon-h1", "gemma", "gemma2", "gemma3", "gemma3n", "glm4", "glm4moe", "gpt-oss", "gpt2", "gptneox",
+    "granitehybrid", "jais", "jamba", "lfm2", "lfm2moe", "minimax-m2", "mpt", "muse-glimmer", "nemotron", "openelm",
+    "phi2", "phi3", "phimoe", "plamo3", "qwen", "qwen35", "qwen35moe", "qwen3next", "refact", "stablelm",
+    "starcoder",
 ))  # fmt: skip
 
 # A plain decoder layer, whose shapes follow from the metadata alone.
 _PLAIN = frozenset(("llama", "qwen2", "qwen3", "qwen3moe", "gemma", "gemma2", "gemma3", "phi3"))
+# Metadata that llama.cpp takes sizes from without looking at the tensor that has them, and which dimension it is.
+_SIZES = {
+    "ssm.inner_size": ("ssm_out.weight", 0),
+    "ssm.conv_kernel": ("ssm_conv1d.weight", 0),
+    "shortconv.l_cache": ("shortconv.conv.weight", 0),
+    "attention.kv_lora_rank": ("attn_kv_a_norm.weight", 0),
+    "attention.q_lora_rank": ("attn_q_a_norm.weight", 0),
+}
+_NEEDS_GATE = frozenset(("minimax-m2", "smallthinker"))  # of experts: the loader takes none, the graph needs one
+_TWICE_AS_WIDE = frozenset(("granitehybrid", "jamba"))  # `GGML_ASSERT(2 * n_embd == d_inner)`
 _MAX_WINDOW = 1 << 30  # tokens; more overflows an int
 
 
@@ -31,8 +49,70 @@ def check_architecture(meta: Metadata, shape: ModelShape) -> None:
         _check_window(meta)
     if meta.architecture in _PLAIN:
         _check_shapes(meta, shape)
+    described = ARCHITECTURES.get(meta.architecture)
+    if described is not None:
+        _check_described(meta, shape, described)
+    if meta.architecture in _NEEDS_GATE and "expert_gating_func" not in meta:
+        raise meta.error(f"{meta.key('expert_gating_func')} is missing; convert the model again")
+    if meta.architecture == "llama4" and not meta.count("attention.sliding_window", 1):
+        raise meta.error("llama.cpp stops at a llama4 model without an attention window; run it with other software")
     if meta.architecture == "ernie4_5-moe":
         meta.count("interleave_moe_layer_step", 1, least=1)
+
+
+def _check_described(meta: Metadata, shape: ModelShape, described: Architecture) -> None:
+    """What the architecture's row in the table says of all its models."""
+    if described.equal_heads and shape.n_heads_kv != shape.n_heads:
+        raise meta.error(f"{meta.architecture} needs as many key-value heads as heads; convert the model again")
+    if (table := meta.file.tensors.get("token_embd.weight")) and table.shape[0] != shape.n_embd:
+        raise meta.error(f"{meta.key('embedding_length')} is {shape.n_embd}, token_embd.weight has {table.shape[0]}")
+    for key, (name, dimension) in _SIZES.items():
+        held = next((t for layer in range(shape.n_layers) if (t := meta.file.tensors.get(f"blk.{layer}.{name}"))), None)
+        if key in meta and held is not None and meta.count(key) != held.shape[dimension]:
+            raise meta.error(f"{meta.key(key)} is {meta.count(key)}, {held.name} has {held.shape[dimension]}")
+    if meta.architecture in _TWICE_AS_WIDE and meta.count("ssm.inner_size", 0) != 2 * shape.n_embd:
+        raise meta.error(
+            f"{meta.key('ssm.inner_size')} is not twice {meta.key('embedding_length')}, which llama.cpp needs"
+        )
+    if "attention.key_length_mla" in meta:
+        _check_latent(meta, shape)
+    if described.recurrent and described.attention:
+        kinds = set(recurrent_layers(meta, shape))
+        if len(kinds) < 2:
+            which = "recurrent" if True in kinds else "attention"
+            raise meta.error(f"it has {which} layers only; llama.cpp needs both kinds in {meta.architecture} models")
+
+
+def _check_latent(meta: Metadata, shape: ModelShape) -> None:
+    """Sizes of attention whose keys and values are one latent vector, with a part beside it that RoPE turns."""
+    rank, turned = meta.count("attention.kv_lora_rank", least=1), meta.count("rope.dimension_count", least=2)
+    needed = {
+        "attention.key_length": (shape.head_k, rank + turned),
+        "attention.value_length": (shape.head_v, rank),
+        "attention.head_count_kv": (max(shape.n_heads_kv), 1),
+    }
+    for key, (found, wanted) in needed.items():
+        if found != wanted:
+            raise meta.error(f"{meta.key(key)} is {found}, needed for latent attention is {wanted}")
+    meta.count("attention.key_length_mla", least=turned + 1)
+    meta.count("attention.value_length_mla", least=1)
+    if turned % 2:
+        raise meta.error(f"RoPE turns {turned} values of a head, needed is an even number")
+
+
+def recurrent_layers(meta: Metadata, shape: ModelShape) -> tuple[bool, ...]:
+    """Of each layer, whether it is recurrent in place of attention."""
+    described = ARCHITECTURES.get(meta.architecture)
+    if described is None or not described.recurrent:
+        return (False,) * shape.n_layers
+    every = described.rules.recurrent_every
+    if not every:
+        return tuple(heads == 0 for heads in shape.n_heads_kv)
+    value = meta.file.metadata.get(meta.key("attention.recurrent_layers"))
+    if isinstance(value, GgufArray):
+        return tuple(bool(item) for item in value[: shape.n_layers])
+    every = meta.count("full_attention_interval", every, least=1)
+    return tuple((layer + 1) % every != 0 for layer in range(shape.n_layers))
 
 
 def _check_heads(meta: Metadata, shape: ModelShape) -> None:
@@ -52,7 +132,10 @@ def _check_window(meta: Metadata) -> None:
     """A model with an attention window needs at least one layer that uses it: llama.cpp asserts it."""
     key = "attention.sliding_window"
     pattern = meta.file.metadata.get(meta.key(key + "_pattern"))
-    default = 1 if meta.architecture.startswith("gemma") else 0  # what llama.cpp takes where the key is absent
+    described = ARCHITECTURES.get(meta.architecture)
+    window = described.rules.window if described else None
+    # What llama.cpp takes where the key is absent.
+    default = 1 if meta.architecture.startswith("gemma") else window.size if window else 0
     if meta.count(key, default, most=_MAX_WINDOW) and (
         (isinstance(pattern, GgufArray) and not any(pattern))  # one flag for each layer
         or (isinstance(pattern, int) and pattern == 1)  # every n-th layer is without the window

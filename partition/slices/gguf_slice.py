@@ -94,6 +94,11 @@ def _planned(file: GgufFile, cut: Slice) -> tuple[list[Placed], bytes]:
             f"layers {cut.layers} of a {source.file.architecture} model whose stages begin with layers "
             f"{', '.join(map(str, source.starts))}, because its layers are of several kinds; make the plan again"
         )
+    if len(cut.layers) in source.no_stage_of:
+        raise CannotSlice(
+            f"a stage of {len(cut.layers)} layers, which llama.cpp would take for another kind of "
+            f"{source.file.architecture} model; choose other shares"
+        )
     if not source.is_whole(cut):
         source.check_shards()
         if len(cut.heads) % source.head_unit or len(cut.ff) % source.ff_unit:

@@ -51,6 +51,7 @@ def _per_layer(source: Source, cut: Slice) -> dict[str, bytes]:
             found[name] = encoded("u32", min(max(meta.count(name) - layers.start, 0), len(layers)))
     if rules.recurrent_every and _RECURRENT not in meta:
         found[_RECURRENT] = encoded("arr[bool]", source.recurrent[layers.start : layers.stop])
+    found |= {name: encoded("u32", value) for name, value in rules.if_missing.items() if name not in meta}
     for name, factor in rules.by_root_of_layers.items():
         if name not in meta:
             found[name] = encoded("f32", _f32(_f32(factor) / _f32(sqrt(source.shape.n_layers))))

@@ -8,6 +8,7 @@ from math import gcd, lcm, sqrt
 from partition.architectures.description import Rules
 from partition.architectures.table import ARCHITECTURES, REFUSED, RULES
 from partition.errors import CannotSlice
+from partition.model.check_architecture import recurrent_layers
 from partition.model.metadata import Metadata
 from partition.model.model import ModelShape, block_of
 from partition.plan.plan import Range, Slice
@@ -64,6 +65,12 @@ class Source:
                 f"llama.cpp takes {self.file.architecture} models of {n} layers for another kind than those of fewer; "
                 "run it on one device"
             )
+        for name, guessed in rules.guessed.items():
+            if n in guessed and name not in self.meta:
+                raise CannotSlice(
+                    f"{self.meta.key(name)} is missing, which llama.cpp guesses from the {n} layers and could not from "
+                    "those of a part; convert the model again, or run it on one device"
+                )
         if any(self.shape.n_heads) and not all(self.shape.n_heads):
             raise CannotSlice(
                 "some layers have no attention heads; a part that begins with one would have none; run it on one device"
@@ -153,16 +160,12 @@ class Source:
     @cached_property
     def recurrent(self) -> tuple[bool, ...]:
         """Of each layer, whether it is recurrent in place of attention."""
-        layers, every = range(self.shape.n_layers), self.rules.recurrent_every
-        if not ARCHITECTURES[self.file.architecture].recurrent:
-            return (False,) * len(layers)
-        if not every:
-            return tuple(heads == 0 for heads in self.shape.n_heads_kv)
-        value = self.file.metadata.get(self.meta.key("attention.recurrent_layers"))
-        if isinstance(value, GgufArray):
-            return tuple(bool(item) for item in value[: len(layers)])
-        every = self.meta.count("full_attention_interval", every, least=1)
-        return tuple((layer + 1) % every != 0 for layer in layers)
+        return recurrent_layers(self.meta, self.shape)
+
+    @property
+    def no_stage_of(self) -> tuple[int, ...]:
+        """Numbers of layers that a stage cannot have, unless it is all of the model."""
+        return tuple(n for n in self.rules.no_stage_of if n != self.shape.n_layers)
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
@@ -181,7 +184,7 @@ class Source:
         found = [0]
         for start in range(period, len(kinds), period):
             before, after = kinds[found[-1] : start], kinds[start:]
-            if needed <= set(before) and needed <= set(after) and rules.no_stage_of not in (len(before), len(after)):
+            if needed <= set(before) and needed <= set(after) and not {len(before), len(after)} & set(self.no_stage_of):
                 found.append(start)
         return tuple(found)
 

@@ -158,3 +158,30 @@ def test_a_refusal_leaves_the_model_alone(llama: Path, tmp_path: Path) -> None:
     copy = shutil.copy(llama, tmp_path / "copy.gguf")
     refusal(Path(copy), Slice(Range(0, 9), Range(0, 4), Range(0, 96), NOTHING, True))
     assert Path(copy).read_bytes() == before
+
+
+def test_what_llama_cpp_takes_from_the_number_of_layers(folder: Path, tmp_path: Path) -> None:
+    """A part would be read as another kind of model."""
+    lite = synthetic(folder / "deepseek2.gguf", "deepseek2", layers=30, embd=64, ff=64)
+    file = GgufFile.open(lite)
+    assert "a stage of 27 layers" in refusal(lite, whole(file, Range(0, 27)))
+    slice_recipe(file, DIGEST, whole(file, Range(0, 25)))
+    guessed = synthetic(folder / "deepseek2-47.gguf", "deepseek2", layers=47, embd=64, ff=64)
+    unsaid = rewritten(guessed, tmp_path / "unsaid.gguf", drop=["deepseek2.expert_gating_func"])
+    assert "expert_gating_func is missing, which llama.cpp guesses from the 47 layers" in refusal(unsaid)
+    exaone = synthetic(folder / "exaone4.gguf", "exaone4", layers=64, embd=64, ff=64)
+    assert "takes exaone4 models of 64 layers for another kind" in refusal(exaone)
+
+
+def test_stages_that_begin_where_they_cannot(folder: Path) -> None:
+    smollm = synthetic(folder / "smollm3.gguf", "smollm3", layers=9, embd=64, ff=64)
+    assert limits(GgufFile.open(smollm)).starts == (0, 4, 8)
+    assert "whose stages begin with layers 0, 4, 8" in refusal(smollm, whole(GgufFile.open(smollm), Range(0, 3)))
+    hybrid = synthetic(folder / "lfm2.gguf", "lfm2", layers=8, embd=64, ff=64)  # the third and the sixth have attention
+    assert limits(GgufFile.open(hybrid)).starts == (0, 3)
+    assert "because its layers are of several kinds" in refusal(hybrid, whole(GgufFile.open(hybrid), Range(0, 2)))
+
+
+def test_architectures_that_are_known_and_cannot_be_cut(tmp_path: Path) -> None:
+    path = tiny_gguf.model("baichuan").write(tmp_path / "baichuan.gguf")
+    assert "baichuan models cannot be cut: llama.cpp tells its kinds apart by their number of layers" in refusal(path)
