@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
+import os
 import selectors
 import sys
 import time
@@ -11,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from apps.commands import distributed
 from apps.errors import UsageError
@@ -21,6 +23,7 @@ from apps.options import (
     add_engine_arguments,
     add_prefix_argument,
     engine_options,
+    first_given,
     model_path,
     natural,
     number,
@@ -54,6 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-p", "--prompt", metavar="TEXT", help="answer once and exit, after what is piped in; -: that alone"
     )
     add(parser, "--json", help="with -p: print one JSON object")
+    parser.add_argument("--url", metavar="URL", help="ask a server, such as `edge serve`; MODEL is its name there")
+    parser.add_argument("--api-key", metavar="KEY", help="with --url: what it asks for (default: EDGE_API_KEY)")
     parser.add_argument("--system", metavar="TEXT", help="system message")
     parser.add_argument(
         "--file", type=Path, action="append", default=[], metavar="FILE", help="text before the question; repeatable"
@@ -87,15 +92,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     prompt = _prompt(args.prompt)
-    if args.seed is not None and args.prefix_cache is None:
-        args.prefix_cache = 0  # what was kept is not the same to the last bit, and the answer is to be
-    args.draft = args.draft or ("auto" if args.seed is None else "off")  # passes of several rows are not, either
     if prompt is None and not sys.stdout.isatty():
         raise UsageError("standard output is not a terminal; give a prompt with -p TEXT")
     if prompt is None and args.json:
         raise UsageError("--json needs -p TEXT (or a prompt on standard input)")
     if prompt is not None and not prompt.strip():
         raise UsageError("the prompt is empty")
+    if args.url is not None:
+        return _ask_server(args, prompt)
+    if args.api_key is not None:
+        raise UsageError("--api-key is for a server; name it with --url URL")
+    if args.seed is not None and args.prefix_cache is None:
+        args.prefix_cache = 0  # what was kept is not the same to the last bit, and the answer is to be
+    args.draft = args.draft or ("auto" if args.seed is None else "off")  # passes of several rows are not, either
     devices = distributed.prepare(args)
     sampling = _sampling(args)
     template = _read(args.chat_template) if args.chat_template else None
@@ -106,6 +115,39 @@ def run(args: argparse.Namespace) -> int:
 
             return talk(loaded, sampling, max_tokens=args.max_tokens, stop=args.stop)
         return _answer_once(args, loaded, prompt, sampling)
+
+
+_OF_THIS_PROCESS = (
+    "resume", "draft", "prefix_cache", "chat_template", "when_full", "grammar", "context", "threads", "affinity",
+    "batch", "gpu_layers", "memory", "window", "workers", "plan", "shares", "parallel", "insecure",
+)  # fmt: skip
+
+
+def _ask_server(args: argparse.Namespace, prompt: str | None) -> int:
+    """Let a server answer."""
+    from apps.show.remote import answer_once, talk
+    from edge.net.chat_client import ServerChat
+
+    if given := first_given(args, _OF_THIS_PROCESS):
+        raise UsageError(f"{given} is about a model that is loaded here, and with --url it is loaded by a server")
+    names = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed", "max_tokens")
+    options: dict[str, Any] = {name: value for name in names if (value := getattr(args, name)) is not None}
+    if args.stop:
+        options["stop"] = args.stop
+    if args.json_schema:
+        schema = {"name": "answer", "schema": json.loads(_read(args.json_schema))}
+        options["response_format"] = {"type": "json_schema", "json_schema": schema}
+    try:
+        key = args.api_key or os.environ.get("EDGE_API_KEY")
+        chat = ServerChat(args.url, key=key, model=args.model, system=args.system)
+    except ValueError as error:
+        raise UsageError(f"--url: {error}") from None
+    document = "".join(f"{_read(name).strip()}\n\n" for name in args.file)
+    if prompt is None:
+        if document:
+            raise UsageError("--file with --url needs -p TEXT")
+        return talk(chat, options)
+    return answer_once(chat, document + prompt, options, as_json=args.json)
 
 
 def _prompt(given: str | None) -> str | None:

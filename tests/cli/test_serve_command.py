@@ -213,3 +213,54 @@ def test_what_cannot_be_served_is_said_in_one_line(arguments: tuple[str, ...], w
     assert code in (2, 3, 4)
     assert why in last
     assert "Traceback" not in error
+
+
+def chat(url: str, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "apps.cli", "chat", "--url", url, *arguments],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+
+
+def test_chat_talks_to_a_server(tmp_path: Path) -> None:
+    question = ("-p", "What is 3 plus 4?", "--temperature", "0")
+    with served("--api-key", "sesame", "--prefix-cache", "0") as server:
+        assert chat(server.url, *question, "--api-key", "sesame").stdout == "3 plus 4 is 7.\n"
+        found = json.loads(chat(server.url + "/v1", *question, "--json", EDGE_API_KEY="sesame").stdout)
+        assert (found["text"], found["finish_reason"]) == ("3 plus 4 is 7.", "stop")
+        assert found["usage"]["prompt_tokens"] == 12
+        key = ("--api-key", "sesame")
+        assert chat(server.url, *question, *key, "--max-tokens", "2").stdout == "3 plus\n"
+        assert chat(server.url, *question, *key, "--stop", " 4").stdout == "3 plus\n"
+        longer = chat(server.url, *question, *key, "--system", "Say it twice.", "--json").stdout
+        assert json.loads(longer)["usage"]["prompt_tokens"] > 12
+        (tmp_path / "notes").write_text("Three and four.")
+        longer = chat(server.url, *question, *key, "--file", str(tmp_path / "notes"), "--json").stdout
+        assert json.loads(longer)["usage"]["prompt_tokens"] > 12
+        (tmp_path / "schema").write_text('{"type": "integer", "minimum": 50, "maximum": 52}')
+        assert int(chat(server.url, *question, *key, "--json-schema", str(tmp_path / "schema")).stdout) in (50, 51, 52)
+        for arguments, why in (((), "401"), ((*key, "nothing"), "no model 'nothing'")):
+            done = chat(server.url, *question, *arguments)
+            assert (done.returncode, done.stdout, done.stderr.count("\n")) == (7, "", 1)
+            assert why in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "why"),
+    [
+        (("ftp://somewhere", "-p", "x"), 2, "no address"),
+        (("127.0.0.1:9", "-p", "x"), 7, "127.0.0.1:9 cannot be asked"),
+        (("127.0.0.1:9", "-p", "x", "--memory", "1GiB"), 2, "--memory is about a model that is loaded here"),
+        (("127.0.0.1:9", "-p", "x", "--workers", "a"), 2, "--workers"),
+    ],
+)
+def test_a_server_that_cannot_be_asked(arguments: tuple[str, ...], code: int, why: str) -> None:
+    done = chat(*arguments)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (code, "", 1)
+    assert why in done.stderr

@@ -1,0 +1,62 @@
+"""A conversation with a server, on a terminal or once from a script."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from apps.show.table import print_json
+
+if TYPE_CHECKING:
+    from edge.net.chat_client import ServerChat
+
+_COMMANDS = {"/clear": "begin anew", "/exit": "leave"}
+
+
+def answer_once(chat: ServerChat, prompt: str, options: Mapping[str, Any], *, as_json: bool) -> int:
+    """Print one answer; the exit code. TransportError."""
+    pieces = []
+    for piece in chat.ask(prompt, options):
+        pieces.append(piece)
+        if not as_json:
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+    if as_json:
+        values = {"text": "".join(pieces), "finish_reason": chat.finish_reason, "usage": chat.usage}
+        print_json(values, escaped=False)
+    else:
+        sys.stdout.write("\n")
+    return 0
+
+
+def talk(chat: ServerChat, options: Mapping[str, Any]) -> int:
+    """Ask what a person types until they leave; the exit code."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    from apps.show.markdown import MarkdownStream
+    from apps.show.prompt_line import KEYS, PromptLine
+    from quant.text import printable
+    from transport.errors import TransportError
+
+    console, prompt, system = Console(), PromptLine(_COMMANDS), list(chat.messages)
+    console.print(f"[dim]{KEYS}[/]\n")
+    while True:
+        try:
+            line = prompt.read()
+            if line == "/exit":
+                return 0
+            if line == "/clear":
+                chat.messages = list(system)
+            elif line:
+                with MarkdownStream(console) as shown:
+                    for piece in chat.ask(line, options):
+                        shown.push(piece)
+            console.print()
+        except KeyboardInterrupt:
+            console.print()  # ends the answer: the server hears that nobody reads
+        except EOFError:
+            return 0
+        except TransportError as error:
+            console.print(f"[red]{escape(printable(str(error)))}[/]\n", soft_wrap=True)

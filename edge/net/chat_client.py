@@ -1,0 +1,101 @@
+"""Talking to a server that has the API of OpenAI: `edge serve`, or another one."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from typing import Any
+from urllib.parse import urlsplit
+
+from transport.errors import TransportError
+
+SILENT_S = 300.0  # between two signs of life of a stream; `edge serve` gives one every ten seconds
+_MOST_LINE_BYTES = 16 << 20
+
+
+class ServerChat:
+    """A conversation whose answers a server gives. Each question sends all of it."""
+
+    def __init__(
+        self, url: str, *, key: str | None = None, model: str | None = None, system: str | None = None
+    ) -> None:
+        """url: of the server, with or without /v1. key: that it asks for. model: by the server's name; None: its own
+        choice. ValueError for what is no URL."""
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"{url[:200]!r} is no address of a server, such as http://127.0.0.1:8080")
+        base = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
+        self._where, self._url, self._key, self._model = parts.netloc, f"{base}/v1/chat/completions", key, model
+        self.messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
+        self.usage: dict[str, Any] | None = None  # of the last answer, as the server says
+        self.finish_reason: str | None = None
+
+    def ask(self, text: str, options: Mapping[str, Any]) -> Iterator[str]:
+        """Ask, and yield the answer as it comes. Both join the conversation, as far as it came; a question without any
+        answer does not. options: fields of the request, such as temperature. TransportError, with the server's
+        words."""
+        asked = [*self.messages, {"role": "user", "content": text}]
+        stream = {"stream": True, "stream_options": {"include_usage": True}}
+        body: dict[str, Any] = {"messages": asked, **stream, **options}
+        if self._model is not None:
+            body["model"] = self._model
+        pieces: list[str] = []
+        self.usage = self.finish_reason = None
+        try:
+            for event in self._events(body):
+                self.usage = event.get("usage") or self.usage
+                for choice in event.get("choices", ()):
+                    self.finish_reason = choice.get("finish_reason") or self.finish_reason
+                    piece = choice.get("delta", {}).get("content")
+                    if piece:
+                        pieces.append(piece)
+                        yield piece
+        finally:
+            if pieces:
+                self.messages = [*asked, {"role": "assistant", "content": "".join(pieces)}]
+
+    def _events(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
+        if self._key:
+            headers["Authorization"] = f"Bearer {self._key}"
+        request = urllib.request.Request(self._url, json.dumps(body).encode(), headers)
+        try:
+            with closing(urllib.request.urlopen(request, timeout=SILENT_S, context=_tls(self._url))) as response:
+                while line := response.readline(_MOST_LINE_BYTES):
+                    if not line.startswith(b"data:"):
+                        continue  # a sign of life, or the end of an event
+                    data = line[5:].strip()
+                    if data == b"[DONE]":
+                        return
+                    event = json.loads(data)
+                    if "error" in event:
+                        raise TransportError(f"{self._where}: {_words(event)}")
+                    yield event
+        except urllib.error.HTTPError as error:
+            raise TransportError(f"{self._where} answers {error.code}: {_reason(error)}") from None
+        except (OSError, ValueError) as error:
+            raise TransportError(f"{self._where} cannot be asked: {error}") from error
+        raise TransportError(f"{self._where} ended before the answer was complete")
+
+
+def _tls(url: str) -> ssl.SSLContext | None:
+    return ssl.create_default_context() if url.startswith("https:") else None
+
+
+def _reason(error: urllib.error.HTTPError) -> str:
+    with error:
+        data = error.read(1 << 16)
+    try:
+        return _words(json.loads(data))
+    except ValueError:
+        return error.reason
+
+
+def _words(values: Any) -> str:
+    """What the error of an API says."""
+    error = values.get("error", values) if isinstance(values, dict) else values
+    return str(error.get("message", error) if isinstance(error, dict) else error)[:1000]
