@@ -36,7 +36,7 @@ import numpy as np
 from paging_runs import GIB, MIB, Models
 from sides import alternate, compared
 
-from devices.probe import own_rss
+from devices.probe import default_threads, own_rss
 from edge.llm.engine import Engine
 from edge.llm.generate import generate
 from edge.llm.interface import TextEngine
@@ -150,7 +150,7 @@ class Counted(Speculation):
 @contextmanager
 def loaded(section: str, case: Case, path: Path, folder: Path) -> Iterator[TextEngine]:
     """The engine of a section."""
-    options = {"threads": 1, "context": CONTEXT, "outputs": MOST_ROWS}
+    options = {"threads": default_threads() if section == "disk" else 1, "context": CONTEXT, "outputs": MOST_ROWS}
     if section == "far":
         how = {"parallel": "tensor", "shares": (1, 1)}
         with ranks_here(path, how, EngineOptions(**options, batch=64), folder, delay_s=DELAY_S) as ranks:

@@ -74,9 +74,9 @@ def generate(
     step_s: list[float] = []
     finish = None
     draft: Sequence[int] = ()
-    if drafter is not None:
-        drafter.begin(prompt)
     try:
+        if drafter is not None:
+            drafter.begin(prompt)
         rows = session.prefill(prompt, on_prefill, in_place=in_place)[np.newaxis]
         clock.prefilled(session)
         while finish is None:

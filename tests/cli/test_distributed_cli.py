@@ -80,7 +80,11 @@ def moved(said: dict[str, Any], rank: int, direction: str) -> float:
 
 @pytest.mark.parametrize("parallel", ["tensor", "pipeline"])
 def test_the_answer_is_that_of_one_device(chat: Chat, two: Two, alone: list[int], parallel: str) -> None:
-    said = chat("--workers", workers(*two), "--parallel", parallel, "--shares", "1,1,1")
+    spread = ("--workers", workers(*two), "--parallel", parallel, "--shares", "1,1,1")
+    guessed = chat(*spread, "--draft", "ngram")
+    assert guessed["token_ids"] == alone
+    assert guessed["speculation"]["passes"] in range(1, len(alone) + 1)
+    said = chat(*spread, "--draft", "off")
     assert said["token_ids"] == alone
     assert [rank["device"] for rank in said["ranks"]] == ["local", two[0].address, two[1].address]
     assert [rank["rank"] for rank in said["ranks"]] == [0, 1, 2]

@@ -1,6 +1,6 @@
 """A model spread over ranks as people use it: chats, errors, steps, times, and weights that are sent once."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,13 @@ from edge.demo import MODEL_PATH
 from edge.errors import ContextFull, EngineError, Interrupted
 from edge.llm.chat import Chat
 from edge.llm.engine import Engine, EngineOptions
+from edge.llm.generate import generate
 from edge.llm.interface import TextEngine
 from edge.llm.sampler import SamplingParams
+from edge.llm.sequence import Session
+from edge.speculate.choice import MOST_ROWS, SIZES, RowChoice
+from edge.speculate.opened import with_room
+from edge.speculate.speculation import Speculation
 from quant.gguf.file import GgufFile
 from tests.support.deployments import (
     ONE_THREAD,
@@ -74,6 +79,50 @@ def conversation(engine: TextEngine) -> list[tuple[str, int, int]]:
         assert usage is not None
         said.append(("".join(pieces), usage.cached_tokens, chat.dropped))
     return said
+
+
+@pytest.mark.parametrize("how", [tensor(1, 1), pipeline(1, 1)], ids=lambda how: how["parallel"])
+def test_guessed_tokens_are_checked_by_all_ranks(one: Worker, how: dict[str, Any]) -> None:
+    prompts = [list(request.prompt) for request in questions(QUESTIONS)[:3]]
+    with (
+        deployed(one, MODEL_PATH, how, with_room(OPTIONS, "ngram")) as deployment,
+        Engine(MODEL_PATH, OPTIONS) as single,
+    ):
+        assert deployment.engine.outputs == MOST_ROWS
+        for prompt in prompts:
+            wanted = answered(single, prompt)
+            drafter = Speculation(EveryOther(wanted), "every other", choice=Always())
+            assert answered(deployment.engine, prompt, drafter) == wanted
+            assert 0 < drafter.stats.accepted < drafter.stats.drafted
+
+
+class Always(RowChoice):
+    """As many rows as there may be."""
+
+    def rows(self, most: int) -> int:
+        return max(size for size in SIZES if size <= most)
+
+
+class EveryOther:
+    """Guesses an answer, of which every other token is wrong."""
+
+    def __init__(self, answer: list[int]) -> None:
+        self._answer, self._at = [token ^ (place % 2) for place, token in enumerate(answer)], 0
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self._at = 0
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        self._at += len(tokens)
+
+    def draft(self, n: int) -> list[int]:
+        return self._answer[self._at : self._at + n]
+
+
+def answered(engine: TextEngine, prompt: list[int], drafter: Speculation | None = None) -> list[int]:
+    """The tokens of a greedy answer."""
+    responses = generate(Session(engine), prompt, GREEDY, max_tokens=20, drafter=drafter)
+    return [r.token_id for r in responses if r.token_id is not None]
 
 
 def test_what_an_engine_refuses_changes_nothing(one: Worker) -> None:

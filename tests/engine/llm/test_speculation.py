@@ -18,6 +18,7 @@ from edge.llm.generate import Response, generate
 from edge.llm.interface import TextEngine
 from edge.llm.sampler import SamplingParams
 from edge.llm.sequence import USED_MEANWHILE, Session
+from edge.parallel.surviving import SurvivingEngine
 from edge.speculate.choice import MOST_ROWS, RowChoice
 from edge.speculate.ngrams import NgramDrafts
 from edge.speculate.opened import drafts, speculation, with_room
@@ -256,6 +257,36 @@ def test_what_a_cache_cannot_forget_is_computed_again(llama: Engine, monkeypatch
         assert session.tokens == PROMPT
         assert forgotten[-2:] == [len(PROMPT), 0]
         assert int(session.step(wanted[0]).argmax()) == wanted[1]
+
+
+class Mortal(Engine):
+    """An engine that is lost for good at its `lives`th decode."""
+
+    lives = 1 << 30
+
+    @property
+    def failed(self) -> Exception | None:
+        return EngineError("lost") if self.lives <= 0 else None
+
+    def decode(self, *args: Any, **how: Any) -> Any:
+        self.lives -= 1
+        if self.failed is not None:
+            raise self.failed
+        return super().decode(*args, **how)
+
+
+def test_an_answer_with_guesses_outlives_its_engine(
+    asked: list[list[int]], plain: dict[tuple[int, ...], list[int]]
+) -> None:
+    """What takes over knows nothing of guesses that were wrong."""
+    with ExitStack() as stack:
+        engines = [stack.enter_context(Mortal(MODEL_PATH, ROOM)) for _ in range(2)]
+        engines[0].lives = 5
+        survivor = SurvivingEngine(engines[0], engines[0].model, lambda _: engines[1])
+        drafter = Speculation(Known(plain, 2), "known", choice=Always())
+        for prompt in asked[:2]:
+            assert ids(run(survivor, prompt, drafter)) == plain[tuple(prompt)]
+        assert survivor.recoveries == 1
 
 
 def test_layers_that_cannot_forget_are_left_alone(llama: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
