@@ -64,6 +64,7 @@ class ModelView {
     this.chart = new LineChart("tokens/s");
     this.devices = make("ul", {class: "devices", "aria-label": "Devices"});
     this.slots = make("tbody");
+    this.idle = make("p", {class: "quiet"}, "No answer is in the making.");
     this.counters = make("dl", {class: "counters"});
     this.why = make("p", {class: "why"});
     this.plan = make("pre", {tabindex: 0});
@@ -74,13 +75,13 @@ class ModelView {
       make("div", {class: "now"}, this.figures, this.chart.element),
       make("h3", {}, "Devices"), this.devices, this.why, this.planned,
       make("div", {class: "pair"},
-        make("div", {}, make("h3", {}, "Slots"),
+        make("div", {}, make("h3", {}, "Slots"), this.idle,
           make("div", {class: "scroll"}, make("table", {}, make("thead", {}, make("tr", {}, ...heads)), this.slots))),
         make("div", {}, make("h3", {}, "Since the start"), this.counters)));
   }
 
   show(status) {
-    const {model, slots = [], waiting, tokens_per_s, devices = [], plan, why, counters = {}} = status;
+    const {model, slots = [], waiting, tokens_per_s, devices = [], plan, why, counters = {}, restarts} = status;
     this.wrong.textContent = status.error || "";  // its engine has gone
     const busy = slots.filter(slot => slot.is_processing).length;
     this.title.textContent = model.name;
@@ -91,19 +92,23 @@ class ModelView {
       model.context ? `context of ${count(model.context)} tokens` : null,
     ].filter(Boolean).join(" \u00b7 ");
     setList(this.figures, [
-      ["tokens/s", digits(tokens_per_s)], ["slots in use", `${busy} of ${slots.length}`], ["waiting", count(waiting)],
+      ["tokens/s", digits(tokens_per_s)], ["slots in use", `${busy} of ${model.sequences ?? slots.length}`],
+      ["waiting", count(waiting)],
     ]);
     this.chart.add(tokens_per_s);
     this.showDevices(devices);
-    this.why.textContent = Array.isArray(why) ? why.join(" ") : why || "";
+    this.why.textContent = plan && why ? `Placed so: ${why}` : "";
     this.planned.hidden = !plan;
     const text = plan ? JSON.stringify(plan, null, 1) : "";
     if (this.plan.textContent !== text) this.plan.textContent = text;
     setRows(this.slots, slots.map(slot => [
-      [slot.id], [slot.is_processing ? "at work" : "free", slot.is_processing ? "busy" : "quiet"],
+      [slot.id < 0 ? "-" : slot.id], [slot.is_processing ? "at work" : "free", slot.is_processing ? "busy" : "quiet"],
       [count(slot.prompt_tokens), "number"], [count(slot.generated_tokens), "number"],
     ]));
-    setList(this.counters, Object.entries(counters).map(([name, value]) => [WORDS[name] || name, count(value)]));
+    this.slots.parentElement.hidden = !slots.length;
+    this.idle.hidden = slots.length > 0;
+    const told = Object.entries({...counters, ...(restarts === undefined ? {} : {restarts})});
+    setList(this.counters, told.map(([name, value]) => [WORDS[name] || name, count(value)]));
   }
 
   // Only what changed is made anew, so that a text which a person selects stays selected.
@@ -120,7 +125,7 @@ class ModelView {
 
 const WORDS = {
   prompt_tokens: "tokens of prompts", cached_tokens: "of them kept from before", generated_tokens: "tokens generated",
-  steps: "steps", preemptions: "answers put off for others",
+  steps: "steps", preemptions: "answers put off for others", restarts: "restarts of its process",
 };
 
 function deviceItem(device, layers, allLayers, allHeads) {

@@ -1,0 +1,86 @@
+"""Take the pictures of `edge serve`'s page in a real browser: docs/serve.png of a conversation, docs/serve-phone.png of
+a cluster.
+
+    python -m docs.take_page_pictures
+
+Needs Chromium. The answers are the bundled model's own, greedy; its cluster is this device and two workers on it.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+from starlette.applications import Starlette
+
+from edge.demo import MODEL_PATH
+from edge.serve.app import create_app
+from edge.serve.config import EngineConfig
+from edge.serve.options import ServeOptions
+from edge.serve.router import Router
+from tests.serve.serving import serving
+from tests.support.browser import Page, browser
+from tests.support.workers import worker
+
+HERE = Path(__file__).parent
+QUESTIONS = ("Hello! What can you do?", "What is 27 plus 38?", "How do I start a worker?")
+SETTINGS = {"temperature": 0}
+LOAD_S = 600.0  # devices are measured first
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        folder = Path(name)
+        page = stack.enter_context(browser(folder / "profile"))
+        with served() as address:
+            page.look(1100, 760)
+            ask(page, address, QUESTIONS)
+            page.picture(HERE / "serve.png")
+        workers = [stack.enter_context(worker(folder / one, "--name", one)) for one in ("desk", "attic")]
+        addresses = tuple(one.address for one in workers)
+        with served(workers=addresses, parallel="pipeline", insecure=True) as address:
+            page.look(360, 700, dark=True, zoom=2)
+            ask(page, address, QUESTIONS[:1])
+            page.value("location.hash = '#cluster'")
+            page.wait_for("document.querySelectorAll('.devices li').length === 3")
+            page.picture(HERE / "serve-phone.png")
+
+
+@contextmanager
+def served(**config: Any) -> Iterator[str]:
+    """The address of a server of the bundled model, loaded."""
+    options = {"threads": 1} if "workers" in config else {}
+    router = Router({"edge-demo": EngineConfig(str(MODEL_PATH), options, prefix_cache=0, **config)})
+    app = create_app(router, ServeOptions())
+
+    @asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        yield
+        await router.close()
+
+    app.router.lifespan_context = lifespan
+    with serving(app) as address:
+        httpx.post(f"{address}/tokenize", json={"content": "Hello"}, timeout=LOAD_S).raise_for_status()
+        yield address
+
+
+def ask(page: Page, address: str, questions: tuple[str, ...]) -> None:
+    page.open(f"{address}/")
+    page.value(f"localStorage.setItem('edge.settings', {json.dumps(json.dumps(SETTINGS))})")
+    page.open(f"{address}/")
+    page.wait_for("document.querySelector('#welcome h2')?.textContent")
+    for number, question in enumerate(questions, 1):
+        page.value("document.getElementById('question').focus()")
+        page.type(question)
+        page.press("Enter", "\r")
+        page.wait_for(f"document.querySelectorAll('.answer').length === {number}")
+        page.wait_for("!document.getElementById('send').hidden")
+
+
+if __name__ == "__main__":
+    main()
