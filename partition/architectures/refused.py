@@ -3,16 +3,63 @@
 from collections.abc import Mapping
 
 _TOKENS = "each layer reads the token itself, beside what the layer before gives"
-_STATES = "each layer reads values that the first layer made, beside what the layer before gives"
+_FIRST = "each layer reads values that the first one made, beside what the layer before gives"
 _KIND = "llama.cpp tells its kinds apart by their number of layers"
-_INDEX = "its layers share an index of positions"
+_KINDS = "a part that begins with a layer of one of its three kinds would have no attention heads"
+_STREAMS = "several hidden states go from layer to layer"
+_DIFFUSION = "it fills in a whole text at once, and does not go on with one; `edge` does not run it either"
+_DRAFT = "it guesses tokens for another model, and is none itself; `edge` does not run it either"
 _UNCHECKED = "its stages have not been checked"
+_INDEX = "layers choose what they look at by an index that others made, and its stages have not been checked"
+_LOOPS = "its layers are passed through several times"
+_CODER = "an encoder comes before its layers"
 
 REFUSED: Mapping[str, str] = {
-    "gemma3n": f"{_TOKENS}, and later layers read the keys and values of earlier ones",
-    "gemma4": f"{_TOKENS}, and later layers read the keys and values of earlier ones",
+    "gemma3n": f"{_TOKENS}, and later layers the keys and values of earlier ones",
+    "gemma4": f"{_TOKENS}, and later layers the keys and values of earlier ones",
+    "nemotron_h": _KINDS,
+    "nemotron_h_moe": _KINDS,
+    "kimi-linear": _UNCHECKED,
+    "minicpm3": _UNCHECKED,
+    "granite_swa": _UNCHECKED,
+    "graniteswitch": "llama.cpp takes tokens alone, which choose weights in each layer",
+    "cohere2moe": "layers without experts are told apart by their number and their window at once",
+    "step35": _UNCHECKED,
+    "mimo2": _UNCHECKED,
+    "maple": _UNCHECKED,
+    "plamo2": _UNCHECKED,
+    "plm": _UNCHECKED,
+    "rwkv6": "llama.cpp scales what layers give by their number",
+    "rwkv6qwen2": _UNCHECKED,
+    "rwkv7": _FIRST,
+    "arwkv7": _FIRST,
     "baichuan": _KIND,
-    "rwkv7": _STATES,
-    "arwkv7": _STATES,
-    "rwkv6": "llama.cpp scales weights by the number of a layer",
+    "chameleon": _UNCHECKED,
+    "cogvlm": "llama.cpp takes hidden states for pictures, which have weights of their own",
+    "paddleocr": _UNCHECKED,
+    "deepseek2-ocr": _UNCHECKED,
+    "deepseek32": _INDEX,
+    "deepseek4": _STREAMS,
+    "glm-dsa": _INDEX,
+    "glm5-next": _STREAMS,
+    "kimi-k3": _FIRST,
+    "bailingmoe3": _UNCHECKED,
+    "dots3note": _INDEX,
+    "hy_v4": _STREAMS,
+    "minimax-01": _UNCHECKED,
+    "minimax-m3": _INDEX,
+    "qwen4exp": _INDEX,
+    "laguna": _UNCHECKED,
+    "spark2_5": _UNCHECKED,
+    "talkie": _FIRST,
+    "nanbeige": _LOOPS,
+    "hrm_text": _LOOPS,
+    "t5": _CODER,
+    "dream": _DIFFUSION,
+    "llada": _DIFFUSION,
+    "llada-moe": _DIFFUSION,
+    "rnd1": _DIFFUSION,
+    "eagle3": _DRAFT,
+    "dflash": _DRAFT,
+    "gemma4-assistant": _DRAFT,
 }

@@ -45,12 +45,12 @@ def check_loadable(file: GgufFile) -> None:
 
 def _check_layers(meta: Metadata, shape: ModelShape) -> None:
     meta.count("embedding_length", least=1, most=_MAX_WIDTH)
-    meta.count("nextn_predict_layers", 0, most=shape.n_layers)
+    n_all = meta.count("block_count")
     blocks = {b for name in meta.file.tensors if (b := block_of(name)) is not None}
-    if blocks and max(blocks) >= shape.n_layers:
+    if blocks and max(blocks) >= n_all:
         raise meta.error(
-            f"{meta.key('block_count')} is {shape.n_layers}, but there is a tensor of blk.{max(blocks)}; "
-            f"needed are blk.0 to blk.{shape.n_layers - 1}"
+            f"{meta.key('block_count')} is {n_all}, but there is a tensor of blk.{max(blocks)}; "
+            f"needed are blk.0 to blk.{n_all - 1}"
         )
 
 
@@ -60,7 +60,7 @@ def _check_experts(meta: Metadata, shape: ModelShape) -> None:
         return  # llama.cpp reads that as a dense model
     meta.count("expert_gating_func", 1, least=1, most=_GATES)
     used, groups = shape.n_experts_used, meta.count("expert_group_count", 0)
-    for layer, used_here in enumerate(meta.per_layer("expert_used_count", shape.n_layers, 0)):
+    for layer, used_here in enumerate(meta.per_layer("expert_used_count", meta.count("block_count"), 0)):
         if count and not used_here and f"blk.{layer}.ffn_down_exps.weight" in meta.file.tensors:
             raise meta.error(f"{meta.key('expert_used_count')} is 0 for layer {layer}, which has {count} experts")
     if used > count or (count and not used):

@@ -37,7 +37,10 @@ _SIZES = {
     "attention.kv_lora_rank": ("attn_kv_a_norm.weight", 0),
     "attention.q_lora_rank": ("attn_q_a_norm.weight", 0),
 }
-_NEEDS_GATE = frozenset(("minimax-m2", "smallthinker"))  # of experts: the loader takes none, the graph needs one
+_NEEDS_GATE = frozenset(
+    ("minimax-m2", "smallthinker", "dots1")
+)  # of experts: the loader takes none, the graph needs one
+_NEEDS_WINDOW = {"llama4": 8192, "afmoe": 0}  # tokens, where the file does not say
 _TWICE_AS_WIDE = frozenset(("granitehybrid", "jamba"))  # `GGML_ASSERT(2 * n_embd == d_inner)`
 _MAX_WINDOW = 1 << 30  # tokens; more overflows an int
 
@@ -54,8 +57,13 @@ def check_architecture(meta: Metadata, shape: ModelShape) -> None:
         _check_described(meta, shape, described)
     if meta.architecture in _NEEDS_GATE and "expert_gating_func" not in meta:
         raise meta.error(f"{meta.key('expert_gating_func')} is missing; convert the model again")
-    if meta.architecture == "llama4" and not meta.count("attention.sliding_window", 1):
-        raise meta.error("llama.cpp stops at a llama4 model without an attention window; run it with other software")
+    if meta.architecture in _NEEDS_WINDOW and not meta.count(
+        "attention.sliding_window", _NEEDS_WINDOW[meta.architecture]
+    ):
+        raise meta.error(f"llama.cpp stops at a {meta.architecture} model without an attention window")
+    if meta.architecture == "grovemoe":
+        groups = shape.n_experts // meta.count("experts_per_group", least=1)
+        meta.count("expert_used_count", least=1, most=max(groups, 1))
     if meta.architecture == "ernie4_5-moe":
         meta.count("interleave_moe_layer_step", 1, least=1)
 

@@ -17,7 +17,10 @@ _BLOCK = re.compile(r"blk\.([0-9]{1,9})\.")
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The sizes of one model. Per-layer tuples have `n_layers` items; a layer without attention has 0 heads."""
+    """The sizes of one model. Per-layer tuples have `n_layers` items; a layer without attention has 0 heads.
+
+    Layers that predict several tokens at once come after these, and are not counted: llama.cpp does not compute them.
+    """
 
     architecture: str
     name: str
@@ -44,15 +47,18 @@ class ModelShape:
     def from_gguf(cls, file: GgufFile) -> "ModelShape":
         """The sizes of `file`; ModelFileError where the metadata lack one or contradict each other."""
         meta = Metadata(file)
-        n_layers = meta.count("block_count", least=1, most=MAX_LAYERS)
+        n_all = meta.count("block_count", least=1, most=MAX_LAYERS)
+        n_layers = n_all - meta.count("nextn_predict_layers", 0, most=n_all)
+        if not n_layers:
+            raise meta.error("it has only layers that predict several tokens at once; get the whole model")
         n_embd = meta.count("embedding_length", least=1)
-        heads = meta.per_layer("attention.head_count", n_layers, 0)
+        heads = meta.per_layer("attention.head_count", n_all, 0)
         # llama.cpp takes the head size from the first layer's heads.
         head = n_embd // heads[0] if heads[0] else 0
-        n_ff = meta.per_layer("feed_forward_length", n_layers, 0)
+        n_ff = meta.per_layer("feed_forward_length", n_all, 0)
         if not any(n_ff):
-            n_ff = meta.per_layer("expert_feed_forward_length", n_layers, 0)
-        used = meta.per_layer("expert_used_count", n_layers, 0)
+            n_ff = meta.per_layer("expert_feed_forward_length", n_all, 0)
+        used = meta.per_layer("expert_used_count", n_all, 0)
         by_type: Counter[str] = Counter()
         for tensor in file.tensors.values():
             by_type[tensor.type.name] += tensor.n_bytes
@@ -64,11 +70,11 @@ class ModelShape:
             name=name if isinstance(name, str) and name else file.path.stem,
             n_layers=n_layers,
             n_embd=n_embd,
-            n_heads=heads,
-            n_heads_kv=meta.per_layer("attention.head_count_kv", n_layers, heads),
+            n_heads=heads[:n_layers],
+            n_heads_kv=meta.per_layer("attention.head_count_kv", n_all, heads)[:n_layers],
             head_k=meta.count("attention.key_length", head),
             head_v=meta.count("attention.value_length", head),
-            n_ff=n_ff,
+            n_ff=n_ff[:n_layers],
             n_experts=meta.count("expert_count", 0),
             n_experts_used=max(used),
             n_vocab=vocabulary_size(meta),
@@ -125,6 +131,9 @@ def decode_bytes(file: GgufFile, shape: ModelShape) -> int:
     """Bytes of weights one token reads: all but the token table (one row of it), and of experts those it uses."""
     total = 0
     for name, tensor in file.tensors.items():
+        block = block_of(name)
+        if block is not None and block >= shape.n_layers:
+            continue
         if name == "token_embd.weight" and not shape.head_is_tied:
             total += tensor.n_bytes // tensor.shape[1]
         elif "_exps." in name:

@@ -49,8 +49,6 @@ class Source:
             raise CannotSlice(
                 f"{file.path.name} is split over {len(file.paths)} files; make it one with llama-gguf-split --merge"
             )
-        if meta.count("nextn_predict_layers", 0):
-            raise CannotSlice(f"{file.path.name} has layers that predict several tokens at once; run it on one device")
         source = cls(file, meta, ModelShape.from_gguf(file), rules)
         source._check_layers()
         source._check_tensors()
@@ -211,7 +209,7 @@ class Source:
         blocks: list[dict[str, TensorInfo]] = [{} for _ in range(self.shape.n_layers)]
         for name, tensor in self.file.tensors.items():
             layer = block_of(name)
-            if layer is not None:
+            if layer is not None and layer < len(blocks):
                 blocks[layer][name.split(".", 2)[2]] = tensor
         return blocks
 

@@ -14,7 +14,7 @@ from partition.slices.gguf_slice import check_tensor, limits
 from partition.slices.source import Source
 from quant.gguf.file import GgufFile
 from tests.support.architectures import PAGE, SHARDED, page_with, table
-from tests.support.slices import ranges, run_local, run_shards, run_stages, synthetic
+from tests.support.slices import ranges, rewritten, run_local, run_shards, run_stages, synthetic
 from tests.support.thorough import thorough
 
 CALLS = [(list(range(270, 300)), 0), ([300], 30), ([301, 302], 31)]
@@ -72,6 +72,20 @@ def test_others_say_why_they_have_no_shards(arch: str, tmp_path: Path) -> None:
     file = GgufFile.open(small(arch, tmp_path, embd=64, ff=64))
     with pytest.raises(CannotSlice, match="cannot be shared, but they can be given out: --parallel pipeline"):
         check_tensor(file)
+
+
+@pytest.mark.parametrize("arch", ["glm4moe", *thorough("exaone4")])
+def test_layers_that_predict_several_tokens_are_left_out(arch: str, tmp_path: Path) -> None:
+    plain = small(arch, tmp_path, embd=64, ff=64)
+    sizes = {"eh_proj": (64, 128), "enorm": (64,), "hnorm": (64,)}
+    add = {f"blk.8.nextn.{name}.weight": np.ones(size, np.float32) for name, size in sizes.items()}
+    model = rewritten(plain, tmp_path / "nextn.gguf", {f"{arch}.nextn_predict_layers": ("u32", 1)}, add)
+    expected = run_local(model, CALLS)
+    assert (expected[0] != run_local(plain, CALLS)[0]).any()
+    source = Source.of(GgufFile.open(model))
+    assert source.shape.n_layers == 8
+    found = run_stages(model, [Range(0, 4), Range(4, 8)], CALLS, tmp_path)
+    assert all((f == e).all() for f, e in zip(found, expected, strict=True))
 
 
 def test_the_page_says_what_the_tables_say() -> None:

@@ -80,11 +80,6 @@ def test_a_model_in_several_files(llama: Path, tmp_path: Path) -> None:
     assert "split over 2 files; make it one with llama-gguf-split --merge" in refusal(names[0])
 
 
-def test_layers_that_predict_several_tokens(llama: Path, tmp_path: Path) -> None:
-    path = rewritten(llama, tmp_path / "mtp.gguf", {"llama.nextn_predict_layers": ("u32", 1)})
-    assert "several tokens at once" in refusal(path)
-
-
 def test_a_tensor_outside_of_layers_that_nobody_knows(llama: Path, tmp_path: Path) -> None:
     path = rewritten(llama, tmp_path / "cls.gguf", add={"cls.output.weight": np.ones((2, 128), np.float32)})
     assert "'cls.output.weight'" in refusal(path)
