@@ -75,8 +75,9 @@ class Scripted:
         busy = [not answer.cancelled.is_set() for answer in self.answers]
         return {
             "model": {
-                "name": self.name, "path": "none", "architecture": "none", "context": 1024, "sequences": 8,
-                "vocabulary": 256, "parameters": 0, "size_bytes": 0, "chat_template": self.template, "embeds": True,
+                "name": self.name, "path": "none", "architecture": "none", "context": 1024,
+                "trained_context": 1024, "sequences": 8, "vocabulary": 256,
+                "parameters": 0, "size_bytes": 0, "chat_template": self.template, "embeds": True,
             },
             "slots": [{"id": n, "is_processing": one} for n, one in enumerate(busy)],
             "waiting": 0, "tokens_per_s": 0.0, "devices": [], "plan": None, "why": "",

@@ -176,6 +176,18 @@ def test_text_with_tools_that_need_not_be_called(openai: OpenAI) -> None:
         assert told.choices[0].message.content
 
 
+def test_a_strict_tool_that_need_not_be_called(openai: OpenAI) -> None:
+    strict: Any = [{"type": "function", "function": {**CHAT_TOOLS[0]["function"], "strict": True}}]
+    told = openai.chat.completions.create(model=NAME, messages=HI, tools=strict, temperature=0, max_tokens=40)
+    assert "65" in (told.choices[0].message.content or "")
+    wanted: Any = {"type": "json_schema", "json_schema": {"name": "trip", "schema": SCHEMA}}
+    asked: Any = {"response_format": wanted, "max_tokens": 200}
+    either = openai.chat.completions.create(model=NAME, messages=HI, tools=strict, **asked).choices[0]
+    calls = either.message.tool_calls or ()
+    assert all(call.type == "function" and follows(json.loads(call.function.arguments)) for call in calls)
+    assert calls or follows(json.loads(either.message.content or ""))
+
+
 def test_completions(openai: OpenAI) -> None:
     told = openai.completions.create(
         model=NAME, prompt=["One kilobyte", "Two"], max_tokens=4, temperature=0, logprobs=2

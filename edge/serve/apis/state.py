@@ -32,7 +32,8 @@ async def props(models: ServedModels) -> dict[str, Any]:
     """Of the default model."""
     served = await models.model(None)
     model = (await served.status())["model"]
-    settings = {"n_ctx": model["context"], "params": dict(DEFAULTS)}
+    longest = min(model["context"], model["trained_context"] or model["context"])  # tokens of one request
+    settings = {"n_ctx": longest, "params": dict(DEFAULTS)}
     return {
         "default_generation_settings": settings,
         "total_slots": model["sequences"],
