@@ -266,6 +266,19 @@ def test_the_cluster_is_shown_and_its_plan_changed_with_keys(page: Page, models:
     assert models.plans == [last["plan"]]
 
 
+def test_without_a_front_there_are_no_plans_to_choose_from(chromium: Page) -> None:
+    with serving(create_app(ScriptedModels(), ServeOptions())) as address:
+        chromium.open(f"{address}/")
+        chromium.complaints.clear()
+        chromium.open(f"{address}/#cluster")
+        chromium.wait_for("document.querySelector('.model h2')?.textContent === 'scripted'")
+        asked = "performance.getEntriesByType('resource').some(one => one.name.endsWith('/v1/front'))"
+        chromium.wait_for(asked)
+        assert chromium.value("document.getElementById('front').hidden") is True
+        assert chromium.complaints == []
+        chromium.open("about:blank")
+
+
 @pytest.mark.parametrize("view", ["chat", "cluster"])
 @pytest.mark.parametrize("dark", [False, True])
 def test_nothing_is_wider_than_a_phone(page: Page, models: ScriptedModels, view: str, dark: bool) -> None:

@@ -69,9 +69,9 @@ async def _status(model: ServedModel) -> dict[str, Any]:
 
 
 async def front(path: Path | None) -> Any:
-    """What `edge pareto --json` wrote. NotThere without it, or where it cannot be read."""
+    """What `edge pareto --json` wrote; without a file, no points. NotThere where it cannot be read."""
     if path is None:
-        raise NotThere("there is no front; make one with `edge pareto --json > FILE`, and serve with --front FILE")
+        return {"points": []}
     return await asyncio.to_thread(_read, path)
 
 

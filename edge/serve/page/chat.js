@@ -2,7 +2,7 @@
 
 import {stream} from "./api.js";
 import * as chats from "./chats.js";
-import {$, announce, button} from "./dom.js";
+import {$, announce, button, toQuestion} from "./dom.js";
 import * as files from "./files.js";
 import {answerItem, copyAnswer, parts, questionItem, setButtons, showAnswer} from "./messages.js";
 import {asked, system} from "./settings.js";
@@ -23,7 +23,7 @@ export function start() {
     send();
   });
   $("question").addEventListener("input", fit);
-  $("stop").addEventListener("click", stop);
+  $("stop").addEventListener("click", () => { stop(); toQuestion(); });
   $("keep-question").addEventListener("click", leaveEditing);
   $("new-chat").addEventListener("click", () => { location.hash = "#chat"; open(chats.fresh()); });
   $("scroll").addEventListener("scroll", () => {
@@ -44,7 +44,7 @@ export function open(other) {
   complain("");
   following = true;
   draw();
-  $("question").focus();
+  toQuestion();
 }
 
 /** Whether a chat is the one that is shown. */
@@ -93,6 +93,7 @@ function send() {
   following = true;
   draw();
   answer();
+  toQuestion();
 }
 
 function retry() {
@@ -100,7 +101,7 @@ function retry() {
   chat.messages.length = lastQuestion() + 1;
   draw();
   answer();
-  $("question").focus();
+  toQuestion();
 }
 
 function edit() {
@@ -119,7 +120,7 @@ function leaveEditing() {
   $("question").value = "";
   files.setFiles([]);
   fit();
-  $("question").focus();
+  toQuestion();
 }
 
 function lastQuestion() { return chat.messages.findLastIndex(message => message.role === "user"); }

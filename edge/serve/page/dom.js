@@ -43,6 +43,11 @@ export function count(value) {
   return String(Math.round(value)).replace(/\B(?=(\d{3})+$)/g, "\u202f");
 }
 
+/** Put the cursor where questions are written. Not where that would cover half the screen with a keyboard. */
+export function toQuestion() {
+  if (matchMedia("(pointer: fine)").matches) $("question").focus();
+}
+
 /** How many bytes, in KiB, MiB, GiB or TiB. */
 export function bytes(value) {
   if (typeof value !== "number" || !Number.isFinite(value)) return "-";

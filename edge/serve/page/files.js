@@ -1,6 +1,6 @@
 // Text files that go with a question: chosen or dropped, shown as a list, put before the question.
 
-import {$, button, bytes, make} from "./dom.js";
+import {$, button, bytes, make, toQuestion} from "./dom.js";
 
 const MOST_BYTES = 2 * 1024 * 1024;  // of one file; a context of a million tokens has about twice that
 
@@ -18,7 +18,7 @@ export function setFiles(value) {
 function removeButton(file, i) {
   const element = button("Remove", "link", () => {
     setFiles(files.filter((_, other) => other !== i));
-    $("question").focus();
+    toQuestion();
   });
   element.setAttribute("aria-label", `Remove ${file.name}`);
   return element;
@@ -57,7 +57,7 @@ async function add(found, complain) {
   }
   setFiles([...files, ...read]);
   complain(refused.join(" "));
-  $("question").focus();
+  toQuestion();
 }
 
 async function textOf(file) {

@@ -29,7 +29,7 @@ async function welcome() {
     settings.setModels(data.map(model => model.id));
     const {models} = await get("v1/cluster");
     const status = models.find(one => one.model.name === settings.asked().model);
-    const devices = status ? status.devices.map(device => device.name) : [];
+    const devices = (status?.devices || []).map(device => device.name);
     $("welcome").replaceChildren(make("h2", {}, settings.asked().model || "No model"),
       make("p", {class: "quiet"}, devices.length ? `on ${devices.join(", ")}` : ""));
   } catch (error) {
@@ -43,6 +43,7 @@ document.addEventListener("keydown", event => {
 });
 addEventListener("hashchange", view);
 document.addEventListener("visibilitychange", watch);
+$("model").addEventListener("change", welcome);
 settings.start(chat);
 chat.start();
 view();
