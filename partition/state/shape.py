@@ -50,6 +50,10 @@ class StateShape:
         shape = source.shape
         if source.rules.no_states:
             raise CannotSlice(f"of {source.file.architecture} models {source.rules.no_states}")
+        if "rope.dimension_sections" in source.meta:
+            raise CannotSlice(
+                f"{source.file.architecture} models keep positions in several parts beside keys and values"
+            )
         windows = cached_windows(source, cut)
         if not source.is_whole(cut) and (shape.head_k % kv.block or shape.head_v % kv.block):
             raise CannotSlice(

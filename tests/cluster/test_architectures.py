@@ -12,7 +12,9 @@ from partition.errors import CannotSlice
 from partition.plan.plan import Range, Slice
 from partition.slices.gguf_slice import check_tensor, limits
 from partition.slices.source import Source
+from partition.state.shape import StateShape
 from quant.gguf.file import GgufFile
+from quant.types import TYPES
 from tests.support.architectures import PAGE, SHARDED, page_with, table
 from tests.support.slices import ranges, rewritten, run_local, run_shards, run_stages, synthetic
 from tests.support.thorough import thorough
@@ -86,6 +88,14 @@ def test_layers_that_predict_several_tokens_are_left_out(arch: str, tmp_path: Pa
     assert source.shape.n_layers == 8
     found = run_stages(model, [Range(0, 4), Range(4, 8)], CALLS, tmp_path)
     assert all((f == e).all() for f, e in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("arch", ["qwen3vl", "deepseek2", "lfm2"])
+def test_states_that_cannot_be_told_apart(arch: str, tmp_path: Path) -> None:
+    """Nothing of their prompts is kept, or moved to other devices."""
+    source = Source.of(GgufFile.open(small(arch, tmp_path, embd=64, ff=64)))
+    with pytest.raises(CannotSlice, match=r"keys and values|recurrent layers hold"):
+        StateShape.of_whole(source, TYPES["f16"])
 
 
 def test_the_page_says_what_the_tables_say() -> None:
