@@ -104,11 +104,14 @@ def main() -> None:
         folder = Path(name)
         os.environ.update({f"XDG_{kind}_HOME": str(folder / kind.lower()) for kind in ("CONFIG", "CACHE", "STATE")})
         wanted = [args.only] if args.only else SECTIONS
-        if args.model is None and (args.tiny or not {"throughput", "stall", "prefix"} & set(wanted)):
-            args.model = MODEL_PATH
-        args.model = args.model.resolve() if args.model else random_model(folder)
+        # A random model says the token that ends a text as rarely as any other; the others must not say it.
+        random = args.model is None and not args.tiny and bool({"throughput", "stall", "prefix"} & set(wanted))
+        args.model = args.model.resolve() if args.model else random_model(folder) if random else MODEL_PATH
+        metadata = GgufFile.open(args.model).metadata
+        args.ends = [] if random else [int(metadata["tokenizer.ggml.eos_token_id"])]
+        trained = int(metadata[f"{metadata['general.architecture']}.context_length"])
+        args.long = min(args.long, trained - 24)  # an answer, and what begins a text, must have room
         result["model"] = args.model.name
-        args.ends = [int(GgufFile.open(args.model).metadata["tokenizer.ggml.eos_token_id"])] if args.tiny else []
         for section in wanted:
             began, stolen_s = time.monotonic(), steal_s()
             (folder / section).mkdir()
