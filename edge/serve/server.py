@@ -57,6 +57,7 @@ async def _serve(
         access_log=False,
         lifespan="off",
         server_header=False,
+        ws="none",
         timeout_graceful_shutdown=_STREAMS_END_S,
     )
     server = _Server(config, router)
