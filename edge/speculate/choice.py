@@ -99,12 +99,12 @@ class RowChoice:
         return sum(self.accepted**i for i in range(size))
 
     def _cost(self, size: int) -> float:
-        """What a pass of this size takes, in passes of one row. So many single passes would do, too: what took longer
-        was a bad moment. Where none was measured, a smaller one says the most that can be."""
+        """What a pass of this size takes, in passes of one row: no less than one, and no more than so many. What was
+        measured otherwise was a bad moment. Where none was measured, a smaller one says the most that can be."""
         seconds = self.seconds(size)
         if size == 1 or not self.plain_s:
             return 1.0
-        return min(float(size), 2 * self._cost(size // 2) if seconds is None else seconds / self.plain_s)
+        return min(float(size), 2 * self._cost(size // 2) if seconds is None else max(1.0, seconds / self.plain_s))
 
     def _loss(self, size: int) -> float:
         """What a pass of this size is expected to lose, in passes of one row."""

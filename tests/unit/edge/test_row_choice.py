@@ -105,6 +105,13 @@ def test_a_bad_moment_in_use_changes_nothing() -> None:
     assert found.choice.best() == best
 
 
+def test_a_bad_moment_of_one_row_does_not_make_many_look_cheap() -> None:
+    found = Conversation(FLAT, 0.0).go_on(300)
+    for _ in range(5):
+        found.one_pass(times_as_long=3.0)
+    assert found.choice.best() <= 2
+
+
 def test_when_passes_of_more_rows_get_dear_they_are_left() -> None:
     found = Conversation(FLAT, 0.5).go_on(200)
     assert found.choice.best() > 1
