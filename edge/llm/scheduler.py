@@ -28,6 +28,7 @@ from edge.llm.sequence import USED_MEANWHILE, holds, take
 from edge.llm.slots import Slot, Slots
 from edge.llm.step_budget import StepBudget
 
+OLDEST_PART = 4  # of a step's rows for prompts, one in so many is for the oldest
 HEADROOM = 32  # tokens that each answer shall have room for when another request joins: or that must soon wait again
 
 
@@ -295,12 +296,7 @@ class Scheduler:
             room,
             self._budget.rows if in_all else self._engine.chunk(max((one.pending for one in prefilling), default=1)),
         )
-        for i, one in enumerate(prefilling):  # all get a share; what one leaves goes to those behind it
-            n_rows = min(one.pending, -(-room // (len(prefilling) - i)))
-            if n_rows:
-                chosen.append((one, n_rows))
-            room -= n_rows
-        return chosen
+        return chosen + _parts(prefilling, room)
 
     def _preempt(self, chosen: list[tuple[Running, int]]) -> None:
         """Let the request that was admitted last wait again: those before it need its place. It goes on later with the
@@ -357,6 +353,24 @@ class Scheduler:
         if running.slot is not None:
             self._slots.leave(running.slot, keep=not self._flying)
         return Event(running.number, token, text + rest, finish_reason, logprobs, stop_string, cached)
+
+
+def _parts(prefilling: Sequence[Running], room: int) -> list[tuple[Running, int]]:
+    """How many of so many rows each of these prompts gets. Short ones come first, so that most answers begin soon; the
+    oldest always has a part, so that it comes to its end."""
+    if not prefilling:
+        return []
+    oldest = min(prefilling, key=lambda one: one.number)
+    reserved = min(oldest.pending, -(-room // OLDEST_PART))
+    room -= reserved
+    parts = []
+    for one in sorted(prefilling, key=lambda one: (one.pending, one.number)):
+        kept_back = reserved if one is oldest else 0
+        n_rows = min(one.pending, room + kept_back)
+        if n_rows:
+            parts.append((one, n_rows))
+        room -= max(0, n_rows - kept_back)
+    return parts
 
 
 def _top(group: Sequence[Running]) -> int:

@@ -14,7 +14,8 @@ from edge.llm.engine import Engine
 from edge.llm.logprobs import token_logprobs
 from edge.llm.options import PrefixOptions
 from edge.llm.sampler import SamplingParams
-from edge.llm.scheduler import Event, Request, Scheduler
+from edge.llm.scheduler import Event, Request, Scheduler, _parts
+from edge.llm.slots import Slot
 from edge.llm.step_budget import STEP_S, StepBudget
 from tests.conftest import Synthetic
 from tests.engine.llm.test_scheduler import alone, one, random_requests  # noqa: F401 (a fixture)
@@ -238,3 +239,19 @@ def test_the_budget_follows_the_best_of_what_steps_took() -> None:
     assert rows == 8  # not fewer
     assert step(512, 0.01, beside=False) == 8  # nobody waited
     assert StepBudget(4, lambda: 0.0).rows == 4
+
+
+def test_short_prompts_come_first_and_the_oldest_comes_to_its_end(synthetic: Synthetic) -> None:
+    with Engine(synthetic("llama", "f32"), replace(EXACT, context=512, sequences=6)) as engine:
+        scheduler = Scheduler(engine)
+        prompts = [100, 10, 30, 10]
+        running = [scheduler.prepare(Request(list(range(3, 3 + n)), 4)) for n in prompts]
+        for i, one_ in enumerate(running):
+            one_.slot = Slot(i)
+        first, *others = running
+        assert _parts(running, 40) == [(others[0], 10), (others[2], 10), (others[1], 10), (first, 10)]
+        assert _parts(running, 400) == [(others[0], 10), (others[2], 10), (others[1], 30), (first, 100)]
+        assert _parts(running, 4) == [(others[0], 3), (first, 1)]
+        assert _parts([others[1]], 16) == [(others[1], 16)]
+        assert _parts(running, 0) == _parts([], 9) == []
+        scheduler.close()
