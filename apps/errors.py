@@ -35,6 +35,8 @@ EXIT_CODES = {
     "EngineGone": 5,
     "Overloaded": 7,
     "UnknownModel": 3,
+    "BadRequest": 2,
+    "NotThere": 3,
     "NoRoom": 4,
     "SliceError": 3,
     "StateError": 3,

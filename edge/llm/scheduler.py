@@ -294,7 +294,7 @@ class Scheduler:
         room = self._engine.batch - len(group)
         room = min(
             room,
-            self._budget.rows if in_all else self._engine.chunk(max((one.pending for one in prefilling), default=1)),
+            self._budget.rows if in_all else self._engine.chunk(max((one.length for one in prefilling), default=1)),
         )
         return chosen + _parts(prefilling, room)
 

@@ -88,6 +88,8 @@ def _read(messages: Iterator[dict[str, Any]], loop: ServingLoop, control: Contro
             if message["do"] == "cancel":
                 loop.cancel(message["id"])
             else:
+                if message["do"] == "generate":
+                    loop.expect(message["id"])
                 pool.submit(_answer, message, loop, control.send)
     loop.end()
 

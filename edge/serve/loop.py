@@ -35,7 +35,7 @@ class ServingLoop:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._numbers: dict[int, int] = {}  # the server's number of a request, by the scheduler's
         self._requests: dict[int, Running] = {}  # by the server's number
-        self._cancelled: set[int] = set()  # before they were prepared
+        self._preparing: dict[int, bool] = {}  # whether requests were cancelled that have not begun
         self._renderer_lock, self._renderer = threading.Lock(), TemplateProcess()
         special = {name: self._special(name) for name in ("bos", "eos")}
         self._bos = special["bos"]
@@ -83,13 +83,14 @@ class ServingLoop:
         self._send(*map(self._message, events))
 
     def _fail(self, error: Exception) -> None:
-        """All requests end with this error. It is raised where the engine cannot be used any more."""
+        """All requests end with this error. Where the engine cannot be used any more it is raised: the process ends,
+        and the next is asked for them."""
         self._scheduler.close()
+        if self._engine.failed is not None:
+            raise error
         self._send(*({"id": number, "error": error_json(error)} for number in self._requests))
         self._numbers.clear()
         self._requests.clear()
-        if self._engine.failed is not None:
-            raise error
         self._scheduler = Scheduler(self._engine, keep=True, admitted=self._admitted)
 
     def _admitted(self, number: int) -> None:
@@ -130,15 +131,19 @@ class ServingLoop:
         self._engine.stop()
         self._jobs.put(None)
 
+    def expect(self, number: int) -> None:
+        """A request is about to be prepared: from now on it can be cancelled."""
+        self._preparing[number] = False
+
     def cancel(self, number: int) -> None:
         """End a request within a step."""
 
         def job() -> None:
             running = self._requests.get(number)
-            if running is None:
-                self._cancelled.add(number)
-            else:
+            if running is not None:
                 self._scheduler.cancel(running.number)
+            elif number in self._preparing:
+                self._preparing[number] = True
 
         self._jobs.put(job)
 
@@ -170,6 +175,15 @@ class ServingLoop:
 
     def generate(self, number: int, **generation: Any) -> None:
         """Prepare a request, and let it wait for its turn. All that can be wrong with it is raised."""
+        try:
+            running = self._scheduler.prepare(self._request(generation))
+        except BaseException:
+            self._preparing.pop(number, None)
+            raise
+        self._jobs.put(lambda: self._begin(number, running))
+
+    def _request(self, generation: Mapping[str, Any]) -> Request:
+        """What is asked for, as the scheduler takes it."""
         prompt = self._prompt(generation)
         room = self._longest - len(prompt)
         if room <= 0:
@@ -182,7 +196,7 @@ class ServingLoop:
             raise SamplingError(f"max_tokens is {asked}: an answer has 1 token or more")
         biases = {int(token): bias for token, bias in generation["sampling"].get("logit_bias", {}).items()}
         stops = () if generation["messages"] is None else self._template.stops
-        request = Request(
+        return Request(
             prompt,
             min(room, asked or room),
             SamplingParams(**{**generation["sampling"], "logit_bias": biases}),
@@ -190,13 +204,10 @@ class ServingLoop:
             logprobs=generation["logprobs"],
             generated=generation["generated"],
         )
-        running = self._scheduler.prepare(request)
-        self._jobs.put(lambda: self._begin(number, running))
 
     def _begin(self, number: int, running: Running) -> None:
         self._send({"id": number, "result": {"prompt_tokens": len(running.request.prompt)}})
-        if number in self._cancelled:
-            self._cancelled.discard(number)
+        if self._preparing.pop(number, False):
             running.continuation.close()
             piece = {"text": "", "finish_reason": "cancelled"}
             self._send({"id": number, "piece": piece, "cached_tokens": 0})

@@ -36,6 +36,7 @@ class ProcessAnswer:
         self.prompt_tokens = self.cached_tokens = 0
         self.tokens: list[int] = []  # told so far
         self.begun = False  # its process computes it
+        self.cancelled = False
         self.ends = 0  # of processes that computed it, since its last token
         self.pieces: asyncio.Queue[Piece | Exception] = asyncio.Queue()
         self._cancel = cancel
@@ -52,6 +53,7 @@ class ProcessAnswer:
 
     def cancel(self) -> None:
         """End it, within a step."""
+        self.cancelled = True
         self._cancel(self)
 
 
@@ -176,6 +178,8 @@ class EngineProcess:
             self._tell({"id": number, "do": "cancel"})
             raise
         answer.prompt_tokens = accepted["prompt_tokens"]
+        if answer.cancelled:  # while it was asked for again
+            self._cancel(answer)
 
     async def _ask(self, what: str, arguments: Mapping[str, Any], number: int | None = None) -> Any:
         await self._until_ready()

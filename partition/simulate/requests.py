@@ -9,18 +9,18 @@ from itertools import pairwise
 from partition.predict.prediction import Prediction
 from partition.simulate.arrivals import Arrivals, Request
 from partition.simulate.servers import Clock, Server, Step, Tally
-from partition.simulate.times import prompt_steps
+from partition.simulate.times import chunk_rows
 
 
 class State:
     """A request, and how far it is."""
 
-    __slots__ = ("arrived_s", "chunks", "done", "first_s", "last_s", "request", "tokens")
+    __slots__ = ("arrived_s", "done", "first_s", "last_s", "pending", "request", "tokens")
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.arrived_s, self.first_s, self.last_s = 0.0, 0.0, 0.0
-        self.chunks: deque[Step] = deque()  # of its prompt, that are still to be computed
+        self.pending: float = request.prompt  # tokens of its history that were not submitted: later one at a time
         self.tokens = 0  # that it has; of an ONNX model 1, when it has its outputs
         self.done = False
 
@@ -107,12 +107,18 @@ class Inputs(Source):
         self._admit()
 
 
-class Texts(Source):
-    """Of a language model: chunks of prompts, and groups of requests that each get their next token.
+PROMPT_ROWS = 64  # of a step that answers wait for; edge.llm.step_budget begins with as many
+LEAST_ROWS = 32  # of a step without answers, where there are as many; as in edge.parallel.steps
+_NOTHING = 1e-6  # rows: what even chunks leave of a prompt by rounding
+OLDEST_PART = 4  # as in edge.llm.scheduler
 
-    As `edge.llm.scheduler` does it: ready requests wait in one queue. At its head a prompt goes first, all of its
-    chunks. Else requests are taken from it for a group, ceil((ready + in flight) / microbatches) of them. As many
-    groups as there are microbatches are in flight, and one where there is a single stage.
+
+class Texts(Source):
+    """Of a language model: groups of requests that each get their next token, and parts of prompts beside them.
+
+    As `edge.llm.scheduler` does it: of those whose next token can be computed, ceil((ready + in flight) / microbatches)
+    make a group. Beside them a step has rows of prompts, the shortest first, and a part for the oldest. As many groups
+    as there are microbatches are in flight, and one where there is a single stage.
     """
 
     def __init__(self, clock: Clock, servers: Sequence[Server], predicted: Prediction, arrivals: Arrivals) -> None:
@@ -120,48 +126,70 @@ class Texts(Source):
         self._stages = len(predicted.stages)
         self._groups = predicted.microbatches
         self._most = self._groups if self._stages > 1 else 1
-        # In the order they became ready, which each has with it.
-        self._prompts: deque[tuple[int, int]] = deque()
-        self._decoding: deque[tuple[int, int]] = deque()
-        self._order = 0
+        self._ready: list[int] = []
         self._groups_flying, self._requests_flying = 0, 0
-        self._first.freed = self._submit
+        self._first.freed = self._soon
 
     def _start(self, index: int) -> None:
-        state = self.states[index]
-        state.chunks.extend(prompt_steps(index, state.request.prompt, self._stages))
-        self._wait(index, self._prompts)
-        self._submit()
+        self._wait(index)
+        self._soon()
 
     def _answered(self, step: Step) -> None:
         self._groups_flying -= 1
         self._requests_flying -= len(step.requests)
         for index in step.requests:
             if not self._token(index):
-                self._wait(index, self._decoding)
+                self.states[index].pending = 1
+                self._wait(index)
         self._admit()
-        self._submit()
+        self._soon()
 
-    def _wait(self, index: int, where: deque[tuple[int, int]]) -> None:
-        self._order += 1
-        where.append((self._order, index))
+    def _wait(self, index: int) -> None:
+        self._ready.append(index)
         self.ready.add(1)
 
-    def _submit(self) -> None:
+    def _soon(self) -> None:
+        """Submit, once all that happens now has happened."""
+        self._clock.behind(self._submit, None)
+
+    def _submit(self, _: None) -> None:
         """The next step, where the first stage has nothing to do and more may be in flight."""
-        prompts, decoding = self._prompts, self._decoding
-        if not self._first.idle or self._groups_flying >= self._most or not (prompts or decoding):
+        if not self._first.idle or self._groups_flying >= self._most or not self._ready:
             return
-        if prompts and (not decoding or prompts[0] < decoding[0]):
-            step = self.states[prompts[0][1]].chunks.popleft()
-            if step.answers:
-                prompts.popleft()
-        else:
-            n = -(-(len(decoding) + self._requests_flying) // self._groups)
-            group = tuple(decoding.popleft()[1] for _ in range(min(n, len(decoding))))
-            step = Step(group, len(group))
+        group, parts = self._chosen()
+        prompts = tuple((self.states[index].request.prompt, rows) for index, rows in parts)
+        for index, rows in parts:
+            self.states[index].pending -= rows
+        ended = [index for index, _ in parts if self.states[index].pending < _NOTHING]
+        step = Step((*group, *ended), len(group), prompts)
+        self._ready = [index for index in self._ready if index not in step.requests]
         if step.answers:
             self.ready.add(-len(step.requests))
             self._groups_flying += 1
             self._requests_flying += len(step.requests)
         self._first.take(step)
+
+    def _chosen(self) -> tuple[list[int], list[tuple[int, float]]]:
+        """Whose next token the step is to give, and how many rows of which prompts are beside them."""
+        answering = [index for index in self._ready if self.states[index].pending <= 1]
+        prompts = [index for index in self._ready if self.states[index].pending > 1]
+        in_all = len(answering) + self._requests_flying
+        group = answering[: -(-in_all // self._groups)]
+        if not prompts:
+            return group, []
+        alone = max(LEAST_ROWS, *(chunk_rows(self.states[index].request.prompt, self._stages) for index in prompts))
+        return group, self._parts(prompts, PROMPT_ROWS if in_all else alone)
+
+    def _parts(self, prompts: Sequence[int], room: float) -> list[tuple[int, float]]:
+        """As `edge.llm.scheduler` has it: (index, rows)."""
+        oldest = min(prompts)
+        reserved = min(self.states[oldest].pending, -(-room // OLDEST_PART))
+        room -= reserved
+        parts = []
+        for index in sorted(prompts, key=lambda index: (self.states[index].pending, index)):
+            kept_back = reserved if index == oldest else 0
+            rows = min(self.states[index].pending, room + kept_back)
+            if rows:
+                parts.append((index, rows))
+            room -= max(0, rows - kept_back)
+        return parts

@@ -12,6 +12,7 @@ from typing import Any
 
 from partition.errors import PlanError
 
+_BEHIND = 1 << 60  # of the order of events at one time
 MOST_EVENTS = 5_000_000  # in one simulation; so many take about half a minute
 _Then = Callable[["Step"], None]
 
@@ -28,13 +29,21 @@ class Slow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """What goes through the stages together: a token of each of some requests, a chunk of a prompt, or one input."""
+    """What goes through the stages together: a token of each of some requests and parts of prompts, or one input."""
 
-    requests: tuple[int, ...]  # indices
-    rows: int
-    prompt: int = 0  # of a chunk: tokens of the whole prompt
-    chunks: int = 1  # that it is cut into
-    answers: bool = True  # False: a chunk that others follow
+    requests: tuple[int, ...]  # indices of those that get a token by it
+    decodes: int  # rows of answers, or inputs
+    prompts: tuple[tuple[int, float], ...] = ()  # (tokens of a whole prompt, rows of it that are here)
+
+    @property
+    def rows(self) -> int:
+        """In all, as links carry them."""
+        return self.decodes + sum(round(rows) for _, rows in self.prompts)
+
+    @property
+    def answers(self) -> bool:
+        """Whether anything comes back of it."""
+        return bool(self.requests)
 
 
 class Clock:
@@ -49,6 +58,11 @@ class Clock:
         """Call then(what) at this time. What is to happen at the same time happens in the order of these calls."""
         self._n += 1
         heapq.heappush(self._events, (time_s, self._n, then, what))
+
+    def behind(self, then: Callable[[Any], None], what: Any) -> None:
+        """Call then(what) when nothing else is to happen at this time."""
+        self._n += 1
+        heapq.heappush(self._events, (self.now, _BEHIND + self._n, then, what))
 
     def run(self, until_s: float) -> None:
         """Let everything before `until_s` happen; PlanError where that is more than MOST_EVENTS."""

@@ -27,7 +27,8 @@ def parts(predicted: Prediction, owner: str = LOCAL) -> list[Part]:
     """Every stage and link in the order that steps take them. owner: the device that sends and gets the answers.
 
         a step of r rows        rows_s(r), and busy_s where r is the microbatch that it was predicted for
-        a chunk of a prompt p   rows_s(p) / chunks(p), at every stage
+        r rows of a prompt p    rows_s(p) r / p, at every stage, on top of what answers in the same step take: the most
+                                that it can be
                                 both times its crowding, where stages share a machine
         a link                  rows x busy, and its latency on top: busy is of one row, from transfer_busy_s, which is
                                 of a microbatch; latency = transfer_s - busy
@@ -68,24 +69,26 @@ def capacity_per_s(predicted: Prediction, prompt: int, tokens: int) -> float:
     rows = max(1, -(-predicted.in_flight // predicted.microbatches))
     made = parts(predicted)
     group = Step(tuple(range(rows)), rows)
-    chunk = prompt_steps(0, prompt, len(predicted.stages))[-1] if predicted.prompt is not None else Step((0,), 1)
-    others = Step((0,), chunk.rows, chunk.prompt, chunk.chunks, answers=False)
+    chunk, others, n_chunks = Step((0,), 1), Step((), 1), 1
+    if predicted.prompt is not None:
+        n_rows = chunk_rows(prompt, len(predicted.stages))
+        n_chunks = round(prompt / n_rows)
+        chunk, others = Step((0,), 0, ((prompt, n_rows),)), Step((), 0, ((prompt, n_rows),))
     busy, alone = [], 0.0
     for part in made:
-        first = part.seconds(chunk) + (chunk.chunks - 1) * part.seconds(others)
+        first = part.seconds(chunk) + (n_chunks - 1) * part.seconds(others)
         busy.append(first + (tokens - 1) / rows * part.seconds(group))
         alone += part.seconds(chunk) + part.latency_s + (tokens - 1) * (part.seconds(group) + part.latency_s)
-    alone += (chunk.chunks - 1) * max(part.seconds(others) for part in made)
+    alone += (n_chunks - 1) * max(part.seconds(others) for part in made)
     return min(1 / max(*busy, 1e-12), predicted.in_flight / max(alone, 1e-12))
 
 
-def prompt_steps(request: int, prompt: int, stages: int) -> list[Step]:
-    """The chunks of a prompt, as `partition.predict.cost` has them. One stage has nothing to overlap: one chunk."""
+def chunk_rows(prompt: int, stages: int) -> float:
+    """Rows of each chunk of a prompt, while there are no answers beside it: even ones, as `partition.predict.cost` has
+    them. One stage has nothing to overlap: one chunk."""
     from partition.predict.cost import chunks  # loads numpy
 
-    n = chunks(prompt) if stages > 1 else 1
-    rows = max(1, round(prompt / n))
-    return [Step((request,), rows, prompt, n, answers=i + 1 == n) for i in range(n)]
+    return prompt / chunks(prompt) if stages > 1 else prompt
 
 
 def _through(curve: Curve, rows: int, seconds: float) -> Curve:
@@ -96,7 +99,8 @@ def _through(curve: Curve, rows: int, seconds: float) -> Curve:
 def _computes(
     prompt_s: Callable[[float], float], decode_s: Callable[[float], float], crowding: float, step: Step
 ) -> float:
-    return crowding * (prompt_s(step.prompt) / step.chunks if step.prompt else decode_s(step.rows))
+    prompts_s = sum(prompt_s(prompt) * rows / prompt for prompt, rows in step.prompts)
+    return crowding * (prompts_s + (decode_s(step.decodes) if step.decodes else 0.0))
 
 
 def _sends(a_row: float, step: Step) -> float:
@@ -105,4 +109,4 @@ def _sends(a_row: float, step: Step) -> float:
 
 def _answers(a_row: float, step: Step) -> float:
     """A prompt is answered by one row of logits, at its end."""
-    return a_row * (len(step.requests) if step.answers else 0)
+    return a_row * len(step.requests)

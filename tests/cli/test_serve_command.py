@@ -48,8 +48,12 @@ class Served:
         return found
 
     def _read(self, request: urllib.request.Request) -> Any:
-        with urllib.request.urlopen(request, timeout=WAIT_S) as response:
-            return json.loads(response.read())
+        try:
+            with urllib.request.urlopen(request, timeout=WAIT_S) as response:
+                return json.loads(response.read())
+        except urllib.error.HTTPError as error:
+            error.close()  # it holds the connection
+            raise
 
 
 def start(*arguments: str, **environment: str) -> "subprocess.Popen[str]":

@@ -216,6 +216,24 @@ def test_a_request_that_ends_the_process_each_time_fails_and_the_next_is_answere
     assert with_router(work) == "3 plus 2 is 5."
 
 
+def test_who_leaves_while_the_process_is_started_again_is_not_answered_there() -> None:
+    async def work(router: Router) -> tuple[Sequence[Piece], str]:
+        model = await router.model(None)
+        endless = await model.generate(ENDLESS)
+        pieces = [await endless.pieces.get()]
+        assert model._process is not None
+        assert model._reader is not None
+        os.kill(model._process.pid, signal.SIGKILL)
+        await model._reader  # it is asked for again
+        endless.cancel()
+        found = [piece async for piece in endless]
+        return [*pieces, *found], await text(await model.generate(question(6)))  # type: ignore[list-item]
+
+    pieces, other = with_router(work)
+    assert pieces[-1].finish_reason == "cancelled"
+    assert other == "6 plus 2 is 8."
+
+
 def test_too_many_are_refused_and_those_there_are_answered() -> None:
     async def work(router: Router) -> list[str]:
         model = await router.model(None)

@@ -130,7 +130,8 @@ def test_a_mixture_reads_the_experts_it_uses(synthetic: Synthetic) -> None:
 def test_throughput_counts_what_all_requests_generate(engine: Engine, timed: Callable[..., Clock]) -> None:
     timed(bench, slow=[3, 1, 2])
     found = bench.throughput(engine, requests=2, prompt_tokens=8, gen_tokens=4, repeats=2)
-    once_s = 2 * 8 * ROW_S + 3 * TOKEN_S  # the first token of each comes with its prompt
+    # The second prompt has 7 rows beside the first one's second token, and its last beside the third.
+    once_s = 2 * 8 * ROW_S + 4 * TOKEN_S
     assert found.mean == pytest.approx((8 / once_s + 4 / once_s) / 2)
 
 

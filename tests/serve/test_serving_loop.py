@@ -1,0 +1,136 @@
+"""The engine thread of an engine process, in this process: what it tells of requests that fail, and what it forgets."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from edge.demo import MODEL_PATH
+from edge.errors import EngineError, SamplingError
+from edge.llm.engine import Engine, EngineOptions
+from edge.llm.scheduler import Scheduler
+from edge.serve.loop import ServingLoop
+from edge.serve.messages import error_json, error_of, generation_json
+from edge.serve.served import Generation
+from partition.errors import PlanError
+
+WAIT_S = 60.0
+
+
+class Told:
+    """What the loop tells the server."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self._changed = threading.Condition()
+
+    def send(self, *messages: dict[str, Any]) -> None:
+        with self._changed:
+            self.messages += messages
+            self._changed.notify_all()
+
+    def of(self, number: int, *keys: str) -> list[dict[str, Any]]:
+        """The messages of a request, once there is one with each of these keys; a piece only if it is the last."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: all(self._has(number, key) for key in keys), WAIT_S), self.messages
+            return [message for message in self.messages if message.get("id") == number]
+
+    def _has(self, number: int, key: str) -> bool:
+        mine = [message for message in self.messages if message.get("id") == number and key in message]
+        return any(key != "piece" or message["piece"]["finish_reason"] for message in mine)
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+@pytest.fixture
+def loop(told: Told) -> Iterator[ServingLoop]:
+    with Engine(MODEL_PATH, EngineOptions(threads=1, context=512, sequences=2)) as engine:
+        yield ServingLoop(engine, None, told.send)
+        engine.resume()
+
+
+def begin(loop: ServingLoop, number: int, **generation: Any) -> None:
+    loop.expect(number)
+    loop.generate(number, **generation_json(Generation(sampling={"temperature": 0}, **generation), []))
+
+
+def run(loop: ServingLoop) -> threading.Thread:
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    return thread
+
+
+def test_that_a_request_was_accepted_is_told_before_anything_of_it(loop: ServingLoop, told: Told) -> None:
+    thread = run(loop)
+    begin(loop, 7, prompt="Hello", max_tokens=3)
+    messages = told.of(7, "piece")
+    loop.end()
+    thread.join(WAIT_S)
+    assert [next(key for key in ("result", "begun", "piece") if key in m) for m in messages] == [
+        "result", "begun", "piece", "piece", "piece",
+    ]  # fmt: skip
+
+
+def test_what_is_refused_or_cancelled_leaves_nothing_behind(loop: ServingLoop, told: Told) -> None:
+    with pytest.raises(SamplingError):
+        begin(loop, 1, prompt="Hello", max_tokens=0)
+    begin(loop, 2, prompt="Hello")
+    loop.cancel(2)  # before the engine thread has seen it
+    loop.cancel(3)  # never there
+    thread = run(loop)
+    assert told.of(2, "piece")[-1]["piece"]["finish_reason"] == "cancelled"
+    begin(loop, 4, prompt="Hello", max_tokens=2)
+    told.of(4, "piece")
+    loop.cancel(4)  # has ended
+    begin(loop, 5, prompt="Hello", max_tokens=2)
+    told.of(5, "piece")
+    loop.end()
+    thread.join(WAIT_S)
+    assert (loop._preparing, loop._requests, loop._numbers) == ({}, {}, {})
+
+
+def test_an_error_of_one_step_ends_the_requests_and_the_next_are_answered(
+    loop: ServingLoop, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = Scheduler.step
+
+    def failing(scheduler: Scheduler) -> Any:
+        monkeypatch.setattr(Scheduler, "step", step)
+        raise EngineError("no room")
+
+    monkeypatch.setattr(Scheduler, "step", failing)
+    begin(loop, 1, prompt="Hello", max_tokens=2)
+    thread = run(loop)
+    assert told.of(1, "error")[-1]["error"] == {"kind": "EngineError", "message": "no room"}
+    begin(loop, 2, prompt="Hello", max_tokens=2)
+    told.of(2, "piece")
+    loop.end()
+    thread.join(WAIT_S)
+
+
+def test_where_the_engine_is_lost_the_process_ends_and_nobody_hears_an_error(
+    loop: ServingLoop, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next process is asked for what was under way."""
+
+    def failing(scheduler: Scheduler) -> Any:
+        raise EngineError("pi is lost")
+
+    monkeypatch.setattr(Scheduler, "step", failing)
+    monkeypatch.setattr(Engine, "failed", property(lambda engine: EngineError("pi is lost")))
+    begin(loop, 1, prompt="Hello", max_tokens=2)
+    with pytest.raises(EngineError, match="pi is lost"):
+        loop.run()
+    assert not any("error" in message for message in told.messages)
+
+
+def test_errors_cross_with_their_classes() -> None:
+    for error in (SamplingError("a"), PlanError("b"), EngineError("c")):
+        crossed = error_of(error_json(error))
+        assert (type(crossed), str(crossed)) == (type(error), str(error))
+    crossed = error_of(error_json(KeyError("x")))
+    assert (type(crossed), str(crossed)) == (EngineError, "KeyError: 'x'")
