@@ -277,11 +277,7 @@ def engine_options(args: argparse.Namespace, sequences: int = 1, *, follows_load
     leave free. UsageError for options that do not go together."""
     from edge.llm.options import EngineOptions, PrefixOptions
 
-    given = first_given(args, ("window", "io_threads", "io_chunk", "verify"))
-    if args.memory is None and given:
-        raise UsageError(f"{given} is about a budget: give one with --memory SIZE")
-    if args.memory is not None and args.gpu_layers:
-        raise UsageError("--memory is a budget of this machine's own memory; leave --gpu-layers out, or the budget")
+    check_engine_arguments(args)
     names = {field.name for field in fields(EngineOptions)}
     options = {name: value for name, value in vars(args).items() if name in names}
     prefixes = PrefixOptions.of(getattr(args, "prefix_cache", 0))
@@ -293,6 +289,15 @@ def engine_options(args: argparse.Namespace, sequences: int = 1, *, follows_load
 
     args.draft = drafts(args.draft, args.model, ShownSteps())
     return with_room(made, args.draft)
+
+
+def check_engine_arguments(args: argparse.Namespace) -> None:
+    """UsageError for engine options that do not go together."""
+    given = first_given(args, ("window", "io_threads", "io_chunk", "verify"))
+    if args.memory is None and given:
+        raise UsageError(f"{given} is about a budget: give one with --memory SIZE")
+    if args.memory is not None and args.gpu_layers:
+        raise UsageError("--memory is a budget of this machine's own memory; leave --gpu-layers out, or the budget")
 
 
 def model_path(spec: str | None) -> Path:

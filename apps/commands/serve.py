@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +15,8 @@ from apps.options import (
     add_engine_arguments,
     add_prefix_argument,
     argument,
+    check_engine_arguments,
     check_installed,
-    engine_options,
     model_path,
 )
 from apps.show.progress import say as say_as
@@ -32,6 +31,11 @@ HELP = "Serve models by the APIs of OpenAI and Anthropic, with a page to talk to
 PORT, REQUESTS, QUEUE = 8080, 8, 256
 MAX_REQUESTS, MAX_QUEUE = 255, 1 << 16
 KEY_VARIABLE = "EDGE_API_KEY"
+# What an engine process is told; a test holds that these are all that there are.
+ENGINE_OPTIONS = (
+    "context", "batch", "threads", "gpu_layers", "repack", "flash_attention", "kv_type",
+    "memory", "window", "io_threads", "io_chunk", "verify",
+)  # fmt: skip
 
 say = partial(say_as, command="serve")
 
@@ -71,6 +75,7 @@ def run(args: argparse.Namespace) -> int:
     insecure = args.insecure
     args.insecure = insecure and (args.workers or args.plan) is not None  # else it is about clients alone
     devices = distributed.prepare(args)
+    check_engine_arguments(args)
     if args.front is not None:
         _check_front(args.front)
     configs = {name: _config(args, path, devices) for name, path in _models(args.models).items()}
@@ -128,8 +133,7 @@ def _models(specs: list[str]) -> dict[str, Path]:
 def _config(args: argparse.Namespace, path: Path, devices: distributed.Devices[Plan] | None) -> EngineConfig:
     from edge.serve.config import EngineConfig
 
-    options = engine_options(args, args.requests)
-    given: dict[str, Any] = {f.name: getattr(options, f.name) for f in fields(options) if f.name != "prefixes"}
+    options: dict[str, Any] = {name: getattr(args, name) for name in ENGINE_OPTIONS}
     several: dict[str, Any] = {}
     if devices is not None:
         several = {
@@ -142,4 +146,4 @@ def _config(args: argparse.Namespace, path: Path, devices: distributed.Devices[P
             "wire": args.wire or "f32",
             "insecure": args.insecure,
         }
-    return EngineConfig(str(path.absolute()), given, args.prefix_cache, **several)
+    return EngineConfig(str(path.absolute()), {**options, "sequences": args.requests}, args.prefix_cache, **several)

@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from edge.serve.config import EngineConfig
@@ -41,8 +41,8 @@ class Control:
                 return
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """What the server says, until it goes."""
-        with self._socket.makefile("rb") as stream:
+        """What the server says, until it goes: also where it leaves what it was told unread."""
+        with suppress(ConnectionError), self._socket.makefile("rb") as stream:
             while line := stream.readline(MOST_LINE_BYTES):
                 yield json.loads(line)
 

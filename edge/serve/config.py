@@ -6,16 +6,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from edge.cluster.deployment import Exchange
-from edge.llm.interface import TextEngine
-from edge.llm.options import EngineOptions, PrefixOptions, resolve
-from edge.planning.deployed import Deployed, Placement, deployed
-from edge.tasks import Steps
-from partition.model.model import ModelShape
-from partition.plan.plan import Plan
-from quant.gguf.file import GgufFile
+if TYPE_CHECKING:  # the server makes configurations, and loads nothing of what computes
+    from edge.llm.interface import TextEngine
+    from edge.llm.options import EngineOptions
+    from edge.planning.deployed import Deployed
+    from edge.tasks import Steps
 
 FULL_REQUESTS = 4  # as long as the model allows, that have room at once where nobody says how many tokens
 
@@ -50,6 +47,10 @@ class EngineConfig:
 
     def engine_options(self) -> EngineOptions:
         """As an engine takes them. EngineError for one that is out of its range."""
+        from edge.llm.options import EngineOptions, PrefixOptions, resolve
+        from partition.model.model import ModelShape
+        from quant.gguf.file import GgufFile
+
         options = EngineOptions(**self.options, prefixes=PrefixOptions.of(self.prefix_cache))
         if options.context is not None or options.memory is not None:
             return options
@@ -60,7 +61,10 @@ class EngineConfig:
     @contextmanager
     def loaded(self, steps: Steps) -> Iterator[tuple[TextEngine, Deployed | None]]:
         """The model, loaded, and where it runs where that is on several devices. The errors of Engine and deployed."""
+        from edge.cluster.deployment import Exchange
         from edge.llm.engine import Engine
+        from edge.planning.deployed import Placement, deployed
+        from partition.plan.plan import Plan
 
         path, options = Path(self.path), self.engine_options()
         if not self.workers and self.plan is None:

@@ -1,5 +1,6 @@
 """`edge serve` as a person starts it: every option, its line, and how it ends."""
 
+import argparse
 import json
 import os
 import re
@@ -17,6 +18,8 @@ from typing import Any
 import psutil
 import pytest
 
+from apps.commands.serve import ENGINE_OPTIONS
+from apps.options import add_engine_arguments
 from edge.demo import MODEL_PATH
 from tests.support import ROOT
 from tests.support.helpers import heed_interrupts
@@ -113,6 +116,18 @@ def test_the_bundled_model_is_served_and_ctrl_c_ends_all_processes() -> None:
         assert "Traceback" not in error
 
 
+def test_every_engine_option_reaches_the_engine_process() -> None:
+    parser = argparse.ArgumentParser()
+    add_engine_arguments(parser)
+    assert set(ENGINE_OPTIONS) == set(vars(parser.parse_args([]))) - {"affinity"}  # which is of all processes
+
+
+def test_the_server_loads_nothing_that_computes() -> None:
+    code = "import sys, apps.commands.serve, edge.serve.server; print({'llama_cpp', 'numpy'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
 def test_models_of_a_folder_are_loaded_when_they_are_asked_for(tmp_path: Path) -> None:
     for name in ("first", "second"):
         shutil.copy(MODEL_PATH, tmp_path / f"{name}.gguf")
@@ -207,6 +222,7 @@ def test_a_front_is_shown(tmp_path: Path) -> None:
         (("missing.gguf",), "no such file"),
         (("--requests", "0"), "--requests"),
         (("--port", "70000"), "--port"),
+        (("--window", "1MiB"), "--window is about a budget"),
         (("--host", "192.0.2.1", "--api-key", "k"), "192.0.2.1"),
         (("--memory", "20MiB"), "needs a budget of at least"),
     ],

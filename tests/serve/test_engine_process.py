@@ -17,6 +17,7 @@ from edge.errors import ContextFull, EngineError, EngineGone, Overloaded, Sampli
 from edge.llm.engine import Engine
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Request, Scheduler
+from edge.serve import process
 from edge.serve.config import EngineConfig
 from edge.serve.process import ENDS_IN_A_ROW, EngineProcess, ProcessAnswer
 from edge.serve.router import Router
@@ -287,17 +288,18 @@ def test_models_are_let_go_where_another_needs_the_memory(tmp_path: Path, monkey
     assert any("second: let go, third needs the memory" in line for line in asyncio.run(run()))
 
 
-def test_nothing_is_left_when_the_server_ends() -> None:
+def test_nothing_is_left_when_the_server_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(router: Router) -> tuple[int, ProcessAnswer]:
         model = await router.model(None)
         assert model._process is not None
         return model._process.pid, await model.generate(ENDLESS)
 
     async def run() -> None:
+        monkeypatch.setattr(process, "EXIT_S", WAIT_S)  # it ends by itself, and is not killed
         router = Router({"demo": CONFIG})
         pid, answer = await work(router)
         children = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-        await router.close()
+        await asyncio.wait_for(router.close(), WAIT_S)
         with pytest.raises(EngineGone, match="the server ends"):
             await text(answer)
         assert psutil.wait_procs(children, WAIT_S)[1] == []
