@@ -43,12 +43,14 @@ class Router:
     async def model(self, name: str | None) -> EngineProcess:
         """As ServedModels."""
         name = self._known(name)
+        process = self._running(name)
+        if process is not None:  # whatever else is being loaded
+            return process
         async with self._loading:
-            process = self._processes.get(name)
-            if process is not None and process.failed is not None:
-                await self._let_go(name)
-                process = None
+            process = self._running(name)
             if process is None:
+                if name in self._processes:
+                    await self._let_go(name)
                 await self._make_room(name)
                 process = EngineProcess(name, self._configs[name], queue=self._queue, say=self._say)
                 try:
@@ -57,7 +59,7 @@ class Router:
                     await process.close()
                     raise
                 self._processes[name] = process
-            self._used[name] = next(self._times)
+                self._used[name] = next(self._times)
             return process
 
     async def loaded(self) -> Sequence[EngineProcess]:
@@ -78,6 +80,14 @@ class Router:
         """End all engine processes."""
         for name in list(self._processes):
             await self._let_go(name)
+
+    def _running(self, name: str) -> EngineProcess | None:
+        """The process of a model that is loaded, which is used now."""
+        process = self._processes.get(name)
+        if process is None or process.failed is not None:
+            return None
+        self._used[name] = next(self._times)
+        return process
 
     def _known(self, name: str | None) -> str:
         if name is None:

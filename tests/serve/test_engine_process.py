@@ -288,6 +288,33 @@ def test_models_are_let_go_where_another_needs_the_memory(tmp_path: Path, monkey
     assert any("second: let go, third needs the memory" in line for line in asyncio.run(run()))
 
 
+def test_a_model_that_is_loaded_answers_while_another_is_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> str:
+        may_load, start = asyncio.Event(), EngineProcess.start
+
+        async def slowly(model: EngineProcess) -> None:
+            if model.name == "second":
+                await may_load.wait()
+            await start(model)
+
+        monkeypatch.setattr(EngineProcess, "start", slowly)
+        router = Router({"first": CONFIG, "second": CONFIG})
+        try:
+            await router.model("first")
+            loading = asyncio.create_task(router.model("second"))
+            await asyncio.sleep(0)
+            first = await asyncio.wait_for(router.model("first"), WAIT_S)
+            found = await text(await first.generate(question(2)))
+            assert not loading.done()
+            may_load.set()
+            assert (await loading).name == "second"
+            return found
+        finally:
+            await router.close()
+
+    assert asyncio.run(run()) == "2 plus 2 is 4."
+
+
 def test_nothing_is_left_when_the_server_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(router: Router) -> tuple[int, ProcessAnswer]:
         model = await router.model(None)
