@@ -17,7 +17,7 @@ from edge.llm.scheduler import Event, Request, Running, Scheduler
 from edge.planning.deployed import Deployed
 from edge.serve.embedder import Embedder
 from edge.serve.messages import error_json, logprob_json
-from edge.serve.status import engine_status
+from edge.serve.status import EngineStatus
 from edge.templates.process import TemplateProcess
 from edge.templates.template import ChatTemplate
 
@@ -40,6 +40,7 @@ class ServingLoop:
         special = {name: self._special(name) for name in ("bos", "eos")}
         self._bos = special["bos"]
         self._template = ChatTemplate.for_model(engine.file.metadata, special["bos"], special["eos"], self._renderer)
+        self._about = EngineStatus(engine, deployed, self._template.source)
         self._longest = min(engine.context, engine.shape.context_length or engine.context)  # tokens of one request
         self._embedder: Embedder | None = None
         self._times: deque[float] = deque()  # when tokens came, of the last seconds
@@ -166,7 +167,7 @@ class ServingLoop:
             for running in self._scheduler.running
         ]
         return {
-            **engine_status(self._engine, self._deployed, self._template.source),
+            **self._about.to_json(),
             "slots": slots,
             "waiting": self._scheduler.waiting,
             "tokens_per_s": len(self._times) / _RATE_S,

@@ -1,7 +1,11 @@
 """A served model: its engine process, started, spoken to, and started again where it ended.
 
 Requests that were under way when a process ended are asked again of the next one, each with the tokens it had: whoever
-waits sees a pause. A request that two in a row ended at may be why, and fails.
+waits sees a pause. A request that two in a row ended at may be why, and fails. Moving the model to other devices is the
+same on purpose, and nobody's fault.
+
+One process is started at a time, under a lock. What it says counts only while it is the one in use, so the next one may
+be asked under the same numbers.
 """
 
 from __future__ import annotations
@@ -9,52 +13,29 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import signal
-import socket
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from devices.interpreter import module_command
-from edge.errors import EngineGone, Overloaded
+from edge.errors import EdgeError, EngineGone, Overloaded
+from edge.serve.answer import ProcessAnswer
 from edge.serve.config import EngineConfig
-from edge.serve.messages import MOST_LINE_BYTES, error_of, generation_json, piece_of
-from edge.serve.served import Generation, Piece
+from edge.serve.messages import error_of, generation_json, piece_of
+from edge.serve.served import Generation
+from edge.serve.spawn import exit_code, how_ended, spawn
 
 LOAD_S = 3600.0  # for a model to be loaded: on several devices parts of it may have to be sent
 ANSWER_S = 660.0  # for what is no generation
-EXIT_S = 10.0  # for a process to end by itself
 ENDS_IN_A_ROW = 2  # of processes that computed a request: then it fails
 RESTARTS_IN_A_ROW = 3  # without a token in between: then the model cannot be run
 
 
-class ProcessAnswer:
-    """An answer in the making. As `edge.serve.served.Answer`."""
+class _Moved(Exception):
+    """The process was ended to run the model elsewhere: what was asked of it is asked of the next one."""
 
-    def __init__(self, generation: Generation, cancel: Callable[[ProcessAnswer], None]) -> None:
-        self.generation = generation
-        self.prompt_tokens = self.cached_tokens = 0
-        self.tokens: list[int] = []  # told so far
-        self.begun = False  # its process computes it
-        self.cancelled = False
-        self.ends = 0  # of processes that computed it, since its last token
-        self.pieces: asyncio.Queue[Piece | Exception] = asyncio.Queue()
-        self._cancel = cancel
 
-    async def __aiter__(self) -> AsyncIterator[Piece]:
-        """The pieces as they come."""
-        while True:
-            piece = await self.pieces.get()
-            if isinstance(piece, Exception):
-                raise piece
-            yield piece
-            if piece.finish_reason is not None:
-                return
-
-    def cancel(self) -> None:
-        """End it, within a step."""
-        self.cancelled = True
-        self._cancel(self)
+class _NoAnswer(EngineGone):
+    """The process is there, and says nothing."""
 
 
 class EngineProcess:
@@ -65,17 +46,19 @@ class EngineProcess:
         self.name, self.config, self.restarts = name, config, 0
         self._queue, self._say = queue, say
         self._numbers = itertools.count(1)
-        self._process: asyncio.subprocess.Process | None = None
+        self._starting = asyncio.Lock()  # held while the process is changed for another
+        self._process: asyncio.subprocess.Process | None = None  # the one in use
         self._writer: asyncio.StreamWriter | None = None
+        self._loaded: asyncio.Future[None] | None = None  # whether the process has loaded the model
         self._reader: asyncio.Task[None] | None = None
-        self._going_on: asyncio.Task[None] | None = None  # what asks again; held, or it might be collected
+        self._tasks: set[asyncio.Task[None]] = set()  # held, or they might be collected
         self._asked: dict[int, asyncio.Future[Any]] = {}
-        self._answers: dict[int, ProcessAnswer] = {}
+        self._answers: dict[int, ProcessAnswer] = {}  # that have not ended, whichever process makes them
         self._ready = asyncio.Event()
         self._failed: Exception | None = None  # why it cannot be loaded
         self._fatal: Exception | None = None  # the process's last words
         self._ended_in_a_row = 0
-        self._sequences = 1
+        self._about: dict[str, Any] = {}  # the key `model` of its status
         self._closing = False
 
     @property
@@ -85,34 +68,38 @@ class EngineProcess:
 
     @property
     def busy(self) -> bool:
-        """Whether answers are under way."""
-        return bool(self._answers)
+        """Whether answers are under way, or the model is being moved."""
+        return bool(self._answers) or self._starting.locked()
 
     async def start(self) -> None:
         """Load the model. The errors of loading it, EngineGone where the process ended."""
-        await self._launch()
-        await self._until_ready()
+        async with self._starting:
+            await self._load(self.config)
 
     async def close(self) -> None:
         """End the process; what is under way ends with EngineGone."""
         self._closing = True
         await self._end_process()
         self._give_up(EngineGone("the server ends"))
+        await asyncio.gather(*self._tasks)  # nothing that they wait for is there any more
 
     async def use(self, config: EngineConfig) -> None:
-        """Run the model as another configuration says; answers go on there. Its errors; it then runs as before."""
-        before, self.config = self.config, config
-        self._ready.clear()
-        await self._end_process()
-        under_way = [answer for number, answer in self._answers.items() if not self._is_asked(number)]
-        self._answers.clear()
-        self._fail_asked(EngineGone(f"{self.name} is moved to other devices; ask again"))
+        """Run the model as another configuration says; answers go on there, and what is asked meanwhile waits. The
+        errors of loading it: it then runs as before. EngineGone where it cannot do that, either."""
+        under_way: list[ProcessAnswer] = []
         try:
-            await self.start()
-        except Exception:
-            self.config = before
-            await self.start()
-            raise
+            async with self._starting:
+                if config == self.config and self._process is not None:
+                    return
+                await self._end_process()
+                under_way = self._take_accepted()
+                self._fail_asked(_Moved())
+                try:
+                    await self._load(config)
+                except (EdgeError, OSError) as error:
+                    await self._load_as_before(error)
+                    raise
+                self.config, self._ended_in_a_row = config, 0
         finally:
             await self._go_on(under_way)
 
@@ -120,11 +107,11 @@ class EngineProcess:
 
     async def generate(self, generation: Generation) -> ProcessAnswer:
         """As ServedModel."""
-        if len(self._answers) >= self._sequences + self._queue:
-            raise Overloaded(
-                f"{self._sequences} requests are answered and {self._queue} wait: no more may; ask again later"
-            )
-        answer = ProcessAnswer(generation, self._cancel)
+        sequences = self._about.get("sequences", 1)
+        if len(self._answers) >= sequences + self._queue:
+            raise Overloaded(f"{sequences} requests are answered and {self._queue} wait: no more may; ask again later")
+        answer = ProcessAnswer(next(self._numbers), generation, self._cancel)
+        self._answers[answer.number] = answer
         await self._begin(answer)
         return answer
 
@@ -152,51 +139,58 @@ class EngineProcess:
 
     async def status(self) -> dict[str, Any]:
         """As ServedModel."""
+        if not self._ready.is_set():  # nobody who looks at all models waits for one
+            raise EngineGone(f"{self.name} is being loaded")
         return {**await self._ask("status", {}), "restarts": self.restarts}
+
+    async def about(self) -> dict[str, Any]:
+        """As ServedModel."""
+        await self._until_ready()
+        return self._about
 
     # --- messages ---
 
     async def _begin(self, answer: ProcessAnswer) -> None:
         """Ask for an answer, from where it is; what is wrong with it is raised. A process that ends meanwhile may have
         ended for another one, so the next is asked, too."""
-        while True:
-            try:
-                await self._begin_here(answer)
-                return
-            except EngineGone:
-                answer.ends += 1
-                if answer.ends >= ENDS_IN_A_ROW or self._failed is not None:
-                    raise
-
-    async def _begin_here(self, answer: ProcessAnswer) -> None:
-        number = next(self._numbers)
-        self._answers[number] = answer  # now: its pieces may come with the word that it was accepted
         try:
-            accepted = await self._ask("generate", generation_json(answer.generation, answer.tokens), number)
+            while True:
+                try:
+                    asked = generation_json(answer.generation, answer.tokens)
+                    await self._ask("generate", asked, answer.number)
+                    break
+                except _NoAnswer:
+                    raise
+                except EngineGone:
+                    answer.ends += 1
+                    if answer.ends >= ENDS_IN_A_ROW or self._failed is not None:
+                        raise
         except BaseException:
-            self._answers.pop(number, None)
-            self._tell({"id": number, "do": "cancel"})
+            self._answers.pop(answer.number, None)
+            self._cancel(answer.number)
             raise
-        answer.prompt_tokens = accepted["prompt_tokens"]
         if answer.cancelled:  # while it was asked for again
-            self._cancel(answer)
+            self._cancel(answer.number)
 
     async def _ask(self, what: str, arguments: Mapping[str, Any], number: int | None = None) -> Any:
-        await self._until_ready()
+        """What the process says to this; the next one where the model is moved meanwhile."""
         number = next(self._numbers) if number is None else number
-        future = self._asked[number] = asyncio.get_running_loop().create_future()
-        try:
-            self._tell({"id": number, "do": what, "with": arguments})
-            return await asyncio.wait_for(future, ANSWER_S)
-        except TimeoutError:
-            raise EngineGone(f"the engine process gave no answer in {ANSWER_S:g} s") from None
-        finally:
-            self._asked.pop(number, None)
+        while True:
+            await self._until_ready()
+            future = self._asked[number] = asyncio.get_running_loop().create_future()
+            try:
+                self._tell({"id": number, "do": what, "with": arguments})
+                return await asyncio.wait_for(future, ANSWER_S)
+            except _Moved:
+                continue
+            except asyncio.TimeoutError:
+                raise _NoAnswer(f"the engine process gave no answer in {ANSWER_S:g} s") from None
+            finally:
+                if self._asked.get(number) is future:
+                    del self._asked[number]
 
-    def _cancel(self, answer: ProcessAnswer) -> None:
-        for number, one in self._answers.items():
-            if one is answer:
-                self._tell({"id": number, "do": "cancel"})
+    def _cancel(self, number: int) -> None:
+        self._tell({"id": number, "do": "cancel"})
 
     def _tell(self, message: Mapping[str, Any]) -> None:
         if self._writer is not None and not self._writer.is_closing():
@@ -207,22 +201,27 @@ class EngineProcess:
         if "say" in message:
             self._say(f"{self.name}: {message['say']}")
         elif "ready" in message:
-            self._sequences = message["ready"]["model"]["sequences"]
+            self._about = message["ready"]["model"]
+            self._failed = None
             self._ready.set()
+            if self._loaded is not None and not self._loaded.done():
+                self._loaded.set_result(None)
         elif "fatal" in message:
             self._fatal = error_of(message["fatal"])
         elif (future := self._asked.get(message["id"])) is not None and not future.done():
+            answer = self._answers.get(message["id"])
+            if answer is not None and "result" in message:  # now: its pieces may come before who asked goes on
+                answer.accepted, answer.prompt_tokens = True, message["result"]["prompt_tokens"]
             _settle(future, message)
         elif (answer := self._answers.get(message["id"])) is not None:
-            self._told(message["id"], answer, message)
+            self._told(answer, message)
 
-    def _told(self, number: int, answer: ProcessAnswer, message: Mapping[str, Any]) -> None:
+    def _told(self, answer: ProcessAnswer, message: Mapping[str, Any]) -> None:
         if "begun" in message:
             answer.begun = True
             return
         if "error" in message:
-            if self._answers.pop(number, None):
-                answer.pieces.put_nowait(error_of(message["error"]))
+            self._end(answer, error_of(message["error"]))
             return
         piece = piece_of(message["piece"])
         if not answer.tokens:
@@ -231,24 +230,41 @@ class EngineProcess:
             answer.tokens.append(piece.token_id)
             answer.ends = self._ended_in_a_row = 0
         if piece.finish_reason is not None:
-            self._answers.pop(number, None)
+            self._answers.pop(answer.number, None)
         answer.pieces.put_nowait(piece)
+
+    def _end(self, answer: ProcessAnswer, reason: Exception) -> None:
+        """It fails, unless it has ended."""
+        if self._answers.pop(answer.number, None):
+            answer.pieces.put_nowait(reason)
 
     # --- the process ---
 
-    async def _launch(self) -> None:
-        """Start a process; whoever reads what it says sees to its end."""
-        ours, theirs = socket.socketpair()
-        self._failed = self._fatal = None
-        self._ready.clear()
-        with theirs:
-            command = module_command("edge.serve.child", "--control", str(theirs.fileno()))
-            self._process = await asyncio.create_subprocess_exec(
-                *command, pass_fds=[theirs.fileno()], stdin=asyncio.subprocess.DEVNULL, start_new_session=True
-            )
-        reader, self._writer = await asyncio.open_connection(sock=ours, limit=MOST_LINE_BYTES)
-        self._tell(self.config.to_json())
-        self._reader = asyncio.create_task(self._listen(reader, self._writer, self._process))
+    async def _load(self, config: EngineConfig) -> None:
+        """Start a process, and wait until it has loaded the model. Why it has not; no process is left then."""
+        if self._is_closing():
+            raise EngineGone("the server ends")
+        process, reader, writer = await spawn("edge.serve.child")
+        loaded = asyncio.get_running_loop().create_future()
+        self._process, self._writer, self._loaded, self._fatal = process, writer, loaded, None
+        self._tell(config.to_json())
+        self._reader = asyncio.create_task(self._listen(reader, process, loaded))
+        if self._is_closing():  # since it was asked to, and found no process then
+            await self._end_process()
+        try:
+            await asyncio.wait_for(loaded, LOAD_S)
+        except asyncio.TimeoutError:
+            await self._end_process()
+            raise EngineGone(f"{self.name} was not loaded in {LOAD_S:g} s") from None
+
+    async def _load_as_before(self, error: Exception) -> None:
+        """Run again as before a move that failed. EngineGone where that fails, too."""
+        try:
+            await self._load(self.config)
+        except (EdgeError, OSError) as again:
+            gone = EngineGone(f"it could not be moved: {error}; and it does not run as before: {again}")
+            self._give_up(gone)
+            raise gone from again
 
     async def _until_ready(self) -> None:
         """Wait until the model is loaded. Why it cannot be."""
@@ -256,92 +272,96 @@ class EngineProcess:
             raise self._failed
         try:
             await asyncio.wait_for(self._ready.wait(), LOAD_S)
-        except TimeoutError:
+        except asyncio.TimeoutError:
             raise EngineGone(f"{self.name} was not loaded in {LOAD_S:g} s") from None
         if self._failed is not None:
             raise self._failed
 
     async def _listen(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, process: asyncio.subprocess.Process
+        self, reader: asyncio.StreamReader, process: asyncio.subprocess.Process, loaded: asyncio.Future[None]
     ) -> None:
-        """Hear what the process says; at its end, see to what is next."""
+        """Hear what a process says; at its end, see to what is next."""
         with suppress(ConnectionError):
             async for line in reader:
-                if line.endswith(b"\n"):  # else it ended in the middle of what it said
+                if line.endswith(b"\n") and process is self._process:  # else it ended in the middle of what it said
                     self._heard(json.loads(line))
-        writer.close()
-        code = await process.wait()
-        was_ready = self._ready.is_set()
-        self._ready.clear()
-        if self._closing or process is not self._process:
-            return
-        reason = self._fatal or EngineGone(_end(self.name, code))
-        if not was_ready:  # it could not be loaded: the next would not be, either
-            self._give_up(reason)
-            return
-        under_way = self._take_answers(reason)
-        self._fail_asked(EngineGone(str(reason)))
-        await self._restart(reason, under_way)
+        code, by_itself = await exit_code(process), process is self._process
+        reason: Exception = EngineGone(f"{self.name} was told to end")
+        if by_itself:
+            reason = self._fatal or EngineGone(how_ended(self.name, code))
+            self._process = None
+            if self._writer is not None:
+                self._writer.close()
+        if not loaded.done():
+            loaded.set_exception(reason)  # who loads it sees to what is next
+        elif by_itself:
+            self._ended(reason)
 
-    async def _restart(self, reason: Exception, under_way: Sequence[ProcessAnswer]) -> None:
-        """Start another process, and ask it what the last one did not complete."""
+    def _ended(self, reason: Exception) -> None:
+        """The process ended by itself. Another is started, and asked for what this one did not complete."""
+        self._ready.clear()
+        under_way = self._take_accepted()
+        for answer in under_way:
+            answer.ends += answer.begun
+            if answer.ends >= ENDS_IN_A_ROW:
+                self._end(answer, EngineGone(str(reason)))
+        self._fail_asked(EngineGone(str(reason)))
         self._ended_in_a_row += 1
         self.restarts += 1
-        self._say(f"{reason}; it is started again")
-        if self._ended_in_a_row > RESTARTS_IN_A_ROW:
-            failure = EngineGone(f"{reason}, {self._ended_in_a_row} times in a row")
-            for answer in under_way:
-                answer.pieces.put_nowait(failure)
-            self._give_up(failure)
-            return
-        await self._launch()
-        self._going_on = asyncio.create_task(self._go_on(under_way))
+        task = asyncio.create_task(self._restart(reason, [one for one in under_way if one.number in self._answers]))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    def _take_answers(self, reason: Exception) -> list[ProcessAnswer]:
-        """Those to be asked again; others have failed too often."""
-        answers = [answer for number, answer in self._answers.items() if not self._is_asked(number)]
-        self._answers.clear()
-        for answer in answers:
-            answer.ends += answer.begun
-            answer.begun = False
-            if answer.ends >= ENDS_IN_A_ROW:
-                answer.pieces.put_nowait(EngineGone(str(reason)))
-        return [answer for answer in answers if answer.ends < ENDS_IN_A_ROW]
+    async def _restart(self, reason: Exception, under_way: Sequence[ProcessAnswer]) -> None:
+        async with self._starting:
+            if self._process is None and not self._closing:  # else it was moved meanwhile
+                if self._ended_in_a_row > RESTARTS_IN_A_ROW:
+                    self._give_up(EngineGone(f"{reason}, {self._ended_in_a_row} times in a row"))
+                else:
+                    self._say(f"{reason}; it is started again")
+                    try:
+                        await self._load(self.config)
+                    except (EdgeError, OSError) as error:
+                        self._give_up(error)
+        await self._go_on(under_way)
 
     async def _go_on(self, answers: Sequence[ProcessAnswer]) -> None:
+        """Ask for these again; where that fails, they do."""
         for answer in answers:
             try:
                 await self._begin(answer)
-            except Exception as error:
+            except (EdgeError, OSError) as error:
                 answer.pieces.put_nowait(error)
 
+    def _take_accepted(self) -> list[ProcessAnswer]:
+        """Those that the process had accepted: to be asked for again. Who asks for the others sees to what is next."""
+        accepted = [answer for answer in self._answers.values() if answer.accepted]
+        for answer in accepted:
+            answer.accepted = answer.begun = False
+        return accepted
+
     async def _end_process(self) -> None:
-        """End the process, and wait for it."""
+        """End the process in use, and wait for it."""
+        self._ready.clear()
         process, self._process = self._process, None
         if self._writer is not None:
             self._writer.close()
-        if process is None:
-            return
-        try:
-            await asyncio.wait_for(process.wait(), EXIT_S)
-        except TimeoutError:
-            process.kill()
-            await process.wait()
+        if process is not None:
+            await exit_code(process)
         if self._reader is not None:
             await self._reader
+
+    def _is_closing(self) -> bool:
+        """Asked between waits, in which it may change."""
+        return self._closing
 
     def _give_up(self, reason: Exception) -> None:
         """Nothing more comes of what was asked."""
         self._failed = reason
         self._ready.set()  # whoever waits for it hears why
         self._fail_asked(reason)
-        for answer in self._answers.values():
-            answer.pieces.put_nowait(reason)
-        self._answers.clear()
-
-    def _is_asked(self, number: int) -> bool:
-        """Whether it is not accepted yet: who asks for it then sees to what is next."""
-        return number in self._asked and not self._asked[number].done()
+        for answer in self._take_accepted():
+            self._end(answer, reason)
 
     def _fail_asked(self, reason: Exception) -> None:
         for future in self._asked.values():
@@ -354,11 +374,3 @@ def _settle(future: asyncio.Future[Any], message: Mapping[str, Any]) -> None:
         future.set_exception(error_of(message["error"]))
     else:
         future.set_result(message["result"])
-
-
-def _end(name: str, code: int) -> str:
-    """How a process ended, for people."""
-    if code >= 0:
-        return f"the engine process of {name} ended with exit code {code}"
-    hint = " (out of memory is the usual cause)" if -code == signal.SIGKILL else ""
-    return f"the engine process of {name} was killed by {signal.Signals(-code).name}{hint}"

@@ -33,7 +33,8 @@ class Router:
         self._processes: dict[str, EngineProcess] = {}
         self._used: dict[str, int] = {}  # when a model was last asked for
         self._times = itertools.count()
-        self._loading = asyncio.Lock()
+        self._loading = asyncio.Lock()  # one model at a time: each needs to know what memory there is
+        self._moves: set[asyncio.Task[None]] = set()  # to other plans; held, or they might be collected
 
     @property
     def names(self) -> Sequence[str]:
@@ -67,19 +68,32 @@ class Router:
         return [process for process in self._processes.values() if process.failed is None]
 
     async def use_plan(self, name: str | None, plan: Mapping[str, Any]) -> None:
-        """As ServedModels."""
+        """As ServedModels. What has begun goes on where whoever asked for it has gone."""
         name = self._known(name)
         Plan.from_json(dict(plan))  # PlanError
-        process = await self.model(name)
-        async with self._loading:
-            config = replace(self._configs[name], plan=dict(plan), workers=())
-            await process.use(config)
-            self._configs[name] = config
+        config = replace(self._configs[name], plan=dict(plan), workers=())
+        move = asyncio.create_task(self._use(name, config))
+        self._moves.add(move)
+        move.add_done_callback(self._moves.discard)
+        await asyncio.shield(move)
+
+    async def _use(self, name: str, config: EngineConfig) -> None:
+        """Run a model by another configuration, whether it is loaded or not. Other models are not concerned."""
+        before = self._configs[name]
+        self._configs[name] = config
+        try:
+            process = await self.model(name)
+            await process.use(config)  # where it was loaded before
+        except BaseException:
+            loaded = self._processes.get(name)
+            self._configs[name] = before if loaded is None else loaded.config
+            raise
 
     async def close(self) -> None:
         """End all engine processes."""
         for name in list(self._processes):
             await self._let_go(name)
+        await asyncio.gather(*self._moves, return_exceptions=True)
 
     def _running(self, name: str) -> EngineProcess | None:
         """The process of a model that is loaded, which is used now."""

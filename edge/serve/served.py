@@ -77,11 +77,15 @@ class ServedModel(Protocol):
         """The embedding of each text, of length 1, and how many tokens they have in all. ContextFull for a text that is
         too long, EngineError where this model cannot."""
 
+    async def about(self) -> dict[str, Any]:
+        """What it is: the key `model` of its status, without asking the engine."""
+
     async def status(self) -> dict[str, Any]:
         """What it is and does now: keys `model` (name, path, architecture, context, trained_context, sequences,
         vocabulary, parameters, size_bytes, chat_template, embeds: whether), `slots` (id, is_processing, prompt_tokens,
         generated_tokens), `waiting`, `tokens_per_s`, `devices` (name, rank, layers, heads, memory_bytes, link), `plan`,
-        `why`, `restarts`, and `counters` (prompt_tokens, cached_tokens, generated_tokens, steps, preemptions)."""
+        `why`, `restarts`, and `counters` (prompt_tokens, cached_tokens, generated_tokens, steps, preemptions).
+        EngineGone while its model is being loaded."""
 
 
 class ServedModels(Protocol):

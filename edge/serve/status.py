@@ -12,40 +12,66 @@ from edge.parallel.surviving import SurvivingEngine
 from edge.planning.deployed import Deployed
 
 
-def engine_status(engine: TextEngine, deployed: Deployed | None, template: str) -> dict[str, Any]:
-    """The keys `model`, `devices`, `plan` and `why` of ServedModel.status. template: of chats, as Jinja."""
-    shape, rss_bytes = engine.shape, psutil.Process().memory_info().rss
-    model = {
-        "name": shape.name or engine.path.stem,
-        "path": engine.path.name,
-        "architecture": shape.architecture,
-        "context": engine.context,
-        "trained_context": shape.context_length,
-        "sequences": engine.sequences,
-        "vocabulary": engine.model.n_vocab,
-        "parameters": shape.n_params,
-        "size_bytes": engine.file.size_bytes,
-        "chat_template": template,
-        "embeds": deployed is None and engine.paging is None,
-    }
-    if deployed is None:
-        heads = max(shape.n_heads, default=0)
-        own = {"name": "this device", "rank": 0, "layers": [0, shape.n_layers], "heads": [0, heads]}
-        devices = [{**own, "memory_bytes": rss_bytes, "link": None}]
-        return {"model": model, "devices": devices, "plan": None, "why": "one device"}
-    current = engine.current if isinstance(engine, SurvivingEngine) else engine
-    links = current.links if isinstance(current, DistributedEngine) else {}
-    devices = []
-    for rank, name in enumerate(deployed.names):
-        held = deployed.plan.slice(rank)
-        devices.append(
-            {
-                "name": name,
-                "rank": rank,
-                "layers": [held.layers.start, held.layers.stop],
-                "heads": [held.heads.start, held.heads.stop],
-                "memory_bytes": rss_bytes if rank == 0 else None,
-                "link": links.get(rank),
-            }
-        )
-    return {"model": model, "devices": devices, "plan": deployed.plan.to_json(), "why": deployed.why}
+class EngineStatus:
+    """The keys `model`, `devices`, `plan` and `why` of ServedModel.status. What stays is made once: the page asks every
+    second, and the engine thread answers."""
+
+    def __init__(self, engine: TextEngine, deployed: Deployed | None, template: str) -> None:
+        """template: of chats, as Jinja."""
+        self._engine, self._deployed, self._process = engine, deployed, psutil.Process()
+        shape = engine.shape
+        self._model = {
+            "name": shape.name or engine.path.stem,
+            "path": engine.path.name,
+            "architecture": shape.architecture,
+            "context": engine.context,
+            "trained_context": shape.context_length,
+            "sequences": engine.sequences,
+            "vocabulary": engine.model.n_vocab,
+            "parameters": shape.n_params,
+            "size_bytes": engine.file.size_bytes,
+            "chat_template": template,
+            "embeds": deployed is None and engine.paging is None,
+        }
+        self._plan = deployed.plan if deployed else None
+        self._plan_json = self._plan.to_json() if self._plan else None
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is now."""
+        deployed = self._deployed
+        if deployed is None:
+            devices, why = [self._own()], "one device"
+        else:
+            devices, why = self._devices(deployed), deployed.why
+            if deployed.plan is not self._plan:  # a device was lost or found
+                self._plan, self._plan_json = deployed.plan, deployed.plan.to_json()
+        return {"model": self._model, "devices": devices, "plan": self._plan_json, "why": why}
+
+    def _own(self) -> dict[str, Any]:
+        shape = self._engine.shape
+        heads, layers = max(shape.n_heads, default=0), [0, shape.n_layers]
+        own = {"name": "this device", "rank": 0, "layers": layers, "heads": [0, heads]}
+        return {**own, "memory_bytes": self._memory_bytes(), "link": None}
+
+    def _devices(self, deployed: Deployed) -> list[dict[str, Any]]:
+        """Of each rank what it holds, and how it is reached."""
+        engine = self._engine.current if isinstance(self._engine, SurvivingEngine) else self._engine
+        links = engine.links if isinstance(engine, DistributedEngine) else {}
+        devices = []
+        for rank, name in enumerate(deployed.names):
+            held = deployed.plan.slice(rank)
+            devices.append(
+                {
+                    "name": name,
+                    "rank": rank,
+                    "layers": [held.layers.start, held.layers.stop],
+                    "heads": [held.heads.start, held.heads.stop],
+                    "memory_bytes": self._memory_bytes() if rank == 0 else None,
+                    "link": links.get(rank),
+                }
+            )
+        return devices
+
+    def _memory_bytes(self) -> int:
+        n_bytes: int = self._process.memory_info().rss
+        return n_bytes

@@ -71,6 +71,9 @@ class Scripted:
     async def embed(self, texts: Sequence[str | Sequence[int]]) -> tuple[list[list[float]], int]:
         return [[0.6, 0.8] for _ in texts], sum(map(len, texts))
 
+    async def about(self) -> dict[str, Any]:
+        return dict((await self.status())["model"])
+
     async def status(self) -> dict[str, Any]:
         busy = [not answer.cancelled.is_set() for answer in self.answers]
         return {

@@ -17,7 +17,7 @@ from edge.errors import ContextFull, EngineError, EngineGone, Overloaded, Sampli
 from edge.llm.engine import Engine
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Request, Scheduler
-from edge.serve import process
+from edge.serve import spawn
 from edge.serve.config import EngineConfig
 from edge.serve.process import ENDS_IN_A_ROW, EngineProcess, ProcessAnswer
 from edge.serve.router import Router
@@ -102,27 +102,25 @@ def test_texts_that_mean_the_like_are_embedded_alike() -> None:
     assert like > unlike + 0.2
 
 
-@pytest.mark.parametrize(
-    ("generation", "error", "why"),
-    [
-        (Generation(prompt="word " * 600), ContextFull, "the prompt has .* tokens, and 512 is all"),
-        (Generation(prompt=""), ContextFull, "the prompt is empty"),
-        (Generation(prompt=[1, 5000]), SamplingError, "5000 is no token"),
-        (Generation(prompt="x", sampling={"temperature": -1.0}), SamplingError, "temperature"),
-        (Generation(prompt="x", sampling={"json_schema": '{"not": {}}'}), SamplingError, "not"),
-        (Generation(prompt="x", max_tokens=0), SamplingError, "max_tokens is 0"),
-        (Generation(prompt="x", stop=("",)), SamplingError, "stop string"),
-        (Generation(messages=[{"role": "user"}]), TemplateError, "content"),
-    ],
+WRONG = (
+    (Generation(prompt="word " * 600), ContextFull, "the prompt has .* tokens, and 512 is all"),
+    (Generation(prompt=""), ContextFull, "the prompt is empty"),
+    (Generation(prompt=[1, 5000]), SamplingError, "5000 is no token"),
+    (Generation(prompt="x", sampling={"temperature": -1.0}), SamplingError, "temperature"),
+    (Generation(prompt="x", sampling={"json_schema": '{"not": {}}'}), SamplingError, "not"),
+    (Generation(prompt="x", max_tokens=0), SamplingError, "max_tokens is 0"),
+    (Generation(prompt="x", stop=("",)), SamplingError, "stop string"),
+    (Generation(messages=[{"role": "user"}]), TemplateError, "content"),
 )
-def test_what_is_wrong_with_a_request_is_said_before_it_begins(
-    generation: Generation, error: type[Exception], why: str
-) -> None:
+
+
+def test_what_is_wrong_with_a_request_is_said_before_it_begins() -> None:
     async def work(router: Router) -> str:
         model = await router.model(None)
-        with pytest.raises(error, match=why):
-            await model.generate(generation)
-        assert not model.busy
+        for generation, error, why in WRONG:
+            with pytest.raises(error, match=why):
+                await model.generate(generation)
+            assert not model.busy
         return await text(await model.generate(question(1)))
 
     assert with_router(work) == "1 plus 2 is 3."
@@ -322,7 +320,7 @@ def test_nothing_is_left_when_the_server_ends(monkeypatch: pytest.MonkeyPatch) -
         return model._process.pid, await model.generate(ENDLESS)
 
     async def run() -> None:
-        monkeypatch.setattr(process, "EXIT_S", WAIT_S)  # it ends by itself, and is not killed
+        monkeypatch.setattr(spawn, "EXIT_S", WAIT_S)  # it ends by itself, and is not killed
         router = Router({"demo": CONFIG})
         pid, answer = await work(router)
         children = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]

@@ -31,7 +31,7 @@ async def health() -> dict[str, str]:
 async def props(models: ServedModels) -> dict[str, Any]:
     """Of the default model."""
     served = await models.model(None)
-    model = (await served.status())["model"]
+    model = await served.about()
     longest = min(model["context"], model["trained_context"] or model["context"])  # tokens of one request
     settings = {"n_ctx": longest, "params": dict(DEFAULTS)}
     return {

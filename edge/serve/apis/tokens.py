@@ -68,4 +68,4 @@ async def count_tokens(request: MessagesInput, model: ServedModel) -> dict[str, 
 
 async def template_of(model: ServedModel) -> str:
     """The source of the model's chat template."""
-    return str((await model.status())["model"]["chat_template"] or "")
+    return str((await model.about())["chat_template"] or "")

@@ -1,0 +1,159 @@
+"""Models that are moved to another plan while they serve: what was asked before, meanwhile, and where it fails."""
+
+import asyncio
+import os
+import shutil
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from edge.demo import MODEL_PATH
+from edge.errors import EngineGone
+from edge.serve.process import RESTARTS_IN_A_ROW, EngineProcess, ProcessAnswer
+from edge.serve.router import Router
+from partition.plan.arrange import make_plan
+from partition.plan.plan import LOCAL
+from partition.slices.gguf_slice import limits
+from quant.errors import ModelFileError
+from quant.gguf.file import GgufFile
+from tests.serve.test_engine_process import CONFIG, ENDLESS, WAIT_S, question, text, with_router
+
+MOVED = replace(CONFIG, options={**CONFIG.options, "context": 700})
+
+
+async def context(model: EngineProcess) -> int:
+    return int((await model.about())["context"])
+
+
+def engines() -> int:
+    """Engine processes of this one; those that render templates are their children."""
+    return len(psutil.Process().children())
+
+
+async def kill(model: EngineProcess) -> None:
+    assert model._process is not None
+    os.kill(model._process.pid, signal.SIGKILL)
+
+
+def test_what_is_asked_meanwhile_waits_and_is_nobodys_failure() -> None:
+    async def work(router: Router) -> tuple[list[str], list[int]]:
+        model = await router.model(None)
+        answers: list[ProcessAnswer] = []
+
+        async def asked(i: int) -> str:
+            answers.append(await model.generate(question(i)))
+            return await text(answers[-1])
+
+        told = []
+        for turn, config in enumerate((MOVED, CONFIG, MOVED)):  # more often than a request may fail
+            under_way = await model.generate(ENDLESS)
+            preparing = asyncio.create_task(asked(turn))
+            while not model._asked:  # it is asked for, and not accepted
+                await asyncio.sleep(0)
+            move = asyncio.create_task(model.use(config))
+            while model._ready.is_set():
+                await asyncio.sleep(0)
+            tokens, later = asyncio.create_task(model.tokenize("Hello")), asyncio.create_task(asked(turn + 3))
+            with pytest.raises(EngineGone, match="being loaded"):
+                await model.status()
+            assert model.busy
+            assert await tokens
+            told += [await preparing, await later]
+            await move
+            assert await context(model) == config.options["context"]
+            before = len(under_way.tokens)
+            async for _ in under_way:
+                if len(under_way.tokens) > before + 1:
+                    break
+            under_way.cancel()
+        assert (model.restarts, model._ended_in_a_row, engines()) == (0, 0, 1)
+        return told, [answer.ends for answer in answers]
+
+    told, ends = with_router(work)
+    assert sorted(told) == [f"{i} plus 2 is {i + 2}." for i in range(6)]
+    assert ends == [0] * 6
+
+
+@pytest.mark.parametrize("noticed", [False, True])
+def test_a_move_of_a_process_that_has_just_ended_leaves_one(noticed: bool) -> None:
+    async def work(router: Router) -> str:
+        model = await router.model(None)
+        model._ended_in_a_row = RESTARTS_IN_A_ROW - 1
+        answers = [await model.generate(question(i)) for i in range(5)]  # two of them wait
+        await kill(model)
+        if noticed:
+            assert model._reader is not None
+            await model._reader  # it is about to be started again
+        await model.use(MOVED)
+        assert await asyncio.gather(*map(text, answers)) == [f"{i} plus 2 is {i + 2}." for i in range(5)]
+        assert model.failed is None
+        assert (await context(model), engines(), model._ended_in_a_row) == (700, 1, 0)
+        return await text(await model.generate(question(7)))
+
+    assert with_router(work) == "7 plus 2 is 9."
+
+
+def test_a_move_that_fails_leaves_all_as_it_was(tmp_path: Path) -> None:
+    bad, there = tmp_path / "bad.gguf", tmp_path / "there.gguf"
+    bad.write_bytes(b"GGUF" + bytes(100))
+    shutil.copy(MODEL_PATH, there)
+
+    async def work(router: Router) -> None:
+        model = await router.model(None)
+        under_way, waits = await model.generate(question(4)), await model.generate(ENDLESS)
+        move = asyncio.create_task(model.use(replace(CONFIG, path=str(bad))))
+        while model._ready.is_set():
+            await asyncio.sleep(0)
+        later = asyncio.create_task(model.tokenize("Hello"))
+        with pytest.raises(ModelFileError, match="bad"):
+            await move
+        assert await later  # is not told of it
+        assert await text(under_way) == "4 plus 2 is 6."
+        assert (model.config.path, model.failed, engines()) == (str(there), None, 1)
+        there.unlink()
+        with pytest.raises(EngineGone, match=r"could not be moved.*and it does not run as before"):
+            await model.use(replace(CONFIG, path=str(bad)))
+        with pytest.raises(EngineGone, match="could not be moved"):
+            await text(waits)
+        assert model.failed is not None
+        assert engines() == 0
+
+    with_router(work, replace(CONFIG, path=str(there)))
+
+
+def test_a_move_concerns_its_model_alone_and_goes_on_where_who_asked_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make_plan(limits(GgufFile.open(MODEL_PATH)), MODEL_PATH.stem, "", [LOCAL], stages_of=(1,)).to_json()
+    use = EngineProcess.use
+
+    async def run() -> None:
+        may_move, moves = asyncio.Event(), asyncio.Event()
+
+        async def slowly(model: EngineProcess, config: Any) -> None:
+            async with model._starting:
+                moves.set()
+                await may_move.wait()
+            await use(model, config)
+
+        monkeypatch.setattr(EngineProcess, "use", slowly)
+        monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": 1 << 20}))
+        router = Router({"first": CONFIG, "second": CONFIG})
+        try:
+            asked = asyncio.create_task(router.use_plan("first", plan))  # which is not loaded
+            await moves.wait()
+            asked.cancel()
+            second = await router.model("second")  # there is room for one, and the other is not idle
+            assert await text(await second.generate(question(2))) == "2 plus 2 is 4."
+            assert {model.name for model in await router.loaded()} == {"first", "second"}
+            may_move.set()
+            await asyncio.gather(*router._moves)
+            first = await router.model("first")
+            assert (await first.status())["plan"]["sizes"] == plan["sizes"]
+            assert await text(await first.generate(question(3))) == "3 plus 2 is 5."
+        finally:
+            await router.close()
+
+    asyncio.run(asyncio.wait_for(run(), WAIT_S))
