@@ -29,9 +29,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 from bursts import Neighbour, bursts
 from lent_device import EDGE, ROOT, worker
+from report import steal_s
 
 sys.path.insert(0, str(ROOT))
 SESSION_S = 600.0  # for one command, at most; the neighbour ends then, too
@@ -186,11 +186,6 @@ def _conclude(compared: list[dict[str, Any]], stolen_s: float) -> None:
     beside = compared[0]
     print(f"| {BESIDE} | {beside['beside_median_ms']:.1f} | 1 |  | {beside['beside_best_ms']:.1f} | 1 |  |")
     print(f"\nAsked: {ASKED} of tcp at the median, and 0 sessions on a slower link. Steal: {stolen_s:.1f} s in all.")
-
-
-def steal_s() -> float:
-    """Seconds that the host has taken from all cores since it started; 0 where it does not say."""
-    return float(getattr(psutil.cpu_times(), "steal", 0.0))
 
 
 def _model(args: argparse.Namespace, folder: Path) -> Path:

@@ -26,8 +26,8 @@ from typing import Any
 
 import llama_cpp
 import numpy as np
-import psutil
 from numpy.typing import NDArray
+from report import steal_s
 
 from devices.probe import default_threads
 from edge.demo import MODEL_PATH
@@ -189,11 +189,6 @@ def scored(
         else:
             logits = session.step(token)
     return np.array(values), np.array(since)
-
-
-def steal_s() -> float:
-    """Seconds that the host took from all cores so far."""
-    return float(getattr(psutil.cpu_times(), "steal", 0.0))
 
 
 def tables(result: dict[str, Any]) -> str:

@@ -17,9 +17,7 @@ TinyLlama-1.1B's shape at Q4_0. Without FILE, --json prints only JSON.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import signal
 import statistics
 import subprocess
@@ -27,11 +25,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import distributed_tables
 from lent_device import EDGE, ROOT, busy, cpu_group, pin, worker
+from report import environment, run_section, write_json
 from sides import NOTHING_ASKED, alternate, compared, medians, sides, steady
 
 from devices.lab.control_group import NoGroups
@@ -64,10 +64,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends what was started, as Ctrl-C does
     args.cores = cores(args.tiny)
     wanted = [args.only] if args.only else list(SECTIONS)
-    result: dict[str, Any] = {
-        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
-        "versions": f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
-    }
+    result: dict[str, Any] = dict(environment())
     if "unequal" in wanted:
         try:
             cpu_group().close()
@@ -84,17 +81,10 @@ def main() -> None:
         args.model = args.model.resolve() if args.model else MODEL_PATH if args.tiny else random_model(folder)
         result["model"] = args.model.name
         for section in wanted:
-            began = time.monotonic()
             (folder / section).mkdir()
-            result[section] = globals()[section](folder / section, args)
-            result[section]["took_s"] = time.monotonic() - began
-            if args.json != "-":
-                print(f"## {section}\n\n{getattr(distributed_tables, section)(result[section])}\n")
-                print(f"Took {result[section]['took_s']:.0f} s.\n", flush=True)
-    if args.json == "-":
-        print(json.dumps(result))
-    elif args.json:
-        Path(args.json).write_text(json.dumps(result, indent=1))
+            run = partial(globals()[section], folder / section, args)
+            result[section] = run_section(section, run, getattr(distributed_tables, section), args.json)
+    write_json(result, args.json)
 
 
 def cores(tiny: bool) -> tuple[int, int]:

@@ -18,14 +18,11 @@ root); all caches are dropped before it, and the disk's O_DIRECT bandwidth is me
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import signal
 import statistics
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -52,10 +49,10 @@ from paging_runs import (
 )
 from ranks import Ranks
 from raw_disk import NoDirectReads, RawDisk
+from report import environment, run_section, write_json
 from sides import alternate, compared, medians
 
 from devices.lab.control_group import NoGroups
-from edge.version import version
 
 SECTIONS = ("limit", "mmap", "keeps-up", "experts", "repack")
 PREFILL = 512  # tokens of the prompt over which a pass is shared
@@ -86,10 +83,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends what was started, as Ctrl-C does
     wanted = [args.only] if args.only else list(SECTIONS)
     result: dict[str, Any] = {
-        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores,"
-        f" {os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / GIB:.1f} GiB",
-        "versions": f"{platform.system()} {platform.release()}, Python {platform.python_version()},"
-        f" llama-cpp-python {version('llama-cpp-python')}",
+        **environment(),
         "command": " ".join(["python", "benchmarks/bench_paging.py", *sys.argv[1:]]),
     }
     args.grouped = groups(args, wanted, result)
@@ -103,21 +97,14 @@ def main() -> None:
         models = Models(work, args.keep)
         try:
             for section in wanted:
-                began = time.monotonic()
                 name = section.replace("-", "_")
-                result[section] = globals()[name](models, args)
-                result[section]["took_s"] = time.monotonic() - began
-                if args.json != "-":
-                    print(f"## {section}\n\n{getattr(paging_tables, name)(result[section])}\n")
-                    print(f"Took {result[section]['took_s']:.0f} s.\n", flush=True)
+                run = partial(globals()[name], models, args)
+                result[section] = run_section(section, run, getattr(paging_tables, name), args.json)
         except NoDirectReads as error:
             raise SystemExit(f"{error}; choose a folder on a disk with --work") from error
         finally:
             models.close()
-    if args.json == "-":
-        print(json.dumps(result))
-    elif args.json:
-        Path(args.json).write_text(json.dumps(result, indent=1))
+    write_json(result, args.json)
 
 
 def parsed() -> argparse.Namespace:

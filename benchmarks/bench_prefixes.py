@@ -19,24 +19,21 @@ JSON.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import signal
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import llama_cpp
 import numpy as np
-import psutil
 from bench_distributed import cores, random_model
 from lent_device import pin, worker
 from raw_disk import NoDirectReads, RawDisk, forget
+from report import environment, run_section, write_json
 from sides import alternate, medians, sides
 from transport_tables import table
 
@@ -66,34 +63,17 @@ def main() -> None:
     args.cores = cores(args.tiny)
     args.rounds = 1 if args.tiny else args.rounds
     args.prompt, args.shared, args.long = (100, 70, 200) if args.tiny else (PROMPT, SHARED, LONG)
-    result: dict[str, Any] = {
-        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
-        "versions": f"{platform.system()} {platform.release()}, Python {platform.python_version()},"
-        f" llama-cpp-python {llama_cpp.__version__}",
-    }
+    result: dict[str, Any] = dict(environment())
     with tempfile.TemporaryDirectory(prefix="edge-bench-prefixes-") as name:
         folder = Path(name)
         os.environ.update({f"XDG_{kind}_HOME": str(folder / kind.lower()) for kind in ("CONFIG", "CACHE", "STATE")})
         args.model = args.model.resolve() if args.model else MODEL_PATH if args.tiny else random_model(folder)
         result["model"] = args.model.name
         for section in [args.only] if args.only else SECTIONS:
-            began, stolen_s = time.monotonic(), steal_s()
             (folder / section).mkdir()
-            result[section] = globals()[section](folder / section, args)
-            result[section] |= {"took_s": time.monotonic() - began, "steal_s": steal_s() - stolen_s}
-            if args.json != "-":
-                print(f"## {section}\n\n{globals()[f'{section}_text'](result[section])}\n")
-                took = "Took {took_s:.0f} s; the host took {steal_s:.1f} s of all cores meanwhile.\n"
-                print(took.format(**result[section]), flush=True)
-    if args.json == "-":
-        print(json.dumps(result))
-    elif args.json:
-        Path(args.json).write_text(json.dumps(result, indent=1))
-
-
-def steal_s() -> float:
-    """Seconds that the host has taken from all cores since it started; 0 where it does not say."""
-    return float(getattr(psutil.cpu_times(), "steal", 0.0))
+            run = partial(globals()[section], folder / section, args)
+            result[section] = run_section(section, run, globals()[f"{section}_text"], args.json)
+    write_json(result, args.json)
 
 
 # --- restart ---

@@ -19,9 +19,7 @@ for `memory`, and 7 GB more while it runs; 8 GB for `kernels`.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import random
 import signal
 import sys
@@ -29,12 +27,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
 import quantize_runs
 import quantize_tables
+from report import environment, run_section, write_json
 
 from edge.demo.grammar import statements
 from edge.errors import EngineError
@@ -43,7 +43,6 @@ from edge.quantization import imatrix as calibrate
 from edge.quantization.evaluate import Quality, evaluate
 from edge.quantization.fit import FitOptions, fit_file
 from edge.quantization.gguf import quantize
-from edge.version import version
 from quant.gguf.file import GgufFile
 from quant.mixes import MIXES
 from quant.types import TYPES
@@ -70,10 +69,7 @@ def main() -> None:
     args = parsed()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends what was started, as Ctrl-C does
     result: dict[str, Any] = {
-        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores,"
-        f" {os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / (1 << 30):.1f} GiB",
-        "versions": f"{platform.system()} {platform.release()}, Python {platform.python_version()},"
-        f" llama-cpp-python {version('llama-cpp-python')}",
+        **environment(),
         "command": " ".join(["python", "benchmarks/bench_quantize.py", *sys.argv[1:]]),
     }
     if args.json != "-":
@@ -84,18 +80,11 @@ def main() -> None:
         os.environ.update({f"XDG_{kind}_HOME": str(folder / kind.lower()) for kind in ("CONFIG", "CACHE", "STATE")})
         args.model = quantize_runs.tiny_model(folder) if args.tiny else MODEL
         for section in [args.only] if args.only else SECTIONS:
-            began = time.monotonic()
-            result[section] = RUNS[section](folder, args)
-            result[section]["took_s"] = time.monotonic() - began
-            if args.json != "-":
-                print(f"## {section}\n\n{getattr(quantize_tables, section)(result[section])}\n")
-                print(f"Took {result[section]['took_s']:.0f} s.\n", flush=True)
+            run = partial(RUNS[section], folder, args)
+            result[section] = run_section(section, run, getattr(quantize_tables, section), args.json)
     if args.png and "fit" in result:
         quantize_tables.draw_fit(result["fit"], args.png)
-    if args.json == "-":
-        print(json.dumps(result))
-    elif args.json:
-        Path(args.json).write_text(json.dumps(result, indent=1))
+    write_json(result, args.json)
 
 
 def parsed() -> argparse.Namespace:

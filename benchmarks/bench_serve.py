@@ -22,9 +22,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
-import platform
 import signal
 import statistics
 import sys
@@ -35,10 +33,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import llama_cpp
 import psutil
 import serve_tables
 from bench_distributed import random_model
+from report import environment, run_section, write_json
 from serve_clients import Heard, Words, ask
 from serve_limit import limit
 from serve_loads import Mixture, at_once, beside_long, chat, completion, longest_gap, questions_for, whole
@@ -95,11 +93,7 @@ def main() -> None:
         args.at_once, args.prompt, args.tokens, args.long, args.shared, args.own = (1, 2), 8, 6, 150, 100, 8
         args.context, args.requests, args.calm_s, args.streams = 256, 4, 0.2, 4
         args.rounds, args.threads, args.minutes, args.every = 1, 1, 5 / 60, 2.0
-    result: dict[str, Any] = {
-        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {args.threads} threads",
-        "versions": f"{platform.system()} {platform.release()}, Python {platform.python_version()},"
-        f" llama-cpp-python {llama_cpp.__version__}",
-    }
+    result: dict[str, Any] = {**environment(), "threads": args.threads}
     with tempfile.TemporaryDirectory(prefix="edge-bench-serve-") as name:
         folder = Path(name)
         os.environ.update({f"XDG_{kind}_HOME": str(folder / kind.lower()) for kind in ("CONFIG", "CACHE", "STATE")})
@@ -113,23 +107,10 @@ def main() -> None:
         args.long = min(args.long, trained - 24)  # an answer, and what begins a text, must have room
         result["model"] = args.model.name
         for section in wanted:
-            began, stolen_s = time.monotonic(), steal_s()
             (folder / section).mkdir()
-            result[section] = globals()[section](folder / section, args)
-            result[section] |= {"took_s": time.monotonic() - began, "steal_s": steal_s() - stolen_s}
-            if args.json != "-":
-                print(f"## {section}\n\n{getattr(serve_tables, section)(result[section])}\n")
-                took = "Took {took_s:.0f} s; the host took {steal_s:.1f} s of all cores meanwhile.\n"
-                print(took.format(**result[section]), flush=True)
-    if args.json == "-":
-        print(json.dumps(result))
-    elif args.json:
-        Path(args.json).write_text(json.dumps(result, indent=1))
-
-
-def steal_s() -> float:
-    """Seconds that the host has taken from all cores since it started; 0 where it does not say."""
-    return float(getattr(psutil.cpu_times(), "steal", 0.0))
+            run = partial(globals()[section], folder / section, args)
+            result[section] = run_section(section, run, getattr(serve_tables, section), args.json)
+    write_json(result, args.json)
 
 
 def servers_here(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Server], dict[str, str]]:

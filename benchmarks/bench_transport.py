@@ -15,21 +15,20 @@ drifts does so for all; figures are medians over the rounds of their medians. Wi
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import signal
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import transport_tables
 from ranks import Ranks
+from report import environment, run_section, write_json
 
 from devices.trust.authority import Authority
 from transport.choice import ALGORITHMS, seconds
@@ -55,22 +54,13 @@ def main() -> None:
     args.ranks = args.ranks or (3 if args.tiny else 8)
     wanted = {None: SECTIONS, "allreduce": ("delay", "crossover")}.get(args.only, (args.only,))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the ranks, as Ctrl-C does
-    result: dict[str, Any] = {
-        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
-        "versions": f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
-    }
+    result: dict[str, Any] = dict(environment())
     with tempfile.TemporaryDirectory() as folder:
         Authority.create(Path(folder) / "authority", "bench", Path(folder) / "credentials")
         for name in wanted:
-            began = time.monotonic()
-            result[name] = globals()[name](Path(folder), args)
-            result[name]["took_s"] = time.monotonic() - began
-            if args.json != "-":
-                print(f"## {name}\n\n{getattr(transport_tables, name)(result[name])}\n", flush=True)
-    if args.json == "-":
-        print(json.dumps(result))
-    elif args.json:
-        Path(args.json).write_text(json.dumps(result, indent=1))
+            run = partial(globals()[name], Path(folder), args)
+            result[name] = run_section(name, run, getattr(transport_tables, name), args.json)
+    write_json(result, args.json)
 
 
 # --- starting and comparing ---

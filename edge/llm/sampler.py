@@ -61,7 +61,7 @@ class SamplingParams:
         if any(not math.isfinite(bias) for bias in self.logit_bias.values()) or len(self.logit_bias) > MAX_BIASES:
             raise SamplingError(f"logit_bias takes up to {MAX_BIASES} tokens, each with a finite number")
         if sum(given is not None for given in (self.grammar, self.json_schema, self.regex, self.lark)) > 1:
-            raise SamplingError("give one of a grammar, a JSON schema and a regular expression")
+            raise SamplingError("give one of a GBNF grammar, a JSON schema, a regular expression and a Lark grammar")
         if self.grammar is not None and not self.grammar.strip():
             raise SamplingError("the grammar is empty")  # llama.cpp would take it for none
 

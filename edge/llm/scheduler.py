@@ -29,7 +29,7 @@ from edge.llm.slots import Slot, Slots
 from edge.llm.step_budget import StepBudget
 
 OLDEST_PART = 4  # of a step's rows for prompts, one in so many is for the oldest
-HEADROOM = 32  # tokens that each answer shall have room for when another request joins: or that must soon wait again
+HEADROOM = 32  # tokens: each answer has room for so many more before another request joins, which else soon waits again
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,12 @@ class Running:
     def history(self) -> list[int]:
         """Its prompt, and its answer so far."""
         return [*self.request.prompt, *self.continuation.tokens]
+
+    def part(self, start: int, n_tokens: int) -> list[int]:
+        """So many tokens of its history from there on. Steps ask for few of a long one."""
+        prompt, end = self.request.prompt, start + n_tokens
+        answer = self.continuation.tokens[max(0, start - len(prompt)) : max(0, end - len(prompt))]
+        return [*prompt[start:end], *answer]
 
     @property
     def length(self) -> int:
@@ -266,7 +272,7 @@ class Scheduler:
         for running, n_rows in chosen:
             assert running.slot is not None
             start = len(running.slot.tokens)
-            added = running.history[start : start + n_rows]
+            added = running.part(start, n_rows)
             running.slot.tokens += added
             tokens += added
             positions += range(start, start + n_rows)

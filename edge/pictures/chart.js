@@ -20,38 +20,6 @@ function visible() {
   return points.filter(point => shown.has(point.id) || wanted(point)).sort(byLatency);
 }
 
-// From values to pixels, logarithmic where the values span much.
-function scale(values, from, to) {
-  let low = Math.min(...values), high = Math.max(...values);
-  const log = low > 0 && high > view.log_from * low;
-  if (log) {
-    const room = (high / low) ** 0.08;
-    [low, high] = [low / room, high * room];
-  } else {
-    const room = 0.1 * (high - low) || 0.2 * high || 1;
-    [low, high] = [Math.max(0, low - room), high + room];
-  }
-  const bend = log ? Math.log10 : value => value;
-  const at = value => from + (bend(value) - bend(low)) / (bend(high) - bend(low)) * (to - from);
-  return {at, low, high, ticks: log ? logTicks(low, high) : ticks(low, high, Math.abs(to - from) / 60)};
-}
-
-function ticks(low, high, most) {
-  const rough = (high - low) / Math.max(2, most), power = 10 ** Math.floor(Math.log10(rough));
-  const step = power * [1, 2, 5, 10].find(factor => factor * power >= rough);
-  const found = [];
-  for (let i = Math.ceil(low / step); i * step <= high; i++) found.push(Number((i * step).toPrecision(12)));
-  return found;
-}
-
-function logTicks(low, high) {
-  const found = [];
-  for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++) {
-    found.push(...[1, 2, 5].map(factor => factor * 10 ** power).filter(value => low <= value && value <= high));
-  }
-  return found;
-}
-
 let places = [];  // what the pointer can be near: {point, x, y}
 
 function plot() {
@@ -60,8 +28,8 @@ function plot() {
   const all = visible(), faint = all.filter(point => !shown.has(point.id));
   const out = all.filter(point => shown.has(point.id));
   const measured = out.filter(point => point.measured);
-  const x = scale([...all.map(latency), ...measured.map(point => 1e3 * point.measured.latency_s)], left, right);
-  const y = scale([...all.map(throughput), ...measured.map(point => point.measured.throughput_per_s)], bottom, top);
+  const x = scale([...all.map(latency), ...measured.map(point => 1e3 * point.measured.latency_s)], left, right, view.log_from);
+  const y = scale([...all.map(throughput), ...measured.map(point => point.measured.throughput_per_s)], bottom, top, view.log_from);
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
   svg.setAttribute("height", height);
   // As measured, where it was; else as predicted.

@@ -30,6 +30,7 @@ from edge.pictures.front_points import (
 
 SAVED = "plan.json"  # what the commands call a saved plan
 _FOLDER = Path(__file__).parent
+AXES = _FOLDER / "axes.js"  # a module, which the server's page loads as it is
 
 
 def check_page(path: Path) -> None:
@@ -62,7 +63,8 @@ def write_page(
 def page(result: Result, command: Sequence[str], model: str) -> str:
     """The whole page, in ASCII. Nothing in it but this project's script and style is code: the browser is told their
     digests, and the figures are data that the script writes as text."""
-    script, style = _part("chart.js") + _part("page.js"), _part("page.css")
+    axes = AXES.read_text(encoding="utf-8").replace("export function", "function")  # no module: all is one file here
+    script, style = axes + _part("chart.js") + _part("page.js"), _part("page.css")
     title = html.escape(f"{result['model']}: latency against throughput")
     parts = {
         "policy": f"default-src 'none'; script-src {_digest(script)}; style-src {_digest(style)}; "

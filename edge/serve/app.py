@@ -14,6 +14,7 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
 from edge.errors import EdgeError
+from edge.pictures.page import AXES
 from edge.serve.endpoints import endpoints
 from edge.serve.http.bodies import Json
 from edge.serve.http.errors import error_body, failure, is_anthropic
@@ -52,7 +53,7 @@ def _page() -> dict[str, Callable[[Request], Awaitable[Response]]]:
 
         return send
 
-    files = {f"/{file.name}": file for file in PAGE.glob("*") if file.is_file()}
+    files = {f"/{file.name}": file for file in (*PAGE.glob("*"), AXES) if file.is_file()}
     index = {"/": PAGE / "index.html"} if "/index.html" in files else {}
     return {path: sends(file) for path, file in {**files, **index}.items()}
 

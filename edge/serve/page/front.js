@@ -1,9 +1,11 @@
 // The plans of the Pareto front: latency against throughput, one to be chosen, and the switch to it.
 
 import {get, post} from "./api.js";
+import {scale} from "./axes.js";
 import {$, button, bytes, digits, draw, make} from "./dom.js";
 
 const PATIENCE_MS = 600000;  // for a switch: devices may have to read their parts first
+const LOG_FROM = 20;  // an axis whose values span more is logarithmic
 
 let points = [];      // by latency
 let picked = null;    // the point that is looked at
@@ -123,40 +125,13 @@ async function change() {
   $("plot").focus();
 }
 
-// From values to pixels, logarithmic where the values span much.
-function scale(values, from, to) {
-  let low = Math.min(...values), high = Math.max(...values);
-  const log = low > 0 && high > 10 * low;
-  const room = log ? (high / low) ** 0.08 : 0.12 * (high - low) || 0.2 * high || 1;
-  [low, high] = log ? [low / room, high * room] : [Math.max(0, low - room), high + room];
-  const bend = log ? Math.log10 : value => value;
-  const at = value => from + (bend(value) - bend(low)) / (bend(high) - bend(low)) * (to - from);
-  return {at, ticks: log ? logTicks(low, high) : ticks(low, high, Math.abs(to - from) / 70)};
-}
-
-function ticks(low, high, most) {
-  const rough = (high - low) / Math.max(2, most), power = 10 ** Math.floor(Math.log10(rough));
-  const step = power * [1, 2, 5, 10].find(factor => factor * power >= rough);
-  const found = [];
-  for (let i = Math.ceil(low / step); i * step <= high; i++) found.push(Number((i * step).toPrecision(12)));
-  return found;
-}
-
-function logTicks(low, high) {
-  const found = [];
-  for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++) {
-    found.push(...[1, 2, 5].map(factor => factor * 10 ** power).filter(value => low <= value && value <= high));
-  }
-  return found;
-}
-
 function plot() {
   const svg = $("plot");
   if (!points.length || !svg.clientWidth) return;
   const width = svg.clientWidth, height = Math.round(Math.min(380, Math.max(240, 0.6 * width)));
   const [left, right, top, bottom] = [46, width - 14, 14, height - 44];
-  const x = scale(points.map(point => 1e3 * point.latency_s), left, right);
-  const y = scale(points.map(point => point.throughput_per_s), bottom, top);
+  const x = scale(points.map(point => 1e3 * point.latency_s), left, right, LOG_FROM);
+  const y = scale(points.map(point => point.throughput_per_s), bottom, top, LOG_FROM);
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
   svg.setAttribute("height", height);
   const parts = [];
