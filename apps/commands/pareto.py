@@ -113,7 +113,7 @@ def _command(args: argparse.Namespace) -> tuple[str, ...]:
         words += ["--cluster", str(args.cluster)]
     if args.workers is not None:
         words += ["--workers", ",".join(args.workers)]
-    for name in ("concurrency", "context", "prompt_tokens"):
+    for name in ("concurrency", "context", "prompt_tokens", "draft", "acceptance"):
         if getattr(args, name) is not None:
             words += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
     words += ["--types", ",".join(args.types)] if args.types else []
@@ -135,7 +135,8 @@ def _pick(args: argparse.Namespace, result: dict[str, Any], front: Front) -> Non
         print(f"{picked}; --save FILE writes the plan")
         return
     command = "chat" if result["kind"] == "llm" else "run"
-    words = shlex.join(["edge", command, chosen["model"], "--plan", str(args.save)])
+    draft = ["--draft", str(args.draft)] if chosen["predicted"]["draft"] else []
+    words = shlex.join(["edge", command, chosen["model"], "--plan", str(args.save), *draft])
     print(f"{picked}; saved. Next: {words}")
 
 

@@ -14,6 +14,8 @@ from apps.commands.bench_onnx import is_onnx
 from apps.errors import UsageError
 from apps.options import (
     add,
+    add_draft_argument,
+    between,
     check_dimensions,
     check_onnx,
     first_given,
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from edge.planning.space import PlanSpace
     from edge.planning.spaces import PlanOptions
 
-_OF_TEXT = ("context", "prompt_tokens", "kv_type", "memory")
+_OF_TEXT = ("context", "prompt_tokens", "kv_type", "memory", "draft", "acceptance")
 _OF_ONNX = ("dim",)
 
 
@@ -52,6 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     work.add_argument("--prompt-tokens", type=positive_int, metavar="N", help="of a prompt (default: 128)")
     add(work, "--kv-type", help="of stored keys and values (default: f16)")
     add(work, "--dim")
+    add_draft_argument(work, "off")
+    words = "of guesses, the part that is right (default: as usual for such guesses)"
+    work.add_argument("--acceptance", type=between(0, 1), metavar="A", help=words)
 
 
 @contextmanager
@@ -93,6 +98,8 @@ def _check_kind(args: argparse.Namespace, types: tuple[str, ...]) -> None:
     given = first_given(args, _OF_TEXT if is_onnx(args.model) else _OF_ONNX)
     if given:
         raise UsageError(f"{given} is of {'language' if is_onnx(args.model) else 'ONNX'} models")
+    if args.acceptance is not None and args.draft in (None, "off"):
+        raise UsageError("--acceptance is of guesses: say what guesses, with --draft")
     if types and is_onnx(args.model):
         raise UsageError("--types is of language models; quantize an ONNX model with edge quantize")
 

@@ -43,6 +43,10 @@ def prediction_rows(predicted: Prediction, names: Mapping[str, str]) -> list[tup
         ("latency", f"{ms_text(1e3 * predicted.latency_s)} ms {with_article(unit)}, one alone"),
         ("throughput", f"{predicted.throughput_per_s:.3g} {unit}s/s with {many}"),
     ]
+    if predicted.draft is not None:
+        draft = predicted.draft
+        told = f"{draft}: {draft.tokens:.2f} tokens a pass; {ms_text(1e3 * predicted.plain_s)} ms a token without"
+        rows.append(("guesses", told))
     if predicted.ttft_s is not None:
         rows.append(("first token", f"{predicted.ttft_s:.3g} s after a prompt of {predicted.prompt} tokens"))
     if predicted.energy_j is not None:

@@ -130,7 +130,9 @@ class Front:
         return next(
             point
             for point in self.points
-            if point.plan.to_json() == picked["plan"] and point.predicted.microbatches == picked["microbatches"]
+            if point.plan.to_json() == picked["plan"]
+            and point.predicted.microbatches == picked["microbatches"]
+            and point.predicted.to_json()["draft"] == picked["predicted"]["draft"]
         )
 
 

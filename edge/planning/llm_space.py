@@ -12,18 +12,21 @@ from edge.cluster.fleet import Fleet
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
 from edge.planning.arrange import can_share, name_of
+from edge.planning.drafted import with_draft_held, with_drafts
 from edge.planning.measure import Measured, measured
 from edge.planning.space import MOST_SUBSETS_OF, PlanSpace
 from edge.survey.llm_survey import REMEMBERED
 from edge.survey.profile import ClusterProfile
+from partition.errors import PlanError
 from partition.plan.plan import Plan
 from partition.predict.cost import Work
+from partition.predict.drafts import ROWS, Draft
 from partition.predict.pareto import Point, told, without_repeats
 from partition.predict.predict import predict
 from partition.predict.speeds import DeviceSpeed
 from partition.search.changes import Change, changes
-from partition.search.explain import best, kind_of, reason
-from partition.search.planner import Planner
+from partition.search.explain import WORTH, best, kind_of, reason
+from partition.search.planner import Placed, Planner
 from quant.gguf.file import GgufFile
 
 
@@ -45,21 +48,30 @@ class LlmSpace(PlanSpace):
         memory: int | None = None,
         exchange: Exchange = DEFAULT_EXCHANGE,
         type_: str | None = None,
+        draft: Draft | None = None,
     ) -> None:
         """threads: of this device, where a plan runs. memory: bytes that this process may hold
-        then. type_: of the weights, where several files are compared."""
+        then. type_: of the weights, where several files are compared. draft: what may guess; its rows are chosen."""
         super().__init__(path, known, threads)
         self.file, self.digest, self.work = file, digest, work
         self.title = name_of(file)
         self._memory, self._exchange, self._type = memory, exchange, type_
+        self._works = with_drafts(work, draft)  # the plain one first
 
-    def planner(self, members: Sequence[int] | None = None, *, tensor: bool = True, pipeline: bool = True) -> Planner:
-        """Of some of the devices, this one among them; None: of all."""
+    def planner(
+        self,
+        members: Sequence[int] | None = None,
+        *,
+        tensor: bool = True,
+        pipeline: bool = True,
+        work: Work | None = None,
+    ) -> Planner:
+        """Of some of the devices, this one among them; None: of all. work: with guesses; None: without."""
+        wanted = work or self.work
         speeds = [self.known.speeds[i] for i in members] if members is not None else self.known.speeds
+        held = with_draft_held(speeds, wanted.draft)
         share = tensor and can_share(self.file)
-        return Planner(
-            self.work, speeds, self.known.links, name_of(self.file), self.digest, tensor=share, pipeline=pipeline
-        )
+        return Planner(wanted, held, self.known.links, name_of(self.file), self.digest, tensor=share, pipeline=pipeline)
 
     def points(self, axes: Sequence[str]) -> list[Point]:
         """The front, and other plans that tell what it is worth: the fronts of fewer devices, and of one kind alone."""
@@ -74,22 +86,68 @@ class LlmSpace(PlanSpace):
                 found += [self.point(one.plan, one.microbatches) for one in placed]
                 if members == subsets[0] and tensor and pipeline:
                     self.exact = exact
-        return without_repeats(found)
+        for work in self._works[1:]:
+            placed, _ = self.planner(work=work).front(axes)
+            found += [self.point(one.plan, one.microbatches, work) for one in placed]
+        return without_repeats([*found, *self._guessed(found)])
 
-    def point(self, plan: Plan, microbatches: int | None = None) -> Point:
-        """A plan, predicted."""
-        of = {speed.device: speed for speed in self.known.speeds}
-        predicted = predict(plan, self.work, of, self.known.links, microbatches)
+    def _guessed(self, points: Sequence[Point]) -> list[Point]:
+        """Each of these plans with the rows a pass that are the best for it, where guesses make it faster."""
+        found = []
+        for point in points:
+            assert isinstance(point.plan, Plan)
+            if point.predicted.draft is None and len(self._works) > 1:
+                tried = [self._tried(point.plan, point.predicted.microbatches, work) for work in self._works[1:]]
+                fastest = min((one for one in tried if one), key=lambda one: one.predicted.latency_s, default=point)
+                if fastest.predicted.latency_s < point.predicted.latency_s:
+                    found.append(fastest)
+        return found
+
+    def _tried(self, plan: Plan, microbatches: int, work: Work) -> Point | None:
+        """A plan with guesses; None where what guesses has no room beside it."""
+        try:
+            return self.point(plan, microbatches, work)
+        except PlanError:
+            return None
+
+    def point(self, plan: Plan, microbatches: int | None = None, work: Work | None = None) -> Point:
+        """A plan, predicted. work: with guesses; None: without."""
+        wanted = work or self.work
+        of = {speed.device: speed for speed in with_draft_held(self.known.speeds, wanted.draft)}
+        predicted = predict(plan, wanted, of, self.known.links, microbatches)
         stages = [([of[device].name for device in one.devices], one.what) for one in predicted.stages]
-        return Point(plan, predicted, kind_of(plan), told(stages), self._type, str(self.path))
+        label = told(stages) + (f"; {wanted.draft}" if wanted.draft else "")
+        return Point(plan, predicted, kind_of(plan), label, self._type, str(self.path))
 
     def best(self, objective: str, caps: Mapping[str, float]) -> tuple[Point, str]:
-        planner = self.planner()
-        placed = best(planner, objective, caps)
-        return self.point(placed.plan, placed.microbatches), reason(planner, placed, objective, caps)
+        planner, placed = self._best(objective, caps)
+        why = reason(planner, placed, objective, caps)
+        draft = planner.work.draft
+        return self.point(placed.plan, placed.microbatches, planner.work), f"{why}; {draft}" if draft else why
+
+    def _best(self, objective: str, caps: Mapping[str, float]) -> tuple[Planner, Placed]:
+        """The best plan, plain unless guesses are WORTH it or no plain one is within the caps."""
+        found: list[tuple[Planner, Placed]] = []
+        refused: PlanError | None = None
+        for work in self._works:
+            planner = self.planner(work=work)
+            try:
+                found.append((planner, best(planner, objective, caps)))
+            except PlanError as error:
+                refused = refused or error
+        if not found:
+            assert refused is not None
+            raise refused
+
+        def value(one: tuple[Planner, Placed]) -> float:
+            plain = one[0].work.draft is None
+            return one[1].objectives[0] / (WORTH if plain else 1.0)
+
+        return min(found, key=value)
 
     def changes(self, objective: str, caps: Mapping[str, float]) -> list[Change]:
-        return changes(self.planner(), objective, caps)
+        planner, _ = self._best(objective, caps)
+        return changes(planner, objective, caps)
 
     def depends_on(self, point: Point) -> list[str]:
         work = (self.work.context, self.work.prompt, self.work.depth, self.work.kv.name)
@@ -98,16 +156,20 @@ class LlmSpace(PlanSpace):
     def measure(self, point: Point, fleet: Fleet | None) -> Measured:
         plan, many = point.plan, point.predicted.microbatches
         assert isinstance(plan, Plan)
+        draft = point.predicted.draft
+        memory = min((n for n in (plan.shard(0).memory, self._memory) if n is not None), default=None)
         options = EngineOptions(
             context=self.work.context,
             sequences=self.work.concurrency,
             threads=self._threads or plan.shard(0).threads or default_threads(),  # as predicted
             kv_type=self.work.kv.name,
-            memory=min((n for n in (plan.shard(0).memory, self._memory) if n is not None), default=None),
+            memory=memory,
+            reserved=draft.held_bytes if draft and memory else 0,
+            outputs=max(ROWS[-1], self.work.concurrency) if draft else None,
         )
         if plan.world_size == 1:
             with Engine(self.path, options) as engine:
-                return measured(engine, self.work, many, {})
+                return measured(engine, self.work, many, {}, draft)
         assert fleet is not None
         with Deployment(fleet, plan, self.file, options, self._exchange) as deployment:
-            return measured(deployment.engine, self.work, many, deployment.memory_bytes)
+            return measured(deployment.engine, self.work, many, deployment.memory_bytes, draft)

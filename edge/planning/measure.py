@@ -16,6 +16,7 @@ from edge.llm.scheduler import Request, Scheduler
 from edge.pieces import Figure, Kind, best_pieces
 from partition.plan.plan import LOCAL
 from partition.predict.cost import Work
+from partition.predict.drafts import Draft
 
 ROUNDS = 3  # of measuring everything: what disturbs one is over in the next
 _PIECE_S, _PIECES = 0.1, 3  # of the latency, in a round
@@ -38,14 +39,21 @@ class Measured:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
-def measured(engine: TextEngine, work: Work, microbatches: int, others: Mapping[str, int]) -> Measured:
-    """What an engine does with this work. others: bytes of the other devices' ranks."""
+def measured(
+    engine: TextEngine, work: Work, microbatches: int, others: Mapping[str, int], draft: Draft | None = None
+) -> Measured:
+    """What an engine does with this work. others: bytes of the other devices' ranks. draft: what is assumed to guess:
+    its passes are measured, and how many guesses are right and what they take is as assumed."""
+    rows = 1 if draft is None else draft.rows
     _read(engine, work.prompt)  # the first takes longer
     ttft_s, latency_s, throughput_per_s = [], [], []
     for _ in range(ROUNDS):
         ttft_s.append(_prompt_s(engine, work.prompt))
-        latency_s.append(token_s(engine, work.depth).seconds)
+        pass_s = token_s(engine, work.depth, rows).seconds
+        latency_s.append(pass_s if draft is None else draft.token_s(pass_s))
         throughput_per_s.append(steady_per_s(engine, work.concurrency, work.depth, microbatches))
+    if draft is not None and work.concurrency == 1:  # the scheduler had no guesses
+        throughput_per_s = [1 / seconds for seconds in latency_s]
     return Measured(
         min(latency_s),
         max(throughput_per_s),
@@ -77,10 +85,10 @@ def _read(engine: TextEngine, n: int) -> None:
         engine.decode(tokens[start:stop], start, outputs="last" if stop == n else "none", top=1)
 
 
-def token_s(engine: TextEngine, depth: int) -> Figure:
-    """A token of one request alone, with about `depth` tokens behind it."""
+def token_s(engine: TextEngine, depth: int, rows: int = 1) -> Figure:
+    """A token of one request alone, with about `depth` tokens behind it; or a pass that checks several."""
     start = max(1, depth - _STEPS // 2)
-    end = min(engine.context, start + _STEPS)
+    end = min(engine.context, start + _STEPS) - rows + 1
     _read(engine, start)
     position = start
 
@@ -89,8 +97,8 @@ def token_s(engine: TextEngine, depth: int) -> Figure:
         if position >= end:
             engine.kv_remove(0, start)
             position = start
-        engine.decode([1], position, top=1)
-        position += 1
+        engine.decode([1] * rows, position, top=1)
+        position += rows
 
     [found] = best_pieces([Kind(step)], _PIECE_S, pieces=_PIECES)
     return found

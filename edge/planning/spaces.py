@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from devices.cluster_file import Cluster as ClusterFile
 from edge.cluster.deployment import Exchange
 from edge.cluster.fleet import Fleet
+from edge.models.paths import PathLike
 from edge.planning.arrange import work_of
+from edge.planning.drafted import assumed_text, draft_of
 from edge.planning.llm_space import LlmSpace
 from edge.planning.space import PlanSpace
 from edge.quantization.of_type import of_type
@@ -41,6 +43,10 @@ class PlanOptions:
     threads: int | None = None  # of this device
     memory: int | None = None  # bytes that a language model may take on this device
     fresh: bool = False  # measure again what was measured in the last day
+    draft: PathLike = (
+        "off"  # what guesses tokens of a language model for a request that is alone, as `edge.load` has it
+    )
+    acceptance: float | None = None  # the part of guesses that is right; None: a published one of such guesses
 
 
 DEFAULTS = PlanOptions()
@@ -126,10 +132,14 @@ def _llm_space(
             fresh=options.fresh,
             on_step=show,
         )
-    exchange = Exchange(options.transport, wire=options.wire)
+    draft = draft_of(file, cluster, options, work.context, steps)
+    if draft is not None:
+        known = replace(known, notes=(*known.notes, assumed_text(draft, options)))
     return LlmSpace(
-        path, file, digest, work, known, threads=options.threads, memory=options.memory, exchange=exchange, type_=type_
-    )
+        path, file, digest, work, known, threads=options.threads, memory=options.memory,
+        exchange=Exchange(options.transport, wire=options.wire), type_=type_,
+        draft=draft,
+    )  # fmt: skip
 
 
 def _onnx_space(

@@ -1,9 +1,8 @@
 """How many rows a pass should have: by what passes take, and by how many guesses were right. One, unless more are
 clearly faster.
 
-A pass of `rows` rows gives 1 to `rows` tokens. Where a fraction a of the guesses is right, each for itself, that is
-1 + a + ... + a^(rows-1) tokens in the mean. What it costs is measured in passes of one row, and so is what trials lose:
-they are paid from a purse, which a part of the tokens fills.
+A pass of `rows` rows gives 1 to `rows` tokens, in the mean as many as `tokens_a_pass` says. What it costs is measured
+in passes of one row, and so is what trials lose: they are paid from a purse, which a part of the tokens fills.
 """
 
 from __future__ import annotations
@@ -11,7 +10,9 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from statistics import median_low
 
-SIZES = (1, 2, 4, 8)  # rows of a pass
+from partition.predict.drafts import ROWS, tokens_a_pass
+
+SIZES = ROWS  # of a pass
 MOST_ROWS = SIZES[-1]
 
 _KEPT = 5  # times of each size; a bad moment is one of them
@@ -96,7 +97,7 @@ class RowChoice:
 
     def _tokens(self, size: int) -> float:
         """That a pass of this size gives in the mean."""
-        return sum(self.accepted**i for i in range(size))
+        return tokens_a_pass(self.accepted, size)
 
     def _cost(self, size: int) -> float:
         """What a pass of this size takes, in passes of one row: no less than one, and no more than so many. What was

@@ -18,6 +18,7 @@ import numpy as np
 from partition.model.model import ModelShape
 from partition.plan.plan import Shard
 from partition.plan.tensor import Limits, attention_bytes, kv_heads
+from partition.predict.drafts import Draft
 from partition.predict.speeds import DeviceSpeed, Links
 from quant.types import TensorType
 from quant.wire import WIRES
@@ -47,6 +48,16 @@ class Work:
     kv: TensorType  # of stored keys and values
     allreduce_s: AllreduceSeconds
     wire: str = "f32"  # of hidden states and partial sums between ranks
+    draft: Draft | None = None  # what guesses for a request that is alone; None: nothing does
+
+    @property
+    def alone_rows(self) -> int:
+        """Rows of a pass where there is one request."""
+        return 1 if self.draft is None else self.draft.rows
+
+    def alone_s(self, pass_s: Numbers) -> Numbers:
+        """Seconds of a token where there is one request, whose passes of `alone_rows` rows take so long."""
+        return pass_s if self.draft is None else self.draft.token_s(pass_s)
 
     @cached_property
     def before(self) -> tuple[float, ...]:

@@ -31,7 +31,7 @@ _PEAKS = ("busy", "prompt_busy", "bytes")
 class Measures:
     """Of these objectives, with so many microbatches in flight.
 
-    | sums   | alone: seconds of one row; pass: of a microbatch; prompt: a chunk of a prompt; joules: a token  |
+    | sums   | alone: seconds of a request; pass: of a microbatch; prompt: a chunk of a prompt; joules: a token  |
     | peaks  | busy: seconds a microbatch; prompt_busy: a prompt; bytes: on one device                         |
 
     And of each host that stages may crowd, as sums: busy HOST, prompt HOST: seconds that they keep all its cores busy.
@@ -44,8 +44,9 @@ class Measures:
                 raise PlanError(f"the objective {name[:40]!r}; known are {', '.join(OBJECTIVES)}")
         self._work, self._objectives = work, objectives
         self.rows = work.concurrency / microbatches
-        wanted = {name for one in objectives for name in _NEEDED[one]}
-        if self.rows == 1 and "alone" in wanted:
+        self._one = work.concurrency == 1
+        wanted = {name for one in objectives for name in self._needed(one)}
+        if self.rows == 1 and "alone" in wanted and work.draft is None:
             wanted.discard("pass")  # it is the same
         self.sums = [name for name in _SUMS if name in wanted]
         self.peaks = [name for name in _PEAKS if name in wanted]
@@ -53,12 +54,18 @@ class Measures:
         self._prompt = [f"prompt {host}" for host in hosts if "prompt" in wanted]
         self.sums += [*self._busy, *self._prompt]
 
+    def _needed(self, objective: str) -> tuple[str, ...]:
+        """One request has the throughput of its own latency."""
+        return _NEEDED["latency" if objective == "throughput" and self._one else objective]
+
     def __call__(self, sums: Array, peaks: Array) -> Array:
         """sums [S, N], peaks [P, N] -> objectives [K, N]: seconds, seconds a token, seconds, bytes, joules."""
         of = dict(zip(self.sums, sums, strict=True)) | dict(zip(self.peaks, peaks, strict=True))
         found = []
         for name in self._objectives:
-            if name == "throughput":
+            if name == "latency" or (name == "throughput" and self._one):
+                found.append(self._work.alone_s(of["alone"]))
+            elif name == "throughput":
                 busy_s = np.maximum.reduce([of["busy"], *(of[host] for host in self._busy)])
                 pass_s = of["pass"] if "pass" in of else of["alone"]
                 found.append(cost.per_token_s(pass_s, busy_s, self.rows, self._work.concurrency))
@@ -66,7 +73,7 @@ class Measures:
                 busy_s = np.maximum.reduce([of["prompt_busy"], *(of[host] for host in self._prompt)])
                 found.append(of["prompt"] + busy_s * (1 - 1 / cost.chunks(self._work.prompt)))
             else:
-                found.append(of[{"latency": "alone", "memory": "bytes", "energy": "joules"}[name]])
+                found.append(of[{"memory": "bytes", "energy": "joules"}[name]])
         return np.array(found)
 
     def of_hop(self, hop: Hop, answer: bool = False) -> tuple[Array, Array]:
@@ -74,7 +81,7 @@ class Measures:
         with the logits of one row of a prompt."""
         n = cost.chunks(self._work.prompt)
         values = dict.fromkeys((*self.sums, *_SUMS, *_PEAKS), 0.0)
-        values["alone"] = sum(hop(1))
+        values["alone"] = sum(hop(self._work.alone_rows))
         values["pass"] = sum(hop(self.rows))
         values["busy"] = hop(self.rows)[1]
         if "prompt" in self.sums:
@@ -87,7 +94,7 @@ class Measures:
         host's cores, that all ranks use."""
         values: dict[str, Any] = {"bytes": held}
         if "alone" in self.sums:
-            values["alone"] = seconds(1, 1)
+            values["alone"] = seconds(self._work.alone_rows, self._work.alone_rows)
         if "busy" in self.peaks or "joules" in self.sums:
             values["pass"] = values["busy"] = seconds(self.rows, self.rows)
             values["joules"] = values["busy"] * watts / self.rows

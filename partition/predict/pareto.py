@@ -29,7 +29,9 @@ class Point:
     key: str = field(init=False)  # the same for the same plan, run the same way
 
     def __post_init__(self) -> None:
-        of = [self.plan.to_json(), self.predicted.microbatches, self.predicted.in_flight]
+        of: list[Any] = [self.plan.to_json(), self.predicted.microbatches, self.predicted.in_flight]
+        if self.predicted.draft is not None:
+            of.append(self.predicted.draft.to_json())
         object.__setattr__(self, "key", hashlib.sha256(json.dumps(of).encode()).hexdigest()[:16])
 
     def objectives(self, axes: Sequence[str]) -> tuple[float, ...]:

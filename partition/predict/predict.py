@@ -21,8 +21,9 @@ def predict(
 ) -> Prediction:
     """What `plan` takes on devices of these speeds, by device. microbatches: None is one for each stage.
 
-    latency = sum over stages of (seconds + hop), of one row; a token of many = cost.per_token_s of the same with C / M
-    rows; ttft = cost.ttft_s. PlanError where a link is not known, or a device has no room for its part and cannot page.
+    latency = sum over stages of (seconds + hop), of one row, or with guesses Draft.token_s of the rows of a pass; a
+    token of many = cost.per_token_s of the same with C / M rows; ttft = cost.ttft_s. PlanError where a link is not
+    known, or a device has no room for its part and cannot page.
     """
     many = cost.groups(work.concurrency, microbatches or len(plan.stages))
     rows = work.concurrency / many
@@ -32,9 +33,12 @@ def predict(
     pass_s = sum(stage.seconds(rows) + sum(stage.hop(rows)) for stage in made)
     busiest_s = max(max(one.busy_s * one.crowding, one.transfer_busy_s) for one in predicted)
     joules = sum(stage.joules(rows) for stage in made)
+    alone = work.alone_rows
+    latency_s = float(work.alone_s(sum(stage.seconds(alone) + sum(stage.hop(alone)) for stage in made)))
+    token_s = latency_s if work.concurrency == 1 else float(cost.per_token_s(pass_s, busiest_s, rows, work.concurrency))
     return Prediction(
-        latency_s=sum(one.compute_s + one.transfer_s for one in predicted),
-        throughput_per_s=1 / float(cost.per_token_s(pass_s, busiest_s, rows, work.concurrency)),
+        latency_s=latency_s,
+        throughput_per_s=1 / token_s,
         ttft_s=_ttft_s(made, work.prompt),
         prompt=work.prompt,
         energy_j=None if math.isnan(joules) else joules,
@@ -42,6 +46,7 @@ def predict(
         stages=tuple(predicted),
         in_flight=work.concurrency,
         microbatches=many,
+        draft=work.draft,
     )
 
 

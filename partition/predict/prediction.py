@@ -8,6 +8,7 @@ from typing import Any
 
 from partition import fields
 from partition.errors import PlanError
+from partition.predict.drafts import Draft
 from partition.predict.speeds import Curve, curve_of, curve_to_json
 from quant.text import ms_text
 
@@ -88,6 +89,12 @@ class Prediction:
     in_flight: int  # for the throughput: requests, or inputs
     microbatches: int  # that they make up
     enter_busy_s: float = 0.0  # that the link to the first stage is taken up by what enters
+    draft: Draft | None = None  # what the latency counts on, and the throughput of one request; None: no guesses
+
+    @property
+    def plain_s(self) -> float:
+        """The latency without guesses."""
+        return self.enter_s + sum(stage.compute_s + stage.transfer_s for stage in self.stages)
 
     @property
     def memory_bytes(self) -> dict[str, int]:
@@ -100,7 +107,7 @@ class Prediction:
 
     @property
     def bound(self) -> str:
-        """What takes the most of the latency, in words."""
+        """What takes the most of a pass of one row, or of one input, in words."""
         parts = []
         for i, stage in enumerate(self.stages):
             who = " and ".join(stage.devices)
@@ -111,7 +118,7 @@ class Prediction:
             parts.append((stage.transfer_s, f"the way from {stage.devices[0]} {goes_to}"))
         parts.append((self.enter_s, f"the way to {self.stages[0].devices[0]}"))
         seconds, what = max(parts, key=lambda part: part[0])
-        return f"{what} takes {ms_text(seconds * 1e3)} of {ms_text(self.latency_s * 1e3)} ms"
+        return f"{what} takes {ms_text(seconds * 1e3)} of {ms_text(self.plain_s * 1e3)} ms"
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for JSON, as `edge plan --json` and `edge pareto --json` have them."""
@@ -127,6 +134,7 @@ class Prediction:
             "enter_s": self.enter_s,
             "enter_busy_s": self.enter_busy_s,
             "bound": self.bound,
+            "draft": None if self.draft is None else self.draft.to_json(),
             "stages": [stage.to_json() for stage in self.stages],
         }
 
@@ -137,9 +145,12 @@ class Prediction:
         What follows from the rest ("memory_bytes" of all stages, "bound") is not looked at.
         """
         needed = ("latency_s", "throughput_per_s", "ttft_s", "prompt", "energy_j", "in_flight", "microbatches")
-        found = fields.record(values, where, (*needed, "enter_s", "stages"), ("enter_busy_s", "memory_bytes", "bound"))
+        found = fields.record(
+            values, where, (*needed, "enter_s", "stages"), ("enter_busy_s", "memory_bytes", "bound", "draft")
+        )
         stages = fields.items(found["stages"], f"{where}.stages")
         ttft, prompt, energy = found["ttft_s"], found["prompt"], found["energy_j"]
+        draft = found.get("draft")
         if not stages:
             raise PlanError(f"{where}.stages is empty; needed is one stage or more")
         if (ttft is None) != (prompt is None):
@@ -155,6 +166,7 @@ class Prediction:
             in_flight=_count(found["in_flight"], f"{where}.in_flight"),
             microbatches=_count(found["microbatches"], f"{where}.microbatches"),
             enter_busy_s=_figure(found.get("enter_busy_s", 0.0), f"{where}.enter_busy_s"),
+            draft=None if draft is None else Draft.from_json(draft, f"{where}.draft"),
         )
 
 

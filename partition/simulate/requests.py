@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Sequence
 from itertools import pairwise
@@ -119,10 +120,16 @@ class Texts(Source):
     As `edge.llm.scheduler` does it: of those whose next token can be computed, ceil((ready + in flight) / microbatches)
     make a group. Beside them a step has rows of prompts, the shortest first, and a part for the oldest. As many groups
     as there are microbatches are in flight, and one where there is a single stage.
+
+    Where the plan counts on guesses, a request that is alone has them in its steps. Each is right with the probability
+    that is assumed, up to the first that is wrong.
     """
 
-    def __init__(self, clock: Clock, servers: Sequence[Server], predicted: Prediction, arrivals: Arrivals) -> None:
+    def __init__(
+        self, clock: Clock, servers: Sequence[Server], predicted: Prediction, arrivals: Arrivals, seed: int = 0
+    ) -> None:
         super().__init__(clock, servers, predicted, arrivals)
+        self._draft, self._random = predicted.draft, random.Random(f"guesses {seed}")
         self._stages = len(predicted.stages)
         self._groups = predicted.microbatches
         self._most = self._groups if self._stages > 1 else 1
@@ -138,11 +145,28 @@ class Texts(Source):
         self._groups_flying -= 1
         self._requests_flying -= len(step.requests)
         for index in step.requests:
-            if not self._token(index):
+            if not any(self._token(index) for _ in range(1 + self._right(step.guesses))):
                 self.states[index].pending = 1
                 self._wait(index)
         self._admit()
         self._soon()
+
+    def _right(self, guesses: int) -> int:
+        """How many of these are right."""
+        assert not guesses or self._draft is not None
+        right = 0
+        while right < guesses and self._draft is not None and self._random.random() < self._draft.acceptance:
+            right += 1
+        return right
+
+    def _guesses(self, group: Sequence[int], parts: Sequence[tuple[int, float]]) -> int:
+        """How many a step has: some where its one request is alone, and never more than it may still get."""
+        if self._draft is None or len(group) != 1 or parts or self._requests_flying:
+            return 0
+        state = self.states[group[0]]
+        if not state.tokens:  # this one comes of the prompt
+            return 0
+        return min(self._draft.rows, state.request.tokens - state.tokens) - 1
 
     def _wait(self, index: int) -> None:
         self._ready.append(index)
@@ -161,7 +185,8 @@ class Texts(Source):
         for index, rows in parts:
             self.states[index].pending -= rows
         ended = [index for index, _ in parts if self.states[index].pending < _NOTHING]
-        step = Step((*group, *ended), len(group), prompts)
+        guesses = self._guesses(group, parts)
+        step = Step((*group, *ended), len(group) + guesses, prompts, guesses)
         self._ready = [index for index in self._ready if index not in step.requests]
         if step.answers:
             self.ready.add(-len(step.requests))

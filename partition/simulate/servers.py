@@ -34,6 +34,7 @@ class Step:
     requests: tuple[int, ...]  # indices of those that get a token by it
     decodes: int  # rows of answers, or inputs
     prompts: tuple[tuple[int, float], ...] = ()  # (tokens of a whole prompt, rows of it that are here)
+    guesses: int = 0  # of `decodes`: rows that check guesses of the one request
 
     @property
     def rows(self) -> int:

@@ -61,7 +61,9 @@ def simulate(
     made = parts(predicted, owner)
     servers = [Server(clock, jitter, part.seconds, part.latency_s, _slows(part, given.slow)) for part in made]
     of_text = predicted.ttft_s is not None
-    source = Texts(clock, servers, predicted, arrivals) if of_text else Inputs(clock, servers, predicted, arrivals)
+    source: Texts | Inputs = (
+        Texts(clock, servers, predicted, arrivals, seed) if of_text else Inputs(clock, servers, predicted, arrivals)
+    )
     source.begin()
     clock.run(given.end_s)
     completed = [one for one in source.states if one.done]

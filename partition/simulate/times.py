@@ -30,6 +30,7 @@ def parts(predicted: Prediction, owner: str = LOCAL) -> list[Part]:
         r rows of a prompt p    rows_s(p) r / p, at every stage, on top of what answers in the same step take: the most
                                 that it can be
                                 both times its crowding, where stages share a machine
+        guesses                 guess_s each, before the first stage computes
         a link                  rows x busy, and its latency on top: busy is of one row, from transfer_busy_s, which is
                                 of a microbatch; latency = transfer_s - busy
 
@@ -49,7 +50,9 @@ def parts(predicted: Prediction, owner: str = LOCAL) -> list[Part]:
     for i, stage in enumerate(stages):
         curve = stage.rows_s
         decode = _through(curve, round(rows), stage.busy_s) if rows == round(rows) else curve
-        found.append(Part(stage.devices, partial(_computes, cache(curve.at), cache(decode.at), stage.crowding)))
+        guess_s = predicted.draft.guess_s if predicted.draft is not None and i == 0 else 0.0
+        computes = partial(_computes, cache(curve.at), cache(decode.at), stage.crowding, guess_s)
+        found.append(Part(stage.devices, computes))
         last = i + 1 == len(stages)
         # The formulas round hidden states to whole rows, and not the logits that go back.
         a_row = stage.transfer_busy_s / (rows if last else max(1, round(rows)))
@@ -97,10 +100,10 @@ def _through(curve: Curve, rows: int, seconds: float) -> Curve:
 
 
 def _computes(
-    prompt_s: Callable[[float], float], decode_s: Callable[[float], float], crowding: float, step: Step
+    prompt_s: Callable[[float], float], decode_s: Callable[[float], float], crowding: float, guess_s: float, step: Step
 ) -> float:
     prompts_s = sum(prompt_s(prompt) * rows / prompt for prompt, rows in step.prompts)
-    return crowding * (prompts_s + (decode_s(step.decodes) if step.decodes else 0.0))
+    return crowding * (prompts_s + (decode_s(step.decodes) if step.decodes else 0.0)) + step.guesses * guess_s
 
 
 def _sends(a_row: float, step: Step) -> float:
@@ -109,4 +112,4 @@ def _sends(a_row: float, step: Step) -> float:
 
 def _answers(a_row: float, step: Step) -> float:
     """A prompt is answered by one row of logits, at its end."""
-    return a_row * len(step.requests)
+    return a_row * (len(step.requests) + step.guesses)

@@ -95,6 +95,33 @@ def test_measured_once_a_day(edge: Run, one: Worker, tmp_path: Path, monkeypatch
     assert [path.name for path in tmp_path.iterdir()] == ["front.json"]
 
 
+def test_plans_with_guesses_are_points(edge: Run, what_if: Path, tmp_path: Path) -> None:
+    """Those that are faster are on the front before the plain ones, and what is saved can be simulated."""
+    plan = tmp_path / "plan.json"
+    result = found(
+        edge, "--cluster", what_if, "--draft", "ngram", "--acceptance", "0.9", "--pick", "latency", "--save", plan
+    )
+    guessed = [point for point in result["points"] if point["predicted"]["draft"]]
+    plain = [point for point in result["points"] if not point["predicted"]["draft"]]
+    assert guessed
+    assert plain
+    assert all("guessed by ngram, 0.9 of the guesses right" in point["label"] for point in guessed)
+    assert guessed[0]["on_front"]
+    least = [min(point["predicted"]["latency_s"] for point in some) for some in (guessed, plain)]
+    assert 0.1 * least[1] < least[0] < least[1]
+    assert json.loads(plan.read_text())["predicted"]["draft"] == guessed[0]["predicted"]["draft"]
+
+
+@pytest.mark.thorough
+def test_passes_with_guesses_are_measured(edge: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for doubt in ("SCATTER", "OFF"):
+        monkeypatch.setattr(measuring, doubt, 1e9)
+    result = found(edge, *FEW, "--draft", "ngram", "--acceptance", "1", "--measure", "9")
+    measured = [point for point in result["points"] if point["predicted"]["draft"] and point["measured"]]
+    assert measured
+    assert all(point["measured"]["latency_s"] > 0 for point in measured)
+
+
 def test_presets_are_planned_and_not_measured(edge: Run, what_if: Path) -> None:
     result = found(edge, "--cluster", what_if, "--measure", "3")
     assert {device["name"]: device["estimate"] for device in result["devices"]} == {"me": True, "other": True}

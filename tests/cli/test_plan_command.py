@@ -132,6 +132,35 @@ def test_options_change_what_is_predicted(edge: Run, what_if: Path, options: lis
     assert said(edge, "--cluster", what_if, *options)["predicted"][what] != plain[what]
 
 
+def test_a_plan_says_which_guesses_it_counts_on(edge: Run, what_if: Path) -> None:
+    """A Pi reads its weights as fast for several rows as for one, so guesses are worth it; where none is right, not."""
+    plain = said(edge, "--cluster", what_if)
+    assert plain["predicted"]["draft"] is None
+    for acceptance, options in ((0.9, ("--acceptance", "0.9")), (0.4, ())):
+        found = said(edge, "--cluster", what_if, "--draft", "ngram", *options)
+        predicted = found["predicted"]
+        draft = predicted["draft"]
+        assert (draft["name"], draft["acceptance"], draft["guess_s"]) == ("ngram", acceptance, 0)
+        assert draft["tokens_per_pass"] == pytest.approx(sum(acceptance**i for i in range(draft["rows"])))
+        assert (1 - acceptance) * 0.99 < predicted["latency_s"] / plain["predicted"]["latency_s"] < 1
+        assert f"{draft['rows']} rows a pass, guessed by ngram, {acceptance} of the guesses right" in found["why"]
+        assert any(f"{acceptance} are taken to be right" in note for note in found["notes"])
+    none = said(edge, "--cluster", what_if, "--draft", "ngram", "--acceptance", "0")
+    assert none["predicted"] == plain["predicted"]
+    code, out, _ = edge("--cluster", what_if, "--draft", "auto", "--acceptance", "0.9")
+    assert code == 0
+    assert re.search(r"^guesses: \d rows a pass, guessed by ngram.* ms a token without$", out, re.MULTILINE)
+
+
+def test_a_model_that_guesses_is_measured(edge: Run) -> None:
+    """The model itself is no smaller, and takes as long for a guess as for a token."""
+    found = said(edge, "--draft", str(MODEL_PATH), "--acceptance", "1")
+    assert found["predicted"]["draft"] is None
+    code, out, _ = edge("--draft", str(MODEL_PATH), "--acceptance", "1")
+    assert code == 0
+    assert MODEL_PATH.name in out
+
+
 def test_memory_is_what_this_device_may_use(edge: Run) -> None:
     assert said(edge, "--memory", "300MiB")["devices"][0]["memory_bytes"] == 300 << 20
 
@@ -218,6 +247,8 @@ def test_refused(edge: Run, what_if: Path, tmp_path: Path, capsys: pytest.Captur
         (["--save", tmp_path], ["folder"]),
         (["--dim", "batch=2"], ["--dim", "ONNX"]),
         (["x.onnx", "--context", "100"], ["--context", "language"]),
+        (["x.onnx", "--draft", "ngram"], ["--draft", "language"]),
+        (["--acceptance", "0.5"], ["--acceptance", "--draft"]),
         (["--context", "150"], ["150 tokens", "192", "--context", "--prompt-tokens"]),
         (["--context", "200", "--concurrency", "40"], ["200 tokens", "640", "--context", "--concurrency"]),
     ):
@@ -228,6 +259,7 @@ def test_refused(edge: Run, what_if: Path, tmp_path: Path, capsys: pytest.Captur
         (["--workers", many], [str(MOST_WORKERS)]),
         (["--objective", "beauty"], ["latency"]),
         (["--max-latency", "0"], ["above 0"]),
+        (["--draft", "ngram", "--acceptance", "1.5"], ["--acceptance", "from 0 to 1"]),
         (["--max-memory", "much"], ["2GiB"]),
     ):
         with pytest.raises(SystemExit, match="2"):
