@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from devices.cluster_file import Cluster
 from edge.llm.info import ModelInfo
+from edge.models.paths import PathLike
 from edge.planning.arrange import name_of, work_of
 from edge.slices.local import OwnSlices
 from edge.speculate.opened import KINDS, SELF, drafts
@@ -24,21 +24,30 @@ from partition.predict.speeds import DeviceSpeed
 from partition.search.planner import Planner
 from quant.gguf.file import GgufFile
 
-if TYPE_CHECKING:
-    from edge.planning.spaces import PlanOptions
-
 NGRAM = "ngram"
 ACCEPTANCE = {NGRAM: 0.4, SELF: 0.8}  # where none is given; docs/planning.md says whose figures these are
 OF_A_MODEL = 0.7
 
 
-def draft_of(file: GgufFile, cluster: Cluster, options: PlanOptions, context: int, steps: Steps) -> Draft | None:
-    """What guesses, as `options` ask for it, with the rows still to be chosen; None where nothing does.
+def draft_of(
+    draft: PathLike,
+    acceptance: float | None,
+    file: GgufFile,
+    cluster: Cluster,
+    work: Work,
+    *,
+    threads: int | None,
+    memory: int | None,
+    fresh: bool,
+    steps: Steps,
+) -> Draft | None:
+    """What guesses for a model, as it is asked for, with the rows still to be chosen; None where nothing does.
 
-    A drafting model is measured on this device, as other models are. PlanError for a model that cannot forget guesses
-    and for an acceptance that cannot be; the errors of `drafts`, of vocabularies that differ, and of measuring.
+    acceptance: None is what is usual for such guesses. A drafting model is measured on this device, as other models
+    are. PlanError for a model that cannot forget guesses and for an acceptance that cannot be; the errors of `drafts`,
+    of vocabularies that differ, and of measuring.
     """
-    asked = str(options.draft)
+    asked = str(draft)
     recurrent = str(file.metadata.get("general.architecture")) in RECURRENT_ARCHITECTURES
     if asked == "off" or (asked == "auto" and recurrent):
         return None
@@ -46,24 +55,23 @@ def draft_of(file: GgufFile, cluster: Cluster, options: PlanOptions, context: in
         raise PlanError(
             f"{file.path.name} has recurrent layers, which cannot forget a guess that was wrong; use --draft off"
         )
-    acceptance = options.acceptance
     if acceptance is None:
         acceptance = ACCEPTANCE.get(NGRAM if asked in KINDS else asked, OF_A_MODEL)
     if asked in KINDS:
         return Draft(NGRAM, acceptance, 1)
-    path = drafts(options.draft, file.path, steps)
+    path = drafts(draft, file.path, steps)
     assert isinstance(path, Path)
     drafting = GgufFile.open(path)
     check_vocabulary(file, drafting)
-    need = ModelInfo.of(path, context, options.kv_type).need
+    need = ModelInfo.of(path, work.context, work.kv.name).need
     name = SELF if asked == SELF else path.name
-    guess_s = _guess_s(drafting, cluster, options, context, steps)
+    guess_s = _guess_s(drafting, cluster, work, threads, memory, fresh, steps)
     return Draft(name, acceptance, 1, guess_s, need.total - need.parts["runtime"])
 
 
-def assumed_text(draft: Draft, options: PlanOptions) -> str:
-    """What a person is to know of plans with guesses, in a sentence."""
-    whose = "usual for such guesses" if options.acceptance is None else "as given"
+def assumed_text(draft: Draft, acceptance: float | None) -> str:
+    """What a person is to know of plans with guesses, in a sentence. acceptance: that was given."""
+    whose = "usual for such guesses" if acceptance is None else "as given"
     return f"of the guesses of {draft.name}, {draft.acceptance:g} are taken to be right ({whose}; --acceptance A)"
 
 
@@ -81,17 +89,22 @@ def with_draft_held(speeds: Sequence[DeviceSpeed], draft: Draft | None) -> list[
     return [replace(first, runtime_bytes=first.runtime_bytes + held), *others]
 
 
-def _guess_s(file: GgufFile, cluster: Cluster, options: PlanOptions, context: int, steps: Steps) -> float:
+def _guess_s(
+    file: GgufFile,
+    cluster: Cluster,
+    target: Work,
+    threads: int | None,
+    memory: int | None,
+    fresh: bool,
+    steps: Steps,
+) -> float:
     """Seconds of a token of a drafting model on this device."""
     own = replace(cluster, devices=tuple(one for one in cluster.devices if one.address == LOCAL), links=())
     with steps.step(f"Reading {file.path.name}") as show:
         digest = OwnSlices().model_digest(file.path, show)
     with steps.step("Measuring the draft", unit="steps") as show:
-        known = llm_speeds(
-            own, None, (), file, digest,
-            threads=options.threads, memory=options.memory, fresh=options.fresh, on_step=show,
-        )  # fmt: skip
-    work = work_of(file, context=context, kv_type=options.kv_type)
+        known = llm_speeds(own, None, (), file, digest, threads=threads, memory=memory, fresh=fresh, on_step=show)
+    work = work_of(file, context=target.context, kv_type=target.kv.name)
     found, _ = Planner(work, known.speeds, known.links, name_of(file), digest).front(("latency",))
     if not found:
         raise PlanError(f"{file.path.name} has no room on this device; use a smaller one, or --draft ngram")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from devices.cluster_file import Cluster
 from edge.cluster.failures import is_loss
 from edge.cluster.fleet import Fleet
+from edge.cluster.lost import listed, lost_words
 from edge.cluster.onnx_deployment import Loaded, OnnxDeployment
 from edge.cluster.preflight import check_memory
 from edge.errors import NotEnoughMemory
@@ -18,7 +19,6 @@ from edge.onnx.model import OnnxSource
 from edge.onnx.pipeline import Result
 from edge.onnx.surviving import Runner, SurvivingPipeline
 from edge.onnx.wire import Array
-from edge.planning.lost import listed, lost_words
 from edge.planning.onnx_space import OnnxSpace
 from edge.slices.local import OwnSlices
 from edge.survey.onnx_survey import onnx_speeds

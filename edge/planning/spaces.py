@@ -132,9 +132,12 @@ def _llm_space(
             fresh=options.fresh,
             on_step=show,
         )
-    draft = draft_of(file, cluster, options, work.context, steps)
+    draft = draft_of(
+        options.draft, options.acceptance, file, cluster, work,
+        threads=options.threads, memory=options.memory, fresh=options.fresh, steps=steps,
+    )  # fmt: skip
     if draft is not None:
-        known = replace(known, notes=(*known.notes, assumed_text(draft, options)))
+        known = replace(known, notes=(*known.notes, assumed_text(draft, options.acceptance)))
     return LlmSpace(
         path, file, digest, work, known, threads=options.threads, memory=options.memory,
         exchange=Exchange(options.transport, wire=options.wire), type_=type_,

@@ -11,6 +11,7 @@ from devices.cluster_file import Cluster
 from devices.probe import available_memory
 from edge.cluster.deployment import Deployment, Exchange
 from edge.cluster.fleet import Fleet, device
+from edge.cluster.lost import listed, lost_words
 from edge.cluster.rank_group import RankGroup
 from edge.errors import EdgeError
 from edge.llama import llama
@@ -19,7 +20,6 @@ from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
 from edge.parallel.surviving import SurvivingEngine
 from edge.planning.arrange import Arrangement, can_share, name_of
-from edge.planning.lost import listed, lost_words
 from edge.survey.profile import reachable
 from edge.tasks import Steps
 from partition.plan.arrange import make_plan

@@ -22,13 +22,13 @@ import edge
 from devices.cluster_file import Cluster
 from edge.cluster.failures import is_loss
 from edge.cluster.fleet import Fleet
+from edge.cluster.lost import lost_words
 from edge.cluster.session import RemoteSession
 from edge.errors import Interrupted, NotEnoughMemory, WorkerError
 from edge.onnx.bench import Flow, Speed, measure
 from edge.onnx.model import OnnxSource
 from edge.onnx.pipeline import Result
 from edge.onnx.wire import Array
-from edge.planning.lost import lost_words
 from edge.planning.onnx_surviving import OnnxPlacement, PlanAgain, SurvivingDeployment
 from edge.tasks import ShowStep, Steps
 from partition.plan.onnx_plan import OnnxPlan
