@@ -27,6 +27,10 @@ settings.load_profile("edge")
 _STATE = tempfile.TemporaryDirectory(prefix="edge-tests-")
 os.environ["XDG_STATE_HOME"] = _STATE.name
 
+# Hundreds of processes are started. Where bytecode may not be written beside the sources, it is written there.
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+    os.environ["PYTHONPYCACHEPREFIX"] = str(Path(_STATE.name) / "bytecode")
+
 
 @pytest.fixture(autouse=True)
 def _nothing_is_kept_of_prompts() -> None:

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from apps.commands.bench import run
 from edge.demo import MODEL_PATH
 from edge.llm.engine import EngineOptions
 from tests.conftest import Synthetic
-from tests.support.helpers import assert_one_line_error, run_edge
+from tests.support.helpers import assert_one_line_error, edge_here, run_edge
 
 QUICK = ("--threads", "1", "--prompt-tokens", "16", "--gen-tokens", "4", "--repeats", "2")
 KEYS = {
@@ -46,9 +48,9 @@ KEYS = {
 }
 
 
-def bench_json(*args: str | Path) -> dict[str, Any]:
+def bench_json(*args: str | Path, run: Callable[..., "subprocess.CompletedProcess[str]"] = edge_here) -> dict[str, Any]:
     """The object `edge bench --json` prints; it must succeed."""
-    done = run_edge("bench", *QUICK, "--json", *args)
+    done = run("bench", *QUICK, "--json", *args)
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     return result
@@ -63,9 +65,10 @@ def options_used(monkeypatch: pytest.MonkeyPatch, *args: str) -> EngineOptions:
     def engine(path: Path, options: EngineOptions) -> None:
         raise Seen(options)
 
-    monkeypatch.setattr("edge.llm.engine.Engine", engine)
-    with pytest.raises(Seen) as seen:
-        run(build_parser().parse_args(["bench", *QUICK, *args]))
+    with monkeypatch.context() as patch:
+        patch.setattr("edge.llm.engine.Engine", engine)
+        with pytest.raises(Seen) as seen:
+            run(build_parser().parse_args(["bench", *QUICK, *args]))
     options: EngineOptions = seen.value.args[0]
     return options
 
@@ -86,7 +89,7 @@ def test_the_table_is_markdown_with_prefill_and_decode() -> None:
 
 
 def test_json_has_the_documented_keys_and_they_agree_with_each_other() -> None:
-    result = bench_json()
+    result = bench_json(run=run_edge)  # its memory is that of a process
     assert {key: type(value) for key, value in result.items()} == KEYS
     assert all(result[key] > 0 for key, kind in KEYS.items() if kind in (int, float) and key != "others_cores")
     assert result["others_cores"] >= 0
@@ -103,7 +106,7 @@ def test_draft_measures_guesses_too() -> None:
     assert found["draft"] == "ngram"
     assert list(found["pass_ms"]) == ["1", "2", "4", "8"]
     assert all(ms > 0 for ms in (*found["pass_ms"].values(), found["tokens_per_s"], found["plain_tokens_per_s"]))
-    table = run_edge("bench", *QUICK, "--draft", "ngram").stdout
+    table = edge_here("bench", *QUICK, "--draft", "ngram").stdout
     assert re.search(r"^guesses: ngram: .* tokens/s, .* without; rows of a pass: .* ms for 1, ", table, re.MULTILINE)
 
 
@@ -123,11 +126,11 @@ def test_several_requests_have_a_throughput_of_their_own(monkeypatch: pytest.Mon
     result = bench_json("--requests", "3")
     assert result["requests"] == 3
     assert result["throughput_tokens_per_s"] > 0
-    done = run_edge("bench", *QUICK, "--requests", "3")
+    done = edge_here("bench", *QUICK, "--requests", "3")
     assert re.search(r"\| 3 requests \| [\d.]+ ± [\d.]+ \|", done.stdout)
     options = options_used(monkeypatch, "--requests", "3")
     assert (options.sequences, options.context) == (3, 60)
-    assert_one_line_error(run_edge("bench", *QUICK, "--requests", "3", "--context", "32"), 2, "3 requests")
+    assert_one_line_error(edge_here("bench", *QUICK, "--requests", "3", "--context", "32"), 2, "3 requests")
 
 
 def test_threads_are_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,13 +161,13 @@ def test_engine_options_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_more_tokens_than_the_context_holds() -> None:
-    assert_one_line_error(run_edge("bench", *QUICK, "--context", "19"), 2, "16 prompt and 4 generated", "19")
+    assert_one_line_error(edge_here("bench", *QUICK, "--context", "19"), 2, "16 prompt and 4 generated", "19")
 
 
 @pytest.mark.parametrize("option", ["--prompt-tokens 0", "--gen-tokens 0", "--repeats 0", "--threads 0", "--repeats x"])
 def test_a_value_out_of_range(option: str) -> None:
-    assert_one_line_error(run_edge("bench", *option.split()), 2, option.split()[0])
+    assert_one_line_error(edge_here("bench", *option.split()), 2, option.split()[0])
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
-    assert_one_line_error(run_edge("bench", *QUICK, tmp_path / "none.gguf"), 3, "no such file")
+    assert_one_line_error(edge_here("bench", *QUICK, tmp_path / "none.gguf"), 3, "no such file")

@@ -14,7 +14,7 @@ import pytest
 from devices.probe import available_memory
 from edge.demo import MODEL_PATH
 from tests.support import tiny_gguf
-from tests.support.helpers import EDGE, ENDLESS, ROOT, TIMEOUT_S, assert_one_line_error, run_chat
+from tests.support.helpers import EDGE, ENDLESS, ROOT, TIMEOUT_S, assert_one_line_error, run_chat, run_edge
 
 USAGE, INPUT, ROOM, ENGINE = 2, 3, 4, 5  # exit codes
 
@@ -85,7 +85,7 @@ def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(MODEL_PATH.read_bytes())
     path.chmod(0)
-    done = run_chat(path, "-p", "hi", preexec=may_not_read_everything if os.geteuid() == 0 else None)
+    done = run_edge("chat", path, "-p", "hi", preexec=may_not_read_everything if os.geteuid() == 0 else None)
     assert_one_line_error(done, INPUT, "model.gguf", "ermission denied")
 
 

@@ -18,7 +18,17 @@ from edge.llm.engine import Engine, EngineOptions
 from edge.paging import memory
 from quant.types import type_by_name
 from tests.conftest import Synthetic
-from tests.support.helpers import EDGE, ENDLESS, ROOT, TIMEOUT_S, assert_one_line_error, chat_json, run_chat, start_edge
+from tests.support.helpers import (
+    EDGE,
+    ENDLESS,
+    ROOT,
+    TIMEOUT_S,
+    assert_one_line_error,
+    chat_json,
+    run_chat,
+    run_edge,
+    start_edge,
+)
 
 KEYS = {
     "text": str,
@@ -80,9 +90,9 @@ def parsed(*args: str) -> EngineOptions:
 
 def test_a_prompt_by_option_by_dash_and_by_pipe_gets_the_same_answer() -> None:
     asked = (*GREEDY, "--max-tokens", "4")
-    by_option = run_chat("-p", "What is 2 plus 3?", *asked)
+    by_option = run_edge("chat", "--threads", "1", "-p", "What is 2 plus 3?", *asked)
     by_dash = run_chat("-p", "-", *asked, stdin="What is 2 plus 3?")
-    by_pipe = run_chat(*asked, stdin="What is 2 plus 3?")
+    by_pipe = run_edge("chat", "--threads", "1", *asked, stdin="What is 2 plus 3?")
     joined = run_chat("-p", "plus 3?", *asked, stdin="What is 2\n")  # the piped text first, then the question
     assert by_option.returncode == by_dash.returncode == by_pipe.returncode == 0
     assert by_option.stdout == by_dash.stdout == by_pipe.stdout == joined.stdout

@@ -9,7 +9,7 @@ import pytest
 
 from edge.models.synth import SHAPES
 from quant.text import bytes_text, count_text
-from tests.support import ROOT
+from tests.support.helpers import ROOT, TIMEOUT_S, edge_here
 
 SMALL = ("--layers", "2", "--embd", "128", "--ff", "256", "--heads", "4", "--kv", "2", "--vocab", "400")
 TERMINAL = "import sys, apps.cli; sys.stdout.isatty = lambda: True; sys.exit(apps.cli.main(sys.argv[1:]))"
@@ -17,11 +17,9 @@ TERMINAL = "import sys, apps.cli; sys.stdout.isatty = lambda: True; sys.exit(app
 HUNDREDTH_MIB = 10_486  # llama.cpp names its buffers' sizes no finer
 
 
-def edge_model(*args: str | Path, code: int = 0, terminal: bool = False) -> "subprocess.CompletedProcess[str]":
+def edge_model(*args: str | Path, code: int = 0) -> "subprocess.CompletedProcess[str]":
     """Run the command, which must exit with `code`."""
-    start = ("-c", TERMINAL) if terminal else ("-m", "apps.cli")
-    command = [sys.executable, *start, "model", *map(str, args)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = edge_here("model", *args)
     assert done.returncode == code, done.stderr
     return done
 
@@ -54,7 +52,8 @@ def test_info_text(model: Path) -> None:
 
 
 def test_info_on_a_terminal_is_a_table(model: Path) -> None:
-    out = edge_model("info", model, terminal=True).stdout
+    command = [sys.executable, "-c", TERMINAL, "model", "info", str(model)]
+    out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=True).stdout
     assert "\u2502 architecture" in out
     assert "\u2502 KV cache" in out
 

@@ -1,5 +1,6 @@
-"""Running `edge` the way people do: as a process of its own, with a terminal or without one."""
+"""Running `edge` the way people do: as a process of its own, with a terminal or without one; or in this one."""
 
+import io
 import json
 import os
 import re
@@ -8,11 +9,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import pexpect
+import pytest
 
+from apps import cli
 from edge.doctor.findings import OK, Verdict
 from tests.support import ROOT
 
@@ -48,6 +52,24 @@ def run_edge(
     )
 
 
+def edge_here(*args: str | Path, stdin: str = "") -> "subprocess.CompletedProcess[str]":
+    """What `run_edge` returns, without a process: for what a command says, where nothing of a process is tested.
+
+    stdin: has to fit into a pipe, 64 KiB.
+    """
+    out, errors = io.StringIO(), io.StringIO()
+    read, write = os.pipe()  # something that can be waited for, as `edge chat` does
+    with os.fdopen(write, "w") as text:
+        text.write(stdin)
+    with os.fdopen(read) as given, redirect_stdout(out), redirect_stderr(errors), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdin", given)
+        try:
+            code = cli.main([str(arg) for arg in args])
+        except SystemExit as ended:  # of argparse
+            code = int(ended.code or 0)
+    return subprocess.CompletedProcess(["edge", *map(str, args)], code, out.getvalue(), errors.getvalue())
+
+
 def start_edge(*args: str | Path) -> "subprocess.Popen[bytes]":
     """Start the command with pipes as its output."""
     return subprocess.Popen(
@@ -60,14 +82,14 @@ def start_edge(*args: str | Path) -> "subprocess.Popen[bytes]":
     )
 
 
-def run_chat(*args: str | Path, **how: Any) -> "subprocess.CompletedProcess[str]":
-    """`edge chat` on one thread."""
-    return run_edge("chat", "--threads", "1", *args, **how)
+def run_chat(*args: str | Path, stdin: str = "") -> "subprocess.CompletedProcess[str]":
+    """`edge chat` on one thread, in this process."""
+    return edge_here("chat", "--threads", "1", *args, stdin=stdin)
 
 
-def chat_json(*args: str | Path, **how: Any) -> dict[str, Any]:
+def chat_json(*args: str | Path) -> dict[str, Any]:
     """The object `edge chat --json` prints; it must succeed."""
-    done = run_chat(*args, "--json", **how)
+    done = run_chat(*args, "--json")
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     return result

@@ -12,7 +12,7 @@ from apps.options import engine_options
 from edge.demo import MODEL_PATH
 from edge.llm.options import MAX_IO_CHUNK, MAX_IO_THREADS, EngineOptions
 from edge.models import shapes, synth
-from tests.support.helpers import assert_one_line_error, run_edge
+from tests.support.helpers import assert_one_line_error, edge_here, run_edge
 
 MIB = 1 << 20
 ASKED = ("-p", "hello", "--temperature", "0", "--max-tokens", "4", "--context", "256", "--threads", "1")
@@ -78,11 +78,11 @@ def test_a_budget_goes_without_a_gpu() -> None:
     "option", [("--io-threads", "0"), ("--io-threads", f"{MAX_IO_THREADS + 1}"), ("--io-chunk", f"{MAX_IO_CHUNK + 1}B")]
 )
 def test_what_is_out_of_range_is_refused_in_one_line(option: tuple[str, str]) -> None:
-    assert_one_line_error(run_edge("chat", *ASKED, "--memory", "1GiB", *option), 2, option[0])
+    assert_one_line_error(edge_here("chat", *ASKED, "--memory", "1GiB", *option), 2, option[0])
 
 
 def test_too_small_a_budget_is_refused_in_one_line_with_the_least() -> None:
-    done = run_edge("chat", str(MODEL_PATH), *ASKED, "--memory", "20MiB")
+    done = edge_here("chat", str(MODEL_PATH), *ASKED, "--memory", "20MiB")
     assert_one_line_error(done, 4, "at least", "runtime", "20 MiB were given")
 
 
