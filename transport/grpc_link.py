@@ -166,7 +166,7 @@ class GrpcLink(Link):
             raise rpc_failed(error, self.peer) if isinstance(error, grpc.Call) else self._gone() from error
         finally:
             self.wait_until = 0.0
-        frame = parse_frame(memoryview(data), self._received)
+        frame = self._parsed(parse_frame, memoryview(data))
         self._limit(frame.kind, len(frame.payload), max_bytes)
         return frame
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from transport.errors import LinkClosed, LinkTimeout, ProtocolError, Refused, TransportError
 from transport.frame import HEADER_BYTES, Buffer, Frame, Kind, Payload, pack_header
@@ -18,6 +19,7 @@ from transport.frame import HEADER_BYTES, Buffer, Frame, Kind, Payload, pack_hea
 CONTROL_BYTES = 1 << 20  # the largest payload `receive` takes where the caller names no other
 MAX_REASON = 1 << 10  # bytes of text in an ERROR or CLOSE frame
 _SEQUENCES = 1 << 32
+T = TypeVar("T")
 _LAST = frozenset({Kind.ERROR, Kind.CLOSE})
 _GOODBYE_S = 0.05  # a last word is a courtesy; nobody waits for it
 
@@ -153,6 +155,13 @@ class Link(ABC):
         """Free what the link holds; called once."""
 
     # What they share.
+
+    def _parsed(self, parse: Callable[[Buffer, int], T], data: Buffer) -> T:
+        """What came, as `parse_header` or `parse_frame` has it. ProtocolError with the peer's name."""
+        try:
+            return parse(data, self._received)
+        except ProtocolError as error:
+            raise ProtocolError(f"{self.peer}: {error}") from None
 
     def _expect(self, found: Kind, payload: Payload, kind: Kind, n_bytes: int) -> None:
         """Raise what a last frame means; ProtocolError unless the frame is of this kind and size."""

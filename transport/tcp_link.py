@@ -139,7 +139,7 @@ class TcpLink(Link):
         header = self._header
         wait = _Wait(timeout_s)
         self._fill(memoryview(header), wait, inside=False)
-        kind, length, _ = parse_header(header, self._received)
+        kind, length, _ = self._parsed(parse_header, header)
         self._limit(kind, length, max_bytes)
         payload = bytearray(length)
         self._fill(memoryview(payload), wait, inside=True)
@@ -153,7 +153,7 @@ class TcpLink(Link):
         if got < HEADER_BYTES:
             self._fill(header[got:], wait, inside=True)
             got = HEADER_BYTES
-        found, length, _ = parse_header(header, self._received)
+        found, length, _ = self._parsed(parse_header, header)
         got -= HEADER_BYTES
         if found is kind and length == len(buffer):
             if got < length:

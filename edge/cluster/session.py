@@ -307,11 +307,14 @@ def last_failure(error: Exception, links: Iterable[Link] | None, sessions: Seque
     """What one of the `sessions` says, where a link broke and it says so in a moment; else the error as it is.
 
     A process that died is the cause; ranks that lost their links to it only follow. links: of this process; None where
-    they were never made.
+    they were never made. Where one broke all are closed: a rank that waits for this one ends then, and speaks.
     """
+    links = None if links is None else list(links)
     broken = links is None or any(link.broken for link in links)
     if not (broken and isinstance(error, TransportError)):
         return error
+    for link in links or ():
+        link.close("another link broke")
     deadline = time.monotonic() + (WORD_S if isinstance(error, LinkTimeout) else LAST_WORD_S)
     while True:
         words = [word for session in sessions if (word := session.word()) is not None]

@@ -22,6 +22,7 @@ from edge.parallel.surviving import SurvivingEngine
 from edge.planning.arrange import Arrangement, can_share, name_of
 from edge.survey.profile import reachable
 from edge.tasks import Steps
+from partition.errors import PlanError
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
 from partition.search.explain import best_of
@@ -131,7 +132,16 @@ class Survivor:
             )
         done = work_shares(self._plan)
         kind = "tensor" if len(self._plan.stages) == 1 else "pipeline"
-        return self._shared({one: done[one] for one in (LOCAL, *answering)}, kind), f"{kind}, with shares as before"
+        shares = {one: done[one] for one in (LOCAL, *answering)}
+        while True:
+            try:
+                return self._shared(shares, kind), f"{kind}, with shares as before"
+            except PlanError:  # too many for that kind: a device to each stage may be more than there are layers
+                if not answering:
+                    raise
+                least = min(answering, key=lambda one: shares[one])
+                answering.remove(least)
+                del shares[least]
 
     def _shared(self, shares: Mapping[str, float], kind: str) -> Plan:
         can, name = limits(self._file), name_of(self._file)

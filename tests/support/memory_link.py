@@ -40,7 +40,7 @@ class MemoryLink(Link):
                 raise self._gone()
             data = pipe.frames.popleft()
             pipe.changed.notify_all()
-        frame = parse_frame(memoryview(data), self._received)
+        frame = self._parsed(parse_frame, memoryview(data))
         self._limit(frame.kind, len(frame.payload), max_bytes)
         return frame
 

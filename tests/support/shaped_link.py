@@ -105,7 +105,7 @@ class ShapedLink(Link):
         _wait_until(min(due, deadline), self._clock)
         if due > deadline:
             raise self._timeout(timeout_s)
-        frame = parse_frame(data[_STAMP.size :], self._received)
+        frame = self._parsed(parse_frame, data[_STAMP.size :])
         self._limit(frame.kind, len(frame.payload), max_bytes)
         return frame
 

@@ -435,6 +435,7 @@ def test_damaged_headers_end_a_link(bench: Bench, kind: str, data: bytes, why: s
         raw.send(data)
         with pytest.raises(ProtocolError, match=why) as caught:
             call(link)
+        assert str(caught.value).startswith(f"{link.peer}: ")
         assert_of_no_use(link, str(caught.value))
 
 
