@@ -35,9 +35,9 @@ $(BIN)/python:
 
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	@command -v c++ >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || \
-		{ echo "llama.cpp is built here and needs a C++ compiler; on Debian: apt-get install g++ make" >&2; exit 1; }
+		{ echo "llama.cpp is built here and needs a C++ compiler; on Debian: apt-get install g++ make. Without one: docs/install.md" >&2; exit 1; }
 	@echo "==> Installing edge. The first time this builds llama.cpp for this machine: about 4 minutes on two cores."
-	@echo "    pip keeps the result, so the next time takes seconds."
+	@echo "    pip keeps the result, so the next time takes seconds. docs/install.md says how to do without a compiler."
 	@$(PIP) install --editable .
 	@touch $@
 

@@ -65,7 +65,7 @@ class LocalChecks:
         except EngineError as error:
             return error
         sets, knowable = frozenset(instruction_sets()), knowable_sets()
-        return Build(said["system_info"], said["gpu"], sets, knowable, install.gpu_files())
+        return Build(said["library"], said["system_info"], said["gpu"], sets, knowable, install.gpu_files())
 
     @cached_property
     def cores(self) -> machine.Cores:
@@ -104,7 +104,7 @@ class LocalChecks:
     def _llama_cpp(self) -> Verdict:
         if isinstance(self.build, EngineError):
             return Verdict(PROBLEM, str(self.build), install.REBUILD)
-        return install.llama_cpp()
+        return install.llama_cpp(self.build)
 
     def _native(self, judge: Callable[[Build], Verdict]) -> Verdict:
         if isinstance(self.build, EngineError):

@@ -44,6 +44,7 @@ class Installed:
 class Build:
     """What llama.cpp says of its build, and what this processor has."""
 
+    library: str  # "llama.cpp 0.5.0 with ggml 0.25.3 of /usr/local/lib"
     system_info: str  # "CPU : AVX2 = 1 | CUDA : ARCHS = 890 | "
     gpu: str | None  # the backends that reach one; None: none does
     cpu_sets: frozenset[str]  # by the names of devices.machine_cores; none: the system does not say
@@ -108,9 +109,9 @@ def extra(name: str, installed: Installed) -> Verdict:
     )
 
 
-def llama_cpp() -> Verdict:
-    """Of a llama.cpp that loads."""
-    return Verdict(OK, f"llama-cpp-python {_version('llama-cpp-python')} loads")
+def llama_cpp(build: Build) -> Verdict:
+    """Of a llama.cpp that loads: which one it is."""
+    return Verdict(OK, f"llama-cpp-python {_version('llama-cpp-python')} loads {build.library}")
 
 
 def instructions(build: Build) -> Verdict:

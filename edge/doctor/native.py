@@ -19,7 +19,7 @@ QUESTION, ANSWER = "What is 27 plus 38?", "27 plus 38 is 65."
 
 
 def ask(what: str) -> dict[str, Any]:
-    """What the process prints: of "describe" `system_info` and `gpu`, of "answer" the `text`.
+    """What the process prints: of "describe" `library`, `system_info` and `gpu`, of "answer" the `text`.
 
     EngineError says how the process ended where it printed nothing.
     """
@@ -39,10 +39,11 @@ def ask(what: str) -> dict[str, Any]:
 
 
 def _describe() -> dict[str, Any]:
+    from edge.llama.library import described
     from edge.llama.llama import system_info
     from edge.survey.machine import gpu_backends
 
-    return {"system_info": system_info(), "gpu": gpu_backends()}
+    return {"library": described(), "system_info": system_info(), "gpu": gpu_backends()}
 
 
 def _answer() -> dict[str, Any]:

@@ -1,13 +1,14 @@
-"""Rows of a decode, as llama.cpp is given them. One of seven files with ctypes."""
+"""Rows of a decode, as llama.cpp is given them. One of eight files with ctypes."""
 
 from __future__ import annotations
 
 import ctypes as C
 from typing import Any
 
-import llama_cpp as L
 import numpy as np
 from numpy.typing import NDArray
+
+from edge.llama.library import llama_cpp as L
 
 _SECTIONS = 4  # of positions, in models that see pictures
 

@@ -1,4 +1,4 @@
-"""Weights in memory of our own: llama.cpp asks where a tensor may lie, and we answer. One of seven files with ctypes.
+"""Weights in memory of our own: llama.cpp asks where a tensor may lie, and we answer. One of eight files with ctypes.
 
 llama.cpp takes a buffer type for the weights. Ours reserves addresses and notes every tensor; nothing is loaded. Where
 a tensor really lies is set later, and may change between two nodes of a graph.
@@ -12,11 +12,11 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-import llama_cpp as L
-
 from edge.errors import EngineError
 from edge.llama.address_space import AddressSpace
-from edge.llama.ggml import PINNED_VERSION, _ggml, _row_size, _Tensor, cpu_device, cpu_procedure
+from edge.llama.ggml import _ggml, _row_size, _Tensor, cpu_device, cpu_procedure
+from edge.llama.library import PINNED_VERSION
+from edge.llama.library import llama_cpp as L
 
 ROW_GROUP = 32  # rows in a chunk that is laid out are a multiple of this; layouts of ggml mix 4, 8 or 16
 

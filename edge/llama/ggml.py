@@ -1,4 +1,4 @@
-"""ggml, under llama.cpp: the layout of its tensors, the nodes of a graph, quantization. One of seven files with ctypes.
+"""ggml, under llama.cpp: the layout of its tensors, the nodes of a graph, quantization. One of eight files with ctypes.
 
 Importing this module reads one tensor both through ggml's accessors and through our copy of its struct, and raises
 EngineError if the two disagree: the layout belongs to one exact version of llama-cpp-python.
@@ -13,14 +13,13 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import llama_cpp as L
 import numpy as np
-from llama_cpp._ggml import libggml
 from numpy.typing import NDArray
 
 from edge.errors import EngineError
+from edge.llama.library import LIB_PATH, PINNED_VERSION, described, libllama
+from edge.llama.library import llama_cpp as L
 
-PINNED_VERSION = "0.3.36"
 _F32, _I32 = 0, 26  # their ggml type ids
 _NO_OP = 0
 EXIT_NATIVE_ABORT = 70  # EX_SOFTWARE: ggml found an invariant broken and the process cannot go on
@@ -48,7 +47,12 @@ class _Tensor(C.Structure):
 
 
 def _ggml(name: str, result: Any, *arguments: Any) -> Any:
-    function = getattr(libggml, name)
+    function = getattr(libllama, name, None)
+    if function is None:
+        raise EngineError(
+            f"{described()}, lacks {name}, or loads it later as a module; needed is one that has all linked, as"
+            f" llama-cpp-python {PINNED_VERSION} brings it"
+        )
     function.restype, function.argtypes = result, list(arguments)
     return function
 
@@ -118,7 +122,7 @@ def check_layout(version: str = L.__version__) -> None:
     if not same:
         raise EngineError(
             f"llama-cpp-python {version} lays tensors out differently from {PINNED_VERSION}, which this runtime was"
-            f" checked with; install llama-cpp-python=={PINNED_VERSION}"
+            f" checked with; install llama-cpp-python=={PINNED_VERSION}, and leave {LIB_PATH} unset"
         )
 
 

@@ -1,4 +1,4 @@
-"""llama.cpp as Python objects: models, contexts, batches. One of seven files with ctypes.
+"""llama.cpp as Python objects: models, contexts, batches. One of eight files with ctypes.
 
 Everything above works with numpy arrays and plain numbers. Handles are closed by `close()`; objects that native code
 calls back into (log, progress and node callbacks) are kept referenced for as long as it may call them.
@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import llama_cpp as L
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,6 +23,7 @@ from edge.llama import ggml
 from edge.llama.batch import Batch as Batch
 from edge.llama.buffers import CallerBuffer, leave_amx_out
 from edge.llama.interrupt import interrupts_noted
+from edge.llama.library import llama_cpp as L
 from quant.types import TensorType
 
 FLASH_ATTENTION = {

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import llama_cpp as L
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import EngineError
+from edge.llama.library import llama_cpp as L
 from edge.llama.llama import Batch, Model, captured_log
 
 

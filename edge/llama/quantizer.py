@@ -1,4 +1,4 @@
-"""llama.cpp's quantizer. One of seven files with ctypes.
+"""llama.cpp's quantizer. One of eight files with ctypes.
 
 It ends the process where it meets what it does not expect, and cannot be stopped: it is meant for a process of its own.
 """
@@ -9,12 +9,12 @@ import ctypes as C
 import re
 from collections.abc import Callable, Mapping
 
-import llama_cpp as L
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import EngineError
 from edge.llama import llama
+from edge.llama.library import llama_cpp as L
 
 _BUFFER_BYTES = 128 << 20  # of rows in work; below this, threads wait for each other
 

@@ -1,4 +1,4 @@
-"""llama.cpp's samplers as Python objects, and the candidates they choose from. One of seven files with ctypes.
+"""llama.cpp's samplers as Python objects, and the candidates they choose from. One of eight files with ctypes.
 
 What native code prints straight to file descriptor 2, caught.
 """
@@ -15,11 +15,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import llama_cpp as L
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import SamplingError
+from edge.llama.library import llama_cpp as L
 from edge.llama.llama import Model
 
 _Candidate = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])

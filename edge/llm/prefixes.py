@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-import llama_cpp
-
+from edge.llama.library import PINNED_VERSION
 from edge.llm.options import PrefixOptions
 from edge.llm.states import States
 from edge.prefixes.keys import derived, owner_key
@@ -40,7 +39,7 @@ def seal(states: States, folder: Path, max_bytes: int, key: bytes, held: int | N
     """Let states be kept in a folder, under a key of their rank's part of the model. What they depend on beside it and
     the tokens is made part of the key, so that those of another build are not there. held: bytes that this may take
     of a budget of memory; None: there is no budget."""
-    kinds = (_FORMAT, llama_cpp.__version__, states.kv.name, str(states.block), states.factors)
+    kinds = (_FORMAT, PINNED_VERSION, states.kv.name, str(states.block), states.factors)
     store, own_key = PrefixStore(folder, max_bytes), derived(key, *(kind.encode() for kind in kinds))
     states.sealed = SealedBlocks(store, own_key, (held // 4, held // 4) if held else None)
 

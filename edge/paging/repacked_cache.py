@@ -22,7 +22,7 @@ from devices.paths import cache_folder
 from edge.errors import WeightsError
 from edge.llama import llama
 from edge.llama.address_space import PAGE, AddressSpace
-from edge.llama.ggml import PINNED_VERSION
+from edge.llama.library import PINNED_VERSION
 from edge.paging.direct_file import DirectFile
 from edge.paging.reader import Reader
 from edge.paging.window import Piece, Source

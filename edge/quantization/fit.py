@@ -20,7 +20,7 @@ from devices.files import removed_at_end, temporary_beside, write_whole
 from devices.paths import cache_folder
 from devices.probe import default_threads
 from edge.errors import SizeTooSmall
-from edge.llama.ggml import PINNED_VERSION
+from edge.llama.library import PINNED_VERSION
 from edge.llama.llama import ContextSizes
 from edge.llm.options import EngineOptions, resolve
 from edge.llm.states import held_bytes

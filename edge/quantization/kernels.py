@@ -18,7 +18,8 @@ from devices.paths import cache_folder
 from devices.probe import available_memory
 from edge.llama import llama
 from edge.llama.address_space import AddressSpace
-from edge.llama.ggml import PINNED_VERSION, quantize_rows
+from edge.llama.ggml import quantize_rows
+from edge.llama.library import PINNED_VERSION
 from edge.llama.products import Products, loose_weight
 from quant.mixes import MIXES, Mix
 from quant.types import TYPES, TensorType

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edge.errors import ContextFull, EngineError
-from edge.llama import ggml
+from edge.llama import ggml, library
 from edge.llama.hooks import Hook
 from edge.llama.llama import Batch
 from edge.llm.engine import Engine
@@ -264,7 +264,7 @@ def test_a_foreign_tensor_layout_is_refused_with_both_versions(monkeypatch: pyte
 
 def test_the_pinned_version_is_the_one_in_pyproject() -> None:
     pyproject = (ROOT / "pyproject.toml").read_text()
-    assert f'"llama-cpp-python=={ggml.PINNED_VERSION}"' in pyproject
+    assert f'"llama-cpp-python=={library.PINNED_VERSION}"' in pyproject
 
 
 def test_when_ggml_aborts_there_is_one_line_and_a_documented_code() -> None:

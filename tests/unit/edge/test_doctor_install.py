@@ -59,8 +59,10 @@ def test_this_installation_is_read() -> None:
 # --- what llama.cpp was built for ---
 
 INTEL = frozenset({"avx", "avx2", "fma", "f16c", "bmi2"})
-BUILD = Build("CPU : SSE3 = 1 | AVX = 1 | AVX2 = 1 | F16C = 1 | FMA = 1 | BMI2 = 1 | ", None, INTEL, knowable_sets())
-PI = Build("CPU : NEON = 1 | ARM_FMA = 1 | ", None, frozenset({"neon", "fp16", "dotprod"}), knowable_sets())
+LIBRARY = "llama.cpp 0.5.0 with ggml 0.25.3 of /usr/local/lib"
+OF_INTEL = "CPU : SSE3 = 1 | AVX = 1 | AVX2 = 1 | F16C = 1 | FMA = 1 | BMI2 = 1 | "
+BUILD = Build(LIBRARY, OF_INTEL, None, INTEL, knowable_sets())
+PI = Build(LIBRARY, "CPU : NEON = 1 | ARM_FMA = 1 | ", None, frozenset({"neon", "fp16", "dotprod"}), knowable_sets())
 
 
 def test_a_build_with_all_that_the_processor_has() -> None:
