@@ -100,7 +100,7 @@ def test_another_model_build_type_or_owner_finds_nothing(options: EngineOptions,
     stranger = replace(options.prefixes, key_folder=tmp_path / "stranger")
     assert restored(replace(options, prefixes=stranger)) == 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("llama_cpp.__version__", "0.0.1")
+        patch.setattr("edge.llm.prefixes.PINNED_VERSION", "0.0.1")
         assert restored(options) == 0
     assert restored(options) == WHOLE
 
