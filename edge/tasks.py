@@ -15,6 +15,8 @@ from edge.errors import Interrupted
 
 T = TypeVar("T")
 
+_CLOSE_S = 30.0  # for background work that hears late that it is over
+
 
 class CancelScope:
     """What is to be undone, last first. Threads may still add while it is undone: theirs is undone at once.
@@ -101,6 +103,38 @@ class AggregateProgress:
 
         yield count
         count(n_bytes, n_bytes)
+
+
+class Repeated:
+    """Work that is done in the background again and again, until `close()`; it is also a context manager."""
+
+    def __init__(self, work: Callable[[], None], every_s: float, name: str) -> None:
+        """every_s: between the end of one and the beginning of the next. name: of the thread."""
+        self._work, self._every_s = work, every_s
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True, name=name)
+        self._thread.start()
+
+    def check(self, *_: object) -> None:
+        """Interrupted once it is closed, for work that takes long."""
+        if self._over.is_set():
+            raise Interrupted("given up")
+
+    def close(self) -> None:
+        """No more of it begins; what is under way is waited for, for _CLOSE_S at most."""
+        self._over.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join(_CLOSE_S)
+
+    def _run(self) -> None:
+        while not self._over.wait(self._every_s):
+            self._work()
+
+    def __enter__(self) -> Repeated:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class Steps:

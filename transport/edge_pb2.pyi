@@ -16,7 +16,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Description(_message.Message):
-    __slots__ = ("name", "protocol", "secure", "sessions", "slices_bytes", "slices_limit_bytes", "profile", "clock_s")
+    __slots__ = ("name", "protocol", "secure", "sessions", "slices_bytes", "slices_limit_bytes", "profile", "clock_s", "leaving")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     SECURE_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +25,7 @@ class Description(_message.Message):
     SLICES_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
     PROFILE_FIELD_NUMBER: _ClassVar[int]
     CLOCK_S_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
     name: str
     protocol: int
     secure: bool
@@ -33,7 +34,8 @@ class Description(_message.Message):
     slices_limit_bytes: int
     profile: DeviceProfile
     clock_s: float
-    def __init__(self, name: _Optional[str] = ..., protocol: _Optional[int] = ..., secure: bool = ..., sessions: _Optional[_Iterable[_Union[SessionState, _Mapping]]] = ..., slices_bytes: _Optional[int] = ..., slices_limit_bytes: _Optional[int] = ..., profile: _Optional[_Union[DeviceProfile, _Mapping]] = ..., clock_s: _Optional[float] = ...) -> None: ...
+    leaving: bool
+    def __init__(self, name: _Optional[str] = ..., protocol: _Optional[int] = ..., secure: _Optional[bool] = ..., sessions: _Optional[_Iterable[_Union[SessionState, _Mapping]]] = ..., slices_bytes: _Optional[int] = ..., slices_limit_bytes: _Optional[int] = ..., profile: _Optional[_Union[DeviceProfile, _Mapping]] = ..., clock_s: _Optional[float] = ..., leaving: _Optional[bool] = ...) -> None: ...
 
 class DeviceProfile(_message.Message):
     __slots__ = ("name", "system", "machine", "cpu", "cores_physical", "cores_logical", "threads", "cpu_quota", "memory_total_bytes", "memory_available_bytes", "memory_limit_bytes", "gpu", "battery_percent", "plugged", "temperature_c", "python", "runtime", "llama_cpp", "host")
@@ -75,7 +77,7 @@ class DeviceProfile(_message.Message):
     runtime: str
     llama_cpp: str
     host: str
-    def __init__(self, name: _Optional[str] = ..., system: _Optional[str] = ..., machine: _Optional[str] = ..., cpu: _Optional[str] = ..., cores_physical: _Optional[int] = ..., cores_logical: _Optional[int] = ..., threads: _Optional[int] = ..., cpu_quota: _Optional[float] = ..., memory_total_bytes: _Optional[int] = ..., memory_available_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., gpu: _Optional[str] = ..., battery_percent: _Optional[float] = ..., plugged: bool = ..., temperature_c: _Optional[float] = ..., python: _Optional[str] = ..., runtime: _Optional[str] = ..., llama_cpp: _Optional[str] = ..., host: _Optional[str] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., system: _Optional[str] = ..., machine: _Optional[str] = ..., cpu: _Optional[str] = ..., cores_physical: _Optional[int] = ..., cores_logical: _Optional[int] = ..., threads: _Optional[int] = ..., cpu_quota: _Optional[float] = ..., memory_total_bytes: _Optional[int] = ..., memory_available_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., gpu: _Optional[str] = ..., battery_percent: _Optional[float] = ..., plugged: _Optional[bool] = ..., temperature_c: _Optional[float] = ..., python: _Optional[str] = ..., runtime: _Optional[str] = ..., llama_cpp: _Optional[str] = ..., host: _Optional[str] = ...) -> None: ...
 
 class SessionState(_message.Message):
     __slots__ = ("session", "rank", "world_size", "slice", "memory_bytes", "pid")
@@ -163,7 +165,7 @@ class Open(_message.Message):
     send_timeout_s: float
     affinity: _containers.RepeatedScalarFieldContainer[int]
     streams: bool
-    def __init__(self, rank: _Optional[int] = ..., world_size: _Optional[int] = ..., secret: _Optional[bytes] = ..., connect_timeout_s: _Optional[float] = ..., step_timeout_s: _Optional[float] = ..., send_timeout_s: _Optional[float] = ..., affinity: _Optional[_Iterable[int]] = ..., streams: bool = ...) -> None: ...
+    def __init__(self, rank: _Optional[int] = ..., world_size: _Optional[int] = ..., secret: _Optional[bytes] = ..., connect_timeout_s: _Optional[float] = ..., step_timeout_s: _Optional[float] = ..., send_timeout_s: _Optional[float] = ..., affinity: _Optional[_Iterable[int]] = ..., streams: _Optional[bool] = ...) -> None: ...
 
 class Opened(_message.Message):
     __slots__ = ("session", "tcp_port", "pid")
@@ -275,7 +277,7 @@ class EngineOptions(_message.Message):
     io_threads: int
     io_chunk: int
     verify: bool
-    def __init__(self, context: _Optional[int] = ..., batch: _Optional[int] = ..., sequences: _Optional[int] = ..., outputs: _Optional[int] = ..., threads: _Optional[int] = ..., follows_load: bool = ..., gpu_layers: _Optional[int] = ..., repack: bool = ..., flash_attention: _Optional[str] = ..., kv_type: _Optional[str] = ..., memory: _Optional[int] = ..., reserved: _Optional[int] = ..., window: _Optional[int] = ..., io_threads: _Optional[int] = ..., io_chunk: _Optional[int] = ..., verify: bool = ...) -> None: ...
+    def __init__(self, context: _Optional[int] = ..., batch: _Optional[int] = ..., sequences: _Optional[int] = ..., outputs: _Optional[int] = ..., threads: _Optional[int] = ..., follows_load: _Optional[bool] = ..., gpu_layers: _Optional[int] = ..., repack: _Optional[bool] = ..., flash_attention: _Optional[str] = ..., kv_type: _Optional[str] = ..., memory: _Optional[int] = ..., reserved: _Optional[int] = ..., window: _Optional[int] = ..., io_threads: _Optional[int] = ..., io_chunk: _Optional[int] = ..., verify: _Optional[bool] = ...) -> None: ...
 
 class Stage(_message.Message):
     __slots__ = ("takes", "gives", "threads", "provider")
@@ -297,7 +299,7 @@ class Boundary(_message.Message):
     tensors: _containers.RepeatedCompositeFieldContainer[Tensor]
     inner: bool
     passed: int
-    def __init__(self, tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., inner: bool = ..., passed: _Optional[int] = ...) -> None: ...
+    def __init__(self, tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., inner: _Optional[bool] = ..., passed: _Optional[int] = ...) -> None: ...
 
 class Tensor(_message.Message):
     __slots__ = ("name", "type", "shape", "open")
@@ -425,7 +427,7 @@ class Time(_message.Message):
     steps: int
     depth: int
     disk: bool
-    def __init__(self, rows: _Optional[_Iterable[int]] = ..., steps: _Optional[int] = ..., depth: _Optional[int] = ..., disk: bool = ...) -> None: ...
+    def __init__(self, rows: _Optional[_Iterable[int]] = ..., steps: _Optional[int] = ..., depth: _Optional[int] = ..., disk: _Optional[bool] = ...) -> None: ...
 
 class Timed(_message.Message):
     __slots__ = ("step_s", "run_s", "disk_bytes_per_s", "busy")
@@ -440,8 +442,10 @@ class Timed(_message.Message):
     def __init__(self, step_s: _Optional[_Iterable[float]] = ..., run_s: _Optional[float] = ..., disk_bytes_per_s: _Optional[float] = ..., busy: _Optional[_Iterable[bool]] = ...) -> None: ...
 
 class Alive(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("leaving",)
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    leaving: bool
+    def __init__(self, leaving: _Optional[bool] = ...) -> None: ...
 
 class Failed(_message.Message):
     __slots__ = ("error", "message")

@@ -103,14 +103,17 @@ def _print(entries: list[Entry], pairs: list[Pair], as_json: bool) -> None:
 
 def _row(entry: Entry) -> tuple[str, ...]:
     if entry.profile is None:
-        return entry.name or "-", entry.address, "-", "-", "-", "no answer" if entry.silent else "cannot be used"
+        state = entry.membership or ("no answer" if entry.silent else "cannot be used")
+        return entry.name or "-", entry.address, "-", "-", "-", state
     profile = entry.profile
     limit = profile["memory_limit_bytes"]
     memory = f"{bytes_text(profile['memory_available_bytes'])} free"
     if limit is not None:
         memory += f", limit {bytes_text(limit)}"
     busy = len(entry.state["sessions"]) if entry.state else 0
-    state = f"answers, {busy} session{'s' if busy != 1 else ''}" if busy else "answers"
+    state = entry.membership or ""
+    if busy:
+        state += f", {busy} session{'s' if busy != 1 else ''}"
     if entry.worker and not entry.worker.secure:
         state += ", in the clear"
     what = f"{profile['cpu']}, {profile['system']}"

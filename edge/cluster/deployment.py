@@ -12,6 +12,7 @@ from devices.probe import default_threads
 from edge.cluster.fleet import Fleet, device
 from edge.cluster.preflight import LEAST_PROCESS_BYTES, check_room
 from edge.cluster.rank_group import DEADLINES, RankGroup
+from edge.cluster.session import EngineSession
 from edge.errors import SliceError, WorkerError
 from edge.llama import llama
 from edge.llm.options import DEFAULTS, EngineOptions, resolve
@@ -112,6 +113,9 @@ class Deployment(RankGroup):
         """Whether a person waits for the ranks: while they start, and for a step."""
         engine: DistributedEngine | None = getattr(self, "engine", None)
         return engine is None or engine.busy
+
+    def _leaves(self, session: EngineSession) -> None:
+        """It is left between two steps (`edge.planning.surviving`), and serves until then."""
 
     # --- bringing it up ---
 

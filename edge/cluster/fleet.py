@@ -42,8 +42,10 @@ class Fleet:
         try:
             reached = results([pool.submit(self._reached, address, insecure) for address in different])
             described = results([pool.submit(worker.describe) for worker in reached])
-            for worker, (profile, _) in zip(reached, described, strict=True):
+            for worker, (profile, said) in zip(reached, described, strict=True):
                 check_versions(worker.name, profile)
+                if said.leaving:
+                    raise Refused(f"{worker.name} is about to end and takes nothing new; go on without it")
             at = {address: i for i, address in enumerate(different)}
             self.workers = {address: reached[at[device(address)]] for address in addresses}
             self.profiles = {address: described[at[device(address)]][0] for address in addresses}

@@ -205,9 +205,9 @@ class OnnxDeployment(RankGroup):
         self._pipeline = Pipeline(ends, self._explained)
         return self._pipeline
 
-    def _give_up(self, session: EngineSession) -> None:
+    def _stood_still(self, session: EngineSession) -> None:
         if self._pipeline is not None and self._pipeline.is_busy:  # to load may take long, and keep the interpreter
-            super()._give_up(session)
+            super()._stood_still(session)
 
     # --- bringing it up ---
 

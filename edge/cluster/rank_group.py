@@ -45,14 +45,16 @@ class RankGroup:
     ) -> None:
         """Nothing is opened yet. say: called, in a thread of its own, with words about a device that stands still while
         somebody waits for it. streams: what the links are for (`transport.tcp_link.tune`). gives_up: a device that
-        stands still for LOST_S is lost."""
+        stands still for LOST_S is lost, and so is one that is about to end, where it cannot be left in time."""
         self._fleet, self._world_size = fleet, world_size
         self._transport, self._deadlines, self._streams = transport, deadlines, streams
         self._secret = secrets.token_bytes(SECRET_BYTES)
         self._by_rank: dict[int, EngineSession] = {}
         self._group: Group | None = None
         self._closing = CancelScope()
-        silence = Silence(lambda: self._sessions, say, self._is_busy, self._give_up if gives_up else None)
+        self._gives_up = gives_up
+        lost = self._stood_still if gives_up else None
+        silence = Silence(lambda: self._sessions, say, self._is_busy, lost, self._leaves)
         self._closing.then(silence.close)
 
     def close(self) -> None:
@@ -75,6 +77,11 @@ class RankGroup:
         them. For after a failure."""
         words = [(session.device, session.word()) for session in self._sessions]
         return list(dict.fromkeys(device for device, word in words if word is not None and is_cause(word)))
+
+    @property
+    def leaving(self) -> list[str]:
+        """The devices that are about to end."""
+        return list(dict.fromkeys(session.device for session in self._sessions if session.leaving))
 
     @property
     def _sessions(self) -> list[EngineSession]:
@@ -121,12 +128,20 @@ class RankGroup:
         events = zip(sessions, answers(sessions), strict=True)
         return group, relink, [(session.rank, link) for session, event in events for link in event.connected.links]
 
-    def _give_up(self, session: EngineSession) -> None:
-        """Wait no more for a process that stands still: what waits for it fails, and says so."""
-        session.died = LinkTimeout(f"{session.device} stood still for {LOST_S:g} s")
+    def _stood_still(self, session: EngineSession) -> None:
+        self._give_up(session, f"stood still for {LOST_S:g} s")
+
+    def _leaves(self, session: EngineSession) -> None:
+        """A device is about to end."""
+        if self._gives_up and session.died is None:
+            self._give_up(session, "is about to end")
+
+    def _give_up(self, session: EngineSession, why: str) -> None:
+        """Wait no more for a process: what waits for it fails, and says so."""
+        session.died = LinkTimeout(f"{session.device} {why}")
         session.close()
         for link in self._group.links.values() if self._group else ():
-            link.close("another rank stood still")
+            link.close(f"another rank {why}")
 
     def _explained(self, error: Exception) -> Exception:
         """What a rank says of its end, where a link broke and it says so in a moment; else the error as it is."""

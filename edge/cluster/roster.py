@@ -11,6 +11,7 @@ from typing import Any
 
 from devices import discovery
 from devices.errors import DiscoveryError, TrustError
+from devices.remembered import Remembered
 from edge.cluster.client import Remote
 from edge.cluster.connect import credentials, reach
 from edge.cluster.diagnose import LinkReport, measure_link
@@ -18,8 +19,11 @@ from edge.errors import WorkerError
 from edge.net.channel import join_address
 from edge.tasks import SILENT, Steps
 from transport.errors import LinkClosed, LinkTimeout, TransportError
+from transport.grpc_link import printable
 
 AT_ONCE = 16  # workers asked at a time
+JOINED, LEAVING, LOST = "joined", "leaving", "lost"  # it takes part, is about to end, was seen within a day and is gone
+_SEEN = "seen-workers"  # the file that remembers who answered, by address
 
 
 @dataclass
@@ -33,6 +37,7 @@ class Entry:
     state: dict[str, Any] | None = None
     error: str | None = None
     silent: bool = False  # the error is that nothing answers
+    membership: str | None = None  # JOINED, LEAVING, LOST; None where it never answered, or cannot be used
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, as docs/cli.md says."""
@@ -40,6 +45,7 @@ class Entry:
             "name": self.name,
             "address": self.address,
             "answers": self.worker is not None,
+            "state": self.membership,
             "secure": self.worker.secure if self.worker else None,
             "profile": self.profile,
             **(self.state or {"sessions": None, "slices_bytes": None, "slices_limit_bytes": None}),
@@ -130,10 +136,15 @@ def _ask(entry: Entry, insecure: bool, timeout_s: float) -> None:
         profile, said = worker.describe(timeout_s)
     except (TransportError, TrustError, WorkerError) as error:
         entry.error, entry.silent = str(error), isinstance(error, (LinkClosed, LinkTimeout))
+        seen = Remembered(_SEEN).get(entry.address) if entry.silent else None
+        if seen is not None:
+            entry.membership, entry.name = LOST, entry.name or printable(str(seen[0]))
         if worker is not None:
             worker.close()
         return
     entry.worker, entry.name, entry.profile = worker, worker.name, profile.to_json()
+    entry.membership = LEAVING if said.leaving else JOINED
+    Remembered(_SEEN).put(entry.address, worker.name)
     entry.state = {
         "sessions": [
             {"rank": s.rank, "world_size": s.world_size, "slice": s.slice, "memory_bytes": s.memory_bytes}

@@ -47,6 +47,7 @@ class EngineSession(ABC):
         self.device = device  # its name
         self.rank = rank
         self.died: Exception | None = None
+        self.leaving = False  # its device is about to end: who goes on elsewhere soon, loses nothing
         self._events: queue.SimpleQueue[pb.Event | Exception] = queue.SimpleQueue()
         self._heard_at: float | None = None  # None: not yet, or no more
 
@@ -62,6 +63,8 @@ class EngineSession(ABC):
         self._heard_at = None if over else time.monotonic()
         if isinstance(event, Exception) or event.WhichOneof("event") != "alive":
             self._events.put(event)
+        else:
+            self.leaving |= event.alive.leaving
 
     def open(
         self,

@@ -1,4 +1,5 @@
-"""Devices that stand still while somebody waits for them: said in words, and again when they go on."""
+"""Devices that stand still while somebody waits for them, said in words, and again when they go on; and devices that
+are about to leave."""
 
 from __future__ import annotations
 
@@ -27,9 +28,12 @@ class Silence:
         say: Callable[[str], None],
         is_busy: Callable[[], bool] = lambda: True,
         lost: Callable[[EngineSession], None] | None = None,
+        leaves: Callable[[EngineSession], None] = lambda session: None,
     ) -> None:
-        """is_busy: whether anybody waits for them; nothing is said otherwise. lost: told who is given up."""
+        """is_busy: whether anybody waits for them; nothing is said otherwise. lost: told who is given up. leaves: told
+        of each whose device is about to end, with every look."""
         self._sessions, self._say, self._is_busy, self._lost = sessions, say, is_busy, lost
+        self._leaves = leaves
         self._said: dict[EngineSession, float] = {}  # silence in seconds, when it was last said
         self._looks: dict[EngineSession, tuple[float, int]] = {}  # silence at the last look, and looks without a word
         self._over = threading.Event()
@@ -38,6 +42,8 @@ class Silence:
     def look(self) -> None:
         """Say what is new."""
         for session in list(self._sessions()):
+            if session.leaving:
+                self._leaves(session)
             silent_s, said_s = session.silent_s, self._said.get(session, 0.0)
             before_s, looks = self._looks.get(session, (0.0, 0))
             looks = looks + 1 if silent_s > before_s else 0

@@ -1,10 +1,17 @@
-"""What the sequences of an engine hold, as tokens, so that another engine can be brought to hold the same."""
+"""What the sequences of an engine hold, as tokens, so that another engine can be brought to hold the same; and what was
+done to them, so that it can be done again."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from edge.errors import EngineError
+from edge.llm.interface import TextEngine
 
 UNKNOWN = -1  # a token whose keys and values came from elsewhere
 
@@ -40,6 +47,12 @@ class History:
         """Nothing is held."""
         self._tokens.clear()
 
+    def copied(self) -> History:
+        """Another one that holds the same."""
+        other = History()
+        other._tokens = {sequence: dict(held) for sequence, held in self._tokens.items()}
+        return other
+
     def sequences(self) -> dict[int, list[int]]:
         """The tokens of each sequence that holds any, from position 0 on. EngineError where there are gaps, or tokens
         that are not known."""
@@ -51,6 +64,48 @@ class History:
             if tokens:
                 found[sequence] = tokens
         return found
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A decode of any rows, as `submit` takes it."""
+
+    tokens: NDArray[np.int32]
+    positions: NDArray[np.int_]
+    sequences: NDArray[np.int_]
+    outputs: NDArray[np.int8]
+    top: int
+
+    @property
+    def gives(self) -> bool:
+        """Whether logits come of it."""
+        return bool(self.outputs.any())
+
+    def into(self, history: History) -> None:
+        """Do it to a history."""
+        for token, position, sequence in zip(self.tokens, self.positions, self.sequences, strict=True):
+            history.add(int(sequence), int(position), (int(token),))
+
+    def on(self, engine: TextEngine) -> None:
+        """Begin it on an engine."""
+        engine.submit(self.tokens, self.positions, self.sequences, self.outputs, top=self.top)
+
+
+@dataclass(frozen=True)
+class Change:
+    """An operation on the KV cache."""
+
+    name: str  # of the method of History; that of TextEngine has "kv_" before it
+    arguments: tuple[int, ...] = ()
+    gives: bool = False  # logits
+
+    def into(self, history: History) -> None:
+        """Do it to a history."""
+        getattr(history, self.name)(*self.arguments)
+
+    def on(self, engine: TextEngine) -> Any:
+        """Do it to an engine: what that says."""
+        return getattr(engine, f"kv_{self.name}")(*self.arguments)
 
 
 def _inside(position: int, start: int, end: int) -> bool:

@@ -3,73 +3,34 @@
 from __future__ import annotations
 
 import itertools
+import threading
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.errors import Interrupted
+from edge.errors import EngineError, Interrupted
 from edge.llama.llama import Model
 from edge.llm.engine import Outputs
 from edge.llm.interface import SequenceStates, TextEngine
 from edge.paging.memory import MemoryNeed
 from edge.paging.weights import PagedWeights
-from edge.parallel.history import UNKNOWN, History
+from edge.parallel.catching_up import compute, read_states, write_states
+from edge.parallel.history import Change, History, Rows
+from edge.parallel.recorded_states import RecordedStates
 from partition.model.model import ModelShape
-from partition.plan.plan import Range
-from partition.state.sequence import KVBlock
 from quant.gguf.file import GgufFile
 
 Floats = NDArray[np.float32]
 T = TypeVar("T")
 
 MOST_IN_A_ROW = 3  # losses while one thing is done: then something else is wrong
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """A decode of any rows, as `submit` takes it."""
-
-    tokens: NDArray[np.int32]
-    positions: NDArray[np.int_]
-    sequences: NDArray[np.int_]
-    outputs: NDArray[np.int8]
-    top: int
-
-    @property
-    def gives(self) -> bool:
-        """Whether logits come of it."""
-        return bool(self.outputs.any())
-
-    def into(self, history: History) -> None:
-        """Do it to a history."""
-        for token, position, sequence in zip(self.tokens, self.positions, self.sequences, strict=True):
-            history.add(int(sequence), int(position), (int(token),))
-
-    def on(self, engine: TextEngine) -> None:
-        """Begin it on an engine."""
-        engine.submit(self.tokens, self.positions, self.sequences, self.outputs, top=self.top)
-
-
-@dataclass(frozen=True)
-class _Change:
-    """An operation on the KV cache."""
-
-    name: str  # of the method of History; that of TextEngine has "kv_" before it
-    arguments: tuple[int, ...] = ()
-    gives: bool = False  # logits
-
-    def into(self, history: History) -> None:
-        """Do it to a history."""
-        getattr(history, self.name)(*self.arguments)
-
-    def on(self, engine: TextEngine) -> Any:
-        """Do it to an engine: what that says."""
-        return getattr(engine, f"kv_{self.name}")(*self.arguments)
+_LOOK_S = 0.1  # how soon who waits for a move hears that it is to stop
 
 
 class SurvivingEngine:
@@ -85,12 +46,16 @@ class SurvivingEngine:
         self.current = engine
         self._model, self._recovered = model, recovered
         self._history = History()  # before what follows
-        self._log: deque[_Rows | _Change] = deque()  # what was done since the oldest uncollected step
+        self._log: deque[Rows | Change] = deque()  # what was done since the oldest uncollected step
         self._ready: deque[Floats] = deque()  # logits of steps that another engine computed again
         self._is_stopped = False
         self._is_behind = False  # the engine lacks what the history has
-        self._states = _RecordedStates(self)
-        self.recoveries = 0
+        self._states = RecordedStates(lambda: self.current, self._do, self._alone, self._history)
+        self._next: Callable[[], TextEngine | None] | None = None
+        self._lock = threading.RLock()
+        self._is_gone = False  # there is no engine, as a move failed
+        self._asked_at = time.monotonic()
+        self.recoveries = self.moves = 0
 
     # --- what it is ---
 
@@ -180,9 +145,11 @@ class SurvivingEngine:
         def work(engine: TextEngine) -> Floats:
             return engine.decode(tokens, start, sequence=sequence, outputs=outputs, top=top)
 
-        logits = self._do(work)
-        n = len(tokens)
-        self._note(_Rows(np.array(tokens), np.arange(start, start + n), np.full(n, sequence), np.zeros(n, np.int8), 0))
+        with self._alone():
+            logits = self._do(work)
+            n = len(tokens)
+            rows = np.arange(start, start + n), np.full(n, sequence), np.zeros(n, np.int8)
+            self._note(Rows(np.array(tokens), *rows, 0))
         return logits
 
     def submit(
@@ -195,18 +162,23 @@ class SurvivingEngine:
         top: int = 0,
     ) -> None:
         """As `Engine.submit`."""
-        rows = _Rows(np.array(tokens, np.int32), positions.copy(), sequences.copy(), outputs.copy(), top)
-        self._do(rows.on)
-        self._note(rows)
+        rows = Rows(np.array(tokens, np.int32), positions.copy(), sequences.copy(), outputs.copy(), top)
+
+        def work(engine: TextEngine) -> None:
+            if engine.stages == 1:  # it has one step at a time under way, and an engine before it may have had more
+                self._take_in(engine)
+            rows.on(engine)
+
+        with self._alone():
+            self._do(work)
+            self._note(rows)
 
     def collect(self) -> Floats:
         """As `Engine.collect`."""
-        if self._ready:
-            logits = self._ready.popleft()
-        else:
+        with self._alone():
             logits = self._do(lambda engine: self._ready.popleft() if self._ready else engine.collect())
-        self._log.popleft().into(self._history)  # the oldest that gives logits, by which the log begins
-        self._fold()
+            self._log.popleft().into(self._history)  # the oldest that gives logits, by which the log begins
+            self._fold()
         return logits
 
     @property
@@ -236,15 +208,15 @@ class SurvivingEngine:
 
     def kv_remove(self, sequence: int, start: int, end: int = -1) -> bool:
         """As `Engine.kv_remove`."""
-        return bool(self._change(_Change("remove", (sequence, start, end))))
+        return bool(self._change(Change("remove", (sequence, start, end))))
 
     def kv_copy(self, source: int, target: int, start: int = 0, end: int = -1) -> None:
         """As `Engine.kv_copy`."""
-        self._change(_Change("copy", (source, target, start, end)))
+        self._change(Change("copy", (source, target, start, end)))
 
     def kv_shift(self, sequence: int, start: int, end: int, delta: int) -> None:
         """As `Engine.kv_shift`."""
-        self._change(_Change("shift", (sequence, start, end, delta)))
+        self._change(Change("shift", (sequence, start, end, delta)))
 
     @property
     def can_shift(self) -> bool:
@@ -253,58 +225,120 @@ class SurvivingEngine:
 
     def kv_clear(self) -> None:
         """Forget everything."""
-        self._change(_Change("clear"))
+        self._change(Change("clear"))
 
-    def _change(self, change: _Change) -> Any:
-        done = self._do(change.on)
-        if done is not False:  # a removal that this cache cannot do
-            self._note(change)
+    def _change(self, change: Change) -> Any:
+        with self._alone():
+            done = self._do(change.on)
+            if done is not False:  # a removal that this cache cannot do
+                self._note(change)
         return done
 
     # --- when an engine fails ---
 
     def _do(self, work: Callable[[TextEngine], T]) -> T:
         """What `work` gives, of this engine or of those that take over."""
-        for losses in itertools.count(1):
-            try:
-                if self._is_behind:
-                    self._catch_up()
-                return work(self.current)
-            except Exception as error:
-                if self.current.failed is None or losses > MOST_IN_A_ROW:
-                    raise
-                if self._is_stopped:
-                    raise Interrupted("stopped on request") from error
-                self._history.sequences()  # or nobody could catch up
-                self.current = self._recovered(error)
-                self._is_behind = True
-                self.recoveries += 1
+        with self._alone():
+            for losses in itertools.count(1):
+                try:
+                    if self._is_gone:
+                        raise EngineError("the move to another engine was given up")
+                    if self._next is not None and not self._is_stopped:
+                        self._move()
+                    if self._is_behind:
+                        self._catch_up()
+                    return work(self.current)
+                except Exception as error:
+                    if (not self._is_gone and self.current.failed is None) or losses > MOST_IN_A_ROW:
+                        raise
+                    if self._is_stopped:
+                        raise Interrupted("stopped on request") from error
+                    self._history.sequences()  # or nobody could catch up
+                    self.current = self._recovered(error)
+                    self._is_gone, self._is_behind = False, True
+                    self.recoveries += 1
         raise AssertionError("counting ends nowhere")
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Whoever asks, and what moves in the background, one after the other. Interrupted after `stop`."""
+        while not self._lock.acquire(timeout=_LOOK_S):
+            if self._is_stopped:
+                raise Interrupted("stopped on request")
+        try:
+            yield
+        finally:
+            self._asked_at = time.monotonic()
+            self._lock.release()
 
     def _catch_up(self) -> None:
         """Bring the engine to hold what the history has, and to where the log ends."""
         engine = self.current
         engine.kv_clear()
         self._ready.clear()
-        done: dict[int, list[int]] = {}
-        for sequence, tokens in self._history.sequences().items():
-            start, like = max(((_shared(held, tokens), other) for other, held in done.items()), default=(0, 0))
-            if start:
-                engine.kv_copy(like, sequence, 0, start)
-            while start < len(tokens):
-                if self._is_stopped:
-                    raise Interrupted("stopped on request")
-                chunk = tokens[start : start + engine.chunk(len(tokens) - start)]
-                engine.decode(chunk, start, sequence=sequence, outputs="none")
-                start += len(chunk)
-            done[sequence] = tokens
+        compute(engine, self._history.sequences(), self._check)
         for event in self._log:
             event.on(engine)
             if event.gives:
                 self._ready.append(engine.collect().copy())
         self._is_behind = False
 
-    def _note(self, event: _Rows | _Change) -> None:
+    def _check(self) -> None:
+        if self._is_stopped:
+            raise Interrupted("stopped on request")
+
+    # --- going on with another engine, while the one there is still computes ---
+
+    @property
+    def quiet_s(self) -> float:
+        """Seconds since anything was asked; 0 while logits wait to be collected."""
+        return 0.0 if self._log else time.monotonic() - self._asked_at
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether another engine takes over before the next step."""
+        return self._next is not None
+
+    def go_on_with(self, another: Callable[[], TextEngine | None]) -> None:
+        """Before the next step, or by `settle`, go on with the engine that `another` gives. Called in the thread that
+        asks; it ends the engine there is. None: that one is to stay."""
+        self._next = another
+
+    def settle(self) -> None:
+        """Do now what `go_on_with` was told, so that nobody has to wait for it later."""
+        self._do(lambda engine: None)
+
+    def _move(self) -> None:
+        """To the next engine, with keys and values where they can be read and have room, else by tokens."""
+        another, self._next = self._next, None
+        assert another is not None
+        old, after = self.current, self._history.copied()
+        self._take_in(old)
+        for event in self._log:
+            event.into(after)
+        try:
+            sequences = after.sequences()
+        except EngineError:  # what it holds is not known: it stays, for as long as it can
+            return
+        held = read_states(old, sequences)
+        self._is_gone = True  # until there is another
+        found = another()
+        self._is_gone = False
+        if found is None:
+            return
+        self.current, self._is_behind = found, True  # until what follows is done
+        self.moves += 1
+        found.kv_clear()
+        if held is None or not write_states(found, held):
+            compute(found, sequences, self._check)
+        self._is_behind = False
+
+    def _take_in(self, engine: TextEngine) -> None:
+        """Wait for the logits of all steps that are under way."""
+        while engine.uncollected:
+            self._ready.append(engine.collect().copy())
+
+    def _note(self, event: Rows | Change) -> None:
         """Remember what was done."""
         self._log.append(event)
         self._fold()
@@ -313,69 +347,3 @@ class SurvivingEngine:
         """Put what was done before the oldest uncollected step into the history."""
         while self._log and not self._log[0].gives:
             self._log.popleft().into(self._history)
-
-
-class _RecordedStates:
-    """The states of whatever engine there is, with a record of what they brought into sequences."""
-
-    def __init__(self, engine: SurvivingEngine) -> None:
-        self._engine = engine
-        self._tokens: dict[bytes, list[int]] = {}  # of blocks, by link, of the last prompt
-
-    @property
-    def _of(self) -> SequenceStates:
-        return self._engine.current.states
-
-    @property
-    def block(self) -> int:
-        """Tokens of a block."""
-        return self._of.block
-
-    @property
-    def factors(self) -> str:
-        """Which factors turn positions."""
-        return self._of.factors
-
-    @property
-    def keeps(self) -> bool:
-        """Whether blocks are kept."""
-        return self._of.keeps
-
-    def describe(self) -> str:
-        """How much is kept where."""
-        return self._of.describe()
-
-    def read(self, sequence: int, positions: Range) -> KVBlock:
-        """As `States.read`."""
-        return self._engine._do(lambda engine: engine.states.read(sequence, positions))
-
-    def write(self, sequence: int, block: KVBlock) -> None:
-        """As `States.write`. Another engine cannot take over then, as nobody knows what was written."""
-        self._engine._do(lambda engine: engine.states.write(sequence, block))
-        self._engine._history.add(sequence, block.positions.start, [UNKNOWN] * len(block.positions))
-
-    def links(self, tokens: Sequence[int]) -> list[bytes]:
-        """As `States.links`."""
-        links = self._of.links(tokens)
-        blocks = (list(tokens[i : i + self.block]) for i in range(0, len(tokens), self.block))
-        self._tokens = dict(zip(links, blocks, strict=False))
-        return links
-
-    def keep(self, sequence: int, start: int, links: Sequence[bytes]) -> None:
-        """As `States.keep`."""
-        self._engine._do(lambda engine: engine.states.keep(sequence, start, links))
-
-    def kept(self, links: Sequence[bytes]) -> int:
-        """As `States.kept`."""
-        return self._engine._do(lambda engine: engine.states.kept(links))
-
-    def restore(self, sequence: int, start: int, links: Sequence[bytes]) -> int:
-        """As `States.restore`."""
-        done = self._engine._do(lambda engine: engine.states.restore(sequence, start, links))
-        tokens = [token for link in links[:done] for token in self._tokens.get(link, [UNKNOWN] * self.block)]
-        self._engine._history.add(sequence, start, tokens)
-        return done
-
-
-def _shared(a: Sequence[int], b: Sequence[int]) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -1,10 +1,13 @@
-"""A language model on several devices that goes on when one of them is lost: planned again over those that answer."""
+"""A language model on several devices that goes on when one of them is lost or leaves, and when one comes back: planned
+again over those that are there."""
 
 from __future__ import annotations
 
+import math
+import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
 
 from devices.cluster_file import Cluster
@@ -13,7 +16,8 @@ from edge.cluster.deployment import Deployment, Exchange
 from edge.cluster.fleet import Fleet, device
 from edge.cluster.lost import listed, lost_words
 from edge.cluster.rank_group import RankGroup
-from edge.errors import EdgeError
+from edge.cluster.sending import send_ahead
+from edge.errors import EdgeError, Interrupted
 from edge.llama import llama
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
@@ -21,15 +25,21 @@ from edge.llm.options import EngineOptions
 from edge.parallel.surviving import SurvivingEngine
 from edge.planning.arrange import Arrangement, can_share, name_of
 from edge.survey.profile import reachable
-from edge.tasks import Steps
+from edge.tasks import Progress, Repeated, ShowStep, Steps
 from partition.errors import PlanError
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
+from partition.predict.predict import predict
 from partition.search.explain import best_of
 from partition.search.planner import Planner
 from partition.slices.gguf_slice import limits
 from quant.gguf.file import GgufFile
 
+LOOK_S = 0.5  # between two looks whether a device leaves
+REST_S = 0.3  # without a step: nobody waits for one
+QUIET_S = 2.0  # without a step: nobody minds
+OFFER_S = 10.0  # between two looks whether a device is there again
+GAIN = 1.1  # that another plan must be predicted to be better by
 PAGED_SHARE = 0.8  # of the memory that is free, for a model that is larger and has no other device left
 
 
@@ -52,21 +62,34 @@ class Survivor:
         self._steps, self._insecure, self._arranged = steps, insecure, arranged
         self._stack = ExitStack()  # what lasts
         self._running = ExitStack()  # what another plan replaces
+        self._ranks: RankGroup | None = None  # of other devices; None where there are none
+        self._there: frozenset[str] = frozenset()  # workers that were there for the last plan, by address
+        self._shunned: set[str] = set()  # those that could not be taken
+        self._offered = ExitStack()  # of a plan that waits to take over
+        self._stays_with: list[str] = []  # devices that leave, and nothing else can do their part
+        self._offer_at = time.monotonic() + OFFER_S
+        self._watch: Repeated | None = None
         self.changed: Callable[[Plan, str, tuple[str, ...]], None] = lambda plan, why, names: None
 
     def start(self, fleet: Fleet, plan: Plan) -> SurvivingEngine:
         """The engine of a plan of several devices, which lives as long as this object. The fleet is the caller's."""
-        self._plan = plan
+        self._plan = self._current = _by_device(plan)
         vocabulary = llama.Model(self._file.path, vocabulary_only=True)
         self._stack.callback(vocabulary.close)
         self._vocabulary = vocabulary
-        engine = self._deployed(fleet, plan)
+        engine = self._deployed(fleet, plan, self._steps)
+        self._there = frozenset(map(device, fleet.workers))
         self._options = replace(self._options, context=engine.context, batch=engine.batch)
-        return SurvivingEngine(engine, vocabulary, self._recovered)
+        self._engine = SurvivingEngine(engine, vocabulary, self._recovered)
+        self._watch = Repeated(self._look, LOOK_S, "members")
+        return self._engine
 
     def close(self) -> None:
         """Unload everything."""
+        if self._watch is not None:
+            self._watch.close()
         self._running.close()
+        self._offered.close()
         self._stack.close()
 
     def __enter__(self) -> Survivor:
@@ -75,8 +98,8 @@ class Survivor:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _deployed(self, fleet: Fleet, plan: Plan) -> TextEngine:
-        with self._steps.step(f"Loading {self._file.path.name} on {len(set(plan.devices))} devices") as show:
+    def _deployed(self, fleet: Fleet, plan: Plan, steps: Steps) -> TextEngine:
+        with steps.step(f"Loading {self._file.path.name} on {len(set(plan.devices))} devices") as show:
             deployment = Deployment(
                 fleet,
                 plan,
@@ -88,36 +111,146 @@ class Survivor:
                 vocabulary=self._vocabulary,
                 gives_up=True,
             )
-        self._ranks: RankGroup = self._running.enter_context(deployment)
+        self._ranks = self._running.enter_context(deployment)
         return deployment.engine
+
+    # --- a device is lost ---
 
     def _recovered(self, error: Exception) -> TextEngine:
         """Another engine, in place of the one that failed so. What keeps it from being there is raised, with why."""
-        lost = self._ranks.lost
+        if self._watch is not None:
+            self._watch.check()
+        lost = self._ranks.lost if self._ranks else []
         words = lost_words(lost, error) if lost else str(error)
-        with suppress(EdgeError):  # parts of it are gone
-            self._running.close()
-        self._running = ExitStack()
+        self._end_running(ExitStack())
         try:
-            cluster = Cluster.of_addresses(self._addresses())
-            fleet, _ = self._running.enter_context(reachable(cluster, insecure=self._insecure))
+            fleet, _ = self._running.enter_context(self._reachable())
             plan, why = self._planned(fleet)
-            names = tuple("this device" if fleet is None else self._name(fleet, one) for one in plan.devices)
-            self._steps.say(f"{words}: going on with {listed(names)}")
-            if fleet is None or plan.world_size == 1:
-                engine: TextEngine = self._running.enter_context(self._alone(plan))
-            else:
-                engine = self._deployed(fleet, plan)
+            return self._brought_up(fleet, plan, why, words, self._steps)
         except EdgeError as again:
             raise type(again)(f"{words}, and without it: {again}") from again
+
+    def _brought_up(self, fleet: Fleet | None, plan: Plan, why: str, words: str, steps: Steps) -> TextEngine:
+        """The engine of a plan, in the life that is running now. words: why it is another one."""
+        names = tuple("this device" if fleet is None else self._name(fleet, one) for one in plan.devices)
+        self._steps.say(f"{words}: going on with {listed(names)}")
+        if fleet is None or plan.world_size == 1:
+            engine: TextEngine = self._running.enter_context(self._alone(plan, steps))
+        else:
+            engine = self._deployed(fleet, plan, steps)
+        self._current, self._there = plan, frozenset(fleet.workers if fleet else ())
+        self._offer_at = time.monotonic() + OFFER_S
         self.changed(plan, why, names)
         return engine
+
+    def _end_running(self, following: ExitStack) -> None:
+        """Unload what runs; what follows has another life."""
+        with suppress(EdgeError):  # parts of it are gone
+            self._running.close()
+        self._running, self._ranks = following, None
+
+    # --- a device leaves, or is there again: looked at in the background, done between two steps ---
+
+    def _look(self) -> None:
+        """Whether another plan should take over. Errors are for whoever asks next, who meets them, too."""
+        with suppress(EdgeError):
+            if self._engine.is_moving:
+                if self._engine.quiet_s > REST_S:
+                    self._engine.settle()
+                return
+            leaving = self._ranks.leaving if self._ranks else []
+            if leaving and leaving != self._stays_with:
+                self._leave(leaving)
+            elif self._engine.quiet_s > QUIET_S and time.monotonic() > self._offer_at:
+                self._offer_at = time.monotonic() + OFFER_S
+                self._take_back()
+
+    def _leave(self, names: list[str]) -> None:
+        words = f"{listed(names)} {'are' if len(names) > 1 else 'is'} about to end"
+        assert self._watch is not None
+        try:
+            self._offer(words, lambda plan: True, self._watch.check)
+        except EdgeError as error:
+            self._stays_with = names
+            self._watch.check()
+            self._steps.say(f"{words}, and without it: {error}")
+
+    def _take_back(self) -> None:
+        """Where devices are there that were not, offer a plan with them that is clearly better."""
+        missing = [address for address in self._addresses() if address not in self._there]
+        if not missing:
+            return
+        with reachable(Cluster.of_addresses(missing), insecure=self._insecure) as (fleet, _):
+            if fleet is None:
+                return
+            names = [worker.label for worker in fleet.workers.values()]
+        self._offer(f"{listed(names)} {'are' if len(names) > 1 else 'is'} there again", self._pays, self._check_quiet)
+
+    def _check_quiet(self, *_: object) -> None:
+        """Interrupted once somebody asks: nothing that can wait is done beside an answer."""
+        assert self._watch is not None
+        self._watch.check()
+        if self._engine.quiet_s < REST_S:
+            raise Interrupted("an answer began")
+
+    def _pays(self, plan: Plan) -> bool:
+        """Whether a plan is clearly better than the one that runs. Of plans that were given, the fullest is."""
+        if self._arranged is None or self._arranged.survey is None:
+            return plan != self._current
+        return GAIN * self._predicted_s(plan) < self._predicted_s(self._current)
+
+    def _predicted_s(self, plan: Plan) -> float:
+        made = self._arranged
+        if made is None or made.survey is None or made.work is None:
+            return math.inf
+        try:
+            of = {speed.device: speed for speed in made.survey.speeds}
+            return predict(plan, made.work, of, made.survey.links).latency_s
+        except PlanError:  # by what was measured it cannot be
+            return math.inf
+
+    def _offer(self, words: str, is_worth: Callable[[Plan], bool], check: Progress) -> None:
+        """Plan over those that answer, and let that take over where it is worth it. check: ends it by raising."""
+        running, life = self._running, ExitStack()
+        try:
+            fleet, _ = life.enter_context(self._reachable())
+            plan, why = self._planned(fleet)
+            if not is_worth(plan):
+                life.close()
+                return
+            if fleet is not None:
+                send_ahead(fleet, plan, self._file, self._digest, check)
+        except BaseException:
+            life.close()
+            raise
+        self._offered = life
+        self._engine.go_on_with(lambda: self._moved(running, life, fleet, plan, why, words))
+
+    def _moved(
+        self, running: ExitStack, life: ExitStack, fleet: Fleet | None, plan: Plan, why: str, words: str
+    ) -> TextEngine | None:
+        """The engine of a plan that waited; None where something else came first."""
+        if running is not self._running:
+            life.close()
+            return None
+        before = self._there
+        self._end_running(life)
+        try:
+            return self._brought_up(fleet, plan, why, words, _Checked(self._watch))
+        except EdgeError:
+            self._shunned.update(set(fleet.workers if fleet else ()) - before)
+            raise
+
+    # --- plans ---
+
+    def _reachable(self) -> AbstractContextManager[tuple[Fleet | None, list[str]]]:
+        return reachable(Cluster.of_addresses(self._addresses()), insecure=self._insecure)
 
     def _addresses(self) -> list[str]:
         """Of all workers that were measured, or that a given plan names."""
         survey = self._arranged.survey if self._arranged else None
         devices = (speed.device for speed in survey.speeds) if survey else self._plan.devices
-        return [address for address in dict.fromkeys(map(device, devices)) if address != LOCAL]
+        return [one for one in dict.fromkeys(map(device, devices)) if one != LOCAL and one not in self._shunned]
 
     def _planned(self, fleet: Fleet | None) -> tuple[Plan, str]:
         """What those do that answer, and why. Nothing is measured now, as somebody waits."""
@@ -130,6 +263,8 @@ class Survivor:
             return best_of(
                 Planner(made.work, there, made.survey.links, name, self._digest, tensor=can_share(self._file))
             )
+        if set(self._plan.devices) <= {LOCAL, *answering}:
+            return self._plan, "as the plan says"
         done = work_shares(self._plan)
         kind = "tensor" if len(self._plan.stages) == 1 else "pipeline"
         shares = {one: done[one] for one in (LOCAL, *answering)}
@@ -147,17 +282,44 @@ class Survivor:
         can, name = limits(self._file), name_of(self._file)
         return make_plan(can, name, self._digest, list(shares), kind, list(shares.values()))
 
-    def _alone(self, plan: Plan) -> Engine:
+    def _alone(self, plan: Plan, steps: Steps) -> Engine:
         options, path = self._options, self._file.path
         size, free = path.stat().st_size, available_memory()
         if options.memory is None and size > free:
             options = replace(options, memory=round(PAGED_SHARE * free))
         options = replace(options, threads=options.threads or plan.shard(0).threads)
-        with self._steps.step(f"Loading {path.name}", size) as show:
+        with steps.step(f"Loading {path.name}", size) as show:
             return Engine(path, options, progress=lambda fraction: show(fraction * size))
 
     def _name(self, fleet: Fleet, address: str) -> str:
         return "this device" if device(address) == LOCAL else fleet.workers[address].label
+
+
+class _Checked(Steps):
+    """Steps that nobody sees, as they are done between two steps or while nobody waits; they end with the watch."""
+
+    def __init__(self, watch: Repeated | None) -> None:
+        self._watch = watch
+
+    @contextmanager
+    def step(self, label: str, total: float | None = None, unit: str = "bytes") -> Iterator[ShowStep]:
+        """Raises where the watch is over."""
+        watch = self._watch
+
+        def check(n: float, total: float | None = None, what: str = "") -> None:
+            if watch is not None:
+                watch.check()
+
+        yield check
+
+
+def _by_device(plan: Plan) -> Plan:
+    """The plan with addresses as `device` writes them."""
+    stages = [
+        replace(stage, shards=tuple(replace(shard, device=device(shard.device)) for shard in stage.shards))
+        for stage in plan.stages
+    ]
+    return replace(plan, stages=tuple(stages))
 
 
 def work_shares(plan: Plan) -> dict[str, float]:

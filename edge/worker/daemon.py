@@ -33,6 +33,8 @@ _CALLS = 512  # at a time, links among them
 _STREAMS = 128  # calls over one connection at a time; a client holds further ones back
 _HEALTH = f"/{health.SERVICE_NAME}/Check"
 _LOOK_S = 0.5  # how soon a signal is noticed
+LEAVE_S = 30.0  # for the owner to move away from sessions that run; a second signal ends it at once
+_LEAVE_LOOK_S = 0.1
 _GRACE_S = 2.0  # for calls under way when the daemon ends
 _ANNOUNCE_AGAIN_S = 30.0  # between two looks at the network
 
@@ -52,6 +54,9 @@ class DaemonOptions:
 
 def serve(options: DaemonOptions) -> None:
     """Serve until SIGTERM or SIGINT; the log says when it can be reached, and where.
+
+    After SIGTERM the owners of sessions that run have LEAVE_S to go on elsewhere. SIGINT, or a second signal, ends all
+    at once.
 
     Refused where this address would need credentials; OSError where it cannot be listened on.
     """
@@ -79,8 +84,10 @@ class _Told:
 
     def __init__(self) -> None:
         self.to_end = False
+        self.at_once = False
 
-    def __call__(self, *_: object) -> None:
+    def __call__(self, number: int, _: object) -> None:
+        self.at_once = self.to_end or number == signal.SIGINT
         self.to_end = True
 
     def wait(self, seconds: float) -> None:
@@ -127,12 +134,23 @@ def _serve(options: DaemonOptions, worker: Worker, gate: Gate, told: _Told) -> N
         _announce(options, port, told)
         while not told.to_end:
             told.wait(_ANNOUNCE_AGAIN_S)
+        _leave(worker, told)
     finally:
         log.info("ending")
         health_service.enter_graceful_shutdown()
         stopped = server.stop(_GRACE_S)
         worker.close()
         stopped.wait()
+
+
+def _leave(worker: Worker, told: _Told) -> None:
+    """Serve until nobody needs this worker any more, for LEAVE_S at most."""
+    worker.leave()
+    until = time.monotonic() + LEAVE_S
+    if in_use := worker.in_use:
+        log.info("leaving", sessions=in_use, seconds=LEAVE_S)
+    while worker.in_use and not told.at_once and time.monotonic() < until:
+        time.sleep(_LEAVE_LOOK_S)
 
 
 def _check_own(host: str) -> None:

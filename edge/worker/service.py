@@ -73,6 +73,7 @@ class Worker:
             store, options.host, options.credentials, lent, options.memory_limit_bytes, options.prefix_bytes
         )
         self._request: tuple[bytes, bytes] | None = None  # (key, request to sign it) of an enrolment under way
+        self._leaving = False
         self._enrolling = threading.Lock()
         self._cutting = threading.Lock()
 
@@ -94,6 +95,16 @@ class Worker:
     def credentials(self) -> security.Credentials:
         """Asked at every new connection: enrolment changes the certificate while the daemon runs."""
         return trust.required(self._folder())
+
+    @property
+    def in_use(self) -> int:
+        """Sessions that take part in the steps of a model."""
+        return self._sessions.in_use
+
+    def leave(self) -> None:
+        """Take no new sessions, and let the owner move away."""
+        self._leaving = True
+        self._sessions.leave()
 
     def close(self) -> None:
         """End all engine processes."""
@@ -120,6 +131,7 @@ class Worker:
             slices_bytes=self._store.used_bytes(),
             slices_limit_bytes=self._store.max_bytes,
             clock_s=time.time(),
+            leaving=self._leaving,
         )
 
     def Session(self, commands: Iterator[pb.Command], context: grpc.ServicerContext) -> Iterator[pb.Event]:  # noqa: N802

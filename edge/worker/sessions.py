@@ -50,6 +50,7 @@ class Session:
     slice: str = ""
     memory_bytes: int = 0  # that its load was granted
     has_turn: bool = False  # it loads, and nobody else does
+    events: queue.SimpleQueue[pb.Event | None] = field(default_factory=queue.SimpleQueue)  # for the owner
     lease: ExitStack = field(default_factory=ExitStack)  # keeps the loaded slice in the cache
     asked: deque[str] = field(default_factory=lambda: deque(["open"]))  # commands without an answer, oldest first
     answered: threading.Condition = field(default_factory=threading.Condition)  # one of them was
@@ -58,6 +59,12 @@ class Session:
     def held_bytes(self) -> int:
         """Memory that counts for it: what its load was granted, or what its process takes without one."""
         return self.memory_bytes or max(_PROCESS_BYTES, rss(self.child.pid))
+
+    @property
+    def runs(self) -> bool:
+        """Whether it takes part in the steps of a model."""
+        with self.answered:
+            return "run" in self.asked
 
     def state(self) -> pb.SessionState:
         """For Describe."""
@@ -93,12 +100,25 @@ class Sessions:
         self._sessions: dict[str, Session] = {}
         self._lock = threading.Lock()
         self._turn = threading.Lock()  # to load, where memory is limited
-        self._closed = False
+        self._leaving = self._closed = False
 
     def states(self) -> list[pb.SessionState]:
         """What every session holds."""
         with self._lock:
             return [session.state() for session in self._sessions.values()]
+
+    @property
+    def in_use(self) -> int:
+        """Sessions that take part in the steps of a model."""
+        with self._lock:
+            return sum(session.runs for session in self._sessions.values())
+
+    def leave(self) -> None:
+        """Start no new sessions, and tell the owners of those there are that they are to move away."""
+        with self._lock:
+            self._leaving = True
+            for session in self._sessions.values():
+                session.events.put(pb.Event(alive=pb.Alive(leaving=True)))
 
     def close(self) -> None:
         """End all engine processes; no new ones start."""
@@ -117,12 +137,11 @@ class Sessions:
         if first is None or first.WhichOneof("command") != "open":
             raise Refused("a session begins with Open")
         session = self._start(first)
-        events: queue.SimpleQueue[pb.Event | None] = queue.SimpleQueue()
         # The stream may end while the process computes, or the process while the stream is silent: each has a thread.
         context.add_callback(session.child.let_go)  # called in the thread that serves everybody: it must not wait
-        threading.Thread(target=self._feed, args=(session, commands, events), daemon=True, name="commands").start()
-        threading.Thread(target=self._watch, args=(session, events), daemon=True, name="events").start()
-        return iter(events.get, None)
+        threading.Thread(target=self._feed, args=(session, commands), daemon=True, name="commands").start()
+        threading.Thread(target=self._watch, args=(session,), daemon=True, name="events").start()
+        return iter(session.events.get, None)
 
     def link(self, context: grpc.ServicerContext) -> Served:
         """Who serves a data link from another rank: it is passed on to the engine process of the session it names."""
@@ -163,8 +182,8 @@ class Sessions:
 
     def _start(self, first: pb.Command) -> Session:
         with self._lock:
-            if self._closed:
-                raise Refused("this worker is about to end")
+            if self._closed or self._leaving:
+                raise Refused("this worker is about to end and takes no new session; go on without it")
             if len(self._sessions) >= MAX_SESSIONS:
                 raise Refused(f"this worker runs {MAX_SESSIONS} sessions already, which is all it may; end one of them")
             self._check_room()
@@ -191,9 +210,7 @@ class Sessions:
                 + (", or end a session" if others else "")
             )
 
-    def _feed(
-        self, session: Session, commands: Iterator[pb.Command], events: queue.SimpleQueue[pb.Event | None]
-    ) -> None:
+    def _feed(self, session: Session, commands: Iterator[pb.Command]) -> None:
         """Commands to the process, until the owner ends the stream."""
         try:
             for command in commands:
@@ -204,10 +221,10 @@ class Sessions:
                     session.asked.append(kind)
                 if kind == "load":
                     try:
-                        self._grant(session, command.load, events)
+                        self._grant(session, command.load)
                     except EdgeError as error:
                         failed = pb.Failed(error=type(error).__name__, message=str(error))
-                        self._answer(session, pb.Event(failed=failed), events)
+                        self._answer(session, pb.Event(failed=failed))
                         continue
                 session.child.send(command)
         except TransportError:  # the process is gone: who watches it says how, unless it was asked to end
@@ -218,7 +235,7 @@ class Sessions:
         session.child.stop()
         self._release(session)  # what was granted after that
 
-    def _grant(self, session: Session, load: pb.Load, events: queue.SimpleQueue[pb.Event | None]) -> None:
+    def _grant(self, session: Session, load: pb.Load) -> None:
         """Fill in what only the daemon knows: the slice's file, and how much memory is left for it."""
         if session.slice:
             raise EdgeError("a slice is loaded already; unload it first")
@@ -233,7 +250,7 @@ class Sessions:
                 if time.monotonic() > deadline or session.name not in self._sessions:
                     self._release(session)
                     raise EdgeError(f"another session has been loading for {TURN_S:g} s; try again when it is done")
-                events.put(pb.Event(loading=pb.Loading(fraction=0)))
+                session.events.put(pb.Event(loading=pb.Loading(fraction=0)))
             with self._lock:
                 session.has_turn = True
                 others = sum(s.held_bytes for s in self._sessions.values() if s is not session)
@@ -247,7 +264,7 @@ class Sessions:
                 )
             load.memory_limit_bytes = left
 
-    def _watch(self, session: Session, events: queue.SimpleQueue[pb.Event | None]) -> None:
+    def _watch(self, session: Session) -> None:
         """Events of the process, until it ends."""
         try:
             while (event := session.child.receive()) is not None:
@@ -263,11 +280,11 @@ class Sessions:
                 if kind in ("loaded", "unloaded", "failed"):
                     why = event.failed.message if kind == "failed" else None
                     log.info(f"session-{kind}", session=session.name, slice=session.slice[:12] or None, why=why)
-                self._answer(session, event, events)
+                self._answer(session, event)
             died = session.child.died()
             if died is not None:
                 log.warning("engine-died", session=session.name, why=died.died.reason)
-                events.put(died)
+                session.events.put(died)
         finally:
             with self._lock:
                 self._sessions.pop(session.name, None)
@@ -276,12 +293,12 @@ class Sessions:
                 session.asked.clear()
                 session.answered.notify_all()
             log.info("session-ended", session=session.name)
-            events.put(None)
+            session.events.put(None)
 
-    def _answer(self, session: Session, event: pb.Event, events: queue.SimpleQueue[pb.Event | None]) -> None:
+    def _answer(self, session: Session, event: pb.Event) -> None:
         """Tell the owner; a final event answers the oldest command."""
         with session.answered:
-            events.put(event)
+            session.events.put(event)
             if event.WhichOneof("event") not in ("loading", "alive") and session.asked:
                 session.asked.popleft()
                 session.answered.notify_all()

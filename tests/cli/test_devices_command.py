@@ -18,6 +18,7 @@ from devices import discovery
 from devices.discovery import Found
 from devices.errors import DiscoveryError
 from devices.profile import DeviceProfile, describe
+from devices.remembered import Remembered
 from tests.support.fake_worker import FakeWorker, deaf_port, description, fake_worker
 from tests.support.helpers import assert_one_line_error, run_edge
 from tests.support.on_terminal import on_terminal
@@ -29,6 +30,7 @@ DEVICE_KEYS = {
     "name",
     "address",
     "answers",
+    "state",
     "secure",
     "profile",
     "sessions",
@@ -63,6 +65,7 @@ def fake() -> Iterator[FakeWorker]:
 def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """`edge devices --no-discover` in this process, of somebody without credentials."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
     def run(*args: str, discover: bool = False) -> Answer:
         capsys.readouterr()
@@ -95,8 +98,8 @@ def test_the_table(devices: Run, two: tuple[Worker, Worker]) -> None:
     assert (code, err) == (0, "")
     header, one, other = out.splitlines()
     assert header.split() == ["name", "address", "what", "threads", "memory", "state"]
-    assert re.match(rf"one +{two[0].address} +\S.* Linux .* free, limit 1\.00 GiB +answers, in the clear$", one)
-    assert re.match(rf"two +{two[1].address} +\S.* free +answers, in the clear$", other)
+    assert re.match(rf"one +{two[0].address} +\S.* Linux .* free, limit 1\.00 GiB +joined, in the clear$", one)
+    assert re.match(rf"two +{two[1].address} +\S.* free +joined, in the clear$", other)
 
 
 def test_the_json(devices: Run, two: tuple[Worker, Worker], silent: list[str]) -> None:
@@ -124,7 +127,7 @@ def test_the_json(devices: Run, two: tuple[Worker, Worker], silent: list[str]) -
 
 def test_a_busy_worker_says_so(devices: Run, two: tuple[Worker, Worker]) -> None:
     with two[0].remote() as remote, sessions([remote, remote], 2):
-        assert "answers, 2 sessions, in the clear" in devices(two[0].address)[1]
+        assert "joined, 2 sessions, in the clear" in devices(two[0].address)[1]
 
 
 def test_two_of_three_do_not_answer(devices: Run, two: tuple[Worker, Worker], silent: list[str]) -> None:
@@ -218,7 +221,7 @@ def test_insecure_allows_another_machine_in_the_clear(
     assert "is another machine, and this one has no credentials" in out
     code, out, _ = devices(two[0].address, "--insecure")
     assert code == 0
-    assert "answers, in the clear" in out
+    assert "joined, in the clear" in out
 
 
 # --- who was found ---
@@ -243,7 +246,7 @@ def test_who_announces_itself_is_asked(
     announced += [Found("attic", ("127.0.0.1",), two[0].port, {}), Found("gone", ("127.0.0.1",), port(silent[0]), {})]
     code, out, _ = devices("--timeout", "0.7", discover=True)
     assert code == 0  # nobody asked for the one that is gone
-    assert re.search(r"^one .*answers", out, re.MULTILINE)  # its own name, not the announced one
+    assert re.search(r"^one .*joined", out, re.MULTILINE)  # its own name, not the announced one
     assert re.search(r"^gone .*no answer$", out, re.MULTILINE)
     assert re.search(r"^gone: nothing listens at ", out, re.MULTILINE)
 
@@ -365,3 +368,20 @@ def test_the_table_on_a_terminal(two: tuple[Worker, Worker], silent: list[str], 
     # Names and addresses stand whole, whatever must be broken.
     assert any(line.startswith("│ one ") and two[0].address in line for line in table)
     assert any(line.startswith("│ - ") and absent in line for line in table)
+
+
+# --- who comes and goes ---
+
+
+def test_who_leaves_and_who_is_lost(devices: Run, fake: FakeWorker, silent: list[str]) -> None:
+    fake.description = description(leaving=True)
+    assert re.search(rf"^fake +{fake.address} .*leaving, in the clear$", devices(fake.address)[1], re.MULTILINE)
+    (leaving,) = answered(devices(fake.address, "--json"))
+    assert (leaving["state"], leaving["answers"]) == ("leaving", True)
+    Remembered("seen-workers").put(silent[0], "nas")
+    lost, unknown = answered(devices(*silent, "--json"))
+    assert (lost["state"], lost["name"], lost["answers"]) == ("lost", "nas", False)
+    assert (unknown["state"], unknown["name"]) == (None, None)
+    out = devices(*silent)[1]
+    assert re.search(rf"^nas +{silent[0]} .*lost$", out, re.MULTILINE)
+    assert re.search(rf"^- +{silent[1]} .*no answer$", out, re.MULTILINE)

@@ -146,6 +146,28 @@ def test_engine_processes_end_or_stand_still_at_any_moment(three: list[Worker], 
         assert re.fullmatch(rf"{names} was lost \({why}\): going on with this device, one, two and three", line), line
 
 
+def test_a_worker_that_is_told_to_end_is_left(three: list[Worker], several: OnnxSource, tmp_path: Path) -> None:
+    lines, done = Lines(), 0
+    with (
+        worker(tmp_path / "leaves", "--name", "leaves", *ONE_THREAD) as leaving,
+        deployed(several, [three[0], leaving], lines) as deployment,
+    ):
+
+        def feeds() -> Iterator[Mapping[str, Array]]:
+            for i in range(N_INPUTS):
+                if i == 50:
+                    leaving.process.send_signal(signal.SIGTERM)
+                    assert leaving.process.wait(60) == 0
+                yield mixed_feeds(1, i)
+
+        for i, result in enumerate(deployment.pipeline.map(feeds(), window=4)):
+            same(result.outputs, whole(several.file.model, mixed_feeds(1, i)))
+            done += 1
+        assert (done, deployment.pipeline.recoveries) == (N_INPUTS, 1)
+    [line] = lines.lost
+    assert line == "leaves was lost (is about to end): going on with this device and one"
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_daemons_end_or_stand_still(
     three: list[Worker], several: OnnxSource, tmp_path: Path, how: signal.Signals

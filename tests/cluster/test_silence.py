@@ -22,7 +22,7 @@ class Quiet:
     """A session that was heard so long ago."""
 
     def __init__(self, device: str) -> None:
-        self.device, self.silent_s = device, 0.0
+        self.device, self.silent_s, self.leaving = device, 0.0, False
 
 
 def test_what_is_said_and_when(monkeypatch: pytest.MonkeyPatch) -> None:

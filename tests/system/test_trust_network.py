@@ -238,7 +238,7 @@ def test_from_init_to_revoke(desk: Device, device: Callable[[str], Device]) -> N
 
     worker.stop()
     worker = pi.worker("--no-announce")  # the token is not needed again
-    assert re.match(r"pi +\S+:7070 .* answers\n", desk.says("devices", "--no-discover", address).split("\n", 1)[1])
+    assert re.match(r"pi +\S+:7070 .* joined\n", desk.says("devices", "--no-discover", address).split("\n", 1)[1])
     worker.stop()
     worker = pi.worker("--join", token, "--no-announce")  # and does no harm
     assert desk.asks(address)[0] == 0

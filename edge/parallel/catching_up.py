@@ -1,0 +1,100 @@
+"""An engine brought to hold what another one held: by its tokens, or by keys and values where these can be had."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from devices.probe import available_memory
+from edge.errors import EdgeError
+from edge.llm.interface import TextEngine
+from partition.plan.plan import Range
+from partition.state.sequence import KVBlock
+
+_MOST_OF_FREE = 0.25  # of this device's memory, for keys and values on their way
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What a sequence shares with one before it, which need not be computed or moved."""
+
+    sequence: int
+    tokens: list[int]
+    like: int  # the other sequence
+    start: int  # tokens that are the same; 0: it shares nothing
+
+
+def beginnings(sequences: Mapping[int, list[int]]) -> Iterator[Beginning]:
+    """The sequences in their order, each with the one before it that begins most like it."""
+    done: dict[int, list[int]] = {}
+    for sequence, tokens in sequences.items():
+        start, like = max(((_shared(held, tokens), other) for other, held in done.items()), default=(0, 0))
+        yield Beginning(sequence, tokens, like, start)
+        done[sequence] = tokens
+
+
+def compute(engine: TextEngine, sequences: Mapping[int, list[int]], check: Callable[[], None]) -> None:
+    """Compute the tokens of sequences, which are empty. check: called now and then; what it raises ends it."""
+    for one in beginnings(sequences):
+        start, tokens = one.start, one.tokens
+        if start:
+            engine.kv_copy(one.like, one.sequence, 0, start)
+        while start < len(tokens):
+            check()
+            chunk = tokens[start : start + engine.chunk(len(tokens) - start)]
+            engine.decode(chunk, start, sequence=one.sequence, outputs="none")
+            start += len(chunk)
+
+
+@dataclass(frozen=True)
+class HeldStates:
+    """Keys and values of sequences, in this device's memory."""
+
+    factors: str  # as `States.factors`: those that positions were turned by
+    parts: list[tuple[Beginning, list[KVBlock]]]
+
+
+def read_states(engine: TextEngine, sequences: Mapping[int, list[int]]) -> HeldStates | None:
+    """The keys and values of sequences. None where this model's cannot be read, or are too many for this device."""
+    room = _MOST_OF_FREE * available_memory()
+    parts: list[tuple[Beginning, list[KVBlock]]] = []
+    try:
+        for one in beginnings(sequences):
+            blocks: list[KVBlock] = []
+            for start in range(one.start, len(one.tokens), engine.states.block):
+                blocks.append(
+                    engine.states.read(one.sequence, Range(start, min(start + engine.states.block, len(one.tokens))))
+                )
+                if not parts and len(blocks) == 1 and blocks[0].n_bytes * _blocks(sequences, engine) > room:
+                    return None
+            parts.append((one, blocks))
+        return HeldStates(engine.states.factors, parts)
+    except EdgeError:  # of models whose states are not known, or windows; a loss shows with the next step
+        return None
+
+
+def write_states(engine: TextEngine, held: HeldStates) -> bool:
+    """Give an empty engine these keys and values; where it cannot take them it is left empty, and False comes back."""
+    if engine.states.factors != held.factors:
+        return False
+    try:
+        for one, blocks in held.parts:
+            if one.start:
+                engine.kv_copy(one.like, one.sequence, 0, one.start)
+            for block in blocks:
+                engine.states.write(one.sequence, block)
+        return True
+    except EdgeError:
+        if engine.failed is not None:
+            raise
+        engine.kv_clear()
+        return False
+
+
+def _blocks(sequences: Mapping[int, Sequence[int]], engine: TextEngine) -> int:
+    """Of all sequences, at most."""
+    return sum(-(-len(tokens) // engine.states.block) for tokens in sequences.values())
+
+
+def _shared(a: Sequence[int], b: Sequence[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -1,0 +1,144 @@
+"""Workers leave and come back while a model runs on them: the answer goes on, and nobody loses anything."""
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.cluster.deployment import Deployment
+from edge.cluster.fleet import Fleet
+from edge.demo import MODEL_PATH
+from edge.llm.chat import Chat
+from edge.llm.engine import Engine
+from edge.llm.interface import TextEngine
+from edge.llm.sampler import SamplingParams
+from edge.parallel.surviving import SurvivingEngine
+from edge.planning import surviving
+from edge.planning.deployed import Deployed, Placement, deployed
+from edge.tasks import Steps
+from quant.gguf.file import GgufFile
+from tests.support.deployments import ONE_THREAD, OPTIONS, own_folders, pipeline, plan_for, tensor
+from tests.support.helpers import until
+from tests.support.workers import Worker, sessions, worker
+from transport.errors import Refused
+
+GREEDY = SamplingParams(temperature=0)
+QUESTIONS = ("My name is Ada.", "What is 12 + 30?", "What is my name?")
+
+
+class Heard(Steps):
+    """What was said."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def say(self, words: str) -> None:
+        self.lines.append(words)
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own_folders(monkeypatch, tmp_path / "own")
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[list[Worker]]:
+    """Two workers that a test may end."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(worker(tmp_path / name, "--name", name, *ONE_THREAD)) for name in ("one", "two")]
+
+
+def answers(engine: TextEngine, at: dict[int, Callable[[], None]]) -> list[str]:
+    """Greedy answers to the questions of one conversation; at a number of tokens something happens."""
+    chat, seen, said = Chat(engine), 0, []
+    for question in QUESTIONS:
+        text = ""
+        for response in chat.ask(question, GREEDY, max_tokens=16):
+            text += response.text
+            seen += 1
+            at.get(seen, lambda: None)()
+        said.append(text)
+    return said
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> list[str]:
+    with Engine(MODEL_PATH, OPTIONS) as single:
+        return answers(single, {})
+
+
+def placed(two: list[Worker], how: dict[str, Any]) -> Placement:
+    return Placement(tuple(one.address for one in two), plan_for(MODEL_PATH, two, how))
+
+
+def surviving_engine(model: Deployed) -> SurvivingEngine:
+    assert isinstance(model.engine, SurvivingEngine)
+    return model.engine
+
+
+@pytest.mark.parametrize("how", [pipeline(1, 1, 1), tensor(1, 1, 1)], ids=lambda how: how["parallel"])
+def test_a_worker_that_is_told_to_end_is_left_between_two_steps(
+    two: list[Worker], how: dict[str, Any], undisturbed: list[str]
+) -> None:
+    heard = Heard()
+    with deployed(MODEL_PATH, placed(two, how), OPTIONS, steps=heard) as model:
+        engine = surviving_engine(model)
+
+        def leave() -> None:
+            two[1].process.send_signal(signal.SIGTERM)
+            until(lambda: engine.is_moving, "a plan without it")
+
+        assert answers(engine, {7: leave}) == undisturbed
+        assert (engine.moves, engine.recoveries) == (1, 0)
+        assert two[1].process.wait(60) == 0
+        assert "INFO leaving sessions=1" in two[1].log()
+        assert model.names == ("this device", "one")
+        assert heard.lines == ["two is about to end: going on with this device and one"]
+
+
+def test_a_worker_is_left_while_nobody_asks(two: list[Worker], undisturbed: list[str]) -> None:
+    with deployed(MODEL_PATH, placed(two, pipeline(1, 1, 1)), OPTIONS) as model:
+        engine = surviving_engine(model)
+        for one, left in zip(two, (2, 1), strict=True):
+            one.process.send_signal(signal.SIGTERM)
+            assert one.process.wait(60) == 0
+            until(lambda: len(model.names) == left, "the end of the move")  # noqa: B023
+        assert answers(engine, {}) == undisturbed
+        assert engine.recoveries == 0
+
+
+def test_a_worker_that_is_there_again_is_taken_between_answers(
+    two: list[Worker], undisturbed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(surviving, "OFFER_S", 0.2)
+    monkeypatch.setattr(surviving, "QUIET_S", 0.4)
+    heard = Heard()
+    with deployed(MODEL_PATH, placed(two, pipeline(1, 1, 1)), OPTIONS, steps=heard) as model:
+        engine = surviving_engine(model)
+        assert answers(engine, {7: two[1].kill}) == undisturbed
+        assert model.names == ("this device", "one")
+        with worker(tmp_path / "again", "--name", "two", *ONE_THREAD, listen=two[1].address):
+            until(lambda: len(model.names) == 3, "the worker that is back")
+            assert heard.lines[-1] == "two is there again: going on with this device, one and two"
+            assert answers(engine, {}) == undisturbed
+            assert (engine.recoveries, engine.moves) == (1, 1)
+
+
+def test_who_leaves_takes_nothing_new_and_ends_when_told_again(two: list[Worker]) -> None:
+    plan = plan_for(MODEL_PATH, two[:1], pipeline(1, 1))
+    one, file = two[0], GgufFile.open(MODEL_PATH)
+    with one.remote() as remote, Fleet([one.address]) as fleet, Deployment(fleet, plan, file, OPTIONS) as deployment:
+        one.process.send_signal(signal.SIGTERM)
+        until(lambda: deployment.leaving == ["one"], "word of it")
+        assert deployment.engine.decode([5], 0).size  # it serves meanwhile
+        assert remote.describe()[1].leaving
+        with pytest.raises(Refused, match="takes no new session"), sessions([remote], 1):
+            pass
+        with pytest.raises(Refused, match="about to end and takes nothing new"):
+            Fleet([one.address])
+        one.process.send_signal(signal.SIGTERM)
+        assert one.process.wait(60) == 0
