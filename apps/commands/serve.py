@@ -56,6 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--allow-origin", action="append", default=[], metavar="URL", help=words)
     words = "the server is called so, too; repeatable"
     group.add_argument("--allow-host", action="append", default=[], metavar="NAME", help=words)
+    words = "certificate of the server, PEM: clients are answered by TLS, https://"
+    group.add_argument("--tls-cert", type=Path, metavar="FILE", help=words)
+    group.add_argument("--tls-key", type=Path, metavar="FILE", help="the certificate's key, PEM, not encrypted")
     requests, queue = argument(units.whole(1, MAX_REQUESTS)), argument(units.whole(0, MAX_QUEUE))
     words = f"that are answered at once by each model (default: {REQUESTS})"
     group.add_argument("--requests", type=requests, default=REQUESTS, metavar="N", help=words)
@@ -94,6 +97,8 @@ def run(args: argparse.Namespace) -> int:
         insecure,
         tuple(args.allow_origin),
         tuple(args.allow_host),
+        tls_cert=args.tls_cert,
+        tls_key=args.tls_key,
         front=args.front,
     )
     with signals_are_for_the_program():

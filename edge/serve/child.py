@@ -1,4 +1,4 @@
-"""The process that computes: a loaded model, and requests on it. It speaks JSON, a message a line, with the server.
+"""The process that computes: a loaded model, and requests on it. It speaks JSON with the server, as messages.py says.
 
 One thread drives the engine: it takes what arrived, makes a step, and tells what came of it. Others prepare requests
 (templates, tokens, grammars), so that the engine waits for none. The process ends when the server does.
@@ -33,7 +33,7 @@ class Control:
 
     def send(self, *messages: Mapping[str, Any]) -> None:
         """Tell the server. A server that has gone is noticed by whoever reads."""
-        data = b"".join(json.dumps(message).encode() + b"\n" for message in messages)
+        data = json.dumps(messages).encode() + b"\n"
         with self._lock:
             try:
                 self._socket.sendall(data)

@@ -100,6 +100,13 @@ async def merged(
     answers: Sequence[Answer], parsers: Sequence[CallParser | None]
 ) -> AsyncGenerator[tuple[int, Delta], None]:
     """The deltas of all answers. Where this is closed, or one of them fails, all are ended."""
+    if len(answers) == 1:  # needs no task beside the one that asks
+        try:
+            async for one in deltas_of(answers[0], parsers[0]):
+                yield 0, one
+        finally:
+            answers[0].cancel()
+        return
     waiting: asyncio.Queue[tuple[int, Delta | BaseException | None]] = asyncio.Queue(AHEAD)
 
     async def follow(index: int) -> None:

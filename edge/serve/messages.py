@@ -1,5 +1,7 @@
 """What crosses between the server and an engine process: JSON values of requests, pieces and errors.
 
+A line is a message of the server, or a list of messages of the process: all that one step brought.
+
 From the server: {"id", "do": what, "with": arguments}, or {"id", "do": "cancel"}. From the process: {"say": a line for
 people}, {"ready": status}, {"fatal": error}; of what was asked {"id", "result"} or {"id", "error"}, and of a generation
 then {"id", "begun"} once it is computed, {"id", "piece"} until one has a finish reason, or {"id", "error"}.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,11 +25,14 @@ class ServeOptions:
     allow_hosts: tuple[str, ...] = ()  # names of this server beside its own
     max_body_bytes: int = MAX_BODY_BYTES
     ping_s: float = PING_S  # between two signs of life in a stream that has nothing to say
+    tls_cert: Path | None = None  # PEM of the server's certificate, and those that vouch for it
+    tls_key: Path | None = None  # PEM of its key, not encrypted; both or none
     front: Path | None = None  # JSON that `edge pareto --json` wrote
 
 
 def check(options: ServeOptions) -> None:
-    """TrustError where other machines would be answered without a key, or a key is none."""
+    """TrustError where other machines would be answered without a key, or a key is none; as `tls_context`."""
+    tls_context(options)
     if any(not key.strip() or not key.isascii() or not key.isprintable() for key in options.api_keys):
         raise TrustError(
             "a key of the API is empty, or has characters that no HTTP header can have; use letters and digits"
@@ -38,3 +42,34 @@ def check(options: ServeOptions) -> None:
             f"{options.host} is reached by other machines, and there is no key; "
             "give one with --api-key or EDGE_API_KEY, or --insecure to answer everybody"
         )
+
+
+def tls_context(options: ServeOptions) -> ssl.SSLContext | None:
+    """With the certificate and its key; None without any. TrustError where they cannot be used together."""
+    cert, key = options.tls_cert, options.tls_key
+    if cert is None and key is None:
+        return None
+    if cert is None or key is None:
+        raise TrustError("TLS needs a certificate and its key: give both --tls-cert and --tls-key")
+    for path in (cert, key):
+        try:
+            path.open("rb").close()
+        except OSError as error:
+            raise TrustError(f"{path} cannot be read: {error.strerror or error}") from error
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(cert, key, password=_no_password)
+    except _EncryptedKey:
+        raise TrustError(f"{key} is encrypted; give a key without a password, which only you may read") from None
+    except (ssl.SSLError, OSError) as error:
+        why = getattr(error, "reason", None) or str(error)
+        raise TrustError(f"{cert} and {key} are no certificate with its key in PEM: {why}") from error
+    return context
+
+
+class _EncryptedKey(Exception):
+    """A key that needs a password."""
+
+
+def _no_password() -> str:
+    raise _EncryptedKey

@@ -284,7 +284,8 @@ class EngineProcess:
         with suppress(ConnectionError):
             async for line in reader:
                 if line.endswith(b"\n") and process is self._process:  # else it ended in the middle of what it said
-                    self._heard(json.loads(line))
+                    for message in json.loads(line):
+                        self._heard(message)
         code, by_itself = await exit_code(process), process is self._process
         reason: Exception = EngineGone(f"{self.name} was told to end")
         if by_itself:

@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import uvicorn
+from starlette.applications import Starlette
 
 from edge.serve.app import create_app
 from edge.serve.config import EngineConfig
-from edge.serve.options import ServeOptions, check
+from edge.serve.http.connections import bounded_connections
+from edge.serve.options import ServeOptions, check, tls_context
 from edge.serve.router import Router
 
 _STREAMS_END_S = 5  # for streams to tell their clients that the server ends
@@ -51,8 +53,24 @@ async def _serve(
     listener: socket.socket,
 ) -> None:
     router = Router(configs, queue=queue, say=say)
-    config = uvicorn.Config(
-        create_app(router, options),
+    server = _Server(uvicorn_config(create_app(router, options), options), router)
+    try:
+        await router.model(None)
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        scheme = "http" if options.tls_cert is None else "https"
+        listening(f"{scheme}://{host}:{options.port}")
+        await server.serve(sockets=[listener])
+    finally:
+        await router.close()
+
+
+def uvicorn_config(app: Starlette, options: ServeOptions) -> uvicorn.Config:
+    """How HTTP is spoken. TrustError as `tls_context`."""
+    tls = tls_context(options)
+    return uvicorn.Config(
+        app,
+        http=bounded_connections(),
+        ssl_context_factory=None if tls is None else lambda _config, _default: tls,
         log_level="error",
         access_log=False,
         lifespan="off",
@@ -60,14 +78,6 @@ async def _serve(
         ws="none",
         timeout_graceful_shutdown=_STREAMS_END_S,
     )
-    server = _Server(config, router)
-    try:
-        await router.model(None)
-        host = f"[{options.host}]" if ":" in options.host else options.host
-        listening(f"http://{host}:{options.port}")
-        await server.serve(sockets=[listener])
-    finally:
-        await router.close()
 
 
 class _Server(uvicorn.Server):

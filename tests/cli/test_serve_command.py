@@ -225,6 +225,7 @@ def test_a_front_is_shown(tmp_path: Path) -> None:
         (("--window", "1MiB"), "--window is about a budget"),
         (("--host", "192.0.2.1", "--api-key", "k"), "192.0.2.1"),
         (("--memory", "20MiB"), "needs a budget of at least"),
+        (("--tls-cert", "cert.pem"), "--tls-key"),
     ],
 )
 def test_what_cannot_be_served_is_said_in_one_line(arguments: tuple[str, ...], why: str) -> None:

@@ -47,10 +47,18 @@ class Scripted:
         self.refuses: EdgeError | None = None  # every request
         self.fails: Exception | None = None  # after the text
         self.waits = False  # after the text
+        self.loaded = asyncio.Event()  # requests wait for it
+        self.loaded.set()
+        self.left = 0  # requests that were given up while they waited for it
         self.asked: list[Generation] = []
         self.answers: list[ScriptedAnswer] = []
 
     async def generate(self, generation: Generation) -> Answer:
+        try:
+            await self.loaded.wait()
+        except asyncio.CancelledError:
+            self.left += 1
+            raise
         if self.refuses is not None:
             raise self.refuses
         self.asked.append(generation)

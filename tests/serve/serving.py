@@ -9,14 +9,20 @@ from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.applications import Starlette
+
+from edge.serve.options import ServeOptions
+from edge.serve.server import uvicorn_config
 
 START_S = 60.0
 END_S = 60.0
+PLAIN = ServeOptions()
 
 
 @contextmanager
-def serving(app: ASGIApp, at_end: Callable[[], Awaitable[None]] | None = None) -> Iterator[str]:
+def serving(
+    app: Starlette, at_end: Callable[[], Awaitable[None]] | None = None, options: ServeOptions = PLAIN
+) -> Iterator[str]:
     """Its address, "http://127.0.0.1:PORT". It ends with the block, and with it what it answers. at_end: then done in
     the server's loop."""
 
@@ -28,8 +34,7 @@ def serving(app: ASGIApp, at_end: Callable[[], Awaitable[None]] | None = None) -
                 await at_end()
 
     listening = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(app, log_level="warning", lifespan="on", timeout_graceful_shutdown=5)
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(uvicorn_config(app, options))
     thread = threading.Thread(target=lambda: asyncio.run(serve()), name="server")
     thread.start()
     try:
@@ -39,7 +44,7 @@ def serving(app: ASGIApp, at_end: Callable[[], Awaitable[None]] | None = None) -
                 break
             waited.wait(0.05)
         assert server.started, "the server did not start"
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        yield f"{'https' if options.tls_cert else 'http'}://127.0.0.1:{listening.getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join(END_S)

@@ -306,6 +306,38 @@ def test_there_are_signs_of_life_while_nothing_comes(url: str, model: Scripted, 
         assert any(line.startswith(wanted) for line in told.iter_lines())
 
 
+@every_api
+@pytest.mark.parametrize("fails", [False, True])
+def test_there_are_signs_of_life_while_a_model_is_loading(
+    url: str, model: Scripted, path: str, fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generating, "STATUS_S", 0.0)
+    model.loaded.clear()
+    with httpx.stream("POST", url + path, json={**ASK[path], "stream": True}, timeout=60) as told:
+        assert told.status_code == 200
+        lines = told.iter_lines()
+        wanted = "event: ping" if path == MESSAGES else ": ping"
+        assert any(line.startswith(wanted) for line in lines)
+        assert model.asked == []
+        model.refuses = NotEnoughMemory("needs 8 GiB, has 4") if fails else None
+        model.loaded.set()
+        last = [line for line in lines if line.startswith("data: {")][-1]
+    assert ("needs 8 GiB, has 4" in last) == fails
+
+
+def test_who_goes_while_a_model_is_loading_is_not_answered(
+    url: str, model: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generating, "STATUS_S", 0.0)
+    model.loaded.clear()
+    with httpx.stream("POST", url + CHAT, json={**ASK[CHAT], "stream": True}, timeout=60) as told:
+        next(told.iter_raw())
+    until(lambda: model.left == 1, "the request to end")
+    model.loaded.set()
+    post(url, CHAT)
+    assert len(model.asked) == 1
+
+
 def test_a_reader_that_takes_nothing_is_not_waited_for(
     url: str, model: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,9 +27,12 @@ class Json(Response):
         return to_json(content).encode()
 
 
+_ENCODER = json.JSONEncoder(allow_nan=False, check_circular=False, separators=(",", ":"))
+
+
 def to_json(value: Any) -> str:
     """Compact JSON in ASCII."""
-    return json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return _ENCODER.encode(value)
 
 
 async def read(request: Request, model: type[R]) -> R:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
 from sse_starlette import EventSourceResponse, ServerSentEvent
@@ -20,9 +22,19 @@ from edge.serve.apis.tokens import template_of
 from edge.serve.deltas import begin, merged
 from edge.serve.http.bodies import Json, read, to_json, unless_gone
 from edge.serve.http.errors import failure, is_anthropic
-from edge.serve.served import Answer, ServedModel, ServedModels
+from edge.serve.served import Answer, ServedModels
 
 SEND_S = 60.0  # a reader that takes nothing for so long has gone
+STATUS_S = 2.0  # what is wrong with a stream's request is known by then, or told as its last event
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """What was asked, and accepted."""
+
+    model: str
+    asked: Asked
+    answers: Sequence[Answer]
 
 
 def answers(api: Api[R], models: ServedModels, ping_s: float) -> Callable[[Request], Awaitable[Response]]:
@@ -30,24 +42,43 @@ def answers(api: Api[R], models: ServedModels, ping_s: float) -> Callable[[Reque
 
     async def endpoint(http: Request) -> Response:
         request = await read(http, api.request)
-        model, asked, begun = await unless_gone(http, _begun(api, models, request))
-        deltas = merged(begun, asked.parsers())
-        events = api.events(request, model.name, deltas)
-        if request.stream:
-            return EventStream(_sent(api, events, deltas), begun, ping_s, anthropic=is_anthropic(api.path))
-        return Json(api.whole(await unless_gone(http, _all(events, deltas))))
+        beginning = asyncio.ensure_future(_begun(api, models, request))
+        try:
+            await unless_gone(http, _known(beginning, STATUS_S if request.stream else None))
+            if request.stream:  # where a model is being loaded, there are signs of life meanwhile
+                return EventStream(_sent(api, request, beginning), beginning, ping_s, is_anthropic(api.path))
+            begun = beginning.result()
+            deltas = merged(begun.answers, begun.asked.parsers())
+            return Json(api.whole(await unless_gone(http, _all(api.events(request, begun.model, deltas), deltas))))
+        except BaseException:
+            _end(beginning)
+            raise
 
     return endpoint
 
 
-async def _begun(api: Api[R], models: ServedModels, request: R) -> tuple[ServedModel, Asked, Sequence[Answer]]:
-    """What can be wrong with a request is raised here, before anything is sent."""
+async def _begun(api: Api[R], models: ServedModels, request: R) -> _Begun:
+    """What can be wrong with a request is raised here, before anything is told of its answers."""
     model = await models.model(request.model)
     template = ""
     if request.template_matters:
         template = await template_of(model)
     asked = api.asked(request, template)
-    return model, asked, await begin(model, asked.generations)
+    return _Begun(model.name, asked, await begin(model, asked.generations))
+
+
+async def _known(beginning: asyncio.Future[_Begun], limit_s: float | None) -> None:
+    """Wait, for so long at most, until a request was accepted. What is wrong with it is raised."""
+    await asyncio.wait({beginning}, timeout=limit_s)
+    if beginning.done():
+        beginning.result()
+
+
+def _end(beginning: asyncio.Future[_Begun]) -> None:
+    """End the answers, whether they have begun or not."""
+    if not beginning.cancel() and not beginning.cancelled() and beginning.exception() is None:
+        for answer in beginning.result().answers:
+            answer.cancel()
 
 
 async def _all(events: AsyncGenerator[Event, None], deltas: AsyncGenerator[Any, None]) -> list[Event]:
@@ -55,41 +86,43 @@ async def _all(events: AsyncGenerator[Event, None], deltas: AsyncGenerator[Any, 
         return [event async for event in events]
 
 
-async def _sent(
-    api: Api[R], events: AsyncGenerator[Event, None], deltas: AsyncGenerator[Any, None]
-) -> AsyncGenerator[ServerSentEvent, None]:
+async def _sent(api: Api[R], request: R, beginning: asyncio.Future[_Begun]) -> AsyncGenerator[bytes, None]:
     """Events as they are sent. A failure is the last of them."""
     count = 0
-    async with aclosing(deltas), aclosing(events):
-        try:
+    try:
+        begun = await beginning
+        deltas = merged(begun.answers, begun.asked.parsers())
+        async with aclosing(deltas), aclosing(api.events(request, begun.model, deltas)) as events:
             async for event in events:
                 yield _event(event)
                 count += 1
-        except Exception as error:
-            if isinstance(error, EdgeError):
-                log.warning("answer failed", error=f"{type(error).__name__}: {error}")
-            else:
-                logging.getLogger("edge").exception("answer failed")
-            yield _event(api.failed(failure(error), count))
-            return
+    except Exception as error:
+        if isinstance(error, EdgeError):
+            log.warning("answer failed", error=f"{type(error).__name__}: {error}")
+        else:
+            logging.getLogger("edge").exception("answer failed")
+        yield _event(api.failed(failure(error), count))
+        return
     if api.last is not None:
-        yield ServerSentEvent(data=api.last)
+        yield f"data: {api.last}\r\n\r\n".encode()
 
 
-def _event(event: Event) -> ServerSentEvent:
-    """Events that have a type are named after it, as Anthropic and OpenAI's responses do."""
-    return ServerSentEvent(data=to_json(event), event=event.get("type"))
+def _event(event: Event) -> bytes:
+    """Events that have a type are named after it, as Anthropic and OpenAI's responses do. JSON has one line."""
+    kind = event.get("type")
+    name = "" if kind is None else f"event: {kind}\r\n"
+    return f"{name}data: {to_json(event)}\r\n\r\n".encode()
 
 
 class EventStream(EventSourceResponse):
     """Server-sent events, with signs of life between them. It ends where its reader takes nothing for SEND_S."""
 
     def __init__(
-        self, events: AsyncIterator[ServerSentEvent], answers: Sequence[Answer], ping_s: float, *, anthropic: bool
+        self, events: AsyncIterator[bytes], beginning: asyncio.Future[_Begun], ping_s: float, anthropic: bool
     ) -> None:
-        """answers: end with the stream, however it ends."""
+        """beginning: its answers end with the stream, however that ends."""
         super().__init__(events, ping=ping_s, send_timeout=SEND_S, ping_message_factory=_ping if anthropic else None)
-        self._answers = answers
+        self._beginning = beginning
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -97,8 +130,7 @@ class EventStream(EventSourceResponse):
         except SendTimeoutError:
             log.warning("reader gone", took_nothing_for_s=SEND_S)
         finally:
-            for answer in self._answers:
-                answer.cancel()
+            _end(self._beginning)
 
 
 def _ping() -> ServerSentEvent:

@@ -1,0 +1,59 @@
+"""Connections: how long one may take to make a request, and how many may be about to."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+HEADERS_S = 20.0  # for the headers of a request to come
+MOST_IDLE = 256  # connections without a request that is answered
+GRACE_S = 1.0  # of many that come at once none is closed before it could be read
+
+
+def bounded_connections() -> type[asyncio.Protocol]:
+    """The protocol of a server, whose connections are closed that make no request within HEADERS_S. Where more than
+    MOST_IDLE are open without one, those go that have been so for longest: who asks at once is never among them."""
+    idle: dict[Connection, asyncio.TimerHandle] = {}  # the longest first
+
+    class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+        transport: asyncio.Transport
+        cycle: Any  # the request that is answered, or was last
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)
+            self._note()
+            while len(idle) > MOST_IDLE:
+                oldest, timer = next(iter(idle.items()))
+                if timer.when() - HEADERS_S + GRACE_S > asyncio.get_running_loop().time():
+                    break
+                oldest._close()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._note()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self._note()
+
+        def connection_lost(self, error: Exception | None) -> None:
+            if timer := idle.pop(self, None):
+                timer.cancel()
+            super().connection_lost(error)
+
+        def _note(self) -> None:
+            """Whether it is idle; its time begins where it becomes so."""
+            if self.cycle is not None and not self.cycle.response_complete:
+                if timer := idle.pop(self, None):
+                    timer.cancel()
+            elif self not in idle and not self.transport.is_closing():
+                idle[self] = asyncio.get_running_loop().call_later(HEADERS_S, self._close)
+
+        def _close(self) -> None:
+            if timer := idle.pop(self, None):
+                timer.cancel()
+            self.transport.abort()
+
+    return Connection

@@ -1,0 +1,145 @@
+"""Connections: those that make no request are closed, others are not disturbed; TLS."""
+
+import datetime
+import ipaddress
+import select
+import socket
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from devices.errors import TrustError
+from edge.serve.app import create_app
+from edge.serve.http import bodies, connections
+from edge.serve.options import ServeOptions, check
+from tests.serve.scripted import ScriptedModels
+from tests.serve.serving import serving
+
+WAIT_S = 60.0
+ASK = {"messages": [{"role": "user", "content": "Hi"}]}
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with serving(create_app(ScriptedModels(), ServeOptions())) as address:
+        yield address
+
+
+def connect(url: str, sends: bytes = b"") -> socket.socket:
+    at = urlsplit(url)
+    one = socket.create_connection((at.hostname, at.port), WAIT_S)
+    one.sendall(sends)
+    return one
+
+
+def is_closed(one: socket.socket) -> bool:
+    """Waits for whatever comes."""
+    try:
+        return one.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+@pytest.mark.parametrize("sends", [b"", b"GET /health HTTP/1.1\r\nHost: local"], ids=["nothing", "half"])
+def test_who_makes_no_request_is_not_waited_for(url: str, sends: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    with httpx.Client(base_url=url) as other:
+        assert other.get("/health").status_code == 200
+        monkeypatch.setattr(connections, "HEADERS_S", 0.2)
+        with connect(url, sends) as slow:
+            assert is_closed(slow)
+        assert other.get("/health").status_code == 200
+
+
+def test_headers_that_come_slowly_after_an_answer_are_not_waited_for(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "HEADERS_S", 1.0)
+    request = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with connect(url, request) as slow:
+        answer = slow.makefile("rb")
+        while line := answer.readline().strip():
+            if line.lower().startswith(b"content-length"):
+                n_bytes = int(line.split(b":")[1])
+        assert answer.read(n_bytes) == b'{"status":"ok"}'
+        slow.sendall(request[:20])  # the usual limit between two requests does not hold any more
+        assert is_closed(slow)
+
+
+def test_a_body_that_comes_slowly_is_not_waited_for(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "BODY_S", 0.2)
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{"
+    with connect(url, head) as slow:
+        told = slow.makefile("rb").read()  # until it is closed
+    assert told.startswith(b"HTTP/1.1 408 ")
+    assert httpx.post(f"{url}/v1/chat/completions", json=ASK).status_code == 200
+
+
+def test_of_too_many_that_make_no_request_the_oldest_go(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "MOST_IDLE", 3)
+    monkeypatch.setattr(connections, "GRACE_S", 0.0)
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
+    with connect(url, head) as asks:
+        assert httpx.get(f"{url}/health").status_code == 200  # the head was read before: this one is not idle
+        slow = [connect(url, b"GET /") for _ in range(8)]
+        try:
+            assert httpx.get(f"{url}/health").status_code == 200  # after all of them were accepted
+            assert all(map(is_closed, slow[:6]))
+            assert select.select([asks, *slow[6:]], [], [], 0)[0] == []
+        finally:
+            for one in slow:
+                one.close()
+
+
+@pytest.fixture(scope="module")
+def pem(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A certificate of 127.0.0.1 that vouches for itself, and its key."""
+    folder, key = tmp_path_factory.mktemp("pem"), ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "edge")])
+    day, today = datetime.timedelta(days=1), datetime.datetime.now(datetime.timezone.utc)
+    addresses = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    made = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), today - day, today + day)
+    cert = made.add_extension(addresses, critical=False).sign(key, hashes.SHA256())
+    (folder / "cert.pem").write_bytes(cert.public_bytes(serialization.Encoding.PEM))
+    for file, encryption in (
+        ("key.pem", serialization.NoEncryption()),
+        ("secret.pem", serialization.BestAvailableEncryption(b"sesame")),
+    ):
+        form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)
+        (folder / file).write_bytes(key.private_bytes(*form))
+    return folder / "cert.pem", folder / "key.pem"
+
+
+def test_tls(pem: tuple[Path, Path]) -> None:
+    options = ServeOptions(tls_cert=pem[0], tls_key=pem[1])
+    with serving(create_app(ScriptedModels(), options), options=options) as address:
+        assert address.startswith("https://")
+        trusted = ssl.create_default_context(cafile=str(pem[0]))
+        with httpx.Client(base_url=address, verify=trusted) as client:
+            assert client.post("/v1/chat/completions", json={**ASK, "stream": True}).text.endswith("[DONE]\r\n\r\n")
+        with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
+            httpx.get(f"{address}/health")
+        with connect(address, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n") as plain:
+            assert is_closed(plain)
+
+
+def test_what_tls_cannot_use_is_said_in_one_line(pem: tuple[Path, Path], tmp_path: Path) -> None:
+    cert, key = pem
+    other = tmp_path / "other.pem"
+    other.write_text("nothing")
+    for options, why in (
+        (ServeOptions(tls_cert=cert), "both"),
+        (ServeOptions(tls_key=key), "both"),
+        (ServeOptions(tls_cert=cert, tls_key=tmp_path / "missing.pem"), "missing.pem cannot be read"),
+        (ServeOptions(tls_cert=tmp_path, tls_key=key), "cannot be read"),
+        (ServeOptions(tls_cert=cert, tls_key=other), "no certificate with its key"),
+        (ServeOptions(tls_cert=other, tls_key=key), "no certificate with its key"),
+        (ServeOptions(tls_cert=cert, tls_key=key.with_name("secret.pem")), "is encrypted"),
+    ):
+        with pytest.raises(TrustError, match=why) as refused:
+            check(options)
+        assert "\n" not in str(refused.value)
