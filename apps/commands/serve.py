@@ -42,7 +42,10 @@ say = partial(say_as, command="serve")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "models", nargs="*", metavar="MODEL", help="GGUF files, folders of them, REPO:FILE (default: the bundled model)"
+        "models",
+        nargs="*",
+        metavar="MODEL",
+        help="GGUF files, folders of them, REPO:FILE (default: the bundled model and those in the hub's cache)",
     )
     group = parser.add_argument_group("server")
     group.add_argument(
@@ -81,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     check_engine_arguments(args)
     if args.front is not None:
         _check_front(args.front)
-    configs = {name: _config(args, path, devices) for name, path in _models(args.models).items()}
+    configs = {name: _config(args, path, devices) for name, path in _models(args.models, devices is None).items()}
     if devices is not None and len(configs) > 1:
         raise UsageError(f"several devices serve one model, {len(configs)} were given")
 
@@ -120,15 +123,20 @@ def _check_front(path: Path) -> None:
         raise UsageError(f"--front {path} is no front; make one with `edge pareto --json > {path}`")
 
 
-def _models(specs: list[str]) -> dict[str, Path]:
-    """The files to serve, by name. UsageError for two of a name, and for a folder without any."""
+def _models(specs: list[str], several: bool) -> dict[str, Path]:
+    """The files to serve, by name: without any specs the bundled one, where several may be also those of the hub's
+    cache. UsageError for two of a name, and for a folder without any."""
+    if not specs:
+        from edge.models.hub import cached_models
+
+        bundled = model_path(None)
+        return {bundled.stem: bundled, **(cached_models() if several else {})}
     files: list[Path] = []
     for spec in specs:
         inside = sorted(Path(spec).glob("*.gguf")) if Path(spec).is_dir() else [model_path(spec)]
         if not inside:
             raise UsageError(f"{spec} has no .gguf files")
         files += inside
-    files = files or [model_path(None)]
     names = [path.stem for path in files]
     if twice := [name for name in names if names.count(name) > 1]:
         raise UsageError(f"two models are called {twice[0]}; rename one, or leave it out")

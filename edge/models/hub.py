@@ -227,11 +227,28 @@ def cached_repositories() -> list[tuple[str, Path]]:
     return [("/".join(path.name.split("--", 2)[1:]), path) for path in found]
 
 
+def cached_models() -> dict[str, Path]:
+    """The models in the cache that are complete, of the versions last seen: the (first) file of each, by
+    "OWNER/NAME:FILE"."""
+    cache, found = _cache(), dict[str, Path]()
+    for repo, _ in cached_repositories():
+        names = _cached_names(repo, cache)
+        for name in sorted(names):
+            if name == parts(name)[0] and set(parts(name)) <= set(names):
+                found[f"{repo}:{name}"] = _snapshot(repo, cache) / name
+    return found
+
+
+def _snapshot(repo: str, cache: Path) -> Path:
+    """The folder of a repository's version that was last seen. OSError where there is none."""
+    folder = _folder(repo, cache)
+    return folder / "snapshots" / (folder / "refs" / "main").read_text().strip()
+
+
 def _cached_names(repo: str, cache: Path) -> list[str]:
     """The files of a repository that are in the cache, of the version last seen."""
-    folder = _folder(repo, cache)
     try:
-        snapshot = folder / "snapshots" / (folder / "refs" / "main").read_text().strip()
+        snapshot = _snapshot(repo, cache)
     except OSError:
         return []
     return [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*.gguf") if path.exists()]

@@ -142,6 +142,33 @@ def test_models_of_a_folder_are_loaded_when_they_are_asked_for(tmp_path: Path) -
         assert server.status()["model"]["context"] == 300
 
 
+def test_models_of_the_hub_s_cache_are_served_by_their_names(tmp_path: Path) -> None:
+    def fetched(repo: str, *files: str) -> None:
+        folder = tmp_path / f"models--{repo.replace('/', '--')}"
+        (folder / "refs").mkdir(parents=True)
+        (folder / "refs" / "main").write_text("v1")
+        for file in files:
+            path = folder / "snapshots" / "v1" / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(MODEL_PATH, path)
+
+    fetched("acme/tiny", "tiny-q8_0.gguf", "sub/tiny-q4_0.gguf", "config.json")
+    fetched("acme/half", "half-00001-of-00002.gguf")  # not all of it is there
+    fetched("acme/none")
+    bad = tmp_path / "models--acme--tiny/snapshots/v1/sub/tiny-q4_0.gguf"
+    bad.write_bytes(b"GGUF" + bytes(100))
+    with served("--prefix-cache", "0", HF_HUB_CACHE=str(tmp_path)) as server:
+        names = [model["id"] for model in server.get("/v1/models")["data"]]
+        assert names == [MODEL_PATH.stem, "acme/tiny:sub/tiny-q4_0.gguf", "acme/tiny:tiny-q8_0.gguf"]
+        assert server.get(f"/v1/models/{names[2]}")["id"] == names[2]
+        assert len(server.get("/v1/cluster")["models"]) == 1  # loaded when it is asked for
+        assert server.answer(model=names[2]) == "3 plus 4 is 7."
+        with pytest.raises(urllib.error.HTTPError) as refusal:
+            server.answer(model=names[1])
+        assert refusal.value.code == 400
+        assert server.answer() == "3 plus 4 is 7."
+
+
 def test_who_is_answered_is_chosen_by_options() -> None:
     options = ("--api-key", "sesame", "--allow-host", "edge.example", "--allow-origin", "https://pages.example")
     with served(*options, "--queue", "1", EDGE_API_KEY="barley") as server:

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 
 import pytest
+from anthropic import Anthropic
+from openai import OpenAI
 
 from edge.demo import MODEL_PATH
 from edge.serve.app import create_app
@@ -20,3 +22,15 @@ def server() -> Iterator[str]:
     router = Router({MODEL_PATH.stem: EngineConfig(str(MODEL_PATH), OPTIONS, prefix_cache=0)})
     with serving(create_app(router, ServeOptions()), at_end=router.close) as address:
         yield address
+
+
+@pytest.fixture(scope="module")
+def openai(server: str) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{server}/v1", api_key="none", max_retries=0, timeout=300) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def anthropic(server: str) -> Iterator[Anthropic]:
+    with Anthropic(base_url=server, api_key="none", max_retries=0, timeout=300) as client:
+        yield client

@@ -1,7 +1,6 @@
 """The official clients of OpenAI and Anthropic, with the bundled model behind a real server."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -24,18 +23,6 @@ SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
 }
 CHAT_TOOLS: Any = [{"type": "function", "function": {"name": "weather", "description": "", "parameters": SCHEMA}}]
-
-
-@pytest.fixture(scope="module")
-def openai(server: str) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{server}/v1", api_key="none", max_retries=0, timeout=300) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def anthropic(server: str) -> Iterator[Anthropic]:
-    with Anthropic(base_url=server, api_key="none", max_retries=0, timeout=300) as client:
-        yield client
 
 
 def follows(arguments: Any) -> bool:

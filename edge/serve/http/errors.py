@@ -22,6 +22,7 @@ from edge.errors import (
     WorkerError,
 )
 from partition.errors import PlanError
+from quant.errors import ModelFileError
 
 RETRY_S = 1  # an answer takes seconds; one that ends makes room
 RESTART_S = 5  # to load a model again
@@ -56,6 +57,7 @@ _KNOWN: tuple[tuple[type[EdgeError], int, str | None, int | None], ...] = (
     (SamplingError, 400, None, None),
     (TemplateError, 400, None, None),
     (PlanError, 400, None, None),
+    (ModelFileError, 400, "model_not_usable", None),
     (UnknownModel, 404, "model_not_found", None),
     (NotThere, 404, None, None),
     (Overloaded, 429, "overloaded", RETRY_S),

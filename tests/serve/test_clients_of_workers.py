@@ -1,0 +1,106 @@
+"""The official clients against a model that this device shares with two workers: real daemons on loopback."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from anthropic import Anthropic
+from openai import BadRequestError, OpenAI
+
+from edge.demo import MODEL_PATH
+from edge.serve.app import create_app
+from edge.serve.config import EngineConfig
+from edge.serve.options import ServeOptions
+from edge.serve.router import Router
+from tests.serve.conftest import OPTIONS
+from tests.serve.serving import serving
+from tests.serve.test_clients import CHAT_TOOLS, GREEDY, HI, NAME, SCHEMA, follows
+from tests.support.helpers import until
+from tests.support.workers import worker
+
+JSON: Any = {"type": "json_schema", "json_schema": {"name": "trip", "schema": SCHEMA}}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Its address; each of three devices has a part of every layer, and of the vocabulary."""
+    folder = tmp_path_factory.mktemp("workers")
+    with worker(folder / "a", "--threads", "1") as a, worker(folder / "b", "--threads", "1") as b:
+        shares = {"parallel": "tensor", "shares": (2.0, 1.0, 1.0)}
+        config = EngineConfig(str(MODEL_PATH), OPTIONS, 0, (a.address, b.address), **shares)  # type: ignore[arg-type]
+        router = Router({NAME: config})
+        with serving(create_app(router, ServeOptions()), at_end=router.close) as address:
+            yield address
+
+
+def test_a_chat_whole_and_streamed(openai: OpenAI, server: str) -> None:
+    told = openai.chat.completions.create(model=NAME, messages=HI, temperature=0)
+    text = told.choices[0].message.content or ""
+    assert "65" in text
+    [model] = httpx.get(f"{server}/v1/cluster").json()["models"]
+    assert [device["layers"] for device in model["devices"]] == [[0, 8]] * 3
+    usage: Any = {"stream_options": {"include_usage": True}}
+    chunks = list(openai.chat.completions.create(model=NAME, messages=HI, temperature=0, stream=True, **usage))
+    assert "".join(one.choices[0].delta.content or "" for one in chunks if one.choices) == text
+    assert told.usage is not None
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == told.usage.completion_tokens
+
+
+def test_a_schema_holds(openai: OpenAI) -> None:
+    asked: Any = {"model": NAME, "messages": HI, "response_format": JSON, "max_tokens": 300, "n": 3, "seed": 1}
+    told = openai.chat.completions.create(**asked, logprobs=True, top_logprobs=2)
+    for choice in told.choices:
+        assert choice.finish_reason == "stop"
+        assert follows(json.loads(choice.message.content or ""))
+        assert choice.logprobs is not None
+        pieces = [bytes(one.bytes or ()) for one in choice.logprobs.content or ()]
+        assert b"".join(pieces).decode() == choice.message.content
+        assert all(len(one.top_logprobs) == 2 for one in choice.logprobs.content or ())
+    with pytest.raises(BadRequestError):
+        openai.chat.completions.create(model=NAME, messages=HI, extra_body={"lark": "start: nothing"})
+
+
+def test_a_tool_is_called(openai: OpenAI, anthropic: Anthropic) -> None:
+    asked: Any = {"model": NAME, "messages": HI, "max_tokens": 200}
+    with openai.chat.completions.stream(**asked, tools=CHAT_TOOLS, tool_choice="required", temperature=0) as stream:
+        [call] = stream.get_final_completion().choices[0].message.tool_calls or ()
+    assert follows(json.loads(call.function.arguments))
+    tools: Any = [{"name": "weather", "input_schema": SCHEMA}]
+    with anthropic.messages.stream(**asked, tools=tools, tool_choice={"type": "any"}) as messages:
+        [use] = messages.get_final_message().content
+    assert use.type == "tool_use"
+    assert follows(use.input)
+
+
+def test_a_message_and_its_tokens(anthropic: Anthropic) -> None:
+    told = anthropic.messages.create(model=NAME, max_tokens=50, messages=HI, extra_body=GREEDY)
+    [block] = told.content
+    assert block.type == "text"
+    assert "65" in block.text
+    counted = anthropic.messages.count_tokens(model=NAME, messages=HI).input_tokens
+    assert counted == told.usage.input_tokens + (told.usage.cache_read_input_tokens or 0)
+
+
+def test_embeddings_are_refused_with_a_reason(openai: OpenAI) -> None:
+    with pytest.raises(BadRequestError, match="makes no embeddings"):
+        openai.embeddings.create(model=NAME, input="One kilobyte")
+
+
+def test_a_stream_that_is_dropped_ends_its_answer_alone(openai: OpenAI, server: str) -> None:
+    def busy() -> int:
+        return len(httpx.get(f"{server}/slots").json())
+
+    lark: Any = {"lark": "start: /[a-z ]{20000,}/"}  # which does not end by itself before the context is full
+    dropped, stays = (
+        openai.chat.completions.create(model=NAME, messages=HI, stream=True, extra_body=lark) for _ in range(2)
+    )
+    for stream in (dropped, stays):
+        next(iter(stream))
+    dropped.close()
+    until(lambda: busy() == 1, "the answer to end")
+    assert next(iter(stays)).choices
+    stays.close()
+    until(lambda: busy() == 0, "the other answer to end")
