@@ -1,0 +1,138 @@
+"""What edge answers on arm64, held against this processor: compare.py FOLDER IN_USERLAND.  run.sh prepares both.
+
+Prints one line a check, and ends with 1 where one fails.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge.demo import MODEL_PATH
+
+HERE = [sys.executable, "-m", "apps.cli"]
+TIMEOUT_S = 600.0  # of any command: emulation takes ten times as long
+QUESTIONS = ("What is 27 plus 38?", "Which processor does a Raspberry Pi 4 have?", "Name three colours.", "Hello!")
+NEAR_TIES: dict[str, str] = {}  # questions that two processors answer with other words, and why that is right
+# Another processor adds in another order. Activations are rounded to 8 bits beside quantized weights, so that a last
+# bit becomes a step of them; where two experts are nearly as good, another one answers.
+CLOSE = {"f32": 1e-5, "else": 0.1}  # parts of the logits' standard deviation
+SYNTHETIC = {
+    "llama-f32": ("--arch", "llama", "--type", "f32"),
+    "llama-f16": ("--arch", "llama", "--type", "f16"),
+    "llama-q8_0": ("--arch", "llama", "--type", "q8_0"),
+    "llama-q4_0": ("--arch", "llama", "--type", "q4_0"),
+    "llama-q4_k": ("--arch", "llama", "--type", "q4_k"),
+    "qwen3moe-f32": ("--arch", "qwen3moe", "--type", "f32", "--experts", "8", "--experts-used", "2", "--expert-ff", "256"),
+    "qwen3moe-q4_0": ("--arch", "qwen3moe", "--type", "q4_0", "--experts", "8", "--experts-used", "2", "--expert-ff", "256"),
+}  # fmt: skip
+SIZES = ("--layers", "4", "--embd", "256", "--ff", "512", "--heads", "4", "--vocab", "512", "--seed", "1")
+
+
+class Comparison:
+    """The checks, and how many failed."""
+
+    def __init__(self, folder: Path, in_userland: str) -> None:
+        self._folder = folder
+        self._there = [in_userland, str(folder)]
+        self.failed = 0
+
+    def run(self) -> None:
+        whole = {question: _chat(HERE, question) for question in QUESTIONS}
+        there = [*self._there, "python3", "-m", "apps.cli"]
+        self._same("chat on arm64", whole, {question: _chat(there, question) for question in QUESTIONS})
+        self._doctor(there)
+        with self._worker(there) as address:
+            for parallel in ("tensor", "pipeline"):
+                group = ("--workers", address, "--parallel", parallel, "--shares", "1,1")
+                answers = {question: _chat(HERE, question, *group) for question in QUESTIONS}
+                self._same(f"x86 rank 0, arm64 rank 1, {parallel}", whole, answers)
+        self._logits()
+
+    def _say(self, good: bool, what: str) -> None:
+        self.failed += not good
+        print(f"{'ok  ' if good else 'FAIL'} {what}", flush=True)
+
+    def _same(self, what: str, expected: dict[str, Any], found: dict[str, Any]) -> None:
+        for question in QUESTIONS:
+            same = found[question]["token_ids"] == expected[question]["token_ids"]
+            rate = found[question]["timing"]["decode_tokens_per_s"]
+            said = f"{found[question]['text']!r:.60}, {rate:.1f} tokens/s"
+            if not same:
+                said += f", not {expected[question]['text']!r:.60} ({NEAR_TIES.get(question, 'no near-tie is listed')})"
+            self._say(same or question in NEAR_TIES, f"{what}: {question} {said}")
+
+    def _doctor(self, there: list[str]) -> None:
+        for finding in json.loads(_output([*there, "doctor", "--json"]))["findings"]:
+            self._say(finding["level"] != "problem", f"doctor on arm64: {finding['check']}: {finding['seen']}")
+
+    @contextmanager
+    def _worker(self, there: list[str]) -> Iterator[str]:
+        """A worker of the userland; where it listens."""
+        log = self._folder / "worker.log"
+        with log.open("wb") as out:
+            worker = subprocess.Popen([*there, "worker", "--listen", "127.0.0.1:0"], stdout=out, stderr=out)
+        try:
+            deadline = time.monotonic() + TIMEOUT_S
+            while not (found := re.search(r"127\.0\.0\.1:[1-9]\d*", log.read_text())):
+                if worker.poll() is not None or time.monotonic() > deadline:
+                    raise SystemExit(f"the worker does not listen: {log.read_text()}")
+                time.sleep(0.1)
+            yield found[0]
+        finally:
+            worker.terminate()
+            code = worker.wait(TIMEOUT_S)
+            self._say(code == 0, f"the worker on arm64 ended with {code}")
+
+    def _logits(self) -> None:
+        """The same files on both processors, with the weights as the file has them and repacked."""
+        models = self._folder / "userland" / "models"
+        models.mkdir(exist_ok=True)
+        for name, options in SYNTHETIC.items():
+            _output([*HERE, "model", "synth", *options, *SIZES, "--force", str(models / f"{name}.gguf")])
+        (models / MODEL_PATH.name).write_bytes(MODEL_PATH.read_bytes())
+        program = Path(__file__).with_name("logits.py")
+        (models / program.name).write_bytes(program.read_bytes())
+        names = [f"{name}.gguf" for name in (MODEL_PATH.stem, *SYNTHETIC)]
+        _output([sys.executable, str(program), str(models / "here.npz"), *(str(models / name) for name in names)])
+        inside = [f"/models/{name}" for name in (program.name, "there.npz", *names)]
+        _output([*self._there, "python3", *inside])
+        with np.load(models / "here.npz") as here, np.load(models / "there.npz") as there:
+            for name in here:
+                a, b = here[name], there[name]
+                deviation = float(np.abs(a - b).max() / a.std())
+                changed = np.flatnonzero(a.argmax(1) != b.argmax(1))
+                exact = "same bits" if np.array_equal(a, b) else f"{deviation:.1e} of the deviation apart"
+                gaps = [float((row.max() - row[other]) / a.std()) for row, other in zip(a, b.argmax(1), strict=True)]
+                said = f"logits of {name}: {exact}; {len(changed)} of {len(a)} rows have another greatest"
+                said += f", at most {max(gaps):.1e} below" if len(changed) else ""
+                close = CLOSE["f32" if "-f32" in name else "else"]
+                self._say(deviation <= close, said)
+
+
+def _chat(command: list[str], question: str, *options: str) -> dict[str, Any]:
+    """What `edge chat` says greedily, as its JSON object."""
+    given = ("--temperature", "0", "--max-tokens", "40", "--prefix-cache", "0", "--draft", "off", "--context", "512")
+    values: dict[str, Any] = json.loads(_output([*command, "chat", "-p", question, *given, "--json", *options]))
+    return values
+
+
+def _output(command: list[str]) -> str:
+    """What a command prints. SystemExit where it fails, with what it said."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}\nended with {done.returncode}: {done.stderr}{done.stdout}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    comparison = Comparison(Path(sys.argv[1]), sys.argv[2])
+    comparison.run()
+    sys.exit(1 if comparison.failed else 0)

@@ -1,0 +1,29 @@
+"""Logits of model files on this processor, as a .npz: logits.py OUT.npz MODEL...  Runs on both processors."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.llm.engine import Engine
+from edge.llm.options import EngineOptions
+
+TOKENS = [5, 300, 17, 401, 88, 260, 33, 499, 120, 7, 250, 61]
+
+HOW = ("mapped", "repacked")
+
+
+def logits(path: Path, repack: bool) -> NDArray[np.float32]:
+    """Of each of TOKENS, computed in one pass and then one by one: both kinds of products are in it."""
+    options = EngineOptions(context=256, outputs=len(TOKENS), threads=1, repack=repack, gpu_layers=0)
+    with Engine(path, options) as engine:
+        together = engine.decode(TOKENS, 0, outputs="all").copy()
+        alone = [engine.decode([token], len(TOKENS) + i).copy().reshape(1, -1) for i, token in enumerate(TOKENS)]
+        return np.concatenate([together, *alone])
+
+
+if __name__ == "__main__":
+    out, *models = map(Path, sys.argv[1:])
+    arrays = {f"{model.stem} {how}": logits(model, how == "repacked") for model in models for how in HOW}
+    np.savez(out, **arrays)
