@@ -22,6 +22,7 @@ import psutil
 
 from devices.errors import DiscoveryError
 from devices.names import MAX_NAME
+from devices.network import interface_addresses
 
 if TYPE_CHECKING:
     from zeroconf import ServiceInfo, Zeroconf
@@ -238,9 +239,12 @@ _Interface = ipaddress.IPv4Interface | ipaddress.IPv6Interface
 
 def _own_networks() -> list[_Interface]:
     """The addresses of this machine with their networks, of the interfaces that are up."""
-    stats = psutil.net_if_stats()
+    try:
+        stats = psutil.net_if_stats()
+    except OSError:  # Android does not tell; nor does it tell the addresses
+        return []
     found: list[_Interface] = []
-    for name, entries in psutil.net_if_addrs().items():
+    for name, entries in interface_addresses().items():
         if name in stats and not stats[name].isup:
             continue
         for entry in entries:

@@ -14,8 +14,11 @@ Counted = tuple[float, float, float]
 
 
 def counted() -> Counted:
-    """What the system has counted so far; `steal` is what the host took."""
-    cores = psutil.cpu_times()
+    """What the system has counted so far; `steal` is what the host took. No use by anybody where it does not tell."""
+    try:
+        cores = psutil.cpu_times()
+    except OSError:  # Android shows programs no /proc/stat
+        return time.monotonic(), 0.0, time.process_time()
     idle = cores.idle + getattr(cores, "iowait", 0.0)
     guests = getattr(cores, "guest", 0.0) + getattr(cores, "guest_nice", 0.0)  # counted as user, too
     return time.monotonic(), sum(cores) - guests - idle, time.process_time()

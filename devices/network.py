@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -35,10 +36,18 @@ FAST_MBIT = 1000  # what every Ethernet port of the last fifteen years should re
 _MBIT_BYTES = 125_000  # bytes a second in a megabit a second
 
 
+def interface_addresses() -> dict[str, list[Any]]:
+    """The addresses of each interface, as psutil has them; none where the system does not tell, as newer Androids."""
+    try:
+        return dict(psutil.net_if_addrs())
+    except OSError:
+        return {}
+
+
 def interface_of(local_address: str) -> str | None:
     """The interface that has this address of this machine; None where none has."""
     wanted = _ip(local_address)
-    for name, entries in psutil.net_if_addrs().items():
+    for name, entries in interface_addresses().items():
         if wanted is not None and any(_ip(entry.address) == wanted for entry in entries):
             return str(name)
     return None
@@ -160,7 +169,7 @@ def _cable(interface: str, bandwidth: float | None, sys: Path) -> list[str]:
 
 def _address(interface: str) -> str | None:
     """An address of an interface that others in its network can use; None without one."""
-    for entry in psutil.net_if_addrs().get(interface, []):
+    for entry in interface_addresses().get(interface, []):
         ip = _ip(entry.address)
         if ip is not None and not ip.is_link_local:
             return str(ip)

@@ -22,6 +22,19 @@ MAX_TEXT = 200  # characters; profiles come from other machines and end up on te
 _CPUINFO = Path("/proc/cpuinfo")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # drawn anew at each start; containers see that of their machine
 _BOARD = Path("/proc/device-tree/model")
+# (CPU implementer, CPU part) in /proc/cpuinfo. Those of ARM that servers, boards and phones have, Apple's and Ampere's.
+_ARM_CORES = {
+    **{("0x41", part): f"ARM {name}" for part, name in {
+        "0xd03": "Cortex-A53", "0xd04": "Cortex-A35", "0xd05": "Cortex-A55", "0xd07": "Cortex-A57",
+        "0xd08": "Cortex-A72", "0xd09": "Cortex-A73", "0xd0a": "Cortex-A75", "0xd0b": "Cortex-A76",
+        "0xd0c": "Neoverse-N1", "0xd0d": "Cortex-A77", "0xd40": "Neoverse-V1", "0xd41": "Cortex-A78",
+        "0xd44": "Cortex-X1", "0xd46": "Cortex-A510", "0xd47": "Cortex-A710", "0xd48": "Cortex-X2",
+        "0xd49": "Neoverse-N2", "0xd4d": "Cortex-A715", "0xd4e": "Cortex-X3", "0xd4f": "Neoverse-V2",
+        "0xd80": "Cortex-A520", "0xd81": "Cortex-A720", "0xd82": "Cortex-X4",
+    }.items()},
+    ("0x61", "0x022"): "Apple M1", ("0x61", "0x023"): "Apple M1", ("0x61", "0x032"): "Apple M2",
+    ("0x61", "0x033"): "Apple M2", ("0xc0", "0xac3"): "Ampere-1",
+}  # fmt: skip
 # Sensors of the processor itself, by the names drivers give them: Intel, AMD, ARM boards, and the general ones.
 _CPU_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal", "soc_thermal", "soc-thermal", "acpitz")
 
@@ -136,7 +149,7 @@ def cpu_name() -> str:
         return brand
     lines = _cpuinfo()
     # "Model" is the board (Raspberry Pi); x86 has "model", a number, besides "model name".
-    for found in (lines.get("Model"), _board(), lines.get("Hardware"), lines.get("model name")):
+    for found in (lines.get("Model"), _board(), lines.get("Hardware"), lines.get("model name"), _arm_part(lines)):
         if found:
             return found
     return platform.processor() or platform.machine() or "unknown"
@@ -186,6 +199,14 @@ def _cpuinfo() -> dict[str, str]:
         if colon and value.strip():
             found.setdefault(key.strip(), value.strip())
     return found
+
+
+def _arm_part(lines: dict[str, str]) -> str:
+    """The name of an ARM core, or its numbers where it is not a known one; empty where it is no ARM core."""
+    maker, part = lines.get("CPU implementer"), lines.get("CPU part")
+    if not maker or not part:
+        return ""
+    return _ARM_CORES.get((maker, part), f"ARM core {part} of maker {maker}")
 
 
 def _board() -> str:

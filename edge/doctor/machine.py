@@ -59,7 +59,7 @@ class Cores:
     logical: int
     threads: int  # by default
     quota: float | None  # of control groups
-    load: float  # average number of threads that run or wait, over a minute
+    load: float | None  # average number of threads that run or wait, over a minute; None: the system does not say
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def folder(folder: Folder) -> Verdict:
 
 def read_cores() -> Cores:
     """Of now."""
-    return Cores(psutil.cpu_count() or 1, probe.default_threads(), probe.cpu_quota(), os.getloadavg()[0])
+    return Cores(psutil.cpu_count() or 1, probe.default_threads(), probe.cpu_quota(), _load_average())
 
 
 def cores(cores: Cores) -> Verdict:
@@ -152,6 +152,8 @@ def cores(cores: Cores) -> Verdict:
 
 def load(cores: Cores) -> Verdict:
     """Whether others leave the cores free."""
+    if cores.load is None:
+        return Verdict(OK, "this system does not say")
     seen = f"{cores.load:.1f} threads ran or waited in the last minute, for {cores.logical} logical cores"
     if cores.load > BUSY_SHARE * cores.logical:
         return Verdict(NOTE, seen, "end what computes beside edge, or give edge fewer --threads")
@@ -230,7 +232,7 @@ def read_port(number: int = DEFAULT_PORT) -> Port:
     try:
         pids = [c.pid for c in psutil.net_connections("tcp") if c.laddr and c.laddr.port == number and c.pid]
         command = psutil.Process(pids[0]).cmdline() if pids else []
-    except psutil.Error:  # other people's processes are not shown to all
+    except (psutil.Error, OSError):  # other people's processes are not shown to all, Android shows programs no ports
         return Port(number, free=False)
     return Port(number, False, f"process {pids[0]}: {' '.join(command)[:80]}" if pids else "", _is_worker(command))
 
@@ -249,6 +251,13 @@ def port(port: Port) -> Verdict:
 
 def _is_worker(command: Sequence[str]) -> bool:
     return "worker" in command and any(Path(word).name == "edge" or word == "apps.cli" for word in command)
+
+
+def _load_average() -> float | None:
+    try:
+        return os.getloadavg()[0]
+    except (AttributeError, OSError):  # older Androids have none
+        return None
 
 
 def _number(path: Path) -> int:

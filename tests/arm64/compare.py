@@ -21,18 +21,19 @@ HERE = [sys.executable, "-m", "apps.cli"]
 TIMEOUT_S = 600.0  # of any command: emulation takes ten times as long
 QUESTIONS = ("What is 27 plus 38?", "Which processor does a Raspberry Pi 4 have?", "Name three colours.", "Hello!")
 NEAR_TIES: dict[str, str] = {}  # questions that two processors answer with other words, and why that is right
-# Another processor adds in another order. Activations are rounded to 8 bits beside quantized weights, so that a last
-# bit becomes a step of them; where two experts are nearly as good, another one answers.
+# Another processor adds in another order, which F32 shows. Stored keys and values are rounded to F16, and activations
+# to 8 bits beside quantized weights, so that a last bit becomes a step of either.
 CLOSE = {"f32": 1e-5, "else": 0.1}  # parts of the logits' standard deviation
+_EXPERTS = ("--experts", "8", "--experts-used", "2", "--expert-ff", "256")
 SYNTHETIC = {
     "llama-f32": ("--arch", "llama", "--type", "f32"),
     "llama-f16": ("--arch", "llama", "--type", "f16"),
     "llama-q8_0": ("--arch", "llama", "--type", "q8_0"),
     "llama-q4_0": ("--arch", "llama", "--type", "q4_0"),
     "llama-q4_k": ("--arch", "llama", "--type", "q4_k"),
-    "qwen3moe-f32": ("--arch", "qwen3moe", "--type", "f32", "--experts", "8", "--experts-used", "2", "--expert-ff", "256"),
-    "qwen3moe-q4_0": ("--arch", "qwen3moe", "--type", "q4_0", "--experts", "8", "--experts-used", "2", "--expert-ff", "256"),
-}  # fmt: skip
+    "qwen3moe-f32": ("--arch", "qwen3moe", "--type", "f32", *_EXPERTS),
+    "qwen3moe-q4_0": ("--arch", "qwen3moe", "--type", "q4_0", *_EXPERTS),
+}
 SIZES = ("--layers", "4", "--embd", "256", "--ff", "512", "--heads", "4", "--vocab", "512", "--seed", "1")
 
 

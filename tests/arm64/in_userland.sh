@@ -8,5 +8,6 @@ exec unshare --mount bash -c '
     mount --bind /proc "$userland/proc"
     mount --bind "$cpuinfo" "$userland/proc/cpuinfo"
     mount --rbind /dev "$userland/dev"
-    exec env --ignore-environment HOME=/root PATH=/usr/bin:/bin LANG=C.UTF-8 QEMU_CPU=cortex-a76 chroot "$userland" "$@"
+    exec env --ignore-environment HOME=/root PATH=/usr/bin:/bin LANG=C.UTF-8 QEMU_CPU=cortex-a76 \
+        /usr/sbin/chroot "$userland" "$@"
 ' - "$1" "$(dirname "$(realpath "$0")")/cpuinfo" "${@:2}"

@@ -16,7 +16,8 @@ HOW = ("mapped", "repacked")
 
 def logits(path: Path, repack: bool) -> NDArray[np.float32]:
     """Of each of TOKENS, computed in one pass and then one by one: both kinds of products are in it."""
-    options = EngineOptions(context=256, outputs=len(TOKENS), threads=1, repack=repack, gpu_layers=0)
+    exact = {"kv_type": "f32", "flash_attention": "off"} if path.stem.endswith("-f32") else {}
+    options = EngineOptions(context=256, outputs=len(TOKENS), threads=1, repack=repack, gpu_layers=0, **exact)
     with Engine(path, options) as engine:
         together = engine.decode(TOKENS, 0, outputs="all").copy()
         alone = [engine.decode([token], len(TOKENS) + i).copy().reshape(1, -1) for i, token in enumerate(TOKENS)]

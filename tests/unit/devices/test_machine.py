@@ -112,6 +112,7 @@ def test_instruction_sets(tmp_path: Path) -> None:
     # What only some cores have cannot be used: a thread may run on any.
     file.write_text("Features\t: fp asimd asimddp i8mm\n\nprocessor\t: 1\nFeatures\t: fp asimd asimddp\n")
     assert instruction_sets(file) == ("neon", "dotprod")
+    assert instruction_sets(ROOT / "tests" / "arm64" / "cpuinfo") == ("neon", "fp16", "dotprod")
     file.write_bytes(b"\xff\x00 no colon\n: \nflags")
     assert instruction_sets(file) == ()
     assert instruction_sets(tmp_path / "nothing") == ()

@@ -15,6 +15,7 @@ import pytest
 
 from devices import probe, profile
 from devices.profile import DeviceProfile, LinkProfile, cpu_name, describe, host_id, temperature
+from tests.support import ROOT
 
 PI = "Raspberry Pi 5 Model B Rev 1.0"
 PI_CPUINFO = f"processor\t: 0\nBogoMIPS\t: 108.00\nCPU part\t: 0xd0b\n\nRevision\t: c04170\nModel\t\t: {PI}\n"
@@ -145,6 +146,14 @@ def test_the_name_of_a_processor(files: Path, monkeypatch: pytest.MonkeyPatch) -
     (files / "cpuinfo").write_text("processor\t: 0\nCPU part\t: 0xd0b\n")
     (files / "model").write_bytes(b"NVIDIA Jetson Orin Nano\0")
     assert cpu_name() == "NVIDIA Jetson Orin Nano"
+
+
+def test_the_name_of_an_arm_core(files: Path) -> None:
+    recorded = (ROOT / "tests" / "arm64" / "cpuinfo").read_text()
+    (files / "cpuinfo").write_text(recorded)
+    assert cpu_name() == "ARM Cortex-A76"
+    (files / "cpuinfo").write_text(recorded.replace("0xd0b", "0xfff"))
+    assert cpu_name() == "ARM core 0xfff of maker 0x41"
 
 
 def test_the_name_of_a_processor_that_no_file_names(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,6 +140,7 @@ def test_cores(cores: Cores, level: str, words: str) -> None:
 
 def test_load() -> None:
     assert_verdict(machine.load(Cores(8, 4, None, 4.0)), OK, "4.0 threads")
+    assert_verdict(machine.load(Cores(8, 4, None, None)), OK, "does not say")
     assert_verdict(machine.load(Cores(8, 4, None, 4.1)), NOTE, "for 8 logical cores", "--threads")
 
 

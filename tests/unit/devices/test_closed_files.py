@@ -1,0 +1,40 @@
+"""What is said of a machine whose system closes its files to programs, as Android does."""
+
+from typing import Any
+
+import psutil
+import pytest
+
+from devices import discovery
+from devices.load import OthersLoad
+from devices.network import interface_of
+from edge.doctor import machine
+
+
+@pytest.fixture(autouse=True)
+def closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """/proc/stat, /proc/net and the interfaces; older Androids have no load average."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise PermissionError(13, "Permission denied")
+
+    for name in ("cpu_times", "net_if_addrs", "net_if_stats", "net_connections"):
+        monkeypatch.setattr(psutil, name, refuse)
+    monkeypatch.delattr(machine.os, "getloadavg")
+
+
+def test_nobody_is_counted_as_using_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("devices.load._LEAST_S", 0.0)
+    assert OthersLoad().cores() == 0.0
+    assert machine.read_cores().load is None
+
+
+def test_no_interface_is_known() -> None:
+    assert interface_of("127.0.0.1") is None
+    assert discovery._own_networks() == []
+
+
+def test_who_has_the_port_is_not_known() -> None:
+    with machine.socket.create_server(("", 0)) as taken:
+        found = machine.read_port(taken.getsockname()[1])
+    assert (found.free, found.holder) == (False, "")
