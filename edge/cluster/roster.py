@@ -15,6 +15,7 @@ from devices.remembered import Remembered
 from edge.cluster.client import Remote
 from edge.cluster.connect import credentials, reach
 from edge.cluster.diagnose import LinkReport, measure_link
+from edge.cluster.fleet import device
 from edge.errors import WorkerError
 from edge.net.channel import join_address
 from edge.tasks import SILENT, Steps
@@ -23,7 +24,9 @@ from transport.grpc_link import printable
 
 AT_ONCE = 16  # workers asked at a time
 JOINED, LEAVING, LOST = "joined", "leaving", "lost"  # it takes part, is about to end, was seen within a day and is gone
+SLOW = "slow"  # it takes part, and a model that ran on it within a day found it slower than it had been
 _SEEN = "seen-workers"  # the file that remembers who answered, by address
+_SLOWED = "slow-workers"  # the file that remembers how many times as long they took, by address
 
 
 @dataclass
@@ -37,7 +40,7 @@ class Entry:
     state: dict[str, Any] | None = None
     error: str | None = None
     silent: bool = False  # the error is that nothing answers
-    membership: str | None = None  # JOINED, LEAVING, LOST; None where it never answered, or cannot be used
+    membership: str | None = None  # JOINED, SLOW, LEAVING, LOST; None where it never answered, or cannot be used
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, as docs/cli.md says."""
@@ -67,6 +70,12 @@ class Pair:
     b: str
     report: LinkReport | None = None
     error: str | None = None
+
+
+def mark_slow(address: str, times: float) -> None:
+    """Remember for a day that a device takes so many times as long as it did; less than 1 ends that."""
+    slowed = Remembered(_SLOWED)
+    slowed.put(address, round(times, 2)) if times > 1 else slowed.forget(address)
 
 
 @contextmanager
@@ -143,7 +152,8 @@ def _ask(entry: Entry, insecure: bool, timeout_s: float) -> None:
             worker.close()
         return
     entry.worker, entry.name, entry.profile = worker, worker.name, profile.to_json()
-    entry.membership = LEAVING if said.leaving else JOINED
+    is_slow = Remembered(_SLOWED).get(device(entry.address)) is not None
+    entry.membership = LEAVING if said.leaving else SLOW if is_slow else JOINED
     Remembered(_SEEN).put(entry.address, worker.name)
     entry.state = {
         "sessions": [

@@ -69,10 +69,8 @@ class DistributedEngine:
         the last stage. explain: what is known beyond an error's own words, such as that a device has died. relink: the
         links that may change between answers; links: those of all ranks, as they are."""
         self.path: Path = file.path
-        self.file = file
+        self.file, self.plan, self.model = file, plan, model
         self.shape = ModelShape.from_gguf(file)
-        self.plan = plan
-        self.model = model
         self.context, self.batch = shard.engine.context, shard.engine.batch
         self.memory, self.paging = shard.engine.memory, shard.engine.paging
         self.threads, self.sequences = shard.engine.threads, shard.sequences
@@ -215,14 +213,19 @@ class DistributedEngine:
         """How this device is linked to each other rank: tcp or grpc."""
         return {rank: link.kind for rank, link in sorted(self._group.links.items())}
 
-    def times(self, *, clear: bool = False) -> list[dict[str, Summary]]:
-        """Of each rank, by kind of step ("decode", "prefill"): what the last steps took. clear: begin anew."""
-        if self._pending:
-            raise EngineError("steps are under way; collect their logits first")
-        found = [self._shard.times.summaries()]
+    @property
+    def decoded(self) -> int:
+        """Decode steps so far."""
+        return self._shard.times.decoded
+
+    def times(self, *, clear: bool = False, last: int = 0) -> list[dict[str, Summary]]:
+        """Of each rank, by kind of step ("decode", "prefill"): what so many of the `last` steps took; 0: all that are
+        remembered. clear: begin anew."""
+        found = [self._shard.times.summaries(last)]
+        found += self._ordered(Step(Op.TIMES, numbers=(int(clear), last, 0, 0)), lambda: self._answers(summaries_of))
         if clear:
             self._shard.times.clear()
-        return found + self._guarded(lambda: self._others_times(clear))
+        return found
 
     def end(self) -> None:
         """Tell all ranks that no more steps come; nothing where they cannot be told."""
@@ -339,10 +342,6 @@ class DistributedEngine:
                     part[found[0]] = found[1].view(np.float32)
         step.time = self._shard.end(step.time)
         return logits
-
-    def _others_times(self, clear: bool) -> list[dict[str, Summary]]:
-        self._send(Step(Op.TIMES, numbers=(int(clear), 0, 0, 0)))
-        return self._answers(summaries_of)
 
     def _answers(self, made: Callable[[Any], T]) -> list[T]:
         """What each other rank says, in JSON, which `made` takes or raises ValueError for."""

@@ -49,7 +49,7 @@ def follow(
         if step.op is Op.END:
             return
         if step.op is Op.TIMES:
-            found = {kind: one.to_json() for kind, one in shard.times.summaries().items()}
+            found = {kind: one.to_json() for kind, one in shard.times.summaries(max(0, step.numbers[1])).items()}
             home.send(json.dumps(found).encode(), Kind.CONTROL)
             if step.numbers[0]:
                 shard.times.clear()

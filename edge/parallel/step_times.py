@@ -73,12 +73,14 @@ class StepTimes:
     def __init__(self) -> None:
         self._steps: deque[StepTime] = deque(maxlen=KEPT)
         self._computed_s: deque[float] = deque(maxlen=KEPT)  # of decode steps since they were asked for
+        self.decoded = 0  # decode steps so far
 
     def add(self, step: StepTime) -> None:
         """Remember one."""
         self._steps.append(step)
         if step.decode:
             self._computed_s.append(step.compute_s)
+            self.decoded += 1
 
     def computed_s(self) -> float:
         """Seconds in llama.cpp of a decode step since the last call, at the fast end; 0 where there was none."""
@@ -90,10 +92,10 @@ class StepTimes:
         """Forget all."""
         self._steps.clear()
 
-    def summaries(self) -> dict[str, Summary]:
-        """By kind, those that occurred: "decode" and "prefill"."""
+    def summaries(self, last: int = 0) -> dict[str, Summary]:
+        """By kind, those that occurred: "decode" and "prefill". last: of so many steps of each kind; 0: of all."""
         kinds = {"decode": [s for s in self._steps if s.decode], "prefill": [s for s in self._steps if not s.decode]}
-        return {kind: _summary(steps) for kind, steps in kinds.items() if steps}
+        return {kind: _summary(steps[-last:]) for kind, steps in kinds.items() if steps}
 
 
 def summaries_of(said: Any) -> dict[str, Summary]:

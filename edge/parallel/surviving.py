@@ -308,6 +308,10 @@ class SurvivingEngine:
         """Do now what `go_on_with` was told, so that nobody has to wait for it later."""
         self._do(lambda engine: None)
 
+    def between_steps(self, work: Callable[[TextEngine], T]) -> T:
+        """What `work` says of the engine there is, while nobody else asks it anything."""
+        return self._do(work)
+
     def _move(self) -> None:
         """To the next engine, with keys and values where they can be read and have room, else by tokens."""
         another, self._next = self._next, None

@@ -59,7 +59,11 @@ class Deployed:
 
     def times(self, *, clear: bool = False) -> list[dict[str, Summary]]:
         """As `DistributedEngine.times`; nothing is known of a plan for this device alone."""
-        return self._several.times(clear=clear) if self._several else [{}]
+
+        def times(engine: TextEngine) -> list[dict[str, Summary]]:
+            return engine.times(clear=clear) if isinstance(engine, DistributedEngine) else [{}]
+
+        return self.engine.between_steps(times) if isinstance(self.engine, SurvivingEngine) else times(self.engine)
 
     def link_lines(self) -> list[str]:
         """How this device is linked to the others, how others are where it is unusual, and what was changed."""
@@ -140,7 +144,8 @@ def deployed(
             model = Deployed(survives, plan, why, placement.exchange, names)
             survivor.changed = model.change
             yield model
-            if made is not None and options.sequences == 1 and not survives.recoveries:
+            survivor.stay()
+            if made is not None and options.sequences == 1 and not survives.recoveries + survives.moves:
                 _learn(made, model, steps)
 
 

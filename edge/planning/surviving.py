@@ -25,6 +25,7 @@ from edge.llm.options import EngineOptions
 from edge.parallel.surviving import SurvivingEngine
 from edge.planning.arrange import Arrangement, can_share, name_of
 from edge.survey.profile import reachable
+from edge.survey.slow_watch import SlowWatch
 from edge.tasks import Progress, Repeated, ShowStep, Steps
 from partition.errors import PlanError
 from partition.plan.arrange import make_plan
@@ -59,7 +60,9 @@ class Survivor:
     ) -> None:
         """digest: of the file. arranged: what the first plan was made from; None: it was given."""
         self._file, self._digest, self._options, self._exchange = file, digest, options, exchange
-        self._steps, self._insecure, self._arranged = steps, insecure, arranged
+        self._steps, self._insecure = steps, insecure
+        self._made = arranged
+        self.slow = SlowWatch(arranged.survey if arranged else None, arranged.work if arranged else None)
         self._stack = ExitStack()  # what lasts
         self._running = ExitStack()  # what another plan replaces
         self._ranks: RankGroup | None = None  # of other devices; None where there are none
@@ -81,13 +84,25 @@ class Survivor:
         self._there = frozenset(map(device, fleet.workers))
         self._options = replace(self._options, context=engine.context, batch=engine.batch)
         self._engine = SurvivingEngine(engine, vocabulary, self._recovered)
+        self.slow.begin(
+            engine, self._plan, [fleet.workers[one].label if one != LOCAL else "this device" for one in plan.devices]
+        )
         self._watch = Repeated(self._look, LOOK_S, "members")
         return self._engine
 
-    def close(self) -> None:
-        """Unload everything."""
+    @property
+    def _arranged(self) -> Arrangement | None:
+        """What plans are made from by now."""
+        return replace(self._made, survey=self.slow.survey) if self._made else None
+
+    def stay(self) -> None:
+        """Move no more."""
         if self._watch is not None:
             self._watch.close()
+
+    def close(self) -> None:
+        """Unload everything."""
+        self.stay()
         self._running.close()
         self._offered.close()
         self._stack.close()
@@ -139,6 +154,7 @@ class Survivor:
         else:
             engine = self._deployed(fleet, plan, steps)
         self._current, self._there = plan, frozenset(fleet.workers if fleet else ())
+        self.slow.begin(engine, plan, names)
         self._offer_at = time.monotonic() + OFFER_S
         self.changed(plan, why, names)
         return engine
@@ -161,6 +177,8 @@ class Survivor:
             leaving = self._ranks.leaving if self._ranks else []
             if leaving and leaving != self._stays_with:
                 self._leave(leaving)
+            elif self._engine.quiet_s > REST_S and self.slow.is_due:
+                self._look_for_slow()
             elif self._engine.quiet_s > QUIET_S and time.monotonic() > self._offer_at:
                 self._offer_at = time.monotonic() + OFFER_S
                 self._take_back()
@@ -186,6 +204,22 @@ class Survivor:
             names = [worker.label for worker in fleet.workers.values()]
         self._offer(f"{listed(names)} {'are' if len(names) > 1 else 'is'} there again", self._pays, self._check_quiet)
 
+    def _look_for_slow(self) -> None:
+        """Where devices became slow, or fast again, say so, and offer a plan that is clearly better by now."""
+        if not (found := self._engine.between_steps(self.slow.look)):
+            return
+        words = "; ".join(found)
+        try:
+            is_offered = self._offer(words, self._pays_by_now, self._check_quiet)
+        except EdgeError:  # an answer began, or nothing else can be: the plan stays
+            is_offered = False
+        if not is_offered:
+            self._steps.say(f"{words}; the plan stays as it is")
+
+    def _pays_by_now(self, plan: Plan) -> bool:
+        """As `_pays`; a plan that a person gave stays."""
+        return self._arranged is not None and self._arranged.survey is not None and self._pays(plan)
+
     def _check_quiet(self, *_: object) -> None:
         """Interrupted once somebody asks: nothing that can wait is done beside an answer."""
         assert self._watch is not None
@@ -204,20 +238,21 @@ class Survivor:
         if made is None or made.survey is None or made.work is None:
             return math.inf
         try:
-            of = {speed.device: speed for speed in made.survey.speeds}
+            of = {device(speed.device): speed for speed in made.survey.speeds}
             return predict(plan, made.work, of, made.survey.links).latency_s
         except PlanError:  # by what was measured it cannot be
             return math.inf
 
-    def _offer(self, words: str, is_worth: Callable[[Plan], bool], check: Progress) -> None:
-        """Plan over those that answer, and let that take over where it is worth it. check: ends it by raising."""
+    def _offer(self, words: str, is_worth: Callable[[Plan], bool], check: Progress) -> bool:
+        """Plan over those that answer, and let that take over where it is worth it; whether it is. check: ends it by
+        raising."""
         running, life = self._running, ExitStack()
         try:
             fleet, _ = life.enter_context(self._reachable())
             plan, why = self._planned(fleet)
             if not is_worth(plan):
                 life.close()
-                return
+                return False
             if fleet is not None:
                 send_ahead(fleet, plan, self._file, self._digest, check)
         except BaseException:
@@ -225,6 +260,7 @@ class Survivor:
             raise
         self._offered = life
         self._engine.go_on_with(lambda: self._moved(running, life, fleet, plan, why, words))
+        return True
 
     def _moved(
         self, running: ExitStack, life: ExitStack, fleet: Fleet | None, plan: Plan, why: str, words: str

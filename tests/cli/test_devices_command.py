@@ -19,6 +19,7 @@ from devices.discovery import Found
 from devices.errors import DiscoveryError
 from devices.profile import DeviceProfile, describe
 from devices.remembered import Remembered
+from edge.cluster.roster import mark_slow
 from tests.support.fake_worker import FakeWorker, deaf_port, description, fake_worker
 from tests.support.helpers import assert_one_line_error, run_edge
 from tests.support.on_terminal import on_terminal
@@ -385,3 +386,11 @@ def test_who_leaves_and_who_is_lost(devices: Run, fake: FakeWorker, silent: list
     out = devices(*silent)[1]
     assert re.search(rf"^nas +{silent[0]} .*lost$", out, re.MULTILINE)
     assert re.search(rf"^- +{silent[1]} .*no answer$", out, re.MULTILINE)
+
+
+def test_who_became_slow(devices: Run, two: tuple[Worker, Worker]) -> None:
+    mark_slow(two[0].address, 2.5)
+    slow, joined = answered(devices(two[0].address, two[1].address, "--json"))
+    assert (slow["state"], joined["state"]) == ("slow", "joined")
+    mark_slow(two[0].address, 0.5)
+    assert answered(devices(two[0].address, "--json"))[0]["state"] == "joined"

@@ -125,7 +125,7 @@ def test_a_conversation_on_several_devices(two: Two, tmp_path: Path) -> None:
 
 
 def test_a_rank_that_is_lost_after_the_answer(run: Run, two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    def times(_: DistributedEngine, *, clear: bool = False) -> None:
+    def times(_: DistributedEngine, *, clear: bool = False, last: int = 0) -> None:
         raise LinkClosed("rank 1 (one) went away")
 
     monkeypatch.setattr(DistributedEngine, "times", times)

@@ -8,18 +8,23 @@ from typing import Any
 
 import pytest
 
-from edge.cluster.deployment import Deployment
+from edge.cluster.deployment import DEFAULT_EXCHANGE, Deployment
 from edge.cluster.fleet import Fleet
 from edge.demo import MODEL_PATH
 from edge.llm.chat import Chat
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.sampler import SamplingParams
+from edge.parallel import shard
 from edge.parallel.surviving import SurvivingEngine
 from edge.planning import surviving
 from edge.planning.deployed import Deployed, Placement, deployed
+from edge.planning.surviving import Survivor
+from edge.slices.local import OwnSlices
+from edge.survey.slowness import LEAST_STEPS
 from edge.tasks import Steps
 from quant.gguf.file import GgufFile
+from tests.support.clock import Clock
 from tests.support.deployments import ONE_THREAD, OPTIONS, own_folders, pipeline, plan_for, tensor
 from tests.support.helpers import until
 from tests.support.workers import Worker, sessions, worker
@@ -126,6 +131,29 @@ def test_a_worker_that_is_there_again_is_taken_between_answers(
             assert heard.lines[-1] == "two is there again: going on with this device, one and two"
             assert answers(engine, {}) == undisturbed
             assert (engine.recoveries, engine.moves) == (1, 1)
+
+
+def test_a_device_that_became_slow_is_named(two: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(surviving, "LOOK_S", 0.02)
+    monkeypatch.setattr(surviving, "REST_S", 0.05)
+    clock, heard = Clock(1e-3).of(monkeypatch, shard), Heard()  # rank 0 takes as long as it says
+    file, plan = GgufFile.open(MODEL_PATH), plan_for(MODEL_PATH, two[:1], pipeline(1, 1))
+    digest = OwnSlices().model_digest(MODEL_PATH)
+    with (
+        Fleet([two[0].address]) as fleet,
+        Survivor(file, digest, OPTIONS, DEFAULT_EXCHANGE, heard, insecure=False) as survivor,
+    ):
+        engine = survivor.start(fleet, plan)
+        for window, tick_ms in enumerate((1, 1, 1, 10, 1, 10, 10, 10), 1):
+            assert not any("this device" in line for line in heard.lines)
+            clock.tick_s = tick_ms * 1e-3
+            engine.kv_clear()
+            for position in range(LEAST_STEPS):
+                engine.decode([5], position)
+            until(lambda: survivor.slow.windows >= window, "a look at the ranks")  # noqa: B023
+        until(lambda: any("this device" in line for line in heard.lines), "a word about it")
+    assert any("this device computes 10.0 times as long as it did" in line for line in heard.lines), heard.lines
+    assert heard.lines[-1].endswith("; the plan stays as it is")
 
 
 def test_who_leaves_takes_nothing_new_and_ends_when_told_again(two: list[Worker]) -> None:

@@ -52,6 +52,17 @@ def test_a_summary_is_of_its_kind_in_its_units() -> None:
     assert prefill[2:5] == ("prefill", "1", "5000.00 / 5000.00")
 
 
+def test_a_summary_is_of_so_many_of_the_last_steps() -> None:
+    times = StepTimes()
+    for ms in (100, 100, 1, 3, 2):
+        times.add(StepTime(True, ms * MS))
+        times.add(StepTime(False, 10 * ms * MS))
+    found = times.summaries(3)
+    assert (found["decode"].steps, found["decode"].compute_ms.median) == (3, pytest.approx(2))
+    assert (found["prefill"].steps, found["prefill"].compute_ms.p99) == (3, pytest.approx(30))
+    assert times.summaries()["decode"].steps == times.decoded == 5
+
+
 def test_the_slowest_rank_is_the_one_that_computes_the_longest() -> None:
     def rank(compute_s: float, stall_s: float) -> Any:
         times = StepTimes()

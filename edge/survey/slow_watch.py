@@ -1,0 +1,81 @@
+"""Which devices became slow while a model ran on them, and what the next plan is to go by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from edge.cluster.fleet import device
+from edge.cluster.roster import mark_slow
+from edge.llm.interface import TextEngine
+from edge.parallel.engine import DistributedEngine
+from edge.survey.corrections import Corrections
+from edge.survey.slowness import LEAST_STEPS, Change, Slowness
+from edge.survey.survey import Survey
+from partition.errors import PlanError
+from partition.plan.plan import Plan
+from partition.predict.cost import Work
+from partition.predict.predict import compute_s
+from partition.predict.speeds import DeviceSpeed
+
+
+class SlowWatch:
+    """Follows what ranks take, plan after plan."""
+
+    def __init__(self, survey: Survey[DeviceSpeed] | None, work: Work | None) -> None:
+        """What plans are made from; None: they are given."""
+        self.survey, self._work = survey, work  # the survey is corrected by what is seen
+        self.windows = 0  # that were looked at
+        self._engine: DistributedEngine | None = None
+        self._seen = 0  # decode steps
+
+    def begin(self, engine: TextEngine, plan: Plan, names: Sequence[str]) -> None:
+        """Another plan runs. names: of its devices by rank, for people. Steps of several requests take as long as there
+        are many of them, so only an engine with one sequence is followed."""
+        self._engine = engine if isinstance(engine, DistributedEngine) and engine.sequences == 1 else None
+        self._plan, self._names, self._seen = plan, tuple(names), 0
+        self._slowness = Slowness(self._expected_s())
+
+    @property
+    def is_due(self) -> bool:
+        """Whether enough steps were made since the last look."""
+        return self._engine is not None and self._engine.decoded - self._seen >= LEAST_STEPS
+
+    def look(self, engine: TextEngine) -> list[str]:
+        """Ask the ranks for their times: a clause for each device that is clearly slower or faster than it was. What
+        plans are made from is corrected. Errors of links."""
+        if engine is not self._engine or self._engine is None:
+            return []
+        last = self._engine.decoded - self._seen
+        self._seen += last
+        found = [rank.get("decode") for rank in self._engine.times(last=last)]
+        if not all(one is not None and one.steps >= LEAST_STEPS for one in found):
+            return []
+        self.windows += 1
+        took_s = [one.compute_ms.p10 / 1e3 for one in found if one is not None]
+        return [self._corrected(change) for change in self._slowness.window(took_s)]
+
+    def _expected_s(self) -> list[float | None]:
+        if self.survey is not None and self._work is not None:
+            try:
+                of = {device(speed.device): speed for speed in self.survey.speeds}
+                return compute_s(self._plan, self._work, of, self.survey.links)
+            except (PlanError, KeyError):  # what runs is not what was measured
+                pass
+        return [None] * self._plan.world_size
+
+    def _corrected(self, change: Change) -> str:
+        address = device(self._plan.devices[change.rank])
+        mark_slow(address, change.times)
+        if self.survey is not None and self._plan.devices.count(self._plan.devices[change.rank]) == 1:
+            speeds = []
+            for speed in self.survey.speeds:
+                if device(speed.device) == address:
+                    Corrections().learn(speed, change.times)
+                    speed = replace(speed.times(change.times), corrected=speed.corrected * change.times)
+                speeds.append(speed)
+            self.survey = replace(self.survey, speeds=tuple(speeds))
+        became = f"{change.times:.1f} times as long as it did"
+        if change.times < 1:
+            became = f"{100 * (1 - change.times):.0f} % less than it did"
+        return f"{self._names[change.rank]} computes {became}"

@@ -1,0 +1,109 @@
+"""Devices that became slow: known times give known words, and a bad moment gives none."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devices.remembered import Remembered
+from edge.parallel.engine import DistributedEngine
+from edge.parallel.step_times import StepTime, StepTimes, Summary
+from edge.survey.slow_watch import SlowWatch
+from edge.survey.slowness import IN_A_ROW, LEAST_STEPS, Change, Slowness
+from edge.survey.survey import Survey
+from partition.plan.plan import LOCAL
+from partition.predict.predict import compute_s
+from partition.search.explain import best_of
+from partition.search.planner import Planner
+from tests.support import planning
+
+MS = 1e-3
+
+
+def told(expected: list[float | None], windows: list[tuple[float, ...]]) -> list[list[Change]]:
+    """What each window tells, in ms."""
+    one = Slowness([None if ms is None else ms * MS for ms in expected])
+    return [one.window([ms * MS for ms in window]) for window in windows]
+
+
+def test_a_rank_is_slow_after_three_windows_and_then_that_is_expected_of_it() -> None:
+    found = told([10, 20], [(10, 40), (11, 42), (10, 44), (10, 42), (10, 42), (10, 42)])
+    assert found[:2] == [[], []]
+    assert found[2] == [Change(1, pytest.approx(2.1))]
+    assert found[3:] == [[], [], []]
+
+
+def test_it_is_fast_again_likewise() -> None:
+    found = told([10, 20], [(10, 40)] * 3 + [(10, 20)] * 3)
+    assert found[2] == [Change(1, pytest.approx(2.0))]
+    assert (found[3], found[4], found[5]) == ([], [], [Change(1, pytest.approx(0.5))])
+
+
+@pytest.mark.parametrize(
+    "windows",
+    [
+        [(10, 20), (10, 200), (10, 20)] * 4,  # bursts
+        [(10, 60), (10, 60), (10, 29)] * 4,  # two bad answers
+        [(20, 40), (25, 50), (40, 80), (80, 160)] * 3,  # all of them: a long history
+        [(10, 28)] * 9,  # somewhat
+        [(0, 0)] * 9,  # nothing was computed
+    ],
+)
+def test_a_bad_moment_is_none_and_nor_is_what_all_suffer(windows: list[tuple[float, ...]]) -> None:
+    assert not any(told([10, 20], windows))
+
+
+def test_what_was_never_predicted_is_expected_to_stay_as_it_was() -> None:
+    found = told([None, None], [(10, 20), (10, 90), (10, 21)] + [(10, 21)] * 3 + [(10, 63)] * 3)
+    assert not any(found[:-1])
+    assert found[-1] == [Change(1, pytest.approx(3.0))]
+
+
+class Timed(DistributedEngine):
+    """Ranks that took known times."""
+
+    sequences = 1
+
+    def __init__(self, ranks: list[StepTimes]) -> None:
+        self.ranks = ranks
+
+    @property
+    def decoded(self) -> int:
+        return self.ranks[0].decoded
+
+    def times(self, *, clear: bool = False, last: int = 0) -> list[dict[str, Summary]]:
+        return [rank.summaries(last) for rank in self.ranks]
+
+
+def test_the_next_plan_goes_by_what_was_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    pi = "pi:7070"
+    speeds = tuple(planning.device(name, 10 * MS) for name in (LOCAL, pi))
+    links, work = planning.linked((LOCAL, pi)), planning.work(8)
+    survey: Survey[Any] = Survey(speeds, links)
+    plan, _ = best_of(Planner(work, speeds, links, "made up", ""))
+    assert plan.world_size == 2
+    predicted = compute_s(plan, work, {speed.device: speed for speed in speeds}, links)
+    engine, watch = Timed([StepTimes(), StepTimes()]), SlowWatch(survey, work)
+    watch.begin(engine, plan, ("this device", "pi"))
+    assert not watch.is_due
+
+    def answer(times: float) -> list[str]:
+        for rank, factor, seconds in zip(engine.ranks, (1.0, times), predicted, strict=True):
+            for _ in range(LEAST_STEPS):
+                rank.add(StepTime(True, (seconds or 0.0) * factor))
+        assert watch.is_due
+        return watch.look(engine)
+
+    assert [answer(times) for times in (1, 1, 30, 1, 30)] == [[]] * 5
+    assert [answer(30) for _ in range(IN_A_ROW - 1)] == [[], ["pi computes 30.0 times as long as it did"]]
+    assert watch.survey is not None
+    assert watch.survey.speeds[1].layer_s.at(1) == pytest.approx(300 * MS)
+    assert watch.survey.speeds[1].corrected == pytest.approx(30)
+    by_now, _ = best_of(Planner(work, watch.survey.speeds, links, "made up", ""))
+    assert by_now.devices == [LOCAL] or by_now.devices == (LOCAL,)
+    found = Remembered("slow-workers").get(pi)
+    assert found is not None
+    assert found[0] == 30
+    assert [answer(1) for _ in range(IN_A_ROW)][-1] == ["pi computes 97 % less than it did"]
+    assert Remembered("slow-workers").get(pi) is None
