@@ -95,6 +95,7 @@ class Listener:
         self._unix.bind(str(door))
         self._unix.listen(_HANDSHAKES)
         for listener in (self._tcp, self._unix):
+            listener.settimeout(_LOOK_S)  # not in the thread, which may find it closed
             threading.Thread(target=self._accept, args=(listener,), daemon=True, name="doorway").start()
 
     def wait_for(self, names: Mapping[int, str], timeout_s: float) -> dict[int, Link]:
@@ -138,7 +139,6 @@ class Listener:
         self._unix.close()
 
     def _accept(self, listener: socket.socket) -> None:
-        listener.settimeout(_LOOK_S)
         slots = threading.Semaphore(_HANDSHAKES)  # of its own: strangers on the TCP port must not block the door
         while True:
             with self._came:

@@ -48,6 +48,8 @@ def load(path: Path) -> OnnxFile:
         model.ParseFromString(path.read_bytes())
     except DecodeError as exc:
         raise ModelFileError(f"{path} is not an ONNX model, or is cut off; get it again") from exc
+    if not _is_text(model):
+        raise ModelFileError(f"{path} is not an ONNX model: a name in it is not UTF-8")
     if not model.ir_version or not model.opset_import or not model.graph.output:
         raise ModelFileError(f"{path} is not an ONNX model: it names no version, no operator set or no outputs")
     data_files: set[Path] = set()
@@ -68,6 +70,17 @@ def load(path: Path) -> OnnxFile:
                 return found
             raise ModelFileError(f"{path} is not a valid ONNX model: {first_line(exc)}") from exc
     return found
+
+
+def _is_text(message: Any) -> bool:
+    """Whether all that is to be text is UTF-8. ONNX is of a protobuf that does not see to it and gives bytes for it."""
+    for field, value in message.ListFields():
+        values = [value] if isinstance(value, (str, bytes)) or hasattr(value, "ListFields") else value
+        if field.type == field.TYPE_STRING and not all(isinstance(one, str) for one in values):
+            return False
+        if field.type == field.TYPE_MESSAGE and not all(map(_is_text, values)):
+            return False
+    return True
 
 
 def save(file: OnnxFile, path: Path) -> None:

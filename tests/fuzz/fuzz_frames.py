@@ -246,27 +246,26 @@ def good_token() -> str:
 # One input at a time, for fuzzers that learn.
 
 
-def feed(data: bytes) -> None:
-    """The first byte says to which reader the others go."""
+def feed(data: bytes) -> bool:
+    """The first byte says to which reader the others go. Whether they took all of it."""
     if not data:
-        return
+        return False
     which, rest = data[0] % 6, data[1:]
     if which == 0:
-        parse(rest, int.from_bytes(rest[12:16], "little") if len(rest) > 15 else 0)
-    elif which == 1:
-        _feed_stream(rest, lambda link: link.receive(SOON_S))
-    elif which == 2:
-        _feed_stream(rest, lambda link: link.receive_into(bytearray(rest[0] if rest else 0), SOON_S))
-    elif which == 3:
-        recipe(rest)
-    elif which == 4:
-        token(rest.decode("latin-1") if rest[:1] == b"e" else sealed(rest))
-    else:
-        _feed_answer(rest)
+        return parse(rest, int.from_bytes(rest[12:16], "little") if len(rest) > 15 else 0) == "ok"
+    if which == 1:
+        return _feed_stream(rest, lambda link: link.receive(SOON_S))
+    if which == 2:
+        return _feed_stream(rest, lambda link: link.receive_into(bytearray(rest[0] if rest else 0), SOON_S))
+    if which == 3:
+        return recipe(rest) == "ok"
+    if which == 4:
+        return token(rest.decode("latin-1") if rest[:1] == b"e" else sealed(rest)) == "ok"
+    return _feed_answer(rest)
 
 
-def _feed_stream(data: bytes, call: Callable[[TcpLink], object]) -> None:
-    """All frames of a stream of bytes, until it ends."""
+def _feed_stream(data: bytes, call: Callable[[TcpLink], object]) -> bool:
+    """All frames of a stream of bytes, until it ends; whether that was where a frame ends."""
     near, far = socket.socketpair()
     with far, TcpLink(near, "the fuzzer", _DEADLINES, poll_s=0) as link:
         far.sendall(data[: 64 << 10])
@@ -276,11 +275,11 @@ def _feed_stream(data: bytes, call: Callable[[TcpLink], object]) -> None:
                 call(link)
         except LinkTimeout:
             raise
-        except TransportError:
-            pass
+        except TransportError as error:
+            return isinstance(error, LinkClosed)
 
 
-def _feed_answer(data: bytes) -> None:
+def _feed_answer(data: bytes) -> bool:
     """To the end that answers measurements: frames with a good header around any content."""
     near, far = memory_link.pair(deadlines=_DEADLINES)
     while data:
@@ -297,6 +296,8 @@ def _feed_answer(data: bytes) -> None:
         answer(near)
     except TransportError:
         near.close()
+        return False
+    return True
 
 
 # Many inputs.

@@ -141,6 +141,6 @@ def test_the_fuzzer_finds_nothing_in_a_few_rounds() -> None:
     assert "0 unexpected" in done.stdout
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "tests" / "corpus").iterdir()), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted((ROOT / "tests" / "corpus").glob("*-*")), ids=lambda path: path.name)
 def test_inputs_that_were_of_interest_to_the_fuzzer(path: Path) -> None:
     fuzz_frames.feed(path.read_bytes())
