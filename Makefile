@@ -1,4 +1,5 @@
-# Two commands: `make chat` talks to the bundled model, `make test` checks everything.
+# Two commands: `make chat` talks to the bundled model, `make test` checks everything. `make audit` asks whether
+# vulnerabilities are known of what is installed.
 # Both make a virtual environment in .venv first, and do not touch anything outside it.
 
 PYTHON ?= python3
@@ -6,7 +7,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: chat test bench clean
+.PHONY: chat test bench audit clean
 .DEFAULT_GOAL := chat
 
 chat: $(VENV)/.installed
@@ -23,6 +24,14 @@ test: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed
 	@$(BIN)/python benchmarks/bench_engine.py $(ARGS)
+
+# In an environment of its own, so that what is audited is what the project needs. --strict: what the service does not
+# know is a failure, not silence.
+audit: $(VENV)/.installed-dev
+	@test -x $(VENV)/audit/bin/pip-audit || { $(BIN)/python -m venv $(VENV)/audit && \
+		$(VENV)/audit/bin/python -m pip --disable-pip-version-check install --quiet "pip-audit>=2.9,<3"; }
+	@$(PIP) freeze --exclude-editable > $(VENV)/audit/installed.txt
+	@$(VENV)/audit/bin/pip-audit --strict --no-deps --disable-pip --requirement $(VENV)/audit/installed.txt $(ARGS)
 
 clean:
 	rm -rf $(VENV) build *.egg-info
