@@ -184,7 +184,7 @@ class SurvivingEngine:
     @property
     def uncollected(self) -> int:
         """Submitted steps whose logits wait to be collected."""
-        return len(self._ready) + self.current.uncollected
+        return sum(event.gives for event in self._log)
 
     def chunk(self, n: int) -> int:
         """Tokens of a prompt of `n` that should go into one decode."""
@@ -239,25 +239,40 @@ class SurvivingEngine:
     def _do(self, work: Callable[[TextEngine], T]) -> T:
         """What `work` gives, of this engine or of those that take over."""
         with self._alone():
-            for losses in itertools.count(1):
-                try:
-                    if self._is_gone:
-                        raise EngineError("the move to another engine was given up")
-                    if self._next is not None and not self._is_stopped:
-                        self._move()
-                    if self._is_behind:
-                        self._catch_up()
-                    return work(self.current)
-                except Exception as error:
-                    if (not self._is_gone and self.current.failed is None) or losses > MOST_IN_A_ROW:
-                        raise
-                    if self._is_stopped:
-                        raise Interrupted("stopped on request") from error
-                    self._history.sequences()  # or nobody could catch up
-                    self.current = self._recovered(error)
-                    self._is_gone, self._is_behind = False, True
-                    self.recoveries += 1
+            try:
+                return self._done(work)
+            except BaseException:
+                if self._is_gone or self._is_behind or self.current.failed is not None:
+                    self._drop()
+                raise
+
+    def _done(self, work: Callable[[TextEngine], T]) -> T:
+        for losses in itertools.count(1):
+            try:
+                if self._is_gone:
+                    raise EngineError("the move to another engine was given up")
+                if self._next is not None and not self._is_stopped:
+                    self._move()
+                if self._is_behind:
+                    self._catch_up()
+                return work(self.current)
+            except Exception as error:
+                if (not self._is_gone and self.current.failed is None) or losses > MOST_IN_A_ROW:
+                    raise
+                if self._is_stopped:
+                    raise Interrupted("stopped on request") from error
+                self._history.sequences()  # or nobody could catch up
+                self.current = self._recovered(error)
+                self._is_gone, self._is_behind = False, True
+                self.recoveries += 1
         raise AssertionError("counting ends nowhere")
+
+    def _drop(self) -> None:
+        """Nothing comes of the steps under way: whoever asked for them is told so, and who asks next must not get
+        their logits."""
+        self._ready.clear()
+        while self._log:
+            self._log.popleft().into(self._history)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

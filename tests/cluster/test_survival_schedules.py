@@ -169,7 +169,11 @@ class Schedules(RuleBasedStateMachine):
                     assert answer.tokens == answer.wanted
         self.life.close()
         self.scheduler = self.engine = self.cluster = None  # type: ignore[assignment]  # each knows the model's file
-        until(lambda: _left() <= self.before, f"an end of all but {self.before}, left is {_left()}", 20)
+        until(
+            lambda: all(now <= then for now, then in zip(_left(), self.before, strict=True)),
+            f"an end of all but {self.before}, left is {_left()}",
+            20,
+        )
 
     def _step(self) -> None:
         if self.scheduler is None or not self.scheduler.busy:

@@ -154,6 +154,41 @@ def test_who_is_stopped_waits_for_no_other_engine() -> None:
         engine.close()
 
 
+@pytest.mark.parametrize("stopped", [False, True])
+def test_who_asks_after_a_loss_gets_no_logits_of_steps_before_it(synthetic: Synthetic, stopped: bool) -> None:
+    """A step was under way when nobody was left, or nobody waited: whoever asked for it was told so."""
+    path = synthetic("llama", "f32")
+    engines = [Mortal(100, path)]
+    left = [False]  # whether another engine can take over
+
+    def another(_: Exception) -> Mortal:
+        if not left[0]:
+            raise EngineError("nobody is left")
+        engines.append(Mortal(100, path))
+        return engines[-1]
+
+    survivor = SurvivingEngine(engines[0], engines[0].model, another)
+    row = np.array([0]), np.array([0]), np.ones(1, np.int8)
+    with Engine(path, OPTIONS) as whole:
+        survivor.submit([5], *row)
+        assert survivor.uncollected == 1
+        engines[0].lives = 0
+        if stopped:
+            survivor.stop()
+        with pytest.raises((EngineError, Interrupted)):
+            survivor.collect()
+        survivor.resume()
+        assert survivor.uncollected == 0
+        left[0] = True
+        for engine in (survivor, whole):
+            engine.kv_clear()
+            engine.submit([9], *row)
+        np.testing.assert_allclose(survivor.collect(), whole.collect(), atol=1e-4)
+        assert survivor.uncollected == 0
+    for engine in engines:
+        engine.close()
+
+
 def test_what_came_from_elsewhere_cannot_be_computed_again() -> None:
     engines: list[Mortal] = []
     survivor = surviving(random.Random(0), engines)
