@@ -1,6 +1,7 @@
 """Devices are lost while they answer: whether every answer is that of an undisturbed run, and how long it paused.
 
-    python benchmarks/bench_survive.py [--kills 100] [--seed 1] [--only stress|pause] [--json [FILE]] [--tiny]
+    python benchmarks/bench_survive.py [--kills 100] [--seed 1] [--only stress|pause] [--spare N] [--json [FILE]]
+        [--tiny]
 
 stress: questions to the bundled model on this device and two or three workers, in stages, shards and both. In each
 answer, at a random token, a random worker is lost in a random way: its engine process is killed or stands still, its
@@ -8,6 +9,9 @@ daemon is killed, or all of it stands still, as where a host vanishes. The answe
 
 pause: the same on a model of TinyLlama's shape, one worker of which all is killed, after a prompt of so many
 tokens: seconds until it is said, and until the next token. Beside it, what computing the history takes on this device.
+
+--spare: be ready for the loss of N devices in `stress`, and of the one in every other round of `pause`, which then compares
+what a token takes while keys and values are copied, too.
 
 --tiny: see that it works; the figures mean nothing.
 """
@@ -27,7 +31,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +60,7 @@ from quant.gguf.file import GgufFile
 GREEDY = SamplingParams(temperature=0)
 OPTIONS = EngineOptions(threads=1, context=512, batch=64)
 STAGES = {2: ((1, 1, 1), (3,), (1, 2)), 3: ((1, 1, 1, 1), (4,), (2, 2), (1, 2, 1))}  # ranks of each, by workers
+TOKENS = 96  # before a kill, of `pause`
 ANSWERS_EACH = 6  # of one deployment, at most: a daemon that was killed comes back with the next one
 
 
@@ -110,11 +115,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="of what is lost, how and when (default: 1)")
     parser.add_argument("--rounds", type=int, default=5, help="of the pause (default: 5)")
     parser.add_argument("--prompt-tokens", type=int, default=64, help="of the pause's history (default: 64)")
+    parser.add_argument("--spare", type=int, default=0, help="losses that are prepared for (default: 0)")
     parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write all figures; alone: print them")
     parser.add_argument("--tiny", action="store_true", help="see that it works; the figures mean nothing")
     args = parser.parse_args()
     if args.tiny:
-        args.kills, args.rounds, args.prompt_tokens = 2, 1, 20
+        args.kills, args.rounds, args.prompt_tokens, args.spare = 2, 1, 20, 1
     stolen_s = psutil.cpu_times().steal
     result: dict[str, Any] = {"machine": f"{platform.machine()}, {os.cpu_count()} cores"}
     with tempfile.TemporaryDirectory(prefix="edge-survive-") as folder:
@@ -151,7 +157,7 @@ def stress(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         ranks = rng.choice(STAGES[rng.choice(tuple(STAGES))])
         with (
             lent(folder / f"round-{number}", sum(ranks) - 1) as workers,
-            running(MODEL_PATH, workers, ranks) as (
+            running(MODEL_PATH, workers, ranks, min(args.spare, len(workers))) as (
                 engine,
                 heard,
             ),
@@ -184,29 +190,42 @@ def pause(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         path = folder / "model.gguf"
         synth.synthesize(path, SHAPES["tinyllama-1.1b"], "q4_0", "q8_0")
     prompt = [10 + (7 * i * i) % 1000 for i in range(args.prompt_tokens)]
-    prefills, pauses, said = [], [], []
-    with Engine(path, OPTIONS) as single:
+    options = replace(OPTIONS, context=max(OPTIONS.context or 0, args.prompt_tokens + TOKENS + 8))
+    prefills: list[float] = []
+    with Engine(path, options) as single:
         for _ in range(args.rounds + 1):  # the first is the warm-up
             began = time.perf_counter()
             Session(single).prefill(prompt)
             prefills.append(time.perf_counter() - began)
+    kinds = {"without": 0, **({"with a spare": 1} if args.spare else {})}
+    found: dict[str, dict[str, list[float]]] = {
+        kind: {"noticed_s": [], "next_token_s": [], "token_s": []} for kind in kinds
+    }
     for number in range(args.rounds):
-        with lent(folder / f"pause-{number}", 1) as workers, running(path, workers, (1, 1)) as (engine, heard):
-            session = Session(engine)
-            session.prefill(prompt)
-            session.step(11)
-            began = time.perf_counter()
-            workers[0].lose("kill process")
-            workers[0].lose("kill daemon")
-            session.step(12)
-            pauses.append(time.perf_counter() - began)
-            said.append(heard.at[0] - began)
+        for kind, spare in kinds.items():
+            with (
+                lent(folder / f"pause-{number}-{spare}", 1) as workers,
+                running(path, workers, (1, 1), spare, options) as (engine, heard),
+            ):
+                session = Session(engine)
+                session.prefill(prompt)
+                engine.answered([])
+                for i in range(TOKENS):
+                    began = time.perf_counter()
+                    session.step(11 + i)
+                    found[kind]["token_s"].append(time.perf_counter() - began)
+                began = time.perf_counter()
+                workers[0].lose("kill process")
+                workers[0].lose("kill daemon")
+                session.step(11)
+                found[kind]["next_token_s"].append(time.perf_counter() - began)
+                found[kind]["noticed_s"].append(heard.at[0] - began)
     return {
         "model": path.stem if args.tiny else "tinyllama-1.1b",
         "prompt_tokens": args.prompt_tokens,
         "prefill_s": spread(prefills[1:]),
-        "noticed_s": spread(said),
-        "next_token_s": spread(pauses),
+        **{kind: {name: spread(values) for name, values in rows.items()} for kind, rows in found.items()},
+        "token_mean_s": {kind: statistics.mean(rows["token_s"]) for kind, rows in found.items()},
     }
 
 
@@ -235,12 +254,14 @@ def lent(folder: Path, n: int) -> Iterator[list[Lent]]:
 
 
 @contextmanager
-def running(path: Path, workers: list[Lent], ranks: tuple[int, ...]) -> Iterator[tuple[TextEngine, Heard]]:
-    """The model on this device and workers, so many ranks a stage."""
+def running(
+    path: Path, workers: list[Lent], ranks: tuple[int, ...], spare: int, options: EngineOptions = OPTIONS
+) -> Iterator[tuple[TextEngine, Heard]]:
+    """The model on this device and workers, so many ranks a stage. spare: losses that are prepared for."""
     devices = [LOCAL, *(one.address for one in workers)]
     plan = make_plan(limits(GgufFile.open(path)), path.stem, "", devices, stages_of=ranks)
     heard = Heard()
-    with deployed(path, Placement(tuple(devices[1:]), plan), OPTIONS, steps=heard) as model:
+    with deployed(path, Placement(tuple(devices[1:]), plan, spare=spare), options, steps=heard) as model:
         yield model.engine, heard
 
 
@@ -268,11 +289,14 @@ def show(result: dict[str, Any]) -> None:
             print(f"  wrong: {one}")
     if "pause" in result:
         row = result["pause"]
-        print(
-            f"{row['model']}, {row['prompt_tokens']} tokens held: prefill {row['prefill_s']['median']:.2f} s here;"
-            f" after a kill the next token came after {row['next_token_s']['median']:.2f} s"
-            f" (best {row['next_token_s']['best']:.2f}), it was said after {row['noticed_s']['median']:.2f} s"
-        )
+        print(f"{row['model']}, {row['prompt_tokens']} tokens held: prefill {row['prefill_s']['median']:.2f} s here")
+        for kind in row["token_mean_s"]:
+            paused = row[kind]["next_token_s"]
+            print(
+                f"  {kind}: the next token came {paused['median']:.2f} s after a kill (best {paused['best']:.2f}), said"
+                f" after {row[kind]['noticed_s']['median']:.2f} s; before, a token took"
+                f" {1e3 * row['token_mean_s'][kind]:.2f} ms (median {1e3 * row[kind]['token_s']['median']:.2f})"
+            )
 
 
 if __name__ == "__main__":

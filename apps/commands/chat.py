@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
 
 _OF_THIS_PROCESS = (
     "resume", "draft", "prefix_cache", "chat_template", "when_full", "grammar", "context", "threads", "affinity",
-    "batch", "gpu_layers", "memory", "window", "workers", "plan", "shares", "parallel", "insecure",
+    "batch", "gpu_layers", "memory", "window", "workers", "plan", "shares", "parallel", "insecure", "spare",
 )  # fmt: skip
 
 

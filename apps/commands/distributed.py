@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from apps.errors import UsageError
-from apps.options import add, check_output, engine_options, first_given, keep_to_cores, quiet_grpc
+from apps.options import add, check_output, engine_options, first_given, keep_to_cores, positive_int, quiet_grpc
 from apps.show.progress import ShownSteps
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ ALGORITHMS = ("auto", "star", "mesh", "split", "ring")
 
 _OF_SEVERAL = (
     "cut", "shares", "parallel", "save_plan", "transport", "wire", "allreduce", "in_flight", "insecure", "no_local",
+    "spare",
 )  # fmt: skip
 _OF_A_PLAN = ("workers", "no_local", "cut", "shares", "parallel")
 _BESIDE_A_PLAN = ("save_plan", "transport", "wire", "in_flight", "insecure")  # of several devices
@@ -55,6 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser, *, onnx: bool = False) -> Non
         add(group, "--in-flight")
     else:
         add(group, "--wire", help="type of the partial sums on their way (default: f32)")
+        words = "be ready for the loss of N devices: slices in place, keys and values copied (default: 0)"
+        group.add_argument("--spare", type=positive_int, metavar="N", help=words)
         group.add_argument("--allreduce", choices=ALGORITHMS, help="how partial sums are summed (default: auto)")
     add(group, "--insecure")
 
@@ -165,6 +168,7 @@ def deployed(args: argparse.Namespace, devices: Devices[Plan], path: Path, seque
         Exchange(args.transport or "auto", args.allreduce or "auto", args.wire or "f32"),
         args.insecure,
         {name: getattr(args, name) for name in ("threads", "affinity", "gpu_layers", "memory")},
+        args.spare or 0,
     )
     with running(path, placement, engine_options(args, sequences), steps=ShownSteps(), on_plan=save) as model:
         yield model

@@ -158,5 +158,6 @@ def _config(args: argparse.Namespace, path: Path, devices: distributed.Devices[P
             "allreduce": args.allreduce or "auto",
             "wire": args.wire or "f32",
             "insecure": args.insecure,
+            "spare": args.spare or 0,
         }
     return EngineConfig(str(path.absolute()), {**options, "sequences": args.requests}, args.prefix_cache, **several)

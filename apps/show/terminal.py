@@ -227,6 +227,8 @@ class _Talk:
             context += f", {self._last.usage.dropped_tokens} of the oldest dropped during the last answer"
         rows.append(("context", context))
         rows.append(("kept", self._chat.engine.states.describe()))
+        if self._deployed and self._deployed.standby:
+            rows.append(("standby", self._deployed.standby.describe()))
         rows.append(("guesses", self._chat.drafter.describe() if self._chat.drafter else "none"))
         rows.append(("seed", str(self._sampling.seed)))
         for name, text in paging_rows(self._chat.engine.memory, self._chat.engine.paging):

@@ -155,13 +155,15 @@ def deploy(
     memory: int | str | None = None,
     prefix_cache: int | str = 0,
     draft: PathLike = "off",
+    spare: int = 0,
     steps: Steps = SILENT,
     **options: Any,
 ) -> Model:
     """A language model on the devices that its plan names.
 
     exchange: how tensors travel; None: as the plan's options say. memory: bytes, or a text such as "3GiB", for this
-    device. prefix_cache: as for `load`; each device keeps its part. draft: as for `load`. options: other fields of
+    device. prefix_cache: as for `load`; each device keeps its part. draft: as for `load`. spare: losses of
+    devices to be ready for, by slices in place and a copy of keys and values here. options: other fields of
     EngineOptions; context, sequences, threads, memory and kv_type that are not given are those the plan was made for.
 
     Where a device is lost, another plan takes over, with those that answer; `steps` says so.
@@ -186,7 +188,8 @@ def deploy(
     fleet = _connected(cluster, chosen)
     file = GgufFile.open(choice.model)
     travel = exchange or Exchange(work.transport, wire=work.wire)
-    survivor = Survivor(file, OwnSlices().model_digest(file.path), engine_options, travel, steps, cluster.insecure)
+    digest = OwnSlices().model_digest(file.path)
+    survivor = Survivor(file, digest, engine_options, travel, steps, cluster.insecure, spare=spare)
     try:
         running = survivor.start(fleet, chosen)
     except BaseException:

@@ -79,10 +79,12 @@ class Deployment(RankGroup):
         *,
         vocabulary: llama.Model | None = None,
         gives_up: bool = False,
+        reserved: int = 0,
     ) -> None:
         """Bring `plan` to life. `options` are for all ranks, but threads and GPU layers for this device alone.
         say: called, in a thread of its own, with words about a device that is waited for and stands still. vocabulary:
-        of this model, where it is loaded already. gives_up: as RankGroup.
+        of this model, where it is loaded already. gives_up: as RankGroup. reserved: bytes of this device's budget that
+        something else takes.
 
         Where it fails, everything is unloaded again, and the first error raised: SliceError (the file is not the plan's
         model any more), PlanError (it never was), CannotSlice, NotEnoughMemory, NoRoom, WorkerError, or a
@@ -102,7 +104,7 @@ class Deployment(RankGroup):
         self._widths = [len(stage.shards) for stage in plan.stages]
         self._prefix_key = owner_key(options.prefixes.key_folder) if options.prefixes else b""
         self.memory_bytes: dict[str, int] = {}  # of the other devices: what their ranks were granted
-        self._slices = OwnSlices()
+        self._slices, self._reserved = OwnSlices(), reserved
         try:
             self._start(options, progress)
         except BaseException:
@@ -172,7 +174,7 @@ class Deployment(RankGroup):
         digest = self._digest(recipe, total)
         with total.part(recipe.n_bytes) as cut:
             path = self._closing.enter(self._slices.use(recipe, self._file.path, digest, cut))
-        own = replace(options, **_own(self.plan.shard(0)))
+        own = replace(options, reserved=options.reserved + self._reserved, **_own(self.plan.shard(0)))
         if options.prefixes is not None:
             held = held_bytes(ModelShape.from_gguf(GgufFile.open(path)))
             own = replace(own, reserved=own.reserved + held)

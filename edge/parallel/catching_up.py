@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from devices.probe import available_memory
 from edge.errors import EdgeError
 from edge.llm.interface import TextEngine
+from edge.parallel.history import History
 from partition.plan.plan import Range
 from partition.state.sequence import KVBlock
 
@@ -33,17 +34,24 @@ def beginnings(sequences: Mapping[int, list[int]]) -> Iterator[Beginning]:
         done[sequence] = tokens
 
 
-def compute(engine: TextEngine, sequences: Mapping[int, list[int]], check: Callable[[], None]) -> None:
-    """Compute the tokens of sequences, which are empty. check: called now and then; what it raises ends it."""
+def compute(engine: TextEngine, sequences: Mapping[int, list[int]], check: Callable[[], None], history: History) -> int:
+    """Compute the tokens of sequences, which are empty, but for those that `history` restores: how many those were.
+
+    check: called now and then; what it raises ends it.
+    """
+    computed = 0
     for one in beginnings(sequences):
         start, tokens = one.start, one.tokens
         if start:
             engine.kv_copy(one.like, one.sequence, 0, start)
+        start = history.restore(engine, one.sequence, tokens, start)
         while start < len(tokens):
             check()
             chunk = tokens[start : start + engine.chunk(len(tokens) - start)]
             engine.decode(chunk, start, sequence=one.sequence, outputs="none")
             start += len(chunk)
+            computed += len(chunk)
+    return computed
 
 
 @dataclass(frozen=True)

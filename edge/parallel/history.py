@@ -3,7 +3,7 @@ done to them, so that it can be done again."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +52,14 @@ class History:
         other = History()
         other._tokens = {sequence: dict(held) for sequence, held in self._tokens.items()}
         return other
+
+    def follow(self, engine: TextEngine, ready: Callable[[], None], most_s: float | None = None) -> None:
+        """See to keys and values, too, where anybody does (`edge.parallel.mirror`)."""
+
+    def restore(self, engine: TextEngine, sequence: int, tokens: Sequence[int], start: int) -> int:
+        """Give a sequence of another engine, which holds the first `start` of these tokens, what is known of the rest:
+        how many tokens it holds then."""
+        return start
 
     def sequences(self) -> dict[int, list[int]]:
         """The tokens of each sequence that holds any, from position 0 on. EngineError where there are gaps, or tokens

@@ -7,14 +7,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.errors import EngineError, Interrupted
+from edge.errors import EdgeError, EngineError, Interrupted
 from edge.llama.llama import Model
 from edge.llm.engine import Outputs
 from edge.llm.interface import SequenceStates, TextEngine
@@ -22,6 +22,7 @@ from edge.paging.memory import MemoryNeed
 from edge.paging.weights import PagedWeights
 from edge.parallel.catching_up import compute, read_states, write_states
 from edge.parallel.history import Change, History, Rows
+from edge.parallel.mirror import AFTER_S
 from edge.parallel.recorded_states import RecordedStates
 from partition.model.model import ModelShape
 from quant.gguf.file import GgufFile
@@ -40,12 +41,18 @@ class SurvivingEngine:
     which then computes all histories, and what was under way. Who asks sees a pause.
     """
 
-    def __init__(self, engine: TextEngine, model: Model, recovered: Callable[[Exception], TextEngine]) -> None:
+    def __init__(
+        self,
+        engine: TextEngine,
+        model: Model,
+        recovered: Callable[[Exception], TextEngine],
+        history: History | None = None,
+    ) -> None:
         """model: the vocabulary, which outlives all engines. recovered: told why the engine failed, gives another one
-        of the same model, context and batch; what it raises is raised."""
+        of the same model, context and batch; what it raises is raised. history: an empty one; None: of tokens alone."""
         self.current = engine
         self._model, self._recovered = model, recovered
-        self._history = History()  # before what follows
+        self._history = history or History()  # before what follows
         self._log: deque[Rows | Change] = deque()  # what was done since the oldest uncollected step
         self._ready: deque[Floats] = deque()  # logits of steps that another engine computed again
         self._is_stopped = False
@@ -56,6 +63,7 @@ class SurvivingEngine:
         self._is_gone = False  # there is no engine, as a move failed
         self._asked_at = time.monotonic()
         self.recoveries = self.moves = 0
+        self.computed_again = 0  # tokens, where other engines took over
 
     # --- what it is ---
 
@@ -146,6 +154,7 @@ class SurvivingEngine:
             return engine.decode(tokens, start, sequence=sequence, outputs=outputs, top=top)
 
         with self._alone():
+            self._follow()
             logits = self._do(work)
             n = len(tokens)
             rows = np.arange(start, start + n), np.full(n, sequence), np.zeros(n, np.int8)
@@ -170,6 +179,7 @@ class SurvivingEngine:
             rows.on(engine)
 
         with self._alone():
+            self._follow()
             self._do(work)
             self._note(rows)
 
@@ -202,7 +212,9 @@ class SurvivingEngine:
 
     def answered(self, step_s: Sequence[float]) -> None:
         """An answer is complete."""
-        self.current.answered(step_s)
+        with self._alone():
+            self.current.answered(step_s)
+            self._follow(AFTER_S)
 
     # --- the KV cache ---
 
@@ -291,7 +303,7 @@ class SurvivingEngine:
         engine = self.current
         engine.kv_clear()
         self._ready.clear()
-        compute(engine, self._history.sequences(), self._check)
+        self.computed_again += compute(engine, self._history.sequences(), self._check, self._history)
         for event in self._log:
             event.on(engine)
             if event.gives:
@@ -349,13 +361,20 @@ class SurvivingEngine:
         self.moves += 1
         found.kv_clear()
         if held is None or not write_states(found, held):
-            compute(found, sequences, self._check)
+            self.computed_again += compute(found, sequences, self._check, self._history)
         self._is_behind = False
 
     def _take_in(self, engine: TextEngine) -> None:
         """Wait for the logits of all steps that are under way."""
         while engine.uncollected:
             self._ready.append(engine.collect().copy())
+
+    def _follow(self, most_s: float | None = None) -> None:
+        """Let the history see to keys and values, for so long at most. Logits that were collected hold no longer."""
+        if self._is_behind or self._is_gone or any(isinstance(event, Change) for event in self._log):
+            return  # what sequences hold now is not what the history says
+        with suppress(EdgeError):  # where the engine has failed, the next step says so
+            self._history.follow(self.current, lambda: self._take_in(self.current), most_s)
 
     def _note(self, event: Rows | Change) -> None:
         """Remember what was done."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from edge.cluster.deployment import DEFAULT_EXCHANGE, Exchange
 from edge.cluster.fleet import Fleet
+from edge.cluster.standby import Standby
 from edge.errors import EdgeError
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
@@ -40,6 +41,7 @@ class Placement:
     exchange: Exchange = DEFAULT_EXCHANGE
     insecure: bool = False  # allow workers that do not encrypt
     own: Mapping[str, Any] = field(default_factory=dict)  # fields of this device's shard that a person has set
+    spare: int = 0  # losses of devices that are prepared for
 
 
 @dataclass
@@ -51,6 +53,7 @@ class Deployed:
     why: str  # this plan
     exchange: Exchange
     names: tuple[str, ...]  # of the devices by rank, for people
+    standby: Standby | None = None  # what is held for a loss, where that was asked for
 
     @property
     def _several(self) -> DistributedEngine | None:
@@ -109,6 +112,7 @@ class Deployed:
             "transport": self.exchange.transport,
             "wire": self.exchange.wire,
             "allreduce": self.exchange.algorithm,
+            "standby": self.standby.to_json() if self.standby else None,
         }
 
 
@@ -138,10 +142,19 @@ def deployed(
             engine = stack.enter_context(alone(path, options, plan, steps))
             yield Deployed(engine, plan, why, placement.exchange, ("this device",))
             return
-        with Survivor(file, digest, options, placement.exchange, steps, placement.insecure, arranged=made) as survivor:
+        with Survivor(
+            file,
+            digest,
+            options,
+            placement.exchange,
+            steps,
+            placement.insecure,
+            arranged=made,
+            spare=placement.spare,
+        ) as survivor:
             names = tuple(fleet.workers[d].label if d in fleet.workers else d for d in plan.devices)
             survives = survivor.start(fleet, plan)
-            model = Deployed(survives, plan, why, placement.exchange, names)
+            model = Deployed(survives, plan, why, placement.exchange, names, survivor.standby)
             survivor.changed = model.change
             yield model
             survivor.stay()

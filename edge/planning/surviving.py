@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
 
@@ -17,13 +17,16 @@ from edge.cluster.fleet import Fleet, device
 from edge.cluster.lost import listed, lost_words
 from edge.cluster.rank_group import RankGroup
 from edge.cluster.sending import send_ahead
+from edge.cluster.standby import Standby
 from edge.errors import EdgeError, Interrupted
 from edge.llama import llama
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
+from edge.parallel.mirror import MirroredHistory
 from edge.parallel.surviving import SurvivingEngine
 from edge.planning.arrange import Arrangement, can_share, name_of
+from edge.planning.spares import stand_by
 from edge.survey.profile import reachable
 from edge.survey.slow_watch import SlowWatch
 from edge.tasks import Progress, Repeated, ShowStep, Steps
@@ -57,11 +60,14 @@ class Survivor:
         insecure: bool,
         *,
         arranged: Arrangement | None = None,
+        spare: int = 0,
     ) -> None:
-        """digest: of the file. arranged: what the first plan was made from; None: it was given."""
+        """digest: of the file. arranged: what the first plan was made from; None: it was given. spare: losses of
+        devices that `start` prepares for."""
         self._file, self._digest, self._options, self._exchange = file, digest, options, exchange
-        self._steps, self._insecure = steps, insecure
+        self._steps, self._insecure, self._spare = steps, insecure, spare
         self._made = arranged
+        self.standby: Standby | None = None  # where it is to be ready for a loss
         self.slow = SlowWatch(arranged.survey if arranged else None, arranged.work if arranged else None)
         self._stack = ExitStack()  # what lasts
         self._running = ExitStack()  # what another plan replaces
@@ -75,20 +81,32 @@ class Survivor:
         self.changed: Callable[[Plan, str, tuple[str, ...]], None] = lambda plan, why, names: None
 
     def start(self, fleet: Fleet, plan: Plan) -> SurvivingEngine:
-        """The engine of a plan of several devices, which lives as long as this object. The fleet is the caller's."""
+        """The engine of a plan of several devices, which lives as long as this object. The fleet is the caller's.
+
+        The errors of `Deployment`, and of `stand_by`.
+        """
         self._plan = self._current = _by_device(plan)
         vocabulary = llama.Model(self._file.path, vocabulary_only=True)
         self._stack.callback(vocabulary.close)
         self._vocabulary = vocabulary
+        if self._spare:
+            self.standby = stand_by(
+                self._spare, fleet, plan, self._addresses(), self._planned, self._file, self._digest, self._options,
+                vocabulary, self._steps,
+            )  # fmt: skip
         engine = self._deployed(fleet, plan, self._steps)
         self._there = frozenset(map(device, fleet.workers))
         self._options = replace(self._options, context=engine.context, batch=engine.batch)
-        self._engine = SurvivingEngine(engine, vocabulary, self._recovered)
+        self._engine = SurvivingEngine(engine, vocabulary, self._recovered, self._mirror)
         self.slow.begin(
             engine, self._plan, [fleet.workers[one].label if one != LOCAL else "this device" for one in plan.devices]
         )
         self._watch = Repeated(self._look, LOOK_S, "members")
         return self._engine
+
+    @property
+    def _mirror(self) -> MirroredHistory | None:
+        return self.standby.mirror if self.standby is not None else None
 
     @property
     def _arranged(self) -> Arrangement | None:
@@ -125,6 +143,7 @@ class Survivor:
                 self._steps.say,
                 vocabulary=self._vocabulary,
                 gives_up=True,
+                reserved=self._mirror.max_bytes if self._mirror else 0,
             )
         self._ranks = self._running.enter_context(deployment)
         return deployment.engine
@@ -140,7 +159,7 @@ class Survivor:
         self._end_running(ExitStack())
         try:
             fleet, _ = self._running.enter_context(self._reachable())
-            plan, why = self._planned(fleet)
+            plan, why = self._planned(list(fleet.workers) if fleet is not None else [])
             return self._brought_up(fleet, plan, why, words, self._steps)
         except EdgeError as again:
             raise type(again)(f"{words}, and without it: {again}") from again
@@ -153,6 +172,8 @@ class Survivor:
             engine: TextEngine = self._running.enter_context(self._alone(plan, steps))
         else:
             engine = self._deployed(fleet, plan, steps)
+        if self._mirror is not None:
+            self._mirror.active = fleet is not None and plan.world_size > 1
         self._current, self._there = plan, frozenset(fleet.workers if fleet else ())
         self.slow.begin(engine, plan, names)
         self._offer_at = time.monotonic() + OFFER_S
@@ -249,7 +270,7 @@ class Survivor:
         running, life = self._running, ExitStack()
         try:
             fleet, _ = life.enter_context(self._reachable())
-            plan, why = self._planned(fleet)
+            plan, why = self._planned(list(fleet.workers) if fleet is not None else [])
             if not is_worth(plan):
                 life.close()
                 return False
@@ -288,9 +309,9 @@ class Survivor:
         devices = (speed.device for speed in survey.speeds) if survey else self._plan.devices
         return [one for one in dict.fromkeys(map(device, devices)) if one != LOCAL and one not in self._shunned]
 
-    def _planned(self, fleet: Fleet | None) -> tuple[Plan, str]:
+    def _planned(self, workers: Sequence[str]) -> tuple[Plan, str]:
         """What those do that answer, and why. Nothing is measured now, as somebody waits."""
-        answering = list(fleet.workers) if fleet is not None else []
+        answering = list(workers)
         if not answering:
             return self._shared({LOCAL: 1.0}, "pipeline"), "no other device answers"
         made, name = self._arranged, name_of(self._file)

@@ -32,6 +32,7 @@ class EngineConfig:
     allreduce: str = "auto"
     wire: str = "f32"
     insecure: bool = False
+    spare: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -76,7 +77,7 @@ class EngineConfig:
         workers = self.workers if plan is None else plan.devices[1:]
         own = {name: self.options.get(name) for name in ("threads", "gpu_layers", "memory")}
         placement = Placement(
-            workers, plan, "as the plan says", self.parallel, self.shares, exchange, self.insecure, own
+            workers, plan, "as the plan says", self.parallel, self.shares, exchange, self.insecure, own, self.spare
         )
         with deployed(path, placement, options, steps=steps) as model:
             yield model.engine, model

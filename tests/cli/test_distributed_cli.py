@@ -162,6 +162,35 @@ def test_shares_say_how_much_each_does(chat: Chat, two: Two) -> None:
     assert (first, last) == (2, 8)
 
 
+def test_a_spare_holds_what_a_loss_would_need(run: Run, chat: Chat, two: Two, alone: list[int]) -> None:
+    how = ("--workers", workers(*two), "--parallel", "pipeline", "--shares", "2,1,1")
+    said = chat(*how, "--spare", "1", "--draft", "off")
+    assert said["token_ids"] == alone
+    held = said["standby"]
+    assert held["losses"] == 1
+    assert held["missing"] == []
+    assert set(held["slice_bytes"]) == {"this device", "one"}  # two has its layers either way
+    copied = (
+        (said["usage"]["prompt_tokens"] + said["usage"]["completion_tokens"]) // 16 * 16 * held["mirror"]["token_bytes"]
+    )
+    assert held["mirror"]["held_bytes"] in (
+        copied,
+        copied - 16 * held["mirror"]["token_bytes"],
+    )  # the last token is not held
+    assert held["mirror"]["max_bytes"] == 256 * held["mirror"]["token_bytes"]
+    assert chat(*how)["standby"] is None
+    assert_refused(run("chat", *ASKED, *how, "--spare", "3"), 2, "loss of 3 devices", "has 2 workers", "ask for 0 to 2")
+    assert_refused(run("chat", *ASKED, "--spare", "1"), 2, "--spare is for several devices")
+
+
+@pytest.mark.parametrize("spare", ["0", "-1", "one"])
+def test_a_spare_is_a_number_of_devices(run: Run, capsys: pytest.CaptureFixture[str], spare: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run("chat", *ASKED, "--workers", "127.0.0.1:1", "--spare", spare)
+    assert ended.value.code == 2
+    assert "argument --spare: needs a whole number" in capsys.readouterr().err
+
+
 def test_one_worker_can_be_two_ranks(chat: Chat, two: Two, alone: list[int]) -> None:
     said = chat("--workers", workers(two[0], two[0]), "--parallel", "pipeline", "--shares", "1,1,1")
     assert said["token_ids"] == alone

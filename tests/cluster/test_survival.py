@@ -16,12 +16,23 @@ from edge.llm.chat import Chat
 from edge.llm.engine import Engine
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Request, Scheduler
+from edge.llm.states import BLOCK_TOKENS
+from edge.parallel import surviving
+from edge.parallel.surviving import SurvivingEngine
 from edge.planning.deployed import Deployed, Placement, deployed
+from edge.planning.surviving import work_shares
+from edge.slices.local import OwnSlices
 from edge.tasks import Steps
+from partition.errors import PlanError
+from partition.plan.arrange import make_plan
+from partition.plan.plan import LOCAL
+from partition.slices.gguf_slice import limits, slice_recipe
+from quant.gguf.file import GgufFile
 from tests.support.deployments import ONE_THREAD, OPTIONS, own_folders, pipeline, plan_for, tensor
 from tests.support.workers import Worker, worker
 
 GREEDY = SamplingParams(temperature=0)
+TOKEN_BYTES = 4096  # of keys and values
 QUESTIONS = ("My name is Ada.", "What is 12 + 30?", "Which is heavier, a phone or a tablet?", "What is my name?")
 
 
@@ -92,8 +103,8 @@ def undisturbed() -> list[str]:
         return answers(single, {})
 
 
-def placed(two: list[Worker], how: dict[str, Any]) -> Placement:
-    return Placement(tuple(one.address for one in two), plan_for(MODEL_PATH, two, how))
+def placed(two: list[Worker], how: dict[str, Any], spare: int = 0) -> Placement:
+    return Placement(tuple(one.address for one in two), plan_for(MODEL_PATH, two, how), spare=spare)
 
 
 @pytest.mark.parametrize("how", [pipeline(1, 1, 1), tensor(1, 1, 1)], ids=lambda how: how["parallel"])
@@ -143,6 +154,64 @@ def test_many_answers_go_on(two: list[Worker]) -> None:
         wanted = together(single, lambda: None)
     with deployed(MODEL_PATH, placed(two, pipeline(1, 1, 1)), options) as model:
         assert together(model.engine, lambda: kill_child(two[0])) == wanted
+
+
+@pytest.mark.parametrize("how", [pipeline(1, 1, 1), tensor(1, 1, 1)], ids=lambda how: how["parallel"])
+def test_with_a_spare_the_history_is_not_computed_again(
+    two: list[Worker], how: dict[str, Any], undisturbed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(surviving, "AFTER_S", 60.0)  # on a machine that is busy, too
+    heard = Heard()
+    with deployed(MODEL_PATH, placed(two, how, spare=1), OPTIONS, steps=heard) as model:
+        assert isinstance(model.engine, SurvivingEngine)
+        assert model.standby is not None
+        assert model.standby.mirror is not None
+        mirror = model.standby.mirror
+        chat, said = Chat(model.engine), []
+        for question in QUESTIONS:
+            held = chat.context_used
+            if question == QUESTIONS[-1]:
+                assert mirror.held_bytes >= held // BLOCK_TOKENS * BLOCK_TOKENS * TOKEN_BYTES
+                two[1].kill()
+            responses = list(chat.ask(question, GREEDY, max_tokens=24))
+            said.append("".join(response.text for response in responses))
+        assert said == undisturbed
+        assert model.engine.recoveries == 1
+        assert mirror.restored_tokens > held - 2 * BLOCK_TOKENS > 0
+        # Of the history less than a block; beside it parts of the question that were under way.
+        assert model.engine.computed_again < BLOCK_TOKENS + responses[-1].usage.prompt_tokens - held
+        assert model.to_json([])["standby"]["mirror"]["restored_tokens"] == mirror.restored_tokens
+
+
+def test_slices_for_a_loss_are_there_before_it(two: list[Worker]) -> None:
+    file, heard = GgufFile.open(MODEL_PATH), Heard()
+    own = OwnSlices()
+    with deployed(MODEL_PATH, placed(two, pipeline(1, 1, 1), spare=2), OPTIONS, steps=heard) as model:
+        assert model.standby is not None
+        digest, shares = own.model_digest(MODEL_PATH), work_shares(model.plan)
+        needed: dict[str, dict[str, int]] = {}
+        for one in two:  # goes on with this device; where both are lost it has the model's file itself
+            devices = [LOCAL, one.address]
+            plan = make_plan(limits(file), "", digest, devices, "pipeline", [shares[device] for device in devices])
+            for rank, name in enumerate(("this device", one.folder.name)):
+                recipe = slice_recipe(file, digest, plan.slice(rank))
+                needed.setdefault(name, {})[own.digest(recipe, MODEL_PATH)] = recipe.n_bytes
+            assert {f"{name}.slice" for name in needed[one.folder.name]} <= {path.name for path in one.slices.iterdir()}
+        running = [slice_recipe(file, digest, model.plan.slice(rank)) for rank in range(3)]
+        for recipe, held in zip(running, needed.values(), strict=True):
+            held.pop(own.digest(recipe, MODEL_PATH), None)
+        found = {name.partition(" at ")[0]: size for name, size in model.standby.slice_bytes.items()}
+        assert found == {name: sum(slices.values()) for name, slices in needed.items() if slices}
+        assert model.standby.missing == []
+    (line,) = [line for line in heard.lines if "ready for the loss of 2 devices" in line]
+    assert "4.00 KiB a token, at most 2.00 MiB" in line
+
+
+@pytest.mark.parametrize("spare", [3, -1])
+def test_nobody_can_be_ready_for_more_losses_than_there_are_workers(two: list[Worker], spare: int) -> None:
+    words = r"ready for the loss of .* has 2 workers: ask for 0 to 2"
+    with pytest.raises(PlanError, match=words), deployed(MODEL_PATH, placed(two, pipeline(1, 1, 1), spare), OPTIONS):
+        raise AssertionError("it was loaded")
 
 
 def test_an_error_of_what_was_asked_is_no_loss(two: list[Worker]) -> None:

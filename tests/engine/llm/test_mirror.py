@@ -1,0 +1,198 @@
+"""Keys and values that are copied while an engine computes, and given to the one that takes over."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from edge.demo import MODEL_PATH
+from edge.errors import EngineError
+from edge.llm.engine import Engine
+from edge.llm.options import EngineOptions
+from edge.parallel.mirror import SHARE, MirroredHistory
+from edge.parallel.surviving import SurvivingEngine
+from partition.errors import CannotSlice
+from quant.gguf.file import GgufFile
+
+OPTIONS = EngineOptions(threads=1, context=256, batch=2, sequences=2)
+BLOCK, TOKEN_BYTES = 16, 4096
+TOKENS = [10 + (7 * i * i + 3 * i) % 400 for i in range(100)]
+LOOK_S = 0.04
+
+
+class Clock:
+    """Each look at it takes so long, and so a block does, too."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += LOOK_S
+        return self.now
+
+
+class Mortal(Engine):
+    """An engine that can be lost, and counts what it computes."""
+
+    lost = False
+    computed = 0
+
+    @property
+    def failed(self) -> Exception | None:
+        return EngineError("lost") if self.lost else None
+
+    def decode(self, tokens: Sequence[int] | NDArray[np.int32], *args: object, **how: object) -> NDArray[np.float32]:
+        if self.lost:
+            raise EngineError("lost")
+        self.computed += len(tokens)
+        return super().decode(tokens, *args, **how)  # type: ignore[arg-type]
+
+    def chunk(self, n: int) -> int:
+        return 1  # rows of a batch are computed by other kernels, and so to other last bits
+
+
+class Mirrored:
+    """An engine with another one in reserve."""
+
+    def __init__(self, max_bytes: int = 1 << 20) -> None:
+        self.clock = Clock()
+        self.history = MirroredHistory(TOKEN_BYTES, max_bytes, self.clock)
+        self.first, self.second = Mortal(MODEL_PATH, OPTIONS), Mortal(MODEL_PATH, OPTIONS)
+        self.engine = SurvivingEngine(self.first, self.first.model, lambda _: self.second, self.history)
+
+    def hold(self, tokens: Sequence[int], start: int = 0, sequence: int = 0) -> None:
+        for at, token in enumerate(tokens, start):
+            self.engine.decode([token], at, sequence=sequence)
+
+    @property
+    def blocks(self) -> int:
+        return self.history.held_bytes // (BLOCK * TOKEN_BYTES)
+
+    def close(self) -> None:
+        self.first.close()
+        self.second.close()
+
+
+@pytest.fixture
+def mirrored() -> Iterator[Mirrored]:
+    pair = Mirrored()
+    yield pair
+    pair.close()
+
+
+def test_who_takes_over_computes_less_than_a_block(mirrored: Mirrored) -> None:
+    mirrored.hold(TOKENS[:70])
+    mirrored.engine.answered([])
+    assert mirrored.history.held_bytes == mirrored.history.copied_bytes == 64 * TOKEN_BYTES
+    mirrored.first.lost = True
+    found = mirrored.engine.decode([TOKENS[70]], 70)
+    assert mirrored.engine.computed_again == 6
+    assert mirrored.second.computed == 7
+    assert mirrored.history.restored_tokens == 64
+    with Engine(MODEL_PATH, OPTIONS) as undisturbed:
+        for at, token in enumerate(TOKENS[:71]):
+            wanted = undisturbed.decode([token], at).copy()
+    np.testing.assert_array_equal(found, wanted)  # to the last bit
+
+
+def test_without_a_copy_all_is_computed() -> None:
+    first, second = Mortal(MODEL_PATH, OPTIONS), Mortal(MODEL_PATH, OPTIONS)
+    with first, second:
+        engine = SurvivingEngine(first, first.model, lambda _: second)
+        for at, token in enumerate(TOKENS[:70]):
+            engine.decode([token], at)
+        engine.answered([])
+        first.lost = True
+        engine.decode([5], 70)
+        assert engine.computed_again == 70
+
+
+def test_a_copy_takes_a_small_share_of_the_time(mirrored: Mirrored) -> None:
+    mirrored.history.follow(mirrored.first, lambda: None)
+    mirrored.history.add(0, 0, TOKENS)  # as if they had been decoded at once
+    for at, token in enumerate(TOKENS):
+        mirrored.first.decode([token], at)
+    mirrored.clock.now += LOOK_S / SHARE  # pays for one block; what a look takes begins a second one
+    mirrored.history.follow(mirrored.first, lambda: None)
+    assert mirrored.blocks == 2
+    assert mirrored.history.copied_s == pytest.approx(2 * LOOK_S)
+    mirrored.history.follow(mirrored.first, lambda: None)
+    assert mirrored.blocks == 2
+    mirrored.clock.now += 1e6  # however long nobody asked for anything: 0.1 s
+    mirrored.history.follow(mirrored.first, lambda: None)
+    assert mirrored.blocks == 2 + 3
+
+
+def test_what_begins_alike_is_copied_once(mirrored: Mirrored) -> None:
+    mirrored.hold(TOKENS[:32])
+    mirrored.engine.kv_copy(0, 1, 0, 32)
+    mirrored.hold(TOKENS[40:56], 32, sequence=1)
+    mirrored.engine.answered([])
+    assert mirrored.blocks == 3
+    mirrored.first.lost = True
+    mirrored.hold(TOKENS[32:33], 32)
+    assert mirrored.engine.computed_again == 0
+
+
+def test_no_more_is_held_than_may_be_and_what_is_in_use_comes_first() -> None:
+    mirrored = Mirrored(3 * BLOCK * TOKEN_BYTES)
+    mirrored.hold(TOKENS[:64])
+    mirrored.engine.answered([])
+    assert mirrored.blocks == 3
+    mirrored.engine.kv_remove(0, 16)
+    mirrored.hold(TOKENS[:48], 16)
+    mirrored.engine.answered([])
+    assert mirrored.blocks == 3
+    mirrored.first.lost = True
+    mirrored.hold([5], 64)
+    assert mirrored.history.restored_tokens == 48
+    assert mirrored.engine.computed_again == 16
+    mirrored.close()
+
+
+def test_what_was_shifted_is_computed(mirrored: Mirrored) -> None:
+    mirrored.hold(TOKENS[:64])
+    mirrored.engine.kv_remove(0, 20, 40)
+    mirrored.engine.kv_shift(0, 40, -1, -20)
+    mirrored.hold(TOKENS[64:84], 44)
+    mirrored.engine.answered([])
+    mirrored.first.lost = True
+    mirrored.hold([5], 64)
+    assert mirrored.history.restored_tokens == 16
+    assert mirrored.engine.computed_again == 48
+
+
+def test_what_was_removed_is_not_given(mirrored: Mirrored) -> None:
+    mirrored.hold(TOKENS[:32])
+    mirrored.engine.answered([])
+    mirrored.engine.kv_remove(0, 10)
+    mirrored.hold(TOKENS[50:80], 10)
+    mirrored.first.lost = True
+    mirrored.hold([5], 40)
+    assert mirrored.history.restored_tokens + mirrored.engine.computed_again == 40
+    assert mirrored.engine.computed_again >= 8
+
+
+def test_nothing_is_held_where_nobody_can_be_lost(mirrored: Mirrored) -> None:
+    mirrored.hold(TOKENS[:32])
+    mirrored.engine.answered([])
+    mirrored.history.active = False
+    mirrored.engine.answered([])
+    assert mirrored.history.held_bytes == 0
+    mirrored.history.active = True
+    mirrored.engine.answered([])
+    assert mirrored.blocks == 2
+
+
+def test_room_is_that_of_a_context_or_a_quarter_of_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = GgufFile.open(MODEL_PATH)
+    with Engine(MODEL_PATH, OPTIONS) as engine:
+        assert MirroredHistory.of(file, OPTIONS, engine.model, None).max_bytes == 256 * TOKEN_BYTES
+        assert MirroredHistory.of(file, OPTIONS, engine.model, 1 << 20).max_bytes == 1 << 18
+        wide = replace(OPTIONS, kv_type="f32")
+        assert MirroredHistory.of(file, wide, engine.model, None).token_bytes == 2 * TOKEN_BYTES
+        monkeypatch.setattr(engine.model, "is_recurrent", True)
+        with pytest.raises(CannotSlice, match="recurrent"):
+            MirroredHistory.of(file, OPTIONS, engine.model, None)
