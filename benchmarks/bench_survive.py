@@ -10,8 +10,8 @@ daemon is killed, or all of it stands still, as where a host vanishes. The answe
 pause: the same on a model of TinyLlama's shape, one worker of which all is killed, after a prompt of so many
 tokens: seconds until it is said, and until the next token. Beside it, what computing the history takes on this device.
 
---spare: be ready for the loss of N devices in `stress`, and of the one in every other round of `pause`, which then compares
-what a token takes while keys and values are copied, too.
+--spare: in `stress`, be ready for the loss of N devices. In `pause`, every other round is ready for that of the worker;
+what a token takes while keys and values are copied is compared, too.
 
 --tiny: see that it works; the figures mean nothing.
 """

@@ -17,6 +17,7 @@ from edge.cluster.fleet import Fleet, device
 from edge.cluster.lost import listed, lost_words
 from edge.cluster.rank_group import RankGroup
 from edge.cluster.sending import send_ahead
+from edge.cluster.spares import stand_by
 from edge.cluster.standby import Standby
 from edge.errors import EdgeError, Interrupted
 from edge.llama import llama
@@ -26,7 +27,6 @@ from edge.llm.options import EngineOptions
 from edge.parallel.mirror import MirroredHistory
 from edge.parallel.surviving import SurvivingEngine
 from edge.planning.arrange import Arrangement, can_share, name_of
-from edge.planning.spares import stand_by
 from edge.survey.profile import reachable
 from edge.survey.slow_watch import SlowWatch
 from edge.tasks import Progress, Repeated, ShowStep, Steps
