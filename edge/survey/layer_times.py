@@ -82,7 +82,7 @@ def probes(
     weights of a slice, as far as one layer takes less."""
     can, slices = limits(file), OwnSlices()
     total = can.sizes.layers
-    ends = [*can.begins[1:], total]  # of slices that begin with the first layer
+    ends = [stop for stop in (*can.begins[1:], total) if can.can_be_stage(0, stop)]  # of slices from the first layer on
     twice = [n for n in ends if 2 * n in ends] or ends[:1]
     n = next((n for n in twice if sum(can.layer_bytes[:n]) >= _LEAST_BYTES), twice[-1])
     if most_bytes is not None:

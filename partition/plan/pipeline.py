@@ -26,9 +26,14 @@ def stages(limits: Limits, n: int, shares: Sequence[float]) -> tuple[Range, ...]
     head = limits.vocab_bytes * limits.sizes.vocab
 
     def load(stage: int, start: int, stop: int) -> float:
+        if not limits.can_be_stage(start, stop):
+            return inf
         return before[stop] - before[start] + (head if stage == n - 1 else 0.0)
 
     slowest, _ = _split(n, (*limits.begins, layers), lambda *cut: load(*cut) / parts[cut[0]], max)
+    if slowest == inf:
+        never = ", ".join(map(str, limits.no_stage_of))
+        raise PlanError(f"{n} stages share {layers} layers, and none can have {never} of them; use other devices")
 
     def strain(stage: int, start: int, stop: int) -> float:
         held = load(stage, start, stop)

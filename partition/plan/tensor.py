@@ -28,6 +28,7 @@ class Limits:
     vocab_bytes: float  # of one row of the output head
     layer_bytes: tuple[float, ...]  # of each layer, all of it
     starts: tuple[int, ...] = ()  # the layers that stages can begin with, 0 the first; (): any
+    no_stage_of: tuple[int, ...] = ()  # numbers of layers that no stage can have
 
     def __post_init__(self) -> None:
         if self.head_unit < 1 or self.ff_unit < 1:
@@ -39,6 +40,11 @@ class Limits:
     def begins(self) -> tuple[int, ...]:
         """The layers that stages can begin with."""
         return self.starts or tuple(range(self.sizes.layers))
+
+    def can_be_stage(self, start: int, stop: int) -> bool:
+        """Whether the layers [start, stop) can be a stage."""
+        edges = (*self.begins, self.sizes.layers)
+        return start in self.begins and stop in edges and stop - start > 0 and stop - start not in self.no_stage_of
 
 
 def kv_heads(heads: Range, n_heads: int, n_heads_kv: int) -> tuple[int, ...]:

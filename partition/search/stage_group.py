@@ -38,7 +38,9 @@ class StageGroup:
         self._weights, self._kv = _spans(work.weights_before), _spans(work.kv_before)
         self._is_last = np.broadcast_to(np.arange(n + 1) == n, (n + 1, n + 1))
         edges = np.isin(np.arange(n + 1), (*work.limits.begins, n))
-        self._is_stage = (self._k > 0) & edges[:, None] & edges[None, :]
+        self._lengths = np.arange(n + 1)[None, :] - np.arange(n + 1)[:, None]
+        never = np.isin(self._lengths, work.limits.no_stage_of)
+        self._is_stage = (self._k > 0) & edges[:, None] & edges[None, :] & ~never
         self._choices = [self._cost([1.0] * len(members))]
         self._choice = np.zeros((n + 1, n + 1), np.int64)  # which of them a stage takes
         short = self._is_stage & (self._most_paged(self._choices[0]) > 0)
@@ -100,8 +102,7 @@ class StageGroup:
 
         Made for a few lengths; a stage takes those of the next length up, which it has memory for, too.
         """
-        n = self.work.limits.sizes.layers
-        lengths = np.arange(n + 1)[None, :] - np.arange(n + 1)[:, None]
+        lengths = self._lengths
         for last in (False, True):
             cells = short & (self._is_last == last)
             several = np.unique(lengths[cells])

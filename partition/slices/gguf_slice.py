@@ -47,6 +47,7 @@ def limits(file: GgufFile) -> Limits:
             sum(_bytes(source, layer, kind) for kind in ("query", "kv", "ff", "rest")) for layer in layers
         ),
         starts=source.starts,
+        no_stage_of=source.no_stage_of,
     )
 
 

@@ -160,10 +160,16 @@ class Source:
         """Of each layer, whether it is recurrent in place of attention."""
         return recurrent_layers(self.meta, self.shape)
 
-    @property
+    @cached_property
     def no_stage_of(self) -> tuple[int, ...]:
         """Numbers of layers that a stage cannot have, unless it is all of the model."""
-        return tuple(n for n in self.rules.no_stage_of if n != self.shape.n_layers)
+        never = {*self.rules.no_stage_of, *self.rules.layers_of_other_kind}
+        layers = range(self.shape.n_layers)
+        if any(QUERY_NORM not in self.block(n) for n in layers) and (
+            self.shape.n_embd // max(self.heads, 1) != self.shape.head_k
+        ):
+            never.add(self.rules.layers_of_other_scale)
+        return tuple(sorted(never - {0, self.shape.n_layers}))
 
     @cached_property
     def starts(self) -> tuple[int, ...]:

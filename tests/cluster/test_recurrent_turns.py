@@ -1,0 +1,60 @@
+"""Conversations of models with recurrent layers, in stages: each turn has the bits of one device.
+
+Their layers hold what all tokens so far made, and nothing of each. So what was held can be gone on with, and is
+computed again where the prompt differs from it.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from edge.llm.engine import Engine, EngineOptions
+from edge.llm.interface import TextEngine
+from edge.llm.sequence import Session
+from partition.architectures.recurrent import RECURRENT_ARCHITECTURES
+from tests.support.deployments import pipeline
+from tests.support.ranks_here import ranks_here
+from tests.support.slices import synthetic
+from tests.support.thorough import thorough
+
+OPTIONS = EngineOptions(threads=1, context=128, batch=16, kv_type="f32", flash_attention="off", repack=False)
+USUALLY = ("qwen35", "qwen3next", "lfm2", "falcon-h1", "jamba", "mamba", "mamba2")
+QUESTION = [270 + 3 * i % 40 for i in range(21)]  # more than a batch
+NEXT = list(range(300, 311))
+
+
+def turn(session: Session, prompt: list[int], answer: int = 7) -> list[NDArray[np.float32]]:
+    """Logits after a prompt, and after each token of a greedy answer, all of which the session holds then."""
+    logits = [session.prefill(prompt).copy()]
+    for _ in range(answer):
+        logits.append(session.step(int(logits[-1].argmax())).copy())
+    return logits
+
+
+def conversation(engine: TextEngine) -> tuple[list[NDArray[np.float32]], list[int]]:
+    """Logits of four turns: a question, one more, the last asked again in other words, and a new conversation. And how
+    many tokens the prompt of each had to compute."""
+    session = Session(engine)
+    logits = turn(session, QUESTION)
+    computed = [session.computed]
+    first = list(session.tokens)
+    for prompt in ([*first, *NEXT], [*first, *NEXT[::-1]], NEXT):
+        logits += turn(session, prompt)
+        computed.append(session.computed)
+    return logits, computed
+
+
+@pytest.mark.parametrize("arch", [*USUALLY, *thorough(*(a for a in RECURRENT_ARCHITECTURES if a not in USUALLY))])
+def test_turns_have_the_bits_of_one_device(arch: str, tmp_path: Path) -> None:
+    model = synthetic(tmp_path / f"{arch}.gguf", arch, layers=9, vocab=320, embd=64, ff=64)
+    with Engine(model, OPTIONS) as engine:
+        expected, computed = conversation(engine)
+    # What continues is not computed again. What differs is, from the first token on.
+    assert computed == [len(QUESTION), len(NEXT), len(QUESTION) + 7 + len(NEXT), len(NEXT)]
+    with ranks_here(model, pipeline(5, 4), OPTIONS, tmp_path) as stages:
+        found, in_stages = conversation(stages)
+    assert in_stages == computed
+    assert all(np.isfinite(logits).all() for logits in found)
+    assert all((f == e).all() for f, e in zip(found, expected, strict=True))
