@@ -123,6 +123,12 @@ class Shape:
             found |= {f"{arch}.attention.head_count": 0, f"{arch}.attention.head_count_kv": 0}
         else:
             found |= {f"{arch}.{key}": sizes["head"] for key in _HEAD_SIZE}
+        window = architecture.rules.window
+        if window is not None and window.listed:
+            full = 0 if window.full_first else window.period - 1
+            found[f"{arch}.attention.sliding_window_pattern"] = [
+                int(layer % window.period != full) for layer in range(self.layers)
+            ]
         for key, value in architecture.keys.items():
             whole = key if key.startswith("xielu.") else f"{arch}.{key}"
             found[whole] = (

@@ -170,7 +170,7 @@ class Shard:
             hooks.append(Hook(_is_partial, self._sum))
         if not self.place.last:
             blocks = file.metadata.get(f"{file.architecture}.block_count")
-            end = f"{rules.end_node}-{int(blocks) - 1 if isinstance(blocks, int) else 0}"
+            end = rules.end_node.format(int(blocks) - 1 if isinstance(blocks, int) else 0)
             hooks.append(Hook(lambda node: node.name == end, self._take_hidden))
         return hooks
 

@@ -86,6 +86,14 @@ DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
     "hunyuan-dense": Architecture({**LLAMA, **HEAD_NORMS}, DENSE),
     "hunyuan_vl": Architecture({**LLAMA, **HEAD_NORMS}, DENSE),
     "ernie4_5": Architecture(LLAMA, DENSE),
+    "paddleocr": Architecture(LLAMA, DENSE, keys=_MROPE),
+    "granite_swa": Architecture(
+        {**LLAMA, "attn_sinks.weight": ("heads",)},
+        DENSE,
+        common={"window": 4096},
+        keys=_SCALES,
+        rules=Rules(input_node="embd", window=Window(4, listed=True), period=4),
+    ),
     "exaone": Architecture(LLAMA, DENSE),
     "exaone4": Architecture(
         {**_WITHOUT_NORMS, **POST_NORMS, **HEAD_NORMS},
@@ -291,5 +299,11 @@ DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
             period=4,
             input_node="embd_norm",
         ),
+    ),
+    "spark2_5": Architecture(
+        {**LLAMA, "attn_gate.weight": ("heads", "embd")},
+        DENSE,
+        common={"window": 1024},
+        rules=Rules(window=Window(4, listed=True), period=4, no_shards="attention has a gate of its own"),
     ),
 }

@@ -21,6 +21,7 @@ class Window:
     optional: bool = False  # a window of 0 tokens means that no layer has one; else llama.cpp asserts that one has
     size: int = 0  # tokens, where the file does not say
     full_first: bool = False  # the one without is the first of them, not the last
+    listed: bool = False  # a file must say it of each layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Rules:
     # put there what they were given; "": nothing is changed.
     input_node: str = ""
     takes_tokens: bool = False  # llama.cpp takes no hidden states: they are put at `input_node`, over those of a token
-    end_node: str = "l_out"  # what a layer gives, but for "-<number>"
+    end_node: str = "l_out-{}"  # what the last layer gives; {}: its number
     # With so many layers the loader takes attention's scale from n_embd / heads instead of the head size.
     layers_of_other_scale: int = 0
     # With so many layers, or so many and more, the loader makes another model; no stage can say so.

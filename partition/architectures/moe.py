@@ -34,6 +34,7 @@ _SIGMOID: dict[str, Number] = {"expert_gating_func": 2, "expert_weights_norm": T
 _MROPE = {"rope.dimension_sections": (4, 2, 2, 0)}
 _SCALES = {"logit_scale": 8.0, "embedding_scale": 12.0, "residual_scale": 0.22, "attention.scale": 0.125}
 _LEADING = {"dense_layers": 1}
+_TURNED_OTHERWISE: dict[str, Number] = {"rope.freq_base_swa": 5e3}  # in layers with a window
 _MLA = {
     "attn_norm.weight": ("embd",),
     "attn_q_a.weight": ("q rank", "embd"),
@@ -263,6 +264,47 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
             input_node="inp_embd_scaled",
             no_shards=_GATE,
         ),
+    ),
+    "step35": Architecture(
+        {**LLAMA, **HEAD_NORMS, "attn_gate.weight": ("heads", "embd")},
+        DENSE,
+        {**experts("expert ff"), **shared(), **ROUTER_BIAS},
+        common={**_LEADING, "window": 512},
+        keys={**_SIGMOID, "expert_shared_feed_forward_length": "shared ff", **_TURNED_OTHERWISE},
+        never_tied=True,
+        rules=Rules(
+            needs_output=True,
+            ff_key=_EXPERT_KEY,
+            window=Window(4, full_first=True, listed=True),
+            period=4,
+            end_node="h_nextn",
+            no_shards=_GATE,
+        ),
+    ),
+    "mimo2": Architecture(
+        {**LLAMA, "attn_sinks.weight": ("heads",)},
+        DENSE,
+        {**experts("expert ff"), **ROUTER_BIAS},
+        common={**_LEADING, "window": 128},
+        keys=_TURNED_OTHERWISE,
+        never_tied=True,
+        rules=Rules(needs_output=True, ff_key=_EXPERT_KEY, window=Window(4, listed=True), period=4),
+    ),
+    "laguna": Architecture(
+        {**LLAMA, **HEAD_NORMS, "attn_gate.weight": ("heads", "embd")},
+        DENSE,
+        {**experts("expert ff"), **shared(), **ROUTER_BIAS},
+        common={**_LEADING, "window": 512},
+        keys={**_SIGMOID, **_SHARED, **_TURNED_OTHERWISE},
+        rules=Rules(ff_key=_EXPERT_KEY, window=Window(4, optional=True, full_first=True), period=4, no_shards=_GATE),
+    ),
+    "maple": Architecture(
+        {**LLAMA, **HEAD_NORMS},
+        experts=experts("expert ff"),
+        common={"window": 128},
+        keys={"swiglu_clamp_exp": 7.0},
+        never_tied=True,
+        rules=Rules(needs_output=True, ff_key=_EXPERT_KEY, window=Window(4, listed=True), period=4),
     ),
     "arctic": Architecture(
         {

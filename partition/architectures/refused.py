@@ -9,6 +9,7 @@ _KINDS = "a part that begins with a layer of one of its three kinds would have n
 _STREAMS = "several hidden states go from layer to layer"
 _DIFFUSION = "it fills in a whole text at once, and does not go on with one; `edge` does not run it either"
 _DRAFT = "it guesses tokens for another model, and is none itself; `edge` does not run it either"
+_SCALED = "llama.cpp scales what layers give by their number"
 _UNCHECKED = "its stages have not been checked"
 _INDEX = "layers choose what they look at by an index that others made, and its stages have not been checked"
 _LOOPS = "its layers are passed through several times"
@@ -20,23 +21,18 @@ REFUSED: Mapping[str, str] = {
     "nemotron_h": _KINDS,
     "nemotron_h_moe": _KINDS,
     "kimi-linear": _UNCHECKED,
-    "minicpm3": _UNCHECKED,
-    "granite_swa": _UNCHECKED,
+    "minicpm3": _SCALED,
     "graniteswitch": "llama.cpp takes tokens alone, which choose weights in each layer",
     "cohere2moe": "layers without experts are told apart by their number and their window at once",
-    "step35": _UNCHECKED,
-    "mimo2": _UNCHECKED,
-    "maple": _UNCHECKED,
     "plamo2": _UNCHECKED,
     "plm": _UNCHECKED,
-    "rwkv6": "llama.cpp scales what layers give by their number",
+    "rwkv6": _SCALED,
     "rwkv6qwen2": _UNCHECKED,
     "rwkv7": _FIRST,
     "arwkv7": _FIRST,
     "baichuan": _KIND,
     "chameleon": _UNCHECKED,
     "cogvlm": "llama.cpp takes hidden states for pictures, which have weights of their own",
-    "paddleocr": _UNCHECKED,
     "deepseek2-ocr": _UNCHECKED,
     "deepseek32": _INDEX,
     "deepseek4": _STREAMS,
@@ -46,11 +42,9 @@ REFUSED: Mapping[str, str] = {
     "bailingmoe3": _UNCHECKED,
     "dots3note": _INDEX,
     "hy_v4": _STREAMS,
-    "minimax-01": _UNCHECKED,
+    "minimax-01": "how fast a layer forgets follows from its number among all layers",
     "minimax-m3": _INDEX,
     "qwen4exp": _INDEX,
-    "laguna": _UNCHECKED,
-    "spark2_5": _UNCHECKED,
     "talkie": _FIRST,
     "nanbeige": _LOOPS,
     "hrm_text": _LOOPS,

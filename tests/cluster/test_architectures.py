@@ -26,7 +26,7 @@ CLOSE, CLOSE_GELU = 1e-5, 1e-3
 # Each of what a stage may have to say of layers: windows, periods, what comes in, leading layers, recurrent layers.
 USUALLY = (
     "qwen35", "lfm2", "jamba", "deepseek2", "glm4moe", "llama4", "smallthinker", "cohere2", "granite", "gpt2", "bloom",
-    "phi2", "qwen3vl", "minicpm", "apertus", "olmo", "falcon-h1", "mamba2",
+    "phi2", "qwen3vl", "minicpm", "apertus", "olmo", "falcon-h1", "mamba2", "step35", "granite_swa",
 )  # fmt: skip
 # Each of what a shard may have to share: experts beside others, gates, halves of one matrix, another architecture.
 USUALLY_SHARED = ("hunyuan-moe", "muse-glimmer", "glm4", "plamo3", "internlm2", "jais2", "smollm3", "granitemoe")

@@ -17,7 +17,7 @@ PAGE = ROOT / "docs" / "architectures.md"
 BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->\n"
 # Why layers of small models here cannot be shared, where the tensors say it and not the architecture.
 _UNEVEN = "layers with experts and layers without differ in width"
-NO_SHARDS = dict.fromkeys(("glm4moe", "llama4", "ernie4_5-moe", "dots1", "exaone-moe", "hy_v3"), _UNEVEN)
+NO_SHARDS = dict.fromkeys(("glm4moe", "llama4", "ernie4_5-moe", "dots1", "exaone-moe", "hy_v3", "mimo2"), _UNEVEN)
 SHARDED = tuple(arch for arch, of in ARCHITECTURES.items() if not of.rules.no_shards and arch not in NO_SHARDS)
 _ONLY_HEAD = "only the head is read again, all layers have to fit"
 NOT_PAGED = dict.fromkeys(("mamba", "mamba2"), _ONLY_HEAD)

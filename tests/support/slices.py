@@ -174,7 +174,7 @@ class Part:
         if reduce:
             hooks.append(Hook(is_summed, self._sum))
         if last_layer is not None:
-            hooks.append(Hook(lambda node: node.name == f"{rules.end_node}-{last_layer}", self._end))
+            hooks.append(Hook(lambda node: node.name == rules.end_node.format(last_layer), self._end))
         self._ends = last_layer is not None
         self._hooks = NodeHooks(hooks)
         self._model = llama.Model(path, repack=False)
