@@ -26,6 +26,7 @@ from edge.paging.memory import MemoryNeed
 from edge.paging.plan import PagePlan
 from edge.paging.weights import PagedWeights
 from partition.model.check import check_loadable
+from partition.model.generation import generates
 from partition.model.metadata import Metadata
 from partition.model.model import ModelShape
 from partition.slices.rules import has_window, takes_tokens
@@ -55,6 +56,7 @@ class Engine:
         self.path = Path(path)
         self.file = GgufFile.open(path)
         check_loadable(self.file)
+        self._generates = generates(self.file)
         self.shape = ModelShape.from_gguf(self.file)
         self.context, self.threads, kv = resolve(options, self.shape)
         self._choice: ThreadChoice | None = None  # where threads follow the load
@@ -238,6 +240,10 @@ class Engine:
 
     def decode_rows(self, rows: llama.Batch, n: int) -> None:
         """Compute the first `n` rows of a batch as filled in by the caller: any positions and sequences."""
+        if not self._generates:  # ggml would abort
+            raise EngineError(
+                f"{self.path.name} does not go on with texts; a model that embeds does so in `edge serve`"
+            )
         wanted = int(np.count_nonzero(rows.outputs[:n]))
         if wanted > self.outputs:  # ggml would abort
             raise EngineError(f"{wanted} rows are to give logits, the engine was made for {self.outputs}; set outputs")

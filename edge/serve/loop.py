@@ -20,6 +20,7 @@ from edge.serve.messages import error_json, logprob_json
 from edge.serve.status import EngineStatus
 from edge.templates.process import TemplateProcess
 from edge.templates.template import ChatTemplate
+from partition.model.generation import generates
 
 _RATE_S = 5.0  # over which tokens a second are counted
 _JOB_S = 600.0  # for the engine thread to come to what is asked of it: a step of a large model may take a minute
@@ -185,6 +186,8 @@ class ServingLoop:
 
     def _request(self, generation: Mapping[str, Any]) -> Request:
         """What is asked for, as the scheduler takes it."""
+        if not generates(self._engine.file):
+            raise SamplingError(f"{self._engine.path.name} does not go on with texts; ask it for embeddings")
         prompt = self._prompt(generation)
         room = self._longest - len(prompt)
         if room <= 0:

@@ -20,11 +20,11 @@ _WHOLE_ROPE = frozenset((
 ))  # fmt: skip
 # RoPE turns a part of each head, or nothing.
 _PART_ROPE = frozenset((
-    "afmoe", "bailingmoe", "bailingmoe2", "bitnet", "bloom", "chatglm", "cohere2", "command-r", "eurobert",
+    "afmoe", "bailingmoe", "bailingmoe2", "bert", "bitnet", "bloom", "chatglm", "cohere2", "command-r", "eurobert",
     "falcon-h1", "gemma", "gemma2", "gemma3", "gemma3n", "glm4", "glm4moe", "gpt-oss", "gpt2", "gptneox",
-    "granitehybrid", "jais", "jamba", "lfm2", "lfm2moe", "minimax-m2", "mpt", "muse-glimmer", "nemotron", "openelm",
-    "phi2", "phi3", "phimoe", "plamo3", "qwen", "qwen35", "qwen35moe", "qwen3next", "refact", "stablelm",
-    "starcoder",
+    "granitehybrid", "jais", "jamba", "lfm2", "lfm2moe", "minimax-m2", "mpt", "muse-glimmer", "nemotron",
+    "nomic-bert", "nomic-bert-moe", "openelm", "phi2", "phi3", "phimoe", "plamo3", "qwen", "qwen35", "qwen35moe",
+    "qwen3next", "refact", "stablelm", "starcoder",
 ))  # fmt: skip
 
 # A plain decoder layer, whose shapes follow from the metadata alone.
@@ -42,11 +42,13 @@ _NEEDS_GATE = frozenset(
 )  # of experts: the loader takes none, the graph needs one
 _NEEDS_WINDOW = {"llama4": 8192, "afmoe": 0}  # tokens, where the file does not say
 _TWICE_AS_WIDE = frozenset(("granitehybrid", "jamba"))  # `GGML_ASSERT(2 * n_embd == d_inner)`
+_POOLINGS = 4  # ways of llama.cpp to make one vector of a text's, beside none
 _MAX_WINDOW = 1 << 30  # tokens; more overflows an int
 
 
 def check_architecture(meta: Metadata, shape: ModelShape) -> None:
     """ModelFileError where the metadata or shapes would fail an assertion of the architecture."""
+    meta.count("pooling_type", 0, most=_POOLINGS)
     if meta.architecture in _WHOLE_ROPE or meta.architecture in _PART_ROPE:
         _check_heads(meta, shape)
         _check_window(meta)
