@@ -25,7 +25,8 @@ from edge.cluster.deployment import Deployment, Exchange
 from edge.cluster.fleet import Fleet
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
-from edge.llm.scheduler import Request, Scheduler
+from edge.llm.requests import Request
+from edge.llm.scheduler import Scheduler
 from edge.parallel.engine import DistributedEngine
 from edge.planning.arrange import arrange
 from edge.slices.local import OwnSlices

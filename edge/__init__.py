@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from edge.llm.generate import Response, Timing, Usage
     from edge.llm.model import Model, RequestStream
     from edge.llm.options import EngineOptions
+    from edge.llm.requests import Event
     from edge.llm.sampler import SamplingParams
-    from edge.llm.scheduler import Event
     from edge.pictures.front import write_picture
     from edge.pictures.page import write_page
     from edge.planning.choice import PlanChoice
@@ -81,7 +81,7 @@ _HOMES = {
     "edge.llm.model": ("Model", "RequestStream"),
     "edge.llm.options": ("EngineOptions",),
     "edge.llm.sampler": ("SamplingParams",),
-    "edge.llm.scheduler": ("Event",),
+    "edge.llm.requests": ("Event",),
     "edge.pictures.front": ("write_picture",),
     "edge.pictures.page": ("write_page",),
     "edge.planning.choice": ("PlanChoice",),

@@ -13,7 +13,8 @@ import numpy as np
 from devices.load import OthersLoad
 from devices.probe import memory_bandwidth_gbps, own_rss, peak_rss
 from edge.llm.interface import TextEngine
-from edge.llm.scheduler import Request, Scheduler
+from edge.llm.requests import Request
+from edge.llm.scheduler import Scheduler
 from partition.model.model import decode_bytes
 
 _SCATTERED = 1.5  # times as long as the fastest tenth

@@ -195,6 +195,49 @@ class Drafter(Protocol):
         """The same in a line for people."""
 
 
+class Answer(Protocol):
+    """`edge.llm.scheduler.Running`: a request, as far as guessing needs it."""
+
+    @property
+    def number(self) -> int:
+        """Whose no other request is."""
+
+    @property
+    def prompt(self) -> Sequence[int]:
+        """Token ids."""
+
+    @property
+    def length(self) -> int:
+        """Tokens of the prompt and of the answer so far."""
+
+    @property
+    def left(self) -> int:
+        """Tokens that it may still get."""
+
+    def part(self, start: int, n_tokens: int) -> list[int]:
+        """So many tokens of both from there on."""
+
+
+class StepDrafter(Protocol):
+    """`edge.speculate.shared.SharedSpeculation`, which documents the methods. As of a `Drafter`, its guesses decide how
+    fast answers come, never what they say."""
+
+    def draft(self, answers: Sequence[Answer], most: int) -> list[Sequence[int]]:
+        """Tokens that may follow each of these answers, which are all that run, in a step of at most `most` rows."""
+
+    def checked(self, rows: Sequence[int], used: Sequence[int]) -> None:
+        """The step that `draft` was for is over. Of each answer: its rows, and how many of them gave a token."""
+
+    def disturbed(self) -> None:
+        """Something else is computed beside that step."""
+
+    def ended(self, number: int) -> None:
+        """A request has ended."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Figures so far, as docs/serve.md says."""
+
+
 def memory_json(engine: TextEngine) -> dict[str, Any]:
     """The keys "memory" and "paging" of a command's --json; both None without a budget."""
     paging = engine.paging

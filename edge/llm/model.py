@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from edge.llm.generate import Response, generate
 from edge.llm.interface import Drafter, TextEngine
+from edge.llm.requests import Event, Request
 from edge.llm.sampler import SamplingParams
-from edge.llm.scheduler import Event, Request, Scheduler
+from edge.llm.scheduler import Scheduler
 from edge.llm.sequence import Session
 
 

@@ -15,85 +15,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edge.errors import ContextFull, EdgeError, EngineError, SamplingError
 from edge.llm.continuation import Continuation
-from edge.llm.interface import TextEngine
-from edge.llm.logprobs import TokenLogprobs, token_logprobs
-from edge.llm.sampler import SamplingParams
+from edge.llm.interface import StepDrafter, TextEngine
+from edge.llm.requests import Event, Request, Running, token_logprobs
 from edge.llm.sequence import USED_MEANWHILE, holds, take
-from edge.llm.slots import Slot, Slots
-from edge.llm.step_budget import StepBudget
+from edge.llm.slots import Slots
+from edge.llm.step_budget import StepBudget, parts
 
-OLDEST_PART = 4  # of a step's rows for prompts, one in so many is for the oldest
 HEADROOM = 32  # tokens: each answer has room for so many more before another request joins, which else soon waits again
-
-
-@dataclass(frozen=True)
-class Request:
-    """A prompt to be continued."""
-
-    prompt: Sequence[int]  # token ids
-    max_tokens: int
-    sampling: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0))
-    stop: Sequence[str] = ()  # strings that end the answer; the token that completes one is its last
-    ends: bool = True  # False: also after a token that ends a text, for measuring
-    logprobs: int | None = None  # how many alternatives are told with each token; None: no probabilities at all
-    generated: Sequence[int] = ()  # the beginning of the answer, where it was told already
-
-
-@dataclass(frozen=True)
-class Event:
-    """What came of one request in one step."""
-
-    request: int  # its number, as `add` gave it
-    token_id: int | None  # None where only its end is told
-    text: str  # that is certain by now; may be empty while a character or a stop string is incomplete
-    finish_reason: str | None  # "stop", "length", "cancelled", "error", or None while it goes on
-    logprobs: TokenLogprobs | None = None
-    stop_string: str | None = None  # that ended it
-    cached_tokens: int = 0  # of its prompt: that need not be computed
-    error: SamplingError | None = None  # why its constraint cannot be followed any further
-
-
-class Running:
-    """A request that was added, and its answer."""
-
-    def __init__(self, number: int, request: Request, continuation: Continuation) -> None:
-        self.number, self.request, self.continuation = number, request, continuation
-        self.slot: Slot | None = None  # None while it waits
-        self.cached_tokens: int | None = None  # None until it was admitted for the first time
-        self.cancelled = False
-
-    @property
-    def history(self) -> list[int]:
-        """Its prompt, and its answer so far."""
-        return [*self.request.prompt, *self.continuation.tokens]
-
-    def part(self, start: int, n_tokens: int) -> list[int]:
-        """So many tokens of its history from there on. Steps ask for few of a long one."""
-        prompt, end = self.request.prompt, start + n_tokens
-        answer = self.continuation.tokens[max(0, start - len(prompt)) : max(0, end - len(prompt))]
-        return [*prompt[start:end], *answer]
-
-    @property
-    def length(self) -> int:
-        """Tokens of its history."""
-        return len(self.request.prompt) + len(self.continuation.tokens)
-
-    @property
-    def left(self) -> int:
-        """Tokens that it may still get."""
-        return self.request.max_tokens - len(self.continuation.tokens)
-
-    @property
-    def pending(self) -> int:
-        """Tokens of its history that were not submitted yet."""
-        assert self.slot is not None
-        return self.length - len(self.slot.tokens)
 
 
 class Scheduler:
@@ -105,13 +39,15 @@ class Scheduler:
         microbatches: int | None = None,
         *,
         keep: bool = False,
+        drafter: StepDrafter | None = None,
         admitted: Callable[[int], None] = lambda number: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """microbatches: how many groups answers form; None: one for each stage. keep: sequences of complete requests
         stay in the cache while there is room, and on disk where the engine has such a place, for prompts that begin
-        like them. admitted: told the number of a request before anything of it is computed."""
-        self._engine, self._admitted = engine, admitted
+        like them. drafter: guesses tokens while few requests run, which their steps then check. admitted: told the
+        number of a request before anything of it is computed."""
+        self._engine, self._drafter, self._admitted = engine, drafter, admitted
         self._groups = microbatches or engine.stages
         self._in_flight = self._groups if engine.stages > 1 else 1  # a single stage has one at a time
         self._numbers = itertools.count()
@@ -218,7 +154,7 @@ class Scheduler:
     def close(self) -> None:
         """Drop all requests. The engine is left in order, also where it failed."""
         for running in (*self._waiting, *self._ready, *(one for group in self._flying for one in group)):
-            running.continuation.close()
+            self._close(running)
         self._waiting.clear()
         self._ready.clear()
         self._flying.clear()
@@ -264,6 +200,7 @@ class Scheduler:
             self._preempt(chosen)
         if not chosen:
             return False
+        self._guess(chosen)
         tokens: list[int] = []
         positions: list[int] = []
         sequences: list[int] = []
@@ -275,12 +212,17 @@ class Scheduler:
             added = running.part(start, n_rows)
             running.slot.tokens += added
             tokens += added
-            positions += range(start, start + n_rows)
-            sequences += [running.slot.sequence] * n_rows
             outputs += [0] * (n_rows - 1) + [int(not running.pending)]
             if not running.pending:
                 self._ready.remove(running)
                 flying.append(running)
+            guesses = running.guesses or ()
+            running.slot.tokens += guesses
+            tokens += guesses
+            outputs += [1] * len(guesses)
+            n_rows += len(guesses)
+            positions += range(start, start + n_rows)
+            sequences += [running.slot.sequence] * n_rows
         prompts = sum(n_rows for _, n_rows in chosen if n_rows > 1)
         with self._budget.timed(prompts, beside=len(tokens) > prompts):
             self._engine.submit(
@@ -302,7 +244,22 @@ class Scheduler:
             room,
             self._budget.rows if in_all else self._engine.chunk(max((one.length for one in prefilling), default=1)),
         )
-        return chosen + _parts(prefilling, room)
+        return chosen + parts(prefilling, room)
+
+    def _guess(self, chosen: Sequence[tuple[Running, int]]) -> None:
+        """Let answers have guesses behind their tokens, where the step has all of them and nothing else."""
+        if self._drafter is None:
+            return
+        group = [one for one, _ in chosen]
+        for one in group:
+            one.guesses = None
+        if self._flying or len(self._ready) > len(group) or any(one.pending > 1 for one in group):
+            self._drafter.disturbed()
+            return
+        drafted = self._drafter.draft(group, min(self._engine.outputs, self._engine.batch))
+        fit = self._slots.make_room(len(group) + sum(map(len, drafted)))  # nobody has to wait for a guess
+        for one, guesses in zip(group, drafted, strict=True):
+            one.guesses = guesses if fit else ()
 
     def _preempt(self, chosen: list[tuple[Running, int]]) -> None:
         """Let the request that was admitted last wait again: those before it need its place. It goes on later with the
@@ -319,64 +276,68 @@ class Scheduler:
     # --- collect, choose, tell ---
 
     def _collect(self) -> list[Event]:
-        """Choose a token for each request of the oldest group."""
-        group, events = self._flying.popleft(), []
-        for running, logits in zip(group, self._engine.collect(), strict=True):
-            if running.cancelled:
-                events.append(self._ended(running, "cancelled"))
-                continue
-            try:
-                events.append(self._told(running, logits))
-            except SamplingError as error:
-                events.append(replace(self._ended(running, "error"), error=error))
-            if events[-1].finish_reason is None:
-                self._ready.append(running)
+        """Choose tokens for each request of the oldest group: one, and others while they are as guessed."""
+        group, events, used = self._flying.popleft(), [], []
+        rows = [1 + len(running.guesses or ()) for running in group]
+        ends = itertools.accumulate(rows)
+        logits = self._engine.collect()
+        for running, n_rows, end in zip(group, rows, ends, strict=True):
+            told = self._answered(running, logits[end - n_rows : end])
+            used.append(len(told))
+            events += told
+        if self._drafter is not None and all(running.guesses is not None for running in group):
+            self._drafter.checked(rows, used)
         return events
 
-    def _told(self, running: Running, logits: np.ndarray[tuple[int], np.dtype[np.float32]]) -> Event:
+    def _answered(self, running: Running, rows: NDArray[np.float32]) -> list[Event]:
+        """What comes of the rows of one request. The row behind a wrong guess knows nothing of what was chosen."""
+        assert running.slot is not None
+        held, events = len(running.slot.tokens) - len(rows), list[Event]()
+        if running.cancelled:
+            return [self._ended(running, "cancelled")]
+        try:
+            for logits, guess in zip(rows, (*(running.guesses or ()), None), strict=True):
+                events.append(self._told(running, logits))
+                if events[-1].finish_reason or events[-1].token_id != guess:
+                    break
+        except SamplingError as error:
+            events.append(Event(running.number, None, running.continuation.rest(), "error", error=error))
+        if len(events) < len(rows):
+            self._slots.cut(running.slot, held + len(events))
+        if events[-1].finish_reason is None:
+            self._ready.append(running)
+        else:
+            self._free(running)
+        return events
+
+    def _told(self, running: Running, logits: NDArray[np.float32]) -> Event:
+        """The next token of a request, or its end; nothing is freed yet."""
         continuation, wanted = running.continuation, running.request.logprobs
         text = continuation.choose(logits)
-        if text is None:
-            return self._ended(running, "stop")
-        token = continuation.tokens[-1]
-        logprobs = None if wanted is None else token_logprobs(logits, token, wanted)
-        if continuation.finish_reason:
-            return self._ended(running, continuation.finish_reason, token, text, logprobs)
-        return Event(running.number, token, text, None, logprobs, None, running.cached_tokens or 0)
+        token = None if text is None else continuation.tokens[-1]
+        logprobs = None if wanted is None or token is None else token_logprobs(logits, token, wanted)
+        reason, text = continuation.finish_reason, text or ""
+        if reason:
+            text += continuation.rest()
+        return Event(
+            running.number, token, text, reason, logprobs, continuation.stop_string, running.cached_tokens or 0
+        )
 
-    def _ended(
-        self,
-        running: Running,
-        finish_reason: str,
-        token: int | None = None,
-        text: str = "",
-        logprobs: TokenLogprobs | None = None,
-    ) -> Event:
-        """Tell the end of a request, and free what it had."""
-        rest = "" if finish_reason == "cancelled" else running.continuation.rest()
-        stop_string, cached = running.continuation.stop_string, running.cached_tokens or 0
-        running.continuation.close()
+    def _ended(self, running: Running, finish_reason: str) -> Event:
+        """Tell the end of a request that no token brought, and free what it had."""
+        self._free(running)
+        return Event(running.number, None, "", finish_reason, cached_tokens=running.cached_tokens or 0)
+
+    def _free(self, running: Running) -> None:
+        """A request has ended: others may have what it had."""
+        self._close(running)
         if running.slot is not None:
             self._slots.leave(running.slot, keep=not self._flying)
-        return Event(running.number, token, text + rest, finish_reason, logprobs, stop_string, cached)
 
-
-def _parts(prefilling: Sequence[Running], room: int) -> list[tuple[Running, int]]:
-    """How many of so many rows each of these prompts gets. Short ones come first, so that most answers begin soon; the
-    oldest always has a part, so that it comes to its end."""
-    if not prefilling:
-        return []
-    oldest = min(prefilling, key=lambda one: one.number)
-    reserved = min(oldest.pending, -(-room // OLDEST_PART))
-    room -= reserved
-    parts = []
-    for one in sorted(prefilling, key=lambda one: (one.pending, one.number)):
-        kept_back = reserved if one is oldest else 0
-        n_rows = min(one.pending, room + kept_back)
-        if n_rows:
-            parts.append((one, n_rows))
-        room -= max(0, n_rows - kept_back)
-    return parts
+    def _close(self, running: Running) -> None:
+        running.continuation.close()
+        if self._drafter is not None:
+            self._drafter.ended(running.number)
 
 
 def _top(group: Sequence[Running]) -> int:

@@ -67,7 +67,7 @@ class Slots:
                 self._clear(slot)
                 self._engine.kv_copy(like.sequence, slot.sequence, 0, -1)
                 slot.tokens = list(like.tokens)
-            self._cut(slot, common_prefix(slot.tokens, history[:-1]))
+            self.cut(slot, common_prefix(slot.tokens, history[:-1]))
             self._restore(slot, history)
         else:
             self._clear(slot)
@@ -99,15 +99,15 @@ class Slots:
         start = first * states.block
         if start + len(links) * states.block <= len(slot.tokens):
             return
-        self._cut(slot, start)
+        self.cut(slot, start)
         if len(slot.tokens) < start:
             return
         blocks = states.restore(slot.sequence, start, links)
         slot.tokens += history[start : start + blocks * states.block]
-        self._cut(slot, len(slot.tokens))  # some ranks may have had more than others
+        self.cut(slot, len(slot.tokens))  # some ranks may have had more than others
         slot.kept = max(slot.kept, len(slot.tokens))
 
-    def _cut(self, slot: Slot, length: int) -> None:
+    def cut(self, slot: Slot, length: int) -> None:
         """Hold the first `length` tokens only; none where this cache cannot forget only the others."""
         if not self._engine.kv_remove(slot.sequence, length, -1):
             self._clear(slot)

@@ -1,13 +1,15 @@
-"""How many tokens of prompts may go into a step beside answers, so that answers stay fluent."""
+"""How many tokens of prompts may go into a step beside answers, so that answers stay fluent, and whose."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Protocol, TypeVar
 
 STEP_S = 0.25  # that a step with prompt tokens may take: a reader hardly sees a pause of that
 LEAST_ROWS, FIRST_ROWS = 8, 64
+OLDEST_PART = 4  # of a step's rows for prompts, one in so many is for the oldest
 _REMEMBERED = 8  # steps; the best of them counts, so that a burst of somebody else's work does not
 
 
@@ -31,3 +33,34 @@ class StepBudget:
         self._rates.append(prompt_rows / took_s)
         fitting = int(max(self._rates) * STEP_S)
         self.rows = max(min(LEAST_ROWS, self._most), min(1 << max(fitting, 1).bit_length() - 1, self._most))
+
+
+class Prompt(Protocol):
+    """A request whose prompt is being computed."""
+
+    number: int  # the oldest has the least
+
+    @property
+    def pending(self) -> int:
+        """Tokens that were not submitted yet."""
+
+
+AnyPrompt = TypeVar("AnyPrompt", bound=Prompt)
+
+
+def parts(prefilling: Sequence[AnyPrompt], room: int) -> list[tuple[AnyPrompt, int]]:
+    """How many of so many rows each of these prompts gets. Short ones come first, so that most answers begin soon; the
+    oldest always has a part, so that it comes to its end."""
+    if not prefilling:
+        return []
+    oldest = min(prefilling, key=lambda one: one.number)
+    reserved = min(oldest.pending, -(-room // OLDEST_PART))
+    room -= reserved
+    found = []
+    for one in sorted(prefilling, key=lambda one: (one.pending, one.number)):
+        kept_back = reserved if one is oldest else 0
+        n_rows = min(one.pending, room + kept_back)
+        if n_rows:
+            found.append((one, n_rows))
+        room -= max(0, n_rows - kept_back)
+    return found

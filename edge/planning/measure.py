@@ -12,7 +12,8 @@ import numpy as np
 from devices.probe import own_rss
 from edge.errors import ContextFull
 from edge.llm.interface import TextEngine
-from edge.llm.scheduler import Request, Scheduler
+from edge.llm.requests import Request
+from edge.llm.scheduler import Scheduler
 from edge.pieces import Figure, Kind, best_pieces
 from partition.plan.plan import LOCAL
 from partition.predict.cost import Work

@@ -12,8 +12,9 @@ from typing import Any
 
 from edge.errors import ContextFull, EngineError, SamplingError
 from edge.llm.interface import TextEngine
+from edge.llm.requests import Event, Request, Running
 from edge.llm.sampler import SamplingParams
-from edge.llm.scheduler import Event, Request, Running, Scheduler
+from edge.llm.scheduler import Scheduler
 from edge.planning.deployed import Deployed
 from edge.serve.embedder import Embedder
 from edge.serve.messages import error_json, logprob_json

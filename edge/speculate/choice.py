@@ -76,14 +76,15 @@ class RowChoice:
             due = self._passes - self._last(oldest) >= _WAIT_ON
         return oldest if due else best
 
-    def checked(self, rows: int, used: int, seconds: float) -> None:
-        """A pass of so many rows gave `used` tokens in so long."""
+    def checked(self, rows: int, used: float, seconds: float, tried: float | None = None) -> None:
+        """A pass of so many rows gave `used` tokens in so long. tried: guesses that were looked at; None: up to the
+        first that was wrong. Of several requests: each in the mean."""
         self._passes += 1
         size = max(size for size in SIZES if size <= rows)
         self._seconds[size].append(seconds)
         self._had[size] = self._passes
         if rows > 1:
-            right, guesses = used - 1, min(used, rows - 1)
+            right, guesses = used - 1, min(used, rows - 1) if tried is None else tried
             fading = _MEMORY**guesses
             self._right, self._guesses = fading * self._right + right, fading * self._guesses + guesses
             self._wait = _WAIT if self.best() > 1 else min(2 * self._wait, _MOST_WAIT)

@@ -14,8 +14,9 @@ from edge.demo import MODEL_PATH
 from edge.errors import EdgeError
 from edge.llm.chat import Chat
 from edge.llm.engine import Engine
+from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
-from edge.llm.scheduler import Request, Scheduler
+from edge.llm.scheduler import Scheduler
 from edge.llm.states import BLOCK_TOKENS
 from edge.parallel import surviving
 from edge.parallel.surviving import SurvivingEngine

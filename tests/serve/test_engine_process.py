@@ -15,8 +15,9 @@ import pytest
 from edge.demo import MODEL_PATH
 from edge.errors import ContextFull, EngineError, EngineGone, Overloaded, SamplingError, TemplateError, UnknownModel
 from edge.llm.engine import Engine
+from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
-from edge.llm.scheduler import Request, Scheduler
+from edge.llm.scheduler import Scheduler
 from edge.serve import spawn
 from edge.serve.config import EngineConfig
 from edge.serve.process import ENDS_IN_A_ROW, EngineProcess, ProcessAnswer

@@ -19,7 +19,7 @@ from edge.demo.grammar import held_out
 from edge.llm.chat import Chat
 from edge.llm.engine import Engine, EngineOptions
 from edge.llm.interface import TextEngine
-from edge.llm.scheduler import Request
+from edge.llm.requests import Request
 from edge.parallel.engine import DistributedEngine
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan

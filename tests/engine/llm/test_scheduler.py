@@ -16,8 +16,9 @@ from edge.llm.engine import Engine, EngineOptions
 from edge.llm.generate import generate
 from edge.llm.interface import TextEngine
 from edge.llm.model import Model
+from edge.llm.requests import Request
 from edge.llm.sampler import MAX_SEED, PENALTY_LAST_N, SamplingParams, TokenSampler, _needs
-from edge.llm.scheduler import Request, Scheduler
+from edge.llm.scheduler import Scheduler
 from edge.llm.sequence import Session
 from edge.parallel.follower import largest
 from tests.conftest import Synthetic

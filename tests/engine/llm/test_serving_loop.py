@@ -11,12 +11,12 @@ import pytest
 
 from edge.errors import SamplingError
 from edge.llm.engine import Engine
-from edge.llm.logprobs import token_logprobs
 from edge.llm.options import PrefixOptions
+from edge.llm.requests import Event, Request, token_logprobs
 from edge.llm.sampler import SamplingParams
-from edge.llm.scheduler import Event, Request, Scheduler, _parts
+from edge.llm.scheduler import Scheduler
 from edge.llm.slots import Slot
-from edge.llm.step_budget import STEP_S, StepBudget
+from edge.llm.step_budget import STEP_S, StepBudget, parts
 from tests.conftest import Synthetic
 from tests.engine.llm.test_scheduler import alone, one, random_requests  # noqa: F401 (a fixture)
 from tests.support.deployments import EXACT, deployed, pipeline, tensor
@@ -249,9 +249,9 @@ def test_short_prompts_come_first_and_the_oldest_comes_to_its_end(synthetic: Syn
         for i, one_ in enumerate(running):
             one_.slot = Slot(i)
         first, *others = running
-        assert _parts(running, 40) == [(others[0], 10), (others[2], 10), (others[1], 10), (first, 10)]
-        assert _parts(running, 400) == [(others[0], 10), (others[2], 10), (others[1], 30), (first, 100)]
-        assert _parts(running, 4) == [(others[0], 3), (first, 1)]
-        assert _parts([others[1]], 16) == [(others[1], 16)]
-        assert _parts(running, 0) == _parts([], 9) == []
+        assert parts(running, 40) == [(others[0], 10), (others[2], 10), (others[1], 10), (first, 10)]
+        assert parts(running, 400) == [(others[0], 10), (others[2], 10), (others[1], 30), (first, 100)]
+        assert parts(running, 4) == [(others[0], 3), (first, 1)]
+        assert parts([others[1]], 16) == [(others[1], 16)]
+        assert parts(running, 0) == parts([], 9) == []
         scheduler.close()

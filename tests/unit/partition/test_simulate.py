@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from edge.demo import MODEL_PATH
 from edge.llm.engine import Engine, EngineOptions
+from edge.llm.requests import Request as Asked
 from edge.llm.sampler import SamplingParams
-from edge.llm.scheduler import Request as Asked
 from edge.llm.scheduler import Scheduler
 from partition.errors import PlanError
 from partition.plan.arrange import make_plan

@@ -1,0 +1,210 @@
+"""Requests that share steps are answered the same with guesses in these steps: which, how many, and by whom does not
+matter."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from edge.errors import SamplingError
+from edge.llm.engine import Engine
+from edge.llm.interface import TextEngine
+from edge.llm.requests import Event, Request
+from edge.llm.sampler import SamplingParams
+from edge.llm.scheduler import Scheduler
+from edge.speculate.ngrams import NgramDrafts
+from edge.speculate.shared import FEW, SharedSpeculation
+from tests.conftest import Synthetic
+from tests.engine.llm.test_scheduler import MIXED, random_requests
+from tests.engine.llm.test_speculation import Always, Known
+from tests.support.deployments import EXACT, pipeline, stages, tensor
+from tests.support.ranks_here import ranks_here
+from tests.support.thorough import thorough
+
+GREEDY = SamplingParams(temperature=0)
+ROOM = replace(EXACT, context=256, sequences=4)
+# What one request may ask for, and what must hold beside guesses.
+KINDS = [
+    *MIXED[:5],
+    SamplingParams(temperature=0, frequency_penalty=0.8, presence_penalty=0.3),
+    SamplingParams(temperature=0, logit_bias={7: 4.0}),
+]
+
+
+def asked(n: int, seed: int, sampling: Sequence[SamplingParams] = (GREEDY,)) -> list[Request]:
+    """Requests whose answers are long enough to be guessed, with probabilities of some."""
+    rng = np.random.default_rng(seed)
+    return [
+        replace(one, max_tokens=int(rng.integers(6, 24)), logprobs=2 if i % 3 == 0 else None, ends=i % 2 > 0)
+        for i, one in enumerate(random_requests(n, 30, seed, sampling))
+    ]
+
+
+def answered(engine: TextEngine, requests: Sequence[Request], drafter: SharedSpeculation | None) -> list[list[Event]]:
+    """All events of each request. The second half come one by one while others run."""
+    told: dict[int, list[Event]] = {}
+    with Scheduler(engine, keep=True, drafter=drafter) as scheduler:
+        numbers = [scheduler.add(request) for request in requests[: len(requests) // 2]]
+        while scheduler.busy or len(numbers) < len(requests):
+            if len(numbers) < len(requests) and len(scheduler.running) < 2:
+                numbers.append(scheduler.add(requests[len(numbers)]))
+            for event in scheduler.step():
+                told.setdefault(event.request, []).append(replace(event, request=0, cached_tokens=0))
+    assert drafter is None or not drafter._drafts  # nothing is kept of what has ended
+    return [told[number] for number in numbers]
+
+
+def tokens(events: Sequence[Event]) -> list[int]:
+    return [event.token_id for event in events if event.token_id is not None]
+
+
+def known(requests: Sequence[Request], plain: Sequence[Sequence[Event]], wrong: int) -> SharedSpeculation:
+    """Guesses of what is answered, each `wrong`th another token; checked in every step."""
+    answers = {tuple(one.prompt): tokens(told) for one, told in zip(requests, plain, strict=True)}
+    return SharedSpeculation(lambda: Known(answers, wrong), "known", choice=Always)
+
+
+def near(a: Sequence[Event], b: Sequence[Event]) -> bool:
+    """The same, but for rounding of probabilities."""
+    for one, other in zip(a, b, strict=True):
+        if replace(one, logprobs=None) != replace(other, logprobs=None):
+            return False
+        if (one.logprobs is None) != (other.logprobs is None):
+            return False
+        if one.logprobs is not None and other.logprobs is not None:
+            mine, theirs = (
+                [each.chosen, *(p for _, p in each.alternatives)] for each in (one.logprobs, other.logprobs)
+            )
+            if not np.allclose(mine, theirs, atol=1e-3):
+                return False
+    return True
+
+
+@pytest.mark.parametrize(
+    "how",
+    [None, *thorough(tensor(1, 1), pipeline(1, 1), stages(2, 1))],
+    ids=lambda how: "one device" if how is None else str(how),
+)
+def test_answers_are_the_same_with_guesses(
+    synthetic: Synthetic, how: dict[str, object] | None, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Of all kinds of requests, that come while others run; guesses right, partly right, never right, and n-grams."""
+    path = synthetic("llama", "f32")
+    requests = asked(21, 3, KINDS)
+    with Engine(path, ROOM) if how is None else ranks_here(path, how, ROOM, tmp_path_factory.mktemp("r")) as engine:
+        plain = answered(engine, requests, None)
+        for wrong in (0, 1, 3):
+            drafter = known(requests, plain, wrong)
+            found = answered(engine, requests, drafter)
+            assert [tokens(one) for one in found] == [tokens(one) for one in plain]
+            assert all(near(*pair) for pair in zip(found, plain, strict=True))
+            stats = drafter.stats
+            assert stats.drafted > 30
+            assert stats.accepted == {0: stats.drafted, 1: 0}.get(wrong, stats.accepted)
+        ngrams = SharedSpeculation(NgramDrafts, "ngram", choice=Always)
+        assert [tokens(one) for one in answered(engine, requests, ngrams)] == [tokens(one) for one in plain]
+        assert ngrams.stats.drafted > 0
+
+
+def test_many_requests_have_no_guesses(synthetic: Synthetic) -> None:
+    """Until few are left. All of them together have no more rows than one may have alone."""
+    requests = [replace(one, ends=False, max_tokens=12 + 4 * i) for i, one in enumerate(asked(FEW + 2, 5))]
+
+    class Watched(Engine):
+        def submit(self, tokens, positions, sequences, outputs, *, top=0):  # type: ignore[no-untyped-def]
+            rows.append((len(set(sequences.tolist())), int(outputs.sum())))
+            super().submit(tokens, positions, sequences, outputs, top=top)
+
+    rows: list[tuple[int, int]] = []
+    with Watched(synthetic("llama", "f32"), replace(ROOM, sequences=FEW + 2)) as engine:
+        plain = answered(engine, requests, None)
+        rows.clear()
+        drafter = known(requests, plain, 0)
+        assert [tokens(one) for one in answered(engine, requests, drafter)] == [tokens(one) for one in plain]
+    assert all(n_rows <= 2 * FEW for _, n_rows in rows)
+    assert all(n_rows == n for n, n_rows in rows if n > FEW)
+    assert {n for n, n_rows in rows if n_rows > n} >= {1, 2}
+
+
+def test_guesses_make_nobody_wait(synthetic: Synthetic) -> None:
+    """A context that is just large enough for the answers has no room for guesses at its end."""
+    requests = [Request([3 + i, 4, 5], 29, GREEDY, ends=False) for i in range(2)]
+    with Engine(synthetic("llama", "f32"), replace(EXACT, context=64, batch=16, outputs=16, sequences=2)) as engine:
+        plain = answered(engine, requests, None)
+        drafter = known(requests, plain, 1)
+        with Scheduler(engine, drafter=drafter) as scheduler:
+            assert scheduler.run(requests) == [tokens(one) for one in plain]
+            assert scheduler.preemptions == 0
+    assert drafter.stats.drafted > 20
+
+
+def test_a_request_that_is_cancelled_or_fails_leaves_the_others_in_order(
+    synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = [Request([3 + i, 4, 5], 20, GREEDY, ends=False) for i in range(3)]
+    with Engine(synthetic("llama", "f32"), ROOM) as engine:
+        plain = [tokens(answered(engine, [one, one], None)[0]) for one in requests]
+        answers = {tuple(one.prompt): told for one, told in zip(requests, plain, strict=True)}
+        drafter = SharedSpeculation(lambda: Known(answers), "known", choice=Always)
+        with Scheduler(engine, keep=True, drafter=drafter) as scheduler:
+            first, second, third = (scheduler.prepare(one) for one in requests)
+            for one in (first, second, third):
+                scheduler.enqueue(one)
+            found: dict[int, list[int]] = {}
+            reasons = {}
+            while scheduler.busy:
+                for event in scheduler.step():
+                    if event.token_id is not None:
+                        found.setdefault(event.request, []).append(event.token_id)
+                    if event.finish_reason:
+                        reasons[event.request] = event.finish_reason
+                if len(found.get(first.number, [])) >= 4 and not second.cancelled and second.number not in reasons:
+                    scheduler.cancel(second.number)
+
+                    def fails(logits: object) -> str:
+                        raise SamplingError("no token is left")
+
+                    monkeypatch.setattr(third.continuation, "choose", fails)
+            assert reasons == {first.number: "length", second.number: "cancelled", third.number: "error"}
+            assert found[first.number] == plain[0]
+        assert not drafter._drafts
+        assert tokens(answered(engine, [requests[1]] * 2, drafter)[0]) == plain[1]
+
+
+def test_figures_of_steps() -> None:
+    """Two requests; a pass of one row each takes 1 s, of more 1.25 s, and of what is beside something else nothing is
+    learned."""
+    now = 0.0
+
+    class One:
+        number, prompt, left = 0, [1, 2], 100
+
+        def __init__(self, number: int) -> None:
+            self.number, self.length = number, 2
+
+        def part(self, start: int, n_tokens: int) -> list[int]:
+            return [0] * n_tokens
+
+    answers = [One(0), One(1)]
+    drafter = SharedSpeculation(lambda: Known({(1, 2): [9] * 999}), "known", clock=lambda: now)
+    for i in range(80):
+        drafted = drafter.draft(answers, 16)
+        rows = [1 + len(guesses) for guesses in drafted]
+        assert sum(rows) <= 8
+        if i % 5 == 4:
+            drafter.disturbed()
+            now += 100
+        now += 1.25 if max(rows) > 1 else 1.0
+        drafter.checked(rows, rows)
+        for one, n in zip(answers, rows, strict=True):
+            one.length += n
+    found = drafter.to_json()
+    assert found["draft"] == "known"
+    assert found["drafted"] == found["accepted"] > 200
+    assert found["passes"] == 80
+    assert 4 < found["rows_per_pass"] <= 8
+    assert 2 < found["gain"] < 4 / 1.25
+    drafter.ended(0)
+    drafter.ended(1)
+    assert drafter.draft([One(i) for i in range(FEW + 1)], 99) == [()] * (FEW + 1)
