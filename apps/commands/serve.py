@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from apps.commands import distributed
 from apps.errors import UsageError
 from apps.options import (
+    add_draft_argument,
     add_engine_arguments,
     add_prefix_argument,
     argument,
@@ -31,6 +32,8 @@ HELP = "Serve models by the APIs of OpenAI and Anthropic, with a page to talk to
 PORT, REQUESTS, QUEUE = 8080, 8, 256
 MAX_REQUESTS, MAX_QUEUE = 255, 1 << 16
 KEY_VARIABLE = "EDGE_API_KEY"
+# edge.speculate.opened.KINDS and SELF, named here because the server loads nothing that computes.
+DRAFTS = ("auto", "off", "ngram", "self")
 # What an engine process is told; a test holds that these are all that there are.
 ENGINE_OPTIONS = (
     "context", "batch", "threads", "gpu_layers", "repack", "flash_attention", "kv_type",
@@ -68,6 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     words = f"that may wait beside them; more are told to ask later (default: {QUEUE})"
     group.add_argument("--queue", type=queue, default=QUEUE, metavar="N", help=words)
     add_prefix_argument(group, "prompts")
+    add_draft_argument(group, "auto")
     words = "front to choose plans from on the page, as `edge pareto --json` prints it"
     group.add_argument("--front", type=Path, metavar="FILE", help=words)
     distributed.add_arguments(parser)
@@ -84,6 +88,7 @@ def run(args: argparse.Namespace) -> int:
     check_engine_arguments(args)
     if args.front is not None:
         _check_front(args.front)
+    args.draft = _draft(args.draft)
     configs = {name: _config(args, path, devices) for name, path in _models(args.models, devices is None).items()}
     if devices is not None and len(configs) > 1:
         raise UsageError(f"several devices serve one model, {len(configs)} were given")
@@ -160,4 +165,11 @@ def _config(args: argparse.Namespace, path: Path, devices: distributed.Devices[P
             "insecure": args.insecure,
             "spare": args.spare or 0,
         }
-    return EngineConfig(str(path.absolute()), {**options, "sequences": args.requests}, args.prefix_cache, **several)
+    options["sequences"] = args.requests
+    return EngineConfig(str(path.absolute()), options, args.prefix_cache, draft=args.draft, **several)
+
+
+def _draft(asked: str | None) -> str:
+    """What guesses, with the path of a file: the engine process makes what has to be made. The errors of
+    `model_path`."""
+    return asked if asked in DRAFTS else str(model_path(asked).absolute()) if asked else DRAFTS[0]

@@ -14,12 +14,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from edge.serve.config import EngineConfig
 from edge.serve.loop import ServingLoop
 from edge.serve.messages import MOST_LINE_BYTES, error_json
+from edge.speculate.opened import shared_speculation
 from edge.tasks import ShowStep, Steps
 
 _PREPARING = 4  # threads
@@ -68,10 +69,12 @@ def main() -> int:
     parser.add_argument("--control", type=int, required=True, help="file descriptor of a socket to the server")
     control = Control(socket.socket(fileno=parser.parse_args().control))
     messages = control.lines()
-    config = EngineConfig.from_json(next(messages))
+    steps = _ToldSteps(control)
     try:
-        with config.loaded(_ToldSteps(control)) as (engine, deployed):
-            loop = ServingLoop(engine, deployed, control.send)
+        config = EngineConfig.from_json(next(messages)).with_draft(steps)
+        with config.loaded(steps) as (engine, deployed), ExitStack() as stack:
+            drafter = shared_speculation(config.drafts, engine, stack.enter_context)
+            loop = ServingLoop(engine, deployed, control.send, drafter)
             control.send({"ready": loop.status()})
             threading.Thread(target=_read, args=(messages, loop, control), name="control", daemon=True).start()
             loop.run()

@@ -33,6 +33,7 @@ class EngineConfig:
     wire: str = "f32"
     insecure: bool = False
     spare: int = 0
+    draft: str = "off"  # what guesses tokens, as `edge.speculate.opened.drafts` has it
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -46,13 +47,28 @@ class EngineConfig:
             **{**values, "workers": tuple(values["workers"]), "shares": None if shares is None else tuple(shares)}
         )
 
+    def with_draft(self, steps: Steps) -> EngineConfig:
+        """The same, with the file of a model that guesses. The errors of `drafts`."""
+        from edge.speculate.opened import drafts
+
+        return replace(self, draft=str(drafts(self.draft, self.path, steps)))
+
+    @property
+    def drafts(self) -> str | Path:
+        """What guesses, as `edge.speculate.opened` takes it, of a configuration `with_draft`."""
+        from edge.speculate.opened import KINDS
+
+        return self.draft if self.draft in KINDS else Path(self.draft)
+
     def engine_options(self) -> EngineOptions:
         """As an engine takes them. EngineError for one that is out of its range."""
         from edge.llm.options import EngineOptions, PrefixOptions, resolve
+        from edge.speculate.opened import with_room
         from partition.model.model import ModelShape
         from quant.gguf.file import GgufFile
 
-        options = EngineOptions(**self.options, prefixes=PrefixOptions.of(self.prefix_cache))
+        asked = EngineOptions(**self.options, prefixes=PrefixOptions.of(self.prefix_cache))
+        options = with_room(asked, self.drafts)
         if options.context is not None or options.memory is not None:
             return options
         # Requests share the context, and few of them are as long as they may be.

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from edge.errors import ContextFull, EngineError, SamplingError
-from edge.llm.interface import TextEngine
+from edge.llm.interface import StepDrafter, TextEngine
 from edge.llm.requests import Event, Request, Running
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
@@ -30,10 +30,16 @@ _JOB_S = 600.0  # for the engine thread to come to what is asked of it: a step o
 class ServingLoop:
     """Runs requests until it is ended. `run` is the engine thread; the other methods are for all threads."""
 
-    def __init__(self, engine: TextEngine, deployed: Deployed | None, send: Callable[..., None]) -> None:
-        """send: tells the server messages."""
-        self._engine, self._deployed, self._send = engine, deployed, send
-        self._scheduler = Scheduler(engine, keep=True, admitted=self._admitted)
+    def __init__(
+        self,
+        engine: TextEngine,
+        deployed: Deployed | None,
+        send: Callable[..., None],
+        drafter: StepDrafter | None = None,
+    ) -> None:
+        """send: tells the server messages. drafter: guesses tokens."""
+        self._engine, self._deployed, self._send, self._drafter = engine, deployed, send, drafter
+        self._scheduler = self._new_scheduler()
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._numbers: dict[int, int] = {}  # the server's number of a request, by the scheduler's
         self._requests: dict[int, Running] = {}  # by the server's number
@@ -94,7 +100,10 @@ class ServingLoop:
         self._send(*({"id": number, "error": error_json(error)} for number in self._requests))
         self._numbers.clear()
         self._requests.clear()
-        self._scheduler = Scheduler(self._engine, keep=True, admitted=self._admitted)
+        self._scheduler = self._new_scheduler()
+
+    def _new_scheduler(self) -> Scheduler:
+        return Scheduler(self._engine, keep=True, drafter=self._drafter, admitted=self._admitted)
 
     def _admitted(self, number: int) -> None:
         """Should this process end now, this request may be why."""
@@ -174,6 +183,7 @@ class ServingLoop:
             "waiting": self._scheduler.waiting,
             "tokens_per_s": len(self._times) / _RATE_S,
             "counters": counters,
+            "speculation": None if self._drafter is None else self._drafter.to_json(),
         }
 
     def generate(self, number: int, **generation: Any) -> None:

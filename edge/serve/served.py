@@ -84,8 +84,9 @@ class ServedModel(Protocol):
         """What it is and does now: keys `model` (name, path, architecture, context, trained_context, sequences,
         vocabulary, parameters, size_bytes, chat_template, embeds: whether), `slots` (id, is_processing, prompt_tokens,
         generated_tokens), `waiting`, `tokens_per_s`, `devices` (name, rank, layers, heads, memory_bytes, link), `plan`,
-        `why`, `restarts`, and `counters` (prompt_tokens, cached_tokens, generated_tokens, steps, preemptions).
-        EngineGone while its model is being loaded."""
+        `why`, `restarts`, `counters` (prompt_tokens, cached_tokens, generated_tokens, steps, preemptions), and
+        `speculation` (None, or draft, drafted, accepted, passes, rows_per_pass, gain). EngineGone while its
+        model is being loaded."""
 
 
 class ServedModels(Protocol):

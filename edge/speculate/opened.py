@@ -17,8 +17,9 @@ from edge.models.paths import PathLike, model_path
 from edge.quantization.of_type import of_type
 from edge.speculate.choice import MOST_ROWS
 from edge.speculate.ngrams import NgramDrafts
+from edge.speculate.shared import SharedSpeculation
 from edge.speculate.small_model import ModelDrafts, check_vocabulary
-from edge.speculate.speculation import Speculation
+from edge.speculate.speculation import Drafts, Speculation
 from edge.tasks import SILENT, Steps
 from partition.model.check import check_loadable
 from quant.gguf.file import GgufFile
@@ -82,6 +83,21 @@ def speculation(draft: str | Path, engine: TextEngine, enter: Enter) -> Speculat
     EngineError for a model whose layers cannot forget, unless it is "auto", and for a drafting model of another
     vocabulary; the errors of Engine.
     """
+    opened = _opened(draft, engine, enter)
+    return None if opened is None else Speculation(opened[0](), opened[1])
+
+
+def shared_speculation(draft: str | Path, engine: TextEngine, enter: Enter) -> SharedSpeculation | None:
+    """The same for requests that share steps. A drafting model guesses for one that is alone. The errors of
+    `speculation`."""
+    opened = _opened(draft, engine, enter)
+    if opened is None:
+        return None
+    return SharedSpeculation(*opened, 1) if isinstance(draft, Path) else SharedSpeculation(*opened)
+
+
+def _opened(draft: str | Path, engine: TextEngine, enter: Enter) -> tuple[Callable[[], Drafts], str] | None:
+    """What makes drafts, and what they are called."""
     if draft == "off" or (draft == "auto" and engine.model.is_recurrent):
         return None
     if engine.model.is_recurrent:
@@ -89,10 +105,11 @@ def speculation(draft: str | Path, engine: TextEngine, enter: Enter) -> Speculat
             f"{engine.path.name} has recurrent layers, which cannot forget a guess that was wrong; use --draft off"
         )
     if not isinstance(draft, Path):
-        return Speculation(NgramDrafts(), "ngram")
+        return NgramDrafts, "ngram"
     file = GgufFile.open(draft)
     check_loadable(file)
     check_vocabulary(engine.file, file)
     budgeted = engine.paging is not None
     options = EngineOptions(context=engine.context, threads=engine.threads, repack=False if budgeted else None)
-    return Speculation(ModelDrafts(enter(Engine(draft, options))), draft.name)
+    small = enter(Engine(draft, options))
+    return lambda: ModelDrafts(small), draft.name

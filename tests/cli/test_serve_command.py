@@ -18,9 +18,10 @@ from typing import Any
 import psutil
 import pytest
 
-from apps.commands.serve import ENGINE_OPTIONS
+from apps.commands.serve import DRAFTS, ENGINE_OPTIONS
 from apps.options import add_engine_arguments
 from edge.demo import MODEL_PATH
+from edge.speculate.opened import KINDS, SELF
 from tests.support import ROOT
 from tests.support.helpers import heed_interrupts
 from tests.support.workers import worker
@@ -105,6 +106,8 @@ def test_the_bundled_model_is_served_and_ctrl_c_ends_all_processes() -> None:
         status = server.status()
         assert status["model"]["sequences"] == 3
         assert status["model"]["context"] == 3 * 1024
+        assert status["speculation"]["draft"] == "ngram"
+        assert status["speculation"]["passes"] > 0
         with urllib.request.urlopen(server.url + "/", timeout=WAIT_S) as page:
             assert "text/html" in page.headers["Content-Type"]
         processes = [psutil.Process(server.process.pid), *psutil.Process(server.process.pid).children(recursive=True)]
@@ -120,6 +123,11 @@ def test_every_engine_option_reaches_the_engine_process() -> None:
     parser = argparse.ArgumentParser()
     add_engine_arguments(parser)
     assert set(ENGINE_OPTIONS) == set(vars(parser.parse_args([]))) - {"affinity"}  # which is of all processes
+
+
+def test_every_kind_of_draft_is_known() -> None:
+    assert set(DRAFTS) == {*KINDS, SELF}
+    assert DRAFTS[0] == "auto"
 
 
 def test_the_server_loads_nothing_that_computes() -> None:

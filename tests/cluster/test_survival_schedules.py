@@ -30,7 +30,8 @@ from edge.cluster.rank_group import RankGroup
 from edge.errors import EdgeError
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
-from edge.llm.scheduler import Request, Scheduler
+from edge.llm.requests import Request
+from edge.llm.scheduler import Scheduler
 from edge.parallel.surviving import SurvivingEngine
 from partition.plan.plan import LOCAL
 from tests.conftest import Synthetic

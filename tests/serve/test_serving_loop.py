@@ -13,6 +13,7 @@ from edge.llm.scheduler import Scheduler
 from edge.serve.loop import ServingLoop
 from edge.serve.messages import error_json, error_of, generation_json
 from edge.serve.served import Generation
+from edge.speculate.opened import shared_speculation, with_room
 from partition.errors import PlanError
 
 WAIT_S = 60.0
@@ -73,6 +74,27 @@ def test_that_a_request_was_accepted_is_told_before_anything_of_it(loop: Serving
     assert [next(key for key in ("result", "begun", "piece") if key in m) for m in messages] == [
         "result", "begun", "piece", "piece", "piece",
     ]  # fmt: skip
+
+
+def test_what_came_of_guesses_is_told(told: Told) -> None:
+    """Of the requests so far, and of those after an error; nothing where nothing guesses."""
+    options = with_room(EngineOptions(threads=1, context=512, sequences=2), "ngram")
+    with Engine(MODEL_PATH, options) as engine:
+        assert ServingLoop(engine, None, told.send).status()["speculation"] is None
+        drafter = shared_speculation("ngram", engine, lambda opened: opened)
+        loop = ServingLoop(engine, None, told.send, drafter)
+        assert loop.status()["speculation"] == {
+            "draft": "ngram", "drafted": 0, "accepted": 0, "passes": 0, "rows_per_pass": None, "gain": None,
+        }  # fmt: skip
+        thread = run(loop)
+        begin(loop, 1, prompt="Hello", max_tokens=5)
+        told.of(1, "piece")
+        found = loop.status()["speculation"]
+        loop.end()
+        thread.join(WAIT_S)
+        engine.resume()
+    assert found["passes"] > 0
+    assert found["rows_per_pass"] >= 1
 
 
 def test_what_is_refused_or_cancelled_leaves_nothing_behind(loop: ServingLoop, told: Told) -> None:
