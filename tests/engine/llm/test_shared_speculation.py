@@ -3,16 +3,18 @@ matter."""
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from edge.errors import SamplingError
+from edge.errors import EngineError, SamplingError
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.requests import Event, Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
+from edge.parallel.surviving import SurvivingEngine
 from edge.speculate.ngrams import NgramDrafts
 from edge.speculate.shared import FEW, SharedSpeculation
 from tests.conftest import Synthetic
@@ -170,6 +172,38 @@ def test_a_request_that_is_cancelled_or_fails_leaves_the_others_in_order(
             assert found[first.number] == plain[0]
         assert not drafter._drafts
         assert tokens(answered(engine, [requests[1]] * 2, drafter)[0]) == plain[1]
+
+
+class Mortal(Engine):
+    """An engine that is lost after so many steps."""
+
+    lives = 1 << 30
+
+    @property
+    def failed(self) -> Exception | None:
+        return EngineError("lost") if self.lives <= 0 else None
+
+    def submit(self, *args: Any, **how: Any) -> None:
+        self.lives -= 1
+        if self.failed is not None:
+            raise self.failed
+        super().submit(*args, **how)
+
+
+@pytest.mark.parametrize("wrong", [0, 2])
+def test_a_lost_engine_costs_no_token(synthetic: Synthetic, wrong: int) -> None:
+    """What takes over knows nothing of guesses that were wrong."""
+    path, requests = synthetic("llama", "f32"), asked(6, 9)
+    with Engine(path, ROOM) as engine:
+        plain = answered(engine, requests, None)
+    with Mortal(path, ROOM) as first, Engine(path, ROOM) as second:
+        first.lives = 9
+        survivor = SurvivingEngine(first, first.model, lambda _: second)
+        drafter = known(requests, plain, wrong)
+        found = answered(survivor, requests, drafter)
+        assert survivor.recoveries == 1
+    assert [tokens(one) for one in found] == [tokens(one) for one in plain]
+    assert drafter.stats.drafted > 20
 
 
 def test_figures_of_steps() -> None:

@@ -25,15 +25,16 @@ from edge.speculate.opened import drafts, speculation, with_room
 from edge.speculate.small_model import ModelDrafts
 from edge.speculate.speculation import Drafts, Speculation
 from tests.conftest import OPTIONS, Synthetic
-from tests.support.deployments import pipeline, questions, tensor
+from tests.support.deployments import pipeline, questions, stages, tensor
 from tests.support.paging import ALL_FITS, MIB, least, paged, streams
 from tests.support.ranks_here import ranks_here
+from tests.support.thorough import some, thorough
 
 GREEDY = SamplingParams(temperature=0)
 ROOM = replace(OPTIONS, context=256, batch=64, outputs=MOST_ROWS)
 PROMPT = [5, 300, 17, 401, 88, 260, 33, 499]
 PAGED = replace(ROOM, batch=16, memory=ALL_FITS)
-N_QUESTIONS = 6
+N_QUESTIONS = some(6, 200)
 
 
 class Always(RowChoice):
@@ -104,10 +105,14 @@ ENGINES: dict[str, On] = {
     "paged": lambda _: paged(MODEL_PATH, least(MODEL_PATH, PAGED), PAGED),
     "tensor": lambda folder: ranks_here(MODEL_PATH, tensor(1, 1), ROOM, folder),
     "stages": lambda folder: ranks_here(MODEL_PATH, pipeline(1, 1), ROOM, folder),
+    "3 ranks": lambda folder: ranks_here(MODEL_PATH, tensor(1, 1, 1), ROOM, folder),
+    "3 stages": lambda folder: ranks_here(MODEL_PATH, pipeline(1, 1, 1), ROOM, folder),
+    "2 x 2": lambda folder: ranks_here(MODEL_PATH, stages(2, 2), ROOM, folder),
 }
+FIRST = ("one device", "paged", "tensor", "stages")
 
 
-@pytest.mark.parametrize("where", ENGINES)
+@pytest.mark.parametrize("where", [*FIRST, *thorough(*(name for name in ENGINES if name not in FIRST))])
 def test_greedy_answers_are_the_same(
     where: str,
     tmp_path: Path,
@@ -115,7 +120,8 @@ def test_greedy_answers_are_the_same(
     plain: dict[tuple[int, ...], list[int]],
     fewer_bits: Path,
 ) -> None:
-    """With guesses from the text, from a model, and with ones that are right, partly right and never right."""
+    """Of held-out questions, with guesses from the text, from a model, and with ones that are right, partly right and
+    never right."""
     with ExitStack() as stack:
         engine = stack.enter_context(ENGINES[where](tmp_path))
         assert where != "paged" or (isinstance(engine, Engine) and streams(engine))
