@@ -15,8 +15,6 @@ from edge.errors import Interrupted
 
 T = TypeVar("T")
 
-_CLOSE_S = 30.0  # for background work that hears late that it is over
-
 
 class CancelScope:
     """What is to be undone, last first. Threads may still add while it is undone: theirs is undone at once.
@@ -112,19 +110,21 @@ class Repeated:
         """every_s: between the end of one and the beginning of the next. name: of the thread."""
         self._work, self._every_s = work, every_s
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True, name=name)
-        self._thread.start()
+        threading.Thread(target=self._run, daemon=True, name=name).start()
 
     def check(self, *_: object) -> None:
         """Interrupted once it is closed, for work that takes long."""
-        if self._over.is_set():
+        if self.is_over:
             raise Interrupted("given up")
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it was closed."""
+        return self._over.is_set()
+
     def close(self) -> None:
-        """No more of it begins; what is under way is waited for, for _CLOSE_S at most."""
+        """No more of it begins. What is under way is not waited for."""
         self._over.set()
-        if self._thread is not threading.current_thread():
-            self._thread.join(_CLOSE_S)
 
     def _run(self) -> None:
         while not self._over.wait(self._every_s):

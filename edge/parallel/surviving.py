@@ -335,6 +335,11 @@ class SurvivingEngine:
         """Do now what `go_on_with` was told, so that nobody has to wait for it later."""
         self._do(lambda engine: None)
 
+    def wait_for_move(self, timeout_s: float) -> None:
+        """Return when no move is under way, or after so many seconds."""
+        if self._lock.acquire(timeout=timeout_s):
+            self._lock.release()
+
     def between_steps(self, work: Callable[[TextEngine], T]) -> T:
         """What `work` says of the engine there is, while nobody else asks it anything."""
         return self._do(work)

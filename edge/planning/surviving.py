@@ -43,6 +43,7 @@ LOOK_S = 0.5  # between two looks whether a device leaves
 REST_S = 0.3  # without a step: nobody waits for one
 QUIET_S = 2.0  # without a step: nobody minds
 OFFER_S = 10.0  # between two looks whether a device is there again
+CLOSE_S = 30.0  # for a move that hears late that it is to end
 GAIN = 1.1  # that another plan must be predicted to be better by
 PAGED_SHARE = 0.8  # of the memory that is free, for a model that is larger and has no other device left
 
@@ -114,9 +115,10 @@ class Survivor:
         return replace(self._made, survey=self.slow.survey) if self._made else None
 
     def stay(self) -> None:
-        """Move no more."""
+        """Move no more. A look at who is there may take seconds and is not waited for; a move under way ends soon."""
         if self._watch is not None:
             self._watch.close()
+            self._engine.wait_for_move(CLOSE_S)
 
     def close(self) -> None:
         """Unload everything."""
@@ -276,6 +278,7 @@ class Survivor:
                 return False
             if fleet is not None:
                 send_ahead(fleet, plan, self._file, self._digest, check)
+            check(0, 0)
         except BaseException:
             life.close()
             raise
@@ -287,7 +290,7 @@ class Survivor:
         self, running: ExitStack, life: ExitStack, fleet: Fleet | None, plan: Plan, why: str, words: str
     ) -> TextEngine | None:
         """The engine of a plan that waited; None where something else came first."""
-        if running is not self._running:
+        if running is not self._running or (self._watch is not None and self._watch.is_over):
             life.close()
             return None
         before = self._there

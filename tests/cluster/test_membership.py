@@ -1,13 +1,15 @@
 """Workers leave and come back while a model runs on them: the answer goes on, and nobody loses anything."""
 
 import signal
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from devices.cluster_file import Cluster
 from edge.cluster.deployment import DEFAULT_EXCHANGE, Deployment
 from edge.cluster.fleet import Fleet
 from edge.demo import MODEL_PATH
@@ -131,6 +133,27 @@ def test_a_worker_that_is_there_again_is_taken_between_answers(
             assert heard.lines[-1] == "two is there again: going on with this device, one and two"
             assert answers(engine, {}) == undisturbed
             assert (engine.recoveries, engine.moves) == (1, 1)
+
+
+def test_who_ends_waits_for_no_look_at_who_is_there(two: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(surviving, "OFFER_S", 0.0)
+    monkeypatch.setattr(surviving, "QUIET_S", 0.0)
+    looks, may_end, ended = threading.Event(), threading.Event(), threading.Event()
+
+    @contextmanager
+    def reachable(_: Cluster, *, insecure: bool) -> Iterator[tuple[None, list[str]]]:
+        looks.set()
+        assert may_end.wait(60)
+        ended.set()
+        yield None, []
+
+    with deployed(MODEL_PATH, placed(two, pipeline(1, 1, 1)), OPTIONS) as model:
+        assert answers(model.engine, {7: two[1].kill})
+        monkeypatch.setattr(surviving, "reachable", reachable)
+        until(looks.is_set, "a look at who is there")
+    assert not ended.is_set()
+    may_end.set()
+    until(ended.is_set, "the end of the look")
 
 
 def test_a_device_that_became_slow_is_named(two: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
