@@ -18,12 +18,17 @@ _CONTEXT, _PROMPT, _DEPTH, _REQUESTS = 1024, 64, 48, 4
 
 
 def main() -> None:
+    import pytest
+
     from devices.lab.control_group import ControlGroup
+    from tests.support.measuring import measure_briefly
 
     asked = json.loads(sys.argv[1])
     group = ControlGroup(f"edge-plans-{os.getpid()}", cores=asked["cores"]) if asked["cores"] else None
     if group is not None:
         group.add()
+    if asked["tiny"]:
+        measure_briefly(pytest.MonkeyPatch())
     run = {"llm": _llm, "onnx": _onnx, "alone": _alone}[asked["kind"]]
     print(json.dumps(run(asked)))
     # The group cannot be closed from within; bench_plans.py removes what is left.

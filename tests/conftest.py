@@ -13,6 +13,7 @@ from edge.demo import MODEL_PATH
 from edge.llm.engine import Engine, EngineOptions
 from edge.models import shapes, synth
 from tests.support import TESTS
+from tests.support.measuring import measure_briefly
 from tests.support.thorough import THOROUGH
 
 # Tests fork (pexpect does); gRPC would want to be told of it, and sometimes ends the child.
@@ -76,6 +77,14 @@ FIGURES: dict[str, dict[str, int]] = {
 OPTIONS = EngineOptions(threads=1, context=256, batch=32)
 
 Synthetic = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def measured_briefly() -> Iterator[None]:
+    """Surveys and measurements of the tests of a file take as short as can be."""
+    with pytest.MonkeyPatch.context() as patch:
+        measure_briefly(patch)
+        yield
 
 
 @pytest.fixture(scope="session")

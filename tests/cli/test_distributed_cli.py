@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,38 +22,25 @@ from partition.plan.plan import LOCAL, Plan
 from partition.slices.gguf_slice import limits
 from quant.gguf.file import GgufFile
 from quant.wire import WIRES
-from tests.support.commands import ASKED, CORES, Chat, Run, Two, assert_refused, chats, runs, two_workers, workers
-from tests.support.deployments import own_folders
+from tests.support.commands import (  # noqa: F401 (fixtures)
+    ASKED,
+    CORES,
+    Chat,
+    Run,
+    Two,
+    ask,
+    assert_refused,
+    own_folder,
+    run_command,
+    shared_two,
+    workers,
+)
 from tests.support.helpers import Terminal, chat_json
 from transport.choice import ALGORITHMS
 
+pytestmark = pytest.mark.usefixtures("measured_briefly")
+
 QUICK = ("--threads", "1", "--prompt-tokens", "8", "--gen-tokens", "4", "--repeats", "1")
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
-    with two_workers(tmp_path_factory.mktemp("workers")) as both:
-        yield both
-
-
-@pytest.fixture(autouse=True, scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder of what this device keeps."""
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("own")
-        own_folders(patch, folder)
-        yield folder
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], two: Two) -> Iterator[Run]:
-    with runs(capsys, two) as run:
-        yield run
-
-
-@pytest.fixture
-def chat(run: Run) -> Chat:
-    return chats(run)
 
 
 @pytest.fixture(scope="module")

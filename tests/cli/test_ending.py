@@ -20,7 +20,7 @@ from edge import ending
 from edge.demo import MODEL_PATH
 from tests.support.helpers import ROOT, heed_interrupts
 from tests.support.onnx_files import samples, small_model, vectors  # noqa: F401 (a fixture)
-from tests.support.thorough import some
+from tests.support.thorough import each_once, some
 
 MOMENTS = some(1, 12)  # for each command and signal
 ENDS_S = 10.0  # beside busy neighbours; alone it takes 0.7 s at most
@@ -63,8 +63,7 @@ def silent() -> Iterator[str]:
         yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("name", "number"), each_once(COMMANDS, (signal.SIGINT, signal.SIGTERM)))
 def test_a_signal_ends_a_command_at_any_moment(
     name: str, number: int, tmp_path: Path, silent: str, source: Path
 ) -> None:

@@ -12,8 +12,9 @@ import pytest
 
 from devices.lab.control_group import NoGroups
 from edge.models import shapes, synth
+from tests.support.deployments import own_folders
 from tests.support.groups import CountedGroup
-from tests.support.helpers import run_edge
+from tests.support.helpers import edge_here, run_edge
 from tests.support.namespaces import need
 from tests.support.thorough import some
 from tests.support.workers import worker
@@ -71,7 +72,13 @@ def words(command: str, model: Path, folder: Path) -> list[str | Path]:
 
 
 @pytest.mark.parametrize(
-    ("command", "mib"), [(command, mib) for command in SIZES if command != "worker" for mib in SIZES[command][:MOST]]
+    ("command", "mib"),
+    [
+        pytest.param(command, mib, marks=[pytest.mark.thorough] if command == "plan" else [])  # pareto plans, too
+        for command in SIZES
+        if command != "worker"
+        for mib in SIZES[command][:MOST]
+    ],
 )
 def test_a_command_lives_in_a_group_as_large_as_its_budget(tmp_path: Path, model: Path, command: str, mib: int) -> None:
     env = {f"XDG_{name}_HOME": str(tmp_path / name) for name in ("CACHE", "CONFIG", "STATE")}
@@ -85,11 +92,12 @@ def test_a_command_lives_in_a_group_as_large_as_its_budget(tmp_path: Path, model
         assert (said["paging"]["streamed_bytes"] > 0) == (mib == min(SIZES[command]))
 
 
+@pytest.mark.usefixtures("measured_briefly")
 @pytest.mark.parametrize("mib", SIZES["worker"][:MOST])
 def test_a_worker_lives_in_a_group_as_large_as_its_limit_with_all_its_sessions(
-    tmp_path: Path, model: Path, mib: int
+    tmp_path: Path, model: Path, mib: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    env = {f"XDG_{name}_HOME": str(tmp_path / name) for name in ("CACHE", "CONFIG", "STATE")}
+    own_folders(monkeypatch, tmp_path)
     with (
         group_of(mib * MIB) as group,
         worker(tmp_path / "worker", "--memory", f"{mib}MiB", *ONE_THREAD, preexec=group.add) as one,
@@ -99,7 +107,7 @@ def test_a_worker_lives_in_a_group_as_large_as_its_limit_with_all_its_sessions(
             ("plan", model, "--fresh", *workers),
             ("bench", model, *SHORT, "--shares", "1,1", "--parallel", "pipeline", *workers),
         ):
-            done = run_edge(*line, env=env)
+            done = edge_here(*line)
             assert done.returncode == 0, done.stderr
 
 

@@ -24,6 +24,8 @@ from tests.support.onnx_networks import mobilenet_v2, model_of
 from tests.support.onnx_pipelines import whole
 from transport.tcp_link import TcpLink
 
+pytestmark = pytest.mark.usefixtures("measured_briefly")
+
 CUTS = ("features.3", "features.9")
 SMALL = 32  # sides of pictures
 
@@ -255,7 +257,22 @@ def test_every_cut_is_measured(edge: Run, two: Two, net: Path) -> None:
     code, text, _ = edge("bench", net, "--repeats", "1", "--cuts", CUTS[0], "--workers", both(two), "--no-local")
     assert code == 0
     assert "Best for throughput: after features.3" in text
-    assert len(said(edge(*args, "--cuts", "distinct"))["cuts"]) < len(said(edge(*args, "--cuts", "all"))["cuts"]) == 99
+
+
+def test_which_cuts_are_measured_is_said_by_a_word(edge: Run, tmp_path: Path) -> None:
+    nodes = [  # after the first Relu the second one is still to come, so a cut after it does as well
+        helper.make_node("MatMul", ["x", "w"], ["a"]),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("Neg", ["b"], ["c"]),
+        helper.make_node("MatMul", ["c", "w"], ["y"]),
+    ]
+    model = model_of(nodes, {"x": [1, 8]}, ["y"], {"w": np.eye(8, dtype=np.float32)})
+    path = tmp_path / "chain.onnx"
+    onnx.save(onnx.shape_inference.infer_shapes(model), str(path))
+    bench = ("bench", path, "--repeats", "1", "--threads", "1", "--json")
+    every, distinct = (said(edge(*bench, "--cuts", word))["cuts"] for word in ("all", "distinct"))
+    assert len(every) == 3
+    assert [cut["label"] for cut in distinct] == [every[-1]["label"]]
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,8 @@ from tests.support.deployments import shared_workers
 from tests.support.thorough import thorough
 from tests.support.workers import Worker
 
+pytestmark = pytest.mark.usefixtures("measured_briefly")
+
 NOBODY = "127.0.0.1:1"
 FEW = ("--context", "512", "--prompt-tokens", "16", "--concurrency", "2")  # what is measured is soon done
 # Two devices that are nowhere, the first in place of this one. It has no room for the whole model.

@@ -20,6 +20,8 @@ from tests.support.commands import Run, assert_refused, runner, said
 from tests.support.deployments import shared_workers
 from tests.support.workers import Worker
 
+pytestmark = pytest.mark.usefixtures("measured_briefly")
+
 NOBODY = "127.0.0.1:1"
 # Two devices that are nowhere, the first in place of this one: what is best does not depend on where tests run.
 WHAT_IF = """

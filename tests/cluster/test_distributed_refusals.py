@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,35 +9,8 @@ import pytest
 
 from edge.demo import MODEL_PATH
 from tests.conftest import Synthetic
-from tests.support.commands import ASKED, Chat, Run, Two, assert_refused, chats, runs, two_workers
-from tests.support.deployments import own_folders
+from tests.support.commands import ASKED, Chat, Run, Two, ask, assert_refused, own_folder, run_command, shared_two  # noqa: F401 (fixtures)
 from tests.support.slices import rewritten
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
-    with two_workers(tmp_path_factory.mktemp("workers")) as both:
-        yield both
-
-
-@pytest.fixture(autouse=True, scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder of what this device keeps."""
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("own")
-        own_folders(patch, folder)
-        yield folder
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], two: Two) -> Iterator[Run]:
-    with runs(capsys, two) as run:
-        yield run
-
-
-@pytest.fixture
-def chat(run: Run) -> Chat:
-    return chats(run)
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,8 @@ from tests.support.thorough import some
 from tests.support.workers import Worker, running, worker
 from transport.errors import LinkClosed, LinkTimeout, Refused
 
+pytestmark = pytest.mark.usefixtures("measured_briefly")
+
 N_INPUTS = 200
 BAD_IDS = np.array([[0, 99, 0]])  # a row that the table of `mixed` does not have
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from tests.support import ROOT
 from tests.support.deployments import shared_workers
 from tests.support.onnx_tiny import F32, graph, node
 from tests.support.workers import Worker
+
+pytestmark = pytest.mark.usefixtures("measured_briefly")
 
 PAGE = (ROOT / "docs" / "python.md").read_text()
 EXAMPLES = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
@@ -69,7 +72,9 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Worker]]:
         yield workers
 
 
-def test_the_examples_of_the_page_run(two: list[Worker], tmp_path: Path) -> None:
+def test_the_examples_of_the_page_run(
+    two: list[Worker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "model.gguf").symlink_to(MODEL_PATH)
     nodes = [node("Relu", ["x"], ["a"]), node("Neg", ["a"], ["b"]), node("Abs", ["b"], ["y"])]
     (tmp_path / "net.onnx").write_bytes(graph(nodes, [("x", F32, (1, 4))], [("y", F32, (1, 4))]))
@@ -78,15 +83,13 @@ def test_the_examples_of_the_page_run(two: list[Worker], tmp_path: Path) -> None
         assert f'"{name}"' in script
         script = script.replace(name, worker.address)
     (tmp_path / "examples.py").write_text(script)
-    done = subprocess.run(
-        [sys.executable, "examples.py"],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("65") >= 2  # one device's answer, and that of several
-    assert "Ada" in done.stdout
-    assert "something else" not in done.stdout
-    assert "[[7. 7. 7. 7.]]" in done.stdout  # the last input of the pipeline
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path("examples.py", run_name="__main__")
+    said = capsys.readouterr().out
+    assert said.count("65") >= 2  # one device's answer, and that of several
+    assert "Ada" in said
+    assert "something else" not in said
+    assert "[[7. 7. 7. 7.]]" in said  # the last input of the pipeline
     assert {path.name for path in tmp_path.iterdir()} >= {"ada.json", "plan.json", "small.gguf"}
 
 

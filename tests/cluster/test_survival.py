@@ -32,6 +32,8 @@ from quant.gguf.file import GgufFile
 from tests.support.deployments import ONE_THREAD, OPTIONS, own_folders, pipeline, plan_for, tensor
 from tests.support.workers import Worker, worker
 
+pytestmark = pytest.mark.usefixtures("measured_briefly")
+
 GREEDY = SamplingParams(temperature=0)
 TOKEN_BYTES = 4096  # of keys and values
 QUESTIONS = ("My name is Ada.", "What is 12 + 30?", "Which is heavier, a phone or a tablet?", "What is my name?")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from apps import cli
+from tests.support.deployments import own_folders
 from tests.support.helpers import until
 from tests.support.workers import Worker, worker
 
@@ -84,6 +85,38 @@ def said(run: Run, *args: str | Path) -> dict[str, Any]:
     assert code == 0, error
     result: dict[str, Any] = json.loads(out)
     return result
+
+
+# Fixtures of files that share two workers: import all four.
+
+
+@pytest.fixture(name="two", scope="module")
+def shared_two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
+    """Two workers for the tests of a file."""
+    with two_workers(tmp_path_factory.mktemp("workers")) as both:
+        yield both
+
+
+@pytest.fixture(name="own", autouse=True, scope="module")
+def own_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of what this device keeps."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("own")
+        own_folders(patch, folder)
+        yield folder
+
+
+@pytest.fixture(name="run")
+def run_command(capsys: pytest.CaptureFixture[str], two: Two) -> Iterator[Run]:
+    """Runs a command line."""
+    with runs(capsys, two) as run:
+        yield run
+
+
+@pytest.fixture(name="chat")
+def ask(run: Run) -> Chat:
+    """Asks, and returns the object that is printed."""
+    return chats(run)
 
 
 def workers(*some: Worker) -> str:

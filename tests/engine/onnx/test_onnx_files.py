@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ from edge.onnx import file
 from edge.quantization import onnx
 from edge.quantization.onnx import quantize
 from quant.errors import ModelFileError
-from tests.support import ROOT
+from tests.support.helpers import ROOT, until
 from tests.support.onnx_files import external, quick, samples, saved, small_model, vectors  # noqa: F401 (fixtures)
 from tests.support.onnx_graphs import mlp, run
 
@@ -215,11 +214,8 @@ from edge.quantization.onnx import quantize
 quantize(pathlib.Path({str(source)!r}), pathlib.Path({str(target)!r}), "int8")
 """
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as process:
-        deadline_s = time.monotonic() + 60
-        while not list(tmp_path.glob(".out.onnx.*.part/*.onnx")):
-            assert time.monotonic() < deadline_s, "nothing was written"
-            assert process.poll() is None
-            time.sleep(0.002)
+        until(lambda: bool(list(tmp_path.glob(".out.onnx.*.part/*.onnx"))), "some of it is written")
+        assert process.poll() is None
         process.kill()
     assert not target.exists()
     assert source.read_bytes() == before

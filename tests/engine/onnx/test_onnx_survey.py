@@ -30,6 +30,8 @@ from tests.support.onnx_networks import model_of
 from tests.support.onnx_pipelines import at, owned, residual
 from tests.support.workers import Worker
 
+pytestmark = pytest.mark.usefixtures("measured_briefly")
+
 
 @pytest.fixture(autouse=True, scope="module", name="two")
 def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Worker]]:

@@ -24,17 +24,10 @@ from edge.paging.window import Source
 from partition.model.model import ModelShape
 from partition.predict.paging import Speed
 from quant.gguf.file import GgufFile
+from tests.engine.paging.conftest import Made
 from tests.support import paging
 from tests.support.paging import ALL_FITS, FIGURES, MIB, OPTIONS, PROMPT, answer, least, paged, weight_threads
 from tests.support.thorough import each_once, thorough
-
-Made = Callable[..., Path]
-
-
-@pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    return lambda *args, **figures: paging.model(tmp_path_factory, *args, **figures)
-
 
 # The least budget.
 

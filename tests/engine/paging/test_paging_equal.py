@@ -14,11 +14,11 @@ from edge.llama.hooks import Hook
 from edge.llama.llama import Batch
 from edge.llm.engine import Engine
 from edge.paging import token_rows
+from tests.engine.paging.conftest import Made
 from tests.support import paging
 from tests.support.paging import ALL_FITS, EXPERTS, FIGURES, OPTIONS, PROMPT, answer, paged, resident, resident_answer
 from tests.support.thorough import each_once, thorough
 
-Made = Callable[..., Path]
 TYPES = [
     *((arch, "q4_0") for arch in FIGURES),
     ("llama", "q8_0"),
@@ -31,11 +31,6 @@ BUDGETS: dict[str, Callable[[Path], int]] = {
     "halfway": paging.halfway,
     "least": paging.least,
 }
-
-
-@pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    return lambda *args, **figures: paging.model(tmp_path_factory, *args, **figures)
 
 
 # Architectures, types and budgets.

@@ -4,9 +4,8 @@ counted."""
 import errno
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,19 +25,14 @@ from edge.paging.reader import Reader
 from edge.paging.roles import Roles, sort_weights
 from edge.paging.window import Source
 from quant.gguf.file import GgufFile
+from tests.engine.paging.conftest import Made
 from tests.engine.paging.test_paging_ring import Bytes, bytes_at
 from tests.support import paging
 from tests.support.helpers import until
 from tests.support.paging import EXPERTS, OPTIONS, PROMPT, answer, least, paged, resident_answer
 
-Made = Callable[..., Path]
 USED = 2
 N_EXPERTS, N_LAYERS = 16, 4
-
-
-@pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    return lambda *args, **figures: paging.model(tmp_path_factory, *args, **figures)
 
 
 # The store of experts.

@@ -2,9 +2,7 @@
 
 import errno
 import os
-import shutil
 import threading
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,33 +20,7 @@ from tests.support import paging
 from tests.support.helpers import TIMEOUT_S, until
 from tests.support.paging import OPTIONS, answer, descriptors, fails, goes_on, idle, least, paged, reads, weight_threads
 
-Made = Callable[..., Path]
 _preadv = os.preadv
-
-
-@pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    return lambda *args, **figures: paging.model(tmp_path_factory, *args, **figures)
-
-
-@pytest.fixture(params=["llama", "qwen3moe"])
-def original(request: pytest.FixtureRequest, made: Made) -> Path:
-    return made(request.param)
-
-
-@pytest.fixture
-def path(original: Path, tmp_path: Path) -> Path:
-    """A model to be damaged."""
-    return Path(shutil.copy(original, tmp_path / "model.gguf"))
-
-
-@pytest.fixture
-def engine(path: Path, original: Path) -> Iterator[Engine]:
-    """It under the least budget, where nearly all is read in every pass, after the prompt."""
-    with paged(path, least(original)) as engine:
-        answer(engine, n=1)
-        yield engine
-    assert not weight_threads()
 
 
 # Disks that fail.

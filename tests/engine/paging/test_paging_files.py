@@ -4,7 +4,6 @@ import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -16,7 +15,7 @@ from edge.llama.address_space import PAGE
 from edge.llm.engine import Engine
 from edge.paging import direct_file
 from edge.paging.direct_file import DirectFile
-from tests.support import paging
+from tests.engine.paging.conftest import Made
 from tests.support.paging import (
     answer,
     descriptors,
@@ -30,33 +29,7 @@ from tests.support.paging import (
     weight_threads,
 )
 
-Made = Callable[..., Path]
 _preadv = os.preadv
-
-
-@pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    return lambda *args, **figures: paging.model(tmp_path_factory, *args, **figures)
-
-
-@pytest.fixture(params=["llama", "qwen3moe"])
-def original(request: pytest.FixtureRequest, made: Made) -> Path:
-    return made(request.param)
-
-
-@pytest.fixture
-def path(original: Path, tmp_path: Path) -> Path:
-    """A model to be damaged."""
-    return Path(shutil.copy(original, tmp_path / "model.gguf"))
-
-
-@pytest.fixture
-def engine(path: Path, original: Path) -> Iterator[Engine]:
-    """It under the least budget, where nearly all is read in every pass, after the prompt."""
-    with paged(path, least(original)) as engine:
-        answer(engine, n=1)
-        yield engine
-    assert not weight_threads()
 
 
 # Files that change.

@@ -11,15 +11,9 @@ import pytest
 from edge.errors import WeightsError
 from edge.llm.engine import Engine
 from edge.paging import repacked_cache
+from tests.engine.paging.conftest import Made
 from tests.support import paging
 from tests.support.paging import answer, halfway, least, resident_answer
-
-Made = Callable[..., Path]
-
-
-@pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    return lambda *args, **figures: paging.model(tmp_path_factory, *args, **figures)
 
 
 @pytest.fixture(autouse=True)

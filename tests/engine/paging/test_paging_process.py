@@ -14,15 +14,9 @@ from typing import Any
 
 import pytest
 
-from tests.support import ROOT, paging
+from tests.engine.paging.conftest import Made
+from tests.support import ROOT
 from tests.support.paging import MIB
-
-Made = Callable[..., Path]
-
-
-@pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    return lambda *args, **figures: paging.model(tmp_path_factory, *args, **figures)
 
 
 @pytest.fixture(autouse=True)

@@ -21,16 +21,16 @@ from edge.llm.options import EngineOptions
 from edge.models import shapes, synth
 from edge.quantization.evaluate import evaluate
 from edge.quantization.fit import FitOptions, Fitted, file_within, fit_file
-from edge.quantization.gguf import Outcome, types_of
 from edge.quantization.imatrix import collect
 from edge.quantization.sensitivity import PROBES
 from quant.gguf.file import GgufFile
 from quant.gguf.imatrix import read_imatrix
-from quant.mixes import MIXES, Mix
+from quant.mixes import MIXES
 from quant.types import TYPES, TensorType
 from tests.conftest import Synthetic
 from tests.engine.quantize.test_kernel_speed import device
-from tests.support.helpers import ROOT, assert_one_line_error, chat_json, run_edge
+from tests.support.helpers import ROOT, assert_one_line_error, edge_here, run_edge
+from tests.support.quantizing import ask_types_once
 from tests.support.thorough import some
 
 F16 = ROOT / "tests" / "data" / "edge-demo-f16.gguf"
@@ -70,22 +70,11 @@ class Setting:
 
 @pytest.fixture(scope="module", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where measurements are kept: what one test measured, another need not. The types that a mix gives, which take a
-    process, are asked for once, too: test_quantize.py compares them with files."""
-    answers: dict[object, Outcome] = {}
-
-    def asked_once(file: GgufFile, mix: Mix, types: Any = None, imatrix: Path | None = None) -> Outcome:
-        tensors = tuple((name, tensor.type.id, tensor.shape) for name, tensor in file.tensors.items())
-        question = (tensors, mix.id, str(types), imatrix and imatrix.read_bytes())
-        if question not in answers:
-            answers[question] = types_of(file, mix, types, imatrix)
-        return answers[question]
-
+    """Where measurements are kept: what one test measured, another need not."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("cache")
-        patch.setenv("XDG_CACHE_HOME", str(folder))
-        patch.setattr("edge.quantization.gguf.types_of", asked_once)
-        patch.setattr("edge.quantization.fit_choices.types_of", asked_once)
+        device(folder, patch)
+        ask_types_once(patch)
         yield folder
 
 
@@ -201,6 +190,7 @@ def test_it_is_measured_once_and_again_where_something_has_changed(
     assert made("first.gguf")[1] == MEASURED
 
 
+@pytest.mark.thorough  # test_quantize_command.py asks for both
 def test_slow_types_are_told_or_left_out_where_others_will_do(
     small: GgufFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,7 +281,7 @@ def test_a_model_that_is_made_to_fit_pages_nothing(mid: Path, tmp_path: Path) ->
         assert "are left: runtime" in done.stderr
         return out, json.loads(done.stdout)
 
-    refused = run_edge("quantize", mid, tmp_path / "out.gguf", "--fit", "60MiB", "--context", "1024", *options)
+    refused = edge_here("quantize", mid, tmp_path / "out.gguf", "--fit", "60MiB", "--context", "1024", *options)
     assert_one_line_error(refused, 4, "0 of 60 MiB are left for weights", "--kv-type")
     parts = refused.stderr.split("beside ")[1].split(" MiB;")[0].split(", ")
     beside = sum(int(part.split()[-1]) for part in parts) * MIB
@@ -302,7 +292,9 @@ def test_a_model_that_is_made_to_fit_pages_nothing(mid: Path, tmp_path: Path) ->
         assert 0.99 * said["budget_bytes"] < said["size_bytes"] == out.stat().st_size <= said["budget_bytes"]
         sizes.append(said["size_bytes"])
         asked = ("--memory", f"{memory}B", "--context", str(context), *more)
-        answer = chat_json(out, *asked, "-p", "hello", "--max-tokens", "4")
+        done = run_edge("chat", out, *asked, "-p", "hello", "--max-tokens", "4", "--threads", "1", "--json")
+        assert done.returncode == 0, done.stderr
+        answer = json.loads(done.stdout)
         assert answer["paging"]["streamed_bytes"] == 0
         assert answer["memory"]["total_bytes"] <= memory
     assert sizes == sorted(set(sizes))
