@@ -72,7 +72,7 @@ CASES = {
     "resident": [Case("1b", 128, (0.0, 0.25, 0.5, 0.75, 0.9), asked=">= 0.98")],
     "far": [Case("1b", 96, (0.0, 0.75), asked=">= 2.5 at 0.75")],
 }
-TINY = {name: [Case("tiny", 10, (0.0, 0.75), 0 if name == "disk" else None)] for name in SECTIONS}
+TINY = {name: [Case("tiny", 24, (0.0, 0.75), 0 if name == "disk" else None)] for name in SECTIONS}
 
 
 def main() -> None:
