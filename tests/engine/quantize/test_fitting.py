@@ -29,7 +29,7 @@ from quant.mixes import MIXES
 from quant.types import TYPES, TensorType
 from tests.conftest import Synthetic
 from tests.engine.quantize.test_kernel_speed import device
-from tests.support.helpers import ROOT, assert_one_line_error, edge_here, run_edge
+from tests.support.helpers import ROOT, assert_one_line_error, run_edge
 from tests.support.quantizing import ask_types_once
 from tests.support.thorough import some
 
@@ -281,7 +281,7 @@ def test_a_model_that_is_made_to_fit_pages_nothing(mid: Path, tmp_path: Path) ->
         assert "are left: runtime" in done.stderr
         return out, json.loads(done.stdout)
 
-    refused = edge_here("quantize", mid, tmp_path / "out.gguf", "--fit", "60MiB", "--context", "1024", *options)
+    refused = run_edge("quantize", mid, tmp_path / "out.gguf", "--fit", "60MiB", "--context", "1024", *options)
     assert_one_line_error(refused, 4, "0 of 60 MiB are left for weights", "--kv-type")
     parts = refused.stderr.split("beside ")[1].split(" MiB;")[0].split(", ")
     beside = sum(int(part.split()[-1]) for part in parts) * MIB
