@@ -44,6 +44,11 @@ class _Wait:
         self.timeout_s = timeout_s
         self.deadline = time.monotonic() + timeout_s
 
+    def rest(self, timeout_s: float) -> _Wait:
+        """For what follows a header: a frame that has begun is not waited for as long as for the next one."""
+        rest = _Wait(timeout_s)
+        return rest if rest.deadline < self.deadline else self
+
 
 class TcpLink(Link):
     """Frames over a connected stream socket, which it owns."""
@@ -142,7 +147,7 @@ class TcpLink(Link):
         kind, length, _ = self._parsed(parse_header, header)
         self._limit(kind, length, max_bytes)
         payload = bytearray(length)
-        self._fill(memoryview(payload), wait, inside=True)
+        self._fill(memoryview(payload), wait.rest(self.deadlines.step_timeout_s), inside=True)
         return Frame(kind, payload)
 
     def _read_into(self, buffer: memoryview, timeout_s: float, kind: Kind) -> None:
@@ -157,12 +162,12 @@ class TcpLink(Link):
         got -= HEADER_BYTES
         if found is kind and length == len(buffer):
             if got < length:
-                self._fill(buffer[got:], wait, inside=True)
+                self._fill(buffer[got:], wait.rest(self.deadlines.step_timeout_s), inside=True)
             return
         # Not what was asked for: the link ends, but a last word of the peer says why. Some of it may be in `buffer`.
         self._limit(found, length, len(buffer))
         payload = bytearray(buffer[: min(got, length)]).ljust(length, b"\0")
-        self._fill(memoryview(payload)[got:], wait, inside=True)
+        self._fill(memoryview(payload)[got:], wait.rest(self.deadlines.step_timeout_s), inside=True)
         self._expect(found, payload, kind, len(buffer))
 
     def _fill(self, view: memoryview, wait: _Wait, inside: bool) -> None:

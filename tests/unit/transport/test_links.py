@@ -499,6 +499,16 @@ def test_a_last_word_may_not_be_long(bench: Bench, kind: str, what: Kind) -> Non
 
 
 @STREAM
+def test_what_follows_a_header_is_not_waited_for_as_long_as_a_frame(bench: Bench, kind: str) -> None:
+    """A length that is damaged would keep a rank for days, as it waits that long for the next step."""
+    for call in (lambda link: link.receive(WAIT_S, 200), lambda link: link.receive_into(bytearray(100), WAIT_S)):
+        link, raw = bench.raw(kind, Deadlines(step_timeout_s=0.1))
+        raw.send(frame(bytes(100))[:-1])
+        with pytest.raises(LinkTimeout, match=r"0\.1 s \(step_timeout_s\)"):
+            call(link)
+
+
+@STREAM
 @pytest.mark.parametrize(
     ("part", "pause_s"),
     # A header is there before its deadline unless its bytes come slowly.
