@@ -19,6 +19,7 @@ from devices.errors import DiscoveryError
 from devices.names import MAX_NAME
 from tests.support.helpers import until
 from tests.support.namespaces import Host, two_hosts
+from tests.support.thorough import thorough
 
 LOOPBACK = ["127.0.0.1"]
 BROWSE_S = 1.5
@@ -98,7 +99,7 @@ def test_a_goodbye_during_the_browse_counts(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @needs_loopback
-@pytest.mark.parametrize("name", ["twin", "t" * MAX_NAME])
+@pytest.mark.parametrize("name", [*thorough("twin"), "t" * MAX_NAME])
 def test_two_of_one_name_are_told_apart(name: str) -> None:
     """Also if it is as long as a device's name may be."""
     with Announcer(announcement(name, 7000)) as first, Announcer(announcement(name, 7001)) as second:
