@@ -67,7 +67,13 @@ _buffer_is_host = _ggml("ggml_backend_buffer_is_host", C.c_bool, C.c_void_p)
 _device_by_type = _ggml("ggml_backend_dev_by_type", C.c_void_p, C.c_int)
 _device_registry = _ggml("ggml_backend_dev_backend_reg", C.c_void_p, C.c_void_p)
 _procedure = _ggml("ggml_backend_reg_get_proc_address", C.c_void_p, C.c_void_p, C.c_char_p)
+_device_count = _ggml("ggml_backend_dev_count", C.c_size_t)
+_device = _ggml("ggml_backend_dev_get", C.c_void_p, C.c_size_t)
+_device_type = _ggml("ggml_backend_dev_type", C.c_int, C.c_void_p)
+_device_name = _ggml("ggml_backend_dev_name", C.c_char_p, C.c_void_p)
+_device_description = _ggml("ggml_backend_dev_description", C.c_char_p, C.c_void_p)
 _CPU_DEVICE = 0
+_GPU_DEVICES = (1, 2)  # of their own memory, and of the machine's
 _op_name = _ggml("ggml_op_name", C.c_char_p, C.c_int)
 _quantize_chunk = _ggml(
     "ggml_quantize_chunk", C.c_size_t, C.c_int, C.c_void_p, C.c_void_p, C.c_int64, C.c_int64, C.c_int64, C.c_void_p
@@ -285,6 +291,16 @@ def cpu_device() -> int:
     if not device:
         raise EngineError("ggml offers no CPU to compute with; reinstall llama-cpp-python")
     return int(device)
+
+
+def gpu_names() -> list[str]:
+    """The GPUs that this build reaches, by ggml's name and the driver's: "Vulkan0 (llvmpipe)"."""
+    devices = [_device(i) for i in range(_device_count())]
+    return [
+        f"{_device_name(one).decode(errors='replace')} ({_device_description(one).decode(errors='replace')})"
+        for one in devices
+        if _device_type(one) in _GPU_DEVICES
+    ]
 
 
 def cpu_procedure(name: bytes) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import socket
 from importlib.metadata import version
 from pathlib import Path
@@ -11,6 +10,7 @@ from devices.machine import Machine, describe_machine
 from devices.names import name_from
 from devices.profile import describe
 from edge.llama import llama
+from edge.llama.ggml import gpu_names
 
 
 def this_machine(folder: Path | None = None, fresh: bool = False) -> Machine:
@@ -25,8 +25,5 @@ def this_machine(folder: Path | None = None, fresh: bool = False) -> Machine:
 
 
 def gpu_backends() -> str | None:
-    """The backends through which llama.cpp reaches a GPU that is there; None without one."""
-    if not llama.has_gpu():
-        return None
-    backends = re.findall(r"([A-Za-z]\w*) : ", llama.system_info())  # "CPU : AVX2 = 1 | CUDA : ARCHS = 890 | "
-    return ", ".join(name for name in dict.fromkeys(backends) if name not in ("CPU", "BLAS", "RPC")) or "yes"
+    """The GPUs that llama.cpp reaches, with their backends, as "Vulkan0 (llvmpipe)"; None without one."""
+    return ", ".join(gpu_names()) if llama.has_gpu() else None

@@ -131,3 +131,17 @@ def test_amx_is_taken_out_of_what_weights_are_repacked_for(monkeypatch: pytest.M
 def test_llama_cpp_repacks_for_no_kernel_that_may_end_the_process() -> None:
     llama.initialise()
     assert b"AMX" not in [buffers._type_name(kind) for kind in buffers._extra_types()]
+
+
+def test_gpus_have_names_where_there_are_some() -> None:
+    assert bool(ggml.gpu_names()) == llama.has_gpu()
+
+
+def test_a_gpu_is_named_by_ggml_and_by_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = {10: 1, 11: 0, 12: 2}  # a GPU, the processor, and a GPU that has the machine's memory
+    monkeypatch.setattr(ggml, "_device_count", lambda: len(kinds))
+    monkeypatch.setattr(ggml, "_device", lambda i: list(kinds)[i])
+    monkeypatch.setattr(ggml, "_device_type", kinds.__getitem__)
+    monkeypatch.setattr(ggml, "_device_name", lambda device: f"Vulkan{device}".encode())
+    monkeypatch.setattr(ggml, "_device_description", lambda _: b"a driver's \xff name")
+    assert ggml.gpu_names() == [f"Vulkan{device} (a driver's \N{REPLACEMENT CHARACTER} name)" for device in (10, 12)]
