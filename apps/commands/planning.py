@@ -98,7 +98,8 @@ def _check_kind(args: argparse.Namespace, types: tuple[str, ...]) -> None:
     given = first_given(args, _OF_TEXT if is_onnx(args.model) else _OF_ONNX)
     if given:
         raise UsageError(f"{given} is of {'language' if is_onnx(args.model) else 'ONNX'} models")
-    if args.acceptance is not None and args.draft in (None, "off"):
+    acceptance = getattr(args, "acceptance", None)  # edge devices probe MODEL knows no guesses
+    if acceptance is not None and args.draft in (None, "off"):
         raise UsageError("--acceptance is of guesses: say what guesses, with --draft")
     if types and is_onnx(args.model):
         raise UsageError("--types is of language models; quantize an ONNX model with edge quantize")
