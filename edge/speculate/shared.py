@@ -10,31 +10,22 @@ from typing import Any
 
 from edge.llm.interface import Answer
 from edge.speculate.choice import MOST_ROWS, SIZES, RowChoice
-from edge.speculate.speculation import Drafts
+from edge.speculate.speculation import Drafts, DraftStats
 
 FEW = MOST_ROWS // 2  # requests: of more, each would have one row
 
 
 @dataclass
-class SharedStats:
+class SharedStats(DraftStats):
     """What came of the guesses so far, in steps of few requests."""
 
-    drafted: int = 0  # tokens that were guessed and checked
-    accepted: int = 0  # of these: that were chosen
-    passes: int = 0  # of one row a request or more
-    rows: int = 0  # in all passes
     measured_s: float = 0.0  # that passes took, with the guessing
     plain_s: float = 0.0  # that the same tokens would have taken in passes of one row, as these are measured
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values, as docs/serve.md says."""
-        return {
-            "drafted": self.drafted,
-            "accepted": self.accepted,
-            "passes": self.passes,
-            "rows_per_pass": self.rows / self.passes if self.passes else None,
-            "gain": self.plain_s / self.measured_s if self.measured_s else None,
-        }
+    @property
+    def gain(self) -> float | None:
+        """As `DraftStats`."""
+        return self.plain_s / self.measured_s if self.measured_s else None
 
 
 class SharedSpeculation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -26,13 +27,34 @@ class Drafts(Protocol):
 
 
 @dataclass
-class SpeculationStats:
-    """What came of the guesses in one answer. The prompt and its first token are not in it."""
+class DraftStats(ABC):
+    """What came of guesses."""
 
     drafted: int = 0  # tokens that were guessed and checked
     accepted: int = 0  # of these: that were chosen
-    passes: int = 0  # of one row or more
+    passes: int = 0  # of one row an answer, or more
     rows: int = 0  # in all passes
+
+    @property
+    @abstractmethod
+    def gain(self) -> float | None:
+        """How many times as fast the tokens came as in passes of one row; None where nothing can be compared."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, as docs/cli.md and docs/serve.md say."""
+        return {
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "passes": self.passes,
+            "rows_per_pass": self.rows / self.passes if self.passes else None,
+            "gain": self.gain,
+        }
+
+
+@dataclass
+class SpeculationStats(DraftStats):
+    """What came of the guesses in one answer. The prompt and its first token are not in it."""
+
     tokens: int = 0  # that all passes gave
     seconds: float = 0.0  # that all passes took, with the guessing
     plain_passes: int = 0  # of one row
@@ -41,20 +63,10 @@ class SpeculationStats:
 
     @property
     def gain(self) -> float | None:
-        """How many times as fast the tokens came as in passes of one row; None where nothing can be compared."""
+        """As `DraftStats`."""
         enough = self.plain_passes >= _LEAST_PLAIN
         plain_s = self.plain_s / self.plain_passes if enough else self.usual_plain_s
         return self.tokens * plain_s / self.seconds if self.seconds and plain_s else None
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values, as docs/cli.md says."""
-        return {
-            "drafted": self.drafted,
-            "accepted": self.accepted,
-            "passes": self.passes,
-            "rows_per_pass": self.rows / self.passes if self.passes else None,
-            "gain": self.gain,
-        }
 
     def __str__(self) -> str:
         if not self.drafted:

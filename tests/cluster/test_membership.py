@@ -3,7 +3,7 @@
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,27 +24,24 @@ from edge.planning.deployed import Deployed, Placement, deployed
 from edge.planning.surviving import Survivor
 from edge.slices.local import OwnSlices
 from edge.survey.slowness import LEAST_STEPS
-from edge.tasks import Steps
 from quant.gguf.file import GgufFile
 from tests.support.clock import Clock
-from tests.support.deployments import ONE_THREAD, OPTIONS, own_folders, pipeline, plan_for, tensor
+from tests.support.deployments import (
+    ONE_THREAD,
+    OPTIONS,
+    Heard,
+    own_folders,
+    pipeline,
+    plan_for,
+    tensor,
+    two_workers_to_end,
+)
 from tests.support.helpers import until
 from tests.support.workers import Worker, sessions, worker
 from transport.errors import Refused
 
 GREEDY = SamplingParams(temperature=0)
 QUESTIONS = ("My name is Ada.", "What is 12 + 30?", "What is my name?")
-
-
-class Heard(Steps):
-    """What was said."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-
-    def say(self, words: str) -> None:
-        self.lines.append(words)
 
 
 @pytest.fixture(autouse=True)
@@ -54,9 +51,8 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def two(tmp_path: Path) -> Iterator[list[Worker]]:
-    """Two workers that a test may end."""
-    with ExitStack() as stack:
-        yield [stack.enter_context(worker(tmp_path / name, "--name", name, *ONE_THREAD)) for name in ("one", "two")]
+    with two_workers_to_end(tmp_path) as both:
+        yield both
 
 
 def answers(engine: TextEngine, at: dict[int, Callable[[], None]]) -> list[str]:

@@ -3,7 +3,6 @@
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,32 +22,28 @@ from edge.parallel.surviving import SurvivingEngine
 from edge.planning.deployed import Deployed, Placement, deployed
 from edge.planning.surviving import work_shares
 from edge.slices.local import OwnSlices
-from edge.tasks import Steps
 from partition.errors import PlanError
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL
 from partition.slices.gguf_slice import limits, slice_recipe
 from quant.gguf.file import GgufFile
-from tests.support.deployments import ONE_THREAD, OPTIONS, own_folders, pipeline, plan_for, tensor
+from tests.support.deployments import (
+    OPTIONS,
+    Heard,
+    own_folders,
+    pipeline,
+    plan_for,
+    tensor,
+    two_workers_to_end,
+)
 from tests.support.thorough import THOROUGH
-from tests.support.workers import Worker, worker
+from tests.support.workers import Worker
 
 pytestmark = pytest.mark.usefixtures("measured_briefly")
 
 GREEDY = SamplingParams(temperature=0)
 TOKEN_BYTES = 4096  # of keys and values
 QUESTIONS = ("My name is Ada.", "What is 12 + 30?", "Which is heavier, a phone or a tablet?", "What is my name?")
-
-
-class Heard(Steps):
-    """What was said."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-
-    def say(self, words: str) -> None:
-        self.lines.append(words)
 
 
 @pytest.fixture(autouse=True)
@@ -58,9 +53,8 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def two(tmp_path: Path) -> Iterator[list[Worker]]:
-    """Two workers that a test may end."""
-    with ExitStack() as stack:
-        yield [stack.enter_context(worker(tmp_path / name, "--name", name, *ONE_THREAD)) for name in ("one", "two")]
+    with two_workers_to_end(tmp_path) as both:
+        yield both
 
 
 def kill_child(victim: Worker) -> None:

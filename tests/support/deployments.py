@@ -21,6 +21,7 @@ from edge.llm.engine import Engine, EngineOptions
 from edge.llm.interface import TextEngine
 from edge.llm.requests import Request
 from edge.parallel.engine import DistributedEngine
+from edge.tasks import Steps
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
 from partition.slices.gguf_slice import limits
@@ -52,6 +53,24 @@ def shared_workers(factory: pytest.TempPathFactory, *names: str) -> Iterator[lis
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         own_folders(patch, folder / "own")
         yield [stack.enter_context(worker(folder / name, "--name", name, *ONE_THREAD)) for name in names]
+
+
+class Heard(Steps):
+    """What was said."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def say(self, words: str) -> None:
+        self.lines.append(words)
+
+
+@contextmanager
+def two_workers_to_end(folder: Path) -> Iterator[list[Worker]]:
+    """Two workers that a test may end."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(worker(folder / name, "--name", name, *ONE_THREAD)) for name in ("one", "two")]
 
 
 def tensor(*shares: float) -> dict[str, Any]:

@@ -97,6 +97,14 @@ def schedule(rng: random.Random, steps: int) -> list[Callable[[TextEngine], Any]
     return asked + [lambda e: e.collect().copy()] * waiting
 
 
+def same(found: Any, wanted: Any) -> None:
+    """What two engines gave is equal; logits but for the last bits."""
+    if isinstance(wanted, np.ndarray):
+        np.testing.assert_allclose(found, wanted, atol=1e-4)
+    else:
+        assert found == wanted
+
+
 @pytest.mark.parametrize("seed", range(some(6, 200)))
 def test_whoever_asks_notices_nothing(seed: int, synthetic: Synthetic) -> None:
     path = synthetic("llama", "f32")
@@ -105,11 +113,7 @@ def test_whoever_asks_notices_nothing(seed: int, synthetic: Synthetic) -> None:
     survivor = surviving(random.Random(seed + 1), engines, path)
     with Engine(path, OPTIONS) as whole:
         for ask in asked:
-            found, wanted = ask(survivor), ask(whole)
-            if isinstance(wanted, np.ndarray):
-                np.testing.assert_allclose(found, wanted, atol=1e-4)
-            else:
-                assert found == wanted
+            same(ask(survivor), ask(whole))
         assert survivor.uncollected == 0
     assert survivor.recoveries == len(engines) - 1 > 0
     for engine in engines:
@@ -243,11 +247,7 @@ def test_an_engine_is_left_between_any_two_steps(
                 if rng.random() < 0.5:
                     survivor.settle()
                     assert not survivor.is_moving
-            found, wanted = ask(survivor), ask(whole)
-            if isinstance(wanted, np.ndarray):
-                np.testing.assert_allclose(found, wanted, atol=1e-4)
-            else:
-                assert found == wanted
+            same(ask(survivor), ask(whole))
         assert survivor.uncollected == 0
     assert survivor.moves == len(engines) - 1 > 0
     assert survivor.recoveries == 0
