@@ -95,6 +95,19 @@ def test_of_too_many_that_make_no_request_the_oldest_go(url: str, monkeypatch: p
                 one.close()
 
 
+def test_of_many_that_come_at_once_none_is_closed(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "MOST_IDLE", 1)
+    monkeypatch.setattr(connections, "GRACE_S", WAIT_S)
+    many = [connect(url) for _ in range(4)]
+    try:
+        for one in many:
+            one.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert [one.recv(12) for one in many] == [b"HTTP/1.1 200"] * 4
+    finally:
+        for one in many:
+            one.close()
+
+
 @pytest.fixture(scope="module")
 def pem(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A certificate of 127.0.0.1 that vouches for itself, and its key."""

@@ -325,6 +325,13 @@ def test_there_are_signs_of_life_while_a_model_is_loading(
     assert ("needs 8 GiB, has 4" in last) == fails
 
 
+def test_who_wants_no_stream_waits_until_the_model_is_loaded(
+    url: str, model: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generating, "STATUS_S", 0.0)
+    assert post(url, CHAT).status_code == 200
+
+
 def test_who_goes_while_a_model_is_loading_is_not_answered(
     url: str, model: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -164,6 +164,55 @@ def test_what_was_shifted_is_computed(mirrored: Mirrored) -> None:
     assert mirrored.engine.computed_again == 48
 
 
+def test_a_copy_of_what_was_shifted_is_computed(mirrored: Mirrored) -> None:
+    mirrored.hold(TOKENS[:64])
+    mirrored.engine.kv_remove(0, 20, 40)
+    mirrored.engine.kv_shift(0, 40, -1, -20)
+    mirrored.engine.kv_copy(0, 1, 0, 44)
+    mirrored.engine.answered([])
+    mirrored.first.lost = True
+    mirrored.hold([5], 44)
+    assert mirrored.history.restored_tokens == 16
+    assert mirrored.engine.computed_again == 28
+
+
+@pytest.mark.parametrize(("start", "restored"), [(30, 16), (20, 48)])
+def test_what_was_shifted_is_so_until_it_is_removed(mirrored: Mirrored, start: int, restored: int) -> None:
+    mirrored.hold(TOKENS[:64])
+    mirrored.engine.kv_remove(0, 20, 40)
+    mirrored.engine.kv_shift(0, 40, -1, -20)
+    mirrored.engine.kv_remove(0, start)
+    mirrored.hold(TOKENS[start:50], start)
+    mirrored.engine.answered([])
+    mirrored.first.lost = True
+    mirrored.hold([5], 50)
+    assert mirrored.history.restored_tokens == restored
+    assert mirrored.engine.computed_again == 50 - restored
+
+
+def test_nothing_is_shifted_where_all_was_forgotten(mirrored: Mirrored) -> None:
+    mirrored.hold(TOKENS[:4])
+    mirrored.engine.kv_shift(0, 2, -1, 1)
+    mirrored.engine.kv_clear()
+    mirrored.hold(TOKENS[40:88])
+    mirrored.engine.answered([])
+    mirrored.first.lost = True
+    mirrored.hold([5], 48)
+    assert mirrored.history.restored_tokens == 48
+
+
+def test_who_parts_from_another_within_a_block_gets_whole_blocks(mirrored: Mirrored) -> None:
+    mirrored.hold(TOKENS[:48])
+    mirrored.engine.kv_copy(0, 1, 0, 20)
+    mirrored.hold(TOKENS[50:78], 20, sequence=1)
+    mirrored.engine.answered([])
+    assert mirrored.blocks == 5
+    mirrored.first.lost = True
+    mirrored.hold([5], 48)
+    assert mirrored.history.restored_tokens == 48 + 28
+    assert mirrored.engine.computed_again == 0
+
+
 def test_what_was_removed_is_not_given(mirrored: Mirrored) -> None:
     mirrored.hold(TOKENS[:32])
     mirrored.engine.answered([])

@@ -64,6 +64,18 @@ def test_one_of_another_version(tmp_path: Path) -> None:
     assert_refused(other, "llama.cpp 0.4.9", f"needed is {PINNED_LLAMA}", f"llama-cpp-python {PINNED_VERSION}")
 
 
+def test_one_with_another_ggml(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "PINNED_GGML", "0.0.1")
+    with pytest.raises(EngineError, match=f"needed is {PINNED_LLAMA} with 0.0.1"):
+        library.check_library(OWN)
+
+
+def test_another_llama_cpp_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "PINNED_VERSION", "0.0.1")
+    with pytest.raises(EngineError, match=f"llama-cpp-python {PINNED_VERSION} is installed, and 0.0.1 is needed"):
+        library._open()
+
+
 def test_one_that_lacks_a_function(tmp_path: Path) -> None:
     assert_refused(
         patched(tmp_path / "lib", b"llama_model_n_params\0", b"llama_model_m_params\0"), "llama_model_n_params"

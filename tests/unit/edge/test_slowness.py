@@ -11,6 +11,7 @@ from edge.parallel.step_times import StepTime, StepTimes, Summary
 from edge.survey.slow_watch import SlowWatch
 from edge.survey.slowness import IN_A_ROW, LEAST_STEPS, Change, Slowness
 from edge.survey.survey import Survey
+from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL
 from partition.predict.predict import compute_s
 from partition.search.explain import best_of
@@ -45,12 +46,19 @@ def test_it_is_fast_again_likewise() -> None:
         [(10, 20), (10, 200), (10, 20)] * 4,  # bursts
         [(10, 60), (10, 60), (10, 29)] * 4,  # two bad answers
         [(20, 40), (25, 50), (40, 80), (80, 160)] * 3,  # all of them: a long history
+        [(5, 10)] * 6,  # all of them: a short one
         [(10, 28)] * 9,  # somewhat
         [(0, 0)] * 9,  # nothing was computed
     ],
 )
 def test_a_bad_moment_is_none_and_nor_is_what_all_suffer(windows: list[tuple[float, ...]]) -> None:
     assert not any(told([10, 20], windows))
+
+
+def test_after_a_change_a_bad_moment_is_none_either() -> None:
+    found = told([10, 20], [(10, 40)] * 3 + [(10, 90)] + [(10, 40)] * 3)
+    assert found[2] == [Change(1, pytest.approx(2.0))]
+    assert not any(found[3:])
 
 
 def test_what_was_never_predicted_is_expected_to_stay_as_it_was() -> None:
@@ -107,3 +115,16 @@ def test_the_next_plan_goes_by_what_was_seen(tmp_path: Path, monkeypatch: pytest
     assert found[0] == 30
     assert [answer(1) for _ in range(IN_A_ROW)][-1] == ["pi computes 97 % less than it did"]
     assert Remembered("slow-workers").get(pi) is None
+    assert watch.survey.speeds[1].corrected == pytest.approx(1)
+    assert watch.look(Timed(engine.ranks)) == []  # of a plan that is over
+    assert watch.windows == 10
+
+
+def test_steps_of_several_requests_are_not_looked_at() -> None:
+    engine, watch = Timed([StepTimes()]), SlowWatch(None, None)
+    for _ in range(LEAST_STEPS):
+        engine.ranks[0].add(StepTime(True, MS))
+    plan = make_plan(planning.work(8).limits, "made up", "", [LOCAL], "pipeline")
+    for engine.sequences, is_due in ((1, True), (4, False)):
+        watch.begin(engine, plan, ("this device",))
+        assert watch.is_due == is_due

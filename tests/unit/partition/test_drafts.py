@@ -155,6 +155,19 @@ def test_a_simulated_request_has_the_latency_that_is_predicted() -> None:
         assert result.tpot_s.mean == pytest.approx(found.latency_s, rel=rel)
 
 
+def test_the_way_back_carries_logits_of_each_row() -> None:
+    found = drafted([device(), device("b")], Draft("ngram", 1.0, 4), 5, link=LinkSpeed(0.0, 1e6))
+    tpot_s = simulate(found, closed(1, 1, 1, 101)).tpot_s
+    assert tpot_s is not None
+    assert tpot_s.mean == pytest.approx(found.latency_s, rel=1e-6)
+
+
+def test_no_more_tokens_are_guessed_than_are_wanted() -> None:
+    """After the first token there are two."""
+    two, four = (drafted([slower_with_rows()], Draft("small", 1.0, rows, MS)) for rows in (2, 4))
+    assert simulate(four, closed(1, 1, 1, 3)).seconds == pytest.approx(simulate(two, closed(1, 1, 1, 3)).seconds)
+
+
 def test_several_requests_are_simulated_without_guesses() -> None:
     def throughput(draft: Draft | None) -> float:
         to_do = replace(work(10, concurrency=4), draft=draft)

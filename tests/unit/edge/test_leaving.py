@@ -1,0 +1,65 @@
+"""A worker that is told to end: by which signal, and how long it stays for those that it serves."""
+
+import signal
+
+import pytest
+
+from edge.worker import daemon
+from edge.worker.daemon import _leave, _Told
+from edge.worker.service import Worker
+
+
+class Busy(Worker):
+    """A worker that somebody uses for so many looks."""
+
+    def __init__(self, looks: int) -> None:
+        self.looks, self.seen, self.left = looks, 0, False
+
+    @property
+    def in_use(self) -> int:
+        self.seen += 1
+        assert self.seen <= self.looks + 1, "nobody uses it any more"
+        return int(self.seen <= self.looks)
+
+    def leave(self) -> None:
+        self.left = True
+
+
+@pytest.mark.parametrize(
+    ("signals", "at_once"),
+    [
+        ([signal.SIGTERM], False),
+        ([signal.SIGTERM, signal.SIGTERM], True),
+        ([signal.SIGTERM, signal.SIGINT], True),
+        ([signal.SIGINT], True),
+    ],
+)
+def test_a_second_word_or_control_c_ends_it_at_once(signals: list[int], at_once: bool) -> None:
+    told = _Told()
+    assert not told.to_end
+    for number in signals:
+        told(number, None)
+    assert told.to_end
+    assert told.at_once == at_once
+
+
+def test_it_stays_while_it_is_used_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon, "_LEAVE_LOOK_S", 0.0)
+    one = Busy(5)
+    _leave(one, _Told())
+    assert one.left
+    assert one.seen == 6
+
+
+@pytest.mark.parametrize("limit", ["time", "word"])
+def test_it_does_not_stay_for_ever(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon, "_LEAVE_LOOK_S", 0.0)
+    told = _Told()
+    if limit == "time":
+        monkeypatch.setattr(daemon, "LEAVE_S", 0.0)
+    else:
+        told(signal.SIGINT, None)
+    one = Busy(1000)
+    _leave(one, told)
+    assert one.left
+    assert one.seen < 1000

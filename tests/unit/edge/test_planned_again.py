@@ -1,0 +1,70 @@
+"""What a model goes on with after a loss: planned over those that answer, and only where that is clearly better."""
+
+import pytest
+
+from edge.cluster.deployment import DEFAULT_EXCHANGE
+from edge.demo import MODEL_PATH
+from edge.llm.options import EngineOptions
+from edge.planning.arrange import Arrangement
+from edge.planning.surviving import GAIN, Survivor
+from edge.survey.survey import Survey
+from edge.tasks import SILENT
+from partition.plan.arrange import make_plan
+from partition.plan.plan import LOCAL, Plan
+from partition.slices.gguf_slice import limits
+from quant.gguf.file import GgufFile
+from tests.support import planning
+from tests.support.planning import MS
+
+FILE = GgufFile.open(MODEL_PATH)
+WORK = planning.work(8)
+A, B = "a:1", "b:1"
+
+
+def survivor(plan: Plan, measured: dict[str, float] | None) -> Survivor:
+    """Of a plan, as if it ran. measured: seconds of a layer, by device; None: a person gave the plan."""
+    arranged = None
+    if measured is not None:
+        speeds = tuple(planning.device(name, seconds) for name, seconds in measured.items())
+        arranged = Arrangement(plan, "", Survey(speeds, planning.linked(tuple(measured))), WORK)
+    made = Survivor(FILE, "", EngineOptions(), DEFAULT_EXCHANGE, SILENT, False, arranged=arranged)
+    made._plan = made._current = plan
+    return made
+
+
+def shared(*names: str) -> Plan:
+    return make_plan(WORK.limits, "made up", "", names, "tensor")
+
+
+def test_only_those_that_answer_are_planned_for() -> None:
+    one = survivor(shared(LOCAL, A, B), {LOCAL: MS, A: MS, B: MS})
+    assert one._addresses() == [A, B]
+    plan, _ = one._planned([B])
+    assert set(plan.devices) == {LOCAL, B}
+    alone, why = one._planned([])
+    assert (list(alone.devices), why) == ([LOCAL], "no other device answers")
+    one._shunned.add(A)
+    assert one._addresses() == [B]
+
+
+@pytest.mark.parametrize(("times", "pays"), [(GAIN * 0.99, False), (GAIN * 1.01, True)])
+def test_another_plan_pays_where_it_is_clearly_better(times: float, pays: bool) -> None:
+    """Half of the layers on a device that is faster, so that both together are so many times as fast."""
+    alone = make_plan(WORK.limits, "made up", "", [LOCAL], "pipeline")
+    both = make_plan(WORK.limits, "made up", "", [LOCAL, A], "pipeline", [8, 8])
+    assert [len(stage.layers) for stage in both.stages] == [4, 4]
+    own_s = times / (2 - times) * MS
+    assert survivor(alone, {LOCAL: own_s, A: MS})._pays(both) == pays
+
+
+def test_a_given_plan_goes_on_with_the_shares_it_had() -> None:
+    can = limits(FILE)
+    plan = make_plan(can, "", "", (LOCAL, A, B), "tensor", (4, 1, 3))
+    one = survivor(plan, None)
+    assert one._planned([B, A]) == (plan, "as the plan says")
+    left, _ = one._planned([A])
+    assert set(left.devices) == {LOCAL, A}
+    ff = {name: len(left.slice(rank).ff) for rank, name in enumerate(left.devices)}
+    assert ff[LOCAL] > 2 * ff[A]
+    assert one._pays(left)
+    assert not one._pays(plan)
