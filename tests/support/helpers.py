@@ -87,9 +87,9 @@ def run_chat(*args: str | Path, stdin: str = "") -> "subprocess.CompletedProcess
     return edge_here("chat", "--threads", "1", *args, stdin=stdin)
 
 
-def chat_json(*args: str | Path) -> dict[str, Any]:
-    """The object `edge chat --json` prints; it must succeed."""
-    done = run_chat(*args, "--json")
+def chat_json(*args: str | Path, run: Callable[..., "subprocess.CompletedProcess[str]"] = run_chat) -> dict[str, Any]:
+    """The object `edge chat --json` prints; it must succeed. run: how."""
+    done = run(*args, "--json")
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     return result
