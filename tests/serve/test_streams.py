@@ -329,7 +329,10 @@ def test_who_wants_no_stream_waits_until_the_model_is_loaded(
     url: str, model: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(generating, "STATUS_S", 0.0)
-    assert post(url, CHAT).status_code == 200
+    model.loaded.clear()
+    with pytest.raises(httpx.ReadTimeout):  # not an error that it is not loaded yet
+        httpx.post(url + CHAT, json=ASK[CHAT], timeout=httpx.Timeout(60, read=0.5))
+    until(lambda: model.left == 1, "the request to end")
 
 
 def test_who_goes_while_a_model_is_loading_is_not_answered(

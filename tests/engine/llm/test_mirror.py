@@ -169,11 +169,12 @@ def test_a_copy_of_what_was_shifted_is_computed(mirrored: Mirrored) -> None:
     mirrored.engine.kv_remove(0, 20, 40)
     mirrored.engine.kv_shift(0, 40, -1, -20)
     mirrored.engine.kv_copy(0, 1, 0, 44)
+    mirrored.hold(TOKENS[64:68], 44, sequence=1)
     mirrored.engine.answered([])
     mirrored.first.lost = True
     mirrored.hold([5], 44)
     assert mirrored.history.restored_tokens == 16
-    assert mirrored.engine.computed_again == 28
+    assert mirrored.engine.computed_again == 28 + 4
 
 
 @pytest.mark.parametrize(("start", "restored"), [(30, 16), (20, 48)])
@@ -211,6 +212,11 @@ def test_who_parts_from_another_within_a_block_gets_whole_blocks(mirrored: Mirro
     mirrored.hold([5], 48)
     assert mirrored.history.restored_tokens == 48 + 28
     assert mirrored.engine.computed_again == 0
+    found = mirrored.engine.decode([5], 48, sequence=1)
+    with Engine(MODEL_PATH, OPTIONS) as undisturbed:
+        for at, token in enumerate([*TOKENS[:20], *TOKENS[50:78], 5]):
+            wanted = undisturbed.decode([token], at).copy()
+    np.testing.assert_allclose(found, wanted, atol=1e-3)  # no position is held twice
 
 
 def test_what_was_removed_is_not_given(mirrored: Mirrored) -> None:

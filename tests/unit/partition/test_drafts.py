@@ -10,6 +10,7 @@ from partition.errors import PlanError
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL
 from partition.predict.drafts import ROWS, Draft, tokens_a_pass
+from partition.predict.measures import Measures
 from partition.predict.predict import predict
 from partition.predict.prediction import Prediction
 from partition.predict.speeds import Curve, DeviceSpeed, LinkSpeed
@@ -153,6 +154,12 @@ def test_a_simulated_request_has_the_latency_that_is_predicted() -> None:
         result = simulate(found, closed(1, 20, 1, 1001), seed=3)
         assert result.tpot_s is not None
         assert result.tpot_s.mean == pytest.approx(found.latency_s, rel=rel)
+
+
+def test_a_microbatch_of_one_row_is_no_pass_with_guesses() -> None:
+    """Four requests in four microbatches: guesses are for a request that is alone."""
+    several = replace(work(10, concurrency=4), draft=Draft("ngram", 0.9, 8))
+    assert {"alone", "pass"} <= set(Measures(several, ("latency", "throughput"), 4).sums)
 
 
 def test_the_way_back_carries_logits_of_each_row() -> None:
