@@ -100,3 +100,10 @@ def assert_can_be_cut(file: GgufFile, plan: Plan) -> None:
     """Each rank's part has a recipe."""
     for rank in range(len(plan.devices)):
         assert slice_recipe(file, DIGEST, plan.slice(rank)).n_bytes > 0
+
+
+@pytest.mark.parametrize(("arch", "layers"), LENGTHS[:2])
+def test_a_model_of_any_length_is_a_stage_itself(arch: str, layers: int, tmp_path: Path) -> None:
+    never = limits(GgufFile.open(synthetic(tmp_path / "model.gguf", arch, layers=layers))).no_stage_of
+    whole = limits(GgufFile.open(synthetic(tmp_path / "other.gguf", arch, layers=never[0])))
+    assert whole.can_be_stage(0, never[0])
