@@ -46,7 +46,7 @@ def pytest_report_header() -> str:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what is marked `thorough`, unless it was asked for. Files that take long come first: a long one at the
-    end would leave one of two processes without work."""
+    end would leave a process without work."""
     left_out = [] if THOROUGH else [item for item in items if item.get_closest_marker("thorough")]
     if left_out:
         config.hook.pytest_deselected(items=left_out)

@@ -7,11 +7,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from edge.pictures.page import AXES
 from tests.support import ROOT
 
 FOLDER = ROOT / "edge" / "serve" / "page"
-FILES = sorted(FOLDER.iterdir())
-SCRIPTS = sorted(FOLDER.glob("*.js"))
+FILES = sorted([*FOLDER.iterdir(), AXES])
+SCRIPTS = sorted(file for file in FILES if file.suffix == ".js")
 STANDARD = {"http://www.w3.org/2000/svg"}  # the name of SVG's elements, never loaded
 
 FORBIDDEN = re.compile(
