@@ -13,7 +13,6 @@ from devices.cluster_file import Cluster
 from edge.cluster.deployment import DEFAULT_EXCHANGE, Deployment
 from edge.cluster.fleet import Fleet
 from edge.demo import MODEL_PATH
-from edge.llm.chat import Chat
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.sampler import SamplingParams
@@ -30,6 +29,7 @@ from tests.support.deployments import (
     ONE_THREAD,
     OPTIONS,
     Heard,
+    greedy_answers,
     own_folders,
     pipeline,
     plan_for,
@@ -56,16 +56,8 @@ def two(tmp_path: Path) -> Iterator[list[Worker]]:
 
 
 def answers(engine: TextEngine, at: dict[int, Callable[[], None]]) -> list[str]:
-    """Greedy answers to the questions of one conversation; at a number of tokens something happens."""
-    chat, seen, said = Chat(engine), 0, []
-    for question in QUESTIONS:
-        text = ""
-        for response in chat.ask(question, GREEDY, max_tokens=16):
-            text += response.text
-            seen += 1
-            at.get(seen, lambda: None)()
-        said.append(text)
-    return said
+    """To the questions; at a number of tokens something happens."""
+    return greedy_answers(engine, QUESTIONS, 16, at)
 
 
 @pytest.fixture(scope="module")

@@ -30,6 +30,7 @@ from quant.gguf.file import GgufFile
 from tests.support.deployments import (
     OPTIONS,
     Heard,
+    greedy_answers,
     own_folders,
     pipeline,
     plan_for,
@@ -83,16 +84,8 @@ def go_on(victim: Worker) -> None:
 
 
 def answers(model: Deployed | Engine, at: dict[int, Callable[[], None]]) -> list[str]:
-    """Greedy answers to the questions of one conversation; at a number of tokens something happens."""
-    chat, seen, said = Chat(model.engine if isinstance(model, Deployed) else model), 0, []
-    for question in QUESTIONS:
-        text = ""
-        for response in chat.ask(question, GREEDY, max_tokens=24):
-            text += response.text
-            seen += 1
-            at.get(seen, lambda: None)()
-        said.append(text)
-    return said
+    """To the questions; at a number of tokens something happens."""
+    return greedy_answers(model.engine if isinstance(model, Deployed) else model, QUESTIONS, 24, at)
 
 
 @pytest.fixture(scope="module")

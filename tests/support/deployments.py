@@ -1,7 +1,7 @@
 """Deployments on one real worker that holds all ranks but the owner's, and the single engine they are compared with."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -20,6 +20,7 @@ from edge.llm.chat import Chat
 from edge.llm.engine import Engine, EngineOptions
 from edge.llm.interface import TextEngine
 from edge.llm.requests import Request
+from edge.llm.sampler import SamplingParams
 from edge.parallel.engine import DistributedEngine
 from edge.tasks import Steps
 from partition.plan.arrange import make_plan
@@ -71,6 +72,21 @@ def two_workers_to_end(folder: Path) -> Iterator[list[Worker]]:
     """Two workers that a test may end."""
     with ExitStack() as stack:
         yield [stack.enter_context(worker(folder / name, "--name", name, *ONE_THREAD)) for name in ("one", "two")]
+
+
+def greedy_answers(
+    engine: TextEngine, questions: Sequence[str], max_tokens: int, at: Mapping[int, Callable[[], None]]
+) -> list[str]:
+    """Greedy answers to the questions of one conversation. At a number of tokens, in all, something happens."""
+    chat, seen, said = Chat(engine), 0, []
+    for question in questions:
+        text = ""
+        for response in chat.ask(question, SamplingParams(temperature=0), max_tokens=max_tokens):
+            text += response.text
+            seen += 1
+            at.get(seen, lambda: None)()
+        said.append(text)
+    return said
 
 
 def tensor(*shares: float) -> dict[str, Any]:
