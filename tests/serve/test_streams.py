@@ -1,8 +1,10 @@
 """Streams of all APIs: the order of events, what they amount to, failures, readers that go."""
 
+import asyncio
 import json
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from http.client import HTTPConnection
 from typing import Any
 from urllib.parse import urlsplit
@@ -361,6 +363,35 @@ def test_a_reader_that_takes_nothing_is_not_waited_for(
         until(lambda: bool(model.answers), "an answer to begin")
         until(model.answers[0].cancelled.is_set, "the answer to end")
         assert model.answers[0].told < len(model.says)
+
+
+def test_who_is_gone_before_the_headers_ends_his_answer() -> None:
+    models, body = ScriptedModels(), json.dumps({**ASK[CHAT], "stream": True}).encode()
+    headers = [(b"host", b"localhost"), (b"content-length", str(len(body)).encode())]
+    scope = {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
+        "path": CHAT, "raw_path": CHAT.encode(), "query_string": b"", "root_path": "", "headers": headers,
+        "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80),
+    }  # fmt: skip
+
+    async def send(message: Any) -> None:
+        raise OSError("the connection is gone")
+
+    async def work() -> None:
+        asked = False
+
+        async def receive() -> Any:
+            nonlocal asked
+            if asked:
+                await asyncio.Event().wait()
+            asked = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        with suppress(Exception):  # whatever the server makes of it
+            await asyncio.wait_for(create_app(models, ServeOptions())(scope, receive, send), 60)
+
+    asyncio.run(work())
+    assert [answer.cancelled.is_set() for answer in models.scripted.answers] == [True]
 
 
 def test_plans(url: str, models: ScriptedModels) -> None:
