@@ -57,13 +57,10 @@ STREAM = pytest.mark.parametrize("kind", STREAMS)
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    gc.collect()
-    gc.freeze()  # what was there before need not be looked at after each test
     server = Server()
     yield server
     server.close()
     no_threads("deadlines")
-    gc.unfreeze()
 
 
 def no_threads(*names: str) -> None:
