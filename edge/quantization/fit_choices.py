@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 
 from edge.errors import SizeTooSmall
-from edge.quantization.gguf import file_bytes, types_of
+from edge.quantization.gguf import file_bytes, types_of_each
 from quant.errors import DoesNotFit
 from quant.fit import LEAST_FILL, Choice, Fit, fit
 from quant.gguf.file import GgufFile
@@ -25,7 +26,8 @@ _MIB = 1 << 20
 
 def free_tensors(file: GgufFile) -> list[str]:
     """The tensors that llama.cpp's quantizer changes: those to which it gives another type in one of two mixes."""
-    changed = [types_of(file, MIXES[name]).types for name in ("q4_1", "q8_0")]  # the head has other types in these
+    mixes = [MIXES[name] for name in ("q4_1", "q8_0")]  # the head has other types in these
+    changed = [outcome.types for outcome in types_of_each(file, mixes)]
     return [name for name, tensor in file.tensors.items() if any(types[name] != tensor.type for types in changed)]
 
 
@@ -97,12 +99,10 @@ def from_mix(
 ) -> Fit | None:
     """The largest of the usual mixes that keeps to a budget, with what is left spent on wider types: no worse than that
     mix, however wrong the damages are. None where none keeps to it, or fills it."""
-    usual = [MIXES[name] for name in _USUAL]
-    while usual:
-        outcome = types_of(file, usual.pop(), imatrix=imatrix)
-        if outcome.n_bytes <= budget:
-            break
-    else:
+    usual = [MIXES[name] for name in reversed(_USUAL)]
+    with closing(types_of_each(file, usual, imatrix=imatrix)) as outcomes:
+        outcome = next((one for one in outcomes if one.n_bytes <= budget), None)
+    if outcome is None:
         return None
     wider = {}
     for name, row in table.items():

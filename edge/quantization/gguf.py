@@ -9,9 +9,10 @@ import json
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any
 
@@ -57,16 +58,30 @@ def types_of(
     file: GgufFile, mix: Mix, types: Mapping[str, TensorType] | None = None, imatrix: Path | None = None
 ) -> Outcome:
     """What llama.cpp would make of a file, without making it. EngineError as `quantize`."""
+    with closing(types_of_each(file, [mix], types, imatrix)) as outcomes:
+        return next(outcomes)
+
+
+def types_of_each(
+    file: GgufFile, mixes: Sequence[Mix], types: Mapping[str, TensorType] | None = None, imatrix: Path | None = None
+) -> Generator[Outcome, None, None]:
+    """`types_of` of several mixes, one after another, in one process, which ends with the generator."""
+    with _child(file, mixes, types or {}, imatrix, None, default_threads()) as events:
+        for mix in mixes:
+            yield _told(file, mix, types or {}, takewhile(lambda event: "made" not in event, events))
+
+
+def _told(file: GgufFile, mix: Mix, types: Mapping[str, TensorType], events: Iterator[dict[str, Any]]) -> Outcome:
+    """What the process says of a mix."""
     told: dict[str, TensorType] = {}
     misfits: list[BlockMismatch] = []
-    with _child(file, mix, types or {}, imatrix, None, default_threads()) as events:
-        for event in events:
-            if "type" in event:
-                told[event["tensor"]] = type_by_name(event["type"])
-            elif "misfit" in event:
-                misfits.append(BlockMismatch(event["misfit"], event["columns"], event["wanted"], ""))
-            elif "instead" in event and misfits:  # the line that follows it
-                misfits[-1] = replace(misfits[-1], used=event["instead"])
+    for event in events:
+        if "type" in event:
+            told[event["tensor"]] = type_by_name(event["type"])
+        elif "misfit" in event:
+            misfits.append(BlockMismatch(event["misfit"], event["columns"], event["wanted"], ""))
+        elif "instead" in event and misfits:  # the line that follows it
+            misfits[-1] = replace(misfits[-1], used=event["instead"])
     found = {name: told.get(name, tensor.type) for name, tensor in file.tensors.items()}
     said = {misfit.tensor for misfit in misfits}
     for name, tensor in file.tensors.items():  # of the head llama.cpp says nothing
@@ -103,7 +118,7 @@ def quantize(
     total, done, last = sum(sizes.values()), 0, ""
     with temporary_beside(out) as temporary:
         try:
-            with _child(file, mix, types or {}, imatrix, temporary, threads or default_threads()) as events:
+            with _child(file, [mix], types or {}, imatrix, temporary, threads or default_threads()) as events:
                 for event in events:
                     if "number" in event:
                         done, last = done + sizes.get(last, 0), event["tensor"]
@@ -148,13 +163,18 @@ def _check_needs_none(outcome: Outcome, mix: Mix) -> None:
 
 @contextmanager
 def _child(
-    file: GgufFile, mix: Mix, types: Mapping[str, TensorType], imatrix: Path | None, target: Path | None, threads: int
+    file: GgufFile,
+    mixes: Sequence[Mix],
+    types: Mapping[str, TensorType],
+    imatrix: Path | None,
+    target: Path | None,
+    threads: int,
 ) -> Iterator[Iterator[dict[str, Any]]]:
-    """The events of a process that does this. At the end of the block it has ended."""
+    """The events of a process that makes each mix. At the end of the block it has ended."""
     job = {
         "source": str(file.path),
         "target": str(target or ""),
-        "mix": mix.id,
+        "mixes": [mix.id for mix in mixes],
         "types": {name: kind.id for name, kind in types.items()},
         "imatrix": str(imatrix) if imatrix else None,
         "threads": threads,

@@ -52,16 +52,18 @@ def _run(job: dict[str, Any], tell: Callable[..., None]) -> None:
         from quant.gguf.imatrix import read_imatrix
 
         importance = read_imatrix(job["imatrix"]).of(GgufFile.open(job["source"]))
-    quantize_model(
-        job["source"],
-        job["target"],
-        job["mix"],
-        threads=job["threads"],
-        types=job["types"],
-        importance=importance,
-        dry=job["dry"],
-        heard=_Lines(tell),
-    )
+    for mix in job["mixes"]:
+        quantize_model(
+            job["source"],
+            job["target"],
+            mix,
+            threads=job["threads"],
+            types=job["types"],
+            importance=importance,
+            dry=job["dry"],
+            heard=_Lines(tell),
+        )
+        tell(made=mix)
 
 
 class _Lines:

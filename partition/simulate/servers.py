@@ -94,7 +94,8 @@ class Tally:
     def over(self, seconds: float) -> tuple[float, int]:
         """(mean, most) from the beginning of the simulation to this time, which is now or later."""
         self._pass(seconds)
-        return (self._area / seconds if seconds else 0.0), self._most
+        mean = self._area / seconds if seconds else 0.0
+        return min(mean, self._most), self._most  # the sum is rounded
 
     def _pass(self, now: float) -> None:
         if now > self._since:

@@ -1,11 +1,12 @@
 """What tests of quantizing share."""
 
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from edge.quantization.gguf import Outcome, types_of
+from edge.quantization.gguf import Outcome, types_of_each
 from quant.gguf.file import GgufFile
 from quant.mixes import Mix
 
@@ -13,14 +14,17 @@ from quant.mixes import Mix
 def ask_types_once(patch: pytest.MonkeyPatch) -> None:
     """Let the types that a mix gives, which take a process, be asked for once: test_quantize.py compares them with
     files."""
-    answers: dict[object, Outcome] = {}
+    answers: dict[object, list[Outcome]] = {}
 
-    def asked_once(file: GgufFile, mix: Mix, types: Any = None, imatrix: Path | None = None) -> Outcome:
+    def asked_once(
+        file: GgufFile, mixes: Sequence[Mix], types: Any = None, imatrix: Path | None = None
+    ) -> Generator[Outcome, None, None]:
         tensors = tuple((name, tensor.type.id, tensor.shape) for name, tensor in file.tensors.items())
-        question = (tensors, mix.id, str(types), imatrix and imatrix.read_bytes())
+        ids = tuple(mix.id for mix in mixes)
+        question = (tensors, ids, str(types), imatrix and imatrix.read_bytes())
         if question not in answers:
-            answers[question] = types_of(file, mix, types, imatrix)
-        return answers[question]
+            answers[question] = list(types_of_each(file, mixes, types, imatrix))
+        yield from answers[question]
 
-    patch.setattr("edge.quantization.gguf.types_of", asked_once)
-    patch.setattr("edge.quantization.fit_choices.types_of", asked_once)
+    patch.setattr("edge.quantization.gguf.types_of_each", asked_once)
+    patch.setattr("edge.quantization.fit_choices.types_of_each", asked_once)
