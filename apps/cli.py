@@ -50,8 +50,8 @@ def build_parser() -> Parser:
     for name in COMMANDS:
         module = importlib.import_module(f"apps.commands.{name}")
         command = commands.add_parser(name, help=module.HELP, description=module.HELP)
+        command.set_defaults(run=getattr(module, "run", None), parser=command)  # of several actions each has its own
         module.add_arguments(command)
-        command.set_defaults(run=module.run, parser=command)
     return parser
 
 

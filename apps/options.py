@@ -186,9 +186,16 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--verify", action="store_true", help="check that what is read again has not changed")
 
 
-def first_given(args: argparse.Namespace, names: Iterable[str]) -> str:
-    """The first of these options that was given, as it is written; "" if none was."""
-    return next((f"--{name.replace('_', '-')}" for name in names if getattr(args, name, None) not in (None, False)), "")
+def given(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """Those of these options that were given, by name."""
+    return {name: value for name in names if (value := getattr(args, name, None)) is not None}
+
+
+def refuse(args: argparse.Namespace, names: Iterable[str], why: str) -> None:
+    """UsageError where one of these options was given. why: what is said behind its name."""
+    for name in names:
+        if getattr(args, name, None) not in (None, False):
+            raise UsageError(f"--{name.replace('_', '-')} {why}")
 
 
 def add_prefix_argument(parser: argparse.ArgumentParser | argparse._ArgumentGroup, whose: str) -> None:
@@ -293,10 +300,10 @@ def engine_options(args: argparse.Namespace, sequences: int = 1, *, follows_load
 
 def check_engine_arguments(args: argparse.Namespace) -> None:
     """UsageError for engine options that do not go together."""
-    given = first_given(args, ("window", "io_threads", "io_chunk", "verify"))
-    if args.memory is None and given:
-        raise UsageError(f"{given} is about a budget: give one with --memory SIZE")
-    if args.memory is not None and args.gpu_layers:
+    if args.memory is None:
+        about_budget = ("window", "io_threads", "io_chunk", "verify")
+        refuse(args, about_budget, "is about a budget: give one with --memory SIZE")
+    elif args.gpu_layers:
         raise UsageError("--memory is a budget of this machine's own memory; leave --gpu-layers out, or the budget")
 
 
@@ -309,5 +316,5 @@ def model_path(spec: str | None) -> Path:
     from apps.show.progress import progress
     from edge.models.hub import resolve
 
-    with progress(f"Fetching {spec}") as bar:
-        return resolve(spec, bar.update)
+    with progress(f"Fetching {spec}") as show:
+        return resolve(spec, show)

@@ -31,6 +31,11 @@ def ms_text(milliseconds: float) -> str:
     return f"{milliseconds:,.{digits}f}"
 
 
+def seconds_text(seconds: float) -> str:
+    """A time as `ms_text` has it, with its unit: "12.3 ms"."""
+    return f"{ms_text(1e3 * seconds)} ms"
+
+
 def _scaled(n: float, base: int, units: tuple[str, ...]) -> str:
     value, unit = n / base, 0
     # 999.5 would be shown as "1000": that is the next unit's 1.00.
@@ -42,7 +47,7 @@ def _scaled(n: float, base: int, units: tuple[str, ...]) -> str:
 
 def age_text(seconds: float) -> str:
     """How long ago something was."""
-    for unit, n in (("h", 3600), ("min", 60)):
+    for unit, n in (("d", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= n:
             return f"{seconds / n:.0f} {unit} ago"
     return "now" if seconds < 1 else f"{seconds:.0f} s ago"

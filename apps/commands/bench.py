@@ -77,7 +77,7 @@ def _measure(args: argparse.Namespace, engine: TextEngine, deployed: Deployed | 
     from edge.llm.bench import measure
 
     times: Times = []
-    with interrupt_stops(engine), progress("Measuring", unit="runs") as bar:
+    with interrupt_stops(engine), progress("Measuring", unit="runs") as show:
 
         def on_step(done: int, total: int) -> None:
             nonlocal times
@@ -85,7 +85,7 @@ def _measure(args: argparse.Namespace, engine: TextEngine, deployed: Deployed | 
                 times = deployed.times(clear=True)
             if done == 1 and engine.paging is not None:
                 engine.paging.clear_stats()  # of the warm-up
-            bar.update(done, total)
+            show(done, total)
 
         try:
             result = measure(

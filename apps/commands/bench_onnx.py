@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from apps.commands.distributed import LOCAL
 from apps.errors import UsageError
-from apps.options import add, check_dimensions, check_onnx, first_given, quiet_grpc
+from apps.options import add, check_dimensions, check_onnx, quiet_grpc, refuse
 from apps.show.table import print_columns, print_json, print_note, print_table
-from quant.text import bytes_text, ms_text
+from quant.text import bytes_text, seconds_text
 
 if TYPE_CHECKING:
     from edge.onnx.bench import Speed
@@ -43,8 +43,7 @@ def is_onnx(model: str | None) -> bool:
 
 def check_unused(args: argparse.Namespace) -> None:
     """UsageError for options of ONNX models, where the model is none."""
-    if given := first_given(args, _OWN):
-        raise UsageError(f"{given} is for ONNX models")
+    refuse(args, _OWN, "is for ONNX models")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -52,8 +51,9 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     check_onnx()
     from apps.show.progress import progress
+    from edge.onnx.bench import speed_json
     from edge.onnx.model import sized
-    from edge.planning.onnx_sweep import speed_json, sweep_devices, sweep_here
+    from edge.planning.onnx_sweep import sweep_devices, sweep_here
     from partition.errors import PlanError
     from partition.plan.onnx_cuts import choose
 
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     if not cuts:
         raise PlanError(f"{model.name} has no cuts of that kind; --cuts all shows every one")
     wire, results = args.wire or "f32", list["CutSpeed"]()
-    with progress(f"Measuring cuts of {model.name}", len(cuts), "cuts") as bar:
+    with progress(f"Measuring cuts of {model.name}", len(cuts), "cuts") as show:
         if args.workers is None:
             devices: tuple[str, ...] = (LOCAL,)
             whole, measured = sweep_here(model, cuts, args.repeats, args.threads)
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
             whole, measured = sweep_devices(devices, model, cuts, **how)
         for one in measured:
             results.append(one)
-            bar.update(len(results), len(cuts), one.cut.label)
+            show(len(results), len(cuts), one.cut.label)
     if args.json:
         graph = {
             "model": args.model,
@@ -93,8 +93,8 @@ def _check(args: argparse.Namespace) -> None:
         if getattr(args, name, default) != default:
             raise UsageError(f"--{name.replace('_', '-')} is for language models; this one is in ONNX")
     if args.workers is None:
-        if given := first_given(args, ("wire", "transport", "in_flight", "insecure", "no_local")):
-            raise UsageError(f"{given} is for several devices: name one with --workers HOST:PORT")
+        several = ("wire", "transport", "in_flight", "insecure", "no_local")
+        refuse(args, several, "is for several devices: name one with --workers HOST:PORT")
     elif (n := len(_devices(args))) != 2:
         raise UsageError(f"a cut is between two devices, not {n}: this one and one worker, or two with --no-local")
     elif args.no_local and args.threads is not None:
@@ -122,7 +122,7 @@ def _show(model: OnnxSource, whole: Speed, devices: Sequence[str], results: Sequ
     rows = []
     for one in results:
         row = [one.cut.label, bytes_text(one.cut.payload_bytes), *(f"{1e3 * s:.4g} ms" for s in one.stage_s)]
-        row.append(f"{ms_text(1e3 * max(one.transfer_s, default=0.0))} ms" if pipelined else "-")
+        row.append(seconds_text(max(one.transfer_s, default=0.0)) if pipelined else "-")
         row.append(f"{one.expected_throughput_per_s:.4g}/s")
         if one.speed:
             speed = one.speed

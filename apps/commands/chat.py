@@ -23,15 +23,16 @@ from apps.options import (
     add_engine_arguments,
     add_prefix_argument,
     engine_options,
-    first_given,
+    given,
     model_path,
     natural,
     number,
     positive_int,
+    refuse,
     seed,
 )
 from apps.show.answer import Loaded, answer, dropped_line
-from apps.show.progress import progress
+from apps.show.progress import ShownSteps
 from apps.show.progress import say as say_as
 from apps.show.table import print_json
 
@@ -117,6 +118,7 @@ def run(args: argparse.Namespace) -> int:
         return _answer_once(args, loaded, prompt, sampling)
 
 
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed")
 _OF_THIS_PROCESS = (
     "resume", "draft", "prefix_cache", "chat_template", "when_full", "grammar", "context", "threads", "affinity",
     "batch", "gpu_layers", "memory", "window", "workers", "plan", "shares", "parallel", "insecure", "spare",
@@ -128,10 +130,8 @@ def _ask_server(args: argparse.Namespace, prompt: str | None) -> int:
     from apps.show.remote import answer_once, talk
     from edge.net.chat_client import ServerChat
 
-    if given := first_given(args, _OF_THIS_PROCESS):
-        raise UsageError(f"{given} is about a model that is loaded here, and with --url it is loaded by a server")
-    names = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed", "max_tokens")
-    options: dict[str, Any] = {name: value for name in names if (value := getattr(args, name)) is not None}
+    refuse(args, _OF_THIS_PROCESS, "is about a model that is loaded here, and with --url it is loaded by a server")
+    options = given(args, (*_SAMPLING, "max_tokens"))
     if args.stop:
         options["stop"] = args.stop
     if args.json_schema:
@@ -267,16 +267,9 @@ def _resumed(chat: Chat, name: str) -> Path:
 
 def _engine(args: argparse.Namespace, path: Path) -> Engine:
     """The model on this device alone."""
-    from edge.llm.engine import Engine
+    from edge.llm.engine import load
 
-    size = path.stat().st_size
-    with progress(f"Loading {path.name}", size) as bar:
-        engine = Engine(
-            path,
-            engine_options(args, follows_load=True),
-            progress=lambda fraction: bar.update(fraction * size),
-            accounted=_say_memory,
-        )
+    engine = load(path, engine_options(args, follows_load=True), ShownSteps(), _say_memory)
     if engine.paging is None and not engine.memory.fits:
         say(
             f"{path.name} is larger than the memory that is free; it will be read from disk again and again, which is"
@@ -301,13 +294,8 @@ def _say_memory(need: MemoryNeed, plan: PagePlan) -> None:
 def _sampling(args: argparse.Namespace) -> SamplingParams:
     from edge.llm.sampler import SamplingParams
 
-    names = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed")
-    given = {name: value for name in names if (value := getattr(args, name)) is not None}
-    if args.grammar:
-        given["grammar"] = _read(args.grammar)
-    if args.json_schema:
-        given["json_schema"] = _read(args.json_schema)
-    return SamplingParams(**given)
+    files: dict[str, Any] = {n: _read(path) for n, path in given(args, ("grammar", "json_schema")).items()}
+    return SamplingParams(**given(args, _SAMPLING), **files)
 
 
 def _read(path: str | Path) -> str:

@@ -34,13 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     revoke = actions.add_parser("revoke", help="refuse a device from now on, or withdraw its invitation")
     revoke.add_argument("name", metavar="NAME", help="of the device")
     listing = actions.add_parser("list", help="who was invited, joined, expired or revoked, and when")
-    for action in (init, invite, revoke, listing):
+    for action, run in ((init, _init), (invite, _invite), (revoke, _revoke), (listing, _list)):
         add(action, "--json")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Do what was asked; the exit code."""
-    return {"init": _init, "invite": _invite, "revoke": _revoke, "list": _list}[args.action](args)
+        action.set_defaults(run=run)
 
 
 def _init(args: argparse.Namespace) -> int:

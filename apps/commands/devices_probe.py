@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from apps.commands import planning
 from apps.errors import UsageError
-from apps.options import add, first_given
+from apps.options import add, refuse
 from apps.show.table import print_columns, print_json, print_note, print_table
-from quant.text import age_text, bytes_text, ms_text
+from quant.text import age_text, bytes_text, seconds_text
 
 if TYPE_CHECKING:
     from devices.machine import Machine, Rate
@@ -44,8 +44,7 @@ def run(args: argparse.Namespace) -> int:
         if args.folder is not None:
             raise UsageError("--folder is of this machine alone; leave MODEL out")
         return _run_model(args)
-    if given := first_given(args, ("cluster", "workers", "insecure", "dim")):
-        raise UsageError(f"{given} is for a MODEL: name one")
+    refuse(args, ("cluster", "workers", "insecure", "dim"), "is for a MODEL: name one")
     if args.folder is not None and not args.folder.is_dir():
         raise UsageError(f"--folder needs a folder that exists; {args.folder} is none")
     from edge.survey.machine import this_machine
@@ -116,11 +115,11 @@ def _llm_row(speed: DeviceSpeed) -> tuple[str, ...]:
     """Of a layer; `prompt` is a token of many."""
     return (
         speed.name,
-        _ms(speed.layer_s.at(1)),
-        _ms(speed.layer_s.at(4)),
-        _ms(speed.layer_s.at(_PROMPT_ROWS) / _PROMPT_ROWS),
-        _ms(speed.half_layer_s.at(1)),
-        _ms(speed.head_s.at(1)),
+        seconds_text(speed.layer_s.at(1)),
+        seconds_text(speed.layer_s.at(4)),
+        seconds_text(speed.layer_s.at(_PROMPT_ROWS) / _PROMPT_ROWS),
+        seconds_text(speed.half_layer_s.at(1)),
+        seconds_text(speed.head_s.at(1)),
         bytes_text(speed.memory_bytes),
         _when(speed.estimate, speed.age_s, speed.busy),
     )
@@ -129,21 +128,17 @@ def _llm_row(speed: DeviceSpeed) -> tuple[str, ...]:
 def _onnx_row(speed: OnnxDevice) -> tuple[str, ...]:
     return (
         speed.name,
-        _ms(speed.seconds(0, len(speed.segments_s))),
+        seconds_text(speed.seconds(0, len(speed.segments_s))),
         str(len(speed.segments_s)),
-        _ms(max(speed.segments_s)),
+        seconds_text(max(speed.segments_s)),
         bytes_text(speed.memory_bytes),
         _when(speed.estimate, speed.age_s, speed.busy),
     )
 
 
 def _link_row(link: dict[str, Any]) -> tuple[str, ...]:
-    bandwidth = f"{link['bytes_per_s'] * 8 / 1e6:,.0f} Mbit/s"
-    return link["from"], link["to"], _ms(link["latency_s"]), bandwidth, _when(link["estimate"], link.get("age_s", 0.0))
-
-
-def _ms(seconds: float) -> str:
-    return f"{ms_text(1e3 * seconds)} ms"
+    latency, bandwidth = seconds_text(link["latency_s"]), f"{link['bytes_per_s'] * 8 / 1e6:,.0f} Mbit/s"
+    return link["from"], link["to"], latency, bandwidth, _when(link["estimate"], link.get("age_s", 0.0))
 
 
 def _when(estimate: bool, age_s: float, busy: bool = False) -> str:

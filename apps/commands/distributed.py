@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from apps.errors import UsageError
-from apps.options import add, check_output, engine_options, first_given, keep_to_cores, positive_int, quiet_grpc
+from apps.options import add, check_output, engine_options, keep_to_cores, positive_int, quiet_grpc, refuse
 from apps.show.progress import ShownSteps
 
 if TYPE_CHECKING:
@@ -106,25 +106,21 @@ def prepare_onnx(args: argparse.Namespace) -> Devices[OnnxPlan] | None:
         keep_to_cores(own.affinity, f"{args.plan}: affinity of {LOCAL}")
         args.threads = args.threads or own.threads
         args.provider = args.provider or own.provider
-    if not devices.workers and (given := first_given(args, _BESIDE_A_PLAN)):
-        raise UsageError(f"{given} is for several devices, and {args.plan} is for this one alone; leave it out")
-    if LOCAL not in devices.addresses and (given := first_given(args, _OF_THIS_DEVICE)):
-        raise UsageError(f"{given} is for a stage on this device, and there is none; leave {given} out")
+    if not devices.workers:
+        refuse(args, _BESIDE_A_PLAN, f"is for several devices, and {args.plan} is for this one alone; leave it out")
+    if LOCAL not in devices.addresses:
+        refuse(args, _OF_THIS_DEVICE, "is for a stage on this device, and there is none; leave it out")
     return devices
 
 
 def _asked(args: argparse.Namespace, kind: type[AnyPlan]) -> Devices[AnyPlan] | None:
     """What the options name, of either kind of model."""
     if args.plan is None and args.workers is None:
-        if given := first_given(args, _OF_SEVERAL):
-            raise UsageError(
-                f"{given} is for several devices: name them with --workers HOST:PORT,..., or give a --plan"
-            )
+        refuse(args, _OF_SEVERAL, "is for several devices: name them with --workers HOST:PORT,..., or give a --plan")
         return None
     quiet_grpc()
     if args.plan is not None:
-        if given := first_given(args, _OF_A_PLAN):
-            raise UsageError(f"--plan says which device does what, and so does {given}: leave one of them out")
+        refuse(args, _OF_A_PLAN, "says which device does what, and so does --plan: leave one of them out")
         from edge.planning.plan_file import read_plan
 
         plan = read_plan(args.plan, kind)

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     path = model_path(args.model)
     output = args.output or Path(f"{path.stem}.imatrix.gguf")
     check_output(output, (*GgufFile.open(path).paths, args.text), args.force)
-    with progress("Calibrating", unit="chunks") as bar:
+    with progress("Calibrating", unit="chunks") as show:
         matrix = collect(
             path,
             text,
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
             most=args.chunks,
             output=args.process_output,
             dataset=str(args.text),
-            progress=bar.update,
+            progress=show,
         )
     size = matrix.write(output)
     if matrix.unseen:

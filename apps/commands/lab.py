@@ -26,13 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     up.add_argument("file", type=Path, metavar="FILE", help="what the lab consists of; docs/example-lab.toml is one")
     down = actions.add_parser("down", help="end the lab, and remove all of it")
     status = actions.add_parser("status", help="what runs, and where")
-    for action in (up, down, status):
+    for action, run in ((up, _up), (down, _down), (status, _status)):
         add(action, "--json")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Do what was asked; the exit code."""
-    return {"up": _up, "down": _down, "status": _status}[args.action](args)
+        action.set_defaults(run=run)
 
 
 def _up(args: argparse.Namespace) -> int:
@@ -40,8 +36,8 @@ def _up(args: argparse.Namespace) -> int:
     from devices.lab.lab import up
 
     config = read_lab(args.file)
-    with progress("Starting workers", len(config.devices), "workers") as bar:
-        state = up(config, lambda n, name: bar.update(n, what=name))
+    with progress("Starting workers", len(config.devices), "workers") as show:
+        state = up(config, lambda n, name: show(n, what=name))
     _show(state, args.json)
     return 0
 

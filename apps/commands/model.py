@@ -8,8 +8,7 @@ import time
 from pathlib import Path
 
 from apps.commands import model_kept
-from apps.errors import UsageError
-from apps.options import add, check_output, model_path, natural, positive_int
+from apps.options import add, check_output, given, model_path, natural, positive_int
 from apps.show.progress import progress
 from apps.show.table import print_json, print_table
 from quant.text import bytes_text, count_text
@@ -28,7 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     info.add_argument("model", nargs="?", metavar="MODEL", help="GGUF file or REPO:FILE (default: the bundled model)")
     add(info, "--context", help="tokens to keep room for (default: the model's, at most 4096)")
     add(info, "--kv-type", default="f16")
-    _add_synth(actions.add_parser("synth", help="write a model of a real one's shape with random weights"))
+    synth = actions.add_parser("synth", help="write a model of a real one's shape with random weights")
+    _add_synth(synth)
     pull = actions.add_parser("pull", help="fetch a model from the Hugging Face hub and print its path")
     pull.add_argument("spec", metavar="REPO:FILE", help="OWNER/NAME:FILE.gguf; or a part of the name, such as q4_k_m")
     listing = actions.add_parser("list", help="what is kept here of models, its size, and when it was used")
@@ -37,14 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     remove.add_argument("--yes", action="store_true", help="do not ask")
     cache = actions.add_parser("cache", help="what is kept here of prompts; --clear removes it")
     cache.add_argument("--clear", action="store_true", help="remove them all; they are computed again when needed")
-    for action in (info, pull, listing, remove, cache):
+    kept = ((listing, model_kept.run_list), (remove, model_kept.run_rm), (cache, model_kept.run_cache))
+    for action, run in ((info, _info), (pull, _pull), (synth, _synth), *kept):
         add(action, "--json")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Do what was asked; the exit code."""
-    kept = {"list": model_kept.run_list, "rm": model_kept.run_rm, "cache": model_kept.run_cache}
-    return {**kept, "info": _info, "synth": _synth, "pull": _pull}[args.action](args)
+        action.set_defaults(run=run)
 
 
 def _add_synth(parser: argparse.ArgumentParser) -> None:
@@ -69,7 +65,6 @@ def _add_synth(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--head-type", metavar="T", help="type of the output head (default: q6_k or wider)")
     parser.add_argument("--seed", type=natural, default=0, metavar="N", help="same seed, same weights (default: 0)")
     add(parser, "--force", help="overwrite OUT")
-    add(parser, "--json")
 
 
 def _info(args: argparse.Namespace) -> int:
@@ -113,16 +108,12 @@ def _range(values: tuple[int, ...]) -> str:
 def _synth(args: argparse.Namespace) -> int:
     from edge.models import presets, synth
 
-    given = {name: value for name in (*_FIGURES, "tied") if (value := getattr(args, name)) is not None}
-    try:
-        shape = presets.shape_of(args.shape, args.arch, given)
-        synth.layout(shape, args.type, args.head_type)  # refuses types before anything is written
-    except synth.ShapeError as exc:
-        raise UsageError(str(exc)) from exc
+    shape = presets.shape_of(args.shape, args.arch, given(args, (*_FIGURES, "tied")))
+    synth.layout(shape, args.type, args.head_type)  # refuses types before anything is written
     check_output(args.out, (), args.force)
     start_s = time.monotonic()
-    with progress(f"writing {args.out.name}") as bar:
-        n_bytes = synth.synthesize(args.out, shape, args.type, args.head_type, args.seed, bar.update)
+    with progress(f"writing {args.out.name}") as show:
+        n_bytes = synth.synthesize(args.out, shape, args.type, args.head_type, args.seed, show)
     duration_s = time.monotonic() - start_s
     if args.json:
         result = {
@@ -143,8 +134,8 @@ def _pull(args: argparse.Namespace) -> int:
     from quant.gguf.file import GgufFile
 
     repo, file = hub.parse(args.spec)
-    with progress(f"fetching {args.spec}") as bar:
-        path = hub.pull(repo, file, progress=bar.update)
+    with progress(f"fetching {args.spec}") as show:
+        path = hub.pull(repo, file, progress=show)
     size_bytes = GgufFile.open(path).size_bytes
     if args.json:
         return print_json({"path": str(path), "size_bytes": size_bytes})

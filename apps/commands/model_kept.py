@@ -8,9 +8,7 @@ import time
 
 from apps.errors import UsageError
 from apps.show.table import print_columns, print_json, print_table
-from quant.text import bytes_text, printable
-
-_UNITS_S = (("day", 86400), ("hour", 3600), ("minute", 60))
+from quant.text import age_text, bytes_text, printable
 
 
 def run_list(args: argparse.Namespace) -> int:
@@ -29,7 +27,7 @@ def run_list(args: argparse.Namespace) -> int:
         print("nothing is kept")
     else:
         now_s = time.time()
-        rows = [(one.name, one.kind, bytes_text(one.n_bytes), _ago(now_s - one.used_at_s)) for one in found]
+        rows = [(one.name, one.kind, bytes_text(one.n_bytes), age_text(now_s - one.used_at_s)) for one in found]
         rows.append((f"{len(found)} in all", "", bytes_text(sum(one.n_bytes for one in found)), ""))
         print_columns(("name", "kind", "size", "used"), rows, whole=("name",))
     return 0
@@ -77,16 +75,7 @@ def run_cache(args: argparse.Namespace) -> int:
         rows = [
             ("size", f"{bytes_text(n_bytes)}, at most {bytes_text(store.max_bytes)}"),
             ("blocks", f"{len(files):,}"),
-            ("used", "never" if used_at_s is None else _ago(time.time() - used_at_s)),
+            ("used", "never" if used_at_s is None else age_text(time.time() - used_at_s)),
         ]
         print_table(f"prompts kept in {store.folder}", rows)
     return 0
-
-
-def _ago(seconds: float) -> str:
-    """How long ago, in the largest unit there is one of."""
-    for unit, unit_s in _UNITS_S:
-        if seconds >= unit_s:
-            n = int(seconds // unit_s)
-            return f"{n} {unit}{'s' if n > 1 else ''} ago"
-    return "just now"

@@ -18,11 +18,12 @@ from apps.options import (
     between,
     check_dimensions,
     check_onnx,
-    first_given,
+    given,
     in_flight,
     model_path,
     positive_int,
     quiet_grpc,
+    refuse,
 )
 from apps.show.progress import ShownSteps
 
@@ -88,16 +89,16 @@ def _options(args: argparse.Namespace) -> PlanOptions:
     if is_onnx(args.model):
         check_onnx()
         check_dimensions(args.dim or [])
-    named = {field.name for field in fields(PlanOptions)}
-    given = {name: value for name, value in vars(args).items() if name in named and value is not None}
-    return PlanOptions(dims=dict(args.dim or []), **given)
+    named = given(args, [field.name for field in fields(PlanOptions)])
+    return PlanOptions(dims=dict(args.dim or []), **named)
 
 
 def _check_kind(args: argparse.Namespace, types: tuple[str, ...]) -> None:
     """UsageError for options that mean nothing for this kind of model."""
-    given = first_given(args, _OF_TEXT if is_onnx(args.model) else _OF_ONNX)
-    if given:
-        raise UsageError(f"{given} is of {'language' if is_onnx(args.model) else 'ONNX'} models")
+    if is_onnx(args.model):
+        refuse(args, _OF_TEXT, "is of language models")
+    else:
+        refuse(args, _OF_ONNX, "is of ONNX models")
     acceptance = getattr(args, "acceptance", None)  # edge devices probe MODEL knows no guesses
     if acceptance is not None and args.draft in (None, "off"):
         raise UsageError("--acceptance is of guesses: say what guesses, with --draft")

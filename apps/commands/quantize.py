@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from apps.errors import UsageError
-from apps.options import QUANTIZE_MINUTES, add, byte_size, check_installed, first_given, items, positive_int
+from apps.options import QUANTIZE_MINUTES, add, byte_size, check_installed, items, positive_int, refuse
 
 HELP = "Make a model smaller: to a type, to a size, or to the memory there is; and say what that costs."
 
@@ -84,15 +84,12 @@ def _check_kernels(args: argparse.Namespace) -> None:
     """UsageError for what --kernels does not use."""
     if args.model is not None:
         raise UsageError("--kernels is about this device; leave IN and OUT out")
-    name = first_given(args, ("type", *_FOR_ONNX, *_FOR_GGUF, "force"))
-    if name:
-        raise UsageError(f"--kernels is about this device; leave {name} out")
+    refuse(args, ("type", *_FOR_ONNX, *_FOR_GGUF, "force"), "is of a model; --kernels is about this device")
 
 
 def _run_onnx(args: argparse.Namespace) -> int:
-    name = first_given(args, _FOR_GGUF)
-    if name:
-        raise UsageError(f"{name} is for GGUF models; an ONNX model takes --type int8 or int4, and reports by itself")
+    words = "is for GGUF models; an ONNX model takes --type int8 or int4, and reports by itself"
+    refuse(args, _FOR_GGUF, words)
     if args.type is None:
         raise UsageError("an ONNX model takes --type int8 or int4")
     from apps.commands import quantize_onnx
@@ -113,8 +110,7 @@ def _check(args: argparse.Namespace) -> None:
         (("text",), fits or args.report, "--size, --fit and --report"),
         (_FOR_ONNX, None, "ONNX models"),
     ):
-        name = "" if wanted else first_given(args, names)
-        if name:
-            raise UsageError(f"{name} is for {use}")
+        if not wanted:
+            refuse(args, names, f"is for {use}")
     if fits:
         check_installed({"scipy": "scipy"}, "--size and --fit", "quantize")

@@ -21,8 +21,8 @@ def run(args: argparse.Namespace) -> int:
     """Show how fast this device computes with each type; the exit code."""
     threads = args.threads or default_threads()
     kinds = [TYPES[name] for name in _KERNELS]
-    with progress("Measuring", unit="rounds") as bar:
-        speeds = measure_kernels(kinds, COLUMNS, threads, prompts=True, progress=bar.update)
+    with progress("Measuring", unit="rounds") as show:
+        speeds = measure_kernels(kinds, COLUMNS, threads, prompts=True, progress=show)
     slow = slow_kinds(speeds)
     default = default_mix(threads, again=True).name
     if args.json:

@@ -30,8 +30,8 @@ def run(args: argparse.Namespace) -> int:
     from edge.quantization.onnx import quantize
 
     start_s = time.monotonic()
-    with progress(f"Quantizing {source.name}", unit="steps") as bar:
-        made = quantize(source, target, args.type, calibration, args.block_size, args.threads, bar.update)
+    with progress(f"Quantizing {source.name}", unit="steps") as show:
+        made = quantize(source, target, args.type, calibration, args.block_size, args.threads, show)
     duration_s = time.monotonic() - start_s
     if args.json:
         head = {"input": str(args.model), "output": str(args.output), "type": args.type}

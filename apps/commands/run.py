@@ -177,8 +177,8 @@ def _check(args: argparse.Namespace) -> Scaling | None:
 def _measure(flow: Flow, feeds: Feeds, repeats: int, window: int | None) -> Speed:
     from edge.onnx.bench import measure
 
-    with progress("Measuring", unit="runs") as bar:
-        return measure(flow, feeds, repeats, window, bar.update)
+    with progress("Measuring", unit="runs") as show:
+        return measure(flow, feeds, repeats, window, show)
 
 
 def _tell(args: argparse.Namespace, made: Made, labels: list[str] | None) -> None:

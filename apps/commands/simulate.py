@@ -10,7 +10,7 @@ from apps.options import add, argument, positive_int, seed
 from apps.show.table import print_columns, print_json, print_note
 from edge.planning import simulation_texts
 from edge.planning.formats import SIMULATED
-from quant.text import ms_text
+from quant.text import seconds_text
 
 if TYPE_CHECKING:
     from partition.simulate.arrivals import Arrivals
@@ -129,8 +129,5 @@ def _show(result: Simulated, arrivals: Arrivals, point: str | None) -> None:
 
 
 def _spread(spread: Spread) -> list[str]:
-    return [_time_text(value) for value in (spread.mean, spread.p50, spread.p90, spread.p99)]
-
-
-def _time_text(seconds: float) -> str:
-    return f"{ms_text(1e3 * seconds)} ms" if seconds < 0.9995 else f"{seconds:.4g} s"
+    times_s = (spread.mean, spread.p50, spread.p90, spread.p99)
+    return [seconds_text(time_s) if time_s < 0.9995 else f"{time_s:.4g} s" for time_s in times_s]

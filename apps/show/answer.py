@@ -42,8 +42,8 @@ def answer(
 ) -> Generator[Response, None, None]:
     """What `Chat.ask` yields, or `Chat.retry` where it is `again`, with a progress bar until the first token."""
     ask: Callable[..., Iterator[Response]] = chat.retry if again else chat.ask
-    with progress("Reading the prompt", unit="tokens") as bar:
-        responses = ask(text, sampling, max_tokens=max_tokens, stop=stop, on_prefill=bar.update)
+    with progress("Reading the prompt", unit="tokens") as show:
+        responses = ask(text, sampling, max_tokens=max_tokens, stop=stop, on_prefill=show)
         first = next(responses)
     yield first
     yield from responses

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from quant.text import bytes_text, counted, ms_text, with_article
+from quant.text import bytes_text, counted, ms_text, seconds_text, with_article
 
 if TYPE_CHECKING:
     from partition.predict.prediction import Prediction
@@ -25,8 +25,8 @@ def stage_rows(predicted: Prediction, names: Mapping[str, str]) -> tuple[tuple[s
                 str(i),
                 " + ".join(names.get(device, device) for device in stage.devices),
                 stage.what,
-                f"{ms_text(1e3 * stage.compute_s)} ms{sums}",
-                f"{ms_text(1e3 * stage.transfer_s)} ms",
+                f"{seconds_text(stage.compute_s)}{sums}",
+                seconds_text(stage.transfer_s),
                 f"{memory}{paged}",
             )
         )
@@ -40,12 +40,12 @@ def prediction_rows(predicted: Prediction, names: Mapping[str, str]) -> list[tup
     if predicted.ttft_s is not None:
         many = f"{counted(predicted.in_flight, 'request')} in {counted(predicted.microbatches, 'microbatch')}"
     rows = [
-        ("latency", f"{ms_text(1e3 * predicted.latency_s)} ms {with_article(unit)}, one alone"),
+        ("latency", f"{seconds_text(predicted.latency_s)} {with_article(unit)}, one alone"),
         ("throughput", f"{predicted.throughput_per_s:.3g} {unit}s/s with {many}"),
     ]
     if predicted.draft is not None:
         draft = predicted.draft
-        told = f"{draft}: {draft.tokens:.2f} tokens a pass; {ms_text(1e3 * predicted.plain_s)} ms a token without"
+        told = f"{draft}: {draft.tokens:.2f} tokens a pass; {seconds_text(predicted.plain_s)} a token without"
         rows.append(("guesses", told))
     if predicted.ttft_s is not None:
         rows.append(("first token", f"{predicted.ttft_s:.3g} s after a prompt of {predicted.prompt} tokens"))
@@ -61,7 +61,7 @@ def unit_text(objective: str, value: float | None) -> str:
     if value is None:
         return "no plan either"
     if objective in ("latency", "throughput"):
-        return f"{ms_text(1e3 * value)} ms a token or an input" + (
+        return f"{seconds_text(value)} a token or an input" + (
             f" ({1 / value:.3g}/s)" if objective == "throughput" else ""
         )
     return {"ttft": f"{value:.3g} s", "memory": bytes_text(round(value)), "energy": f"{value:.3g} J"}[objective]

@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 from edge.tasks import ShowStep, Steps
 from quant.text import bytes_text, count_text, printable
@@ -14,21 +13,14 @@ PLAIN_INTERVAL_S = 5.0
 SHOW_AFTER_S = 0.3  # a bar for less would only flicker
 
 
-class Progress(Protocol):
-    """A job under way."""
-
-    def update(self, n: float, total: float | None = None, what: str = "") -> None:
-        """`n` units are done, of `total` where that is news. what: it is at now."""
-
-
 @contextmanager
-def progress(label: str, total: float | None = None, unit: str = "bytes") -> Iterator[Progress]:
+def progress(label: str, total: float | None = None, unit: str = "bytes") -> Iterator[ShowStep]:
     """Show `label` and how much of `total` is done, until the block ends. Units: "bytes", or what is counted."""
     if sys.stderr.isatty():
         with _Bar(label, total, unit) as bar:
-            yield bar
+            yield bar.update
     else:
-        yield _Lines(label, total, unit)
+        yield _Lines(label, total, unit).update
 
 
 def say(words: str, command: str = "") -> None:
@@ -46,8 +38,8 @@ class ShownSteps(Steps):
     @contextmanager
     def step(self, label: str, total: float | None = None, unit: str = "bytes") -> Iterator[ShowStep]:
         """One step, shown until it ends."""
-        with progress(label, total, unit) as bar:
-            yield bar.update
+        with progress(label, total, unit) as show:
+            yield show
 
     def say(self, line: str) -> None:
         """A sentence on standard error."""

@@ -27,14 +27,14 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
+        from edge.onnx.bench import speed_json
+
         speed = self.speed
         return {
             "outputs": [one.to_json() for one in self.outputs],
             "top": self.top.to_json() if self.top else None,
-            "latency_ms_median": speed.latency_ms_median if speed else None,
+            **speed_json(speed),
             "latency_ms_p90": speed.latency_ms_p90 if speed else None,
-            "throughput_per_s": speed.throughput_per_s if speed else None,
-            "in_flight": speed.window if speed else None,
             "repeats": speed.repeats if speed else 0,
             "notes": [f"{note}." for note in self.notes],
         }

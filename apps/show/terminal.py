@@ -148,6 +148,9 @@ class _Talk:
         if word not in self._commands:
             self._console.print(f"[red]{escape(word)} is not a command; /help lists them[/]")
             return
+        if word in ("/save", "/load") and not rest.strip():
+            self._console.print(f"[red]{word} needs a file name[/]")
+            return
         self._commands[word][1](rest.strip())
 
     def _help(self, _: str) -> None:
@@ -168,20 +171,22 @@ class _Talk:
     def _undo(self, _: str) -> None:
         if self._something_asked():
             self._chat.undo()
-            self._last = None
-            self._keep()
-            self._console.print(f"[dim]taken back; {counted(len(self._chat.messages), 'message')} left[/]")
+            self._changed(f"taken back; {counted(len(self._chat.messages), 'message')} left")
 
     def _something_asked(self) -> bool:
         if self._chat.last_question is None:
             self._console.print("[red]nothing was asked yet[/]")
         return self._chat.last_question is not None
 
-    def _clear(self, _: str) -> None:
-        self._chat.clear()
+    def _changed(self, words: str) -> None:
+        """The conversation is another one now."""
         self._last = None
         self._keep()
-        self._console.print("[dim]conversation forgotten[/]")
+        self._console.print(f"[dim]{words}[/]")
+
+    def _clear(self, _: str) -> None:
+        self._chat.clear()
+        self._changed("conversation forgotten")
 
     def _system(self, text: str) -> None:
         if text:
@@ -189,9 +194,6 @@ class _Talk:
         self._console.print(f"[dim]system: {escape(self._chat.system or '(none)')}[/]")
 
     def _save(self, path: str) -> None:
-        if not path:
-            self._console.print("[red]/save needs a file name[/]")
-            return
         target = Path(path).expanduser()
         self._chat.save(target)
         self._console.print(
@@ -199,12 +201,8 @@ class _Talk:
         )
 
     def _load(self, path: str) -> None:
-        if not path:
-            self._console.print("[red]/load needs a file name[/]")
-            return
         self._chat.load(Path(path).expanduser())
-        self._keep()
-        self._console.print(f"[dim]{len(self._chat.messages)} messages loaded[/]")
+        self._changed(f"{len(self._chat.messages)} messages loaded")
 
     def _stats(self, _: str) -> None:
         rows = [("load", f"{self._load_s:.2f} s")]

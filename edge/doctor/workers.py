@@ -19,7 +19,7 @@ from edge.doctor.trust import clocks_apart
 from edge.errors import WorkerError
 from edge.net.channel import is_loopback
 from edge.tasks import CancelScope
-from quant.text import bytes_text, counted, ms_text
+from quant.text import bytes_text, counted, seconds_text
 from transport.errors import LinkClosed, LinkTimeout, TransportError
 
 WORKER_TIMEOUT_S = 5.0  # for a worker to take a connection, and again for each of its answers
@@ -115,7 +115,7 @@ def check_link(a: str, b: str, where: str, *, insecure: bool) -> Finding:
 
 def link(report: LinkReport) -> Verdict:
     """What a link does, and what looks wrong about it."""
-    seen = f"{_seconds(2 * report.profile.latency_median_s)} there and back, {_rates(report.profile)}"
+    seen = f"{seconds_text(2 * report.profile.latency_median_s)} there and back, {_rates(report.profile)}"
     return Verdict(NOTE, seen, "; ".join(report.hints)) if report.hints else Verdict(OK, seen)
 
 
@@ -163,10 +163,6 @@ def _battery(profile: DeviceProfile) -> Verdict:
     if profile.battery_percent < LOW_PERCENT:
         return Verdict(PROBLEM, f"{seen}, not plugged in", "plug it in: when it ends, all that runs with it ends")
     return Verdict(NOTE, f"{seen}, not plugged in", "plug it in: on its battery it may compute slower")
-
-
-def _seconds(seconds: float) -> str:
-    return f"{ms_text(1e3 * seconds)} ms"
 
 
 def _rates(profile: LinkProfile) -> str:

@@ -25,6 +25,7 @@ from edge.paging.load import BudgetedModel, load_within
 from edge.paging.memory import MemoryNeed
 from edge.paging.plan import PagePlan
 from edge.paging.weights import PagedWeights
+from edge.tasks import SILENT, Steps
 from partition.model.check import check_loadable
 from partition.model.generation import generates
 from partition.model.metadata import Metadata
@@ -345,6 +346,15 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def load(
+    path: Path, options: EngineOptions = DEFAULTS, steps: Steps = SILENT, accounted: Accounted | None = None
+) -> Engine:
+    """An engine, as `Engine` says, while `steps` show how far loading it is."""
+    size = path.stat().st_size
+    with steps.step(f"Loading {path.name}", size) as show:
+        return Engine(path, options, progress=lambda fraction: show(fraction * size), accounted=accounted)
 
 
 def check_room(n: int, start: int, batch: int, context: int) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice, repeat
+from typing import Any
 
 from edge.onnx.pipeline import MOST_WINDOW, Result
 from edge.onnx.samples import Feeds
@@ -31,6 +32,15 @@ class Speed:
     compute_ms: tuple[float, ...]  # of each stage, medians, one input at a time
     window: int  # inputs in flight for the throughput
     repeats: int  # inputs that each of the two counts
+
+
+def speed_json(speed: Speed | None) -> dict[str, Any]:
+    """What a model or a cut gives, as plain values; None where it did not run."""
+    return {
+        "latency_ms_median": speed.latency_ms_median if speed else None,
+        "throughput_per_s": speed.throughput_per_s if speed else None,
+        "in_flight": speed.window if speed else None,
+    }
 
 
 def measure(

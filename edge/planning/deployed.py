@@ -12,7 +12,7 @@ from edge.cluster.deployment import DEFAULT_EXCHANGE, Exchange
 from edge.cluster.fleet import Fleet
 from edge.cluster.standby import Standby
 from edge.errors import EdgeError
-from edge.llm.engine import Engine
+from edge.llm.engine import Engine, load
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions, resolve
 from edge.parallel.engine import DistributedEngine
@@ -164,15 +164,14 @@ def deployed(
 
 def alone(path: Path, options: EngineOptions, plan: Plan, steps: Steps = SILENT) -> Engine:
     """The whole model on this device, as its plan says where `options` do not. The errors of Engine."""
-    shard, size = plan.shard(0), path.stat().st_size
+    shard = plan.shard(0)
     options = replace(
         options,
         memory=options.memory or shard.memory,
         threads=options.threads or shard.threads,
         gpu_layers=shard.gpu_layers if options.gpu_layers is None else options.gpu_layers,
     )
-    with steps.step(f"Loading {path.name}", size) as show:
-        return Engine(path, options, progress=lambda fraction: show(fraction * size))
+    return load(path, options, steps)
 
 
 def _arranged(

@@ -9,7 +9,7 @@ from typing import Any
 
 from edge.cluster.fleet import Fleet
 from edge.cluster.onnx_deployment import OnnxDeployment
-from edge.onnx.bench import Speed, in_turn, measure
+from edge.onnx.bench import Speed, in_turn, measure, speed_json
 from edge.onnx.engine import OnnxEngine
 from edge.onnx.model import OnnxSource
 from edge.onnx.stage import LoadedStage
@@ -54,15 +54,6 @@ class CutSpeed:
             "expected_throughput_per_s": self.expected_throughput_per_s,
             **speed_json(self.speed),
         }
-
-
-def speed_json(speed: Speed | None) -> dict[str, Any]:
-    """What a model or a cut gives, as plain values; None where it did not run."""
-    return {
-        "latency_ms_median": speed.latency_ms_median if speed else None,
-        "throughput_per_s": speed.throughput_per_s if speed else None,
-        "in_flight": speed.window if speed else None,
-    }
 
 
 def sweep_here(

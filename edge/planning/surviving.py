@@ -21,7 +21,7 @@ from edge.cluster.spares import stand_by
 from edge.cluster.standby import Standby
 from edge.errors import EdgeError, Interrupted
 from edge.llama import llama
-from edge.llm.engine import Engine
+from edge.llm.engine import Engine, load
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
 from edge.parallel.mirror import MirroredHistory
@@ -344,12 +344,10 @@ class Survivor:
 
     def _alone(self, plan: Plan, steps: Steps) -> Engine:
         options, path = self._options, self._file.path
-        size, free = path.stat().st_size, available_memory()
-        if options.memory is None and size > free:
+        free = available_memory()
+        if options.memory is None and path.stat().st_size > free:
             options = replace(options, memory=round(PAGED_SHARE * free))
-        options = replace(options, threads=options.threads or plan.shard(0).threads)
-        with steps.step(f"Loading {path.name}", size) as show:
-            return Engine(path, options, progress=lambda fraction: show(fraction * size))
+        return load(path, replace(options, threads=options.threads or plan.shard(0).threads), steps)
 
     def _name(self, fleet: Fleet, address: str) -> str:
         return "this device" if device(address) == LOCAL else fleet.workers[address].label

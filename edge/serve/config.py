@@ -79,13 +79,13 @@ class EngineConfig:
     def loaded(self, steps: Steps) -> Iterator[tuple[TextEngine, Deployed | None]]:
         """The model, loaded, and where it runs where that is on several devices. The errors of Engine and deployed."""
         from edge.cluster.deployment import Exchange
-        from edge.llm.engine import Engine
+        from edge.llm.engine import load
         from edge.planning.deployed import Placement, deployed
         from partition.plan.plan import Plan
 
         path, options = Path(self.path), self.engine_options()
         if not self.workers and self.plan is None:
-            with steps.step(f"Loading {path.name}"), Engine(path, options) as engine:
+            with load(path, options, steps) as engine:
                 yield engine, None
             return
         plan = Plan.from_json(dict(self.plan)) if self.plan is not None else None

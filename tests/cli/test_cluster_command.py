@@ -27,7 +27,9 @@ def edge_cluster(*args: str) -> int:
     """Run the command in this process."""
     parser = argparse.ArgumentParser(prog="edge cluster")
     cluster.add_arguments(parser)
-    return cluster.run(parser.parse_args(args))
+    found = parser.parse_args(args)
+    code: int = found.run(found)
+    return code
 
 
 def answer(capsys: pytest.CaptureFixture[str], *args: str) -> str:

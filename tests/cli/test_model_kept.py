@@ -80,7 +80,7 @@ def test_all_that_is_kept_is_listed(caches: Caches, capsys: pytest.CaptureFixtur
     line = next(line for line in lines if line.startswith("tiny-0123"))
     assert "quantized" in line
     assert "40 B" in line
-    assert line.endswith("days ago")
+    assert line.endswith("d ago")
     assert "2.37 KiB" in lines[-1]
 
 
@@ -152,7 +152,7 @@ def test_kept_prompts_are_shown_and_cleared(caches: Caches, capsys: pytest.Captu
     assert main(["model", "cache"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split() for line in lines[1:3]] == ["size 11.7 KiB, at most 2.00 GiB".split(), ["blocks", "1,200"]]
-    assert lines[3].endswith("days ago")
+    assert lines[3].endswith("d ago")
     assert main(["model", "cache", "--clear"]) == 0
     said = capsys.readouterr().out
     assert said == f"removed 1,200 blocks of prompts from {store.folder}: 11.7 KiB\n"

@@ -27,8 +27,8 @@ def terminal_as_stderr(monkeypatch: pytest.MonkeyPatch) -> FakeTerminal:
 def test_a_bar_with_label_and_amount_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = terminal_as_stderr(monkeypatch)
     monkeypatch.setattr(progress_module, "SHOW_AFTER_S", 0)
-    with progress("Reading the prompt", unit="tokens") as bar:
-        bar.update(512, 2048)
+    with progress("Reading the prompt", unit="tokens") as show:
+        show(512, 2048)
         until(lambda: "512 of 2.05 K tokens, 25 %" in terminal.getvalue(), "the bar is shown")
     assert "Reading the prompt" in terminal.getvalue()
     assert terminal.getvalue().endswith("\x1b[2K")  # and wiped away
@@ -36,21 +36,21 @@ def test_a_bar_with_label_and_amount_on_a_terminal(monkeypatch: pytest.MonkeyPat
 
 def test_no_bar_for_a_short_job(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = terminal_as_stderr(monkeypatch)
-    with progress("Loading", 100) as bar:
-        bar.update(100)
+    with progress("Loading", 100) as show:
+        show(100)
     assert terminal.getvalue() == ""
 
 
 def test_plain_lines_elsewhere(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(progress_module, "PLAIN_INTERVAL_S", 0)
-    with progress("Loading", 2048) as bar:
-        bar.update(1024)
-        bar.update(2048)
+    with progress("Loading", 2048) as show:
+        show(1024)
+        show(2048)
     out, err = capsys.readouterr()
     assert (out, err) == ("", "Loading: 1.00 KiB of 2.00 KiB, 50 %\nLoading: 2.00 KiB of 2.00 KiB, 100 %\n")
 
 
 def test_no_lines_for_a_short_job(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress("Loading", 2048) as bar:
-        bar.update(2048)
+    with progress("Loading", 2048) as show:
+        show(2048)
     assert capsys.readouterr() == ("", "")
