@@ -7,11 +7,12 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pexpect
 import pytest
@@ -19,6 +20,7 @@ import pytest
 from apps import cli
 from edge.doctor.findings import OK, Verdict
 from tests.support import ROOT
+from tests.support.forking import CAN_FORK, Forked
 
 EDGE = (sys.executable, "-m", "apps.cli")
 ENDLESS = "root ::= [a-z] root"  # a grammar no text completes: any model goes on until it is stopped
@@ -38,11 +40,14 @@ def run_edge(
     timeout: float = TIMEOUT_S,
     preexec: Callable[[], None] | None = None,
 ) -> "subprocess.CompletedProcess[str]":
-    """Run the command to its end with pipes as its standard streams. `env` is added to the environment."""
+    """Run the command to its end, with no terminal. `env` is added to the environment."""
+    environment = {**os.environ, **(env or {})}
+    if CAN_FORK and preexec is None:
+        return _run_forked([str(arg) for arg in args], stdin, environment, timeout)
     return subprocess.run(
         [*EDGE, *map(str, args)],
         cwd=ROOT,
-        env={**os.environ, **(env or {})},
+        env=environment,
         input=stdin,
         capture_output=True,
         text=True,
@@ -52,16 +57,37 @@ def run_edge(
     )
 
 
+def _run_forked(
+    args: list[str], stdin: str, env: Mapping[str, str], timeout_s: float
+) -> "subprocess.CompletedProcess[str]":
+    """stdin: has to fit into a pipe, 64 KiB."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
+        with _given(stdin) as given:
+            process = Forked(args, env, (given, out, errors))
+        try:
+            code = process.wait(timeout_s)
+        finally:
+            process.kill()
+        out.seek(0)
+        errors.seek(0)
+        return subprocess.CompletedProcess(process.args, code, out.read(), errors.read())
+
+
+def _given(stdin: str) -> TextIO:
+    """A pipe that holds the text: something that can be waited for, as `edge chat` does."""
+    read, write = os.pipe()
+    with os.fdopen(write, "w") as text:
+        text.write(stdin)
+    return os.fdopen(read)
+
+
 def edge_here(*args: str | Path, stdin: str = "") -> "subprocess.CompletedProcess[str]":
     """What `run_edge` returns, without a process: for what a command says, where nothing of a process is tested.
 
     stdin: has to fit into a pipe, 64 KiB.
     """
     out, errors = io.StringIO(), io.StringIO()
-    read, write = os.pipe()  # something that can be waited for, as `edge chat` does
-    with os.fdopen(write, "w") as text:
-        text.write(stdin)
-    with os.fdopen(read) as given, redirect_stdout(out), redirect_stderr(errors), pytest.MonkeyPatch.context() as patch:
+    with _given(stdin) as given, redirect_stdout(out), redirect_stderr(errors), pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stdin", given)
         try:
             code = cli.main([str(arg) for arg in args])

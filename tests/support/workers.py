@@ -28,6 +28,7 @@ from edge.net.peers import SECRET_BYTES
 from edge.slices.digests import Digests
 from edge.slices.store import SliceStore
 from edge.worker import service as inside
+from tests.support.forking import CAN_FORK, Forked
 from tests.support.helpers import EDGE, ROOT, TIMEOUT_S, until
 from transport import rpc
 from transport.gate import Gate
@@ -62,16 +63,21 @@ class Worker:
         }
         self._log = folder / f"log-{len(list(folder.glob('log-*')))}"  # a worker may follow another one in its folder
         limit = ("sh", "-c", f'ulimit -n {files}; exec "$@"', "sh") if files else ()
-        with self._log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [*limit, *EDGE, "worker", "--listen", listen, *map(str, options)],
-                cwd=ROOT,
-                env=self.env,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                preexec_fn=preexec,
-            )
+        command = ["worker", "--listen", listen, *map(str, options)]
+        self.process: Forked | subprocess.Popen[bytes]
+        with self._log.open("wb") as log, open(os.devnull) as nothing:
+            if CAN_FORK and not limit and preexec is None:
+                self.process = Forked(command, self.env, (nothing, log, log))
+            else:
+                self.process = subprocess.Popen(
+                    [*limit, *EDGE, *command],
+                    cwd=ROOT,
+                    env=self.env,
+                    stdin=nothing,
+                    stdout=log,
+                    stderr=log,
+                    preexec_fn=preexec,
+                )
         self.host = listen.rpartition(":")[0].strip("[]")
         self.port = 0
 
