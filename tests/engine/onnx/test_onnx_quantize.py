@@ -15,6 +15,7 @@ from edge.quantization import onnx_tools
 from edge.quantization.onnx import BLOCK_SIZES, quantize
 from tests.support.onnx_files import cosine, operators, quick, samples, saved, vectors  # noqa: F401 (fixtures)
 from tests.support.onnx_graphs import conv_net, images, light, mlp, run, runs, with_random_weights
+from tests.support.thorough import thorough
 
 # The least cosine to the float model's output. "static 7": weights of 7 bits, which are what a processor without VNNI
 # makes (`_saturates`); they are made here on every processor. The bounds were set by what was measured on AVX-512 VNNI,
@@ -29,16 +30,17 @@ REAL = {
     ("shufflenet", "static"): 0.99,
     ("shufflenet", "static 7"): 0.99,
     ("inception_v1", "dynamic"): 0.99,
-    ("densenet121", "static 7"): 0.99,
     ("densenet121", "static"): 0.99,
-    ("resnet50", "dynamic"): 0.99,
 }
+# Seconds more of operators that the others have, too.
+LARGER = {("densenet121", "static 7"): 0.99, ("resnet50", "dynamic"): 0.99}
 
 
-@pytest.mark.parametrize(("name", "method"), REAL)
+@pytest.mark.parametrize("graph", [*REAL, *thorough(*LARGER)], ids="-".join)
 def test_real_graphs_go_through_int8_and_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, method: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, graph: tuple[str, str]
 ) -> None:
+    name, method = graph
     monkeypatch.setattr(onnx_quantize, "_MADE_UP", 1)
     source, target = saved(with_random_weights(light(name)), tmp_path / "float.onnx"), tmp_path / "int8.onnx"
     pictures = images(2)
@@ -57,7 +59,7 @@ def test_real_graphs_go_through_int8_and_run(
         [output.ravel() for [output] in runs(path, (pictures[:1],), (pictures[1:],))] for path in (source, target)
     )
     for a, b in zip(expected, found, strict=True):
-        assert a @ b / np.linalg.norm(a) / np.linalg.norm(b) > REAL[name, method]
+        assert a @ b / np.linalg.norm(a) / np.linalg.norm(b) > (REAL | LARGER)[name, method]
     # Another picture makes another output, and more of a difference than quantization.
     assert np.linalg.norm(expected[0] - expected[1]) > 0.01 * np.linalg.norm(expected[0])
     assert np.linalg.norm(found[0] - expected[0]) < 0.7 * np.linalg.norm(found[0] - found[1])
