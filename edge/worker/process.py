@@ -14,6 +14,7 @@ from pathlib import Path
 
 from devices.interpreter import module_command
 from edge import log
+from edge.worker.fork_server import ForkedProcess, ForkServer
 from edge.worker.limits import ResourceLimits
 from transport import edge_pb2 as pb
 from transport.errors import TransportError
@@ -30,18 +31,32 @@ _LAST_LINES = 5  # of what it said, to tell how it died
 class Child:
     """A running engine process."""
 
-    def __init__(self, host: str, credentials: Path | None, lent: ResourceLimits, session: str) -> None:
-        """Starts it. host: where it takes TCP links; credentials: the folder, where links are encrypted."""
+    def __init__(
+        self,
+        host: str,
+        credentials: Path | None,
+        lent: ResourceLimits,
+        session: str,
+        fork_server: ForkServer | None = None,
+    ) -> None:
+        """Starts it. host: where it takes TCP links; credentials: the folder, where links are encrypted; fork_server:
+        who starts it, in place of an interpreter of its own."""
         self.folder = Path(tempfile.mkdtemp(prefix="edge-"))
         ours, theirs = socket.socketpair()
-        command = module_command("edge.worker.rank", "--control", str(theirs.fileno()), "--host", host)
-        command += ["--folder", str(self.folder), *lent.options()]
+        arguments = ["--host", host, "--folder", str(self.folder), *lent.options()]
         if credentials is not None:
-            command += ["--credentials", str(credentials)]
+            arguments += ["--credentials", str(credentials)]
+        self._process: subprocess.Popen[bytes] | ForkedProcess
         try:
-            self._process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE
-            )
+            if fork_server is not None:
+                self._process = fork_server.start(arguments, theirs.fileno())
+            else:
+                self._process = subprocess.Popen(
+                    module_command("edge.worker.rank", *arguments, "--control", str(theirs.fileno())),
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                )
         except BaseException:
             ours.close()
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -107,7 +122,7 @@ class Child:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _reason(self) -> str:
-        code = self._process.returncode
+        code = self._process.wait()
         how = f"was killed by {_signal(-code)}" if code < 0 else f"ended with exit code {code}"
         hint = " (out of memory is the usual cause)" if code == -signal.SIGKILL else ""
         words = f": {' | '.join(self._said)}" if self._said else ""

@@ -19,6 +19,8 @@ from devices.probe import own_rss, rss
 from edge import log
 from edge.errors import EdgeError, NotEnoughMemory
 from edge.slices.store import SliceStore
+from edge.worker import fork_server
+from edge.worker.fork_server import ForkServer
 from edge.worker.limits import ResourceLimits
 from edge.worker.process import Child
 from transport import edge_pb2 as pb
@@ -101,6 +103,8 @@ class Sessions:
         self._lock = threading.Lock()
         self._turn = threading.Lock()  # to load, where memory is limited
         self._leaving = self._closed = False
+        # Where memory is limited, what it holds would be missing for weights.
+        self._fork_server = ForkServer() if fork_server.AVAILABLE and memory_limit_bytes is None else None
 
     def states(self) -> list[pb.SessionState]:
         """What every session holds."""
@@ -129,6 +133,8 @@ class Sessions:
             session.child.let_go()
         for session in sessions:
             session.child.stop()
+        if self._fork_server is not None:
+            self._fork_server.close()
 
     def run(self, commands: Iterator[pb.Command], context: grpc.ServicerContext) -> Iterator[pb.Event]:
         """One session, from its Open to the end of the stream: yields the events of the engine process."""
@@ -181,6 +187,8 @@ class Sessions:
         relay(outside, inside)
 
     def _start(self, first: pb.Command) -> Session:
+        if self._fork_server is not None:
+            self._fork_server.prepare()  # takes a while the first time; nobody waits for the lock meanwhile
         with self._lock:
             if self._closed or self._leaving:
                 raise Refused("this worker is about to end and takes no new session; go on without it")
@@ -188,7 +196,7 @@ class Sessions:
                 raise Refused(f"this worker runs {MAX_SESSIONS} sessions already, which is all it may; end one of them")
             self._check_room()
             name = secrets.token_hex(8)
-            child = Child(self._host, self._credentials, self._lent, name)
+            child = Child(self._host, self._credentials, self._lent, name, self._fork_server)
             links = threading.Semaphore(LINKS_PER_RANK * first.open.world_size)
             session = self._sessions[name] = Session(name, first.open, child, links)
         with suppress(TransportError):  # it may have died already: whoever waits for its events hears how

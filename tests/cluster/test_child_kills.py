@@ -107,7 +107,7 @@ def test_killed_again_and_again(tmp_path: Path) -> None:
         with watched(one) as answers:
             for i, moment in enumerate(moments):
                 if moment == "starting":
-                    kill_starting(one, remote, draw.uniform(0, 0.3))
+                    kill_starting(one, remote, draw.uniform(0, 0.05))
                 else:
                     kill_session(remote, digest, moment, draw.randrange(3))  # it says two things at least
                 until(lambda: not remote.describe()[1].sessions, "the end of the session")

@@ -104,12 +104,20 @@ class Worker:
         return Remote(channel, host, self.port, None)
 
     def children(self) -> list[psutil.Process]:
-        """Its engine processes."""
+        """Its engine processes, without the fork server that started them."""
+        return [child for child in self._processes() if not is_fork_server(child)]
+
+    def fork_server(self) -> psutil.Process:
+        """Who starts its engine processes."""
+        [server] = filter(is_fork_server, self._processes())
+        return server
+
+    def _processes(self) -> list[psutil.Process]:
         return [child for child in psutil.Process(self.process.pid).children(recursive=True) if running(child)]
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Make it end, and check that it leaves nothing."""
-        children = self.children() if self.process.poll() is None else []
+        children = self._processes() if self.process.poll() is None else []
         if self.process.poll() is None:
             self.process.send_signal(number)
             assert self.process.wait(TIMEOUT_S) == 0, self.log()
@@ -192,6 +200,15 @@ def running(process: psutil.Process) -> bool:
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
+
+
+def is_fork_server(process: psutil.Process) -> bool:
+    """And not an engine process, whose command line is the same."""
+    try:
+        mine, parents = process.cmdline(), psutil.Process(process.ppid()).cmdline()
+    except psutil.NoSuchProcess:
+        return False
+    return "edge.worker.fork_server" in mine and mine != parents
 
 
 def gone(pid: int) -> bool:

@@ -1,0 +1,77 @@
+"""Engine processes are forked from one that has imported everything, and are otherwise as if they were not."""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from edge.cluster.session import RemoteSession
+from edge.errors import EdgeError, WorkerError
+from edge.worker import fork_server
+from edge.worker.fork_server import ForkServer
+from tests.support.helpers import until
+from tests.support.workers import SECRET, Worker, gone, worker
+
+
+@pytest.fixture(scope="module", name="one")
+def a_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    with worker(tmp_path_factory.mktemp("w")) as one:
+        yield one
+
+
+def held(pid: int) -> set[str]:
+    """What its descriptors are of, but files."""
+    links = {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()}
+    return {link for link in links if not link.startswith("/")}
+
+
+def test_a_process_holds_nothing_of_the_server_or_of_other_sessions(one: Worker) -> None:
+    """Else what their owners have closed would stay open."""
+    with (
+        one.remote() as remote,
+        RemoteSession(remote, 0, 1, SECRET) as first,
+        RemoteSession(remote, 0, 1, SECRET) as last,
+    ):
+        assert not held(last.pid) & held(first.pid)
+        [end] = held(last.pid) & held(one.fork_server().pid)
+        assert end.startswith("pipe:")  # that it has ended is seen by this
+
+
+def test_where_memory_is_limited_there_is_none(tmp_path: Path) -> None:
+    with worker(tmp_path, "--memory", "1GiB") as one, one.remote() as remote, RemoteSession(remote, 0, 1, SECRET) as it:
+        assert psutil.Process(it.pid).ppid() == one.process.pid
+
+
+def test_its_end_ends_sessions_by_name_and_the_next_has_another(one: Worker) -> None:
+    with one.remote() as remote:
+        with RemoteSession(remote, 0, 1, SECRET) as session:
+            before = one.fork_server()
+            before.kill()
+            with pytest.raises(WorkerError, match="was killed by SIGKILL"):
+                session.answer()
+            until(lambda: gone(session.pid), "the end of the engine process")
+        with RemoteSession(remote, 0, 1, SECRET) as session:
+            assert psutil.Process(session.pid).ppid() == one.fork_server().pid != before.pid
+
+
+def test_a_key_of_the_terminal_ends_neither(one: Worker) -> None:
+    """Ctrl-C goes to all processes of a terminal; the daemon decides what it means."""
+    with one.remote() as remote, RemoteSession(remote, 0, 1, SECRET) as session:
+        for pid in (one.fork_server().pid, session.pid):
+            os.kill(pid, signal.SIGINT)
+        with RemoteSession(remote, 0, 1, SECRET) as other:
+            assert other.pid != session.pid
+        assert psutil.pid_exists(session.pid)
+        assert len(remote.describe()[1].sessions) == 1
+
+
+def test_a_server_that_cannot_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fork_server, "module_command", lambda *_: [sys.executable, "-c", "raise SystemExit(1)"])
+    server = ForkServer()
+    with pytest.raises(EdgeError, match="it ended; its log says why"):
+        server.prepare()
+    server.close()
