@@ -14,7 +14,7 @@ from pathlib import Path
 
 from devices.interpreter import module_command
 from edge import log
-from edge.worker.fork_server import ForkedProcess, ForkServer
+from edge.worker.forking import ForkedProcess, ForkServer
 from edge.worker.limits import ResourceLimits
 from transport import edge_pb2 as pb
 from transport.errors import TransportError

@@ -19,8 +19,7 @@ from devices.probe import own_rss, rss
 from edge import log
 from edge.errors import EdgeError, NotEnoughMemory
 from edge.slices.store import SliceStore
-from edge.worker import fork_server
-from edge.worker.fork_server import ForkServer
+from edge.worker.forking import ForkServer, available
 from edge.worker.limits import ResourceLimits
 from edge.worker.process import Child
 from transport import edge_pb2 as pb
@@ -104,7 +103,7 @@ class Sessions:
         self._turn = threading.Lock()  # to load, where memory is limited
         self._leaving = self._closed = False
         # Where memory is limited, what it holds would be missing for weights.
-        self._fork_server = ForkServer() if fork_server.AVAILABLE and memory_limit_bytes is None else None
+        self._fork_server = ForkServer() if available() and memory_limit_bytes is None else None
 
     def states(self) -> list[pb.SessionState]:
         """What every session holds."""

@@ -11,10 +11,11 @@ import pytest
 
 from edge.cluster.session import RemoteSession
 from edge.errors import EdgeError, WorkerError
-from edge.worker import fork_server
-from edge.worker.fork_server import ForkServer
+from edge.worker import forking
+from edge.worker.forking import ForkServer
 from tests.support.helpers import until
 from tests.support.workers import SECRET, Worker, gone, worker
+from transport import edge_pb2 as pb
 
 
 @pytest.fixture(scope="module", name="one")
@@ -46,16 +47,26 @@ def test_where_memory_is_limited_there_is_none(tmp_path: Path) -> None:
         assert psutil.Process(it.pid).ppid() == one.process.pid
 
 
-def test_its_end_ends_sessions_by_name_and_the_next_has_another(one: Worker) -> None:
+def test_engine_processes_go_on_where_it_was_killed(one: Worker) -> None:
+    """They end as they should, and the next has another server."""
     with one.remote() as remote:
         with RemoteSession(remote, 0, 1, SECRET) as session:
             before = one.fork_server()
             before.kill()
-            with pytest.raises(WorkerError, match="was killed by SIGKILL"):
-                session.answer()
-            until(lambda: gone(session.pid), "the end of the engine process")
-        with RemoteSession(remote, 0, 1, SECRET) as session:
-            assert psutil.Process(session.pid).ppid() == one.fork_server().pid != before.pid
+            until(lambda: gone(before.pid), "the end of the fork server")
+            with RemoteSession(remote, 0, 1, SECRET) as other:
+                assert psutil.Process(other.pid).ppid() == one.fork_server().pid != before.pid
+            session.tell(pb.Command(unload=pb.Unload()))
+            assert session.answer().WhichOneof("event") == "unloaded"
+        until(lambda: gone(session.pid), "the end of the engine process")
+
+
+def test_a_kill_is_told_of_where_no_server_saw_it(one: Worker) -> None:
+    with one.remote() as remote, RemoteSession(remote, 0, 1, SECRET) as session:
+        one.fork_server().kill()
+        os.kill(session.pid, signal.SIGKILL)
+        with pytest.raises(WorkerError, match="was killed by SIGKILL"):
+            session.answer()
 
 
 def test_a_key_of_the_terminal_ends_neither(one: Worker) -> None:
@@ -66,11 +77,11 @@ def test_a_key_of_the_terminal_ends_neither(one: Worker) -> None:
         with RemoteSession(remote, 0, 1, SECRET) as other:
             assert other.pid != session.pid
         assert psutil.pid_exists(session.pid)
-        assert len(remote.describe()[1].sessions) == 1
+        until(lambda: len(remote.describe()[1].sessions) == 1, "the end of the second session alone")
 
 
 def test_a_server_that_cannot_import(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fork_server, "module_command", lambda *_: [sys.executable, "-c", "raise SystemExit(1)"])
+    monkeypatch.setattr(forking, "module_command", lambda *_: [sys.executable, "-c", "raise SystemExit(1)"])
     server = ForkServer()
     with pytest.raises(EdgeError, match="it ended; its log says why"):
         server.prepare()
