@@ -23,7 +23,7 @@ from apps.options import add_engine_arguments
 from edge.demo import MODEL_PATH
 from edge.speculate.opened import KINDS, SELF
 from tests.support import ROOT
-from tests.support.helpers import heed_interrupts
+from tests.support.helpers import heed_interrupts, run_edge
 from tests.support.workers import worker
 
 WAIT_S = 120
@@ -91,12 +91,8 @@ def served(*arguments: str, **environment: str) -> Iterator[Served]:
 
 
 def refused(*arguments: str, **environment: str) -> tuple[int, str]:
-    process = start(*arguments, **environment)
-    try:
-        _, error = process.communicate(timeout=WAIT_S)
-        return process.returncode, error
-    finally:
-        process.kill()
+    done = run_edge("serve", *arguments, "--port", "0", "--threads", "1", env=environment, timeout=WAIT_S)
+    return done.returncode, done.stderr
 
 
 def test_the_bundled_model_is_served_and_ctrl_c_ends_all_processes() -> None:
@@ -272,16 +268,7 @@ def test_what_cannot_be_served_is_said_in_one_line(arguments: tuple[str, ...], w
 
 
 def chat(url: str, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "apps.cli", "chat", "--url", url, *arguments],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
-    )
+    return run_edge("chat", "--url", url, *arguments, env=environment, timeout=WAIT_S)
 
 
 def test_chat_talks_to_a_server(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from typing import IO, Any
 
 from tests.support import ROOT
@@ -34,19 +35,18 @@ _STARTS_S = 60.0
 class Forked:
     """A running `edge`; of subprocess.Popen what tests need."""
 
-    def __init__(self, args: Sequence[str], env: Mapping[str, str], streams: Sequence[IO[Any]]) -> None:
+    def __init__(self, args: Sequence[str], env: Mapping[str, str], streams: Sequence[IO[Any]], forks: Forks) -> None:
         """args: after the name of the command. streams: standard input, output and error."""
-        self.args, self.returncode = ["edge", *args], None
+        self.args = ["edge", *args]
+        self.returncode: int | None = None
         read, write = os.pipe()
         self._status = os.fdopen(read)
         try:
             message = json.dumps({"args": self.args, "env": dict(env)}).encode()
-            _server().ask(message, [*(stream.fileno() for stream in streams), write])
+            forks.ask(message, [*(stream.fileno() for stream in streams), write])
         finally:
             os.close(write)
         self.pid = int(self._read(_STARTS_S))
-
-    returncode: int | None
 
     def _read(self, timeout_s: float | None) -> str:
         if not select.select([self._status], [], [], timeout_s)[0]:
@@ -79,37 +79,43 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
-class _Server:
-    """The process that forks, of this one."""
+class Forks:
+    """A process that forks."""
 
-    def __init__(self) -> None:
+    def __init__(self, under: Sequence[str] = ()) -> None:
+        """under: a command that runs it, such as one that enters a network namespace."""
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock = threading.Lock()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(theirs.fileno())], pass_fds=[theirs.fileno()], cwd=ROOT
+                [*under, sys.executable, "-m", __name__, str(theirs.fileno())], pass_fds=[theirs.fileno()], cwd=ROOT
             )
-        atexit.register(self._close)
+        atexit.register(self.close)
 
     def ask(self, message: bytes, files: list[int]) -> None:
         """Let it fork."""
         with self._lock:
             socket.send_fds(self._socket, [message], files)
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """End it, and not what it has forked."""
+        atexit.unregister(self.close)
         self._socket.close()
         self._process.wait()
 
 
-_only: list[_Server] = []
-_only_lock = threading.Lock()
+_here_lock = threading.Lock()
 
 
-def _server() -> _Server:
-    with _only_lock:
-        if not _only:
-            _only.append(_Server())
-        return _only[0]
+def forks_here() -> Forks:
+    """The one of this process, which is started when it is first asked for."""
+    with _here_lock:
+        return _start_here()
+
+
+@cache
+def _start_here() -> Forks:
+    return Forks()
 
 
 def _import() -> None:

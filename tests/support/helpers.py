@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any, TextIO
 
 import pexpect
 import pytest
@@ -20,7 +20,8 @@ import pytest
 from apps import cli
 from edge.doctor.findings import OK, Verdict
 from tests.support import ROOT
-from tests.support.forking import CAN_FORK, Forked
+from tests.support.forking import CAN_FORK, Forked, forks_here
+from tests.support.namespaces import Host
 
 EDGE = (sys.executable, "-m", "apps.cli")
 ENDLESS = "root ::= [a-z] root"  # a grammar no text completes: any model goes on until it is stopped
@@ -39,38 +40,45 @@ def run_edge(
     env: Mapping[str, str] | None = None,
     timeout: float = TIMEOUT_S,
     preexec: Callable[[], None] | None = None,
+    on: Host | None = None,
 ) -> "subprocess.CompletedProcess[str]":
-    """Run the command to its end, with no terminal. `env` is added to the environment."""
-    environment = {**os.environ, **(env or {})}
-    if CAN_FORK and preexec is None:
-        return _run_forked([str(arg) for arg in args], stdin, environment, timeout)
-    return subprocess.run(
-        [*EDGE, *map(str, args)],
-        cwd=ROOT,
-        env=environment,
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        preexec_fn=preexec,
-        check=False,
-    )
-
-
-def _run_forked(
-    args: list[str], stdin: str, env: Mapping[str, str], timeout_s: float
-) -> "subprocess.CompletedProcess[str]":
-    """stdin: has to fit into a pipe, 64 KiB."""
+    """Run the command to its end, without a terminal. `env` is added to the environment. stdin: has to fit into a pipe,
+    64 KiB. preexec: called in its process before it becomes the command."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
         with _given(stdin) as given:
-            process = Forked(args, env, (given, out, errors))
+            process = begin(args, {**os.environ, **(env or {})}, (given, out, errors), preexec, on)
         try:
-            code = process.wait(timeout_s)
+            code = process.wait(timeout)
         finally:
             process.kill()
+            process.wait()
         out.seek(0)
         errors.seek(0)
-        return subprocess.CompletedProcess(process.args, code, out.read(), errors.read())
+        return subprocess.CompletedProcess(["edge", *map(str, args)], code, out.read(), errors.read())
+
+
+def begin(
+    args: Sequence[str | Path],
+    env: Mapping[str, str],
+    streams: Sequence[IO[Any]],
+    preexec: Callable[[], None] | None = None,
+    on: Host | None = None,
+) -> "Forked | subprocess.Popen[bytes]":
+    """Start the command with these as its standard input, output and error. preexec: called in its process before it
+    becomes the command. on: a host other than this one."""
+    words = [str(arg) for arg in args]
+    if CAN_FORK and preexec is None:
+        return Forked(words, env, streams, on.forks() if on else forks_here())
+    given, out, errors = streams
+    return subprocess.Popen(
+        [*(on.under if on else ()), *EDGE, *words],
+        cwd=ROOT,
+        env=env,
+        stdin=given,
+        stdout=out,
+        stderr=errors,
+        preexec_fn=preexec,
+    )
 
 
 def _given(stdin: str) -> TextIO:

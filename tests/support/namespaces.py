@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import ROOT
+from tests.support.forking import Forks
 
 INTERFACE = "eth0"
 SETUP_S = 20
@@ -36,6 +37,7 @@ class Host:
         self.namespace = namespace
         self.address = address
         self._started: list[subprocess.Popen[str]] = []
+        self._forks: Forks | None = None
 
     def run(
         self, args: Sequence[str | Path], env: Mapping[str, str] | None = None, timeout: float = RUN_S
@@ -69,6 +71,12 @@ class Host:
         self._started.append(process)
         return process
 
+    def forks(self) -> Forks:
+        """The process that forks `edge` there."""
+        if self._forks is None:
+            self._forks = Forks(self.under)
+        return self._forks
+
     def unplug(self) -> None:
         """Pull the cable: nothing arrives any more, and nobody is told."""
         _ip("-n", self.namespace, "link", "set", INTERFACE, "down")
@@ -85,6 +93,8 @@ class Host:
 
     def close(self) -> None:
         """End everything that runs in it, and remove it."""
+        if self._forks is not None:
+            self._forks.close()
         for process in self._started:
             process.kill()
         for process in self._started:
@@ -100,8 +110,13 @@ class Host:
                 os.kill(int(pid), signal.SIGKILL)
         _ip("netns", "del", self.namespace, check=False)
 
+    @property
+    def under(self) -> list[str]:
+        """A command that runs another one there."""
+        return [_tool("ip"), "netns", "exec", self.namespace]
+
     def _command(self, args: Sequence[str | Path]) -> list[str]:
-        return [_tool("ip"), "netns", "exec", self.namespace, *map(str, args)]
+        return [*self.under, *map(str, args)]
 
 
 @contextmanager

@@ -9,12 +9,13 @@ everything it said must have been log lines.
 
 import os
 import re
+import resource
 import signal
-import subprocess
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -28,8 +29,7 @@ from edge.net.peers import SECRET_BYTES
 from edge.slices.digests import Digests
 from edge.slices.store import SliceStore
 from edge.worker import service as inside
-from tests.support.forking import CAN_FORK, Forked
-from tests.support.helpers import EDGE, ROOT, TIMEOUT_S, until
+from tests.support.helpers import TIMEOUT_S, begin, until
 from transport import rpc
 from transport.gate import Gate
 from transport.link import DEFAULTS, Deadlines
@@ -62,22 +62,11 @@ class Worker:
             **{f"XDG_{name.upper()}_HOME": str(folder / name) for name in ("cache", "config", "state")},
         }
         self._log = folder / f"log-{len(list(folder.glob('log-*')))}"  # a worker may follow another one in its folder
-        limit = ("sh", "-c", f'ulimit -n {files}; exec "$@"', "sh") if files else ()
-        command = ["worker", "--listen", listen, *map(str, options)]
-        self.process: Forked | subprocess.Popen[bytes]
+        if files:
+            preexec = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (files, files))
+        command = ("worker", "--listen", listen, *options)
         with self._log.open("wb") as log, open(os.devnull) as nothing:
-            if CAN_FORK and not limit and preexec is None:
-                self.process = Forked(command, self.env, (nothing, log, log))
-            else:
-                self.process = subprocess.Popen(
-                    [*limit, *EDGE, *command],
-                    cwd=ROOT,
-                    env=self.env,
-                    stdin=nothing,
-                    stdout=log,
-                    stderr=log,
-                    preexec_fn=preexec,
-                )
+            self.process = begin(command, self.env, (nothing, log, log), preexec)
         self.host = listen.rpartition(":")[0].strip("[]")
         self.port = 0
 

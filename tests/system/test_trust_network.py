@@ -24,7 +24,8 @@ import pytest
 from devices.trust import certificates, credentials
 from devices.trust.authority import Authority
 from edge.version import version
-from tests.support.helpers import until
+from tests.support.forking import Forked
+from tests.support.helpers import begin, run_edge, until
 from tests.support.namespaces import Host, two_hosts
 from tests.support.trust import Cluster, held
 from transport.security import peer_identity
@@ -40,7 +41,7 @@ ALL_CALLS = (
 class Running:
     """A worker that listens."""
 
-    def __init__(self, process: "subprocess.Popen[str]", log: Path, host: Host) -> None:
+    def __init__(self, process: "Forked | subprocess.Popen[bytes]", log: Path, host: Host) -> None:
         self.process, self._log = process, log
         self.port = int(self.says(r" listening .*address=\S+:([0-9]+) ")[1])
         self.address = f"{host.address}:{self.port}"
@@ -76,7 +77,7 @@ class Device:
 
     def edge(self, *args: str) -> "subprocess.CompletedProcess[str]":
         """A command, to its end."""
-        return self.host.run([sys.executable, "-m", "apps.cli", *args], self.env)
+        return run_edge(*args, env=self.env, on=self.host)
 
     def says(self, *args: str) -> str:
         """What a command prints; it must succeed."""
@@ -92,10 +93,10 @@ class Device:
 
     def worker(self, *options: str) -> Running:
         """A worker of this device, until the test ends."""
-        log = self.folder / f"log-{len(self.running)}"
-        # The shell becomes the worker, so that signals reach it.
-        command = ["sh", "-c", f'exec "$@" 2>{log}', "sh", sys.executable, "-m", "apps.cli", "worker", *options]
-        self.running.append(Running(self.host.start(command, self.env), log, self.host))
+        path = self.folder / f"log-{len(self.running)}"
+        with path.open("wb") as log, open(os.devnull) as nothing:
+            process = begin(("worker", *options), {**os.environ, **self.env}, (nothing, nothing, log), on=self.host)
+        self.running.append(Running(process, path, self.host))
         return self.running[-1]
 
     def asks(self, *args: str) -> tuple[int, list[dict[str, Any]]]:
