@@ -40,7 +40,7 @@ class Forked:
         self.args = ["edge", *args]
         self.returncode: int | None = None
         read, write = os.pipe()
-        self._status = os.fdopen(read)
+        self._status = os.fdopen(read, "rb", buffering=0)  # what was read shows no more that there is something
         try:
             message = json.dumps({"args": self.args, "env": dict(env)}).encode()
             forks.ask(message, [*(stream.fileno() for stream in streams), write])
@@ -48,7 +48,7 @@ class Forked:
             os.close(write)
         self.pid = int(self._read(_STARTS_S))
 
-    def _read(self, timeout_s: float | None) -> str:
+    def _read(self, timeout_s: float | None) -> bytes:
         if not select.select([self._status], [], [], timeout_s)[0]:
             raise subprocess.TimeoutExpired(self.args, timeout_s or 0)
         line = self._status.readline()
