@@ -69,15 +69,23 @@ def test_a_kill_is_told_of_where_no_server_saw_it(one: Worker) -> None:
             session.answer()
 
 
+def test_what_stands_still_is_ended_where_no_server_is_left(one: Worker) -> None:
+    with one.remote() as remote, RemoteSession(remote, 0, 1, SECRET) as session:
+        one.fork_server().kill()
+        os.kill(session.pid, signal.SIGSTOP)
+    until(lambda: gone(session.pid), "the end of the engine process")
+
+
 def test_a_key_of_the_terminal_ends_neither(one: Worker) -> None:
     """Ctrl-C goes to all processes of a terminal; the daemon decides what it means."""
     with one.remote() as remote, RemoteSession(remote, 0, 1, SECRET) as session:
-        for pid in (one.fork_server().pid, session.pid):
+        server = one.fork_server().pid
+        for pid in (server, session.pid):
             os.kill(pid, signal.SIGINT)
+        session.tell(pb.Command(unload=pb.Unload()))
+        assert session.answer().WhichOneof("event") == "unloaded"
         with RemoteSession(remote, 0, 1, SECRET) as other:
-            assert other.pid != session.pid
-        assert psutil.pid_exists(session.pid)
-        until(lambda: len(remote.describe()[1].sessions) == 1, "the end of the second session alone")
+            assert psutil.Process(other.pid).ppid() == server
 
 
 def test_a_server_that_cannot_import(monkeypatch: pytest.MonkeyPatch) -> None:
