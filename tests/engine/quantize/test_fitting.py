@@ -36,7 +36,7 @@ from tests.support.thorough import some
 F16 = ROOT / "tests" / "data" / "edge-demo-f16.gguf"
 TEXT = " ".join(islice(statements(random.Random(7)), 100))
 MEASURE = " ".join(islice(statements(random.Random(9)), 256))
-SHORT = " ".join(islice(statements(random.Random(7)), 60))
+SHORT = " ".join(islice(statements(random.Random(7)), 20))
 OTHER = " ".join(islice(statements(random.Random(8)), 120))  # what no choice has seen
 ONE = EngineOptions(threads=1)
 EVERY = some(2, 1)

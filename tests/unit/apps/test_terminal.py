@@ -6,6 +6,7 @@ import re
 import signal
 import stat
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,15 @@ UP, ALT_ENTER, CTRL_C, CTRL_D, CTRL_J, CTRL_Z = "\x1b[A", "\x1b\r", "\x03", "\x0
 Open = Callable[..., Terminal]
 
 
-@pytest.fixture
-def open_chat(tmp_path: Path) -> Iterator[Open]:
-    """`open_chat(*options)`: a chat that shows its prompt; its answers are random letters, 5 tokens unless told."""
-    grammar = tmp_path / "endless.gbnf"
+@contextmanager
+def opening(folder: Path) -> Iterator[Open]:
+    """A function of options: a chat that shows its prompt; its answers are random letters, 5 tokens unless told."""
+    grammar = folder / "endless.gbnf"
     grammar.write_text(ENDLESS)
     opened = []
 
     def open_one(*options: str | Path) -> Terminal:
-        terminal = Terminal("--grammar", grammar, "--max-tokens", "5", *options, state=tmp_path)
+        terminal = Terminal("--grammar", grammar, "--max-tokens", "5", *options, state=folder)
         opened.append(terminal)
         terminal.ready()
         return terminal
@@ -35,6 +36,29 @@ def open_chat(tmp_path: Path) -> Iterator[Open]:
     yield open_one
     for terminal in opened:
         terminal.close()
+
+
+@pytest.fixture
+def open_chat(tmp_path: Path) -> Iterator[Open]:
+    """Opens chats of this test alone."""
+    with opening(tmp_path) as open_one:
+        yield open_one
+
+
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
+    """A chat without further options. A start takes most of a second."""
+    with opening(tmp_path_factory.mktemp("usual")) as open_one:
+        yield open_one()
+
+
+@pytest.fixture
+def chat(usual: Terminal) -> Terminal:
+    """That chat, with nothing asked yet."""
+    usual.enter("/clear")
+    usual.sees("conversation forgotten")
+    usual.ready()
+    return usual
 
 
 def ask(chat: Terminal, text: str) -> str:
@@ -62,8 +86,7 @@ def test_greeting_names_the_model_and_the_keys(tmp_path: Path) -> None:
     chat.close()
 
 
-def test_an_answer_is_shown_and_its_figures_follow(open_chat: Open, tmp_path: Path) -> None:
-    chat = open_chat()
+def test_an_answer_is_shown_and_its_figures_follow(chat: Terminal, tmp_path: Path) -> None:
     chat.enter("What is 2 plus 3?")
     shown = chat.sees("5 tokens  " + STATS)
     chat.ready()
@@ -80,16 +103,15 @@ def test_an_answer_is_streamed(open_chat: Open) -> None:
     chat.sees(STATS)
 
 
-def test_help_lists_the_commands(open_chat: Open) -> None:
-    chat = open_chat()
+def test_help_lists_the_commands(chat: Terminal) -> None:
     chat.enter("/help")
     shown = chat.sees("Enter sends")
+    chat.ready()
     for command in ("/help", "/retry", "/edit", "/undo", "/clear", "/system", "/save", "/load", "/stats", "/exit"):
         assert command in shown
 
 
-def test_an_unknown_command_is_said_to_be_one(open_chat: Open) -> None:
-    chat = open_chat()
+def test_an_unknown_command_is_said_to_be_one(chat: Terminal) -> None:
     chat.enter("/dance")
     chat.sees("/dance is not a command; /help lists them")
     chat.ready()
@@ -147,8 +169,7 @@ def test_ctrl_z_at_the_prompt_suspends_and_what_was_typed_is_there_again(tmp_pat
     shell.close()
 
 
-def test_system_shows_and_sets_the_system_message(open_chat: Open, tmp_path: Path) -> None:
-    chat = open_chat()
+def test_system_shows_and_sets_the_system_message(chat: Terminal, tmp_path: Path) -> None:
     chat.enter("/system")
     chat.sees(r"system: \(none\)")
     chat.ready()
@@ -224,16 +245,14 @@ def test_a_saved_conversation_goes_on_in_another_process(open_chat: Open, tmp_pa
     assert after[2]["content"] == "two"
 
 
-def test_a_saved_conversation_is_private(open_chat: Open, tmp_path: Path) -> None:
-    chat = open_chat()
+def test_a_saved_conversation_is_private(chat: Terminal, tmp_path: Path) -> None:
     ask(chat, "one")
     saved(chat, tmp_path / "chat")
     assert stat.S_IMODE((tmp_path / "chat").stat().st_mode) == 0o600
     assert [path.name for path in tmp_path.glob("*chat*")] == ["chat"]  # nothing temporary stays
 
 
-def test_files_that_cannot_be_saved_or_loaded_are_said_in_a_line(open_chat: Open, tmp_path: Path) -> None:
-    chat = open_chat()
+def test_files_that_cannot_be_saved_or_loaded_are_said_in_a_line(chat: Terminal, tmp_path: Path) -> None:
     (tmp_path / "list").write_text("[1, 2]")
     for line, complaint in (
         ("/save", "/save needs a file name"),
@@ -251,8 +270,7 @@ def test_files_that_cannot_be_saved_or_loaded_are_said_in_a_line(open_chat: Open
 
 
 @pytest.mark.parametrize("keys", [ALT_ENTER, CTRL_J])
-def test_new_lines_in_a_prompt(open_chat: Open, tmp_path: Path, keys: str) -> None:
-    chat = open_chat()
+def test_new_lines_in_a_prompt(chat: Terminal, tmp_path: Path, keys: str) -> None:
     ask(chat, f"first{keys}second")
     assert saved(chat, tmp_path / "chat")[0]["content"] == "first\nsecond"
 
@@ -302,8 +320,7 @@ def test_interrupts_in_a_row_do_not_end_the_program(open_chat: Open) -> None:
     assert chat.ends() == 0
 
 
-def test_ctrl_c_at_the_prompt_empties_the_line(open_chat: Open, tmp_path: Path) -> None:
-    chat = open_chat()
+def test_ctrl_c_at_the_prompt_empties_the_line(chat: Terminal, tmp_path: Path) -> None:
     chat.type("never mind" + CTRL_C)
     chat.ready()
     ask(chat, "one")
@@ -316,8 +333,7 @@ def test_ctrl_d_leaves(open_chat: Open) -> None:
     assert chat.ends() == 0
 
 
-def test_only_what_is_new_is_computed(open_chat: Open) -> None:
-    chat = open_chat()
+def test_only_what_is_new_is_computed(chat: Terminal) -> None:
     ask(chat, "one")
     ask(chat, "two")
     chat.enter("/stats")
