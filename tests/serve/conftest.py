@@ -1,10 +1,14 @@
-"""The bundled model behind a real server, once for each file of tests."""
+"""The bundled model behind a real server, once for each file of tests.
+
+Its official clients take seconds to import: tests import them where they run, not where they are collected.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
-from anthropic import Anthropic
-from openai import OpenAI
 
 from edge.demo import MODEL_PATH
 from edge.serve.app import create_app
@@ -12,6 +16,10 @@ from edge.serve.config import EngineConfig
 from edge.serve.options import ServeOptions
 from edge.serve.router import Router
 from tests.serve.serving import serving
+
+if TYPE_CHECKING:
+    from anthropic import Anthropic
+    from openai import OpenAI
 
 OPTIONS = {"threads": 1, "sequences": 4}
 
@@ -26,11 +34,15 @@ def server() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def openai(server: str) -> Iterator[OpenAI]:
+    from openai import OpenAI
+
     with OpenAI(base_url=f"{server}/v1", api_key="none", max_retries=0, timeout=300) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
 def anthropic(server: str) -> Iterator[Anthropic]:
+    from anthropic import Anthropic
+
     with Anthropic(base_url=server, api_key="none", max_retries=0, timeout=300) as client:
         yield client

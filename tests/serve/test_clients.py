@@ -1,15 +1,18 @@
 """The official clients of OpenAI and Anthropic, with the bundled model behind a real server."""
 
+from __future__ import annotations
+
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
-from anthropic import Anthropic
-from anthropic import BadRequestError as AnthropicBadRequest
-from openai import BadRequestError, NotFoundError, OpenAI
 
 from tests.support.helpers import until
+
+if TYPE_CHECKING:
+    from anthropic import Anthropic
+    from openai import OpenAI
 
 NAME = "edge-demo-q8_0"
 SUM = "What is 27 plus 38?"
@@ -30,6 +33,8 @@ def follows(arguments: Any) -> bool:
 
 
 def test_models(openai: OpenAI, anthropic: Anthropic) -> None:
+    from openai import NotFoundError
+
     assert [one.id for one in openai.models.list()] == [NAME]
     assert [one.id for one in anthropic.models.list()] == [NAME]
     assert openai.models.retrieve(NAME).object == "model"
@@ -258,6 +263,9 @@ def test_embeddings(openai: OpenAI) -> None:
 
 
 def test_a_prompt_longer_than_the_context_is_refused_with_need_and_have(openai: OpenAI, anthropic: Anthropic) -> None:
+    from anthropic import BadRequestError as AnthropicBadRequest
+    from openai import BadRequestError
+
     messages: Any = [{"role": "user", "content": LONG}]
     with pytest.raises(BadRequestError, match="1024") as refused:
         openai.chat.completions.create(model=NAME, messages=messages, stream=True)
@@ -293,6 +301,8 @@ def test_a_prompt_longer_than_the_context_is_refused_with_need_and_have(openai: 
     ids=range(10),
 )
 def test_what_an_engine_cannot_do_is_refused(openai: OpenAI, fields: Any) -> None:
+    from openai import BadRequestError
+
     with pytest.raises(BadRequestError):
         openai.chat.completions.create(model=NAME, messages=HI, **fields)
 

@@ -1,13 +1,13 @@
 """The official clients against a model that this device shares with two workers: real daemons on loopback."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
-from anthropic import Anthropic
-from openai import BadRequestError, OpenAI
 
 from edge.demo import MODEL_PATH
 from edge.serve.app import create_app
@@ -19,6 +19,10 @@ from tests.serve.serving import serving
 from tests.serve.test_clients import CHAT_TOOLS, GREEDY, HI, NAME, SCHEMA, follows
 from tests.support.helpers import until
 from tests.support.workers import worker
+
+if TYPE_CHECKING:
+    from anthropic import Anthropic
+    from openai import OpenAI
 
 JSON: Any = {"type": "json_schema", "json_schema": {"name": "trip", "schema": SCHEMA}}
 
@@ -50,6 +54,8 @@ def test_a_chat_whole_and_streamed(openai: OpenAI, server: str) -> None:
 
 
 def test_a_schema_holds(openai: OpenAI) -> None:
+    from openai import BadRequestError
+
     asked: Any = {"model": NAME, "messages": HI, "response_format": JSON, "max_tokens": 300, "n": 3, "seed": 1}
     told = openai.chat.completions.create(**asked, logprobs=True, top_logprobs=2)
     for choice in told.choices:
@@ -85,6 +91,8 @@ def test_a_message_and_its_tokens(anthropic: Anthropic) -> None:
 
 
 def test_embeddings_are_refused_with_a_reason(openai: OpenAI) -> None:
+    from openai import BadRequestError
+
     with pytest.raises(BadRequestError, match="makes no embeddings"):
         openai.embeddings.create(model=NAME, input="One kilobyte")
 
