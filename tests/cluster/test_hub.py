@@ -13,7 +13,7 @@ from edge.errors import HubError
 from edge.models import hub, synth
 from quant.errors import ModelFileError
 from tests.support import ROOT
-from tests.support.helpers import until
+from tests.support.helpers import run_edge, until
 from tests.support.hub_stand_in import TOKEN, Hub
 
 REPO = "someone/tiny-GGUF"
@@ -60,9 +60,7 @@ class Client:
         return subprocess.Popen(command, cwd=ROOT, env=self.env, stdout=pipe, stderr=pipe, text=True)
 
     def run(self, *args: str) -> "subprocess.CompletedProcess[str]":
-        with self.start(*args) as process:
-            out, err = process.communicate(timeout=60)
-        return subprocess.CompletedProcess(args, process.returncode, out, err)
+        return run_edge("model", *args, env=self.env, only_env=True)
 
     def pulled(self, spec: str) -> Path:
         """The path it prints."""

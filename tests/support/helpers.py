@@ -41,12 +41,15 @@ def run_edge(
     timeout: float = TIMEOUT_S,
     preexec: Callable[[], None] | None = None,
     on: Host | None = None,
+    only_env: bool = False,
 ) -> "subprocess.CompletedProcess[str]":
     """Run the command to its end, without a terminal. `env` is added to the environment. stdin: has to fit into a pipe,
-    64 KiB. preexec: called in its process before it becomes the command."""
+    64 KiB. preexec: called in its process before it becomes the command. only_env: with nothing of this
+    process's environment."""
+    environment = {**({} if only_env else os.environ), **(env or {})}
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
         with _given(stdin) as given:
-            process = begin(args, {**os.environ, **(env or {})}, (given, out, errors), preexec, on)
+            process = begin(args, environment, (given, out, errors), preexec, on)
         try:
             code = process.wait(timeout)
         finally:
