@@ -30,6 +30,8 @@ MAX_IO_CHUNK = 256 << 20
 MAX_IN_FLIGHT = 64
 MAX_SEED = 2**32 - 2
 QUANTIZE_MINUTES = 10.0
+ANY_MODEL = "GGUF or ONNX file, or REPO:FILE (default: the bundled model)"
+CHUNKS_HAVE_OWN = "is not used: every chunk has a context of its own; use --chunk-tokens in its place"
 
 
 T = TypeVar("T")
@@ -119,7 +121,11 @@ def check_usable(cores: Sequence[int], where: str = "--affinity") -> None:
 
 # Options of several commands, as argparse takes them. A command that means more by one gives it other words.
 OPTIONS: dict[str, dict[str, Any]] = {
+    "model": {"nargs": "?", "metavar": "MODEL", "help": "GGUF file or REPO:FILE (default: the bundled model)"},
     "--affinity": {"type": cores, "metavar": "CORES", "help": "run on these cores only, such as 0,2-3"},
+    "--chunk-tokens": {
+        "type": positive_int, "default": 512, "metavar": "N", "help": "computed at a time (default: 512)",
+    },
     "--cluster": {"type": Path, "metavar": "FILE", "help": "devices and links: cluster.toml"},
     "--context": {"type": argument(units.whole(1, MAX_CONTEXT)), "metavar": "N"},
     "--dim": {"action": "append", "type": dimension, "metavar": "NAME=N", "help": "size of an open ONNX dimension"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 
 from devices.errors import TrustError
 
@@ -24,6 +25,11 @@ def check_name(text: str) -> str:
             f"got {text[:80]!r}"
         )
     return text
+
+
+def host_name() -> str:
+    """This machine's own name, as a device can have it."""
+    return name_from(socket.gethostname().partition(".")[0])
 
 
 def name_from(text: str) -> str:

@@ -9,10 +9,18 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from apps.commands import bench_onnx, distributed
 from apps.errors import UsageError
-from apps.options import add, add_draft_argument, add_engine_arguments, engine_options, model_path, positive_int
-from apps.show import step_table
+from apps.options import (
+    ANY_MODEL,
+    add,
+    add_draft_argument,
+    add_engine_arguments,
+    engine_options,
+    model_path,
+    positive_int,
+)
 from apps.show.table import print_json
-from quant.text import bytes_text, counted, printable
+from edge.parallel import step_table
+from quant.text import bytes_text, printable
 
 if TYPE_CHECKING:
     from edge.llm.bench import BenchResult
@@ -26,8 +34,7 @@ HELP = "Measure prefill and decode of a model, beside what this machine's memory
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    words = "GGUF or ONNX file, or REPO:FILE (default: the bundled model)"
-    parser.add_argument("model", nargs="?", metavar="MODEL", help=words)
+    add(parser, "model", help=ANY_MODEL)
     parser.add_argument("--prompt-tokens", type=positive_int, default=512, metavar="N", help="default: 512")
     parser.add_argument("--gen-tokens", type=positive_int, default=128, metavar="N", help="default: 128")
     parser.add_argument("--repeats", type=positive_int, default=5, metavar="N", help="after one warm-up (default: 5)")
@@ -124,11 +131,11 @@ def _show(
     if deployed:
         _print_ranks(result, deployed, times)
     else:
-        _print_bandwidth(result)
+        print(result.bandwidth_text())
     for name, figures in paging:
         print(f"{name}: {figures}")
     if result.scattered:
-        print(_scatter(result))
+        print(result.scatter_text())
     return 0
 
 
@@ -145,26 +152,6 @@ def _print_speeds(args: argparse.Namespace, engine: TextEngine, r: BenchResult) 
     print()
 
 
-def _scatter(r: BenchResult) -> str:
-    """What is to be known of figures that scatter."""
-    line = f"these figures scatter: of ten tokens one took less than {r.decode_ms_p10:.2f} ms and one more than"
-    line += f" {r.decode_ms_p90:.2f}"
-    if r.others_cores >= 0.1:
-        line += f"; something else kept {counted(round(r.others_cores, 1), 'core')} busy meanwhile"
-    return f"{line}. Measure again when nothing else runs; medians say the most until then"
-
-
-def _print_bandwidth(r: BenchResult) -> None:
-    """What decoding got out of this machine's memory."""
-    of = ""
-    if r.memory_bandwidth_gbps is not None:
-        of = f" of the {r.memory_bandwidth_gbps:.1f} GB/s this machine's memory gives {counted(r.threads, 'thread')}"
-    print(
-        f"decode: {r.decode_ms_median:.2f} ms a token (median), {r.bandwidth_gbps:.1f} GB/s{of};"
-        f" peak memory {bytes_text(r.peak_rss_bytes)}"
-    )
-
-
 def _print_ranks(r: BenchResult, deployed: Deployed, times: Times) -> None:
     """What the steps took on every rank, and which of them the others wait for."""
     names = deployed.names
@@ -177,12 +164,5 @@ def _print_ranks(r: BenchResult, deployed: Deployed, times: Times) -> None:
     print(printable(f"plan: {deployed.line()}"))
     for line in deployed.link_lines():
         print(printable(f"link: {line}"))
-    parts = [f"decode: {r.decode_ms_median:.2f} ms a token (median)"]
-    slow = step_table.slowest(times)
-    if slow is not None:
-        of = times[slow]["decode"]
-        parts.append(
-            f"rank {slow} ({names[slow]}) computes the longest, {of.compute_ms.median:.2f} ms, and communicates for"
-            f" {of.communication_ms.median:.2f} ms"
-        )
+    parts = [f"decode: {r.decode_ms_median:.2f} ms a token (median)", *step_table.slowest_text(names, times)]
     print(printable("; ".join((*parts, f"peak memory of this device {bytes_text(r.peak_rss_bytes)}"))))

@@ -53,7 +53,7 @@ SILENT_S = 3.0  # after so long without piped text it is said that it is waited 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="GGUF file or REPO:FILE (default: the bundled model)")
+    add(parser, "model")
     parser.add_argument(
         "-p", "--prompt", metavar="TEXT", help="answer once and exit, after what is piped in; -: that alone"
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import socket
 import sys
 import time
 from functools import partial
@@ -40,11 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _init(args: argparse.Namespace) -> int:
-    from devices.names import name_from
+    from devices.names import host_name
     from devices.paths import authority_folder, credentials_folder
     from devices.trust.authority import Authority
 
-    name = args.name or name_from(socket.gethostname().partition(".")[0])
+    name = args.name or host_name()
     authority = Authority.create(authority_folder(), name, credentials_folder())
     if args.json:
         return print_json({"cluster": authority.fingerprint, "owner": name, "folder": str(authority.folder)})

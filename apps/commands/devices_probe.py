@@ -13,7 +13,6 @@ from apps.show.table import print_columns, print_json, print_note, print_table
 from quant.text import age_text, bytes_text, seconds_text
 
 if TYPE_CHECKING:
-    from devices.machine import Machine, Rate
     from partition.predict.onnx_predict import OnnxDevice
     from partition.predict.speeds import DeviceSpeed
 
@@ -47,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     refuse(args, ("cluster", "workers", "insecure", "dim"), "is for a MODEL: name one")
     if args.folder is not None and not args.folder.is_dir():
         raise UsageError(f"--folder needs a folder that exists; {args.folder} is none")
-    from edge.survey.machine import this_machine
+    from edge.survey.machine import machine_rows, this_machine
 
     machine = this_machine(args.folder, args.fresh)
     if args.json:
@@ -56,39 +55,6 @@ def run(args: argparse.Namespace) -> int:
     for what, why in machine.not_measured.items():
         print_note(f"{what} not measured: {why}")
     return 0
-
-
-def machine_rows(machine: Machine) -> list[tuple[str, str]]:
-    """(name, value) of all that is known, for a table."""
-    profile = machine.profile
-    cores = f"{machine.cores_performance} performance, {machine.cores_efficiency} efficiency"
-    if not machine.cores_efficiency:
-        cores = str(machine.cores_performance)
-    if profile.cores_logical != machine.cores_performance + machine.cores_efficiency:
-        cores += f"; {profile.cores_logical} logical"
-    if machine.cpu_quota is not None:
-        cores += f"; may keep {machine.cpu_quota:g} busy"
-    rows = [
-        ("processor", f"{profile.cpu}, {profile.machine}, {profile.system}"),
-        ("cores", cores),
-        ("threads", f"{profile.threads}, if not told otherwise"),
-        ("instruction sets", ", ".join(machine.instruction_sets) or "none that ggml has kernels for"),
-        ("memory", f"{bytes_text(profile.memory_available_bytes)} free of {bytes_text(profile.memory_total_bytes)}"),
-        ("memory bandwidth", _rate_text(machine.memory)),
-        ("disk reads", f"{_rate_text(machine.disk)} ({machine.disk_folder})"),
-        ("GPU", profile.gpu or "none that llama.cpp finds"),
-    ]
-    if profile.battery_percent is not None:
-        plugged = {True: ", plugged in", False: ", not plugged in", None: ""}[profile.plugged]
-        rows.append(("battery", f"{profile.battery_percent:g} %{plugged}"))
-    if profile.temperature_c is not None or machine.thermal is not None:
-        known = [f"{profile.temperature_c:g} C"] if profile.temperature_c is not None else []
-        rows.append(("temperature", ", ".join([*known, *([machine.thermal] if machine.thermal else [])])))
-    return rows
-
-
-def _rate_text(rate: Rate | None) -> str:
-    return "not measured" if rate is None else f"{rate.bytes_per_s / 1e9:.3g} GB/s, {rate.how}, {age_text(rate.age_s)}"
 
 
 def _run_model(args: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from apps.errors import UsageError
-from apps.options import add, check_output, engine_options, keep_to_cores, positive_int, quiet_grpc, refuse
+from apps.options import add, check_output, engine_options, given, keep_to_cores, positive_int, quiet_grpc, refuse
 from apps.show.progress import ShownSteps
 
 if TYPE_CHECKING:
@@ -159,12 +159,10 @@ def deployed(args: argparse.Namespace, devices: Devices[Plan], path: Path, seque
         devices.addresses[1:],
         devices.plan,
         f"as {args.plan} says",
-        args.parallel or "auto",
-        args.shares,
-        Exchange(args.transport or "auto", args.allreduce or "auto", args.wire or "f32"),
-        args.insecure,
-        {name: getattr(args, name) for name in ("threads", "affinity", "gpu_layers", "memory")},
-        args.spare or 0,
+        exchange=Exchange(args.transport or "auto", args.allreduce or "auto", args.wire or "f32"),
+        insecure=args.insecure,
+        own=given(args, ("threads", "affinity", "gpu_layers", "memory")),
+        **given(args, ("parallel", "shares", "spare")),
     )
     with running(path, placement, engine_options(args, sequences), steps=ShownSteps(), on_plan=save) as model:
         yield model
@@ -185,12 +183,8 @@ def deployed_onnx(
         devices.plan,
         f"as {args.plan} says",
         args.cut,
-        args.shares,
-        args.transport or "auto",
-        args.wire or "f32",
-        args.threads,
-        args.provider,
-        args.insecure,
+        insecure=args.insecure,
+        **given(args, ("shares", "transport", "wire", "threads", "provider")),
     )
     with running(model, placement, steps=ShownSteps()) as running_model:
         if args.save_plan is not None:

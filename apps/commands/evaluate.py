@@ -6,7 +6,16 @@ import argparse
 from pathlib import Path
 
 from apps.errors import UsageError
-from apps.options import add, add_engine_arguments, engine_options, keep_to_cores, model_path, positive_int
+from apps.options import (
+    CHUNKS_HAVE_OWN,
+    add,
+    add_engine_arguments,
+    engine_options,
+    keep_to_cores,
+    model_path,
+    positive_int,
+    refuse,
+)
 from apps.show.progress import ShownSteps
 from apps.show.quality import print_evaluation
 from apps.show.table import print_json
@@ -20,9 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("models", nargs="*", metavar="MODEL", help="GGUF file or REPO:FILE with the same vocabulary")
     parser.add_argument("--text", type=Path, metavar="FILE", help="UTF-8 text to predict (default: a bundled one)")
     parser.add_argument("--tokens", type=positive_int, metavar="N", help="use the first N (default: the whole text)")
-    parser.add_argument(
-        "--chunk-tokens", type=positive_int, default=512, metavar="N", help="computed at a time (default: 512)"
-    )
+    add(parser, "--chunk-tokens")
     parser.add_argument(
         "--speed", action=argparse.BooleanOptionalAction, default=True, help="measure decode and prefill (default: yes)"
     )
@@ -32,8 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and show; the exit code."""
-    if args.context is not None:
-        raise UsageError("every chunk has a context of its own; use --chunk-tokens in place of --context")
+    refuse(args, ("context",), CHUNKS_HAVE_OWN)
     if args.tokens is not None and args.tokens < args.chunk_tokens:
         raise UsageError(f"--tokens {args.tokens} is less than one chunk of {args.chunk_tokens}; see --chunk-tokens")
     if args.png:

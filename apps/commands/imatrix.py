@@ -7,8 +7,8 @@ import sys
 import time
 from pathlib import Path
 
-from apps.errors import UsageError
 from apps.options import (
+    CHUNKS_HAVE_OWN,
     add,
     add_engine_arguments,
     check_output,
@@ -16,6 +16,7 @@ from apps.options import (
     keep_to_cores,
     model_path,
     positive_int,
+    refuse,
 )
 from apps.show.progress import progress
 from apps.show.table import print_json
@@ -29,9 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("text", type=Path, metavar="TEXT", help="UTF-8 text like what the model will be used for")
     parser.add_argument("--output", type=Path, metavar="FILE", help="default: MODEL's name with .imatrix.gguf, here")
     parser.add_argument("--chunks", type=positive_int, metavar="N", help="use the first N (default: the whole text)")
-    parser.add_argument(
-        "--chunk-tokens", type=positive_int, default=512, metavar="N", help="tokens of one (default: 512)"
-    )
+    add(parser, "--chunk-tokens")
     parser.add_argument("--process-output", action="store_true", help="note also the inputs of the output matrix")
     add(parser, "--force", help="overwrite FILE")
     add(parser, "--json")
@@ -40,8 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Collect and write; the exit code."""
-    if args.context is not None:
-        raise UsageError("every chunk has a context of its own; use --chunk-tokens in place of --context")
+    refuse(args, ("context",), CHUNKS_HAVE_OWN)
     keep_to_cores(args.affinity)
     from edge.quantization.imatrix import collect
     from edge.quantization.text_file import read_text
@@ -66,21 +64,13 @@ def run(args: argparse.Namespace) -> int:
         )
     size = matrix.write(output)
     if matrix.unseen:
-        some = ", ".join(list(matrix.unseen)[:3])
-        print(
-            f"{sum(matrix.unseen.values())} experts in {len(matrix.unseen)} tensors ({some}"
-            f"{', ...' if len(matrix.unseen) > 3 else ''}) were never used; a longer text may reach them",
-            file=sys.stderr,
-        )
+        print(matrix.unseen_text(), file=sys.stderr)
     if args.json:
         values = {
             "output": str(output),
             "model": str(path),
             "text": str(args.text),
-            "tensors": len(matrix.entries),
-            "chunks": matrix.chunk_count,
-            "chunk_tokens": matrix.chunk_size,
-            "unseen_experts": matrix.unseen,
+            **matrix.to_json(),
             "size_bytes": size,
             "duration_s": time.monotonic() - began,
         }

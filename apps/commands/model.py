@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The actions and their options."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     info = actions.add_parser("info", help="what a model is made of, and the memory it needs")
-    info.add_argument("model", nargs="?", metavar="MODEL", help="GGUF file or REPO:FILE (default: the bundled model)")
+    add(info, "model")
     add(info, "--context", help="tokens to keep room for (default: the model's, at most 4096)")
     add(info, "--kv-type", default="f16")
     synth = actions.add_parser("synth", help="write a model of a real one's shape with random weights")

@@ -17,12 +17,7 @@ def run_list(args: argparse.Namespace) -> int:
 
     found = kept()
     if args.json:
-        values = [
-            {"name": one.name, "kind": one.kind, "size_bytes": one.n_bytes, "used_at_s": one.used_at_s,
-             "paths": [str(path) for path in one.paths]}
-            for one in found
-        ]  # fmt: skip
-        print_json({"models": values, "size_bytes": sum(one.n_bytes for one in found)})
+        print_json({"models": [one.to_json() for one in found], "size_bytes": sum(one.n_bytes for one in found)})
     elif not found:
         print("nothing is kept")
     else:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from apps.commands import planning
 from apps.options import add, byte_size, check_output, positive
-from apps.show.planned import prediction_rows, stage_rows, unit_text
 from apps.show.table import print_columns, print_json, print_note
 from quant.text import printable
 
@@ -71,7 +70,7 @@ def _caps(args: argparse.Namespace) -> dict[str, float]:
 
 
 def _show(args: argparse.Namespace, space: PlanSpace, point: Point, why: str, changes: list[Change]) -> None:
-    from edge.planning.describe import notes
+    from edge.planning.describe import notes, prediction_rows, stage_rows, unit_text
 
     names = space.names
     print(printable(why))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from apps.commands.bench_onnx import is_onnx
 from apps.errors import UsageError
 from apps.options import (
+    ANY_MODEL,
     add,
     add_draft_argument,
     between,
@@ -38,8 +39,7 @@ _OF_ONNX = ("dim",)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The model, the devices, and what is to be done with it."""
-    words = "GGUF or ONNX file, or REPO:FILE (default: the bundled model)"
-    parser.add_argument("model", nargs="?", metavar="MODEL", help=words)
+    add(parser, "model", help=ANY_MODEL)
     group = parser.add_argument_group("devices")
     add(group, "--cluster")
     add(group, "--workers", help="this device and HOST[:PORT],... (default: the lab that is up)")

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from apps.errors import UsageError
-from apps.options import QUANTIZE_MINUTES, add, byte_size, check_installed, items, positive_int, refuse
+from apps.options import QUANTIZE_MINUTES, add, between, byte_size, check_installed, items, positive_int, refuse
 
 HELP = "Make a model smaller: to a type, to a size, or to the memory there is; and say what that costs."
 
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     words = "and not among those that decode slower here than a larger one, if possible"
     parser.add_argument("--fast", action="store_true", help=words)
     words = f"that --size and --fit measure, once (default: {QUANTIZE_MINUTES:.0f})"
-    parser.add_argument("--minutes", type=_minutes, metavar="N", help=words)
+    parser.add_argument("--minutes", type=between(0.001, 10_000), metavar="N", help=words)
     add(parser, "--threads")
     add(parser, "--force", help="overwrite OUT")
     add(parser, "--json")
@@ -68,16 +68,6 @@ def run(args: argparse.Namespace) -> int:
     from apps.commands import quantize_gguf
 
     return quantize_gguf.run(args)
-
-
-def _minutes(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value <= 10_000:
-        raise argparse.ArgumentTypeError(f"needs minutes, from a fraction to 10000, got {text!r}")
-    return value
 
 
 def _check_kernels(args: argparse.Namespace) -> None:

@@ -18,6 +18,7 @@ from apps.options import (
     argument,
     check_engine_arguments,
     check_installed,
+    given,
     model_path,
 )
 from apps.show.progress import say as say_as
@@ -157,13 +158,8 @@ def _config(args: argparse.Namespace, path: Path, devices: distributed.Devices[P
         several = {
             "workers": devices.addresses[1:],
             "plan": None if devices.plan is None else devices.plan.to_json(),
-            "parallel": args.parallel or "auto",
-            "shares": args.shares,
-            "transport": args.transport or "auto",
-            "allreduce": args.allreduce or "auto",
-            "wire": args.wire or "f32",
             "insecure": args.insecure,
-            "spare": args.spare or 0,
+            **given(args, ("parallel", "shares", "transport", "allreduce", "wire", "spare")),
         }
     options["sequences"] = args.requests
     return EngineConfig(str(path.absolute()), options, args.prefix_cache, draft=args.draft, **several)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import socket
 from pathlib import Path
 
 from apps.errors import UsageError
@@ -54,14 +53,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C."""
     quiet_grpc()
-    from devices.names import name_from
+    from devices.names import host_name
     from devices.paths import cache_folder, credentials_folder, state_folder
     from devices.probe import default_threads
     from devices.trust import credentials as held
     from devices.trust.invitation import parse_token
     from edge import log
     from edge.ending import signals_are_for_the_program
-    from edge.net.channel import is_loopback, parse_address
+    from edge.net.channel import is_loopback, parse_listen
     from edge.prefixes.store import DEFAULT_BYTES
     from edge.worker.daemon import DaemonOptions, serve
     from edge.worker.service import WorkerOptions
@@ -79,22 +78,17 @@ def run(args: argparse.Namespace) -> int:
     if membership:
         _check_name(args.name, membership.holder.name)
     try:
-        usual = DEFAULT_LISTEN if membership is None else "0.0.0.0:7070"
-        listen = args.listen or usual
-        if listen.isascii() and listen.isdigit():  # a port, at the usual address
-            listen = f"{usual.partition(':')[0]}:{listen}"
-        host, port = parse_address(listen)
+        host, port = parse_listen(args.listen or "", DEFAULT_LISTEN if membership is None else "0.0.0.0:7070")
     except ValueError as error:
         raise UsageError(f"--listen: {error}") from None
     # Who listens for this machine alone needs no credentials, and shows none.
     secure = membership is not None and not is_loopback(host)
     log.set_up()
-    host_name = name_from(socket.gethostname().partition(".")[0])
     with signals_are_for_the_program():
         serve(
             DaemonOptions(
                 worker=WorkerOptions(
-                    name=membership.holder.name if membership else args.name or host_name,
+                    name=membership.holder.name if membership else args.name or host_name(),
                     host=host,
                     threads=args.threads or min(default_threads(), len(affinity) or MAX_THREADS),
                     memory_limit_bytes=args.memory,

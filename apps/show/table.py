@@ -20,14 +20,8 @@ def print_json(values: Mapping[str, Any], *, escaped: bool = True) -> int:
 def print_table(title: str, rows: Sequence[tuple[str, str]]) -> None:
     """Print `title` and, below it, `rows` of (name, value)."""
     if sys.stdout.isatty():
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(show_header=False)
-        for name, value in rows:
-            table.add_row(Text(name), Text(printable(value)))
-        Console().print(Text(printable(title)), table, sep="\n")
+        print_note(title)
+        _print_rich(["", ""], rows, show_header=False)
         return
     width = max(len(name) for name, _ in rows)
     print(printable(title))
@@ -40,20 +34,26 @@ def print_columns(names: Sequence[str], rows: Sequence[Sequence[str]], whole: Co
     those of the columns `whole` only where nothing else is left to break."""
     rows = [[printable(value) for value in row] for row in rows]
     if sys.stdout.isatty():
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table()
-        for name in names:
-            table.add_column(name, no_wrap=name in whole)
-        for row in rows:
-            table.add_row(*map(Text, row))
-        Console().print(table)
+        _print_rich(names, rows, whole)
         return
     widths = [max(len(row[i]) for row in (names, *rows)) for i in range(len(names))]
     for row in (names, *rows):
         print("  ".join(f"{value:<{width}}" for value, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _print_rich(
+    names: Sequence[str], rows: Sequence[Sequence[str]], whole: Collection[str] = (), *, show_header: bool = True
+) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(show_header=show_header)
+    for name in names:
+        table.add_column(name, no_wrap=name in whole)
+    for row in rows:
+        table.add_row(*(Text(printable(value)) for value in row))
+    Console().print(table)
 
 
 def print_note(text: str) -> None:

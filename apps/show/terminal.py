@@ -10,7 +10,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from apps.show import step_table
 from apps.show.answer import Loaded, answer, dropped_line
 from apps.show.markdown import MarkdownStream
 from apps.show.prompt_line import KEYS, PromptLine
@@ -21,6 +20,7 @@ from edge.llama.interrupt import interrupt_stops
 from edge.llm.generate import Response
 from edge.llm.sampler import MAX_SEED, SamplingParams
 from edge.paging.describe import paging_rows
+from edge.parallel import step_table
 from quant.text import count_text, counted, printable
 from transport.errors import TransportError
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import secrets
-import socket
 from dataclasses import dataclass
 from typing import Any
 
-from devices.names import name_from
+from devices.names import host_name
 from devices.paths import credentials_folder
 from devices.profile import LinkProfile
 from devices.trust import credentials as held
@@ -95,7 +94,7 @@ def _first(a: Remote | None, b: Remote, secret: bytes) -> EngineSession:
     if a is not None:
         return RemoteSession(a, 0, 2, secret)
     own = held.load(credentials_folder()) if b.secure else None
-    name = own.holder.name if own else name_from(socket.gethostname().partition(".")[0])
+    name = own.holder.name if own else host_name()
     return LocalSession(name, 2, secret, credentials_folder() if b.secure else None, threads=1)
 
 

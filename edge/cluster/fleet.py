@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from devices.names import name_from
+from devices.names import host_name
 from devices.paths import credentials_folder
 from devices.profile import DeviceProfile
 from devices.trust import credentials as held
@@ -71,7 +70,7 @@ class Fleet:
     def local_name(self) -> str:
         """How the others know this device."""
         own = held.load(credentials_folder()) if self.secure else None
-        return own.holder.name if own else name_from(socket.gethostname().partition(".")[0])
+        return own.holder.name if own else host_name()
 
     def memory_of(self, address: str) -> int:
         """Bytes of memory that a model may take on a worker's device."""

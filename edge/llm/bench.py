@@ -16,6 +16,7 @@ from edge.llm.interface import TextEngine
 from edge.llm.requests import Request
 from edge.llm.scheduler import Scheduler
 from partition.model.model import decode_bytes
+from quant.text import bytes_text, counted
 
 _SCATTERED = 1.5  # times as long as the fastest tenth
 _BANDWIDTH_BYTES = 128_000_000  # read to measure the memory, where the engine had less
@@ -55,6 +56,25 @@ class BenchResult:
     def scattered(self) -> bool:
         """Whether tokens took so different times that a mean says little."""
         return self.decode_ms_p90 > _SCATTERED * self.decode_ms_p10
+
+    def scatter_text(self) -> str:
+        """What is to be known of figures that scatter."""
+        line = f"these figures scatter: of ten tokens one took less than {self.decode_ms_p10:.2f} ms and one more than"
+        line += f" {self.decode_ms_p90:.2f}"
+        if self.others_cores >= 0.1:
+            line += f"; something else kept {counted(round(self.others_cores, 1), 'core')} busy meanwhile"
+        return f"{line}. Measure again when nothing else runs; medians say the most until then"
+
+    def bandwidth_text(self) -> str:
+        """What decoding got out of this machine's memory."""
+        of = ""
+        if self.memory_bandwidth_gbps is not None:
+            threads = counted(self.threads, "thread")
+            of = f" of the {self.memory_bandwidth_gbps:.1f} GB/s this machine's memory gives {threads}"
+        return (
+            f"decode: {self.decode_ms_median:.2f} ms a token (median), {self.bandwidth_gbps:.1f} GB/s{of};"
+            f" peak memory {bytes_text(self.peak_rss_bytes)}"
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, as docs/cli.md says."""

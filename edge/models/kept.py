@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from devices.paths import cache_folder
 from edge.errors import HubError
@@ -26,6 +27,12 @@ class Kept:
     used_at_s: float  # last: by the file system's clock
     paths: tuple[Path, ...]
     remove: Callable[[], None]  # OSError; SliceBusy where it is in use
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, as docs/cli.md says."""
+        paths = [str(path) for path in self.paths]
+        of = {"name": self.name, "kind": self.kind, "size_bytes": self.n_bytes, "used_at_s": self.used_at_s}
+        return {**of, "paths": paths}
 
 
 def kept() -> list[Kept]:

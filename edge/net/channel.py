@@ -142,6 +142,13 @@ def parse_address(text: str) -> tuple[str, int]:
     return match["inside"] or match["name"], port
 
 
+def parse_listen(text: str, usual: str) -> tuple[str, int]:
+    """(host, port) to listen at, from an address or a port alone; "" is the `usual` address. ValueError."""
+    if text.isascii() and text.isdigit():
+        text = f"{usual.partition(':')[0]}:{text}"
+    return parse_address(text or usual)
+
+
 def _is_ipv6(text: str) -> bool:
     try:
         return ipaddress.ip_address(text).version == 6

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from edge.planning.measuring import OFF, SCATTER, is_off
+from quant.text import bytes_text
 
 Point = Mapping[str, Any]  # one of "points"
 Result = Mapping[str, Any]  # the object of `edge pareto --json`
@@ -169,3 +170,37 @@ def _scatters(point: Point) -> bool:
 def figure(value: float) -> str:
     """Three digits that count: "0.0123", "12.3", "123", "12300"."""
     return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
+
+
+def table(result: Result) -> tuple[list[str], list[list[str]]]:
+    """The names of the columns, and a row for each plan of the front."""
+    types, measured = several_types(result), any(point["measured"] for point in front(result))
+    columns = ["id", "plan", "latency ms", f"{unit(result)}/s", "memory"]
+    if types:
+        columns.insert(2, "type")
+    if measured:
+        at = columns.index("latency ms")
+        columns[at : at + 2] = ["latency ms", "measured", f"{unit(result)}/s", "measured"]
+    rows = []
+    for point in front(result):
+        row = [point["id"] + (" *" if point["knee"] else ""), point["label"]]
+        if types:
+            row.append(point["type"] or "-")
+        for what, scale in (("latency_s", 1e3), ("throughput_per_s", 1.0)):
+            row.append(figure(scale * point["predicted"][what]))
+            if measured:
+                row.append(_measured(point, what, scale))
+        rows.append([*row, _memory(point)])
+    return columns, rows
+
+
+def _measured(point: Point, what: str, scale: float) -> str:
+    off = error(point, what)
+    measured: Mapping[str, Any] = point["measured"] or {}
+    return "-" if off is None else f"{figure(scale * measured[what])} ({100 * off:+.0f} %)"
+
+
+def _memory(point: Point) -> str:
+    """What is needed on the fullest device: as measured, where it was."""
+    found = fullest(point["measured"] or {}) or fullest(point["predicted"])
+    return "-" if found is None else bytes_text(found[1])

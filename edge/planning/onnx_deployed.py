@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -18,6 +18,7 @@ from partition.plan.onnx_cuts import choose, cut_at, routes
 from partition.plan.onnx_plan import OnnxPlan
 from partition.plan.onnx_split import split
 from partition.plan.plan import LOCAL
+from quant.text import bytes_text, seconds_text
 
 
 @dataclass(frozen=True)
@@ -116,3 +117,32 @@ def _plan(placement: OnnxPlacement, model: OnnxSource) -> tuple[OnnxPlan, str]:
         places = choose(model.graph, "all")
     why = "as --shares says, by estimated work" if placement.shares else "equal parts of the estimated work"
     return model.plan(placement.devices, split(model.graph, places, shares)), why
+
+
+def stage_rows(
+    stages: Sequence[Mapping[str, Any]], deployed: Deployed, wire_errors: Sequence[OutputError]
+) -> list[tuple[str, str]]:
+    """Rows of (name, value): each stage, the reason for the cuts, and what the wire type does to the outputs."""
+    rows = [(f"stage {i}", _stage(stage)) for i, stage in enumerate(stages)]
+    rows.append(("cut", deployed.why))
+    if deployed.wire != "f32":
+        rows.append(("wire", f"{deployed.wire}: {'; '.join(map(_error, wire_errors))}"))
+    return rows
+
+
+def _stage(stage: Mapping[str, Any]) -> str:
+    start, stop = stage["nodes"]
+    parts = [f"{stop - start} nodes" + (f" up to {stage['until']}" if stage["until"] else "")]
+    parts.append(f"{bytes_text(stage['weight_bytes'])} of weights")
+    if stage["compute_ms_median"] is not None:
+        parts.append(seconds_text(stage["compute_ms_median"] / 1e3))
+    many = f" in {len(stage['tensors'])} tensors" if len(stage["tensors"]) > 1 else ""
+    parts.append(f"gives {bytes_text(stage['payload_bytes'])}{many}")
+    return f"{stage['name']}: {', '.join(parts)}"
+
+
+def _error(error: OutputError) -> str:
+    """How far an output is from what it is with F32 on the wire."""
+    if error.max_abs is None or error.relative_l2 is None:
+        return f"{error.name} cannot be compared"
+    return f"{error.name} differs by {error.max_abs:.3g} at most, {100 * error.relative_l2:.2g} % of its norm"

@@ -18,6 +18,12 @@ from edge.quantization.gguf import quantize
 from edge.tasks import SILENT, Steps
 from quant.gguf.file import GgufFile
 from quant.mixes import Mix
+from quant.text import bytes_text
+
+# Of a table.
+COLUMNS = (
+    "model", "size", "bits/weight", "perplexity", "mean KL", "99 % KL", "top-1", "decode tok/s", "prefill tok/s",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,26 @@ class Evaluation:
             "models": [_model_json(*one) for one in zip(self.names, self.results, speeds, strict=True)],
             "notes": list(self.notes),
         }
+
+    def rows(self) -> list[list[str]]:
+        """What COLUMNS name, of each model."""
+        table, speeds = [], self.speeds
+        for i, (name, result) in enumerate(zip(self.names, self.results, strict=True)):
+            s = result.summary
+            table.append(
+                [
+                    name,
+                    bytes_text(result.size_bytes),
+                    f"{result.bits_per_weight:.2f}",
+                    f"{s.perplexity:.3f} ± {s.perplexity_error:.3f}",
+                    f"{s.mean_divergence:.5f}",
+                    f"{s.divergence_99:.4f}",
+                    f"{100 * s.top_1_agreement:.2f} %",
+                    f"{speeds[i].decode:.1f}" if speeds else "-",
+                    f"{speeds[i].prefill:.1f}" if speeds else "-",
+                ]
+            )
+        return table
 
 
 def compare(

@@ -1,22 +1,22 @@
-"""This machine, with what llama.cpp says of it."""
+"""This machine, with what llama.cpp says of it, as values and for people."""
 
 from __future__ import annotations
 
-import socket
 from importlib.metadata import version
 from pathlib import Path
 
-from devices.machine import Machine, describe_machine
-from devices.names import name_from
+from devices.machine import Machine, Rate, describe_machine
+from devices.names import host_name
 from devices.profile import describe
 from edge.llama import llama
 from edge.llama.ggml import gpu_names
+from quant.text import age_text, bytes_text
 
 
 def this_machine(folder: Path | None = None, fresh: bool = False) -> Machine:
     """This machine, with what llama.cpp says of it; what is measured is of the disk of `folder`."""
     profile = describe(
-        name_from(socket.gethostname()),
+        host_name(),
         gpu=gpu_backends(),
         runtime=version("edge-runtime"),
         llama_cpp=version("llama-cpp-python"),
@@ -27,3 +27,37 @@ def this_machine(folder: Path | None = None, fresh: bool = False) -> Machine:
 def gpu_backends() -> str | None:
     """The GPUs that llama.cpp reaches, with their backends, as "Vulkan0 (llvmpipe)"; None without one."""
     return ", ".join(gpu_names()) if llama.has_gpu() else None
+
+
+def machine_rows(machine: Machine) -> list[tuple[str, str]]:
+    """(name, value) of all that is known, for a table."""
+    profile = machine.profile
+    cores = f"{machine.cores_performance} performance, {machine.cores_efficiency} efficiency"
+    if not machine.cores_efficiency:
+        cores = str(machine.cores_performance)
+    if profile.cores_logical != machine.cores_performance + machine.cores_efficiency:
+        cores += f"; {profile.cores_logical} logical"
+    if machine.cpu_quota is not None:
+        cores += f"; may keep {machine.cpu_quota:g} busy"
+    rows = [
+        ("processor", f"{profile.cpu}, {profile.machine}, {profile.system}"),
+        ("cores", cores),
+        ("threads", f"{profile.threads}, if not told otherwise"),
+        ("instruction sets", ", ".join(machine.instruction_sets) or "none that ggml has kernels for"),
+        ("memory", f"{bytes_text(profile.memory_available_bytes)} free of {bytes_text(profile.memory_total_bytes)}"),
+        ("memory bandwidth", rate_text(machine.memory)),
+        ("disk reads", f"{rate_text(machine.disk)} ({machine.disk_folder})"),
+        ("GPU", profile.gpu or "none that llama.cpp finds"),
+    ]
+    if profile.battery_percent is not None:
+        plugged = {True: ", plugged in", False: ", not plugged in", None: ""}[profile.plugged]
+        rows.append(("battery", f"{profile.battery_percent:g} %{plugged}"))
+    if profile.temperature_c is not None or machine.thermal is not None:
+        known = [f"{profile.temperature_c:g} C"] if profile.temperature_c is not None else []
+        rows.append(("temperature", ", ".join([*known, *([machine.thermal] if machine.thermal else [])])))
+    return rows
+
+
+def rate_text(rate: Rate | None) -> str:
+    """How fast memory or a disk is read, how that is known, and since when."""
+    return "not measured" if rate is None else f"{rate.bytes_per_s / 1e9:.3g} GB/s, {rate.how}, {age_text(rate.age_s)}"

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,6 +62,18 @@ class ImportanceMatrix:
         """Tensor name to how many of its experts no token passed through; only those with any."""
         missing = {name: int(np.count_nonzero(entry.counts == 0)) for name, entry in self.entries.items()}
         return {name: n for name, n in missing.items() if n}
+
+    def unseen_text(self) -> str:
+        """The same in words."""
+        unseen = self.unseen
+        some = ", ".join([*list(unseen)[:3], *(["..."] if len(unseen) > 3 else [])])
+        many = f"{sum(unseen.values())} experts in {len(unseen)} tensors ({some})"
+        return f"{many} were never used; a longer text may reach them"
+
+    def to_json(self) -> dict[str, Any]:
+        """What it is made of, as docs/cli.md says."""
+        chunks = {"chunks": self.chunk_count, "chunk_tokens": self.chunk_size}
+        return {"tensors": len(self.entries), **chunks, "unseen_experts": self.unseen}
 
     def weights(self, name: str, n_experts: int, columns: int) -> Floats | None:
         """The mean squares of a tensor's inputs, float32 [n_experts * columns], as llama.cpp's quantizer takes them.

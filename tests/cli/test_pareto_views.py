@@ -18,18 +18,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from apps.show.front import figure, notes, print_front, table
+from apps.show.front import print_front
 from edge.errors import PictureError
 from edge.pictures.front import KIND_COLORS, _figure, write_picture
 from edge.pictures.front_points import (
     best_single,
     dominated,
     error,
+    figure,
     front,
     fullest,
     latency_s,
     line,
+    notes,
     staircase,
+    table,
     throughput,
     to_show,
 )

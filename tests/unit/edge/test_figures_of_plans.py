@@ -7,18 +7,17 @@ from typing import Any
 import pytest
 
 from apps.commands import devices_probe
-from apps.commands.devices_probe import _rate_text, age_text
 from apps.options import byte_size
-from apps.show import planned
-from apps.show.front import table
 from devices import remembered as cache
 from devices.catalog import CATALOG
 from devices.cluster_file import Cluster, ClusterDevice, ClusterLink
 from edge.cluster import failures
 from edge.demo import MODEL_PATH
 from edge.errors import WorkerError
-from edge.pictures.front_points import error
+from edge.pictures.front_points import error, table
+from edge.planning import describe
 from edge.survey.llm_survey import estimated
+from edge.survey.machine import rate_text
 from edge.survey.profile import ASSUMED_LINK, with_links, with_overrides
 from partition.model.model import ModelShape
 from partition.plan.plan import LOCAL
@@ -27,7 +26,7 @@ from partition.predict.speeds import Curve, Links, LinkSpeed
 from partition.simulate.result import Spread
 from partition.slices.gguf_slice import limits
 from quant.gguf.file import GgufFile
-from quant.text import bytes_text, count_text, ms_text
+from quant.text import age_text, bytes_text, count_text, ms_text
 from tests.support.clock import Clock
 from tests.support.planning import MS, device
 from transport.errors import LinkClosed, LinkTimeout
@@ -110,7 +109,7 @@ PREDICTED = Prediction(
 
 def test_a_plan_is_told_in_its_units() -> None:
     names = {LOCAL: "desk", "pi:1": "pi"}
-    columns, (row,) = planned.stage_rows(PREDICTED, names)
+    columns, (row,) = describe.stage_rows(PREDICTED, names)
     assert dict(zip(columns, row, strict=True)) == {
         "stage": "0",
         "device": "desk + pi",
@@ -119,18 +118,18 @@ def test_a_plan_is_told_in_its_units() -> None:
         "then sends": "4.00 ms",
         "memory": "3.00 GiB + 1.00 GiB, pages 512 MiB",
     }
-    rows = dict(planned.prediction_rows(PREDICTED, names))
+    rows = dict(describe.prediction_rows(PREDICTED, names))
     assert rows["latency"].startswith("25.0 ms a token")
     assert rows["throughput"].startswith("50 tokens/s")
     assert rows["first token"].startswith("1.5 s after a prompt of 128 tokens")
     assert rows["energy"] == "0.4 J a token"
     assert rows["bound"] == "computing on local and pi takes 15.0 of 25.0 ms"
     assert PREDICTED.memory_bytes == {LOCAL: 3 * GIB, "pi:1": GIB}
-    assert planned.unit_text("latency", 0.025) == "25.0 ms a token or an input"
-    assert planned.unit_text("throughput", 0.025) == "25.0 ms a token or an input (40/s)"
-    assert planned.unit_text("ttft", 1.5) == "1.5 s"
-    assert planned.unit_text("memory", GIB) == "1.00 GiB"
-    assert planned.unit_text("energy", 0.4) == "0.4 J"
+    assert describe.unit_text("latency", 0.025) == "25.0 ms a token or an input"
+    assert describe.unit_text("throughput", 0.025) == "25.0 ms a token or an input (40/s)"
+    assert describe.unit_text("ttft", 1.5) == "1.5 s"
+    assert describe.unit_text("memory", GIB) == "1.00 GiB"
+    assert describe.unit_text("energy", 0.4) == "0.4 J"
 
 
 def test_a_devices_speed_is_told_in_its_units() -> None:
@@ -153,7 +152,7 @@ def test_a_devices_speed_is_told_in_its_units() -> None:
 
 def test_rates_ages_and_sizes_in_words() -> None:
     measured: Any = SimpleNamespace(bytes_per_s=2.5e9, how="direct", age_s=7200.0)
-    assert _rate_text(measured) == "2.5 GB/s, direct, 2 h ago"
+    assert rate_text(measured) == "2.5 GB/s, direct, 2 h ago"
     assert [age_text(s) for s in (0.5, 59, 60, 3599, 3600)] == ["now", "59 s ago", "1 min ago", "60 min ago", "1 h ago"]
     assert [bytes_text(n) for n in (1000, 1536, 3 << 20, 5 << 29)] == ["1000 B", "1.50 KiB", "3.00 MiB", "2.50 GiB"]
     assert [count_text(n) for n in (999, 1500, 7_000_000, 1_100_000_000)] == ["999", "1.50 K", "7.00 M", "1.10 B"]

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from apps.commands import bench as bench_command
 from apps.commands.chat import Loaded
-from apps.show import quality, terminal
+from apps.show import terminal
 from edge import pieces
 from edge.llm import bench, generate
 from edge.llm.bench import BenchResult, Rate
@@ -25,7 +25,7 @@ from edge.llm.sampler import SamplingParams
 from edge.llm.sequence import Session
 from edge.planning import measure
 from edge.quantization import compare_speed
-from edge.quantization.comparison import Evaluation
+from edge.quantization.comparison import COLUMNS, Evaluation
 from edge.quantization.divergence import Summary, summarize
 from edge.quantization.evaluate import Quality, _Scores
 from edge.worker import timing as profiler
@@ -164,7 +164,7 @@ RESULT = BenchResult(
 def test_edge_bench_prints_each_figure_where_it_belongs(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
     args = Namespace(requests=4)
     bench_command._print_speeds(args, engine, RESULT)
-    bench_command._print_bandwidth(RESULT)
+    print(RESULT.bandwidth_text())
     said = capsys.readouterr().out
     assert re.search(r"\| 2 \| prefill 512 \| 321\.00 ± 3\.00 \| 320\.00 \|", said)
     assert re.search(r"\| 2 \| decode 128 \| 45\.00 ± 2\.00 \| 44\.00 \|", said)
@@ -223,8 +223,8 @@ def test_edge_evaluate_shows_each_figure_where_it_belongs() -> None:
     result = Quality(Path("small.gguf"), 3 << 20, 4.5, summary)
     speed = compare_speed.Speed((321.0,), (45.0,))
     found = Evaluation(["small"], [result], [speed], [])
-    (row,) = quality.rows(found)
-    assert dict(zip(quality.COLUMNS, row, strict=True)) == {
+    (row,) = found.rows()
+    assert dict(zip(COLUMNS, row, strict=True)) == {
         "model": "small",
         "size": "3.00 MiB",
         "bits/weight": "4.50",

@@ -33,5 +33,15 @@ def slowest(times: Sequence[Mapping[str, Summary]]) -> int | None:
     return max(decoding, key=lambda rank: times[rank]["decode"].compute_ms.median, default=None)
 
 
+def slowest_text(names: Sequence[str], times: Sequence[Mapping[str, Summary]]) -> list[str]:
+    """What is to be said of the slowest rank; nothing where there is none."""
+    slow = slowest(times)
+    if slow is None:
+        return []
+    of = times[slow]["decode"]
+    told = f"rank {slow} ({names[slow]}) computes the longest, {of.compute_ms.median:.2f} ms, and communicates for"
+    return [f"{told} {of.communication_ms.median:.2f} ms"]
+
+
 def _ms(figure: Figure) -> str:
     return f"{figure.median:.2f} / {figure.p99:.2f}"
