@@ -1,4 +1,4 @@
-"""Reads fields of parsed JSON that a person may have written, with errors that name the field."""
+"""Fields of JSON that a person may write: read with errors that name the field, and written."""
 
 import re
 from collections.abc import Collection
@@ -47,6 +47,16 @@ def text(value: Any, where: str, most: int = 255) -> str:
     if not isinstance(value, str) or len(value) > most or not value.isprintable():
         raise PlanError(f"{where}: {told(value)}; needed is printable text of up to {most} characters")
     return value
+
+
+def said(of: Any, names: Collection[str]) -> dict[str, Any]:
+    """Those of these attributes that say something, as JSON has them."""
+    values = {name: getattr(of, name) for name in names}
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in values.items()
+        if value is not None and value != ()
+    }
 
 
 def told(value: Any) -> str:

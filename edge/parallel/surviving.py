@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,8 +23,6 @@ from edge.parallel.catching_up import compute, read_states, write_states
 from edge.parallel.history import Change, History, Rows
 from edge.parallel.mirror import AFTER_S
 from edge.parallel.recorded_states import RecordedStates
-from partition.model.model import ModelShape
-from quant.gguf.file import GgufFile
 
 Floats = NDArray[np.float32]
 T = TypeVar("T")
@@ -51,13 +48,18 @@ class SurvivingEngine:
         """model: the vocabulary, which outlives all engines. recovered: told why the engine failed, gives another one
         of the same model, context and batch; what it raises is raised. history: an empty one; None: of tokens alone."""
         self.current = engine
-        self._model, self._recovered = model, recovered
+        self.model, self._recovered = model, recovered
+        # The same of every engine.
+        self.path, self.file, self.shape = engine.path, engine.file, engine.shape
+        self.context, self.batch, self.outputs = engine.context, engine.batch, engine.outputs
+        self.sequences = engine.sequences
+        self.failed: Exception | None = None  # as long as another engine may take over
         self._history = history or History()  # before what follows
         self._log: deque[Rows | Change] = deque()  # what was done since the oldest uncollected step
         self._ready: deque[Floats] = deque()  # logits of steps that another engine computed again
         self._is_stopped = False
         self._is_behind = False  # the engine lacks what the history has
-        self._states = RecordedStates(lambda: self.current, self._do, self._alone, self._history)
+        self.states: SequenceStates = RecordedStates(lambda: self.current, self._do, self._alone, self._history)
         self._next: Callable[[], TextEngine | None] | None = None
         self._lock = threading.RLock()
         self._is_gone = False  # there is no engine, as a move failed
@@ -68,44 +70,9 @@ class SurvivingEngine:
     # --- what it is ---
 
     @property
-    def path(self) -> Path:
-        """The model's file."""
-        return self.current.path
-
-    @property
-    def file(self) -> GgufFile:
-        """The model's file, read."""
-        return self.current.file
-
-    @property
-    def shape(self) -> ModelShape:
-        """The model's sizes."""
-        return self.current.shape
-
-    @property
-    def context(self) -> int:
-        """Tokens."""
-        return self.current.context
-
-    @property
-    def batch(self) -> int:
-        """Rows one decode may have."""
-        return self.current.batch
-
-    @property
-    def outputs(self) -> int:
-        """Rows of one decode that may give logits."""
-        return self.current.outputs
-
-    @property
     def threads(self) -> int:
         """Of this device."""
         return self.current.threads
-
-    @property
-    def sequences(self) -> int:
-        """Independent ones."""
-        return self.current.sequences
 
     @property
     def memory(self) -> MemoryNeed:
@@ -118,24 +85,9 @@ class SurvivingEngine:
         return self.current.stages
 
     @property
-    def model(self) -> Model:
-        """The vocabulary."""
-        return self._model
-
-    @property
     def paging(self) -> PagedWeights | None:
         """This device's weights under a budget."""
         return self.current.paging
-
-    @property
-    def failed(self) -> Exception | None:
-        """Why nothing can be computed any more; None while it can, or another engine may."""
-        return None
-
-    @property
-    def states(self) -> SequenceStates:
-        """The keys and values of sequences."""
-        return self._states
 
     # --- decoding ---
 

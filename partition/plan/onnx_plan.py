@@ -97,13 +97,7 @@ def _stage_to_json(stage: OnnxStage) -> dict[str, Any]:
     values: dict[str, Any] = {"device": stage.device, "nodes": [stage.nodes.start, stage.nodes.stop]}
     if stage.until:
         values["until"] = stage.until
-    if stage.threads is not None:
-        values["threads"] = stage.threads
-    if stage.affinity:
-        values["affinity"] = list(stage.affinity)
-    if stage.provider is not None:
-        values["provider"] = stage.provider
-    return values
+    return values | fields.said(stage, ("threads", "affinity", "provider"))
 
 
 def _stage(values: Any, where: str) -> OnnxStage:

@@ -255,17 +255,8 @@ def _pair(held: Range) -> list[int]:
 
 
 def _shard_to_json(shard: Shard) -> dict[str, Any]:
-    values: dict[str, Any] = {"device": shard.device, "heads": _pair(shard.heads), "ff": _pair(shard.ff)}
-    values["vocab"] = _pair(shard.vocab)
-    if shard.threads is not None:
-        values["threads"] = shard.threads
-    if shard.affinity:
-        values["affinity"] = list(shard.affinity)
-    if shard.gpu_layers is not None:
-        values["gpu_layers"] = shard.gpu_layers
-    if shard.memory is not None:
-        values["memory"] = shard.memory
-    return values
+    held = {"heads": _pair(shard.heads), "ff": _pair(shard.ff), "vocab": _pair(shard.vocab)}
+    return {"device": shard.device, **held, **fields.said(shard, ("threads", "affinity", "gpu_layers", "memory"))}
 
 
 def _stage(values: Any, where: str) -> Stage:
