@@ -387,8 +387,8 @@ def test_files_that_cannot_be(run: Run, small: Path, tmp_path: Path, out: Path) 
         (("--size", "much"), "much"),
         (("--size", "0B"), "0"),
         (("--fit", "1GiB", "--context", "-1"), "-1"),
-        (("--size", "1MiB", "--minutes", "nan"), "needs minutes"),
-        (("--size", "1MiB", "--minutes", "0"), "needs minutes"),
+        (("--size", "1MiB", "--minutes", "nan"), "needs a number, got"),
+        (("--size", "1MiB", "--minutes", "0"), "needs a number from 0.001 to 10000"),
     ],
 )
 def test_wrong_usage_is_one_line(
