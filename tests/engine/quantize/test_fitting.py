@@ -39,11 +39,11 @@ MEASURE = " ".join(islice(statements(random.Random(9)), 256))
 SHORT = " ".join(islice(statements(random.Random(7)), 20))
 OTHER = " ".join(islice(statements(random.Random(8)), 120))  # what no choice has seen
 ONE = EngineOptions(threads=1)
-EVERY = some(2, 1)
 STEPS = some(40, 120)  # comparisons that may be made: each tensor in one type and more, or in two
 KINDS = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q8_0")
-UNIFORM = ("q2_k", "q3_k_m", "q4_k_s", "q4_k_m", "q5_k_m")[::EVERY][: some(2, 5)]
-BUDGETS = (3_300_000, 3_900_000, 4_520_000, 5_000_000, 5_700_000)[::EVERY][: some(2, 5)]
+SIZES = slice(some(2, 0), some(3, 5))
+UNIFORM = ("q2_k", "q3_k_m", "q4_k_s", "q4_k_m", "q5_k_m")[SIZES]
+BUDGETS = (3_300_000, 3_900_000, 4_520_000, 5_000_000, 5_700_000)[SIZES]
 # Each budget is above one of UNIFORM and below the next.
 MIB = 1 << 20
 
