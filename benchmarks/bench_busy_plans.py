@@ -105,7 +105,7 @@ def main() -> None:
     model, n_workers, neighbour, n_calm = [args.model] if args.model else [], 2, Neighbour(), 4 * args.measure
     if args.tiny:  # with one survey for all
         _EDGE[-1] = "tests.support.measuring"
-        args.tries, args.measure, n_workers, neighbour, n_calm = 1, 1, 1, Neighbour(0.005, 0.02, 0.05, 0.1), 1
+        args.tries, args.measure, n_workers, neighbour, n_calm = 1, 1, 1, Neighbour(0.005, 0.02, 0.5, 1.0), 1
         model += ["--context", "256", "--prompt-tokens", "16", "--concurrency", "1"]
     found: list[list[float]] = []
     with tempfile.TemporaryDirectory(prefix="edge-busy-") as name, workers(Path(name), n_workers) as addresses:

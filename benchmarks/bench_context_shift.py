@@ -44,7 +44,6 @@ BEGINNING = 16  # tokens that stay, where no system message says
 USUAL = 8  # tokens before the context is full
 COMPUTED_AGAIN = 10  # rounds; it takes long
 SOON = 32  # tokens after a drop
-QUESTIONS = 24  # of one dialogue
 
 MakeRoom = Callable[[Session, int, int], NDArray[np.float32]]
 """(session, tokens of the beginning, next token): drop half of the rest, and the logits after the next token."""
@@ -59,11 +58,12 @@ def main() -> None:
     parser.add_argument("--small-context", type=int, default=256, help="for perplexity")
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--dialogues", type=int, default=12)
+    parser.add_argument("--questions", type=int, default=24, help="of a dialogue")
     parser.add_argument("--tiny", action="store_true", help="the smallest sizes, to see that it works")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     if args.tiny:
-        args.context, args.small_context, args.rounds, args.dialogues = 128, 128, 2, 1
+        args.context, args.small_context, args.rounds, args.dialogues, args.questions = 128, 128, 2, 1, 10
     began, stolen_s = time.perf_counter(), steal_s()
     result = {
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {args.threads} threads",
@@ -141,7 +141,7 @@ def perplexity(args: argparse.Namespace) -> dict[str, Any]:
     """Of the same predictions on both sides: all after the first drop, and the first SOON after each drop."""
     context = args.small_context
     with Engine(MODEL_PATH, EngineOptions(threads=1, context=context)) as engine:
-        texts = [dialogue(engine, seed) for seed in range(args.dialogues)]
+        texts = [dialogue(engine, seed, args.questions) for seed in range(args.dialogues)]
         nll = {name: [scored(engine, *text, make_room) for text in texts] for name, make_room in SIDES.items()}
     rows = {}
     for name, of_texts in nll.items():
@@ -158,11 +158,11 @@ def perplexity(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def dialogue(engine: Engine, seed: int) -> tuple[list[int], int]:
+def dialogue(engine: Engine, seed: int, questions: int) -> tuple[list[int], int]:
     """The tokens of a long dialogue of held-out questions with their answers, and how many its system message has."""
     chat = Chat(engine, system="You are a helpful assistant.")
     beginning = 0
-    for messages, answer in held_out(QUESTIONS, seed=1000 + seed):
+    for messages, answer in held_out(questions, seed=1000 + seed):
         chat.messages += [
             *(one for one in messages if one["role"] != "system"),
             {"role": "assistant", "content": answer},

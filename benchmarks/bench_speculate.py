@@ -72,7 +72,7 @@ CASES = {
     "resident": [Case("1b", 128, (0.0, 0.25, 0.5, 0.75, 0.9), asked=">= 0.98")],
     "far": [Case("1b", 96, (0.0, 0.75), asked=">= 2.5 at 0.75")],
 }
-TINY = {name: [Case("tiny", 24, (0.0, 0.75), 0 if name == "disk" else None)] for name in SECTIONS}
+TINY = {name: [Case("tiny", LEAST_ANSWER, (0.0, 0.75), 0 if name == "disk" else None)] for name in SECTIONS}
 
 
 def main() -> None:
@@ -150,7 +150,8 @@ class Counted(Speculation):
 @contextmanager
 def loaded(section: str, case: Case, path: Path, folder: Path) -> Iterator[TextEngine]:
     """The engine of a section."""
-    options = {"threads": default_threads() if section == "disk" else 1, "context": CONTEXT, "outputs": MOST_ROWS}
+    all_cores = section == "disk" and case.model != "tiny"
+    options = {"threads": default_threads() if all_cores else 1, "context": CONTEXT, "outputs": MOST_ROWS}
     if section == "far":
         how = {"parallel": "tensor", "shares": (1, 1)}
         with ranks_here(path, how, EngineOptions(**options, batch=64), folder, delay_s=DELAY_S) as ranks:
