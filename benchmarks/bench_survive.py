@@ -56,6 +56,7 @@ from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL
 from partition.slices.gguf_slice import limits
 from quant.gguf.file import GgufFile
+from tests.support.workers import is_fork_server
 
 GREEDY = SamplingParams(temperature=0)
 OPTIONS = EngineOptions(threads=1, context=512, batch=64)
@@ -71,10 +72,15 @@ class Lent:
     address: str
     pid: int
 
+    def engines(self) -> list[psutil.Process]:
+        """Its engine processes."""
+        there = psutil.Process(self.pid).children(recursive=True)
+        return [process for process in there if not is_fork_server(process)]
+
     def lose(self, how: str) -> None:
         """Make it fail in one of WAYS."""
         daemon = psutil.Process(self.pid)
-        children = daemon.children()
+        children = self.engines()
         if how in ("kill process", "stop process", "stop all"):
             for child in children:
                 with suppress(psutil.NoSuchProcess):
@@ -88,7 +94,7 @@ class Lent:
         """Let what stands still go on."""
         with suppress(psutil.NoSuchProcess):
             daemon = psutil.Process(self.pid)
-            for process in (daemon, *daemon.children()):
+            for process in (daemon, *self.engines()):
                 process.resume()
 
 
@@ -163,7 +169,7 @@ def stress(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             ),
         ):
             for _ in range(ANSWERS_EACH):
-                there = [one for one in workers if psutil.pid_exists(one.pid) and psutil.Process(one.pid).children()]
+                there = [one for one in workers if psutil.pid_exists(one.pid) and one.engines()]
                 if not there or done >= args.kills:
                     break
                 victim, way, question = rng.choice(there), rng.choice(WAYS), rng.choice(long_enough)
