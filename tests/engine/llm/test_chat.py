@@ -2,10 +2,13 @@
 
 import json
 import stat
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from edge.demo import MODEL_PATH
 from edge.errors import ChatFileError, ContextFull, EngineError, Interrupted
 from edge.llm.chat import Chat
 from edge.llm.engine import Engine
@@ -91,22 +94,29 @@ def forgetting(chat: Chat) -> tuple[list[int], list[int]]:
     return computed, [usage.dropped_tokens for usage in usages]
 
 
-def test_a_full_context_ends_an_answer_unless_it_is_shifted(demo: Engine) -> None:
+@pytest.fixture
+def short() -> Iterator[Engine]:
+    """The bundled model with a context that is soon full."""
+    with Engine(MODEL_PATH, replace(OPTIONS, context=64)) as engine:
+        yield engine
+
+
+def test_a_full_context_ends_an_answer_unless_it_is_shifted(short: Engine) -> None:
     n_tokens = {}
     for choice in ("shift", "forget", "stop"):
-        chat = Chat(demo, system="Answer briefly.", when_full=choice)  # type: ignore[arg-type]
-        last = list(chat.ask("What is 3 plus 4?", ENDLESS, max_tokens=600))[-1]
+        chat = Chat(short, system="Answer briefly.", when_full=choice)  # type: ignore[arg-type]
+        last = list(chat.ask("What is 3 plus 4?", ENDLESS, max_tokens=160))[-1]
         assert last.finish_reason == "length"
         n_tokens[choice] = last.usage.completion_tokens
         assert (last.usage.dropped_tokens > 0) == (choice == "shift")
         assert len(chat.messages[-1]["content"]) >= n_tokens[choice]
         prompt = last.usage.prompt_tokens
-    assert n_tokens == {"shift": 600, "forget": demo.context - prompt + 1, "stop": demo.context - prompt + 1}
+    assert n_tokens == {"shift": 160, "forget": short.context - prompt + 1, "stop": short.context - prompt + 1}
 
 
-def test_what_never_ends_is_ended_after_four_contexts(demo: Engine) -> None:
-    last = list(Chat(demo).ask("What is 3 plus 4?", ENDLESS))[-1]
-    assert (last.finish_reason, last.usage.completion_tokens) == ("length", 4 * demo.context)
+def test_what_never_ends_is_ended_after_four_contexts(short: Engine) -> None:
+    last = list(Chat(short).ask("What is 3 plus 4?", ENDLESS))[-1]
+    assert (last.finish_reason, last.usage.completion_tokens) == ("length", 4 * short.context)
 
 
 def test_the_system_message_stays_when_an_answer_is_shifted(demo: Engine) -> None:
