@@ -43,7 +43,6 @@ GPT: Table = {
 GPT_DENSE: Table = {**UNGATED, **UNGATED_BIAS}
 NORM_BIASES: Table = {"attn_norm.bias": ("embd",), "ffn_norm.bias": ("embd",)}
 
-OUTER: Table = {"output_norm.weight": ("embd",)}
 OUTER_BIASED: Table = {"output_norm.weight": ("embd",), "output_norm.bias": ("embd",)}
 
 LAYER_NORM = {"attention.layer_norm_epsilon": 1e-5}  # metadata of models with norms that subtract the mean
