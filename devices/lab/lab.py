@@ -23,13 +23,13 @@ from typing import IO
 import psutil
 
 from devices.errors import LabError
-from devices.interpreter import module_command
 from devices.lab.cleaner import LAB_FILE, LASTING, clean, lock_file
 from devices.lab.config import LabConfig, lab_to_json
 from devices.lab.state import LabState
 from devices.lab.supervisor import STATE_FILE
 from devices.lab.worker import ROOT
 from devices.paths import state_folder
+from devices.processes.interpreter import module_command
 
 _END_S = 60.0
 

@@ -24,9 +24,9 @@ from pathlib import Path
 
 import psutil
 
-from devices.interpreter import module_command
 from devices.lab.config import OWNER, LabConfig
 from devices.lab.shaper import JUMBO_MTU, Shape
+from devices.processes.interpreter import module_command
 
 NAMESPACES = Path("/run/netns")
 _TUNSETIFF, _IFF_TUN_NO_PI = 0x400454CA, 0x1001

@@ -23,11 +23,11 @@ from typing import Any
 
 from devices.errors import LabError
 from devices.files import write_whole
-from devices.interpreter import module_command
 from devices.lab.cleaner import LAB_FILE, VARIABLE, prefix
 from devices.lab.config import OWNER, parse_lab
 from devices.lab.network import LabNetwork, NoNetwork, remove_namespaces
 from devices.lab.worker import ROOT, LabWorker
+from devices.processes.interpreter import module_command
 
 STATE_FILE = "state.json"
 START_S = 60.0  # until all workers listen

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from devices.interpreter import module_command
 from devices.lab.config import LabDevice
 from devices.lab.control_group import ControlGroup, NoGroups
 from devices.lab.network import LabNetwork
+from devices.processes.interpreter import module_command
 
 PORT = 7070  # where links are shaped, and each device has an address of its own
 ROOT = Path(__file__).parents[2]  # where `apps` can be imported from

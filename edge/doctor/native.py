@@ -11,7 +11,7 @@ import subprocess
 import sys
 from typing import Any
 
-from devices.interpreter import module_command
+from devices.processes.interpreter import module_command
 from edge.errors import EngineError
 
 NATIVE_TIMEOUT_S = 60.0  # to load llama.cpp and the bundled model from a slow card, and to answer with it

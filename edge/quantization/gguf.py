@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from devices.files import temporary_beside
-from devices.interpreter import module_command
 from devices.probe import default_threads
+from devices.processes.interpreter import module_command
 from edge.errors import EngineError
 from partition.model.check import check_loadable
 from quant.errors import ModelFileError

@@ -6,7 +6,7 @@ import asyncio
 import signal
 import socket
 
-from devices.interpreter import module_command
+from devices.processes.interpreter import module_command
 from edge.serve.messages import MOST_LINE_BYTES
 
 EXIT_S = 10.0  # for a process to end by itself

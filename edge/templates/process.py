@@ -10,7 +10,7 @@ import time
 import weakref
 from typing import Any
 
-from devices.interpreter import module_command
+from devices.processes.interpreter import module_command
 from edge.errors import TemplateError
 
 CPU_S = 0.8  # of processor time, for a request; one with a thousand messages takes 0.02 s

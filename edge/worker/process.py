@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import socket
@@ -11,10 +12,11 @@ import threading
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
-from devices.interpreter import module_command
+from devices.processes.forking import ForkedProcess, ForkServer
+from devices.processes.interpreter import module_command
 from edge import log
-from edge.worker.forking import ForkedProcess, ForkServer
 from edge.worker.limits import ResourceLimits
 from transport import edge_pb2 as pb
 from transport.errors import TransportError
@@ -46,19 +48,13 @@ class Child:
         arguments = ["--host", host, "--folder", str(self.folder), *lent.options()]
         if credentials is not None:
             arguments += ["--credentials", str(credentials)]
-        self._process: subprocess.Popen[bytes] | ForkedProcess
+        says, theirs_to_say = os.pipe()
         try:
-            if fork_server is not None:
-                self._process = fork_server.start(arguments, theirs.fileno())
-            else:
-                self._process = subprocess.Popen(
-                    module_command("edge.worker.rank", *arguments, "--control", str(theirs.fileno())),
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    stderr=subprocess.PIPE,
-                )
+            with os.fdopen(theirs_to_say, "wb"):
+                self._process = _start(arguments, [theirs.fileno(), theirs_to_say], fork_server)
         except BaseException:
             ours.close()
+            os.close(says)
             shutil.rmtree(self.folder, ignore_errors=True)
             raise
         finally:
@@ -70,7 +66,9 @@ class Child:
         self._said: deque[str] = deque(maxlen=_LAST_LINES)
         self._stopping = False
         self._lock = threading.Lock()
-        self._listener = threading.Thread(target=self._listen, daemon=True, name="child's words")
+        self._listener = threading.Thread(
+            target=self._listen, args=(os.fdopen(says, "rb"),), daemon=True, name="child's words"
+        )
         self._listener.start()
 
     @property
@@ -128,14 +126,28 @@ class Child:
         words = f": {' | '.join(self._said)}" if self._said else ""
         return f"the engine process {how}{hint}{words}"
 
-    def _listen(self) -> None:
-        assert self._process.stderr is not None
-        with self._process.stderr as stream:
+    def _listen(self, stream: IO[bytes]) -> None:
+        with stream:
             while line := stream.readline(_LONGEST_LINE):
                 text = line.decode(errors="replace").strip()
                 if text:
                     self._said.append(text[:500])
                     log.info("engine-said", session=self._session, line=text[:500])
+
+
+def _start(
+    arguments: list[str], descriptors: list[int], fork_server: ForkServer | None
+) -> ForkedProcess | subprocess.Popen[bytes]:
+    """descriptors: for its commands, and for what it says."""
+    if fork_server is not None:
+        return fork_server.start(arguments, descriptors)
+    control, says = descriptors
+    return subprocess.Popen(
+        module_command("edge.worker.rank", *arguments, "--control", str(control)),
+        pass_fds=[control],
+        stdin=subprocess.DEVNULL,
+        stderr=says,
+    )
 
 
 def _signal(number: int) -> str:

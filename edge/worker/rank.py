@@ -298,6 +298,14 @@ def main(argv: list[str] | None = None) -> NoReturn:
             emit(control, event)
 
 
+def run_forked(arguments: list[str], descriptors: list[int]) -> NoReturn:
+    """`main` in a process that was forked. descriptors: for commands, and for what it says."""
+    control, says = descriptors
+    os.dup2(says, 2)
+    os.close(says)
+    main([*arguments, "--control", str(control)])
+
+
 def _beat(control: TcpLink) -> None:
     """Say again and again that this process runs, whatever it computes."""
     with suppress(TransportError):  # the daemon has gone

@@ -16,10 +16,10 @@ from pathlib import Path
 import grpc
 
 from devices.probe import own_rss, rss
+from devices.processes.forking import ForkServer, available
 from edge import log
 from edge.errors import EdgeError, NotEnoughMemory
 from edge.slices.store import SliceStore
-from edge.worker.forking import ForkServer, available
 from edge.worker.limits import ResourceLimits
 from edge.worker.process import Child
 from transport import edge_pb2 as pb
@@ -103,7 +103,8 @@ class Sessions:
         self._turn = threading.Lock()  # to load, where memory is limited
         self._leaving = self._closed = False
         # Where memory is limited, what it holds would be missing for weights.
-        self._fork_server = ForkServer() if available() and memory_limit_bytes is None else None
+        forks = available() and memory_limit_bytes is None
+        self._fork_server = ForkServer("edge.worker.rank", "edge.worker.load") if forks else None
 
     def states(self) -> list[pb.SessionState]:
         """What every session holds."""

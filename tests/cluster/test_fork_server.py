@@ -9,10 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from devices.processes import forking
+from devices.processes.forking import ForkServer
 from edge.cluster.session import RemoteSession
-from edge.errors import EdgeError, WorkerError
-from edge.worker import forking
-from edge.worker.forking import ForkServer
+from edge.errors import WorkerError
 from tests.support.helpers import until
 from tests.support.workers import SECRET, Worker, gone, worker
 from transport import edge_pb2 as pb
@@ -90,7 +90,7 @@ def test_a_key_of_the_terminal_ends_neither(one: Worker) -> None:
 
 def test_a_server_that_cannot_import(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forking, "module_command", lambda *_: [sys.executable, "-c", "raise SystemExit(1)"])
-    server = ForkServer()
-    with pytest.raises(EdgeError, match="it ended; its log says why"):
+    server = ForkServer("json")
+    with pytest.raises(ChildProcessError, match="ended; what it said tells why"):
         server.prepare()
     server.close()

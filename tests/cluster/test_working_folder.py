@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from devices.interpreter import module_command
+from devices.processes.interpreter import module_command
 from edge.cluster.session import RemoteSession
 from edge.demo import MODEL_PATH
 from edge.quantization.gguf import quantize

@@ -62,7 +62,12 @@ ROOMS = {
         "partition.simulate: a plan that serves many requests",
     ),
     "quant": ("quant: types and mixes", "quant.gguf: the container", "quant.checkpoint: safetensors to GGUF"),
-    "devices": ("devices: machines and files", "devices.trust: who belongs to a cluster", "devices.lab: emulated ones"),
+    "devices": (
+        "devices: machines and files",
+        "devices.processes: those of our own modules",
+        "devices.trust: who belongs to a cluster",
+        "devices.lab: emulated ones",
+    ),
     "transport": ("transport: bytes between devices",),
     "apps": (
         "apps.errors: what commands fail with",

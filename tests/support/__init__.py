@@ -4,3 +4,4 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
+FORKED_COMMAND = "tests.support.forked_command"  # what fork servers of tests run

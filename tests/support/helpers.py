@@ -18,10 +18,11 @@ import pexpect
 import pytest
 
 from apps import cli
+from devices.processes.forking import ForkedProcess, ForkServer, available
 from edge.doctor.findings import OK, Verdict
-from tests.support import ROOT
-from tests.support.forking import CAN_FORK, Forked, forks_here
+from tests.support import FORKED_COMMAND, ROOT
 from tests.support.namespaces import Host
+from tests.support.thorough import THOROUGH
 
 EDGE = (sys.executable, "-m", "apps.cli")
 ENDLESS = "root ::= [a-z] root"  # a grammar no text completes: any model goes on until it is stopped
@@ -32,6 +33,9 @@ READY = "\x1b[?2004h"
 
 # Variables that are of the terminal the tests run on; COLUMNS and LINES are also set by pytest-xdist.
 _OF_OTHER_TERMINALS = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")
+
+
+_fork_server = ForkServer(FORKED_COMMAND)
 
 
 def run_edge(
@@ -66,12 +70,17 @@ def begin(
     streams: Sequence[IO[Any]],
     preexec: Callable[[], None] | None = None,
     on: Host | None = None,
-) -> "Forked | subprocess.Popen[bytes]":
+) -> "ForkedProcess | subprocess.Popen[bytes]":
     """Start the command with these as its standard input, output and error. preexec: called in its process before it
-    becomes the command. on: a host other than this one."""
+    becomes the command. on: a host other than this one.
+
+    It is forked from a process that has imported its modules, which takes half a second of CPU hundreds of times. With
+    EDGE_THOROUGH=1 it is started as people start it.
+    """
     words = [str(arg) for arg in args]
-    if CAN_FORK and preexec is None:
-        return Forked(words, env, streams, on.forks() if on else forks_here())
+    if available() and not THOROUGH and preexec is None:
+        server = on.fork_server if on else _fork_server
+        return server.start([json.dumps({**env}), *words], [stream.fileno() for stream in streams])
     given, out, errors = streams
     return subprocess.Popen(
         [*(on.under if on else ()), *EDGE, *words],

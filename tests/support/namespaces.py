@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import ROOT
-from tests.support.forking import Forks
+from devices.processes.forking import ForkServer
+from tests.support import FORKED_COMMAND, ROOT
 
 INTERFACE = "eth0"
 SETUP_S = 20
@@ -37,7 +37,7 @@ class Host:
         self.namespace = namespace
         self.address = address
         self._started: list[subprocess.Popen[str]] = []
-        self._forks: Forks | None = None
+        self.fork_server = ForkServer(FORKED_COMMAND, under=self.under)  # of `edge` there
 
     def run(
         self, args: Sequence[str | Path], env: Mapping[str, str] | None = None, timeout: float = RUN_S
@@ -71,12 +71,6 @@ class Host:
         self._started.append(process)
         return process
 
-    def forks(self) -> Forks:
-        """The process that forks `edge` there."""
-        if self._forks is None:
-            self._forks = Forks(self.under)
-        return self._forks
-
     def unplug(self) -> None:
         """Pull the cable: nothing arrives any more, and nobody is told."""
         _ip("-n", self.namespace, "link", "set", INTERFACE, "down")
@@ -93,8 +87,7 @@ class Host:
 
     def close(self) -> None:
         """End everything that runs in it, and remove it."""
-        if self._forks is not None:
-            self._forks.close()
+        self.fork_server.close()
         for process in self._started:
             process.kill()
         for process in self._started:

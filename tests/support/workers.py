@@ -197,7 +197,7 @@ def is_fork_server(process: psutil.Process) -> bool:
         mine, parents = process.cmdline(), psutil.Process(process.ppid()).cmdline()
     except psutil.NoSuchProcess:
         return False
-    return "edge.worker.fork_server" in mine and mine != parents
+    return "edge.worker.rank" in mine and "devices.processes.fork_server" in mine and mine != parents
 
 
 def gone(pid: int) -> bool:

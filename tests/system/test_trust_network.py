@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from devices.processes.forking import ForkedProcess
 from devices.trust import certificates, credentials
 from devices.trust.authority import Authority
 from edge.version import version
-from tests.support.forking import Forked
 from tests.support.helpers import begin, run_edge, until
 from tests.support.namespaces import Host, two_hosts
 from tests.support.trust import Cluster, held
@@ -41,7 +41,7 @@ ALL_CALLS = (
 class Running:
     """A worker that listens."""
 
-    def __init__(self, process: "Forked | subprocess.Popen[bytes]", log: Path, host: Host) -> None:
+    def __init__(self, process: "ForkedProcess | subprocess.Popen[bytes]", log: Path, host: Host) -> None:
         self.process, self._log = process, log
         self.port = int(self.says(r" listening .*address=\S+:([0-9]+) ")[1])
         self.address = f"{host.address}:{self.port}"

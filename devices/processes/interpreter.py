@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-_ROOT = str(Path(__file__).parents[1])  # where this project's packages lie
+_ROOT = str(Path(__file__).parents[2])  # where this project's packages lie
 # `python -m` would import from the working folder first, and a person's folder may well hold a json.py. Python 3.11 has
 # -P against that; this does the same in 3.10. The root is added where no other entry of the path leads to it.
 _START = f"""

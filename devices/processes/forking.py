@@ -1,7 +1,6 @@
-"""Engine processes that start at once: they are forked from one that has imported all they need (`fork_server`).
+"""Processes that start at once: they are forked from one that has imported all they need (`fork_server`).
 
-Imports take half a second of a laptop's processor and several of a Raspberry Pi's, for every session and every
-recovery. The fork server does them once.
+Imports take half a second of a laptop's processor and several of a Raspberry Pi's. The fork server does them once.
 """
 
 from __future__ import annotations
@@ -15,14 +14,15 @@ import struct
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack, suppress
-from typing import IO
+from collections.abc import Sequence
+from contextlib import suppress
 
-from devices.interpreter import module_command
-from edge.errors import EdgeError
+from devices.processes.interpreter import module_command
 
 STARTS_S = 60.0  # for the imports, on a slow card
 NUMBER = struct.Struct("<i")  # of a process, and its exit code
+MOST_BYTES = 1 << 17  # of the arguments of one
+MOST_DESCRIPTORS = 8
 
 
 def available() -> bool:
@@ -39,13 +39,17 @@ def available() -> bool:
 class ForkServer:
     """Starts when it is first asked for a process, and again where it was killed."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str, *imported: str, under: Sequence[str] = ()) -> None:
+        """module: whose `run_forked(arguments, descriptors)` each process runs; imported: beside it, at the start;
+        under: a command that runs it, such as one that enters a network namespace."""
+        self._modules = (module, *imported)
+        self._under = under
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._requests = socket.socket()  # to the server that runs, where one does
 
     def prepare(self) -> None:
-        """Return when it has imported everything. EdgeError where it cannot."""
+        """Return when it has imported everything. ChildProcessError where it cannot."""
         with self._lock:
             if self._process is not None and self._process.poll() is None:
                 return
@@ -53,32 +57,29 @@ class ForkServer:
             self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
                 self._process = subprocess.Popen(
-                    module_command("edge.worker.fork_server", str(theirs.fileno())),
+                    [
+                        *self._under,
+                        *module_command("devices.processes.fork_server", str(theirs.fileno()), *self._modules),
+                    ],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
-                    # The threads with which numpy multiplies matrices would serve nobody here, and a fork loses them.
+                    # The threads with which numpy multiplies matrices would be lost in a fork.
                     env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
                 )
             if _receive(self._requests) is None:
-                raise EdgeError("engine processes need a process that starts them, and it ended; its log says why")
+                raise ChildProcessError("the process that is to start others ended; what it said tells why")
 
-    def start(self, arguments: list[str], control: int) -> ForkedProcess:
-        """An engine process with these arguments, and this descriptor for its commands. EdgeError as `prepare`."""
+    def start(self, arguments: Sequence[str], descriptors: Sequence[int]) -> ForkedProcess:
+        """A process with these arguments, and copies of these descriptors. ChildProcessError as `prepare`."""
         self.prepare()
         ours, theirs = socket.socketpair()
-        reads, writes = os.pipe()
-        stderr = os.fdopen(reads, "rb")
-        with ExitStack() as undo:
-            undo.enter_context(stderr)
-            undo.enter_context(ours)
-            with theirs, os.fdopen(writes, "wb"), self._lock, suppress(OSError):
-                request = json.dumps(arguments).encode()
-                socket.send_fds(self._requests, [request], [theirs.fileno(), control, writes])
-            pid = _receive(ours)
-            if pid is None:
-                raise EdgeError("the process that starts engine processes was ended meanwhile; open the session again")
-            undo.pop_all()
-        return ForkedProcess(pid, ours, stderr)
+        with theirs, self._lock, suppress(OSError):
+            socket.send_fds(self._requests, [json.dumps([*arguments]).encode()], [theirs.fileno(), *descriptors])
+        pid = _receive(ours)
+        if pid is None:
+            ours.close()
+            raise ChildProcessError("the process that starts others was ended meanwhile; try again")
+        return ForkedProcess(pid, ours)
 
     def close(self) -> None:
         """End it. What it forked runs on."""
@@ -92,10 +93,9 @@ class ForkServer:
 class ForkedProcess:
     """A process that the server forked, with what is used of subprocess.Popen."""
 
-    def __init__(self, pid: int, says: socket.socket, stderr: IO[bytes]) -> None:
+    def __init__(self, pid: int, says: socket.socket) -> None:
         """says: where the server tells its exit code."""
         self.pid = pid
-        self.stderr = stderr
         self.returncode: int | None = None
         self._says = says
         self._handle: int | None = None
@@ -109,7 +109,7 @@ class ForkedProcess:
         """
         if self._handle is not None:
             if not select.select([self._handle], [], [], timeout)[0]:
-                raise subprocess.TimeoutExpired("engine process", timeout or 0.0)
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
             os.close(self._handle)
             self._handle = None
         if self.returncode is None:
@@ -118,10 +118,21 @@ class ForkedProcess:
             self.returncode = -signal.SIGKILL if code is None else code
         return self.returncode
 
-    def kill(self) -> None:
-        """End it; nothing where it has ended."""
+    def poll(self) -> int | None:
+        """The exit code of one that has ended."""
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Nothing where it has ended."""
         if self._handle is not None:
-            signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._handle, number)
+
+    def kill(self) -> None:
+        """End it whatever it does; nothing where it has ended."""
+        self.send_signal(signal.SIGKILL)
 
 
 def _receive(channel: socket.socket) -> int | None:

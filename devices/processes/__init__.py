@@ -1,0 +1,1 @@
+"""Processes of this project's own modules: how they are started, and forked."""

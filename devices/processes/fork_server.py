@@ -1,0 +1,95 @@
+"""The process that has imported what others need, and forks them (`forking` is its other side).
+
+    python -m devices.processes.fork_server DESCRIPTOR MODULE [IMPORTED ...]
+
+It has one thread, so a fork copies no lock that is held, and it has touched no GPU: drivers do not survive a fork.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+from contextlib import suppress
+
+from devices.processes.forking import MOST_BYTES, MOST_DESCRIPTORS, NUMBER
+
+
+class _Server:
+    """Forks for whoever asks, and tells how each process ended.
+
+    A request is arguments in JSON, with descriptors: where to tell the number of the process and then its exit code,
+    and those that the process gets.
+    """
+
+    def __init__(self, requests: socket.socket) -> None:
+        self._requests = requests
+        self._waits = selectors.DefaultSelector()
+        self._told: dict[int, socket.socket] = {}  # where to tell of a process, by its number
+
+    def serve(self) -> tuple[list[str], list[int]] | None:
+        """Until nobody can ask any more, and all that was forked has ended. In a process that was forked: what it was
+        asked for with."""
+        self._waits.register(self._requests, selectors.EVENT_READ)
+        self._requests.send(NUMBER.pack(os.getpid()))
+        while self._waits.get_map():
+            for key, _ in self._waits.select():
+                if key.fileobj is not self._requests:
+                    self._ended(key.fd, key.data)
+                    continue
+                request, descriptors, *_ = socket.recv_fds(self._requests, MOST_BYTES, MOST_DESCRIPTORS)
+                if not request:
+                    self._waits.unregister(self._requests)
+                elif self._fork(*descriptors):
+                    return json.loads(request), descriptors[1:]
+        return None
+
+    def _fork(self, told: int, *given: int) -> bool:
+        """Whether this is the process that was forked."""
+        runs, held = os.pipe()  # the end that the process holds is closed when it ends, however it does
+        pid = os.fork()
+        if not pid:
+            watched = [key.fd for key in self._waits.get_map().values()]
+            self._waits.close()
+            for descriptor in (runs, told, *watched, *(one.detach() for one in self._told.values())):
+                os.close(descriptor)
+            self._requests.detach()
+            return True
+        for descriptor in (held, *given):
+            os.close(descriptor)
+        self._told[pid] = socket.socket(fileno=told)
+        self._waits.register(runs, selectors.EVENT_READ, pid)
+        self._tell(pid, pid)
+        return False
+
+    def _ended(self, runs: int, pid: int) -> None:
+        self._waits.unregister(runs)
+        os.close(runs)
+        _, status = os.waitpid(pid, 0)
+        self._tell(pid, os.waitstatus_to_exitcode(status))
+        self._told.pop(pid).close()
+
+    def _tell(self, pid: int, number: int) -> None:
+        with suppress(OSError):  # nobody may want to know any more
+            self._told[pid].send(NUMBER.pack(number))
+
+
+def main() -> None:
+    """The server, and then each process that it forked."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever asks
+    _, descriptor, *names = sys.argv
+    module, *_ = map(importlib.import_module, names)
+    gc.collect()
+    gc.freeze()  # a collection would write to pages that are shared with what is forked
+    asked = _Server(socket.socket(fileno=int(descriptor))).serve()
+    if asked is not None:
+        module.run_forked(*asked)
+
+
+if __name__ == "__main__":
+    main()

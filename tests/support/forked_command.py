@@ -1,0 +1,40 @@
+"""What a fork server of tests imports, and what each process that it forks for helpers.begin does: a command."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from typing import NoReturn
+
+from apps import cli
+from apps.options import quiet_grpc
+from tests.support import ROOT
+
+quiet_grpc()  # before it is imported, as commands do
+cli.build_parser()  # imports what it needs
+for module in ("edge.cluster.deployment", "edge.llm.chat", "edge.planning.deployed", "edge.worker.daemon"):
+    importlib.import_module(module)
+
+
+def run_forked(arguments: list[str], descriptors: list[int]) -> NoReturn:
+    """Be as a process that has just been started. arguments: the environment in JSON, and those of the command;
+    descriptors: standard input, output and error."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for place, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, place)
+        os.close(descriptor)
+    sys.stdin = os.fdopen(0, closefd=False)
+    sys.stdout = os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
+    sys.argv = ["edge", *arguments[1:]]
+    os.chdir(ROOT)
+    os.environ.clear()
+    os.environ.update(json.loads(arguments[0]))
+    tempfile.tempdir = None
+    time.tzset()
+    sys.exit(cli.main())
