@@ -31,7 +31,8 @@ async def context(model: EngineProcess) -> int:
 
 def engines() -> int:
     """Engine processes of this one; those that render templates are their children."""
-    return len(psutil.Process().children())
+    commands = (child.as_dict(["cmdline"])["cmdline"] or () for child in psutil.Process().children())
+    return len([command for command in commands if "tests.support.forking" not in command])
 
 
 async def kill(model: EngineProcess) -> None:
