@@ -21,6 +21,7 @@ from partition.slices.gguf_slice import limits
 from quant.errors import ModelFileError
 from quant.gguf.file import GgufFile
 from tests.serve.test_engine_process import CONFIG, ENDLESS, WAIT_S, question, text, with_router
+from tests.support import FORKED_COMMAND
 
 MOVED = replace(CONFIG, options={**CONFIG.options, "context": 700})
 
@@ -32,7 +33,7 @@ async def context(model: EngineProcess) -> int:
 def engines() -> int:
     """Engine processes of this one; those that render templates are their children."""
     commands = (child.as_dict(["cmdline"])["cmdline"] or () for child in psutil.Process().children())
-    return len([command for command in commands if "tests.support.forking" not in command])
+    return len([command for command in commands if FORKED_COMMAND not in command])
 
 
 async def kill(model: EngineProcess) -> None:
