@@ -71,7 +71,11 @@ def test_a_kill_is_told_of_where_no_server_saw_it(one: Worker) -> None:
 
 def test_what_stands_still_is_ended_where_no_server_is_left(one: Worker) -> None:
     with one.remote() as remote, RemoteSession(remote, 0, 1, SECRET) as session:
-        one.fork_server().kill()
+        server = one.fork_server()
+        server.kill()
+        until(
+            lambda: gone(server.pid), "the end of the fork server"
+        )  # a process that stops before it would be hung up on
         os.kill(session.pid, signal.SIGSTOP)
     until(lambda: gone(session.pid), "the end of the engine process")
 
