@@ -200,7 +200,7 @@ def given(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
 def refuse(args: argparse.Namespace, names: Iterable[str], why: str) -> None:
     """UsageError where one of these options was given. why: what is said behind its name."""
     for name in names:
-        if getattr(args, name, None) not in (None, False):
+        if (value := getattr(args, name, None)) is not None and value is not False:
             raise UsageError(f"--{name.replace('_', '-')} {why}")
 
 

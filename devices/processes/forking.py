@@ -46,14 +46,14 @@ class ForkServer:
         self._under = under
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._requests = socket.socket()  # to the server that runs, where one does
+        self._requests: socket.socket | None = None  # to the server that runs, where one does
 
     def prepare(self) -> None:
         """Return when it has imported everything. ChildProcessError where it cannot."""
         with self._lock:
             if self._process is not None and self._process.poll() is None:
                 return
-            self._requests.close()
+            self._hang_up()
             self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
                 self._process = subprocess.Popen(
@@ -74,6 +74,7 @@ class ForkServer:
         self.prepare()
         ours, theirs = socket.socketpair()
         with theirs, self._lock, suppress(OSError):
+            assert self._requests is not None
             socket.send_fds(self._requests, [json.dumps([*arguments]).encode()], [theirs.fileno(), *descriptors])
         pid = _receive(ours)
         if pid is None:
@@ -84,10 +85,15 @@ class ForkServer:
     def close(self) -> None:
         """End it. What it forked runs on."""
         with self._lock:
-            self._requests.close()
+            self._hang_up()
             if self._process is not None:
                 self._process.kill()
                 self._process.wait()
+
+    def _hang_up(self) -> None:
+        if self._requests is not None:
+            self._requests.close()
+            self._requests = None
 
 
 class ForkedProcess:

@@ -43,8 +43,17 @@ def test_a_process_holds_nothing_of_the_server_or_of_other_sessions(one: Worker)
 
 
 def test_where_memory_is_limited_there_is_none(tmp_path: Path) -> None:
-    with worker(tmp_path, "--memory", "1GiB") as one, one.remote() as remote, RemoteSession(remote, 0, 1, SECRET) as it:
-        assert psutil.Process(it.pid).ppid() == one.process.pid
+    lent = ("--memory", "1GiB", "--gpu-layers", "0", "--threads", "1")
+    with worker(tmp_path, *lent) as one, one.remote() as remote, RemoteSession(remote, 0, 1, SECRET) as session:
+        alone = psutil.Process(session.pid)
+        assert alone.ppid() == one.process.pid
+        command = alone.cmdline()
+        assert command[command.index("--threads") : command.index("--control")] == [
+            "--threads",
+            "1",
+            "--gpu-layers",
+            "0",
+        ]
 
 
 def test_engine_processes_go_on_where_it_was_killed(one: Worker) -> None:
