@@ -30,14 +30,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def most_held(pid: int) -> Iterator[list[int]]:
-    """The most bytes that a process and its children held together inside the block, looked at again and again."""
+    """The most bytes that a process and its children held together inside the block, looked at again and again: pages
+    that several share are counted once."""
     held, done = [0], threading.Event()
 
     def look() -> None:
         while not done.wait(0.01):
             try:
                 one = psutil.Process(pid)
-                held[0] = max(held[0], sum(p.memory_info().rss for p in (one, *one.children(recursive=True))))
+                held[0] = max(held[0], sum(p.memory_full_info().pss for p in (one, *one.children(recursive=True))))
             except psutil.Error:
                 pass  # one has ended between two questions
 

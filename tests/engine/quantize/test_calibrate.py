@@ -288,7 +288,7 @@ def test_bad_input_to_the_command(run: Run, text: Path, tmp_path: Path) -> None:
     assert_refused(run(F16, text, "--output", tmp_path), 2, "is a folder")
     assert_refused(run(F16, text, "--output", text, "--force"), 2, "text.txt is read, so it cannot be written")
     assert_refused(run(F16, text, "--output", tmp_path / "none" / "o.gguf"), 2, "no folder")
-    assert_refused(run(F16, text, *out, "--context", "64"), 2, "--chunk-tokens in place of --context")
+    assert_refused(run(F16, text, *out, "--context", "64"), 2, "use --chunk-tokens in its place")
     text.write_bytes(b"caf\xe9 au lait")
     assert_refused(run(F16, text, *out), 3, "text.txt: not UTF-8, byte 3 is 0xe9")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["text.txt"]

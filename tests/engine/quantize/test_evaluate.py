@@ -257,7 +257,7 @@ def test_bad_input(run: Run, text: Path, tmp_path: Path, synthetic: Synthetic) -
     assert_refused(run(F16, "--text", tmp_path), 3, "cannot be read: Is a directory")
     assert_refused(run(F16, *given, "--chunk-tokens", "20000"), 3, "20000 tokens is needed, this one has")
     assert_refused(run(F16, *given, "--tokens", "100"), 2, "--tokens 100 is less than one chunk of 512")
-    assert_refused(run(F16, *given, "--context", "100"), 2, "--chunk-tokens in place of --context")
+    assert_refused(run(F16, *given, "--context", "100"), 2, "use --chunk-tokens in its place")
     assert_refused(run(F16, F16, *given, "--png", tmp_path / "a.jpg"), 2, "must end in .png")
     assert_refused(run(F16, F16, *given, "--png", tmp_path / "none" / "a.png"), 2, "a folder that exists")
     assert_refused(run(F16, *given, "--png", tmp_path / "a.png"), 2, "give some, or leave --png out")
