@@ -3,7 +3,8 @@ done to them, so that it can be done again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,8 +54,20 @@ class History:
         other._tokens = {sequence: dict(held) for sequence, held in self._tokens.items()}
         return other
 
-    def follow(self, engine: TextEngine, ready: Callable[[], None], most_s: float | None = None) -> None:
-        """See to keys and values, too, where anybody does (`edge.parallel.mirror`)."""
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """While the engine computes a step, or somebody waits for its logits."""
+        yield
+
+    def follow(
+        self, engine: TextEngine, ready: Callable[[], None], under_way: int = 0, most_s: float | None = None
+    ) -> bool:
+        """See to keys and values, too, where anybody does (`edge.parallel.mirror`): whether there may be more.
+
+        ready: called before anything is read, where so many steps are under way. most_s: that it may take while nobody
+        asks; None: it is between two steps.
+        """
+        return False
 
     def restore(self, engine: TextEngine, sequence: int, tokens: Sequence[int], start: int) -> int:
         """Give a sequence of another engine, which holds the first `start` of these tokens, what is known of the rest:

@@ -1,7 +1,7 @@
 """What sequences hold, copied to this device's memory, so that an engine that takes over need not compute it.
 
-Blocks of the whole model are copied from all ranks between steps, as few at a time as take a small share of the time.
-Each is known by all tokens up to its end, so that what sequences have in common is copied once.
+Blocks of the whole model are copied from all ranks: between steps for a small share of what steps take, while nobody
+asks freely. Each is known by all tokens up to its end, so that what sequences have in common is copied once.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import secrets
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from devices.probe import available_memory
@@ -27,8 +28,8 @@ from partition.state.sequence import KVBlock
 from partition.state.shape import StateShape
 from quant.gguf.file import GgufFile
 
-SHARE = 0.02  # of the time, at most, that copying takes while an answer is made
-MOST_PAUSE_S = 0.1  # that may have been saved up for one pause
+SHARE = 0.02  # of what steps take, at most, that copying takes between them
+MOST_SAVED_S = 0.1  # that may be kept for later where all is copied, and that a wait for steps under way is worth
 AFTER_S = 1.0  # for what is left when an answer is complete
 _MOST_OF_MEMORY = 0.25  # of what is free, or of a budget
 _NEVER = sys.maxsize  # as a number of tokens: no more of this sequence can be copied
@@ -53,7 +54,7 @@ class MirroredHistory(History):
         self._blocks: dict[bytes, KVBlock] = {}  # by link
         self._copied: dict[int, int] = {}  # tokens of each sequence that were seen to
         self._shifted: dict[int, int] = {}  # the first position of a sequence that was shifted
-        self._allowed_s, self._looked_at = 0.0, clock()
+        self._allowed_s = 0.0  # that copies between steps may take; below 0 where the last one took more
 
     @classmethod
     def of(cls, file: GgufFile, options: EngineOptions, vocabulary: Model, budget: int | None) -> MirroredHistory:
@@ -104,17 +105,27 @@ class MirroredHistory(History):
 
     # --- copies ---
 
-    def follow(self, engine: TextEngine, ready: Callable[[], None], most_s: float | None = None) -> None:
-        """Copy what is new, for as long as that may take now. ready: called before anything is read. most_s: that it
-        may take; None: a share of the time since the last call. The errors of `SequenceStates.read`."""
-        now = self._clock()
-        self._allowed_s = min(self._allowed_s + SHARE * (now - self._looked_at), MOST_PAUSE_S)
-        self._looked_at = now
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """As `History.step`: what it takes allows for copies later."""
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self._allowed_s += SHARE * (self._clock() - began)
+
+    def follow(
+        self, engine: TextEngine, ready: Callable[[], None], under_way: int = 0, most_s: float | None = None
+    ) -> bool:
+        """As `History.follow`. Between steps copies take no more than is allowed by then. Where steps are under way, to
+        wait for them is worth it only for many copies. The errors of `SequenceStates.read`."""
         if not self.active:
             self._blocks.clear()
             self._copied.clear()
             self.held_bytes = 0
-            return
+            return False
+        if most_s is None and under_way and self._allowed_s < MOST_SAVED_S:
+            return True
         left_s = self._allowed_s if most_s is None else most_s
         is_ready = False
         for sequence in list(self._tokens):
@@ -131,6 +142,9 @@ class MirroredHistory(History):
                 left_s -= took_s
         if most_s is None:
             self._allowed_s = left_s
+        if left_s > 0:  # all is copied
+            self._allowed_s = min(self._allowed_s, MOST_SAVED_S)
+        return left_s <= 0
 
     def restore(self, engine: TextEngine, sequence: int, tokens: Sequence[int], start: int) -> int:
         """As `History.restore`."""

@@ -28,6 +28,7 @@ Floats = NDArray[np.float32]
 T = TypeVar("T")
 
 MOST_IN_A_ROW = 3  # losses while one thing is done: then something else is wrong
+_ONE_COPY_S = 1e-6  # less than a copy takes
 _LOOK_S = 0.1  # how soon who waits for a move hears that it is to stop
 
 
@@ -59,6 +60,7 @@ class SurvivingEngine:
         self._ready: deque[Floats] = deque()  # logits of steps that another engine computed again
         self._is_stopped = False
         self._is_behind = False  # the engine lacks what the history has
+        self._in_prompt = False  # the last step gives no logits: other ranks may still compute it, and more follow
         self.states: SequenceStates = RecordedStates(lambda: self.current, self._do, self._alone, self._history)
         self._next: Callable[[], TextEngine | None] | None = None
         self._lock = threading.RLock()
@@ -107,7 +109,9 @@ class SurvivingEngine:
 
         with self._alone():
             self._follow()
-            logits = self._do(work)
+            with self._history.step():
+                logits = self._do(work)
+            self._in_prompt = outputs == "none"
             n = len(tokens)
             rows = np.arange(start, start + n), np.full(n, sequence), np.zeros(n, np.int8)
             self._note(Rows(np.array(tokens), *rows, 0))
@@ -132,13 +136,16 @@ class SurvivingEngine:
 
         with self._alone():
             self._follow()
-            self._do(work)
+            with self._history.step():
+                self._do(work)
+            self._in_prompt = not rows.gives
             self._note(rows)
 
     def collect(self) -> Floats:
         """As `Engine.collect`."""
         with self._alone():
-            logits = self._do(lambda engine: self._ready.popleft() if self._ready else engine.collect())
+            with self._history.step():
+                logits = self._do(lambda engine: self._ready.popleft() if self._ready else engine.collect())
             self._log.popleft().into(self._history)  # the oldest that gives logits, by which the log begins
             self._fold()
         return logits
@@ -241,6 +248,7 @@ class SurvivingEngine:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Whoever asks, and what moves in the background, one after the other. Interrupted after `stop`."""
+        self._asked_at = time.monotonic()  # from now on it is not quiet
         while not self._lock.acquire(timeout=_LOOK_S):
             if self._is_stopped:
                 raise Interrupted("stopped on request")
@@ -326,12 +334,27 @@ class SurvivingEngine:
         while engine.uncollected:
             self._ready.append(engine.collect().copy())
 
-    def _follow(self, most_s: float | None = None) -> None:
-        """Let the history see to keys and values, for so long at most. Logits that were collected hold no longer."""
+    def copy_while_quiet(self, is_quiet: Callable[[], bool]) -> None:
+        """Let the history see to what is left. Who asks meanwhile waits for one copy at most: the lock is let go after
+        each, and `is_quiet` is asked before the next."""
+        is_more = True
+        while is_more and self._lock.acquire(blocking=False):
+            try:
+                is_more = is_quiet() and self._follow(_ONE_COPY_S)
+            finally:
+                self._lock.release()
+
+    def _follow(self, most_s: float | None = None) -> bool:
+        """Let the history see to keys and values, for so long at most: whether there may be more. Logits that were
+        collected hold no longer."""
         if self._is_behind or self._is_gone or any(isinstance(event, Change) for event in self._log):
-            return  # what sequences hold now is not what the history says
+            return False  # what sequences hold now is not what the history says
+        if most_s is None and self._in_prompt:
+            return False  # a read would wait for its steps, and stages would wait for each other
         with suppress(EdgeError):  # where the engine has failed, the next step says so
-            self._history.follow(self.current, lambda: self._take_in(self.current), most_s)
+            engine = self.current
+            return self._history.follow(engine, lambda: self._take_in(engine), engine.uncollected, most_s)
+        return False
 
     def _note(self, event: Rows | Change) -> None:
         """Remember what was done."""

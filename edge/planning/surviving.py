@@ -197,6 +197,7 @@ class Survivor:
                 if self._engine.quiet_s > REST_S:
                     self._engine.settle()
                 return
+            self._engine.copy_while_quiet(self._is_quiet)
             leaving = self._ranks.leaving if self._ranks else []
             if leaving and leaving != self._stays_with:
                 self._leave(leaving)
@@ -205,6 +206,10 @@ class Survivor:
             elif self._engine.quiet_s > QUIET_S and time.monotonic() > self._offer_at:
                 self._offer_at = time.monotonic() + OFFER_S
                 self._take_back()
+
+    def _is_quiet(self) -> bool:
+        """Whether nobody waits for a step, and it is not to end."""
+        return self._watch is not None and not self._watch.is_over and self._engine.quiet_s > REST_S
 
     def _leave(self, names: list[str]) -> None:
         words = f"{listed(names)} {'are' if len(names) > 1 else 'is'} about to end"

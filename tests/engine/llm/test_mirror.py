@@ -109,20 +109,78 @@ def test_without_a_copy_all_is_computed() -> None:
         assert engine.computed_again == 70
 
 
-def test_a_copy_takes_a_small_share_of_the_time(mirrored: Mirrored) -> None:
-    mirrored.history.follow(mirrored.first, lambda: None)
-    mirrored.history.add(0, 0, TOKENS)  # as if they had been decoded at once
+def computed(mirrored: Mirrored, seconds: float) -> None:
+    """A step that takes so long."""
+    with mirrored.history.step():
+        mirrored.clock.now += seconds - LOOK_S
+
+
+def held_all_at_once(mirrored: Mirrored) -> None:
+    """As if the tokens had been decoded in no time."""
+    mirrored.history.add(0, 0, TOKENS)
     for at, token in enumerate(TOKENS):
         mirrored.first.decode([token], at)
-    mirrored.clock.now += LOOK_S / SHARE  # pays for one block; what a look takes begins a second one
+
+
+def test_a_copy_takes_a_small_share_of_the_time(mirrored: Mirrored) -> None:
+    held_all_at_once(mirrored)
+    mirrored.history.follow(mirrored.first, lambda: None)
+    assert mirrored.blocks == 0
+    computed(mirrored, 1.5 * LOOK_S / SHARE)  # pays for one block, and begins a second one
     mirrored.history.follow(mirrored.first, lambda: None)
     assert mirrored.blocks == 2
     assert mirrored.history.copied_s == pytest.approx(2 * LOOK_S)
+    mirrored.clock.now += 1e6  # however long nobody asked for anything
     mirrored.history.follow(mirrored.first, lambda: None)
     assert mirrored.blocks == 2
-    mirrored.clock.now += 1e6  # however long nobody asked for anything: 0.1 s
+    computed(mirrored, 1.6 * LOOK_S / SHARE)  # half a block was copied before its time
     mirrored.history.follow(mirrored.first, lambda: None)
-    assert mirrored.blocks == 2 + 3
+    assert mirrored.blocks == 2 + 2
+
+
+def test_a_long_prompt_pays_for_its_own_copy_and_answers_save_up_little(mirrored: Mirrored) -> None:
+    computed(mirrored, 1e6)
+    mirrored.history.follow(mirrored.first, lambda: None)  # nothing to copy: 0.1 s are kept
+    held_all_at_once(mirrored)
+    computed(mirrored, 2.2 * LOOK_S / SHARE)
+    mirrored.history.follow(mirrored.first, lambda: None)
+    assert mirrored.blocks == 5  # 0.188 s
+
+
+def test_few_copies_are_not_worth_a_wait_for_steps_under_way(mirrored: Mirrored) -> None:
+    held_all_at_once(mirrored)
+    waits: list[int] = []
+    computed(mirrored, 2 * LOOK_S / SHARE)
+    mirrored.history.follow(mirrored.first, lambda: waits.append(mirrored.blocks), 1)
+    assert (mirrored.blocks, waits) == (0, [])
+    computed(mirrored, LOOK_S / SHARE)
+    mirrored.history.follow(mirrored.first, lambda: waits.append(mirrored.blocks), 1)
+    assert (mirrored.blocks, waits) == (3, [0])
+
+
+def test_a_prompt_is_copied_once_it_is_computed(mirrored: Mirrored) -> None:
+    seen = []
+    for at, token in enumerate(TOKENS[:48]):
+        mirrored.clock.now += 1e3
+        with mirrored.history.step():  # time enough for all
+            mirrored.clock.now += 1e3
+        mirrored.engine.decode([token], at, outputs="last" if at == 47 else "none")
+        seen.append(mirrored.blocks)
+    assert set(seen) == {0}
+    mirrored.hold(TOKENS[48:49], 48)
+    assert mirrored.blocks == 3
+
+
+def test_the_rest_is_copied_while_nobody_asks(mirrored: Mirrored) -> None:
+    for at, token in enumerate(TOKENS[:64]):
+        mirrored.engine.decode([token], at, outputs="none")
+    mirrored.engine.copy_while_quiet(lambda: mirrored.blocks < 2)  # then somebody asks
+    assert mirrored.blocks == 2
+    mirrored.engine.copy_while_quiet(lambda: True)
+    assert mirrored.blocks == 4
+    mirrored.first.lost = True
+    mirrored.hold([5], 64)
+    assert mirrored.engine.computed_again == 0
 
 
 def test_what_begins_alike_is_copied_once(mirrored: Mirrored) -> None:
