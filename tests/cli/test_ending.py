@@ -5,12 +5,12 @@ import random
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import psutil
 import pytest
@@ -18,16 +18,13 @@ import pytest
 from apps import cli
 from edge import ending
 from edge.demo import MODEL_PATH
-from tests.support.helpers import ROOT, heed_interrupts
+from tests.support.helpers import begin
 from tests.support.onnx_files import samples, small_model, vectors  # noqa: F401 (a fixture)
 from tests.support.thorough import each_once, some
 
 MOMENTS = some(1, 12)  # for each command and signal
 ENDS_S = 10.0  # beside busy neighbours; alone it takes 0.7 s at most
 ENDLESS = ("--max-tokens", "100000", "--context", "4096")
-
-# Says when the command begins: before, it is the interpreter that starts, and answers signals in its own way.
-BEGIN = "import os, sys, apps.cli; os.write(int(sys.argv.pop(1)), b'!'); sys.exit(apps.cli.main())"
 
 # Each with the seconds that it takes at most on a quiet machine: moments are drawn from these.
 COMMANDS: dict[str, tuple[float, tuple[str, ...]]] = {
@@ -91,41 +88,35 @@ def test_a_signal_ends_a_command_at_any_moment(
 def ended(command: list[str], number: int, after_s: float, folder: Path, hub: str) -> tuple[int, str, float]:
     """(exit code, standard error, seconds from the signal to the end) of a command that gets a signal."""
     home = folder / "home"
+    env = {
+        **os.environ,
+        "TMPDIR": str(folder / "temporary"),
+        "XDG_CACHE_HOME": str(home / "cache"),
+        "XDG_STATE_HOME": str(home / "state"),
+        "XDG_CONFIG_HOME": str(home / "config"),
+        "HF_ENDPOINT": hub,
+        "HF_HOME": str(home / "hub"),
+    }
     read, write = os.pipe()
-    process = subprocess.Popen(
-        [sys.executable, "-c", BEGIN, str(write), *command],
-        cwd=ROOT,
-        env={
-            **os.environ,
-            "TMPDIR": str(folder / "temporary"),
-            "XDG_CACHE_HOME": str(home / "cache"),
-            "XDG_STATE_HOME": str(home / "state"),
-            "XDG_CONFIG_HOME": str(home / "config"),
-            "HF_ENDPOINT": hub,
-            "HF_HOME": str(home / "hub"),
-        },
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        pass_fds=[write],
-        preexec_fn=heed_interrupts,
-    )
-    try:
-        os.close(write)
-        with os.fdopen(read, "rb") as begun:
+    with open(os.devnull, "r+b") as nothing, TemporaryFile() as errors, os.fdopen(read, "rb") as begun:
+        with os.fdopen(write, "wb") as told:
+            process = begin(command, env, (nothing, nothing, errors, told))
+        try:
+            # Before, it is the interpreter that starts, and answers signals in its own way.
             assert begun.read(1) == b"!"
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(after_s)
-        children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
-        began = time.monotonic()
-        process.send_signal(number)
-        _, error = process.communicate(timeout=ENDS_S)
-        took_s = time.monotonic() - began
-        assert psutil.wait_procs(children, ENDS_S)[1] == []
-        return process.returncode, error.decode(), took_s
-    finally:
-        process.kill()
-        process.communicate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(after_s)
+            children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+            began = time.monotonic()
+            process.send_signal(number)
+            code = process.wait(ENDS_S)
+            took_s = time.monotonic() - began
+            assert psutil.wait_procs(children, ENDS_S)[1] == []
+            errors.seek(0)
+            return code, errors.read().decode(), took_s
+        finally:
+            process.kill()
+            process.wait()
 
 
 def test_an_error_that_a_signal_caused_in_native_code_is_an_interruption(monkeypatch: pytest.MonkeyPatch) -> None:

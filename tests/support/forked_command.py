@@ -14,20 +14,29 @@ from typing import NoReturn
 from apps import cli
 from apps.options import quiet_grpc
 from tests.support import ROOT
+from tests.support.foreground import lead_terminal
 
 quiet_grpc()  # before it is imported, as commands do
 cli.build_parser()  # imports what it needs
-for module in ("edge.cluster.deployment", "edge.llm.chat", "edge.planning.deployed", "edge.worker.daemon"):
+for module in (
+    "apps.show.terminal",
+    "edge.cluster.deployment",
+    "edge.llm.chat",
+    "edge.planning.deployed",
+    "edge.worker.daemon",
+):
     importlib.import_module(module)
 
 
 def run_forked(arguments: list[str], descriptors: list[int]) -> NoReturn:
     """Be as a process that has just been started. arguments: the environment in JSON, and those of the command;
-    descriptors: standard input, output and error."""
+    descriptors: standard input, output and error, and maybe where to say that the command
+    begins."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for place, descriptor in enumerate(descriptors):
+    for place, descriptor in enumerate(descriptors[:3]):
         os.dup2(descriptor, place)
         os.close(descriptor)
+    lead_terminal()
     sys.stdin = os.fdopen(0, closefd=False)
     sys.stdout = os.fdopen(1, "w", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
@@ -37,4 +46,7 @@ def run_forked(arguments: list[str], descriptors: list[int]) -> NoReturn:
     os.environ.update(json.loads(arguments[0]))
     tempfile.tempdir = None
     time.tzset()
+    for begun in descriptors[3:]:
+        os.write(begun, b"!")
+        os.close(begun)
     sys.exit(cli.main())

@@ -1,13 +1,16 @@
 """Running `edge` the way people do: as a process of its own, with a terminal or without one; or in this one."""
 
+import fcntl
 import io
 import json
 import os
 import re
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -16,15 +19,19 @@ from typing import IO, Any, TextIO
 
 import pexpect
 import pytest
+from pexpect import fdpexpect
 
 from apps import cli
 from devices.processes.forking import ForkedProcess, ForkServer, available
 from edge.doctor.findings import OK, Verdict
 from tests.support import FORKED_COMMAND, ROOT
+from tests.support.foreground import lead_terminal
 from tests.support.namespaces import Host
 from tests.support.thorough import THOROUGH
 
 EDGE = (sys.executable, "-m", "apps.cli")
+# Says when the command begins: before, it is the interpreter that starts, and answers signals in its own way.
+_EDGE_THAT_TELLS = "import os, sys, apps.cli; os.write(int(sys.argv.pop(1)), b'!'); sys.exit(apps.cli.main())"
 ENDLESS = "root ::= [a-z] root"  # a grammar no text completes: any model goes on until it is stopped
 TIMEOUT_S = 60  # of any wait: only against a hang
 
@@ -71,8 +78,8 @@ def begin(
     preexec: Callable[[], None] | None = None,
     on: Host | None = None,
 ) -> "ForkedProcess | subprocess.Popen[bytes]":
-    """Start the command with these as its standard input, output and error. preexec: called in its process before it
-    becomes the command. on: a host other than this one.
+    """Start the command with these as its standard input, output and error; a fourth is told when the command begins,
+    with a byte. preexec: called in its process before it becomes the command. on: a host other than this one.
 
     It is forked from a process that has imported its modules, which takes half a second of CPU hundreds of times. With
     EDGE_THOROUGH=1 it is started as people start it.
@@ -81,15 +88,17 @@ def begin(
     if available() and not THOROUGH and preexec is None:
         server = on.fork_server if on else _fork_server
         return server.start([json.dumps({**env}), *words], [stream.fileno() for stream in streams])
-    given, out, errors = streams
+    given, out, errors, *told = streams
+    command = (sys.executable, "-c", _EDGE_THAT_TELLS, str(told[0].fileno())) if told else EDGE
     return subprocess.Popen(
-        [*(on.under if on else ()), *EDGE, *words],
+        [*(on.under if on else ()), *command, *words],
         cwd=ROOT,
         env=env,
         stdin=given,
         stdout=out,
         stderr=errors,
-        preexec_fn=preexec,
+        pass_fds=[stream.fileno() for stream in told],
+        preexec_fn=preexec or _in_foreground,
     )
 
 
@@ -155,6 +164,11 @@ def heed_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+def _in_foreground() -> None:
+    heed_interrupts()
+    lead_terminal()
+
+
 def until(condition: Callable[[], bool], what: str, timeout_s: float = TIMEOUT_S) -> None:
     """Wait until `condition()` holds."""
     deadline = time.monotonic() + timeout_s
@@ -185,50 +199,52 @@ class Terminal:
 
     def __init__(self, *args: str | Path, state: Path, under: Sequence[str] = ()) -> None:
         """under: a command that runs it, such as a shell."""
-        command = [*under, *EDGE, "chat", "--threads", "1", *map(str, args)]
-        self.process = pexpect.spawn(
-            command[0],
-            command[1:],
-            cwd=str(ROOT),
-            env={
-                **{name: value for name, value in os.environ.items() if name not in _OF_OTHER_TERMINALS},
-                "TERM": "xterm",
-                "XDG_STATE_HOME": str(state),
-                "PROMPT_TOOLKIT_NO_CPR": "1",  # nobody answers where the cursor is
-            },
-            dimensions=(40, 120),
-            encoding="utf-8",
-            timeout=TIMEOUT_S,
-            preexec_fn=heed_interrupts,
-        )
+        words = ["chat", "--threads", "1", *map(str, args)]
+        env = {
+            **{name: value for name, value in os.environ.items() if name not in _OF_OTHER_TERMINALS},
+            "TERM": "xterm",
+            "XDG_STATE_HOME": str(state),
+            "PROMPT_TOOLKIT_NO_CPR": "1",  # nobody answers where the cursor is
+        }
+        ours, theirs = os.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+        with os.fdopen(theirs, "r+b", buffering=0) as end:
+            streams = {"stdin": end, "stdout": end, "stderr": end}
+            self.process = (
+                subprocess.Popen([*under, *EDGE, *words], cwd=ROOT, env=env, preexec_fn=_in_foreground, **streams)
+                if under
+                else begin(words, env, (end, end, end))
+            )
+        self._shown = fdpexpect.fdspawn(ours, encoding="utf-8", timeout=TIMEOUT_S)
 
-    def ready(self) -> None:
-        """Wait for the prompt."""
-        self.process.expect_exact(READY)
+    def ready(self) -> str:
+        """Wait for the prompt; what was shown before it."""
+        self._shown.expect_exact(READY)
+        return str(self._shown.before)
 
     def type(self, keys: str) -> None:
         """Press keys."""
-        self.process.send(keys)
+        self._shown.send(keys)
 
     def enter(self, line: str) -> None:
         """Type a line and send it."""
-        self.process.send(line + "\r")
+        self.type(line + "\r")
 
     def sees(self, pattern: str) -> str:
         """Wait for a regular expression; everything that was shown up to and with it."""
-        self.process.expect(pattern)
-        return str(self.process.before) + str(self.process.after)
+        self._shown.expect(pattern)
+        return str(self._shown.before) + str(self._shown.after)
 
     def ends(self) -> int:
         """Wait for the end; the exit code."""
-        self.process.expect(pexpect.EOF)
-        self.process.wait()
-        assert self.process.signalstatus is None
-        return int(self.process.exitstatus)
+        self._shown.expect(pexpect.EOF)
+        return self.process.wait(TIMEOUT_S)
 
     def close(self) -> None:
         """End the process whatever it does."""
-        self.process.close(force=True)
+        self.process.kill()
+        self.process.wait()
+        self._shown.close()
 
 
 def assert_verdict(verdict: Verdict, level: str, *words: str) -> None:

@@ -1,21 +1,16 @@
-"""A command that runs to its end on a pseudo-terminal.
-
-Started without a fork of this process (pexpect forks): where gRPC runs in it, the copy may abort before it becomes the
-command.
-"""
+"""A command that runs to its end on a pseudo-terminal."""
 
 import fcntl
 import os
 import re
 import select
 import struct
-import subprocess
 import termios
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.support.helpers import EDGE, ROOT, TIMEOUT_S
+from tests.support.helpers import TIMEOUT_S, begin
 
 
 def on_terminal(*args: str | Path, width: int, env: Mapping[str, str]) -> tuple[int, list[str]]:
@@ -23,17 +18,8 @@ def on_terminal(*args: str | Path, width: int, env: Mapping[str, str]) -> tuple[
     ours, theirs = os.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
     plain = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
-    try:
-        process = subprocess.Popen(
-            [*EDGE, *map(str, args)],
-            cwd=ROOT,
-            env={**plain, "TERM": "xterm", **env},
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-        )
-    finally:
-        os.close(theirs)
+    with os.fdopen(theirs, "r+b", buffering=0) as end:
+        process = begin(args, {**plain, "TERM": "xterm", **env}, (end, end, end))
     try:
         shown = _read(ours)
         code = process.wait(TIMEOUT_S)

@@ -200,8 +200,7 @@ def test_one_empty_line_is_between_an_answer_and_the_next_prompt(open_chat: Open
     for line, shown in (("one", STATS), ("/retry", STATS), ("/seed", "help lists them"), ("/clear", "forgotten")):
         chat.enter(line)
         chat.sees(shown)
-        chat.ready()
-        gaps.append(str(chat.process.before).count("\n"))
+        gaps.append(chat.ready().count("\n"))
     assert gaps == [2, 2, 2, 2]  # the end of the line, and an empty one
 
 
