@@ -18,6 +18,7 @@ from transport.errors import Refused, TransportError
 from transport.security import INVITED, OWNER, Credentials, Identity, peer_identity
 
 CONNECT_TIMEOUT_S = 5.0
+LOSS_TIMEOUT_S = 2.0  # after a loss, while an answer waits: who is late is taken when nobody waits
 
 
 def reach(address: str, *, insecure: bool = False, timeout_s: float = CONNECT_TIMEOUT_S) -> Remote:

@@ -12,7 +12,7 @@ from devices.paths import credentials_folder
 from devices.profile import DeviceProfile
 from devices.trust import credentials as held
 from edge.cluster.client import Remote
-from edge.cluster.connect import reach
+from edge.cluster.connect import CONNECT_TIMEOUT_S, reach
 from edge.errors import WorkerError
 from edge.net.channel import join_address, parse_address
 from edge.tasks import CancelScope, results
@@ -29,9 +29,12 @@ class Fleet:
     workers: dict[str, Remote]
     profiles: dict[str, DeviceProfile]
 
-    def __init__(self, addresses: Sequence[str], *, insecure: bool = False) -> None:
+    def __init__(
+        self, addresses: Sequence[str], *, insecure: bool = False, timeout_s: float = CONNECT_TIMEOUT_S
+    ) -> None:
         """Reach all of them at once. The first error of any: those of `reach`, and Refused or WorkerError where a
-        worker cannot take part. One may occur twice, also as "pi" and "pi:7070": then its device has two ranks."""
+        worker cannot take part. One may occur twice, also as "pi" and "pi:7070": then its device has two ranks.
+        timeout_s: for each to answer."""
         if not 1 <= len(addresses) <= MAX_WORKERS:
             raise ValueError(f"{len(addresses)} workers were given, 1 to {MAX_WORKERS} can be")
         different = tuple(dict.fromkeys(map(device, addresses)))
@@ -39,7 +42,7 @@ class Fleet:
         # Not waited for where one fails: what was reached later is closed at once.
         pool = ThreadPoolExecutor(len(different), "reach")
         try:
-            reached = results([pool.submit(self._reached, address, insecure) for address in different])
+            reached = results([pool.submit(self._reached, address, insecure, timeout_s) for address in different])
             described = results([pool.submit(worker.describe) for worker in reached])
             for worker, (profile, said) in zip(reached, described, strict=True):
                 check_versions(worker.name, profile)
@@ -87,8 +90,8 @@ class Fleet:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _reached(self, address: str, insecure: bool) -> Remote:
-        worker = reach(address, insecure=insecure)
+    def _reached(self, address: str, insecure: bool, timeout_s: float) -> Remote:
+        worker = reach(address, insecure=insecure, timeout_s=timeout_s)
         self._closing.then(worker.close)
         return worker
 

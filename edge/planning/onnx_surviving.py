@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from devices.cluster_file import Cluster
+from edge.cluster.connect import LOSS_TIMEOUT_S
 from edge.cluster.failures import is_loss
 from edge.cluster.fleet import Fleet
 from edge.cluster.lost import listed, lost_words
@@ -141,7 +142,8 @@ class SurvivingDeployment:
         raise AssertionError("the last try returns or raises")
 
     def _again(self, words: str, check: Check) -> Runner:
-        fleet, notes = self._life.enter_context(reachable(self._cluster, insecure=self._placement.insecure))
+        workers = reachable(self._cluster, insecure=self._placement.insecure, timeout_s=LOSS_TIMEOUT_S)
+        fleet, notes = self._life.enter_context(workers)
         check()
         if fleet is None:
             plan, why = self.model.plan((LOCAL,), []), "no other device answers"

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from devices.cluster_file import Cluster
 from devices.probe import available_memory
+from edge.cluster.connect import CONNECT_TIMEOUT_S, LOSS_TIMEOUT_S
 from edge.cluster.deployment import Deployment, Exchange
 from edge.cluster.fleet import Fleet, device
 from edge.cluster.lost import listed, lost_words
@@ -160,7 +161,7 @@ class Survivor:
         words = lost_words(lost, error) if lost else str(error)
         self._end_running(ExitStack())
         try:
-            fleet, _ = self._running.enter_context(self._reachable())
+            fleet, _ = self._running.enter_context(self._reachable(LOSS_TIMEOUT_S))
             plan, why = self._planned(list(fleet.workers) if fleet is not None else [])
             return self._brought_up(fleet, plan, why, words, self._steps)
         except EdgeError as again:
@@ -308,8 +309,10 @@ class Survivor:
 
     # --- plans ---
 
-    def _reachable(self) -> AbstractContextManager[tuple[Fleet | None, list[str]]]:
-        return reachable(Cluster.of_addresses(self._addresses()), insecure=self._insecure)
+    def _reachable(
+        self, timeout_s: float = CONNECT_TIMEOUT_S
+    ) -> AbstractContextManager[tuple[Fleet | None, list[str]]]:
+        return reachable(Cluster.of_addresses(self._addresses()), insecure=self._insecure, timeout_s=timeout_s)
 
     def _addresses(self) -> list[str]:
         """Of all workers that were measured, or that a given plan names."""

@@ -11,6 +11,7 @@ from typing import Generic
 
 from devices.cluster_file import Cluster, ClusterDevice
 from devices.errors import TrustError
+from edge.cluster.connect import CONNECT_TIMEOUT_S
 from edge.cluster.fleet import Fleet
 from edge.errors import EdgeError
 from edge.survey.survey import Speed, Survey
@@ -31,15 +32,20 @@ class ClusterProfile(Generic[Speed]):
 
 
 @contextmanager
-def reachable(cluster: Cluster, *, insecure: bool) -> Iterator[tuple[Fleet | None, list[str]]]:
+def reachable(
+    cluster: Cluster, *, insecure: bool, timeout_s: float = CONNECT_TIMEOUT_S
+) -> Iterator[tuple[Fleet | None, list[str]]]:
     """The workers of a cluster that answer, connected until the end of the block, and a note for each that does not.
 
-    None where there is none. The errors of Fleet for those that answer and cannot take part together.
+    None where there is none. The errors of Fleet for those that answer and cannot take part together. timeout_s: for
+    each to answer.
     """
     addresses = [device.address for device in cluster.workers if device.address is not None]
     notes, answering = [], []
     with ThreadPoolExecutor(max(1, len(addresses))) as pool:
-        for address, error in zip(addresses, pool.map(lambda one: _tried(one, insecure), addresses), strict=True):
+        for address, error in zip(
+            addresses, pool.map(lambda one: _tried(one, insecure, timeout_s), addresses), strict=True
+        ):
             if error is None:
                 answering.append(address)
             else:
@@ -47,14 +53,14 @@ def reachable(cluster: Cluster, *, insecure: bool) -> Iterator[tuple[Fleet | Non
     if not answering:
         yield None, notes
         return
-    with Fleet(answering, insecure=insecure) as fleet:
+    with Fleet(answering, insecure=insecure, timeout_s=timeout_s) as fleet:
         yield fleet, notes
 
 
-def _tried(address: str, insecure: bool) -> str | None:
+def _tried(address: str, insecure: bool, timeout_s: float) -> str | None:
     """None where a worker answers; else why not."""
     try:
-        Fleet([address], insecure=insecure).close()
+        Fleet([address], insecure=insecure, timeout_s=timeout_s).close()
     except TrustError:  # of this device, so that no worker could be reached
         raise
     except EdgeError as error:

@@ -129,7 +129,7 @@ def test_who_ends_waits_for_no_look_at_who_is_there(two: list[Worker], monkeypat
     looks, may_end, ended = threading.Event(), threading.Event(), threading.Event()
 
     @contextmanager
-    def reachable(_: Cluster, *, insecure: bool) -> Iterator[tuple[None, list[str]]]:
+    def reachable(_: Cluster, **__: Any) -> Iterator[tuple[None, list[str]]]:
         looks.set()
         assert may_end.wait(60)
         ended.set()

@@ -9,6 +9,8 @@ from typing import Any
 import psutil
 import pytest
 
+from edge.cluster import connect
+from edge.cluster import fleet as fleets
 from edge.demo import MODEL_PATH
 from edge.errors import EdgeError
 from edge.llm.chat import Chat
@@ -102,15 +104,28 @@ def placed(two: list[Worker], how: dict[str, Any], spare: int = 0) -> Placement:
 @pytest.mark.parametrize("how", [pipeline(1, 1, 1), tensor(1, 1, 1)], ids=lambda how: how["parallel"])
 @pytest.mark.parametrize("lose", [kill_child, kill_daemon, stop_child, stop_all])
 def test_an_answer_goes_on_with_the_same_tokens(
-    two: list[Worker], how: dict[str, Any], lose: Callable[[Worker], None], undisturbed: list[str]
+    two: list[Worker],
+    how: dict[str, Any],
+    lose: Callable[[Worker], None],
+    undisturbed: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    heard = Heard()
+    heard, waited_for_s = Heard(), list[float]()
+
+    def reach(address: str, *, insecure: bool, timeout_s: float) -> Any:
+        waited_for_s.append(timeout_s)
+        return connect.reach(address, insecure=insecure, timeout_s=timeout_s)
+
+    monkeypatch.setattr(fleets, "reach", reach)
     with deployed(MODEL_PATH, placed(two, how), OPTIONS, steps=heard) as model:
         try:
             found = answers(model, {7: lambda: lose(two[1])})
         finally:
             go_on(two[1])
         assert found == undisturbed
+        assert (
+            connect.LOSS_TIMEOUT_S in waited_for_s
+        )  # a host that is gone is not waited for as one that was never asked
         assert any("two" in line and "going on with" in line for line in heard.lines), heard.lines
 
 

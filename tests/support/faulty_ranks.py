@@ -318,7 +318,9 @@ class Cluster:
             assert not thread.is_alive(), "a rank did not end"
 
     @contextmanager
-    def reachable(self, found: ClusterFile, *, insecure: bool) -> Iterator[tuple[Fleet | None, list[str]]]:
+    def reachable(
+        self, found: ClusterFile, *, insecure: bool, timeout_s: float
+    ) -> Iterator[tuple[Fleet | None, list[str]]]:
         """As `edge.survey.profile.reachable`."""
         there = [str(one.address) for one in found.workers if self.devices[str(one.address)].answers]
         yield self._fleet(there) if there else None, []
