@@ -82,7 +82,7 @@ class _Override(C.Structure):
 class Weight:
     """One weight of a loaded model, as the nodes of its graphs use it."""
 
-    __slots__ = ("_plain", "_tensor", "_traits", "address", "n_bytes", "name", "row_bytes", "rows")
+    __slots__ = ("_plain", "_tensor", "_traits", "_twins", "address", "n_bytes", "name", "row_bytes", "rows")
 
     def __init__(self, address: int) -> None:
         t = self._tensor = _Tensor.from_address(address)
@@ -93,6 +93,7 @@ class Weight:
         self.n_bytes = self.row_bytes * self.rows
         self._plain = t.buffer
         self._traits = _layout_of(t)
+        self._twins: list[_Tensor] = []
 
     @property
     def repacks(self) -> bool:
@@ -105,11 +106,15 @@ class Weight:
         ne = self._tensor.ne
         return int(ne[2] * ne[3]), int(ne[1]), int(ne[0])
 
+    def add_twin(self, address: int) -> None:
+        """Let one more of ggml's structs be this weight: of Gemma 4, the head and the token table have one each."""
+        self._twins.append(_Tensor.from_address(address))
+
     def point(self, address: int, repacked: bool) -> None:
         """From the next node on, the weight lies at `address`. repacked: in this CPU's layout."""
-        t = self._tensor
-        t.data = address
-        t.buffer, t.extra = (_repack_buffer(), self._traits) if repacked else (self._plain, None)
+        for t in (self._tensor, *self._twins):
+            t.data = address
+            t.buffer, t.extra = (_repack_buffer(), self._traits) if repacked else (self._plain, None)
 
     def replace(self, type_id: int, address: int) -> Callable[[], None]:
         """From the next node on, the weight is what lies at `address`, in another type of ggml's, until what is
@@ -188,7 +193,10 @@ class CallerBuffer:
 
     def _note(self, _: int, tensor: int) -> int:
         weight = Weight(tensor)
-        self.weights[weight.name] = weight
+        if weight.name in self.weights:
+            self.weights[weight.name].add_twin(tensor)
+        else:
+            self.weights[weight.name] = weight
         return 0
 
 

@@ -164,6 +164,9 @@ class Model:
         self.vocab = L.llama_model_get_vocab(self._handle)
         self.n_vocab: int = L.llama_vocab_n_tokens(self.vocab)
         self.n_bytes: int = L.llama_model_size(self._handle)
+        name = C.create_string_buffer(64)
+        L.llama_model_meta_val_str(self._handle, b"general.architecture", name, len(name))
+        self.architecture = name.value.decode(errors="replace")
         self.has_decoder: bool = L.llama_model_has_decoder(self._handle)
         # Recurrent layers hold what all tokens so far made, and nothing of each.
         self.is_recurrent: bool = L.llama_model_is_recurrent(self._handle) or L.llama_model_is_hybrid(self._handle)
@@ -212,6 +215,9 @@ class Model:
 # here would be called once a graph node and need the interpreter's lock each time.
 _strlen = C.cast(C.CDLL(None).strlen, L.ggml_abort_callback)
 
+# Their graphs give values in a shape at which flash attention stops the process.
+_WITHOUT_FLASH = frozenset({"plm"})
+
 _STOPPED = 2  # llama_decode's code for an abort callback that said so
 
 
@@ -242,7 +248,14 @@ class Context:
         params.kv_unified = True  # likewise: separate caches would split a batch of several sequences
         params.n_threads = params.n_threads_batch = threads
         params.type_k = params.type_v = sizes.kv.id
-        params.flash_attn_type = FLASH_ATTENTION[sizes.flash_attention]
+        flash = sizes.flash_attention
+        if model.architecture in _WITHOUT_FLASH and flash != "off":
+            if flash == "on":
+                raise EngineError(
+                    f"llama.cpp has no flash attention for {model.architecture} models; choose auto or off"
+                )
+            flash = "off"
+        params.flash_attn_type = FLASH_ATTENTION[flash]
         params.n_outputs_max = max(sizes.outputs, params.n_seq_max)  # ggml stops the process on fewer
         if model.own_memory:
             params.op_offload = False  # a GPU would be given copies of weights before they are there

@@ -65,14 +65,18 @@ class Shape:
         return {
             "embd": self.embd, "vocab": self.vocab, "context": self.context, "heads": self.heads, "head": head,
             "half head": head // 2, "q": self.heads * head, "2 q": 2 * self.heads * head, "kv": kv * head,
+            "kv heads": kv,
             "qkv": (self.heads + 2 * kv) * head, "ff": self.ff, "half ff": self.ff // 2, "gate+up": 2 * self.ff,
-            "3 embd": 3 * self.embd, "experts": self.experts, "half experts": self.experts // 2,
+            "half q": self.heads * (head // 2), "half kv": kv * (head // 2), "3 embd": 3 * self.embd,
+            "experts": self.experts, "half experts": self.experts // 2,
             "expert ff": expert_ff, "shared ff": self.shared_ff or expert_ff, "expert every": self.expert_every,
             "q rank": self.embd // 2, "kv rank": latent, "latent": latent + head // 2, "unturned": head - head // 2,
+            "unturned and value": self.heads * (head - head // 2 + head),
             "conv": self.conv, "inner": inner, "2 inner": 2 * inner, "state": state, "groups": groups,
             "inner of group": inner // groups, "time rank": rank, "2 time rank": 2 * rank,
             "time and states": rank + 2 * state, "ssm conv": inner + 2 * groups * state,
             "ssm in": 2 * inner + 2 * groups * state + rank, "delta conv": 2 * key + value, "delta values": value,
+            "pace": max(64, self.embd // 16), "pace and states": max(64, self.embd // 16) + 2 * state,
         }  # fmt: skip
 
     @property
@@ -99,13 +103,30 @@ class Shape:
         """The tensors of one layer."""
         architecture = ARCHITECTURES[self.arch]
         first = architecture.recurrent if self.is_recurrent(layer) else architecture.attention
+        if architecture.windowed and self._has_window(layer):
+            first = architecture.windowed
+        if self._is_alone(layer):
+            first = architecture.alone
+        if architecture.alone and not self._is_alone(layer):
+            return first
         has_experts = self.experts and layer >= self.dense_layers and (layer + 1) % self.expert_every == 0
         return {**first, **(architecture.experts if has_experts else architecture.dense)}
 
     def is_recurrent(self, layer: int) -> bool:
         """Whether a layer has a recurrent part in place of attention."""
         every = self.attention_every
-        return bool(ARCHITECTURES[self.arch].recurrent) and (every == 0 or (layer + 1) % every != 0)
+        has_attention = every > 0 and (layer + 1) % every == 0
+        return bool(ARCHITECTURES[self.arch].recurrent) and not has_attention and not self._is_alone(layer)
+
+    def _is_alone(self, layer: int) -> bool:
+        """Whether a layer has a feed-forward part only: every second one that has no attention."""
+        every = self.attention_every
+        return bool(ARCHITECTURES[self.arch].alone) and layer % 2 == 1 and (every == 0 or (layer + 1) % every != 0)
+
+    def _has_window(self, layer: int) -> bool:
+        """Whether a layer of an architecture whose files list it has the window."""
+        window = ARCHITECTURES[self.arch].rules.window
+        return window is not None and layer % window.period != (0 if window.full_first else window.period - 1)
 
     def metadata(self) -> dict[str, "Number | list[int]"]:
         """GGUF metadata of the architecture: whole keys to values; what is zero or empty is left out."""
@@ -114,9 +135,13 @@ class Shape:
         for key, name in _METADATA.items():
             if value := getattr(self, name):
                 found[f"{arch}.{key}"] = value
-        kv = self.kv or self.heads
+        kv = 1 if "attention.head_count_kv" in architecture.keys else self.kv or self.heads
         recurrent = [self.is_recurrent(layer) for layer in range(self.layers)]
-        by_layer = [0 if flag else kv for flag in recurrent]
+        alone = [self._is_alone(layer) for layer in range(self.layers)]
+        by_layer = [0 if flag or by_itself else kv for flag, by_itself in zip(recurrent, alone, strict=True)]
+        if any(alone):
+            width = self.expert_ff if self.experts else self.ff
+            found[f"{arch}.feed_forward_length"] = [width if by_itself else 0 for by_itself in alone]
         by_heads = any(recurrent) and not architecture.rules.recurrent_every  # how the file tells recurrent layers
         found[f"{arch}.attention.head_count_kv"] = by_layer if by_heads else kv
         if all(recurrent):
@@ -125,11 +150,12 @@ class Shape:
             found |= {f"{arch}.{key}": sizes["head"] for key in _HEAD_SIZE}
         window = architecture.rules.window
         if window is not None and window.listed:
-            full = 0 if window.full_first else window.period - 1
             found[f"{arch}.attention.sliding_window_pattern"] = [
-                int(layer % window.period != full) for layer in range(self.layers)
+                int(self._has_window(layer)) for layer in range(self.layers)
             ]
         for key, value in architecture.keys.items():
+            if key == "attention.head_count_kv":
+                continue
             whole = key if key.startswith("xielu.") else f"{arch}.{key}"
             found[whole] = (
                 sizes[value] if isinstance(value, str) else list(value) if isinstance(value, tuple) else value

@@ -45,7 +45,7 @@ _FALLBACK = {
 # Beside vectors: what llama.cpp keeps, or needs, as 32-bit numbers.
 _AS_F32 = (".bias", ".ssm_a", ".ssm_d")
 _DECAYS = (".ssm_a",)  # of a state: below 0, else it would grow without end
-_PARTS_AS_F32 = ("ffn_gate_inp", "norm", "conv1d", "shortconv.conv")
+_PARTS_AS_F32 = ("ffn_gate_inp", "norm", "conv1d", "shortconv.conv", "time_mix_lerp")
 
 _CHUNK_VALUES = 1 << 20  # 4 MiB of floats at a time
 _RANDOM_VALUES = 2_000_000_000  # above, random rows are used again and again

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from partition.architectures.description import Architecture, Rules, Window
+from partition.architectures.description import Architecture, Rules, Table, Window
 from partition.architectures.tensors import (  # fmt: skip
     ATTENTION,
     DENSE,
@@ -27,6 +27,8 @@ from partition.architectures.tensors import (  # fmt: skip
 
 _QWEN = {"rope_base": 1e6, "rms_eps": 1e-6}
 _GEMMA = {"tied": True, "rms_eps": 1e-6}
+_GEMMA_4: Table = {**POST_NORMS, **HEAD_NORMS, "layer_output_scale.weight": (1,)}
+_HEAD_SIZES = ("attention.key_length", "attention.value_length", "rope.dimension_count")
 # Qwen 2 and Phi-3 insist that attn_q is n_embd x n_embd. EXAONE's graph is the same, but for the order of a product and
 # a scale, with the same rotation (NEOX, unlike llama's) and heads of any number and size. InternLM 2's and Xverse's
 # graph is llama's.
@@ -68,6 +70,47 @@ DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
         DENSE,
         common={**_GEMMA, "window": 512, "rope_base": 1e6},
         rules=Rules(window=Window(6, optional=True), scales_input=True, layers_of_other_scale=62),
+    ),
+    # Its layers with a window have smaller heads; those without take their keys for values, too.
+    "gemma4": Architecture(
+        {**without(LLAMA, "attn_v.weight"), **_GEMMA_4},
+        DENSE,
+        {
+            **DENSE,
+            **experts("expert ff"),
+            "ffn_gate_inp.scale": ("embd",),
+            "pre_ffw_norm_2.weight": ("embd",),
+            "post_ffw_norm_1.weight": ("embd",),
+            "post_ffw_norm_2.weight": ("embd",),
+        },
+        windowed={
+            "attn_norm.weight": ("embd",),
+            "attn_q.weight": ("half q", "embd"),
+            "attn_k.weight": ("half kv", "embd"),
+            "attn_v.weight": ("half kv", "embd"),
+            "attn_output.weight": ("embd", "half q"),
+            **FFN_NORM,
+            **_GEMMA_4,
+            "attn_q_norm.weight": ("half head",),
+            "attn_k_norm.weight": ("half head",),
+        },
+        outer={"output_norm.weight": ("embd",), "rope_freqs.weight": ("half head",)},
+        common={**_GEMMA, "window": 1024, "rope_base": 1e6, "final_softcap": 30.0},
+        keys={
+            "embedding_length_per_layer_input": 0,
+            "rope.freq_base_swa": 1e4,
+            **{f"{key}_swa": "half head" for key in _HEAD_SIZES},
+        },
+        rules=Rules(
+            window=Window(6, listed=True, both=True),
+            scales_input=True,
+            whole_with={
+                "embedding_length_per_layer_input": "each layer reads a part of `inp_per_layer`, which llama.cpp makes "
+                "of the token and of what the first layer is given; a later stage is given tokens or hidden states",
+                "attention.shared_kv_layers": "its last layers read the keys and values of earlier ones",
+            },
+            no_shards="its layers have heads of two sizes",
+        ),
     ),
     "phi3": _PHI_3,
     "mistral3": Architecture(LLAMA, DENSE),
@@ -137,6 +180,23 @@ DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
     "internlm2": _XVERSE,
     "xverse": _XVERSE,
     "minicpm": Architecture(LLAMA, DENSE, rules=Rules(input_node="embd", by_root_of_layers={"residual_scale": 1.4})),
+    "plm": Architecture(
+        {
+            "attn_norm.weight": ("embd",),
+            "attn_q.weight": ("q", "embd"),
+            "attn_kv_a_mqa.weight": ("latent", "embd"),
+            "attn_kv_a_norm.weight": ("kv rank",),
+            "attn_kv_b.weight": ("unturned and value", "kv rank"),
+            "attn_output.weight": ("embd", "q"),
+            **FFN_NORM,
+        },
+        UNGATED,
+        common={"tied": True},
+        keys={"attention.kv_lora_rank": "kv rank", **_HALF_TURNED},
+        equal_heads=True,
+        always_tied=True,
+        rules=Rules(no_shards="all heads share one latent state"),
+    ),
     "pangu-embedded": Architecture({**LLAMA, **QKV_BIAS, "attn_output.bias": ("embd",)}, DENSE),
     "maincoder": Architecture({**LLAMA, **HEAD_NORMS}, DENSE),
     "phi2": Architecture(

@@ -22,6 +22,7 @@ class Window:
     size: int = 0  # tokens, where the file does not say
     full_first: bool = False  # the one without is the first of them, not the last
     listed: bool = False  # a file must say it of each layer
+    both: bool = False  # a stage has layers of both kinds: sizes of one follow from its having the window
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ class Rules:
     no_stage_of: tuple[int, ...] = ()  # layers: a stage of so many would be read as something else
     # Metadata that a loader guesses where a model has so many layers: without it such a model is not cut.
     guessed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    whole_with: Mapping[str, str] = field(default_factory=dict)  # metadata not 0: why such a model is not cut
     if_missing: Mapping[str, int] = field(default_factory=dict)  # metadata that a stage has where the model has none
     period_key: str = ""  # metadata that holds such a period
     recurrent_every: int = 0  # where the file does not say which layers are recurrent: all but every so many
@@ -67,6 +69,9 @@ class Architecture:
     dense: Table = field(default_factory=dict)  # feed-forward part; empty: always experts
     experts: Table = field(default_factory=dict)  # the same with experts; empty: never
     recurrent: Table = field(default_factory=dict)  # what recurrent layers have in place of `attention`
+    windowed: Table = field(default_factory=dict)  # what layers with a window have in its place, where they differ
+    # What layers with a feed-forward part have in its place, where each layer has one part only; empty: all have one.
+    alone: Table = field(default_factory=dict)
     outer: Table = field(default_factory=lambda: {"output_norm.weight": ("embd",)})  # beside token table and head
     common: Mapping[str, Any] = field(default_factory=dict)  # figures, fields of edge.models.shapes.Shape
     keys: Mapping[str, Number] = field(default_factory=dict)  # metadata beside that of all architectures

@@ -9,6 +9,8 @@ from partition.architectures.tensors import (  # fmt: skip
     FFN_NORM,
     FUSED,
     HEAD_NORMS,
+    LATENT,
+    LATENT_KEYS,
     LAYER_NORM,
     LLAMA,
     NORM_BIASES,
@@ -35,33 +37,12 @@ _MROPE = {"rope.dimension_sections": (4, 2, 2, 0)}
 _SCALES = {"logit_scale": 8.0, "embedding_scale": 12.0, "residual_scale": 0.22, "attention.scale": 0.125}
 _LEADING = {"dense_layers": 1}
 _TURNED_OTHERWISE: dict[str, Number] = {"rope.freq_base_swa": 5e3}  # in layers with a window
-_MLA = {
-    "attn_norm.weight": ("embd",),
-    "attn_q_a.weight": ("q rank", "embd"),
-    "attn_q_a_norm.weight": ("q rank",),
-    "attn_q_b.weight": ("q", "q rank"),
-    "attn_kv_a_mqa.weight": ("latent", "embd"),
-    "attn_kv_a_norm.weight": ("kv rank",),
-    "attn_k_b.weight": ("heads", "kv rank", "unturned"),
-    "attn_v_b.weight": ("heads", "head", "kv rank"),
-    "attn_output.weight": ("embd", "q"),
-}
-_MLA_KEYS: dict[str, Number] = {
-    "attention.q_lora_rank": "q rank",
-    "attention.kv_lora_rank": "kv rank",
-    "attention.head_count_kv": 1,
-    "attention.key_length": "latent",
-    "attention.value_length": "kv rank",
-    "attention.key_length_mla": "head",
-    "attention.value_length_mla": "head",
-    "rope.dimension_count": "half head",
-}
 _DEEPSEEK_2 = Architecture(
-    {**_MLA, **FFN_NORM},
+    {**LATENT, **FFN_NORM},
     DENSE,
     {**experts("expert ff"), **shared(), **ROUTER_BIAS},
     common=_LEADING,
-    keys={**_MLA_KEYS, **_SIGMOID, "expert_shared_count": 1},
+    keys={**LATENT_KEYS, **_SIGMOID, "expert_shared_count": 1},
     rules=Rules(
         ff_key=_EXPERT_KEY,
         no_stage_of=(26, 27, 48),  # "lite" models, whose queries are not made of fewer values
@@ -219,6 +200,16 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
         common=_LEADING,
         keys={"expert_shared_count": 1, "expert_weights_scale": 1.0},
         square_q=True,
+        rules=Rules(ff_key=_EXPERT_KEY, no_shards=_SQUARE),
+    ),
+    "deepseek2-ocr": Architecture(
+        LLAMA,
+        DENSE,
+        {**experts("expert ff"), **shared()},
+        common=_LEADING,
+        keys={"expert_shared_count": 1},
+        square_q=True,
+        equal_heads=True,
         rules=Rules(ff_key=_EXPERT_KEY, no_shards=_SQUARE),
     ),
     "bailingmoe": Architecture(

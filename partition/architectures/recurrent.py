@@ -1,16 +1,23 @@
 """Architectures with recurrent layers, alone or beside attention; the most downloaded ones first."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from partition.architectures.description import Architecture, Rules, Table
 from partition.architectures.tensors import (  # fmt: skip
     ATTENTION,
     DENSE,
     FFN_NORM,
+    GATE_UP,
     HEAD_NORMS,
+    LATENT,
+    LATENT_KEYS,
+    LAYER_NORM,
     ROUTER_BIAS,
+    UNGATED,
     experts,
     shared,
+    without,
 )
 
 _EXPERT_KEY = "expert_feed_forward_length"
@@ -77,17 +84,55 @@ _DELTA: Table = {
     "post_attention_norm.weight": ("embd",),
 }
 _DELTA_35: Table = {**_DELTA, "ssm_beta.weight": ("time rank", "embd"), "ssm_alpha.weight": ("time rank", "embd")}
+# Delta attention with a pace for each value (KDA), beside attention with a latent vector.
+_KDA: Table = {
+    **_NORM,
+    **{f"ssm_conv1d_{part}.weight": ("q", 1, "conv") for part in "qkv"},
+    **{f"attn_{part}.weight": ("q", "embd") for part in "qkv"},
+    "ssm_beta.weight": ("heads", "embd"),
+    "ssm_a": ("heads", 1),
+    "ssm_dt.bias": ("q",),
+    "ssm_norm.weight": ("head",),
+    "attn_output.weight": ("embd", "q"),
+    **FFN_NORM,
+}
+_KDA_KEYS = {**LATENT_KEYS, "ssm.conv_kernel": "conv", "kda.head_dim": "head", "expert_shared_count": 1}
+_KDA_FIGURES = {"conv": 4, "attention_every": 4, "dense_layers": 1}
+_RWKV_6_QWEN_2: Table = {
+    **_NORM,
+    "time_mix_w1.weight": (40, "embd"),
+    "time_mix_w2.weight": (5, "embd", 8),
+    "time_mix_lerp_x.weight": ("embd",),
+    "time_mix_lerp_fused.weight": (5, 1, 1, "embd"),
+    "time_mix_decay.weight": ("embd",),
+    "time_mix_decay_w1.weight": (8, "embd"),
+    "time_mix_decay_w2.weight": ("embd", 8),
+    **{f"time_mix_{part}.weight": ("embd", "embd") for part in ("key", "value", "receptance", "gate", "output")},
+    **{f"time_mix_{part}.bias": ("embd",) for part in ("key", "value", "receptance")},
+    **FFN_NORM,
+}
 _SHARED_GATED: Table = {**experts("expert ff"), **shared(), "ffn_gate_inp_shexp.weight": ("embd",)}
 _SHARED_KEYS = {"expert_shared_feed_forward_length": "shared ff"}
 _DELTA_KEYS = {**_GROUPED, "ssm.inner_size": "delta values"}
 _DELTA_FIGURES = {"attention_every": 4, "conv": 4, "rope_base": 1e6, "rms_eps": 1e-6}
 _SIZES = {"conv": 4}
+_PLAMO_2_NORMS: Table = {"post_attention_norm": ("embd",), **FFN_NORM, "post_ffw_norm": ("embd",)}
 _SCALES = {"logit_scale": 8.0, "embedding_scale": 12.0, "residual_scale": 0.22, "attention.scale": 0.125}
 
 
 def _rules(**more: object) -> Rules:
     return Rules(**{"no_shards": _NO_SHARDS, "no_states": _NO_STATES, **more})  # type: ignore[arg-type]
 
+
+_NEMOTRON_H = Architecture(
+    ATTENTION,
+    UNGATED,
+    recurrent=_MAMBA_2,
+    alone=_NORM,
+    common={**_SIZES, "attention_every": 4},
+    keys={**_GROUPED, **LAYER_NORM},
+    rules=_rules(end_node="nemotron_h_block_out-{}"),
+)
 
 RECURRENT_ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen35": Architecture(
@@ -143,6 +188,17 @@ RECURRENT_ARCHITECTURES: Mapping[str, Architecture] = {
         keys={**_GROUPED, **_SCALES},
         rules=_rules(input_node="embd"),
     ),
+    "nemotron_h": _NEMOTRON_H,
+    "nemotron_h_moe": replace(
+        _NEMOTRON_H,
+        dense={},
+        experts={
+            **without(experts("expert ff"), "ffn_gate_exps.weight"),
+            **without(shared(), "ffn_gate_shexp.weight"),
+            **ROUTER_BIAS,
+        },
+        keys={**_NEMOTRON_H.keys, **_SHARED_KEYS},
+    ),
     "falcon-h1": Architecture(
         {**ATTENTION, **_MAMBA_2, "ffn_norm": ("embd",)}, DENSE, common=_SIZES, keys=_GROUPED, rules=_rules()
     ),
@@ -160,6 +216,69 @@ RECURRENT_ARCHITECTURES: Mapping[str, Architecture] = {
         keys=_SSM_KEYS,
         square_q=True,
         rules=_rules(),
+    ),
+    "kimi-linear": Architecture(
+        {
+            **without(LATENT, "attn_q_a.weight", "attn_q_a_norm.weight", "attn_q_b.weight"),
+            "attn_q.weight": ("q", "embd"),
+            **FFN_NORM,
+        },
+        DENSE,
+        {**experts("expert ff"), **shared(), **ROUTER_BIAS},
+        recurrent={
+            **_KDA,
+            "ssm_f_a.weight": ("head", "embd"),
+            "ssm_f_b.weight": ("q", "head"),
+            "ssm_g_a.weight": ("head", "embd"),
+            "ssm_g_b.weight": ("q", "head"),
+        },
+        common=_KDA_FIGURES,
+        keys={**_KDA_KEYS, "expert_gating_func": 2, "expert_weights_scale": 2.5},
+        never_tied=True,
+        rules=_rules(ff_key=_EXPERT_KEY, needs_output=True),
+    ),
+    "bailingmoe3": Architecture(
+        {**LATENT, "attn_gate.weight": ("heads", "embd"), **FFN_NORM},
+        DENSE,
+        {**experts("expert ff"), **shared(), **ROUTER_BIAS},
+        recurrent={**_KDA, "ssm_f_a.weight": ("q", "embd"), "ssm_g_a.weight": ("q", "embd")},
+        common=_KDA_FIGURES,
+        keys={**_KDA_KEYS, "expert_gating_func": 2, "expert_weights_scale": 2.5, "kda.gate_lower_bound": -5.0},
+        rules=_rules(ff_key=_EXPERT_KEY),
+    ),
+    "plamo2": Architecture(
+        {
+            **_NORM,
+            "attn_qkv.weight": ("qkv", "embd"),
+            "attn_q_norm.weight": ("heads", "head"),
+            "attn_k_norm.weight": ("kv heads", "head"),
+            "attn_output.weight": ("embd", "q"),
+            **_PLAMO_2_NORMS,
+        },
+        GATE_UP,
+        recurrent={
+            **without(_MAMBA, "ssm_conv1d.bias"),
+            "ssm_x.weight": ("pace and states", "inner"),
+            "ssm_dt.weight": ("time rank", "pace"),
+            "ssm_dt.bias": ("time rank",),
+            "ssm_a": ("time rank",),
+            "ssm_d": ("time rank",),
+            "ssm_dt_norm": ("pace",),
+            "ssm_b_norm": ("state",),
+            "ssm_c_norm": ("state",),
+            **_PLAMO_2_NORMS,
+        },
+        common={**_SIZES, "attention_every": 2},
+        keys={**_SSM_KEYS, "ssm.group_count": 0},
+        rules=_rules(end_node="ffn_residual-{}"),
+    ),
+    "rwkv6qwen2": Architecture(
+        {},
+        DENSE,
+        recurrent=_RWKV_6_QWEN_2,
+        keys={"wkv.head_size": "head", "time_mix_extra_dim": 8, "time_decay_extra_dim": 8, "token_shift_count": 1},
+        never_tied=True,
+        rules=_rules(needs_output=True),
     ),
     "mamba": Architecture({}, recurrent=_MAMBA, common=_SIZES, keys=_SSM_KEYS, rules=_rules()),
     "mamba2": Architecture({}, recurrent=_MAMBA_2, common=_SIZES, keys=_GROUPED, rules=_rules()),

@@ -2,44 +2,34 @@
 
 from collections.abc import Mapping
 
-_TOKENS = "each layer reads the token itself, beside what the layer before gives"
 _FIRST = "each layer reads values that the first one made, beside what the layer before gives"
 _KIND = "llama.cpp tells its kinds apart by their number of layers"
-_KINDS = "a part that begins with a layer of one of its three kinds would have no attention heads"
 _STREAMS = "several hidden states go from layer to layer"
 _DIFFUSION = "it fills in a whole text at once, and does not go on with one; `edge` does not run it either"
 _DRAFT = "it guesses tokens for another model, and is none itself; `edge` does not run it either"
 _SCALED = "llama.cpp scales what layers give by their number"
-_UNCHECKED = "its stages have not been checked"
 _INDEX = "layers choose what they look at by an index that others made, and its stages have not been checked"
 _LOOPS = "its layers are passed through several times"
 _CODER = "an encoder comes before its layers"
 
 REFUSED: Mapping[str, str] = {
-    "gemma3n": f"{_TOKENS}, and later layers the keys and values of earlier ones",
-    "gemma4": f"{_TOKENS}, and later layers the keys and values of earlier ones",
-    "nemotron_h": _KINDS,
-    "nemotron_h_moe": _KINDS,
-    "kimi-linear": _UNCHECKED,
+    "gemma3n": "four hidden states go from layer to layer, each layer reads a part of `inp_per_layer`, which llama.cpp "
+    "makes of the token and of what the first layer is given, and layers from the 21st of a part on read the keys and "
+    "values of earlier ones",
     "minicpm3": _SCALED,
     "graniteswitch": "llama.cpp takes tokens alone, which choose weights in each layer",
     "cohere2moe": "layers without experts are told apart by their number and their window at once",
-    "plamo2": _UNCHECKED,
-    "plm": _UNCHECKED,
     "rwkv6": _SCALED,
-    "rwkv6qwen2": _UNCHECKED,
     "rwkv7": _FIRST,
     "arwkv7": _FIRST,
     "baichuan": _KIND,
-    "chameleon": _UNCHECKED,
+    "chameleon": "llama.cpp writes over 8192 logits, of picture tokens, in a part without the head, too",
     "cogvlm": "llama.cpp takes hidden states for pictures, which have weights of their own",
-    "deepseek2-ocr": _UNCHECKED,
     "deepseek32": _INDEX,
     "deepseek4": _STREAMS,
     "glm-dsa": _INDEX,
     "glm5-next": _STREAMS,
     "kimi-k3": _FIRST,
-    "bailingmoe3": _UNCHECKED,
     "dots3note": _INDEX,
     "hy_v4": _STREAMS,
     "minimax-01": "how fast a layer forgets follows from its number among all layers",

@@ -1,6 +1,8 @@
 """Tensors that layers of many architectures have."""
 
-from partition.architectures.description import Dims, Table
+from collections.abc import Mapping
+
+from partition.architectures.description import Dims, Number, Table
 
 ATTENTION: Table = {
     "attn_norm.weight": ("embd",),
@@ -46,6 +48,29 @@ NORM_BIASES: Table = {"attn_norm.bias": ("embd",), "ffn_norm.bias": ("embd",)}
 OUTER_BIASED: Table = {"output_norm.weight": ("embd",), "output_norm.bias": ("embd",)}
 
 LAYER_NORM = {"attention.layer_norm_epsilon": 1e-5}  # metadata of models with norms that subtract the mean
+
+# Keys and values of all heads made of one latent vector, with a part beside it that RoPE turns.
+LATENT: Table = {
+    "attn_norm.weight": ("embd",),
+    "attn_q_a.weight": ("q rank", "embd"),
+    "attn_q_a_norm.weight": ("q rank",),
+    "attn_q_b.weight": ("q", "q rank"),
+    "attn_kv_a_mqa.weight": ("latent", "embd"),
+    "attn_kv_a_norm.weight": ("kv rank",),
+    "attn_k_b.weight": ("heads", "kv rank", "unturned"),
+    "attn_v_b.weight": ("heads", "head", "kv rank"),
+    "attn_output.weight": ("embd", "q"),
+}
+LATENT_KEYS: Mapping[str, Number] = {
+    "attention.q_lora_rank": "q rank",
+    "attention.kv_lora_rank": "kv rank",
+    "attention.head_count_kv": 1,
+    "attention.key_length": "latent",
+    "attention.value_length": "kv rank",
+    "attention.key_length_mla": "head",
+    "attention.value_length_mla": "head",
+    "rope.dimension_count": "half head",
+}
 
 
 def experts(width: str) -> Table:

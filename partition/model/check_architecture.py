@@ -117,7 +117,9 @@ def recurrent_layers(meta: Metadata, shape: ModelShape) -> tuple[bool, ...]:
         return (False,) * shape.n_layers
     every = described.rules.recurrent_every
     if not every:
-        return tuple(heads == 0 for heads in shape.n_heads_kv)
+        # Where each layer has one part only, it can be the feed-forward part.
+        parts = zip(shape.n_heads_kv, shape.n_ff, strict=True)
+        return tuple(heads == 0 and not (described.alone and ff) for heads, ff in parts)
     value = meta.file.metadata.get(meta.key("attention.recurrent_layers"))
     if isinstance(value, GgufArray):
         return tuple(bool(item) for item in value[: shape.n_layers])

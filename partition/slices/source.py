@@ -63,6 +63,9 @@ class Source:
                 f"llama.cpp takes {self.file.architecture} models of {n} layers for another kind than those of fewer; "
                 "run it on one device"
             )
+        for name, reason in rules.whole_with.items():
+            if self.meta.count(name, 0):
+                raise CannotSlice(f"this {self.file.architecture} model cannot be cut: {reason}; run it on one device")
         for name, guessed in rules.guessed.items():
             if n in guessed and name not in self.meta:
                 raise CannotSlice(
@@ -140,6 +143,13 @@ class Source:
     def heads_kv(self) -> int:
         return max(self.shape.n_heads_kv)
 
+    def head_sizes(self, layer: int) -> tuple[int, int]:
+        """Values of a key and of a value of one head in a layer: with a window they can be others."""
+        key, value = self.shape.head_k, self.shape.head_v
+        if not self.windowed[layer]:
+            return key, value
+        return self.meta.count("attention.key_length_swa", key), self.meta.count("attention.value_length_swa", value)
+
     @cached_property
     def ff(self) -> int:
         """Columns of a layer's FFN, or of one of its experts; of the largest where they differ."""
@@ -181,10 +191,13 @@ class Source:
         """
         key, rules = self.rules.period_key, self.rules
         period = lcm(rules.period, self.meta.count(key, 1, least=1) if key else 1)
-        kinds = list(self.recurrent) if len(set(self.recurrent)) > 1 else [True] * self.shape.n_layers
-        needed = set(kinds)
-        if rules.period > 1 and any(self.windowed):
-            kinds, needed = list(self.windowed), set(self.windowed)
+        kinds = [
+            "recurrent" if recurrent else "attention" if heads else ""
+            for recurrent, heads in zip(self.recurrent, self.shape.n_heads_kv, strict=True)
+        ]
+        if any(self.windowed) and (rules.period > 1 or (rules.window and rules.window.both)):
+            kinds = ["window" if windowed else "all" for windowed in self.windowed]
+        needed = set(kinds) - {""}
         found = [0]
         for start in range(period, len(kinds), period):
             before, after = kinds[found[-1] : start], kinds[start:]

@@ -61,14 +61,15 @@ class StateShape:
             )
         layers = []
         for i, layer in enumerate(range(cut.layers.start, cut.layers.stop)):
+            key, value = source.head_sizes(layer)
             n_heads, n_kv = shape.n_heads[layer], shape.n_heads_kv[layer]
             held = tuple(range(n_kv)) if source.is_whole(cut) else kv_heads(cut.heads, n_heads, n_kv)
             layers.append(
                 LayerShape(
                     layer,
                     held,
-                    kv.n_bytes(len(held) * shape.head_k),
-                    kv.n_bytes(len(held) * shape.head_v),
+                    kv.n_bytes(len(held) * key),
+                    kv.n_bytes(len(held) * value),
                     windows is not None and windows[i],
                 )
             )

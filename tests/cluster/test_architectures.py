@@ -27,6 +27,7 @@ CLOSE, CLOSE_GELU = 1e-5, 1e-3
 USUALLY = (
     "qwen35", "lfm2", "jamba", "deepseek2", "glm4moe", "llama4", "smallthinker", "cohere2", "granite", "gpt2", "bloom",
     "phi2", "qwen3vl", "minicpm", "apertus", "olmo", "falcon-h1", "mamba2", "step35", "granite_swa",
+    "nemotron_h_moe", "kimi-linear",
 )  # fmt: skip
 # Each of what a shard may have to share: experts beside others, gates, halves of one matrix, another architecture.
 USUALLY_SHARED = ("hunyuan-moe", "muse-glimmer", "glm4", "plamo3", "internlm2", "jais2", "smollm3", "granitemoe")
@@ -39,7 +40,8 @@ def usually(few: tuple[str, ...], every: tuple[str, ...]) -> list[Any]:
 
 def small(arch: str, folder: Path, **figures: Any) -> Path:
     """A model of several periods of layers."""
-    layers = 17 if ARCHITECTURES[arch].rules.no_stage_of else 9
+    rules = ARCHITECTURES[arch].rules
+    layers = 17 if rules.no_stage_of else 3 * rules.window.period if rules.window and rules.window.both else 9
     return synthetic(folder / f"{arch}.gguf", arch, **{"layers": layers, "vocab": 320, **figures})
 
 
@@ -55,6 +57,14 @@ def test_stages_compute_the_bits_of_the_whole(arch: str, tmp_path: Path) -> None
         stages = [Range(start, stop) for start, stop in pairwise([*sorted(chosen), source.shape.n_layers])]
         found = run_stages(model, stages, CALLS, tmp_path)
         assert all((f == e).all() for f, e in zip(found, expected, strict=True)), stages
+
+
+def test_experts_beside_a_feed_forward_part(tmp_path: Path) -> None:
+    """In each layer of Gemma 4 that has experts, whose loader finds them by their tensors."""
+    model = small("gemma4", tmp_path, embd=64, ff=64, layers=12, experts=4, experts_used=2, expert_ff=32)
+    assert limits(GgufFile.open(model)).starts == (0, 6)
+    found = run_stages(model, [Range(0, 6), Range(6, 12)], CALLS, tmp_path)
+    assert all((f == e).all() for f, e in zip(found, run_local(model, CALLS), strict=True))
 
 
 @pytest.mark.parametrize("arch", usually(USUALLY_SHARED, SHARDED))

@@ -20,7 +20,7 @@ from tests.support.slices import synthetic
 from tests.support.thorough import thorough
 
 OPTIONS = EngineOptions(threads=1, context=128, batch=16, kv_type="f32", flash_attention="off", repack=False)
-USUALLY = ("qwen35", "qwen3next", "lfm2", "falcon-h1", "jamba", "mamba", "mamba2")
+USUALLY = ("qwen35", "qwen3next", "lfm2", "falcon-h1", "jamba", "mamba", "mamba2", "nemotron_h")
 QUESTION = [270 + 3 * i % 40 for i in range(21)]  # more than a batch
 NEXT = list(range(300, 311))
 

@@ -128,6 +128,19 @@ def test_shards_hold_nearly_the_numbers_of_the_whole(arch: str, folder: Path, tm
                     assert np.abs(a - b).max() < 1e-2 * b.std()
 
 
+@pytest.mark.parametrize("arch", ["gemma4", *thorough("plm", "deepseek2-ocr")])
+def test_heads_of_several_sizes(arch: str, tmp_path: Path) -> None:
+    """Keys of layers with a window can be smaller than those without, and keys than values."""
+    model = synthetic(tmp_path / f"{arch}.gguf", arch, layers=12, embd=64, ff=64)
+    with Engine(model, EXACT) as one, ranks_here(model, pipeline(6, 6), EXACT, tmp_path) as spread:
+        kept, undisturbed = Session(spread), Session(one)
+        before = further(kept, PROMPT, 8)
+        assert further(undisturbed, PROMPT, 8) == before
+        assert identical(spread.states.read(0, Range(30, 46)), one.states.read(0, Range(30, 46)))
+        wanted = further(undisturbed, before[-1:], 16)
+        assert further(move(kept, one), before[-1:], 16) == wanted
+
+
 @pytest.mark.parametrize("arch", EVERY_PAIR)
 def test_between_any_two_plans(arch: str, folder: Path, tmp_path: Path) -> None:
     """All that are moved to start with the same history; what they say further is what one that never moved says."""

@@ -54,11 +54,14 @@ def _stages(name: str) -> str:
     limits = []
     if rules.period > 1:
         limits.append(f"of {rules.period} layers at once")
-    if name in RECURRENT_ARCHITECTURES and ARCHITECTURES[name].attention and ARCHITECTURES[name].recurrent:
+    hybrid = name in RECURRENT_ARCHITECTURES and ARCHITECTURES[name].attention and ARCHITECTURES[name].recurrent
+    if hybrid or (rules.window is not None and rules.window.both):
         limits.append("with layers of both kinds")
     kinds = rules.layers_of_other_kind
     if kinds or rules.other_kind_from:
         limits.append(f"not of {kinds[0]} layers" if kinds else f"not of {rules.other_kind_from} layers and more")
+    if rules.whole_with:
+        limits.append("not where a file has " + " or ".join(f"`{key}`" for key in rules.whole_with))
     return ", ".join(["yes", *limits])
 
 

@@ -11,7 +11,7 @@ from tests.support.architectures import NOT_PAGED
 from tests.support.slices import synthetic
 from tests.support.thorough import thorough
 
-USUALLY = ("qwen35", "glm4moe", "deepseek2", "gpt2")
+USUALLY = ("qwen35", "glm4moe", "deepseek2", "gpt2", "gemma4")
 PROMPT = list(range(264, 284))
 
 

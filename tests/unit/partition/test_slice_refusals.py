@@ -180,3 +180,25 @@ def test_stages_that_begin_where_they_cannot(folder: Path) -> None:
 def test_architectures_that_are_known_and_cannot_be_cut(tmp_path: Path) -> None:
     path = tiny_gguf.model("baichuan").write(tmp_path / "baichuan.gguf")
     assert "baichuan models cannot be cut: llama.cpp tells its kinds apart by their number of layers" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        ("embedding_length_per_layer_input", "each layer reads a part of `inp_per_layer`"),
+        ("attention.shared_kv_layers", "its last layers read the keys and values of earlier ones"),
+    ],
+)
+def test_layers_that_read_more_than_the_one_before_gives(key: str, told: str, folder: Path, tmp_path: Path) -> None:
+    """In small models of Gemma 4, and not in larger ones."""
+    gemma = synthetic(folder / "gemma4.gguf", "gemma4", layers=12, embd=64, ff=64)
+    assert limits(GgufFile.open(gemma)).starts == (0, 6)
+    path = rewritten(gemma, tmp_path / "small.gguf", {f"gemma4.{key}": ("u32", 4)})
+    assert f"this gemma4 model cannot be cut: {told}" in refusal(path)
+
+
+def test_layers_of_three_kinds(folder: Path) -> None:
+    """Each stage of Nemotron H has a recurrent layer and one with attention, whatever feed-forward layers it has."""
+    # Of eight layers the fourth and the last have attention, every second of the others a feed-forward part.
+    file = GgufFile.open(synthetic(folder / "nemotron_h.gguf", "nemotron_h", layers=8, embd=64, ff=64))
+    assert limits(file).starts == (0, 4)
