@@ -106,7 +106,7 @@ DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
             scales_input=True,
             whole_with={
                 "embedding_length_per_layer_input": "each layer reads a part of `inp_per_layer`, which llama.cpp makes "
-                "of the token and of what the first layer is given; a later stage is given tokens or hidden states",
+                "of the token and of what the first layer is given (`inp_scaled`), and a later stage is not given",
                 "attention.shared_kv_layers": "its last layers read the keys and values of earlier ones",
             },
             no_shards="its layers have heads of two sizes",

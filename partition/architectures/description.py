@@ -55,6 +55,7 @@ class Rules:
     recurrent_every: int = 0  # where the file does not say which layers are recurrent: all but every so many
     # Metadata that a loader takes from the number of layers: its value times the root of that number.
     by_root_of_layers: Mapping[str, float] = field(default_factory=dict)
+    shares_index: bool = False  # some layers look at the tokens that the last one with an index of its own chose
     fused_gate_up: bool = False  # ffn_up holds the rows of gate and then those of up
     shards_as: str = ""  # the architecture a shard is written as; "": its own
     no_shards: str = ""  # why there can be none

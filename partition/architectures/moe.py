@@ -1,8 +1,9 @@
 """Architectures with experts and attention in every layer; the most downloaded ones first."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from partition.architectures.description import Architecture, Number, Rules, Window
+from partition.architectures.description import Architecture, Number, Rules, Table, Window
 from partition.architectures.tensors import (  # fmt: skip
     ATTENTION,
     DENSE,
@@ -53,6 +54,27 @@ _DEEPSEEK_2 = Architecture(
     ),
 )
 
+# What chooses the tokens that a layer looks at.
+_INDEX: Table = {
+    "indexer.k_norm.weight": (64,),
+    "indexer.k_norm.bias": (64,),
+    "indexer.proj.weight": (4, "embd"),
+    "indexer.attn_k.weight": (64, "embd"),
+    "indexer.attn_q_b.weight": (256, "q rank"),
+}
+_INDEX_KEYS: dict[str, Number] = {
+    "attention.indexer.head_count": 4,
+    "attention.indexer.key_length": 64,
+    "attention.indexer.top_k": 16,
+}
+_DEEPSEEK_32 = replace(
+    _DEEPSEEK_2,
+    attention={**_DEEPSEEK_2.attention, **_INDEX},
+    keys={**_DEEPSEEK_2.keys, **_INDEX_KEYS},
+    rules=Rules(ff_key=_EXPERT_KEY, no_shards=_LATENT, no_states="an index is held beside keys and values"),
+)
+_GLM_DSA = replace(_DEEPSEEK_32, rules=replace(_DEEPSEEK_32.rules, shares_index=True))
+
 MOE_ARCHITECTURES: Mapping[str, Architecture] = {
     "gpt-oss": Architecture(
         {
@@ -92,6 +114,8 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
         rules=Rules(ff_key=_EXPERT_KEY),
     ),
     "deepseek2": _DEEPSEEK_2,
+    "deepseek32": _DEEPSEEK_32,
+    "glm-dsa": _GLM_DSA,
     "mistral4": _DEEPSEEK_2,
     "glm4moe": Architecture(
         {**ATTENTION, **QKV_BIAS, **HEAD_NORMS, "post_attention_norm.weight": ("embd",)},

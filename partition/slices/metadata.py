@@ -6,7 +6,7 @@ from math import sqrt
 from partition.plan.plan import Slice
 from partition.plan.tensor import kv_heads
 from partition.slices.rules import LEADING, LEFT_OUT, PER_LAYER, PER_LAYER_PREFIX
-from partition.slices.source import PATTERN, WINDOW, Source
+from partition.slices.source import INDEXES, PATTERN, WINDOW, Source
 from partition.slices.tensors import STUB_ROWS
 from quant.gguf.header import GgufArray
 from quant.gguf.writer import encoded
@@ -51,6 +51,8 @@ def _per_layer(source: Source, cut: Slice) -> dict[str, bytes]:
             found[name] = encoded("u32", min(max(meta.count(name) - layers.start, 0), len(layers)))
     if rules.recurrent_every and _RECURRENT not in meta:
         found[_RECURRENT] = encoded("arr[bool]", source.recurrent[layers.start : layers.stop])
+    if rules.shares_index:
+        found[INDEXES] = encoded("arr[u32]", source.own_index[layers.start : layers.stop])
     found |= {name: encoded("u32", value) for name, value in rules.if_missing.items() if name not in meta}
     for name, factor in rules.by_root_of_layers.items():
         if name not in meta:

@@ -18,7 +18,9 @@ from quant.gguf.header import GgufArray
 
 WINDOW = "attention.sliding_window"
 PATTERN = "attention.sliding_window_pattern"
+INDEXES = "attention.indexer.types"
 QUERY_NORM = "attn_q_norm.weight"  # multiplies queries, so that a change of attention's scale can be put into it
+_SHARED_FROM = 1 << 20  # tokens of context: GLM 5.2 has them, whose layers share indexes, and GLM 5 has not
 _DOWN = ("ffn_down.weight", "ffn_down_exps.weight")
 
 
@@ -201,9 +203,23 @@ class Source:
         found = [0]
         for start in range(period, len(kinds), period):
             before, after = kinds[found[-1] : start], kinds[start:]
+            if not self.own_index[start]:
+                continue
             if needed <= set(before) and needed <= set(after) and not {len(before), len(after)} & set(self.no_stage_of):
                 found.append(start)
         return tuple(found)
+
+    @cached_property
+    def own_index(self) -> tuple[bool, ...]:
+        """Of each layer, whether it chooses by itself what it looks at, or looks at all tokens."""
+        layers, value = range(self.shape.n_layers), self.file.metadata.get(self.meta.key(INDEXES))
+        if not self.rules.shares_index:
+            return (True,) * len(layers)
+        if isinstance(value, GgufArray):
+            return tuple(bool(item) for item in value[: len(layers)])
+        if value is not None or self.shape.context_length < _SHARED_FROM:
+            return (bool(1 if value is None else value),) * len(layers)
+        return tuple(layer < 2 or layer % 4 == 2 for layer in layers)  # as llama.cpp has it of GLM 5.2
 
     @cached_property
     def windowed(self) -> tuple[bool, ...]:

@@ -67,6 +67,23 @@ def test_experts_beside_a_feed_forward_part(tmp_path: Path) -> None:
     assert all((f == e).all() for f, e in zip(found, run_local(model, CALLS), strict=True))
 
 
+def test_layers_that_share_an_index(tmp_path: Path) -> None:
+    """In GLM 5.2. Each stage begins with a layer that makes one, and `top_k` of it is less than the tokens here."""
+    shares = [1, 1, 1, 0, 0, 0, 1, 0, 0]
+    plain = small("glm-dsa", tmp_path, embd=64, ff=64)
+    assert limits(GgufFile.open(plain)).starts == tuple(range(9))
+    model = rewritten(plain, tmp_path / "shared.gguf", {"glm-dsa.attention.indexer.types": ("arr[u32]", shares)})
+    assert limits(GgufFile.open(model)).starts == (0, 1, 2, 6)
+    expected = run_local(model, CALLS)
+    assert (expected[0] != run_local(plain, CALLS)[0]).any()
+    found = run_stages(model, [Range(0, 2), Range(2, 6), Range(6, 9)], CALLS, tmp_path)
+    assert all((f == e).all() for f, e in zip(found, expected, strict=True))
+    # Without the list llama.cpp knows these layers by their number, where the context is as long as GLM 5.2's.
+    longer = {"glm-dsa.context_length": ("u32", 1 << 20)}
+    numbered = rewritten(plain, tmp_path / "numbered.gguf", longer)
+    assert limits(GgufFile.open(numbered)).starts == (0, 1, 2, 6)
+
+
 @pytest.mark.parametrize("arch", usually(USUALLY_SHARED, SHARDED))
 def test_shards_compute_the_same_up_to_rounding(arch: str, tmp_path: Path) -> None:
     model = small(arch, tmp_path)
