@@ -39,7 +39,7 @@ from sides import alternate, compared
 from devices.probe import default_threads, own_rss
 from edge.llm.engine import Engine
 from edge.llm.generate import generate
-from edge.llm.interface import TextEngine
+from edge.llm.interface import Checked, TextEngine
 from edge.llm.options import EngineOptions
 from edge.llm.sampler import SamplingParams
 from edge.llm.sequence import Session
@@ -123,9 +123,10 @@ class Known:
         """It went on."""
         self._at += len(tokens)
 
-    def draft(self, n: int) -> list[int]:
+    def draft(self, n: int, assumed: Sequence[int] = ()) -> list[int]:
         """What follows."""
-        return self._guesses[self._at : self._at + n]
+        start = self._at + len(assumed)
+        return self._guesses[start : start + n]
 
 
 class Counted(Speculation):
@@ -136,11 +137,11 @@ class Counted(Speculation):
         self.passes: Counter[int] = Counter()  # by rows
         self.gave = 0  # tokens
 
-    def checked(self, rows: int, used: int) -> None:
+    def checked(self, window: Checked) -> None:
         """A pass is over."""
-        super().checked(rows, used)
-        self.passes[rows] += 1
-        self.gave += used
+        super().checked(window)
+        self.passes[window.rows] += 1
+        self.gave += window.used
 
     def of_plain(self, pass_ms: dict[int, float]) -> float:
         """How many times as fast the tokens of all answers came, were each pass as long as the median of its size."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -15,6 +16,7 @@ from edge.llm.continuation import Continuation
 from edge.llm.interface import Drafter
 from edge.llm.sampler import SamplingParams
 from edge.llm.sequence import PrefillProgress, Session
+from edge.llm.windows import Windows
 
 
 @dataclass(frozen=True)
@@ -73,55 +75,56 @@ def generate(
     clock = _Clock(accepted, len(prompt))
     step_s: list[float] = []
     finish = None
-    draft: Sequence[int] = ()
+    following: Sequence[int] = ()  # tokens that were submitted behind the rows
+    windows = Windows(session, drafter)
     try:
         if drafter is not None:
             drafter.begin(prompt)
         rows = session.prefill(prompt, on_prefill, in_place=in_place)[np.newaxis]
         clock.prefilled(session)
         while finish is None:
-            texts, used = _accept(continuation, rows, draft)
-            if used <= len(draft):
-                session.forget(len(draft) + 1 - used)
-            if drafter is not None and clock.completion_tokens:  # else these are the prompt's rows
-                drafter.checked(len(draft) + 1, used)
+            texts, used, right = _accept(continuation, rows, following)
+            windows.used(used, right, min(used, len(following)))
             chosen = continuation.tokens[clock.completion_tokens :]
             for token, text in zip(chosen, texts, strict=True):
                 clock.token()
                 yield Response(text, token, None, clock.usage(), clock.timing())
             finish = continuation.finish_reason
-            if finish is None and session.full:
+            if finish is None and windows.is_empty and session.full:
                 dropped = 0 if beginning is None else session.make_room(beginning())
                 clock.dropped += dropped
                 finish = None if dropped else "length"
             if finish is None:
-                if drafter is not None:
-                    left = session.most_rows if max_tokens is None else max_tokens - clock.completion_tokens
-                    draft = drafter.draft(chosen, min(left, session.most_rows) - 1)
                 began = time.perf_counter()
-                rows = session.check([chosen[-1], *draft])
-                if not draft:
+                windows.fill(chosen, (max_tokens or sys.maxsize) - clock.completion_tokens)
+                rows, following = windows.collect()
+                if len(rows) == 1:
                     step_s.append(time.perf_counter() - began)
     finally:
         continuation.close()
+        windows.close()
         session.engine.answered(step_s)
         with suppress(EdgeError):  # it was told already, or keeping is no duty
             session.keep()
     yield Response(continuation.rest(), None, finish or "stop", clock.usage(), clock.timing())
 
 
-def _accept(continuation: Continuation, rows: NDArray[np.float32], draft: Sequence[int]) -> tuple[list[str], int]:
-    """Choose tokens by `rows` for as long as they are those of the draft: their texts, and how many rows were used. The
-    row behind a token that was drafted and not chosen knows nothing of what was chosen."""
+def _accept(
+    continuation: Continuation, rows: NDArray[np.float32], following: Sequence[int]
+) -> tuple[list[str], int, int]:
+    """Choose tokens by `rows` for as long as they are those that were submitted behind them: their texts, how many rows
+    were used, and how many tokens were right. The row behind a wrong one knows nothing of what was chosen."""
     texts: list[str] = []
+    right = 0
     for used, logits in enumerate(rows, 1):
         text = continuation.choose(logits)
         if text is None:
             break
         texts.append(text)
-        if continuation.finish_reason or used > len(draft) or continuation.tokens[-1] != draft[used - 1]:
+        if continuation.finish_reason or used > len(following) or continuation.tokens[-1] != following[used - 1]:
             break
-    return texts, used
+        right = used
+    return texts, used, right
 
 
 class _Clock:

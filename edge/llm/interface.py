@@ -4,6 +4,7 @@ of whoever guesses the next tokens."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -174,6 +175,20 @@ class TextEngine(Protocol):
         """Forget everything."""
 
 
+@dataclass(frozen=True)
+class Checked:
+    """A window of rows, and what came of it."""
+
+    rows: int
+    used: int  # rows that gave a token
+    is_first: bool = True  # it began with a token that was chosen before it was submitted, not with a guess
+    is_alone: bool = True  # nothing else was under way
+    windows: int = 1  # that were to be under way
+    right: int = 0  # guesses behind its rows, that of the next window among them, that were right
+    looked_at: int = 0  # those, and the one that was wrong
+    cancelled: tuple[int, ...] = ()  # rows of the windows behind it, of which nothing comes
+
+
 class Drafter(Protocol):
     """`edge.speculate.speculation.Speculation`, which documents the methods. Its guesses decide how fast an answer
     comes, never what it says."""
@@ -181,12 +196,16 @@ class Drafter(Protocol):
     def begin(self, prompt: Sequence[int]) -> None:
         """An answer to these tokens begins."""
 
-    def draft(self, chosen: Sequence[int], most: int) -> Sequence[int]:
-        """At most `most` tokens that may follow; none for a plain step. chosen: tokens of the answer since the last
-        call, or since `begin`."""
+    def shape(self, chosen: Sequence[int], most_rows: int, most_windows: int) -> tuple[int, int]:
+        """Rows of the next windows, and how many of these are to be under way. chosen: tokens of the answer since the
+        last call, or since `begin`."""
 
-    def checked(self, rows: int, used: int) -> None:
-        """The pass that `draft` was for is over: it had so many rows, and so many of them gave a token."""
+    def draft(self, first: Sequence[int], rows: int, assumed: Sequence[int] = ()) -> Sequence[int]:
+        """A window of at most `rows` tokens: `first`, which was chosen, or nothing where the window is behind others;
+        then guesses at what follows the text and `assumed`. Empty where there is nothing to guess."""
+
+    def checked(self, window: Checked) -> None:
+        """A window is over."""
 
     def to_json(self) -> dict[str, Any]:
         """Figures of the last answer, as docs/cli.md says."""

@@ -22,10 +22,28 @@ USED_MEANWHILE = (
 )
 # The holder of each sequence of an engine's cache: who put there what is there now.
 _HOLDERS: WeakKeyDictionary[TextEngine, dict[int, ref[object]]] = WeakKeyDictionary()
+# Of engines with steps under way that an answer still waits for: what takes these back.
+_AWAITED: WeakKeyDictionary[TextEngine, Callable[[], None]] = WeakKeyDictionary()
+
+
+def awaits(engine: TextEngine, take_back: Callable[[], None]) -> None:
+    """An answer waits for logits. take_back: called before anybody else has the engine compute."""
+    _AWAITED[engine] = take_back
+
+
+def await_none(engine: TextEngine) -> None:
+    """Nobody waits for logits."""
+    _AWAITED.pop(engine, None)
+
+
+def _take_back(engine: TextEngine) -> None:
+    if engine in _AWAITED:
+        _AWAITED[engine]()
 
 
 def take(engine: TextEngine, sequence: int, holder: object) -> bool:
     """Make `holder` the one whose tokens a sequence holds from now on; whether it was so already."""
+    _take_back(engine)
     was = holds(engine, sequence, holder)
     _HOLDERS.setdefault(engine, {})[sequence] = ref(holder)
     return was
@@ -118,6 +136,20 @@ class Session:
             raise EngineError(USED_MEANWHILE)
         return self._decode(tokens, "all")
 
+    def submit(self, tokens: Sequence[int]) -> None:
+        """Begin as `check`, behind what is under way; `collect` returns the logits. EngineError as `step`."""
+        if not holds(self.engine, self.sequence, self):
+            raise EngineError(USED_MEANWHILE)
+        n, start = len(tokens), len(self.tokens)
+        everything = np.ones(n, np.int8)
+        positions = np.arange(start, start + n)
+        self.engine.submit(tokens, positions, np.full(n, self.sequence), everything, top=self.top)
+        self.tokens.extend(tokens)
+
+    def collect(self) -> NDArray[np.float32]:
+        """Logits [n, n_vocab] of the oldest step that was submitted; they hold until the next call of the engine."""
+        return self.engine.collect()
+
     def forget(self, n_tokens: int) -> None:
         """Forget the last tokens, which `check` appended. Where the cache cannot, the rest is computed again."""
         held = self.tokens[: len(self.tokens) - n_tokens]
@@ -194,6 +226,7 @@ class Session:
         self._kept = min(self._kept, start)
 
     def _decode(self, tokens: Sequence[int], outputs: Outputs) -> NDArray[np.float32]:
+        _take_back(self.engine)
         try:
             logits = self.engine.decode(tokens, len(self.tokens), sequence=self.sequence, outputs=outputs, top=self.top)
         except BaseException:

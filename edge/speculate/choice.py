@@ -56,7 +56,7 @@ class RowChoice:
 
     def best(self, most: int = MOST_ROWS) -> int:
         """The size that gives the most tokens a second, of those that were measured and are no larger than `most`."""
-        speeds = {size: self._tokens(size) / self._cost(size) for size in SIZES if size <= most and self.seconds(size)}
+        speeds = {size: self.tokens(size) / self.cost(size) for size in SIZES if size <= most and self.seconds(size)}
         size = max(speeds, key=speeds.__getitem__, default=1)
         return size if size > 1 and speeds[size] >= _CLEARLY else 1
 
@@ -84,30 +84,39 @@ class RowChoice:
         self._seconds[size].append(seconds)
         self._had[size] = self._passes
         if rows > 1:
-            right, guesses = used - 1, min(used, rows - 1) if tried is None else tried
-            fading = _MEMORY**guesses
-            self._right, self._guesses = fading * self._right + right, fading * self._guesses + guesses
+            self._learn(used - 1, min(used, rows - 1) if tried is None else tried)
             self._wait = _WAIT if self.best() > 1 else min(2 * self._wait, _MOST_WAIT)
         plain_s = self.plain_s
         gained = used - seconds / plain_s if rows > 1 and plain_s else 0.0
         self._purse = min(_PURSE, max(_DEEPEST, self._purse + gained) + _FILLS * used)
 
-    def _last(self, size: int) -> int:
-        """The last pass of this size; 0 if none."""
-        return self._had.get(size, 0)
+    def learned(self, right: int, guesses: int, used: int) -> None:
+        """Of a pass among others, whose time says nothing of it alone: so many of its guesses were right, and it gave
+        `used` tokens."""
+        self._passes += 1
+        self._learn(right, guesses)
+        self._purse = min(_PURSE, self._purse + _FILLS * used)
 
-    def _tokens(self, size: int) -> float:
+    def tokens(self, size: int) -> float:
         """That a pass of this size gives in the mean."""
         return tokens_a_pass(self.accepted, size)
 
-    def _cost(self, size: int) -> float:
+    def cost(self, size: int) -> float:
         """What a pass of this size takes, in passes of one row: no less than one, and no more than so many. What was
         measured otherwise was a bad moment. Where none was measured, a smaller one says the most that can be."""
         seconds = self.seconds(size)
         if size == 1 or not self.plain_s:
             return 1.0
-        return min(float(size), 2 * self._cost(size // 2) if seconds is None else max(1.0, seconds / self.plain_s))
+        return min(float(size), 2 * self.cost(size // 2) if seconds is None else max(1.0, seconds / self.plain_s))
+
+    def _learn(self, right: float, guesses: float) -> None:
+        fading = _MEMORY**guesses
+        self._right, self._guesses = fading * self._right + right, fading * self._guesses + guesses
+
+    def _last(self, size: int) -> int:
+        """The last pass of this size; 0 if none."""
+        return self._had.get(size, 0)
 
     def _loss(self, size: int) -> float:
         """What a pass of this size is expected to lose, in passes of one row."""
-        return self._cost(size) - self._tokens(size)
+        return self.cost(size) - self.tokens(size)

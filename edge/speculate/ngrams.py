@@ -28,15 +28,17 @@ class NgramDrafts:
                     self._ends[tuple(self._tokens[end - length :])] = end
             self._tokens.append(token)
 
-    def draft(self, n: int) -> list[int]:
-        """At most `n` tokens; none where the last ones are new together."""
+    def draft(self, n: int, assumed: Sequence[int] = ()) -> list[int]:
+        """At most `n` tokens behind the text and then `assumed`; none where the last ones are new together."""
+        last = [*self._tokens[-LENGTHS[0] :], *assumed]
+        n_tokens = len(self._tokens) + len(assumed)
         for length in LENGTHS:
-            end = self._ends.get(tuple(self._tokens[-length:])) if len(self._tokens) > length else None
+            end = self._ends.get(tuple(last[-length:])) if n_tokens > length else None
             if end is not None:
-                return self._repeated(end, n)
+                return self._repeated(end, n, assumed)
         return []
 
-    def _repeated(self, place: int, n: int) -> list[int]:
+    def _repeated(self, place: int, n: int, assumed: Sequence[int]) -> list[int]:
         """`n` tokens from a place on; what ends before goes round again."""
-        period = len(self._tokens) - place
-        return [self._tokens[place + i % period] for i in range(n)]
+        following = [*self._tokens[place : place + n], *assumed]
+        return [following[i % len(following)] for i in range(n)]

@@ -31,17 +31,19 @@ class ModelDrafts:
         """Take in tokens that follow."""
         self._tokens.extend(tokens)
 
-    def draft(self, n: int) -> list[int]:
-        """`n` tokens, each the likeliest; fewer where the context is too small for so many."""
+    def draft(self, n: int, assumed: Sequence[int] = ()) -> list[int]:
+        """`n` tokens behind the text and then `assumed`, each the likeliest; fewer where the context is too small for
+        so many."""
         session, context = self._session, self._session.engine.context
         n = min(n, context // 2)
-        if n < 1 or not self._tokens:
+        tokens = [*self._tokens, *assumed]
+        if n < 1 or not tokens:
             return []
         # Of a long text half a context at a time is left out, so that the rest is seldom computed again.
         half = (context + 1) // 2
-        beyond = len(self._tokens) + n - context
+        beyond = len(tokens) + n - context
         first = half * (-(-beyond // half)) if beyond > 0 else 0
-        logits = session.prefill(self._tokens[first:])
+        logits = session.prefill(tokens[first:])
         drafted = [int(logits.argmax())]
         while len(drafted) < n:
             drafted.append(int(session.step(drafted[-1]).argmax()))

@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from edge.llm.interface import Checked
 from edge.speculate.choice import SIZES, RowChoice
+from edge.speculate.windows import WindowChoice
 
 _LEAST_PLAIN = 3  # passes of one row in an answer, for a mean
 
@@ -22,8 +24,8 @@ class Drafts(Protocol):
     def extend(self, tokens: Sequence[int]) -> None:
         """Take in tokens that follow."""
 
-    def draft(self, n: int) -> list[int]:
-        """At most `n` tokens that may follow all these; fewer, or none, where there is no guess."""
+    def draft(self, n: int, assumed: Sequence[int] = ()) -> list[int]:
+        """At most `n` tokens that may follow all these and then `assumed`; fewer, or none, where there is no guess."""
 
 
 @dataclass
@@ -87,43 +89,54 @@ class Speculation:
         name: str,
         *,
         choice: RowChoice | None = None,
+        windows: WindowChoice | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """name: of the drafts, for people. choice: how many rows a pass has. clock: in seconds."""
+        """name: of the drafts, for people. choice: how many rows a pass has. windows: how many rows and windows there
+        are, instead. clock: in seconds."""
         self.name = name
-        self.choice = RowChoice() if choice is None else choice
+        self.windows = WindowChoice(RowChoice() if choice is None else choice) if windows is None else windows
+        self.choice = self.windows.rows
         self.stats = SpeculationStats()
         self._drafts, self._clock = drafts, clock
-        self._began = 0.0
+        self._began = 0.0  # guessing; or the window before ended, where others were under way behind it
+        self._goes_on = False  # such others are under way
 
     def begin(self, prompt: Sequence[int]) -> None:
         """An answer to these tokens begins."""
-        self.stats = SpeculationStats()
+        self.stats, self._goes_on = SpeculationStats(), False
         self._drafts.begin(prompt)
 
-    def draft(self, chosen: Sequence[int], most: int) -> Sequence[int]:
-        """At most `most` tokens that may follow; none where it does not pay. chosen: tokens of the answer since the
-        last call, or since `begin`."""
-        self._began = self._clock()
+    def shape(self, chosen: Sequence[int], most_rows: int, most_windows: int) -> tuple[int, int]:
+        """Rows of the next windows, and how many of these are to be under way: what pays. chosen: tokens of the answer
+        since the last call, or since `begin`."""
         self._drafts.extend(chosen)
-        rows = self.choice.rows(most + 1)
-        drafted = self._drafts.draft(rows - 1) if rows > 1 else []
-        size = max(size for size in SIZES if size <= len(drafted) + 1)  # of which times are known
-        return drafted[: size - 1]
+        if not self._goes_on:
+            self._began = self._clock()
+        return self.windows.shape(most_rows, most_windows)
 
-    def checked(self, rows: int, used: int) -> None:
-        """The pass that `draft` was for is over: it had so many rows, and so many of them gave a token."""
-        seconds = self._clock() - self._began
-        self.choice.checked(rows, used, seconds)
-        stats = self.stats
-        stats.drafted += rows - 1
-        stats.accepted += used - 1
-        stats.passes += 1
-        stats.rows += rows
-        stats.tokens += used
+    def draft(self, first: Sequence[int], rows: int, assumed: Sequence[int] = ()) -> Sequence[int]:
+        """A window of at most `rows` tokens: `first`, which was chosen, or nothing where the window is behind others;
+        then guesses at what follows the text and `assumed`. Empty where there is nothing to guess."""
+        guesses = self._drafts.draft(rows - len(first), assumed) if rows > len(first) else []
+        tokens = [*first, *guesses]
+        return tokens[: max((size for size in SIZES if size <= len(tokens)), default=0)]  # of which times are known
+
+    def checked(self, window: Checked) -> None:
+        """A window is over."""
+        now = self._clock()
+        seconds, self._began = now - self._began, now
+        self._goes_on = window.right == window.used
+        self.windows.checked(window, seconds)
+        stats, is_plain = self.stats, window.is_alone and window.rows == 1
+        stats.drafted += window.rows - window.is_first + sum(window.cancelled)
+        stats.accepted += window.used - window.is_first
+        stats.passes += 1 + len(window.cancelled)
+        stats.rows += window.rows + sum(window.cancelled)
+        stats.tokens += window.used
         stats.seconds += seconds
-        stats.plain_passes += rows == 1
-        stats.plain_s += seconds if rows == 1 else 0.0
+        stats.plain_passes += is_plain
+        stats.plain_s += seconds if is_plain else 0.0
         stats.usual_plain_s = self.choice.plain_s
 
     def to_json(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from edge.llm.generate import generate
 from edge.llm.interface import TextEngine
 from edge.llm.sampler import SamplingParams
 from edge.llm.sequence import Session
-from edge.speculate.choice import MOST_ROWS, SIZES, RowChoice
+from edge.speculate.choice import MOST_ROWS
 from edge.speculate.opened import with_room
 from edge.speculate.speculation import Speculation
 from quant.gguf.file import GgufFile
@@ -35,6 +35,7 @@ from tests.support.deployments import (
     stages,
     tensor,
 )
+from tests.support.guessing import Always
 from tests.support.workers import Worker, worker
 
 GREEDY = SamplingParams(temperature=0)
@@ -96,13 +97,6 @@ def test_guessed_tokens_are_checked_by_all_ranks(one: Worker, how: dict[str, Any
             assert 0 < drafter.stats.accepted < drafter.stats.drafted
 
 
-class Always(RowChoice):
-    """As many rows as there may be."""
-
-    def rows(self, most: int) -> int:
-        return max(size for size in SIZES if size <= most)
-
-
 class EveryOther:
     """Guesses an answer, of which every other token is wrong."""
 
@@ -115,8 +109,9 @@ class EveryOther:
     def extend(self, tokens: Sequence[int]) -> None:
         self._at += len(tokens)
 
-    def draft(self, n: int) -> list[int]:
-        return self._answer[self._at : self._at + n]
+    def draft(self, n: int, assumed: Sequence[int] = ()) -> list[int]:
+        start = self._at + len(assumed)
+        return self._answer[start : start + n]
 
 
 def answered(engine: TextEngine, prompt: list[int], drafter: Speculation | None = None) -> list[int]:

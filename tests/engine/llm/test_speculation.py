@@ -1,7 +1,7 @@
 """Answers with guessed tokens are those without: on every engine, by every kind of guess, however wrong these are."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -14,65 +14,27 @@ from edge.demo import MODEL_PATH
 from edge.errors import EngineError
 from edge.llm.chat import Chat
 from edge.llm.engine import Engine, EngineOptions
-from edge.llm.generate import Response, generate
+from edge.llm.generate import generate
 from edge.llm.interface import TextEngine
 from edge.llm.sampler import SamplingParams
 from edge.llm.sequence import USED_MEANWHILE, Session
 from edge.parallel.surviving import SurvivingEngine
-from edge.speculate.choice import MOST_ROWS, RowChoice
+from edge.speculate.choice import MOST_ROWS
 from edge.speculate.ngrams import NgramDrafts
 from edge.speculate.opened import drafts, speculation, with_room
 from edge.speculate.small_model import ModelDrafts
 from edge.speculate.speculation import Drafts, Speculation
 from tests.conftest import OPTIONS, Synthetic
 from tests.support.deployments import pipeline, questions, stages, tensor
+from tests.support.guessing import GREEDY, Always, Known, ids, run
 from tests.support.paging import ALL_FITS, MIB, least, paged, streams
 from tests.support.ranks_here import ranks_here
 from tests.support.thorough import some, thorough
 
-GREEDY = SamplingParams(temperature=0)
 ROOM = replace(OPTIONS, context=256, batch=64, outputs=MOST_ROWS)
 PROMPT = [5, 300, 17, 401, 88, 260, 33, 499]
 PAGED = replace(ROOM, batch=16, memory=ALL_FITS)
 N_QUESTIONS = some(6, 200)
-
-
-class Always(RowChoice):
-    """As many rows as there may be, in every pass."""
-
-    def rows(self, most: int) -> int:
-        return max(size for size in (1, 2, 4, 8) if size <= most)
-
-
-class Known:
-    """Guesses what is told beforehand, of which each `wrong`th token is another one; 0: none."""
-
-    def __init__(self, answers: dict[tuple[int, ...], list[int]], wrong: int = 0) -> None:
-        self.answers, self.wrong, self.at = answers, wrong, 0
-
-    def begin(self, prompt: Sequence[int]) -> None:
-        self.answer, self.at = self.answers.get(tuple(prompt), []), 0
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        self.at += len(tokens)
-
-    def draft(self, n: int) -> list[int]:
-        places = range(self.at, min(self.at + n, len(self.answer)))
-        return [self.answer[i] ^ (self.wrong > 0 and i % self.wrong == self.wrong - 1) for i in places]
-
-
-def ids(responses: Sequence[Response]) -> list[int]:
-    return [r.token_id for r in responses if r.token_id is not None]
-
-
-def run(
-    engine: TextEngine,
-    prompt: Sequence[int],
-    drafter: Speculation | None,
-    sampling: SamplingParams = GREEDY,
-    **more: Any,
-) -> list[Response]:
-    return list(generate(Session(engine), prompt, sampling, drafter=drafter, **{"max_tokens": 24, **more}))
 
 
 @pytest.fixture(scope="module")

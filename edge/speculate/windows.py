@@ -1,0 +1,117 @@
+"""How many windows are under way where an engine has stages, and their rows: by what they take, and by how many guesses
+were right. One, unless more are clearly faster.
+
+A window that follows others comes soon behind them; the first after a wrong guess has all stages before it, and what
+was cancelled. A window of r rows follows with the chance that all r guesses behind its rows are right, a^r. So it takes, in
+the mean,
+
+    (1 - a^r) first + a^r next        passes of its rows alone, and gives as many tokens as one
+
+`first` and `next` are measured for each number of windows. Before they are, `first` is 1, and `next` the best that can
+be, one by the number of windows: a trial finds out.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from statistics import fmean
+
+from edge.llm.interface import Checked
+from edge.speculate.choice import SIZES, RowChoice
+
+Shape = tuple[int, int]
+"""Rows of a window, and windows under way."""
+
+_KEPT = 8  # times of each kind
+_LONGEST = 3.0  # passes alone that one of them counts at most: a bad moment is one of eight
+_CLEARLY = 1.05  # times as fast as one window
+_LEAST_ALONE = 2  # windows before any others
+_ALONE = 64  # windows until one has the stages to itself again, so that it is known what that takes
+_WAIT = 64  # windows until what was measured and left is tried again; doubles
+_MOST_WAIT = 1024
+
+
+class _Times:
+    """What windows took, of which so many were to be under way: in passes of their rows alone."""
+
+    def __init__(self) -> None:
+        self.first: deque[float] = deque(maxlen=_KEPT)
+        self.next: deque[float] = deque(maxlen=_KEPT)
+        self.last = 0  # the number of the last such window
+        self.wait = _WAIT
+
+
+class WindowChoice:
+    """Chooses the shape of the next windows, and learns from what came of them."""
+
+    def __init__(self, rows: RowChoice) -> None:
+        """rows: chooses them where one window is under way."""
+        self.rows = rows
+        self._times: dict[int, _Times] = defaultdict(_Times)  # by windows
+        self._before: Checked | None = None
+        self._windows = self._alone = 0  # numbers of the last window, and of the last that was alone
+
+    def shape(self, most_rows: int, most_windows: int) -> Shape:
+        """Of the next windows."""
+        rows, alone = self.rows.rows(most_rows), self.rows.best(most_rows)
+        due = self._windows < _LEAST_ALONE or self._windows - self._alone >= _ALONE
+        if most_windows == 1 or rows != alone or due or not self.rows.plain_s:
+            return rows, 1
+        best = self.best(most_rows, most_windows)
+        plain = self.rows.tokens(alone) / self.rows.cost(alone)
+        return best if best is not None and self._speed(best) >= _CLEARLY * plain else (rows, 1)
+
+    def checked(self, window: Checked, seconds: float) -> None:
+        """A window is over, so long after it was begun, or after the one before it."""
+        self._windows += 1
+        before, self._before = self._before, window
+        if window.is_alone:
+            self._alone = self._windows
+            self.rows.checked(window.rows, window.used, seconds)
+            return
+        self.rows.learned(window.right, window.looked_at, window.used)
+        alone_s = self._alone_s(window.rows)
+        if window.windows == 1 or not alone_s or before is None or before.windows != window.windows:
+            return
+        times = self._times[window.windows]
+        times.last = self._windows
+        if window.is_first and before.cancelled:
+            times.first.append(min(seconds / alone_s, _LONGEST))
+        elif not window.is_first and before.rows == window.rows:
+            times.next.append(min(seconds / alone_s, _LONGEST))
+
+    def best(self, most_rows: int, most_windows: int) -> Shape | None:
+        """The fastest shape of more windows than one, of rows that were measured. More windows are tried where fewer
+        were, and were the fastest."""
+        best, windows = None, 2
+        while windows <= most_windows:
+            self._forget(self._times[windows])
+            sizes = [size for size in SIZES if size <= most_rows and self.rows.seconds(size)]
+            found = max(((size, windows) for size in sizes), key=self._speed, default=None)
+            if found is None or (best is not None and self._speed(found) <= self._speed(best)):
+                break
+            best = found
+            if not self._times[windows].next:
+                break
+            windows *= 2
+        return best
+
+    def _forget(self, times: _Times) -> None:
+        """What was left long ago is tried again, and ever more seldom."""
+        if (times.first or times.next) and self._windows - times.last >= times.wait:
+            times.first.clear()
+            times.next.clear()
+            times.wait = min(2 * times.wait, _MOST_WAIT)
+
+    def _speed(self, shape: Shape) -> float:
+        """Tokens in the time of a pass of one row."""
+        size, windows = shape
+        times, fewer = self._times[windows], self._times[windows // 2]
+        first = fmean(times.first or fewer.first or [1.0])
+        next_ = fmean(times.next or [0.5 * fmean(fewer.next or [2 / windows])])
+        goes_on = self.rows.accepted**size
+        return self.rows.tokens(size) / (self.rows.cost(size) * ((1 - goes_on) * first + goes_on * next_))
+
+    def _alone_s(self, size: int) -> float:
+        """Seconds of a pass of so many rows alone."""
+        return self.rows.cost(size) * self.rows.plain_s if size in SIZES else 0.0

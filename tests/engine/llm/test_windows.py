@@ -1,0 +1,200 @@
+"""Several windows under way over stages: answers are those without, wherever a guess is wrong and whatever is lost."""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edge.demo import MODEL_PATH
+from edge.errors import EngineError
+from edge.llm.engine import Engine
+from edge.llm.generate import generate
+from edge.llm.sampler import SamplingParams
+from edge.llm.scheduler import Scheduler
+from edge.llm.sequence import USED_MEANWHILE, Session
+from edge.parallel.engine import DistributedEngine
+from edge.speculate.choice import MOST_ROWS
+from edge.speculate.ngrams import NgramDrafts
+from edge.speculate.small_model import ModelDrafts
+from edge.speculate.speculation import Drafts, Speculation
+from tests.conftest import OPTIONS
+from tests.support.deployments import pipeline, questions
+from tests.support.faulty_ranks import Fault, cluster
+from tests.support.guessing import GREEDY, AlwaysWindows, Known, ids, run
+from tests.support.ranks_here import ranks_here
+from tests.support.thorough import some, thorough
+
+ROOM = replace(OPTIONS, context=256, batch=64, outputs=MOST_ROWS)
+SHAPES = ((1, 2), (2, 3), (4, 4))
+N_QUESTIONS = some(2, 200)
+LENGTH = 24
+
+
+def speculation(guesses: Drafts, rows: int = 2, windows: int = 3) -> tuple[Speculation, AlwaysWindows]:
+    choice = AlwaysWindows(rows, windows)
+    return Speculation(guesses, "known", windows=choice), choice
+
+
+@pytest.fixture(scope="module")
+def asked() -> list[list[int]]:
+    """Prompts of held-out questions."""
+    return [list(request.prompt) for request in questions(N_QUESTIONS)]
+
+
+@pytest.fixture(scope="module")
+def plain(asked: list[list[int]]) -> dict[tuple[int, ...], list[int]]:
+    """The greedy answers of one device, one token at a time."""
+    with Engine(MODEL_PATH, ROOM) as engine:
+        return {tuple(prompt): ids(run(engine, prompt, None)) for prompt in asked}
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DistributedEngine]:
+    """Two stages."""
+    with ranks_here(MODEL_PATH, pipeline(1, 1), replace(ROOM, sequences=2), tmp_path_factory.mktemp("two")) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("stages", [2, *thorough(3)])
+def test_greedy_answers_are_the_same(
+    stages: int, tmp_path: Path, asked: list[list[int]], plain: dict[tuple[int, ...], list[int]]
+) -> None:
+    """With guesses from the text, from a model, and with ones that are right, partly right and never right."""
+    with ExitStack() as stack:
+        engine = stack.enter_context(ranks_here(MODEL_PATH, pipeline(*[1] * stages), ROOM, tmp_path))
+        small = stack.enter_context(Engine(MODEL_PATH, replace(ROOM, context=128, outputs=1)))
+        kinds: dict[str, Drafts] = {
+            "ngram": NgramDrafts(),
+            "model": ModelDrafts(small),
+            **{f"wrong {wrong}": Known(plain, wrong) for wrong in (0, 1, 3)},
+        }
+        for rows, windows in some(SHAPES[1:], SHAPES):
+            accepted, behind = Counter[str](), Counter[str]()
+            for name, guesses in kinds.items():
+                drafter, choice = speculation(guesses, rows, windows)
+                for prompt in asked:
+                    assert ids(run(engine, prompt, drafter)) == plain[tuple(prompt)], (name, rows, windows)
+                    accepted[name] += drafter.stats.accepted
+                    assert engine.uncollected == 0
+                behind[name] = choice.behind
+            assert accepted["wrong 0"] >= N_QUESTIONS * 3
+            assert accepted["wrong 1"] == behind["wrong 1"] == 0
+            assert min(behind["wrong 0"], behind["model"], accepted["ngram"]) > 0
+
+
+@pytest.mark.parametrize(("rows", "windows"), SHAPES)
+def test_wherever_a_guess_is_wrong(
+    two: DistributedEngine, plain: dict[tuple[int, ...], list[int]], rows: int, windows: int
+) -> None:
+    """At each place of each window: what is behind leaves the caches, and the next question continues from there."""
+    prompt, answer = max(plain.items(), key=lambda one: len(one[1]))
+    cancelled = 0
+    for place in range(1, min(rows * windows + 2, len(answer))):
+        session = Session(two)
+        drafter, choice = speculation(Known(plain, at=(place,)), rows, windows)
+        assert ids(list(generate(session, prompt, GREEDY, max_tokens=LENGTH, drafter=drafter))) == answer
+        cancelled += choice.cancelled
+        held = [*prompt, *answer]
+        assert session.tokens == held[: len(session.tokens)]
+        assert two.kv_last(0) == len(session.tokens) - 1 >= len(held) - 2
+    assert cancelled > 0
+
+
+def test_sampling_penalties_and_grammars_hold(two: DistributedEngine, asked: list[list[int]]) -> None:
+    for sampling in (
+        SamplingParams(temperature=1.2, seed=11),
+        replace(GREEDY, repeat_penalty=1.3),
+        replace(GREEDY, grammar="root ::= [a-z] root"),
+    ):
+        wanted = run(two, asked[0], None, sampling)
+        for wrong in (0, 2, 5):
+            drafter, _ = speculation(Known({tuple(asked[0]): ids(wanted)}, wrong))
+            found = run(two, asked[0], drafter, sampling)
+            assert [(r.text, r.token_id, r.finish_reason) for r in found] == [
+                (r.text, r.token_id, r.finish_reason) for r in wanted
+            ]
+
+
+def test_the_end_is_the_same(tmp_path: Path, asked: list[list[int]]) -> None:
+    """At the last token that was asked for, at a stop string, and where the context is full."""
+    endless = replace(GREEDY, grammar="root ::= [a-z] root")
+    prompt = asked[0][-30:]
+    with ranks_here(MODEL_PATH, pipeline(1, 1), replace(ROOM, context=64), tmp_path) as engine:
+        text = "".join(r.text for r in run(engine, prompt, None))
+        for sampling, more in (
+            *((GREEDY, {"max_tokens": n}) for n in (1, 2, 7)),
+            (GREEDY, {"stop": [text[6:9]]}),
+            (endless, {"max_tokens": None}),
+        ):
+            wanted = run(engine, prompt, None, sampling, **more)
+            for wrong in (0, 5):
+                drafter, _ = speculation(Known({tuple(prompt): ids(wanted) + [7] * 20}, wrong))
+                found = run(engine, prompt, drafter, sampling, **more)
+                assert [(r.text, r.token_id, r.finish_reason, r.usage) for r in found] == [
+                    (r.text, r.token_id, r.finish_reason, r.usage) for r in wanted
+                ]
+
+
+def test_an_answer_is_left_while_windows_are_under_way(
+    two: DistributedEngine, plain: dict[tuple[int, ...], list[int]]
+) -> None:
+    """What comes of them is nobody else's, and they leave no rows."""
+    session = Session(two)
+    for prompt, answer in plain.items():
+        drafter, _ = speculation(Known(plain))
+        responses = generate(session, prompt, GREEDY, max_tokens=LENGTH, drafter=drafter)
+        assert [next(responses).token_id for _ in range(3)] == answer[:3]
+        assert two.uncollected > 0
+        responses.close()
+        assert two.uncollected == 0
+        assert session.tokens == [*prompt, *answer][: len(session.tokens)]
+        assert two.kv_last(0) == len(session.tokens) - 1
+        assert ids(run(two, prompt, None)) == answer
+
+
+def test_others_use_the_model_while_windows_are_under_way(
+    two: DistributedEngine, asked: list[list[int]], plain: dict[tuple[int, ...], list[int]]
+) -> None:
+    """They get what they would without; an answer in another sequence goes on, in the same one it says why not."""
+    prompt, answer = asked[0], plain[tuple(asked[0])]
+    for sequence in (1, 0):
+        drafter, _ = speculation(Known(plain))
+        responses = generate(Session(two), prompt, GREEDY, max_tokens=LENGTH, drafter=drafter)
+        begun = [next(responses).token_id for _ in range(2)]
+        assert two.uncollected > 0
+        other = generate(Session(two, sequence), asked[1], GREEDY, max_tokens=LENGTH)
+        assert ids(list(other)) == plain[tuple(asked[1])]
+        if sequence:
+            assert begun + ids(list(responses)) == answer
+        else:
+            with pytest.raises(EngineError, match=USED_MEANWHILE[:30]):
+                list(responses)
+    drafter, _ = speculation(Known(plain))
+    responses = generate(Session(two), prompt, GREEDY, max_tokens=LENGTH, drafter=drafter)
+    next(responses)
+    requests = questions(2)
+    scheduled = Scheduler(two).run([replace(request, max_tokens=LENGTH) for request in requests])
+    assert scheduled == [plain[tuple(request.prompt)] for request in requests]
+    with pytest.raises(EngineError, match=USED_MEANWHILE[:30]):
+        list(responses)
+
+
+@pytest.mark.parametrize("frames", some((7, 13), tuple(range(1, 40))))
+def test_a_stage_is_lost_while_windows_are_under_way(
+    frames: int, tmp_path: Path, asked: list[list[int]], plain: dict[tuple[int, ...], list[int]]
+) -> None:
+    """At a frame that it was to send: the others go on with the same tokens."""
+    with cluster(MODEL_PATH, tmp_path, 2) as devices, devices.running(pipeline(1, 1, 1), ROOM) as engine:
+        drafter, choice = speculation(Known(plain, 4))
+        responses = generate(Session(engine), asked[0], GREEDY, max_tokens=LENGTH, drafter=drafter)
+        found = [next(responses).token_id for _ in range(2)]
+        devices.fault(devices.others[0], Fault(frames, "kill"))
+        found += ids(list(responses))
+        assert found == plain[tuple(asked[0])]
+        assert engine.recoveries == 1
+        assert choice.behind > 0
+        assert engine.uncollected == 0
+        assert ids(run(engine, asked[1], drafter)) == plain[tuple(asked[1])]

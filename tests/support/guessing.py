@@ -1,0 +1,73 @@
+"""Guesses for tests, and answers with them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from edge.llm.generate import Response, generate
+from edge.llm.interface import Checked, Drafter, TextEngine
+from edge.llm.sampler import SamplingParams
+from edge.llm.sequence import Session
+from edge.speculate.choice import SIZES, RowChoice
+from edge.speculate.windows import Shape, WindowChoice
+
+GREEDY = SamplingParams(temperature=0)
+
+
+class Always(RowChoice):
+    """As many rows as there may be, in every pass."""
+
+    def rows(self, most: int) -> int:
+        return max(size for size in SIZES if size <= most)
+
+
+class AlwaysWindows(WindowChoice):
+    """Windows of one shape, as far as there may be such. It counts those that followed others, and those cancelled."""
+
+    def __init__(self, rows: int, windows: int) -> None:
+        super().__init__(RowChoice())
+        self._fixed, self.cancelled, self.behind = (rows, windows), 0, 0
+
+    def shape(self, most_rows: int, most_windows: int) -> Shape:
+        rows, windows = self._fixed
+        return max(size for size in SIZES if size <= min(rows, most_rows)), min(windows, most_windows)
+
+    def checked(self, window: Checked, seconds: float) -> None:
+        self.cancelled += len(window.cancelled)
+        self.behind += not window.is_first
+
+
+class Known:
+    """Guesses what is told beforehand, of which each `wrong`th token is another one; 0: none. at: places of others that
+    are wrong."""
+
+    def __init__(self, answers: dict[tuple[int, ...], list[int]], wrong: int = 0, at: Sequence[int] = ()) -> None:
+        self.answers, self.wrong, self.places, self.at = answers, wrong, at, 0
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self.answer, self.at = self.answers.get(tuple(prompt), []), 0
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        self.at += len(tokens)
+
+    def draft(self, n: int, assumed: Sequence[int] = ()) -> list[int]:
+        start = self.at + len(assumed)
+        return [self.answer[i] ^ self._is_wrong(i) for i in range(start, min(start + n, len(self.answer)))]
+
+    def _is_wrong(self, place: int) -> bool:
+        return place in self.places or (self.wrong > 0 and place % self.wrong == self.wrong - 1)
+
+
+def ids(responses: Sequence[Response]) -> list[int]:
+    """The tokens of an answer."""
+    return [r.token_id for r in responses if r.token_id is not None]
+
+
+def run(
+    engine: TextEngine,
+    prompt: Sequence[int],
+    drafter: Drafter | None,
+    sampling: SamplingParams = GREEDY,
+    **more: Any,
+) -> list[Response]:
+    """An answer."""
+    return list(generate(Session(engine), prompt, sampling, drafter=drafter, **{"max_tokens": 24, **more}))

@@ -1,0 +1,185 @@
+"""How many windows are under way, and that whatever is guessed answers are the same: on a model of stages that computes
+nothing, whose time is counted and not measured."""
+
+import random
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge.demo import MODEL_PATH
+from edge.llama import llama
+from edge.llm.generate import generate
+from edge.llm.interface import Checked
+from edge.llm.sequence import Session
+from edge.parallel.surviving import SurvivingEngine
+from edge.speculate.choice import SIZES, RowChoice
+from edge.speculate.speculation import Speculation
+from edge.speculate.windows import Shape, WindowChoice
+from tests.support.guessing import GREEDY, ids
+from tests.support.staged_model import StagedModel
+from tests.support.thorough import some
+
+PROMPT = [5, 300, 17, 401]
+FLAT = {1: 1.0, 2: 1.03, 4: 1.1, 8: 1.4}
+STEEP = {1: 1.0, 2: 1.9, 4: 2.8, 8: 6.0}
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Iterator[llama.Model]:
+    with closing(llama.Model(MODEL_PATH, vocabulary_only=True)) as model:
+        yield model
+
+
+def plain(n_tokens: int) -> list[int]:
+    """What the model says to the prompt."""
+    held = list(PROMPT)
+    for _ in range(n_tokens):
+        held.append(StagedModel.token_after(held))
+    return held[len(PROMPT) :]
+
+
+ANSWER = plain(1100)
+
+
+class Sometimes:
+    """Guesses the answer; of its places a fraction is right, and now and then there is no guess."""
+
+    def __init__(self, right: float, seed: int = 0, ends: float = 0.0) -> None:
+        chosen = random.Random(seed)
+        self._guesses = [token if chosen.random() < right else token ^ 1 for token in ANSWER]
+        self._ends, self._chosen, self._at = ends, chosen, 0
+
+    def begin(self, prompt: list[int]) -> None:
+        self._at = 0
+
+    def extend(self, tokens: list[int]) -> None:
+        self._at += len(tokens)
+
+    def draft(self, n: int, assumed: list[int]) -> list[int]:
+        start = self._at + len(assumed)
+        return self._guesses[start : start + (self._chosen.randrange(n) if self._chosen.random() < self._ends else n)]
+
+
+class AnyShape(WindowChoice):
+    """Other rows and windows each time."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(RowChoice())
+        self._chosen = random.Random(seed)
+
+    def shape(self, most_rows: int, most_windows: int) -> Shape:
+        size = self._chosen.choice([size for size in SIZES if size <= most_rows])
+        return size, self._chosen.randint(1, most_windows)
+
+
+@settings(max_examples=some(60, 1000), deadline=None)
+@given(
+    seed=st.integers(0, 1 << 16),
+    right=st.floats(0, 1),
+    ends=st.floats(0, 1),
+    stages=st.integers(1, 4),
+    n_tokens=st.integers(1, 60),
+    left_at=st.integers(0, 80),
+    lost_at=st.none() | st.integers(2, 30),
+    next_stages=st.integers(1, 3),
+)
+def test_answers_are_the_same(
+    vocabulary: llama.Model,
+    seed: int,
+    right: float,
+    ends: float,
+    stages: int,
+    n_tokens: int,
+    left_at: int,
+    lost_at: int | None,
+    next_stages: int,
+) -> None:
+    """Of any windows and guesses, in a context that may be too small, where the answer is left or a stage is lost."""
+    context = 50
+    engines = [StagedModel(vocabulary, n, context) for n in (stages, next_stages)]
+    engines[0].lives = lost_at
+    engine = SurvivingEngine(engines[0], vocabulary, lambda error: engines[1])  # type: ignore[arg-type]
+    session = Session(engine)
+    drafter = Speculation(Sometimes(right, seed, ends), "sometimes", windows=AnyShape(seed))
+    responses = generate(session, PROMPT, GREEDY, max_tokens=n_tokens, drafter=drafter)
+    found = ids([response for _, response in zip(range(left_at), responses, strict=False)])
+    responses.close()
+    most = min(n_tokens, context - len(PROMPT) + 1, left_at)
+    assert found == ANSWER[:most]
+    assert engine.uncollected == 0
+    assert session.tokens == [*PROMPT, *ANSWER][: len(session.tokens)]
+    if left_at:
+        assert len(session.tokens) >= len(PROMPT) + most - 1  # some may be chosen that were not told yet
+        assert engine.current.held == session.tokens  # type: ignore[attr-defined]
+    stats = drafter.stats
+    assert stats.accepted <= stats.drafted <= stats.rows
+
+
+class Conversation:
+    """One answer, in counted time."""
+
+    def __init__(
+        self,
+        vocabulary: llama.Model,
+        right: float,
+        costs: dict[int, float],
+        parts: tuple[float, ...],
+        delay_s: float,
+        n_tokens: int,
+    ) -> None:
+        self.engine = StagedModel(
+            vocabulary, len(parts), 4096, lambda rows: 0.1 * costs.get(rows, rows), parts, delay_s
+        )
+        self.drafter = Speculation(Sometimes(right), "sometimes", clock=lambda: self.engine.now_s)
+        responses = generate(Session(self.engine), PROMPT, GREEDY, max_tokens=n_tokens, drafter=self.drafter)
+        next(responses)
+        began = self.engine.now_s
+        assert 1 + len(ids(list(responses))) == n_tokens
+        plain_s = 0.1 + len(parts) * delay_s
+        self.of_plain = (n_tokens - 1) * plain_s / (self.engine.now_s - began)
+
+
+SETTINGS = {
+    "two stages": ((0.5, 0.5), 0.0),
+    "two stages, 20 ms round trip": ((0.5, 0.5), 0.01),
+    "three stages": ((1 / 3, 1 / 3, 1 / 3), 0.0),
+    "a slow last stage": ((0.2, 0.8), 0.0),
+    "a slow first stage": ((0.8, 0.2), 0.0),
+}
+
+
+@pytest.mark.parametrize("costs", [FLAT, STEEP], ids=["flat", "steep"])
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_nothing_is_lost(vocabulary: llama.Model, costs: dict[int, float], setting: str) -> None:
+    for right in some((0.0, 0.5), (0.0, 0.25, 0.5, 0.75, 0.9)):
+        assert Conversation(vocabulary, right, costs, *SETTINGS[setting], 200).of_plain >= 0.92, right
+
+
+def test_where_stages_are_alike_windows_pay(vocabulary: llama.Model) -> None:
+    """Rows are dear here, so that none would be guessed in one window."""
+    for setting, least in (("two stages", 1.2), ("two stages, 20 ms round trip", 1.2), ("three stages", 1.3)):
+        assert Conversation(vocabulary, 0.75, STEEP, *SETTINGS[setting], 300).of_plain > least
+
+
+def test_guesses_that_are_never_right_turn_it_off(vocabulary: llama.Model) -> None:
+    """Few are made in 300 tokens, and those are trials."""
+    found = Conversation(vocabulary, 0.0, STEEP, *SETTINGS["two stages"], 300)
+    assert found.drafter.stats.drafted <= 40
+
+
+def test_windows_that_take_longer_are_left() -> None:
+    """The first behind a wrong guess, and each next, take as long as two alone: they are tried, and left."""
+    choice = WindowChoice(RowChoice())
+    shapes = []
+    for _ in range(60):
+        rows, windows = choice.shape(1, 4)
+        shapes.append(windows)
+        if windows == 1:
+            choice.checked(Checked(rows, 1, right=0), 0.1)
+        else:
+            choice.checked(Checked(rows, 1, False, False, windows, 1, 1), 0.2)
+    assert 0 < sum(windows > 1 for windows in shapes) <= 4
+    assert shapes[:2] == [1, 1]
