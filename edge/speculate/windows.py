@@ -2,8 +2,8 @@
 were right. One, unless more are clearly faster.
 
 A window that follows others comes soon behind them; the first after a wrong guess has all stages before it, and what
-was cancelled. A window of r rows follows with the chance that all r guesses behind its rows are right, a^r. So it takes, in
-the mean,
+was cancelled. A window of r rows is followed with the chance that all r guesses behind its rows are right, a^r. So it
+takes, in the mean,
 
     (1 - a^r) first + a^r next        passes of its rows alone, and gives as many tokens as one
 
