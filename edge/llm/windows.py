@@ -78,7 +78,7 @@ class Windows:
             self._drop_cancelled()
             rows = self._session.collect()
         self._under_way.popleft()
-        alone = window.is_first and window.planned == 1 and not window.follows_cancelled
+        alone = window.is_first and not window.follows_cancelled and not self._under_way
         self._checked = Checked(len(window.tokens), 0, window.is_first, alone, window.planned)
         return rows, [*window.tokens[1:], *(token for other in list(self._under_way)[:1] for token in other.tokens[:1])]
 
