@@ -1,18 +1,21 @@
 """Answers whose tokens are guessed beside the same without, by how many guesses are right.
 
-    python benchmarks/bench_speculate.py [--only disk|resident|far] [--work DIR] [--rounds 3] [--json]
+    python benchmarks/bench_speculate.py [--only disk|resident|far|stages] [--work DIR] [--rounds 3] [--json]
 
 | section  | question                                                                                     |
 | disk     | what do guesses bring where weights are read for every token, within a budget of memory?     |
 | resident | what do they cost where they cannot bring much: weights in memory, one thread?               |
 | far      | what do they bring on two tensor ranks, threads of this process, with 5 ms on every way?     |
+| stages   | what do n-grams bring on two stages, threads of this process, with 10 ms on every way?       |
 
 Models have random weights, which nothing can guess. So a greedy answer is computed first; guesses are its tokens, of
-which a fraction is right, in random places. Answers with guesses and without are measured in turn on one engine; each
-fraction has a conversation of its own, whose first answer, where it learns, has a figure of its own. Ratios are of
-medians, beside them the least and the largest of any round. The ratio by passes comes of the passes of all answers, the
-first included, and of the median time of a pass of each size: what else the machine does changes it little. Model files
-are written to DIR, and used again where they are there.
+which a fraction is right, in random places. On stages guesses are n-grams, of a text before the prompt: the answer, of
+which that fraction is unchanged, as in a text that is edited; and of what the answer itself repeats. Answers with
+guesses and without are measured in turn on one engine; each fraction has a conversation of its own, whose first answer,
+where it learns, has a figure of its own. Ratios are of medians, beside them the least and the largest of any round. The
+ratio by passes, where these do not overlap, comes of the passes of all answers, the first included, and of the median
+time of a pass of each size: what else the machine does changes it little. Model files are written to DIR, and used
+again where they are there.
 """
 
 from __future__ import annotations
@@ -45,15 +48,16 @@ from edge.llm.sampler import SamplingParams
 from edge.llm.sequence import Session
 from edge.speculate.bench import pass_ms
 from edge.speculate.choice import MOST_ROWS
+from edge.speculate.ngrams import NgramDrafts
 from edge.speculate.speculation import Drafts, Speculation
 from edge.version import version
 from tests.support.ranks_here import ranks_here
 
-SECTIONS = ("disk", "resident", "far")
+SECTIONS = ("disk", "resident", "far", "stages")
 CONTEXT = 512
 PROMPT = 32  # tokens
 LEAST_ANSWER = 8  # tokens; a prompt with a shorter one is left for another
-DELAY_S = 5e-3
+DELAY_S = {"far": 5e-3, "stages": 10e-3}  # each way
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,7 @@ CASES = {
     "disk": [Case("8b", 48, (0.75,), 3 * GIB // 2, ">= 2.5"), Case("1b", 96, (0.0, 0.5, 0.75, 0.9), 450 * MIB)],
     "resident": [Case("1b", 128, (0.0, 0.25, 0.5, 0.75, 0.9), asked=">= 0.98")],
     "far": [Case("1b", 96, (0.0, 0.75), asked=">= 2.5 at 0.75")],
+    "stages": [Case("1b", 128, (0.0, 0.75, 0.9, 1.0), asked=">= 1.9 of a text that is copied")],
 }
 TINY = {name: [Case("tiny", LEAST_ANSWER, (0.0, 0.75), 0 if name == "disk" else None)] for name in SECTIONS}
 
@@ -129,6 +134,20 @@ class Known:
         return self._guesses[start : start + n]
 
 
+class Copied(NgramDrafts):
+    """N-grams of the text, before which an answer stands of which this fraction is unchanged."""
+
+    def __init__(self, answer: Sequence[int], right: float) -> None:
+        super().__init__()
+        spoiled = Known(answer, right)
+        spoiled.begin(())
+        self._before = spoiled.draft(len(answer))
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """The answer begins."""
+        super().begin([*self._before, *prompt])
+
+
 class Counted(Speculation):
     """Guesses that are counted over all answers."""
 
@@ -153,9 +172,9 @@ def loaded(section: str, case: Case, path: Path, folder: Path) -> Iterator[TextE
     """The engine of a section."""
     all_cores = section == "disk" and case.model != "tiny"
     options = {"threads": default_threads() if all_cores else 1, "context": CONTEXT, "outputs": MOST_ROWS}
-    if section == "far":
-        how = {"parallel": "tensor", "shares": (1, 1)}
-        with ranks_here(path, how, EngineOptions(**options, batch=64), folder, delay_s=DELAY_S) as ranks:
+    if section in DELAY_S:
+        how = {"parallel": "tensor" if section == "far" else "pipeline", "shares": (1, 1)}
+        with ranks_here(path, how, EngineOptions(**options, batch=64), folder, delay_s=DELAY_S[section]) as ranks:
             yield ranks
         return
     memory = case.budget
@@ -171,7 +190,8 @@ def measured(section: str, case: Case, path: Path, folder: Path, rounds: int) ->
     began = time.monotonic()
     with loaded(section, case, path, folder) as engine:
         prompt, answer = known_answer(engine, case.tokens)
-        drafters = {right: Counted(Known(answer, right)) for right in case.rights}
+        drafts = Copied if section == "stages" else Known
+        drafters = {right: Counted(drafts(answer, right)) for right in case.rights}
         rates: dict[str, list[float]] = defaultdict(list)
         same = dict.fromkeys(case.rights, True)
 
@@ -194,7 +214,7 @@ def measured(section: str, case: Case, path: Path, folder: Path, rounds: int) ->
             "tokens_per_s": median(one["tokens_per_s"] for one in found[str(right)]),
             "same": same[right],
             "first_ratio": rates[str(right)][0] / rates["plain"][0],
-            "ratio_by_passes": drafters[right].of_plain(passes),
+            "ratio_by_passes": None if section == "stages" else drafters[right].of_plain(passes),  # they overlap
             **drafters[right].to_json(),
             **{key: compared(found, str(right), "plain")[0][key] for key in ("ratio", "least", "most")},
         }
@@ -247,7 +267,7 @@ def tables(cases: Sequence[dict[str, Any]]) -> str:
         ]
         for row in case["rows"]:
             figures = (row[key] for key in ("tokens_per_s", "ratio", "least", "most", "first_ratio", "ratio_by_passes"))
-            cells = " | ".join(f"{figure:.2f}" for figure in figures)
+            cells = " | ".join("" if figure is None else f"{figure:.2f}" for figure in figures)
             same = "yes" if row["same"] else "no"
             accepted = f"{row['accepted']} of {row['drafted']}"
             lines.append(f"| {row['right']} | {cells} | {row['rows_per_pass']:.1f} | {accepted} | {same} |")

@@ -13,10 +13,9 @@ from edge.errors import EngineError
 from edge.llm.engine import Engine
 from edge.llm.generate import generate
 from edge.llm.interface import TextEngine
-from edge.llm.moving import move
 from edge.llm.options import EngineOptions, PrefixOptions
 from edge.llm.sampler import SamplingParams
-from edge.llm.sequence import Session
+from edge.llm.sequence import Session, move
 from tests.support.deployments import OPTIONS, deployed, pipeline, shared_workers, stages, tensor
 from tests.support.workers import Worker, worker
 

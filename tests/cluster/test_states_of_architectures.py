@@ -15,9 +15,8 @@ import pytest
 
 from edge.llm.engine import Engine, EngineOptions
 from edge.llm.interface import TextEngine
-from edge.llm.moving import move
 from edge.llm.options import PrefixOptions
-from edge.llm.sequence import Session
+from edge.llm.sequence import Session, move
 from edge.parallel.shard import Shard
 from partition.errors import CannotSlice, StateError
 from partition.plan.plan import Range, Slice

@@ -222,8 +222,8 @@ def test_serve() -> None:
 
 
 def test_speculate() -> None:
-    result = run("bench_speculate.py", "disk", "resident", "far")
-    for section in ("disk", "resident", "far") if THOROUGH else ("disk",):
+    result = run("bench_speculate.py", "disk", "resident", "far", "stages")
+    for section in ("disk", "resident", "far", "stages") if THOROUGH else ("disk",):
         for case in result[section]:
             assert list(case["pass_ms"]) == ["1", "2", "4", "8"]
             assert {row["right"] for row in case["rows"]} == {0.0, 0.75}

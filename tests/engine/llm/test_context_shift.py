@@ -13,10 +13,9 @@ from edge.demo import MODEL_PATH
 from edge.errors import EngineError
 from edge.llm.engine import Engine
 from edge.llm.generate import Response, generate
-from edge.llm.moving import move
 from edge.llm.options import EngineOptions, PrefixOptions
 from edge.llm.sampler import SamplingParams
-from edge.llm.sequence import Session, _dropped_stretch, _matches
+from edge.llm.sequence import Session, _dropped_stretch, _matches, move
 from edge.llm.states import BLOCK_TOKENS
 from partition.plan.plan import Range
 from tests.conftest import OPTIONS, Synthetic
