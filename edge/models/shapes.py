@@ -153,6 +153,10 @@ class Shape:
             found[f"{arch}.attention.sliding_window_pattern"] = [
                 int(self._has_window(layer)) for layer in range(self.layers)
             ]
+            if "attention.indexer.top_k" in architecture.keys:  # those with an index are those without the window
+                found[f"{arch}.attention.indexer.types"] = [
+                    int(not self._has_window(layer)) for layer in range(self.layers)
+                ]
         for key, value in architecture.keys.items():
             if key == "attention.head_count_kv":
                 continue

@@ -1,24 +1,28 @@
 """Architectures with experts and attention in every layer; the most downloaded ones first."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
-from partition.architectures.description import Architecture, Number, Rules, Table, Window
+from partition.architectures.description import Architecture, Number, Rules, Window
 from partition.architectures.tensors import (  # fmt: skip
     ATTENTION,
     DENSE,
+    EXPERT_KEY,
     FFN_NORM,
     FUSED,
     HEAD_NORMS,
     LATENT,
     LATENT_KEYS,
     LAYER_NORM,
+    LEADING,
     LLAMA,
     NORM_BIASES,
+    ONE_LATENT_STATE,
     OUTER_BIASED,
     POST_NORMS,
     QKV_BIAS,
     ROUTER_BIAS,
+    SIGMOID,
+    TURNED_OTHERWISE,
     WIDE_NORMS,
     experts,
     shared,
@@ -29,51 +33,25 @@ _YARN = {"rope_scaling": "yarn", "rope_factor": 32.0, "rope_context": 4096}
 _SQUARE = "its query matrices are as wide as the model, whatever the number of heads"
 _WIDE = "{} norms queries and keys over all heads at once"
 _GATE = "attention has a gate of its own"
-_LATENT = "all heads share one latent state"
 _NO_LATENT_STATES = "keys and values are one latent state, not heads"
-_EXPERT_KEY = "expert_feed_forward_length"
 _SHARED: dict[str, Number] = {"expert_shared_count": 1, "expert_shared_feed_forward_length": "shared ff"}
-_SIGMOID: dict[str, Number] = {"expert_gating_func": 2, "expert_weights_norm": True, "expert_weights_scale": 1.5}
 _MROPE = {"rope.dimension_sections": (4, 2, 2, 0)}
 _SCALES = {"logit_scale": 8.0, "embedding_scale": 12.0, "residual_scale": 0.22, "attention.scale": 0.125}
-_LEADING = {"dense_layers": 1}
-_TURNED_OTHERWISE: dict[str, Number] = {"rope.freq_base_swa": 5e3}  # in layers with a window
 _DEEPSEEK_2 = Architecture(
     {**LATENT, **FFN_NORM},
     DENSE,
     {**experts("expert ff"), **shared(), **ROUTER_BIAS},
-    common=_LEADING,
-    keys={**LATENT_KEYS, **_SIGMOID, "expert_shared_count": 1},
+    common=LEADING,
+    keys={**LATENT_KEYS, **SIGMOID, "expert_shared_count": 1},
     rules=Rules(
-        ff_key=_EXPERT_KEY,
+        ff_key=EXPERT_KEY,
         no_stage_of=(26, 27, 48),  # "lite" models, whose queries are not made of fewer values
         guessed={"expert_gating_func": (47, 48)},
         if_missing={"attention.q_lora_rank": 0, "expert_gating_func": 1},
-        no_shards=_LATENT,
+        no_shards=ONE_LATENT_STATE,
         no_states=_NO_LATENT_STATES,
     ),
 )
-
-# What chooses the tokens that a layer looks at.
-_INDEX: Table = {
-    "indexer.k_norm.weight": (64,),
-    "indexer.k_norm.bias": (64,),
-    "indexer.proj.weight": (4, "embd"),
-    "indexer.attn_k.weight": (64, "embd"),
-    "indexer.attn_q_b.weight": (256, "q rank"),
-}
-_INDEX_KEYS: dict[str, Number] = {
-    "attention.indexer.head_count": 4,
-    "attention.indexer.key_length": 64,
-    "attention.indexer.top_k": 16,
-}
-_DEEPSEEK_32 = replace(
-    _DEEPSEEK_2,
-    attention={**_DEEPSEEK_2.attention, **_INDEX},
-    keys={**_DEEPSEEK_2.keys, **_INDEX_KEYS},
-    rules=Rules(ff_key=_EXPERT_KEY, no_shards=_LATENT, no_states="an index is held beside keys and values"),
-)
-_GLM_DSA = replace(_DEEPSEEK_32, rules=replace(_DEEPSEEK_32.rules, shares_index=True))
 
 MOE_ARCHITECTURES: Mapping[str, Architecture] = {
     "gpt-oss": Architecture(
@@ -92,10 +70,10 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
             "ffn_down_exps.bias": ("experts", "embd"),
         },
         common={"window": 128, "rope_base": 150_000.0, **_YARN},
-        rules=Rules(needs_output=True, ff_key=_EXPERT_KEY, window=Window(2)),
+        rules=Rules(needs_output=True, ff_key=EXPERT_KEY, window=Window(2)),
     ),
     "qwen3moe": Architecture(
-        {**LLAMA, **HEAD_NORMS}, experts=experts("expert ff"), common=_QWEN, rules=Rules(ff_key=_EXPERT_KEY)
+        {**LLAMA, **HEAD_NORMS}, experts=experts("expert ff"), common=_QWEN, rules=Rules(ff_key=EXPERT_KEY)
     ),
     "qwen2moe": Architecture(
         {**LLAMA, **QKV_BIAS},
@@ -104,26 +82,24 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
         keys={"expert_shared_feed_forward_length": "shared ff"},
         square_q=True,
         never_tied=True,
-        rules=Rules(needs_output=True, ff_key=_EXPERT_KEY, no_shards=_SQUARE),
+        rules=Rules(needs_output=True, ff_key=EXPERT_KEY, no_shards=_SQUARE),
     ),
     "qwen3vlmoe": Architecture(
         {**LLAMA, **HEAD_NORMS},
         experts=experts("expert ff"),
         common=_QWEN,
         keys=_MROPE,
-        rules=Rules(ff_key=_EXPERT_KEY),
+        rules=Rules(ff_key=EXPERT_KEY),
     ),
     "deepseek2": _DEEPSEEK_2,
-    "deepseek32": _DEEPSEEK_32,
-    "glm-dsa": _GLM_DSA,
     "mistral4": _DEEPSEEK_2,
     "glm4moe": Architecture(
         {**ATTENTION, **QKV_BIAS, **HEAD_NORMS, "post_attention_norm.weight": ("embd",)},
         DENSE,
         {**experts("expert ff"), **shared(), **ROUTER_BIAS},
-        common=_LEADING,
-        keys={**_SIGMOID, "expert_shared_count": 1, "rope.dimension_count": "half head"},
-        rules=Rules(ff_key=_EXPERT_KEY, input_node="embd", takes_tokens=True),
+        common=LEADING,
+        keys={**SIGMOID, "expert_shared_count": 1, "rope.dimension_count": "half head"},
+        rules=Rules(ff_key=EXPERT_KEY, input_node="embd", takes_tokens=True),
     ),
     "llama4": Architecture(
         LLAMA,
@@ -132,7 +108,7 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
         common={"expert_every": 2},
         keys={"interleave_moe_layer_step": "expert every"},
         rules=Rules(
-            ff_key=_EXPERT_KEY,
+            ff_key=EXPERT_KEY,
             window=Window(4, optional=True, size=8192),
             period=4,
             period_key="interleave_moe_layer_step",
@@ -156,9 +132,9 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
         LLAMA,
         DENSE,
         {**experts("expert ff"), **shared(), **ROUTER_BIAS},
-        common=_LEADING,
+        common=LEADING,
         keys={"expert_shared_feed_forward_length": "shared ff", "interleave_moe_layer_step": 1},
-        rules=Rules(ff_key=_EXPERT_KEY, period_key="interleave_moe_layer_step"),
+        rules=Rules(ff_key=EXPERT_KEY, period_key="interleave_moe_layer_step"),
     ),
     "hunyuan-moe": Architecture(
         {**LLAMA, **HEAD_NORMS},
@@ -171,7 +147,7 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
         common={"window": 4096},
         keys={"expert_gating_func": 2},
         rules=Rules(
-            ff_key=_EXPERT_KEY,
+            ff_key=EXPERT_KEY,
             window=Window(4, optional=True, full_first=True),
             period=8,
             no_stage_of=(4,),
@@ -189,11 +165,11 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
         {**LLAMA, **HEAD_NORMS},
         DENSE,
         {**experts("expert ff"), **shared(), **ROUTER_BIAS},
-        common=_LEADING,
-        keys={**_SIGMOID, "expert_shared_count": 1},
+        common=LEADING,
+        keys={**SIGMOID, "expert_shared_count": 1},
         equal_heads=True,
         never_tied=True,
-        rules=Rules(needs_output=True, ff_key=_EXPERT_KEY),
+        rules=Rules(needs_output=True, ff_key=EXPERT_KEY),
     ),
     "phimoe": Architecture(
         {**LLAMA, **NORM_BIASES, **QKV_BIAS, "attn_output.bias": ("embd",)},
@@ -215,26 +191,26 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
         {**LLAMA, "attn_output_norm.weight": ("embd",), "layer_output_norm.weight": ("embd",)},
         experts=experts("expert ff"),
         square_q=True,
-        rules=Rules(ff_key=_EXPERT_KEY, input_node="embd", no_shards=_SQUARE),
+        rules=Rules(ff_key=EXPERT_KEY, input_node="embd", no_shards=_SQUARE),
     ),
     "deepseek": Architecture(
         LLAMA,
         DENSE,
         {**experts("expert ff"), **shared()},
-        common=_LEADING,
+        common=LEADING,
         keys={"expert_shared_count": 1, "expert_weights_scale": 1.0},
         square_q=True,
-        rules=Rules(ff_key=_EXPERT_KEY, no_shards=_SQUARE),
+        rules=Rules(ff_key=EXPERT_KEY, no_shards=_SQUARE),
     ),
     "deepseek2-ocr": Architecture(
         LLAMA,
         DENSE,
         {**experts("expert ff"), **shared()},
-        common=_LEADING,
+        common=LEADING,
         keys={"expert_shared_count": 1},
         square_q=True,
         equal_heads=True,
-        rules=Rules(ff_key=_EXPERT_KEY, no_shards=_SQUARE),
+        rules=Rules(ff_key=EXPERT_KEY, no_shards=_SQUARE),
     ),
     "bailingmoe": Architecture(
         LLAMA,
@@ -243,7 +219,7 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
         never_tied=True,
         rules=Rules(
             needs_output=True,
-            ff_key=_EXPERT_KEY,
+            ff_key=EXPERT_KEY,
             no_shards="the expert that all tokens pass through is as wide as the others",
         ),
     ),
@@ -251,29 +227,29 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
         {**FUSED, **FFN_NORM, **HEAD_NORMS},
         DENSE,
         {**experts("expert ff"), **shared(), **ROUTER_BIAS},
-        common=_LEADING,
-        keys={**_SIGMOID, **_SHARED},
+        common=LEADING,
+        keys={**SIGMOID, **_SHARED},
         square_q=True,
         never_tied=True,
-        rules=Rules(needs_output=True, ff_key=_EXPERT_KEY, no_shards=_SQUARE),
+        rules=Rules(needs_output=True, ff_key=EXPERT_KEY, no_shards=_SQUARE),
     ),
     "exaone-moe": Architecture(
         {**LLAMA, **HEAD_NORMS},
         DENSE,
         {**experts("expert ff"), **shared(), **ROUTER_BIAS},
-        common={**_LEADING, "window": 128},
-        keys={**_SIGMOID, **_SHARED},
+        common={**LEADING, "window": 128},
+        keys={**SIGMOID, **_SHARED},
         never_tied=True,
-        rules=Rules(needs_output=True, ff_key=_EXPERT_KEY, window=Window(4), period=4),
+        rules=Rules(needs_output=True, ff_key=EXPERT_KEY, window=Window(4), period=4),
     ),
     "afmoe": Architecture(
         {**LLAMA, **POST_NORMS, **HEAD_NORMS, "attn_gate.weight": ("q", "embd")},
         DENSE,
         {**experts("expert ff"), **shared(), **ROUTER_BIAS},
-        common={**_LEADING, "window": 2048},
-        keys={**_SIGMOID, "expert_shared_count": 1},
+        common={**LEADING, "window": 2048},
+        keys={**SIGMOID, "expert_shared_count": 1},
         rules=Rules(
-            ff_key=_EXPERT_KEY,
+            ff_key=EXPERT_KEY,
             window=Window(4, optional=True),
             period=4,
             input_node="inp_embd_scaled",
@@ -284,12 +260,12 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
         {**LLAMA, **HEAD_NORMS, "attn_gate.weight": ("heads", "embd")},
         DENSE,
         {**experts("expert ff"), **shared(), **ROUTER_BIAS},
-        common={**_LEADING, "window": 512},
-        keys={**_SIGMOID, "expert_shared_feed_forward_length": "shared ff", **_TURNED_OTHERWISE},
+        common={**LEADING, "window": 512},
+        keys={**SIGMOID, "expert_shared_feed_forward_length": "shared ff", **TURNED_OTHERWISE},
         never_tied=True,
         rules=Rules(
             needs_output=True,
-            ff_key=_EXPERT_KEY,
+            ff_key=EXPERT_KEY,
             window=Window(4, full_first=True, listed=True),
             period=4,
             end_node="h_nextn",
@@ -300,18 +276,18 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
         {**LLAMA, "attn_sinks.weight": ("heads",)},
         DENSE,
         {**experts("expert ff"), **ROUTER_BIAS},
-        common={**_LEADING, "window": 128},
-        keys=_TURNED_OTHERWISE,
+        common={**LEADING, "window": 128},
+        keys=TURNED_OTHERWISE,
         never_tied=True,
-        rules=Rules(needs_output=True, ff_key=_EXPERT_KEY, window=Window(4, listed=True), period=4),
+        rules=Rules(needs_output=True, ff_key=EXPERT_KEY, window=Window(4, listed=True), period=4),
     ),
     "laguna": Architecture(
         {**LLAMA, **HEAD_NORMS, "attn_gate.weight": ("heads", "embd")},
         DENSE,
         {**experts("expert ff"), **shared(), **ROUTER_BIAS},
-        common={**_LEADING, "window": 512},
-        keys={**_SIGMOID, **_SHARED, **_TURNED_OTHERWISE},
-        rules=Rules(ff_key=_EXPERT_KEY, window=Window(4, optional=True, full_first=True), period=4, no_shards=_GATE),
+        common={**LEADING, "window": 512},
+        keys={**SIGMOID, **_SHARED, **TURNED_OTHERWISE},
+        rules=Rules(ff_key=EXPERT_KEY, window=Window(4, optional=True, full_first=True), period=4, no_shards=_GATE),
     ),
     "maple": Architecture(
         {**LLAMA, **HEAD_NORMS},
@@ -319,7 +295,7 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
         common={"window": 128},
         keys={"swiglu_clamp_exp": 7.0},
         never_tied=True,
-        rules=Rules(needs_output=True, ff_key=_EXPERT_KEY, window=Window(4, listed=True), period=4),
+        rules=Rules(needs_output=True, ff_key=EXPERT_KEY, window=Window(4, listed=True), period=4),
     ),
     "arctic": Architecture(
         {
@@ -342,21 +318,21 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
             "ffn_down_chexps.weight": ("half experts", "embd", "shared ff"),
         },
         keys={"expert_group_scale": 0.05, "experts_per_group": 2, "expert_chunk_feed_forward_length": "shared ff"},
-        rules=Rules(ff_key=_EXPERT_KEY, no_shards="its experts share others that are not summed with them"),
+        rules=Rules(ff_key=EXPERT_KEY, no_shards="its experts share others that are not summed with them"),
     ),
     "mellum": Architecture(
         {**LLAMA, **HEAD_NORMS},
         experts=experts("expert ff"),
         common={"window": 1024},
         never_tied=True,
-        rules=Rules(needs_output=True, ff_key=_EXPERT_KEY, window=Window(4, optional=True)),
+        rules=Rules(needs_output=True, ff_key=EXPERT_KEY, window=Window(4, optional=True)),
     ),
     "hy_v3": Architecture(
         {**LLAMA, **HEAD_NORMS},
         DENSE,
         {**experts("expert ff"), **shared(), "exp_probs_b": ("experts",)},
-        common=_LEADING,
-        keys={**_SIGMOID, **_SHARED},
-        rules=Rules(ff_key=_EXPERT_KEY),
+        common=LEADING,
+        keys={**SIGMOID, **_SHARED},
+        rules=Rules(ff_key=EXPERT_KEY),
     ),
 }

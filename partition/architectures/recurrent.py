@@ -7,6 +7,7 @@ from partition.architectures.description import Architecture, Rules, Table
 from partition.architectures.tensors import (  # fmt: skip
     ATTENTION,
     DENSE,
+    EXPERT_KEY,
     FFN_NORM,
     GATE_UP,
     HEAD_NORMS,
@@ -20,7 +21,6 @@ from partition.architectures.tensors import (  # fmt: skip
     without,
 )
 
-_EXPERT_KEY = "expert_feed_forward_length"
 _NO_SHARDS = "recurrent layers hold a state of all their channels"
 _NO_STATES = "recurrent layers hold what all tokens so far made, and nothing of each"
 _SSM_KEYS = {
@@ -149,7 +149,7 @@ RECURRENT_ARCHITECTURES: Mapping[str, Architecture] = {
         recurrent=_DELTA_35,
         common=_DELTA_FIGURES,
         keys={**_DELTA_KEYS, **_MROPE, **_SHARED_KEYS},
-        rules=_rules(recurrent_every=4, ff_key=_EXPERT_KEY),
+        rules=_rules(recurrent_every=4, ff_key=EXPERT_KEY),
     ),
     "qwen3next": Architecture(
         _GATED,
@@ -157,7 +157,7 @@ RECURRENT_ARCHITECTURES: Mapping[str, Architecture] = {
         recurrent={**_DELTA, "ssm_ba.weight": ("2 time rank", "embd")},
         common=_DELTA_FIGURES,
         keys={**_DELTA_KEYS, **_SHARED_KEYS},
-        rules=_rules(recurrent_every=4, ff_key=_EXPERT_KEY),
+        rules=_rules(recurrent_every=4, ff_key=EXPERT_KEY),
     ),
     "lfm2": Architecture(
         {**ATTENTION, **FFN_NORM, **HEAD_NORMS},
@@ -178,7 +178,7 @@ RECURRENT_ARCHITECTURES: Mapping[str, Architecture] = {
         common={"attention_every": 3, "conv": 3, "dense_layers": 1},
         keys={"shortconv.l_cache": "conv", "expert_gating_func": 2},
         square_q=True,
-        rules=_rules(ff_key=_EXPERT_KEY),
+        rules=_rules(ff_key=EXPERT_KEY),
     ),
     "granitehybrid": Architecture(
         {**ATTENTION, **FFN_NORM},
@@ -235,7 +235,7 @@ RECURRENT_ARCHITECTURES: Mapping[str, Architecture] = {
         common=_KDA_FIGURES,
         keys={**_KDA_KEYS, "expert_gating_func": 2, "expert_weights_scale": 2.5},
         never_tied=True,
-        rules=_rules(ff_key=_EXPERT_KEY, needs_output=True),
+        rules=_rules(ff_key=EXPERT_KEY, needs_output=True),
     ),
     "bailingmoe3": Architecture(
         {**LATENT, "attn_gate.weight": ("heads", "embd"), **FFN_NORM},
@@ -244,7 +244,7 @@ RECURRENT_ARCHITECTURES: Mapping[str, Architecture] = {
         recurrent={**_KDA, "ssm_f_a.weight": ("q", "embd"), "ssm_g_a.weight": ("q", "embd")},
         common=_KDA_FIGURES,
         keys={**_KDA_KEYS, "expert_gating_func": 2, "expert_weights_scale": 2.5, "kda.gate_lower_bound": -5.0},
-        rules=_rules(ff_key=_EXPERT_KEY),
+        rules=_rules(ff_key=EXPERT_KEY),
     ),
     "plamo2": Architecture(
         {

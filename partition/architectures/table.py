@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from partition.architectures.dense import DENSE_ARCHITECTURES
 from partition.architectures.description import Architecture, Rules
+from partition.architectures.indexed import INDEXED_ARCHITECTURES
 from partition.architectures.moe import MOE_ARCHITECTURES
 from partition.architectures.recurrent import RECURRENT_ARCHITECTURES
 from partition.architectures.refused import REFUSED
@@ -13,6 +14,7 @@ __all__ = ["ARCHITECTURES", "REFUSED", "RULES"]
 ARCHITECTURES: Mapping[str, Architecture] = {
     **DENSE_ARCHITECTURES,
     **MOE_ARCHITECTURES,
+    **INDEXED_ARCHITECTURES,
     **RECURRENT_ARCHITECTURES,
 }
 RULES: Mapping[str, Rules] = {name: architecture.rules for name, architecture in ARCHITECTURES.items()}

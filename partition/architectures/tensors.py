@@ -72,6 +72,12 @@ LATENT_KEYS: Mapping[str, Number] = {
     "rope.dimension_count": "half head",
 }
 
+EXPERT_KEY = "expert_feed_forward_length"
+SIGMOID: dict[str, Number] = {"expert_gating_func": 2, "expert_weights_norm": True, "expert_weights_scale": 1.5}
+LEADING = {"dense_layers": 1}
+TURNED_OTHERWISE: dict[str, Number] = {"rope.freq_base_swa": 5e3}  # in layers with a window
+ONE_LATENT_STATE = "all heads share one latent state"  # why there are no shards
+
 
 def experts(width: str) -> Table:
     """A router and one stack of matrices for all experts, each expert `width` wide."""

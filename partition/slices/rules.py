@@ -99,7 +99,7 @@ HEAD_VECTORS = ("output.bias",)
 PER_LAYER = (
     "attention.head_count", "attention.head_count_kv", "feed_forward_length", "expert_feed_forward_length",
     "expert_used_count", "attention.sliding_window_pattern", "attention.rope_pattern", "attention.recurrent_layers",
-    "swiglu_clamp_exp", "swiglu_clamp_shexp",
+    "swiglu_clamp_exp", "swiglu_clamp_shexp", "attention.indexer.types",
 )  # fmt: skip
 PER_LAYER_PREFIX = "xielu."  # the same, without the architecture's name before it
 # Metadata that counts leading layers.

@@ -8,6 +8,7 @@ and shards, `tests/engine/paging/test_paging_architectures.py` and
 from collections.abc import Iterator
 
 from partition.architectures.dense import DENSE_ARCHITECTURES
+from partition.architectures.indexed import INDEXED_ARCHITECTURES
 from partition.architectures.moe import MOE_ARCHITECTURES
 from partition.architectures.recurrent import RECURRENT_ARCHITECTURES
 from partition.architectures.table import ARCHITECTURES, REFUSED
@@ -24,6 +25,7 @@ NOT_PAGED = dict.fromkeys(("mamba", "mamba2"), _ONLY_HEAD)
 _KINDS = {
     "One feed-forward part in each layer": DENSE_ARCHITECTURES,
     "Experts": MOE_ARCHITECTURES,
+    "Experts, and an index of what layers look at": INDEXED_ARCHITECTURES,
     "Recurrent layers": RECURRENT_ARCHITECTURES,
 }
 
