@@ -8,7 +8,6 @@ _STREAMS = "several hidden states go from layer to layer"
 _DIFFUSION = "it fills in a whole text at once, and does not go on with one; `edge` does not run it either"
 _DRAFT = "it guesses tokens for another model, and is none itself; `edge` does not run it either"
 _SCALED = "llama.cpp scales what layers give by their number"
-_INDEX = "layers choose what they look at by an index that others made, and its stages have not been checked"
 _LOOPS = "its layers are passed through several times"
 _CODER = "an encoder comes before its layers"
 
@@ -30,7 +29,7 @@ REFUSED: Mapping[str, str] = {
     "kimi-k3": _FIRST,
     "hy_v4": _STREAMS,
     "minimax-01": "how fast a layer forgets follows from its number among all layers",
-    "qwen4exp": _INDEX,
+    "qwen4exp": _STREAMS,
     "talkie": _FIRST,
     "nanbeige": _LOOPS,
     "hrm_text": _LOOPS,
