@@ -75,6 +75,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         folder = tmp_path_factory.mktemp("cache")
         device(folder, patch)
         ask_types_once(patch)
+        # Further ones are slow to quantize to.
+        patch.setattr("edge.quantization.sensitivity.PROBES", PROBES[: some(5, len(PROBES))])
         yield folder
 
 
@@ -91,9 +93,6 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> Setting:
         quantize_model(str(F16), str(paths[name]), MIXES[name].id, threads=1, **job)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("edge.quantization.sensitivity.time", SimpleNamespace(monotonic=count().__next__))
-        patch.setattr(
-            "edge.quantization.sensitivity.PROBES", PROBES[: some(5, len(PROBES))]
-        )  # further ones are slow to quantize to
         fits = {budget: fitted(file, paths[budget], budget, MEASURE, options)[0] for budget in BUDGETS}
     quality = evaluate(F16, list(paths.values()), OTHER, ONE, chunk_tokens=128, most=8)[1:]
     losses = {name: one.summary.mean_divergence for name, one in zip(paths, quality, strict=True)}
