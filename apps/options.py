@@ -72,6 +72,12 @@ def io_chunk(text: str) -> int:
 
 
 @argument
+def losses(text: str) -> int | str:
+    """Devices that may be lost: a number of 1 or more, or "auto"."""
+    return text if text == "auto" else units.positive_int(text)
+
+
+@argument
 def address(text: str) -> str:
     """HOST:PORT of a worker, from what may lack the port."""
     from edge.net.channel import join_address, parse_address
@@ -142,6 +148,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--png": {"type": Path, "metavar": "FILE", "help": "draw size against divergence"},
     "--save-plan": {"type": Path, "metavar": "FILE", "help": "write the plan as JSON, to be used or edited"},
     "--shares": {"type": argument(units.shares), "metavar": "X,Y,Z"},
+    "--spare": {
+        "type": losses, "metavar": "N",
+        "help": "be ready for the loss of N devices, or of as many as there is room for: auto (default: 0)",
+    },
     "--timeout": {"type": between(0.1, 3600), "metavar": "S"},
     "--threads": {"type": threads, "metavar": "N", "help": "default: one per physical core"},
     "--transport": {"choices": TRANSPORTS, "help": "of links (default: auto, tcp unless grpc is clearly faster)"},

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from apps.errors import UsageError
-from apps.options import add, check_output, engine_options, given, keep_to_cores, positive_int, quiet_grpc, refuse
+from apps.options import add, check_output, engine_options, given, keep_to_cores, quiet_grpc, refuse
 from apps.show.progress import ShownSteps
 
 if TYPE_CHECKING:
@@ -56,8 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, onnx: bool = False) -> Non
         add(group, "--in-flight")
     else:
         add(group, "--wire", help="type of the partial sums on their way (default: f32)")
-        words = "be ready for the loss of N devices: slices in place, keys and values copied (default: 0)"
-        group.add_argument("--spare", type=positive_int, metavar="N", help=words)
+        add(group, "--spare")
         group.add_argument("--allreduce", choices=ALGORITHMS, help="how partial sums are summed (default: auto)")
     add(group, "--insecure")
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from apps.commands import planning
-from apps.options import add, byte_size, check_output, positive
+from apps.commands.bench_onnx import is_onnx
+from apps.options import add, byte_size, check_output, positive, refuse
 from apps.show.table import print_columns, print_json, print_note
 from quant.text import printable
 
 if TYPE_CHECKING:
+    from edge.planning.llm_space import SpareCost
     from edge.planning.space import PlanSpace
+    from partition.plan.plan import Plan
     from partition.predict.pareto import Point
     from partition.search.changes import Change
 
@@ -33,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     wanted.add_argument("--max-ttft", type=positive, metavar="S", help="until the first token, at most")
     wanted.add_argument("--max-memory", type=byte_size, metavar="SIZE", help="on any device, at most")
     wanted.add_argument("--max-energy", type=positive, metavar="J", help="a token, or an input, at most")
+    add(parser, "--spare")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the plan, to be used with --plan")
     add(parser, "--force", help="overwrite FILE")
     add(parser, "--json")
@@ -42,18 +47,28 @@ def run(args: argparse.Namespace) -> int:
     """Plan, say why, and save."""
     if args.save is not None:
         check_output(args.save, planning.sources(args), args.force)
+    from edge.cluster.standby import slices_limits
     from edge.planning.describe import beside, planned_json
+    from edge.planning.llm_space import LlmSpace
+    from partition.plan.plan import Plan
 
-    with planning.spaces(args) as ((space,), _):
+    if is_onnx(args.model):
+        refuse(args, ("spare",), "is of language models")
+    with planning.spaces(args) as ((space,), fleet):
         point, why = space.best(args.objective, _caps(args))
         changes = space.changes(args.objective, _caps(args))
+        spare = None
+        if args.spare is not None and isinstance(space, LlmSpace):
+            spare = space.spare(point, args.spare, slices_limits(fleet))
         if args.save is not None:
             from edge.planning.plan_file import save_plan
 
             save_plan(args.save, point.plan, beside(space, point))
         if args.json:
-            return print_json(planned_json(space, args.objective, point, why, changes))
+            return print_json(planned_json(space, args.objective, point, why, changes, spare))
         _show(args, space, point, why, changes)
+        if spare is not None and isinstance(point.plan, Plan):
+            _show_spare(spare, point.plan, space.names)
     return 0
 
 
@@ -86,3 +101,14 @@ def _show(args: argparse.Namespace, space: PlanSpace, point: Point, why: str, ch
         print_note(note)
     if args.save is not None:
         print(f"saved: {args.save}")
+
+
+def _show_spare(spare: SpareCost, plan: Plan, names: Mapping[str, str]) -> None:
+    from edge.planning.describe import SPARE_COLUMNS, spare_lines, spare_rows
+
+    print()
+    if rows := spare_rows(spare, plan, names):
+        print_columns(SPARE_COLUMNS, rows, whole=("device",))
+        print()
+    for line in spare_lines(spare, names):
+        print(printable(line))

@@ -155,7 +155,7 @@ def deploy(
     memory: int | str | None = None,
     prefix_cache: int | str = 0,
     draft: PathLike = "off",
-    spare: int = 0,
+    spare: int | Literal["auto"] = 0,
     steps: Steps = SILENT,
     **options: Any,
 ) -> Model:
@@ -163,7 +163,8 @@ def deploy(
 
     exchange: how tensors travel; None: as the plan's options say. memory: bytes, or a text such as "3GiB", for this
     device. prefix_cache: as for `load`; each device keeps its part. draft: as for `load`. spare: losses of
-    devices to be ready for, by slices in place and a copy of keys and values here. options: other fields of
+    devices to be ready for, by slices in place and a copy of keys and values here; "auto": as many as devices lend room
+    for. options: other fields of
     EngineOptions; context, sequences, threads, memory and kv_type that are not given are those the plan was made for.
 
     Where a device is lost, another plan takes over, with those that answer; `steps` says so.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from devices.names import host_name
@@ -17,7 +18,7 @@ from edge.errors import WorkerError
 from edge.net.channel import join_address, parse_address
 from edge.tasks import CancelScope, results
 from edge.version import version
-from partition.plan.plan import LOCAL
+from partition.plan.plan import LOCAL, Plan
 from transport.errors import Refused
 
 MAX_WORKERS = 63
@@ -28,6 +29,7 @@ class Fleet:
 
     workers: dict[str, Remote]
     profiles: dict[str, DeviceProfile]
+    slices_limits: dict[str, int]  # bytes of slices that each keeps
 
     def __init__(
         self, addresses: Sequence[str], *, insecure: bool = False, timeout_s: float = CONNECT_TIMEOUT_S
@@ -51,6 +53,9 @@ class Fleet:
             at = {address: i for i, address in enumerate(different)}
             self.workers = {address: reached[at[device(address)]] for address in addresses}
             self.profiles = {address: described[at[device(address)]][0] for address in addresses}
+            self.slices_limits = {
+                address: described[at[device(address)]][1].slices_limit_bytes for address in addresses
+            }
             self._check_trust()
             label(reached, self.local_name)
         except BaseException:
@@ -109,6 +114,15 @@ class Fleet:
 def device(address: str) -> str:
     """The same for all ways to write an address: HOST:PORT. LOCAL stays. ValueError where it is none."""
     return LOCAL if address == LOCAL else join_address(*parse_address(address)).lower()
+
+
+def by_device(plan: Plan) -> Plan:
+    """The plan with addresses as `device` writes them."""
+    stages = [
+        replace(stage, shards=tuple(replace(shard, device=device(shard.device)) for shard in stage.shards))
+        for stage in plan.stages
+    ]
+    return replace(plan, stages=tuple(stages))
 
 
 def label(workers: Sequence[Remote], *others: str) -> None:

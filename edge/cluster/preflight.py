@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from devices.probe import available_memory
+from devices.probe import available_memory, own_rss
 from edge.cluster.fleet import Fleet, device
 from edge.errors import NotEnoughMemory
 from edge.llm.options import EngineOptions, resolve
@@ -13,7 +13,9 @@ from edge.paging.memory import MIB
 from partition.model.model import ModelShape
 from partition.plan.plan import LOCAL, Plan
 from partition.plan.tensor import kv_heads
+from partition.slices.gguf_slice import slice_recipe
 from partition.slices.recipe import Recipe
+from quant.gguf.file import GgufFile
 
 LEAST_PROCESS_BYTES = 64 << 20  # Python, numpy and llama.cpp take more before anything is loaded
 
@@ -35,6 +37,17 @@ def check_room(fleet: Fleet, plan: Plan, recipes: Sequence[Recipe], shape: Model
         "give it a smaller share, a smaller --context, or a budget (--memory, on a worker or here) so that it pages, or"
         " add a device",
     )
+
+
+def left_here(plan: Plan, file: GgufFile, digest: str, options: EngineOptions) -> int:
+    """Bytes of this device's memory, or of its budget, that a plan leaves, at most; below 0 where it pages. digest: of
+    the file."""
+    left = available_memory() if options.memory is None else options.memory - own_rss()
+    shape = ModelShape.from_gguf(file)
+    for rank, address in enumerate(plan.devices):
+        if address == LOCAL:
+            left -= slice_recipe(file, digest, plan.slice(rank)).n_bytes + kv_bytes(plan, rank, shape, options)
+    return left - LEAST_PROCESS_BYTES  # of buffers, and what else comes with a model
 
 
 def check_memory(fleet: Fleet | None, needs: Iterable[tuple[str, Mapping[str, int]]], remedy: str) -> None:

@@ -1,62 +1,123 @@
-"""What a model needs when devices are lost, found out and put in place before."""
+"""What it takes to be ready for the loss of devices: the plans after it, the slices that these need beside those that
+run, and whether devices lend as much."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from edge.cluster.fleet import Fleet, device
 from edge.cluster.lost import listed
-from edge.cluster.standby import Standby, keep_slices
 from edge.errors import EdgeError
-from edge.llama.llama import Model
-from edge.llm.options import EngineOptions
-from edge.parallel.mirror import MirroredHistory
-from edge.tasks import Steps
-from partition.errors import CannotSlice, PlanError
-from partition.plan.plan import LOCAL, Plan
+from partition.errors import PlanError
+from partition.plan.plan import LOCAL, Plan, Sizes, Slice
+from partition.slices.gguf_slice import slice_recipe
+from partition.slices.recipe import Recipe
 from quant.gguf.file import GgufFile
-from quant.text import counted
+from quant.text import bytes_text, counted
 
 MOST_CASES = 64  # of losses that are prepared for
+AUTO = "auto"  # in place of a number of losses: as many as devices lend for
 
 Planned = Callable[[Sequence[str]], tuple[Plan, str]]
 """What is done where just these workers answer, and why. The errors of a planner."""
 
 
-def stand_by(
-    losses: int,
-    fleet: Fleet,
-    plan: Plan,
-    addresses: Sequence[str],
-    planned: Planned,
-    file: GgufFile,
-    digest: str,
-    options: EngineOptions,
-    vocabulary: Model,
-    steps: Steps,
-) -> Standby:
-    """Have everything where it is needed when so many devices are lost. addresses: of all workers.
+@dataclass(frozen=True)
+class Beside:
+    """A slice that a device keeps on its disk for a plan that may come, beside those of the plan that runs."""
 
-    PlanError for more losses than there are workers, or than MOST_CASES plans cover. What cannot be prepared is said.
-    """
-    if not 0 <= losses <= len(addresses):
-        raise PlanError(
-            f"it is to be ready for the loss of {counted(losses, 'device')} and has"
-            f" {counted(len(addresses), 'worker')}: ask for 0 to {len(addresses)}"
-        )
-    standby = Standby(losses)
-    try:
-        standby.mirror = MirroredHistory.of(file, options, vocabulary, options.memory or plan.shard(0).memory)
-    except CannotSlice as error:
-        standby.missing.append(f"keys and values are not copied, but computed again: {error}")
-    cases = _Cases(losses, addresses, planned)
-    cases.after(plan, frozenset())
-    standby.missing += cases.missing
-    with steps.step("Preparing for a loss") as show:
-        keep_slices(fleet, file, digest, plan, list(cases.plans.values()), standby, show)
-    for line in standby.lines():
-        steps.say(line)
-    return standby
+    address: str
+    cut: Slice
+    recipe: Recipe
+
+    def told(self, sizes: Sizes) -> str:
+        """What it is, for people. sizes: of the model."""
+        parts = [f"layers {self.cut.layers}"]
+        if len(self.cut.heads) < sizes.heads or len(self.cut.ff) < sizes.ff:
+            parts += [f"heads {self.cut.heads}", f"ff {self.cut.ff}"]
+        return " ".join(parts)
+
+
+@dataclass(frozen=True)
+class Spare:
+    """What it takes to be ready for the loss of so many devices."""
+
+    losses: int
+    plans: Mapping[frozenset[str], Plan] = field(default_factory=dict)  # after losses, by who is lost
+    beside: tuple[Beside, ...] = ()
+    missing: tuple[str, ...] = ()  # a sentence for each loss that nothing is left for
+
+
+@dataclass(frozen=True)
+class Room:
+    """What devices lend."""
+
+    memory: Callable[[Plan], int]  # bytes of this device that a plan leaves
+    disk: Mapping[str, int]  # bytes of slices that a device keeps, by address; not known of those that are not there
+
+
+class Spares:
+    """What can be made ready for losses of a plan's devices."""
+
+    def __init__(self, plan: Plan, addresses: Sequence[str], planned: Planned, file: GgufFile, digest: str) -> None:
+        """addresses: of all workers, as `plan` and those of `planned` write them. digest: of the file."""
+        self._plan, self._addresses, self._planned = plan, addresses, planned
+        self._file, self._digest = file, digest
+        self._recipes: dict[Slice, Recipe] = {}
+
+    def of(self, losses: int) -> Spare:
+        """For so many losses. PlanError for more than there are workers, or than MOST_CASES plans cover."""
+        if not 0 <= losses <= len(self._addresses):
+            raise PlanError(
+                f"it is to be ready for the loss of {counted(losses, 'device')} and has"
+                f" {counted(len(self._addresses), 'worker')}: ask for 0 to {len(self._addresses)}"
+            )
+        cases = _Cases(losses, self._addresses, self._planned)
+        if losses:
+            cases.after(self._plan, frozenset())
+        there = _parts(self._plan)
+        lacking = dict.fromkeys(part for plan in cases.plans.values() for part in _parts(plan) if part not in there)
+        beside = (Beside(address, cut, self._recipe(cut)) for address, cut in lacking)
+        return Spare(losses, cases.plans, tuple(beside), tuple(cases.missing))
+
+    def most(self, room: Room, mirror_bytes: int) -> tuple[Spare, str]:
+        """For as many losses as devices lend for beside the plan, and why for no more; "": there are no more to lose.
+
+        mirror_bytes: of this device's memory, for a copy of keys and values.
+        """
+        best = self.of(0)
+        for losses in range(1, len(self._addresses) + 1):
+            try:
+                found = self.of(losses)
+                why = found.missing[0] if found.missing else self._lacking(found, room, mirror_bytes)
+            except PlanError as error:  # too many cases, or a plan that has no room by now
+                return best, str(error)
+            if why or len(found.plans) == len(best.plans):
+                return best, why
+            best = found
+        return best, ""
+
+    def _lacking(self, spare: Spare, room: Room, mirror_bytes: int) -> str:
+        """What devices do not lend of it; "" where they lend all."""
+        several = [plan for plan in (self._plan, *spare.plans.values()) if plan.world_size > 1]
+        left = min((room.memory(plan) for plan in several), default=mirror_bytes)
+        if left < mirror_bytes:
+            return (
+                f"a copy of keys and values takes {bytes_text(mirror_bytes)} of this device's memory, and its plans"
+                f" leave {bytes_text(max(0, left))}"
+            )
+        running = [(address, self._recipe(cut)) for address, cut in _parts(self._plan)]
+        for address, limit in room.disk.items():
+            held = [*running, *((one.address, one.recipe) for one in spare.beside)]
+            need = sum(recipe.n_bytes for at, recipe in held if at == address)
+            if need > limit:
+                return f"slices take {bytes_text(need)} on {address}, which keeps {bytes_text(limit)}"
+        return ""
+
+    def _recipe(self, cut: Slice) -> Recipe:
+        if cut not in self._recipes:
+            self._recipes[cut] = slice_recipe(self._file, self._digest, cut)
+        return self._recipes[cut]
 
 
 class _Cases:
@@ -69,7 +130,7 @@ class _Cases:
 
     def after(self, plan: Plan, lost: frozenset[str]) -> None:
         """Add what is done when devices of a plan are lost, and after them others. lost: already."""
-        for one in sorted(set(map(device, plan.devices)) - {LOCAL}):
+        for one in sorted(set(plan.devices) - {LOCAL}):
             now = lost | {one}
             if now in self.plans:
                 continue
@@ -85,3 +146,10 @@ class _Cases:
                 continue
             if len(now) < self._losses:
                 self.after(self.plans[now], now)
+
+
+def _parts(plan: Plan) -> list[tuple[str, Slice]]:
+    """Who needs which part of the model from a cache. Who does all of it needs the model's file alone."""
+    if plan.world_size == 1:
+        return []
+    return [(address, plan.slice(rank)) for rank, address in enumerate(plan.devices)]

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from edge.cluster.fleet import Fleet, device
+from edge.cluster.spares import AUTO, Beside, Room, Spares
 from edge.errors import EdgeError
-from edge.parallel.mirror import MirroredHistory
-from edge.slices.local import OwnSlices
-from edge.tasks import AggregateProgress, ShowStep
-from partition.plan.plan import LOCAL, Plan, Slice
-from partition.slices.gguf_slice import slice_recipe
+from edge.parallel.mirror import SHARE, MirroredHistory, not_copied
+from edge.slices.local import CACHE_BYTES, OwnSlices
+from edge.tasks import AggregateProgress, ShowStep, Steps
+from partition.errors import PlanError
+from partition.plan.plan import LOCAL, Sizes
 from quant.gguf.file import GgufFile
 from quant.text import bytes_text, counted
 
@@ -24,15 +26,20 @@ class Standby:
     losses: int  # of devices, that it is ready for
     mirror: MirroredHistory | None = None  # None: keys and values are not copied
     slice_bytes: dict[str, int] = field(default_factory=dict)  # on disks, by device, beside what runs
+    slices: dict[str, list[str]] = field(default_factory=dict)  # which these are, for people
     missing: list[str] = field(default_factory=list)  # what it is not ready for, a sentence each
 
     def lines(self) -> list[str]:
         """What it is, for people."""
-        held = ", ".join(f"{bytes_text(size)} on {name}" for name, size in self.slice_bytes.items() if size)
+        held = ", ".join(
+            f"{bytes_text(size)} on {name} ({', '.join(self.slices[name])})"
+            for name, size in self.slice_bytes.items()
+            if size
+        )
         line = f"ready for the loss of {counted(self.losses, 'device')}: slices for it take {held or 'no more room'}"
         if self.mirror is not None:
             size = f"{bytes_text(self.mirror.token_bytes)} a token, at most {bytes_text(self.mirror.max_bytes)}"
-            line += f"; keys and values are copied to this device's memory ({size})"
+            line += f"; keys and values are copied to this device's memory ({size}), for {SHARE:.0%} of a token at most"
         return [line, *self.missing]
 
     def describe(self) -> str:
@@ -51,39 +58,76 @@ class Standby:
         return {
             "losses": self.losses,
             "slice_bytes": self.slice_bytes,
+            "slices": self.slices,
             "missing": self.missing,
             "mirror": None if self.mirror is None else self.mirror.to_json(),
         }
 
 
+def stand_by(
+    losses: int | str,
+    spares: Spares,
+    mirror: MirroredHistory | str,
+    room: Room,
+    fleet: Fleet,
+    file: GgufFile,
+    sizes: Sizes,
+    steps: Steps,
+) -> Standby | None:
+    """Have everything where it is needed when so many devices are lost; AUTO: as many as there is room for, and None
+    where that is none. mirror: where keys and values are copied, or why they are not. sizes: of the model.
+
+    The errors of `Spares.of`. What cannot be prepared is said.
+    """
+    copied = mirror if isinstance(mirror, MirroredHistory) else None
+    if losses == AUTO:
+        spare, why = spares.most(room, copied.max_bytes if copied else 0)
+        if why:
+            steps.say(f"ready for no {'more losses' if spare.losses else 'loss'}: {why}")
+        if not spare.losses:
+            return None
+    elif isinstance(losses, str):
+        raise PlanError(f"spare is {losses[:40]!r}; needed is a number of devices, or {AUTO!r}")
+    else:
+        spare = spares.of(losses)
+    standby = Standby(spare.losses, copied)
+    if isinstance(mirror, str):
+        standby.missing.append(not_copied(mirror))
+    standby.missing += spare.missing
+    with steps.step("Preparing for a loss") as show:
+        keep_slices(fleet, file, spare.beside, sizes, standby, show)
+    for line in standby.lines():
+        steps.say(line)
+    return standby
+
+
+def slices_limits(fleet: Fleet | None) -> dict[str, int]:
+    """Bytes of slices that this device and those of a fleet keep, by address as `device` writes it."""
+    there = fleet.slices_limits if fleet is not None else {}
+    return {LOCAL: CACHE_BYTES, **{device(address): limit for address, limit in there.items()}}
+
+
 def keep_slices(
-    fleet: Fleet, file: GgufFile, digest: str, running: Plan, plans: Sequence[Plan], standby: Standby, show: ShowStep
+    fleet: Fleet, file: GgufFile, beside: Sequence[Beside], sizes: Sizes, standby: Standby, show: ShowStep
 ) -> None:
-    """See that the slices of plans are on the devices of a fleet, and note in `standby` what they take beside those of
-    the plan that runs, and what cannot be there. digest: of the model."""
+    """See that slices are on the devices of a fleet, and note in `standby` what they take, and what cannot be there."""
     workers = {device(address): worker for address, worker in fleet.workers.items()}
     own = OwnSlices()
-    there = _parts(running)
-    lacking = dict.fromkeys(part for plan in plans for part in _parts(plan) if part not in there)
-    recipes = {(address, cut): slice_recipe(file, digest, cut) for address, cut in lacking}
-    total = AggregateProgress(show, sum(recipe.n_bytes for recipe in recipes.values()), lambda: None)
-    for (address, _), recipe in recipes.items():
-        name = "this device" if address == LOCAL else workers[address].label
+    total = AggregateProgress(show, sum(one.recipe.n_bytes for one in beside), lambda: None)
+    slices = defaultdict(list)
+    for one in beside:
+        name = "this device" if one.address == LOCAL else workers[one.address].label
+        recipe = one.recipe
         try:
             with total.part(recipe.n_bytes) as sent:
                 named = own.digest(recipe, file.path)
-                if address == LOCAL:
+                if one.address == LOCAL:
                     with own.use(recipe, file.path, named, sent):
                         pass  # it is kept
                 else:
-                    workers[address].send_slice(recipe, file.path, named, sent)
+                    workers[one.address].send_slice(recipe, file.path, named, sent)
             standby.slice_bytes[name] = standby.slice_bytes.get(name, 0) + recipe.n_bytes
+            slices[name].append(one.told(sizes))
         except EdgeError as error:
             standby.missing.append(f"a slice is not kept on {name}: {error}")
-
-
-def _parts(plan: Plan) -> list[tuple[str, Slice]]:
-    """Who needs which part of the model from a cache. Who does all of it needs the model's file alone."""
-    if plan.world_size == 1:
-        return []
-    return [(device(address), plan.slice(rank)) for rank, address in enumerate(plan.devices)]
+    standby.slices |= slices

@@ -206,3 +206,16 @@ class MirroredHistory(History):
         used = {link for sequence in self._tokens for link in links(self._key, self._exact(sequence), block)}
         self._blocks = {link: held for link, held in self._blocks.items() if link in used}
         self.held_bytes = sum(held.n_bytes for held in self._blocks.values())
+
+
+def not_copied(why: str) -> str:
+    """What a person is told where there is no copy."""
+    return f"keys and values are not copied, but computed again: {why}"
+
+
+def mirror_of(file: GgufFile, options: EngineOptions, vocabulary: Model, budget: int | None) -> MirroredHistory | str:
+    """As `MirroredHistory.of`, or why there is none."""
+    try:
+        return MirroredHistory.of(file, options, vocabulary, budget)
+    except CannotSlice as error:
+        return str(error)

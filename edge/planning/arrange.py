@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from edge.cluster.fleet import Fleet
+from edge.cluster.fleet import Fleet, device
 from edge.parallel.step_times import Summary
 from edge.survey.corrections import correct
 from edge.survey.llm_survey import llm_survey
@@ -45,6 +46,14 @@ class Arrangement:
         if self.survey is None or self.work is None:
             return []
         return correct(plan, self.work, self.survey.speeds, self.survey.links, times)
+
+    def left_here(self, plan: Plan) -> int | None:
+        """Bytes of this device's memory that a plan leaves, by prediction; None where nothing was measured. plan: with
+        addresses as `device` writes them."""
+        if self.survey is None or self.work is None:
+            return None
+        of = {device(speed.device): speed for speed in self.survey.speeds}
+        return of[LOCAL].memory_bytes - predict(plan, self.work, of, self.survey.links).memory_bytes.get(LOCAL, 0)
 
 
 def arrange(
@@ -145,3 +154,13 @@ def can_share(file: GgufFile) -> bool:
 def name_of(file: GgufFile) -> str:
     """What a model is called, for people."""
     return str(file.metadata.get("general.name") or file.path.stem)
+
+
+def work_shares(plan: Plan) -> dict[str, float]:
+    """What part of the layers' work each device of a plan does, by its address as `device` writes it; together 1."""
+    done: dict[str, float] = defaultdict(float)
+    for rank, address in enumerate(plan.devices):
+        cut = plan.slice(rank)
+        width = len(cut.ff) / plan.sizes.ff if plan.sizes.ff else 1.0
+        done[device(address)] += len(cut.layers) / plan.sizes.layers * width
+    return dict(done)

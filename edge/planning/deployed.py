@@ -41,7 +41,7 @@ class Placement:
     exchange: Exchange = DEFAULT_EXCHANGE
     insecure: bool = False  # allow workers that do not encrypt
     own: Mapping[str, Any] = field(default_factory=dict)  # fields of this device's shard that a person has set
-    spare: int = 0  # losses of devices that are prepared for
+    spare: int | str = 0  # losses of devices that are prepared for; "auto": as many as there is room for
 
 
 @dataclass

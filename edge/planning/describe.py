@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from edge.cluster.lost import listed
+from edge.parallel.mirror import SHARE
 from edge.planning.formats import PLANNED
+from partition.plan.plan import LOCAL
 from partition.predict.pareto import Point
 from partition.predict.prediction import Prediction
 from partition.predict.speeds import DeviceSpeed, speed_to_json
@@ -13,10 +16,14 @@ from partition.search.changes import Change
 from quant.text import age_text, bytes_text, counted, ms_text, seconds_text, with_article
 
 if TYPE_CHECKING:
+    from edge.cluster.spares import Beside
+    from edge.planning.llm_space import SpareCost
     from edge.planning.space import PlanSpace
+    from partition.plan.plan import Plan
     from partition.predict.onnx_predict import OnnxDevice
 
 STAGE_COLUMNS = ("stage", "device", "holds", "computes", "then sends", "memory")
+SPARE_COLUMNS = ("device", "keeps beside on its disk", "memory")
 _OLD_S = 60.0  # figures that are older are said to be
 _SPEEDS = ("layer_s", "half_layer_s", "head_s", "step_s", "token_s", "disk_bytes_per_s")
 
@@ -68,7 +75,14 @@ def notes(space: PlanSpace) -> list[str]:
     return [*known.notes, *told]
 
 
-def planned_json(space: PlanSpace, objective: str, point: Point, why: str, changes: Sequence[Change]) -> dict[str, Any]:
+def planned_json(
+    space: PlanSpace,
+    objective: str,
+    point: Point,
+    why: str,
+    changes: Sequence[Change],
+    spare: SpareCost | None = None,
+) -> dict[str, Any]:
     """The object of `edge plan --json`: the plan that is best by an objective, why, and what changes would buy."""
     return {
         "format": PLANNED,
@@ -80,8 +94,70 @@ def planned_json(space: PlanSpace, objective: str, point: Point, why: str, chang
         "predicted": point.predicted.to_json(),
         "why": why,
         "changes": [change.to_json() for change in changes],
+        "spare": None if spare is None else spare_json(spare),
         **known_json(space),
     }
+
+
+def spare_json(cost: SpareCost) -> dict[str, Any]:
+    """What being ready for losses costs: bytes and seconds; devices as plans call them."""
+    slices = [
+        {
+            "device": one.address,
+            "layers": [one.cut.layers.start, one.cut.layers.stop],
+            "heads": [one.cut.heads.start, one.cut.heads.stop],
+            "ff": [one.cut.ff.start, one.cut.ff.stop],
+            "bytes": one.recipe.n_bytes,
+        }
+        for one in cost.spare.beside
+    ]
+    after = [
+        {"lost": sorted(lost), "devices": list(dict.fromkeys(plan.devices)), "latency_s": cost.after_s[lost]}
+        for lost, plan in cost.spare.plans.items()
+    ]
+    return {
+        "losses": cost.spare.losses,
+        "slices": slices,
+        "memory_bytes": {LOCAL: cost.mirror.max_bytes} if cost.mirror else {},
+        "token_bytes": cost.mirror.token_bytes if cost.mirror else None,
+        "token_s": cost.token_s,
+        "after": after,
+        "missing": list(cost.missing),
+        "no_more": cost.no_more or None,
+    }
+
+
+def spare_rows(cost: SpareCost, plan: Plan, names: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """A row for each device that holds something: who, the slices on its disk, and its memory."""
+    slices: dict[str, list[Beside]] = {LOCAL: []} if cost.mirror else {}
+    for one in cost.spare.beside:
+        slices.setdefault(one.address, []).append(one)
+    rows = []
+    for address, held in slices.items():
+        size = bytes_text(sum(one.recipe.n_bytes for one in held))
+        kept = f"{size}: {', '.join(one.told(plan.sizes) for one in held)}" if held else "nothing"
+        copied = cost.mirror if address == LOCAL else None
+        memory = f"{bytes_text(copied.max_bytes)} of keys and values" if copied else "nothing"
+        rows.append((names.get(address, address), kept, memory))
+    return rows
+
+
+def spare_lines(cost: SpareCost, names: Mapping[str, str]) -> list[str]:
+    """What being ready for losses costs and brings, a sentence each."""
+    spare = cost.spare
+    lines = [f"spare: ready for the loss of {counted(spare.losses, 'device')}"]
+    if cost.token_s:
+        lines[0] += f"; copying takes {SHARE:.0%} of a token at most, {seconds_text(cost.token_s)}"
+    if spare.losses and not spare.plans and not spare.missing:
+        lines = ["spare: this plan has no other device to lose"]
+    for lost, after in spare.plans.items():
+        token_s = cost.after_s[lost]
+        takes = "weights that have no room are paged" if token_s is None else f"{seconds_text(token_s)} a token"
+        who = listed([names.get(device, device) for device in after.devices])
+        lines.append(f"without {listed([names.get(device, device) for device in sorted(lost)])}: {takes} on {who}")
+    if cost.no_more:
+        lines.append(f"no more than that: {cost.no_more}")
+    return [*lines, *cost.missing]
 
 
 def beside(space: PlanSpace, point: Point) -> dict[str, Any]:

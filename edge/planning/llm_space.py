@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
 from devices.probe import default_threads
 from edge.cluster.deployment import DEFAULT_EXCHANGE, Deployment, Exchange
 from edge.cluster.fleet import Fleet
+from edge.cluster.spares import AUTO, Room, Spare, Spares
+from edge.llama.llama import Model
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
+from edge.parallel.mirror import SHARE, MirroredHistory, mirror_of, not_copied
 from edge.planning.arrange import can_share, name_of
 from edge.planning.drafted import with_draft_held, with_drafts
 from edge.planning.measure import Measured, measured
@@ -18,16 +23,29 @@ from edge.planning.space import MOST_SUBSETS_OF, PlanSpace
 from edge.survey.llm_survey import REMEMBERED
 from edge.survey.profile import ClusterProfile
 from partition.errors import PlanError
-from partition.plan.plan import Plan
+from partition.plan.arrange import make_plan
+from partition.plan.plan import LOCAL, Plan
 from partition.predict.cost import Work
 from partition.predict.drafts import ROWS, Draft
 from partition.predict.pareto import Point, told, without_repeats
 from partition.predict.predict import predict
 from partition.predict.speeds import DeviceSpeed
 from partition.search.changes import Change, changes
-from partition.search.explain import WORTH, best, kind_of, reason
+from partition.search.explain import WORTH, best, best_of, kind_of, reason
 from partition.search.planner import Placed, Planner
 from quant.gguf.file import GgufFile
+
+
+@dataclass(frozen=True)
+class SpareCost:
+    """What it costs to be ready for losses of a plan's devices."""
+
+    spare: Spare
+    mirror: MirroredHistory | None  # of keys and values, empty; None where none are copied
+    token_s: float  # that copying takes of a token, at most
+    after_s: Mapping[frozenset[str], float | None]  # what a token takes after losses; None: weights are paged
+    no_more: str  # why it is no more losses, where as many as possible were asked for
+    missing: tuple[str, ...]  # what it is not ready for, a sentence each
 
 
 class LlmSpace(PlanSpace):
@@ -148,6 +166,48 @@ class LlmSpace(PlanSpace):
     def changes(self, objective: str, caps: Mapping[str, float]) -> list[Change]:
         planner, _ = self._best(objective, caps)
         return changes(planner, objective, caps)
+
+    def spare(self, point: Point, losses: int | str, disk: Mapping[str, int]) -> SpareCost:
+        """What `--spare` with so many losses, or AUTO, costs beside a plan. disk: as of `Room`. PlanError for more than
+        can be."""
+        plan = point.plan
+        assert isinstance(plan, Plan)
+        speeds = {speed.device: speed for speed in with_draft_held(self.known.speeds, point.predicted.draft)}
+        alone = make_plan(self.work.limits, name_of(self.file), self.digest, [LOCAL], "pipeline")
+
+        def planned(workers: Sequence[str]) -> tuple[Plan, str]:
+            there = [i for i, speed in enumerate(self.known.speeds) if speed.device in (LOCAL, *workers)]
+            return best_of(self.planner(there)) if workers else (alone, "")
+
+        def left(plan: Plan) -> int:
+            held = predict(plan, self.work, speeds, self.known.links).memory_bytes
+            return speeds[LOCAL].memory_bytes - held.get(LOCAL, 0)
+
+        options = EngineOptions(
+            context=self.work.context, sequences=self.work.concurrency, kv_type=self.work.kv.name, memory=self._memory
+        )
+        with closing(Model(self.path, vocabulary_only=True)) as vocabulary:
+            found = mirror_of(self.file, options, vocabulary, self._memory or plan.shard(0).memory)
+        mirror = found if isinstance(found, MirroredHistory) else None
+        spares = Spares(plan, [name for name in speeds if name != LOCAL], planned, self.file, self.digest)
+        why = ""
+        if losses == AUTO:
+            spare, why = spares.most(Room(left, disk), mirror.max_bytes if mirror else 0)
+        else:
+            spare = spares.of(int(losses))
+        if not spare.plans:  # there is nothing to lose
+            mirror = None
+        token_s = SHARE * point.predicted.latency_s if mirror else 0.0
+        after_s = {lost: self._token_s(one) for lost, one in spare.plans.items()}
+        missing = (*spare.missing, *([not_copied(found)] if isinstance(found, str) else []))
+        return SpareCost(spare, mirror, token_s, after_s, why, missing)
+
+    def _token_s(self, plan: Plan) -> float | None:
+        """Of a plan; None where it has no room, as this device alone may have: it pages then, of no known speed."""
+        try:
+            return self.point(plan).predicted.latency_s
+        except PlanError:
+            return None
 
     def depends_on(self, point: Point) -> list[str]:
         work = (self.work.context, self.work.prompt, self.work.depth, self.work.kv.name)

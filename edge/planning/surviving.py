@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -14,20 +13,21 @@ from devices.cluster_file import Cluster
 from devices.probe import available_memory
 from edge.cluster.connect import CONNECT_TIMEOUT_S, LOSS_TIMEOUT_S
 from edge.cluster.deployment import Deployment, Exchange
-from edge.cluster.fleet import Fleet, device
+from edge.cluster.fleet import Fleet, by_device, device
 from edge.cluster.lost import listed, lost_words
+from edge.cluster.preflight import left_here
 from edge.cluster.rank_group import RankGroup
 from edge.cluster.sending import send_ahead
-from edge.cluster.spares import stand_by
-from edge.cluster.standby import Standby
+from edge.cluster.spares import Room, Spares
+from edge.cluster.standby import Standby, slices_limits, stand_by
 from edge.errors import EdgeError, Interrupted
 from edge.llama import llama
 from edge.llm.engine import Engine, load
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
-from edge.parallel.mirror import MirroredHistory
+from edge.parallel.mirror import MirroredHistory, mirror_of
 from edge.parallel.surviving import SurvivingEngine
-from edge.planning.arrange import Arrangement, can_share, name_of
+from edge.planning.arrange import Arrangement, can_share, name_of, work_shares
 from edge.survey.profile import reachable
 from edge.survey.slow_watch import SlowWatch
 from edge.tasks import Progress, Repeated, ShowStep, Steps
@@ -62,10 +62,10 @@ class Survivor:
         insecure: bool,
         *,
         arranged: Arrangement | None = None,
-        spare: int = 0,
+        spare: int | str = 0,
     ) -> None:
         """digest: of the file. arranged: what the first plan was made from; None: it was given. spare: losses of
-        devices that `start` prepares for."""
+        devices that `start` prepares for; `edge.cluster.spares.AUTO`: as many as there is room for."""
         self._file, self._digest, self._options, self._exchange = file, digest, options, exchange
         self._steps, self._insecure, self._spare = steps, insecure, spare
         self._made = arranged
@@ -87,15 +87,12 @@ class Survivor:
 
         The errors of `Deployment`, and of `stand_by`.
         """
-        self._plan = self._current = _by_device(plan)
+        self._plan = self._current = by_device(plan)
         vocabulary = llama.Model(self._file.path, vocabulary_only=True)
         self._stack.callback(vocabulary.close)
         self._vocabulary = vocabulary
         if self._spare:
-            self.standby = stand_by(
-                self._spare, fleet, plan, self._addresses(), self._planned, self._file, self._digest, self._options,
-                vocabulary, self._steps,
-            )  # fmt: skip
+            self.standby = self._stand_by(fleet)
         engine = self._deployed(fleet, plan, self._steps)
         self._there = frozenset(map(device, fleet.workers))
         self._options = replace(self._options, context=engine.context, batch=engine.batch)
@@ -105,6 +102,23 @@ class Survivor:
         )
         self._watch = Repeated(self._look, LOOK_S, "members")
         return self._engine
+
+    def _stand_by(self, fleet: Fleet) -> Standby | None:
+        def planned(workers: Sequence[str]) -> tuple[Plan, str]:
+            plan, why = self._planned(workers)
+            return by_device(plan), why
+
+        spares = Spares(self._plan, self._addresses(), planned, self._file, self._digest)
+        budget = self._options.memory or self._plan.shard(0).memory
+        mirror = mirror_of(self._file, self._options, self._vocabulary, budget)
+
+        def left(plan: Plan) -> int:
+            known = self._arranged.left_here(plan) if self._arranged is not None else None
+            left = left_here(plan, self._file, self._digest, self._options) if known is None else known
+            return left - self._options.reserved
+
+        room = Room(left, slices_limits(fleet))
+        return stand_by(self._spare, spares, mirror, room, fleet, self._file, self._plan.sizes, self._steps)
 
     @property
     def _mirror(self) -> MirroredHistory | None:
@@ -377,22 +391,3 @@ class _Checked(Steps):
                 watch.check()
 
         yield check
-
-
-def _by_device(plan: Plan) -> Plan:
-    """The plan with addresses as `device` writes them."""
-    stages = [
-        replace(stage, shards=tuple(replace(shard, device=device(shard.device)) for shard in stage.shards))
-        for stage in plan.stages
-    ]
-    return replace(plan, stages=tuple(stages))
-
-
-def work_shares(plan: Plan) -> dict[str, float]:
-    """What part of the layers' work each device of a plan does, by its address as `device` writes it; together 1."""
-    done: dict[str, float] = defaultdict(float)
-    for rank, address in enumerate(plan.devices):
-        cut = plan.slice(rank)
-        width = len(cut.ff) / plan.sizes.ff if plan.sizes.ff else 1.0
-        done[device(address)] += len(cut.layers) / plan.sizes.layers * width
-    return dict(done)

@@ -32,7 +32,7 @@ class EngineConfig:
     allreduce: str = "auto"
     wire: str = "f32"
     insecure: bool = False
-    spare: int = 0
+    spare: int | str = 0  # losses that are prepared for, or "auto"
     draft: str = "off"  # what guesses tokens, as `edge.speculate.opened.drafts` has it
 
     def to_json(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,8 @@ def test_a_spare_holds_what_a_loss_would_need(run: Run, chat: Chat, two: Two, al
     assert held["losses"] == 1
     assert held["missing"] == []
     assert set(held["slice_bytes"]) == {"this device", "one"}  # two has its layers either way
+    assert set(held["slices"]) == {"this device", "one"}
+    assert all(re.fullmatch(r"layers \d(-\d)?", told) for told in chain(*held["slices"].values()))
     copied = (
         (said["usage"]["prompt_tokens"] + said["usage"]["completion_tokens"]) // 16 * 16 * held["mirror"]["token_bytes"]
     )
@@ -165,11 +168,12 @@ def test_a_spare_holds_what_a_loss_would_need(run: Run, chat: Chat, two: Two, al
     )  # the last token is not held
     assert held["mirror"]["max_bytes"] == 256 * held["mirror"]["token_bytes"]
     assert chat(*how)["standby"] is None
+    assert chat(*how, "--spare", "auto", "--draft", "off")["standby"]["losses"] == 2
     assert_refused(run("chat", *ASKED, *how, "--spare", "3"), 2, "loss of 3 devices", "has 2 workers", "ask for 0 to 2")
     assert_refused(run("chat", *ASKED, "--spare", "1"), 2, "--spare is for several devices")
 
 
-@pytest.mark.parametrize("spare", ["0", "-1", "one"])
+@pytest.mark.parametrize("spare", ["0", "-1", "one", "autos"])
 def test_a_spare_is_a_number_of_devices(run: Run, capsys: pytest.CaptureFixture[str], spare: str) -> None:
     with pytest.raises(SystemExit) as ended:
         run("chat", *ASKED, "--workers", "127.0.0.1:1", "--spare", spare)

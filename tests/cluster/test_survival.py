@@ -21,8 +21,8 @@ from edge.llm.scheduler import Scheduler
 from edge.llm.states import BLOCK_TOKENS
 from edge.parallel import surviving
 from edge.parallel.surviving import SurvivingEngine
+from edge.planning.arrange import work_shares
 from edge.planning.deployed import Deployed, Placement, deployed
-from edge.planning.surviving import work_shares
 from edge.slices.local import OwnSlices
 from partition.errors import PlanError
 from partition.plan.arrange import make_plan

@@ -2,6 +2,7 @@
 
 import pytest
 
+from edge.cluster import preflight
 from edge.cluster.deployment import DEFAULT_EXCHANGE
 from edge.demo import MODEL_PATH
 from edge.llm.options import EngineOptions
@@ -11,10 +12,10 @@ from edge.survey.survey import Survey
 from edge.tasks import SILENT
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
-from partition.slices.gguf_slice import limits
+from partition.slices.gguf_slice import limits, slice_recipe
 from quant.gguf.file import GgufFile
 from tests.support import planning
-from tests.support.planning import MS
+from tests.support.planning import MIB, MS
 
 FILE = GgufFile.open(MODEL_PATH)
 WORK = planning.work(8)
@@ -68,3 +69,27 @@ def test_a_given_plan_goes_on_with_the_shares_it_had() -> None:
     assert ff[LOCAL] > 2 * ff[A]
     assert one._pays(left)
     assert not one._pays(plan)
+
+
+def test_what_a_measured_plan_leaves_of_this_device() -> None:
+    alone, both = (make_plan(WORK.limits, "made up", "", there, "pipeline") for there in ([LOCAL], [LOCAL, A]))
+    made = survivor(both, {LOCAL: MS, A: MS})._arranged
+    assert made is not None
+    assert made.survey is not None
+    [memory] = [speed.memory_bytes for speed in made.survey.speeds if speed.device == LOCAL]
+    left, left_beside = made.left_here(alone), made.left_here(both)
+    assert left is not None
+    assert left_beside is not None
+    assert memory > left_beside >= left + 4 * 8 * MIB  # half of the layers
+
+
+def test_what_a_given_plan_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "available_memory", lambda: 100 * MIB)
+    monkeypatch.setattr(preflight, "own_rss", lambda: 20 * MIB)
+    plan = make_plan(limits(FILE), "", "", (LOCAL, A), "pipeline")
+    digest, layers = 64 * "0", len(plan.slice(0).layers)
+    held = slice_recipe(FILE, digest, plan.slice(0)).n_bytes + layers * 256 * 512  # bytes of a token in a layer
+    free = 100 * MIB - held - preflight.LEAST_PROCESS_BYTES
+    assert preflight.left_here(plan, FILE, digest, EngineOptions(context=256)) == free
+    budget = EngineOptions(context=256, memory=90 * MIB)  # of which this process has a part
+    assert preflight.left_here(plan, FILE, digest, budget) == free - 30 * MIB

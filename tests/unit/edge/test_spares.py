@@ -1,15 +1,23 @@
 """The losses that are prepared for: which, and how many."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 
 import pytest
 
 from edge.cluster import spares
+from edge.cluster.fleet import Fleet
+from edge.cluster.spares import Room, Spares
+from edge.cluster.standby import stand_by
+from edge.demo import MODEL_PATH
+from edge.parallel.mirror import MirroredHistory
 from partition.errors import PlanError
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
+from partition.slices.gguf_slice import limits
+from quant.gguf.file import GgufFile
 from tests.support import planning
+from tests.support.deployments import Heard
 
 WORKERS = ("a:1", "b:1", "c:1")
 
@@ -48,3 +56,69 @@ def test_there_are_no_more_cases_than_may_be(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(spares, "MOST_CASES", 5)
     with pytest.raises(PlanError, match="takes more than 5 plans of 3 workers; ask for fewer"):
         spares._Cases(2, WORKERS, over).after(over(WORKERS)[0], frozenset())
+
+
+FILE = GgufFile.open(MODEL_PATH)
+NOBODY = Fleet.__new__(Fleet)  # nothing is asked of it
+MIB, DIGEST = 1 << 20, 64 * "0"
+
+
+def cut(workers: Sequence[str]) -> tuple[Plan, str]:
+    """A stage of the bundled model each."""
+    return make_plan(limits(FILE), "", "", [LOCAL, *workers], "pipeline"), ""
+
+
+def most(memory: Callable[[Plan], int] = lambda plan: MIB, disk: Mapping[str, int] | None = None) -> tuple[int, str]:
+    """The losses that there is room for, and why no more."""
+    made = Spares(cut(WORKERS)[0], WORKERS, cut, FILE, DIGEST)
+    spare, why = made.most(Room(memory, disk or {}), MIB)
+    return spare.losses, why
+
+
+def test_as_many_losses_as_can_be_are_prepared_for() -> None:
+    assert most() == (3, "")
+
+
+def test_no_more_than_the_plan_has_devices_to_lose() -> None:
+    made = Spares(cut(())[0], WORKERS, cut, FILE, DIGEST)
+    assert made.most(Room(lambda plan: MIB, {}), MIB)[0].losses == 0
+
+
+def test_memory_that_plans_take_is_not_lent() -> None:
+    losses, why = most(lambda plan: MIB - 1)
+    assert losses == 0
+    assert why.startswith(
+        "a copy of keys and values takes 1.00 MiB of this device's memory, and its plans leave 1.00 MiB"
+    )
+    assert most(lambda plan: MIB if plan.world_size > 2 else 0)[0] == 1  # two that are left have no room for it
+    assert most(lambda plan: MIB if plan.world_size > 1 else 0)[0] == 3  # the last one has nobody to lose
+
+
+def test_disks_keep_so_many_slices() -> None:
+    one = Spares(cut(WORKERS)[0], WORKERS, cut, FILE, DIGEST).of(1)
+    [running] = [rank for rank, address in enumerate(cut(WORKERS)[0].devices) if address == "b:1"]
+    beside = sum(part.recipe.n_bytes for part in one.beside if part.address == "b:1")
+    need = beside + spares.slice_recipe(FILE, DIGEST, cut(WORKERS)[0].slice(running)).n_bytes
+    assert most(disk={"b:1": need - 1})[0] == 0
+    assert "on b:1, which keeps" in most(disk={"b:1": need - 1})[1]
+    assert most(disk={"b:1": need})[0] >= 1
+
+
+def test_a_loss_that_nothing_is_left_for_is_the_end() -> None:
+    def two_at_least(workers: Sequence[str]) -> tuple[Plan, str]:
+        if len(workers) < 2:
+            raise PlanError("no room")
+        return cut(workers)
+
+    spare, why = Spares(cut(WORKERS)[0], WORKERS, two_at_least, FILE, DIGEST).most(Room(lambda plan: MIB, {}), MIB)
+    assert (spare.losses, why) == (1, "nothing is prepared for the loss of a:1 and b:1: no room")
+
+
+def test_where_there_is_no_room_for_a_spare_it_is_said() -> None:
+    made, heard = Spares(cut(WORKERS)[0], WORKERS, cut, FILE, DIGEST), Heard()
+    mirror = MirroredHistory(4096, MIB)
+    with pytest.raises(PlanError, match="spare is 'all'; needed is a number of devices, or 'auto'"):
+        stand_by("all", made, mirror, Room(lambda plan: 0, {}), NOBODY, FILE, cut(WORKERS)[0].sizes, heard)
+    assert stand_by("auto", made, mirror, Room(lambda plan: 0, {}), NOBODY, FILE, cut(WORKERS)[0].sizes, heard) is None
+    [line] = heard.lines
+    assert line.startswith("ready for no loss: a copy of keys and values takes 1.00 MiB")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from edge.planning.surviving import work_shares
+from edge.planning.arrange import work_shares
 from partition.plan.plan import LOCAL, NOTHING, Plan, Range, Shard, Sizes, Stage
 
 
