@@ -13,17 +13,19 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
+from typing import IO, Any
 
 import psutil
 import pytest
 
 from apps.commands.serve import DRAFTS, ENGINE_OPTIONS
 from apps.options import add_engine_arguments
+from devices.processes.forking import ForkedProcess
 from edge.demo import MODEL_PATH
 from edge.speculate.opened import KINDS, SELF
 from tests.support import ROOT
-from tests.support.helpers import heed_interrupts, run_edge
+from tests.support.helpers import begin, run_edge
 from tests.support.workers import worker
 
 WAIT_S = 120
@@ -33,8 +35,9 @@ ASK = {"messages": [{"role": "user", "content": "What is 3 plus 4?"}], "temperat
 class Served:
     """A running server."""
 
-    def __init__(self, process: "subprocess.Popen[str]", url: str) -> None:
-        self.process, self.url = process, url
+    def __init__(self, process: "ForkedProcess | subprocess.Popen[bytes]", url: str, errors: IO[str]) -> None:
+        """errors: what it says there."""
+        self.process, self.url, self.errors = process, url, errors
 
     def get(self, path: str, **headers: str) -> Any:
         return self._read(urllib.request.Request(self.url + path, headers=headers))
@@ -60,34 +63,25 @@ class Served:
             raise
 
 
-def start(*arguments: str, **environment: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-m", "apps.cli", "serve", *arguments, "--port", "0", "--threads", "1"],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=heed_interrupts,
-    )
-
-
 @contextmanager
 def served(*arguments: str, **environment: str) -> Iterator[Served]:
-    process = start(*arguments, **environment)
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        found = re.fullmatch(r"listening on (http://\S+)\n", line)
-        assert found, line + process.communicate(timeout=WAIT_S)[1]
-        yield Served(process, found[1])
-    finally:
-        process.send_signal(signal.SIGTERM)
+    read, write = os.pipe()
+    with os.fdopen(read) as said, TemporaryFile("w+") as errors:
+        with os.fdopen(write, "wb") as out, open(os.devnull) as nothing:
+            command = ("serve", *arguments, "--port", "0", "--threads", "1")
+            process = begin(command, {**os.environ, **environment}, (nothing, out, errors))
         try:
-            process.communicate(timeout=WAIT_S)
+            line = said.readline()
+            found = re.fullmatch(r"listening on (http://\S+)\n", line)
+            errors.seek(0)
+            assert found, line + errors.read()
+            yield Served(process, found[1], errors)
         finally:
-            process.kill()
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(WAIT_S)
+            finally:
+                process.kill()
 
 
 def refused(*arguments: str, **environment: str) -> tuple[int, str]:
@@ -110,9 +104,9 @@ def test_the_bundled_model_is_served_and_ctrl_c_ends_all_processes() -> None:
         assert len(processes) >= 3  # the engine, and what renders templates
         server.process.send_signal(signal.SIGINT)
         assert psutil.wait_procs(processes[1:], WAIT_S)[1] == []
-        _, error = server.process.communicate(timeout=WAIT_S)
-        assert server.process.returncode == 130
-        assert "Traceback" not in error
+        assert server.process.wait(WAIT_S) == 130
+        server.errors.seek(0)
+        assert "Traceback" not in server.errors.read()
 
 
 def test_every_engine_option_reaches_the_engine_process() -> None:
