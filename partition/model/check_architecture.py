@@ -68,6 +68,28 @@ def check_architecture(meta: Metadata, shape: ModelShape) -> None:
         meta.count("expert_used_count", least=1, most=max(groups, 1))
     if meta.architecture == "ernie4_5-moe":
         meta.count("interleave_moe_layer_step", 1, least=1)
+    if meta.architecture == "plamo2":
+        meta.count("ssm.group_count", 0, most=0)
+    _check_values(meta, shape)
+
+
+def _check_values(meta: Metadata, shape: ModelShape) -> None:
+    """What the loader or the graph asserts of single values."""
+    values = meta.file.metadata
+    if meta.architecture == "bailingmoe3":
+        bound, safe = values.get(meta.key("kda.gate_lower_bound")), values.get(meta.key("kda.safe_gate"), True)
+        if not safe or not isinstance(bound, float) or not bound < 0:
+            raise meta.error(
+                "llama.cpp needs kda.safe_gate, and a kda.gate_lower_bound below 0; convert the model again"
+            )
+    if meta.architecture == "deepseek2-ocr":
+        if values.get(meta.key("rope.freq_base"), 1e4) != 1e4:
+            raise meta.error(f"{meta.key('rope.freq_base')} is not 10000, which llama.cpp needs")
+        if {shape.head_k, shape.head_v} != {shape.n_embd // max(shape.n_heads[0], 1)}:
+            raise meta.error("its heads together are not as wide as the model, which llama.cpp needs")
+    indexes = values.get(meta.key("attention.indexer.types"))
+    if meta.architecture == "glm-dsa" and isinstance(indexes, GgufArray) and len(indexes) and not indexes[0]:
+        raise meta.error("its first layer has no index of its own, and there is none before it")
 
 
 def _check_described(meta: Metadata, shape: ModelShape, described: Architecture) -> None:

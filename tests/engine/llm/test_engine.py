@@ -240,6 +240,18 @@ def test_quantized_values_without_flash_attention_are_an_error_not_an_abort(synt
         Engine(synthetic("llama"), replace(OPTIONS, kv_type="q8_0", flash_attention="off"))
 
 
+def test_flash_attention_is_left_out_where_llama_cpp_would_stop(tmp_path: Path) -> None:
+    path = tmp_path / "plm.gguf"
+    synth.synthesize(path, shapes.shape("plm", layers=2, embd=64, ff=64, heads=4, vocab=512), "f16")
+    logits = []
+    for asked in ("auto", "off"):
+        with Engine(path, replace(OPTIONS, flash_attention=asked)) as engine:
+            logits.append(final_logits(engine, TOKENS, 8))
+    np.testing.assert_array_equal(*logits)
+    with pytest.raises(EngineError, match="no flash attention for plm; choose auto or off"):
+        Engine(path, replace(OPTIONS, flash_attention="on"))
+
+
 def test_a_head_too_small_for_the_kv_type_is_an_error_with_llama_cpps_reason(tmp_path: Path) -> None:
     path = tmp_path / "narrow.gguf"
     synth.synthesize(path, shapes.shape("llama", layers=1, embd=64, ff=64, heads=4, vocab=300), "f16")

@@ -1,14 +1,17 @@
 """What a model weighs, against sums made by hand and against what llama.cpp itself counts."""
 
 from pathlib import Path
+from typing import Any
 
 import llama_cpp
 import pytest
 
+from partition.model.check import check_loadable
 from partition.model.model import ModelShape, block_of
 from quant.errors import ModelFileError
 from quant.gguf.file import GgufFile
 from quant.types import KV_TYPES, TYPES
+from tests.support.slices import rewritten, synthetic
 from tests.support.tiny_gguf import EMBD, EXPERTS, FF, HEAD, HEADS, HEADS_KV, LAYERS, VOCAB, Gguf, Tensor, model
 
 ALL = [("llama", 0), ("llama", EXPERTS), ("qwen2", 0), ("qwen3", 0), ("qwen3moe", EXPERTS)]
@@ -156,3 +159,25 @@ def test_every_kv_type_fits_heads_of_64(tmp_path: Path) -> None:
     shape = shape_of(wide, tmp_path)
     sizes = [shape.kv_bytes(256, TYPES[name], TYPES[name]) for name in KV_TYPES]
     assert sizes == sorted(sizes, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("arch", "changed", "told"),
+    [
+        ("plamo2", {"ssm.group_count": ("u32", 1)}, "ssm.group_count is 1, needed is a whole number from 0 to 0"),
+        ("bailingmoe3", {"kda.gate_lower_bound": ("f32", 0.5)}, "a kda.gate_lower_bound below 0"),
+        ("bailingmoe3", {"kda.safe_gate": ("bool", False)}, "needs kda.safe_gate"),
+        ("deepseek2-ocr", {"rope.freq_base": ("f32", 5e5)}, "rope.freq_base is not 10000"),
+        ("deepseek2-ocr", {"attention.value_length": ("u32", 8)}, "not as wide as the model"),
+        ("glm-dsa", {"attention.indexer.types": ("arr[u32]", [0, 1, 1, 1])}, "first layer has no index of its own"),
+    ],
+)
+def test_what_llama_cpp_asserts_of_single_values(
+    arch: str, changed: dict[str, tuple[str, Any]], told: str, tmp_path: Path
+) -> None:
+    """It would stop the process."""
+    sound = synthetic(tmp_path / "sound.gguf", arch, layers=4, embd=64, ff=64)
+    check_loadable(GgufFile.open(sound))
+    path = rewritten(sound, tmp_path / "bad.gguf", {f"{arch}.{key}": value for key, value in changed.items()})
+    with pytest.raises(ModelFileError, match=told):
+        check_loadable(GgufFile.open(path))
