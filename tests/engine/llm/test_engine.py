@@ -248,7 +248,7 @@ def test_flash_attention_is_left_out_where_llama_cpp_would_stop(tmp_path: Path) 
         with Engine(path, replace(OPTIONS, flash_attention=asked)) as engine:
             logits.append(final_logits(engine, TOKENS, 8))
     np.testing.assert_array_equal(*logits)
-    with pytest.raises(EngineError, match="no flash attention for plm; choose auto or off"):
+    with pytest.raises(EngineError, match="no flash attention for plm models; choose auto or off"):
         Engine(path, replace(OPTIONS, flash_attention="on"))
 
 
