@@ -25,23 +25,24 @@ from tests.support.thorough import each_once, some
 MOMENTS = some(1, 12)  # for each command and signal
 ENDS_S = 10.0  # beside busy neighbours; alone it takes 0.7 s at most
 ENDLESS = ("--max-tokens", "100000", "--context", "4096")
+ONE_THREAD = ("--threads", "1")
 
 # Each with the seconds that it takes at most on a quiet machine: moments are drawn from these.
 COMMANDS: dict[str, tuple[float, tuple[str, ...]]] = {
     "chat": (1.5, ("chat", "MODEL", "-p", "hi", *ENDLESS)),
     "chat-memory": (1.5, ("chat", "MODEL", "-p", "hi", "--memory", "150MiB", *ENDLESS)),
     "chat-workers": (1.5, ("chat", "MODEL", "-p", "hi", "--workers", "SILENT")),
-    "bench": (3.0, ("bench", "MODEL", "--repeats", "20")),
+    "bench": (3.0, ("bench", "MODEL", "--repeats", "20", *ONE_THREAD)),
     "bench-onnx": (2.0, ("bench", "ONNX")),
     "info": (1.0, ("model", "info", "MODEL")),
     "synth": (2.0, ("model", "synth", "OUT/a.gguf", "--shape", "tinyllama-1.1b")),
     "pull": (1.5, ("model", "pull", "some/repository:q4_k_m")),
-    "quantize-size": (5.0, ("quantize", "MODEL", "OUT/a.gguf", "--size", "4MiB")),
-    "quantize-type": (1.5, ("quantize", "MODEL", "OUT/a.gguf", "--type", "q4_k_m", "--report")),
+    "quantize-size": (5.0, ("quantize", "MODEL", "OUT/a.gguf", "--size", "4MiB", *ONE_THREAD)),
+    "quantize-type": (1.5, ("quantize", "MODEL", "OUT/a.gguf", "--type", "q4_k_m", "--report", *ONE_THREAD)),
     "quantize-onnx": (3.0, ("quantize", "ONNX", "OUT/a.onnx", "--type", "int8")),
     "kernels": (2.0, ("quantize", "--kernels")),
-    "imatrix": (3.0, ("imatrix", "MODEL", "README.md", "--output", "OUT/a.gguf")),
-    "evaluate": (3.0, ("evaluate", "MODEL", "MODEL")),
+    "imatrix": (3.0, ("imatrix", "MODEL", "README.md", "--output", "OUT/a.gguf", *ONE_THREAD)),
+    "evaluate": (3.0, ("evaluate", "MODEL", "MODEL", *ONE_THREAD)),
     "run": (1.5, ("run", "ONNX", "--input", "ARRAYS", "--repeats", "100000")),
     "plan": (3.0, ("plan", "MODEL")),
     "pareto": (4.0, ("pareto", "MODEL", "--png", "OUT/a.png", "--html", "OUT/a.html", "--measure", "2")),

@@ -14,6 +14,7 @@ from edge.templates import child
 from edge.templates.process import CPU_S, TemplateProcess
 from edge.templates.template import CHATML, MAX_SOURCE, TRANSCRIPT, ChatTemplate
 from tests.support.helpers import until
+from tests.support.thorough import thorough
 
 MESSAGES = [
     {"role": "system", "content": "Be kind."},
@@ -164,13 +165,15 @@ DOUBLED = "{% set n = namespace(x=[1]) %}{% for i in range(40) %}{% set n.x = [n
     "source",
     [
         DOUBLED + "{{ n.x | string }}",
-        DOUBLED + "{{ n.x | tojson }}",
-        DOUBLED + "{{ n.x }}",
         DOUBLED + "{{ n.x ~ '' }}",
-        DOUBLED + "{{ n.x | join }}",
-        DOUBLED + "{{ [n.x] | map('string') | list }}",
         DOUBLED + "{{ raise_exception(n.x) }}",
-        DOUBLED + "{{ n.x | sum(start=n.x ~ '') }}",
+        *thorough(
+            DOUBLED + "{{ n.x | tojson }}",
+            DOUBLED + "{{ n.x }}",
+            DOUBLED + "{{ n.x | join }}",
+            DOUBLED + "{{ [n.x] | map('string') | list }}",
+            DOUBLED + "{{ n.x | sum(start=n.x ~ '') }}",
+        ),
         DOUBLED.replace("[1]", "{}").replace("[n.x, n.x]", "dict(a=n.x, b=n.x)") + "{{ n.x }}",
         "{% set n = namespace(x=[1], y=[1]) %}{% for i in range(40) %}{% set n.x = [n.x, n.x] %}"
         "{% set n.y = [n.y, n.y] %}{% endfor %}{{ n.x == n.y }}",
