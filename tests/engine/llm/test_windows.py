@@ -174,7 +174,8 @@ def test_others_use_the_model_while_windows_are_under_way(
                 list(responses)
     drafter, _ = speculation(Known(plain))
     responses = generate(Session(two), prompt, GREEDY, max_tokens=LENGTH, drafter=drafter)
-    next(responses)
+    assert [next(responses).token_id for _ in range(2)] == answer[:2]
+    assert two.uncollected > 0
     requests = questions(2)
     scheduled = Scheduler(two).run([replace(request, max_tokens=LENGTH) for request in requests])
     assert scheduled == [plain[tuple(request.prompt)] for request in requests]
