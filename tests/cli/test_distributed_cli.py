@@ -70,7 +70,8 @@ def test_the_answer_is_that_of_one_device(chat: Chat, two: Two, alone: list[int]
     spread = ("--workers", workers(*two), "--parallel", parallel, "--shares", "1,1,1")
     guessed = chat(*spread, "--draft", "ngram")
     assert guessed["token_ids"] == alone
-    assert guessed["speculation"]["passes"] in range(1, len(alone) + 1)
+    assert guessed["speculation"]["passes"] >= 1  # over stages also some that were cancelled
+    assert guessed["speculation"]["accepted"] <= guessed["speculation"]["drafted"]
     said = chat(*spread, "--draft", "off")
     assert said["token_ids"] == alone
     assert [rank["device"] for rank in said["ranks"]] == ["local", two[0].address, two[1].address]
