@@ -87,7 +87,7 @@ class SealedBlocks:
     def count(self, links: Sequence[bytes]) -> int:
         """How many of the first links have a block that is there, or is to be written."""
         for n, link in enumerate(links):
-            if self._size(link) is None:
+            if self._size(link, self._name(link)) is None:
                 return n
         return len(links)
 
@@ -97,18 +97,23 @@ class SealedBlocks:
         It ends before the first that is missing, or not what was kept: such a file is removed. That may be sooner than
         `count` has said.
         """
-        rest = deque(links)
+        rest = deque((link, self._name(link)) for link in links)
         reading: deque[tuple[Future[bytes | None], int]] = deque()
         pool = ThreadPoolExecutor(_READERS, "kept prompts")
-        ahead = 0
+        ahead, size = 0, None  # of what is being read, and of the next
         try:
             while True:
-                while rest and (n_bytes := self._size(rest[0])) is not None:
-                    if reading and ahead + n_bytes > self._ahead_limit:
+                while rest:
+                    size = self._size(*rest[0]) if size is None else size
+                    if size is None:  # what comes after it is of no use
+                        rest.clear()
+                    elif reading and ahead + size > self._ahead_limit:
                         break
-                    self.store.expect(self._name(rest[0]))
-                    reading.append((pool.submit(self._read, rest.popleft()), n_bytes))
-                    ahead += n_bytes
+                    else:
+                        link, name = rest.popleft()
+                        self.store.expect(name)
+                        reading.append((pool.submit(self._read, link, name), size))
+                        ahead, size = ahead + size, None
                 if not reading:
                     return
                 future, n_bytes = reading[0]
@@ -164,11 +169,11 @@ class SealedBlocks:
     def _fits(self, n_bytes: int) -> bool:
         return not self._queue or self._queued_bytes + n_bytes <= self._queue_limit
 
-    def _size(self, link: bytes) -> int | None:
+    def _size(self, link: bytes, name: bytes) -> int | None:
         """Bytes of a block, some more where it is a file already; None where it is not there."""
         with self._changed:
             data = self._queue.get(link)
-        return self.store.n_bytes(self._name(link)) if data is None else len(data)
+        return self.store.n_bytes(name) if data is None else len(data)
 
     def _write_all(self) -> None:
         while True:
@@ -192,12 +197,11 @@ class SealedBlocks:
                     self.dropped_blocks += not is_written
                     self._changed.notify_all()
 
-    def _read(self, link: bytes) -> bytes | None:
+    def _read(self, link: bytes, name: bytes) -> bytes | None:
         with self._changed:
             data = self._queue.get(link)
         if data is not None:
             return data
-        name = self._name(link)
         content = self.store.read(name)
         if content is None:
             return None
