@@ -111,12 +111,12 @@ def check_encoded(data: bytes, shape: StateShape, positions: Range) -> None:
     header = np.frombuffer(data, np.uint8)[at]
     for start in cells:
         header[start : start + _CELL.size * len(positions)].view("<i4")[::3] -= positions.start
-    if not np.array_equal(header, wanted):
+    if header.tobytes() != wanted:
         raise StateError(f"a state of other positions than {positions}, or of another shape")
 
 
 @lru_cache(8)
-def _header(shape: StateShape, tokens: int) -> tuple[NDArray[np.intp], Bytes, tuple[int, ...]]:
+def _header(shape: StateShape, tokens: int) -> tuple[NDArray[np.intp], bytes, tuple[int, ...]]:
     """Of an encoded block that begins at position 0: the places of all bytes that are no key and no value, these bytes,
     and where among them the cells of each cache begin."""
     zeros, ones = (
@@ -140,7 +140,7 @@ def _header(shape: StateShape, tokens: int) -> tuple[NDArray[np.intp], Bytes, tu
     for number in range(shape.caches):
         cells.append(begin + 8)
         begin += 16 + _CELL.size * tokens + 24 * len(shape.in_cache(number))
-    return at, zeros[at], tuple(cells)
+    return at, zeros[at].tobytes(), tuple(cells)
 
 
 def encoded_bytes(shape: StateShape, tokens: int) -> int:

@@ -41,6 +41,9 @@ class StateShape:
     value_size: int  # bytes of one value; 0 where the type has blocks of several
     caches: int  # 2 where some layers have an attention window, whether this slice has both kinds or one
 
+    def __hash__(self) -> int:
+        return hash((len(self.layers), self.type_id))  # asked for with every block; the layers take longer than a check
+
     @classmethod
     def of(cls, source: Source, cut: Slice, kv: TensorType) -> "StateShape":
         """The shape of a slice that stores keys and values as `kv`.
