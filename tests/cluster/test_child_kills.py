@@ -4,8 +4,7 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -19,40 +18,12 @@ from edge.slices.digests import Digests
 from partition.slices.recipe import whole
 from tests.support.helpers import until
 from tests.support.thorough import some
-from tests.support.workers import SECRET, Worker, gone, health, worker
+from tests.support.workers import SECRET, Worker, gone, watched, worker
 from transport import edge_pb2 as pb
 
 # How often the process is killed at each moment; early is cheap. Starting takes some 0.3 s, loading 0.1 s.
 MOMENTS = {"starting": some(10, 70), "opened": some(4, 12), "loading": some(4, 12), "loaded": some(2, 6)}
 ALLOWED_BYTES, ALLOWED_HANDLES = 32 << 20, 10  # that the daemon may grow by
-
-
-@contextmanager
-def watched(one: Worker) -> Iterator[list[int]]:
-    """Ask for the worker's health all the time, and count the answers. Each must be SERVING."""
-    answers = [0]
-    failures: list[Exception] = []
-    done = threading.Event()
-
-    def ask() -> None:
-        with one.remote() as remote:
-            while not done.is_set():
-                try:
-                    assert health(remote.channel)
-                except Exception as error:  # whatever it is, the test has to see it
-                    failures.append(error)
-                    return
-                answers[0] += 1
-                done.wait(0.002)  # the daemon's interpreter has other things to do, too
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    try:
-        yield answers
-    finally:
-        done.set()
-        thread.join()
-    assert not failures, failures
 
 
 def spent_s(process: psutil.Process) -> float:

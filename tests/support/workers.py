@@ -177,6 +177,34 @@ def health(channel: grpc.Channel, service: str = "", timeout_s: float = 10.0) ->
     return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
 
+@contextmanager
+def watched(one: Worker) -> Iterator[list[int]]:
+    """Ask for the worker's health all the time, and count the answers. Each must be SERVING."""
+    answers = [0]
+    failures: list[Exception] = []
+    done = threading.Event()
+
+    def ask() -> None:
+        with one.remote() as remote:
+            while not done.is_set():
+                try:
+                    assert health(remote.channel)
+                except Exception as error:  # whatever it is, the test has to see it
+                    failures.append(error)
+                    return
+                answers[0] += 1
+                done.wait(0.002)  # the daemon's interpreter has other things to do, too
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield answers
+    finally:
+        done.set()
+        thread.join()
+    assert not failures, failures
+
+
 def stalled(chunks: Iterable[bytes], go: threading.Event) -> Iterator[bytes]:
     """Chunks to upload, and then nothing, not even an end, until `go` is set."""
     yield from chunks

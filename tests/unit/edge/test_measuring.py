@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -101,13 +102,17 @@ def test_no_plan_is_chosen_that_is_much_worse(seed: int) -> None:
     assert max(space.order.count(p.key) for p in points) <= VISITS
 
 
-def test_what_is_sure_is_measured_once() -> None:
+def test_what_is_sure_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     space = Space(random.Random(0), busy=0.0)
     points = [Point("a", 0.10, 0.10), Point("b", 0.12, 0.11)]
     found = run(space, points)
     assert sorted(space.order) == ["a", "b"]
+    assert {one["age_s"] for one in found.values()} == {0.0}
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 3600)
     again = run(space, points)
     assert sorted(space.order) == ["a", "b"]  # it is remembered
+    assert all(3600 <= one["age_s"] < 7200 for one in again.values())
     assert {k: v["latency_s"] for k, v in again.items()} == {k: v["latency_s"] for k, v in found.items()}
     run(space, points, fresh=True)
     assert sorted(space.order) == ["a", "a", "b", "b"]
