@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,7 @@ class Remote:
                 try:
                     self._upload(upload, digest, recipe.n_bytes, held)
                 finally:
+                    upload.close()
                     sent += upload.n_bytes
                 return sent
             except (LinkClosed, LinkTimeout):
@@ -172,8 +174,9 @@ class Remote:
 class _Upload:
     """What gRPC iterates over: chunks, counted."""
 
-    def __init__(self, source: Iterator[bytes], held: int, of: int, progress: Progress | None) -> None:
+    def __init__(self, source: Generator[bytes], held: int, of: int, progress: Progress | None) -> None:
         self._source = source
+        self._lock = threading.Lock()  # of the source
         self._held = held
         self._of = of
         self._progress = progress
@@ -187,7 +190,8 @@ class _Upload:
 
     def __next__(self) -> bytes:
         try:
-            chunk = next(self._source)
+            with self._lock:
+                chunk = next(self._source)
             self.n_bytes += len(chunk)
             self.moved_at = time.monotonic()
             if self._progress:
@@ -198,6 +202,11 @@ class _Upload:
             self.failed = error
             raise
         return chunk
+
+    def close(self) -> None:
+        """Let go of the file, which gRPC's thread may hold for longer than the call."""
+        with self._lock:
+            self._source.close()
 
 
 def _finished(call: grpc.Future) -> bool:

@@ -5,7 +5,7 @@ Memory stays near one piece whatever the recipe says, and many small pieces of t
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,7 +26,7 @@ _REGION_BYTES = 1 << 20
 
 def chunks(
     recipe: Recipe, model: str | os.PathLike[str] | BinaryIO, start: int = 0, chunk_bytes: int = CHUNK_BYTES
-) -> Iterator[bytes]:
+) -> Generator[bytes]:
     """The slice from byte `start` on, in pieces of `chunk_bytes` (the last one may be shorter).
 
     `model` is the model file's path, or the file opened for reading; its position is neither used nor moved. Each piece
@@ -52,7 +52,7 @@ def digest_of(recipe: Recipe, model: str | os.PathLike[str] | BinaryIO, progress
     return sha.hexdigest()
 
 
-def _chunks(recipe: Recipe, model: str | os.PathLike[str] | BinaryIO, start: int, chunk_bytes: int) -> Iterator[bytes]:
+def _chunks(recipe: Recipe, model: str | os.PathLike[str] | BinaryIO, start: int, chunk_bytes: int) -> Generator[bytes]:
     with ExitStack() as stack:
         if isinstance(model, str | os.PathLike):
             try:

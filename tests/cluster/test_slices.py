@@ -11,8 +11,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from edge.cluster import client
 from edge.cluster.client import Remote, explained
 from edge.cluster.session import RemoteSession
 from edge.demo import MODEL_PATH
@@ -340,6 +342,16 @@ def test_two_send_the_same_slice_at_once(tmp_path: Path, one: Worker) -> None:
         assert len(sent) == 3
         assert max(sent) == recipe.n_bytes
         assert (one.slices / f"{recipe.model_digest}.slice").read_bytes() == path.read_bytes()
+
+
+def test_an_upload_that_is_over_lets_go_of_the_file(tmp_path: Path) -> None:
+    recipe, path = noise(tmp_path, 60, 2 * MIB)
+    upload = client._Upload(chunks(recipe, path, 0, MIB), 0, recipe.n_bytes, None)
+    assert len(next(upload)) == MIB
+    assert str(path) in {file.path for file in psutil.Process().open_files()}
+    upload.close()
+    assert str(path) not in {file.path for file in psutil.Process().open_files()}
+    assert list(upload) == []
 
 
 # Room.
