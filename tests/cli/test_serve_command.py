@@ -295,6 +295,7 @@ def test_chat_talks_to_a_server(tmp_path: Path) -> None:
         (("127.0.0.1:9", "-p", "x"), 7, "127.0.0.1:9 cannot be asked"),
         (("127.0.0.1:9", "-p", "x", "--memory", "1GiB"), 2, "--memory is about a model that is loaded here"),
         (("127.0.0.1:9", "-p", "x", "--workers", "a"), 2, "--workers"),
+        (("127.0.0.1:9", "-p", "x", "--prefix-cache", "0"), 2, "--prefix-cache is about a model"),
     ],
 )
 def test_a_server_that_cannot_be_asked(arguments: tuple[str, ...], code: int, why: str) -> None:

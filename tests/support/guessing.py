@@ -1,16 +1,23 @@
 """Guesses for tests, and answers with them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+from edge.demo import MODEL_PATH
+from edge.llm.engine import Engine
 from edge.llm.generate import Response, generate
 from edge.llm.interface import Checked, Drafter, TextEngine
 from edge.llm.sampler import SamplingParams
 from edge.llm.sequence import Session
-from edge.speculate.choice import SIZES, RowChoice
+from edge.speculate.choice import MOST_ROWS, SIZES, RowChoice
 from edge.speculate.windows import Shape, WindowChoice
+from tests.conftest import OPTIONS
 
 GREEDY = SamplingParams(temperature=0)
+ROOM = replace(OPTIONS, context=256, batch=64, outputs=MOST_ROWS)
+Answers = dict[tuple[int, ...], list[int]]
+"""Tokens, by those of the prompt."""
 
 
 class Always(RowChoice):
@@ -40,7 +47,7 @@ class Known:
     """Guesses what is told beforehand, of which each `wrong`th token is another one; 0: none. at: places of others that
     are wrong."""
 
-    def __init__(self, answers: dict[tuple[int, ...], list[int]], wrong: int = 0, at: Sequence[int] = ()) -> None:
+    def __init__(self, answers: Answers, wrong: int = 0, at: Sequence[int] = ()) -> None:
         self.answers, self.wrong, self.places, self.at = answers, wrong, at, 0
 
     def begin(self, prompt: Sequence[int]) -> None:
@@ -71,3 +78,9 @@ def run(
 ) -> list[Response]:
     """An answer."""
     return list(generate(Session(engine), prompt, sampling, drafter=drafter, **{"max_tokens": 24, **more}))
+
+
+def plain_answers(prompts: Sequence[Sequence[int]]) -> Answers:
+    """The greedy answers of one device, one token at a time."""
+    with Engine(MODEL_PATH, ROOM) as engine:
+        return {tuple(prompt): ids(run(engine, prompt, None)) for prompt in prompts}

@@ -26,12 +26,11 @@ from edge.speculate.small_model import ModelDrafts
 from edge.speculate.speculation import Drafts, Speculation
 from tests.conftest import OPTIONS, Synthetic
 from tests.support.deployments import pipeline, questions, stages, tensor
-from tests.support.guessing import GREEDY, Always, Known, ids, run
+from tests.support.guessing import GREEDY, ROOM, Always, Answers, Known, ids, plain_answers, run
 from tests.support.paging import ALL_FITS, MIB, least, paged, streams
 from tests.support.ranks_here import ranks_here
 from tests.support.thorough import some, thorough
 
-ROOM = replace(OPTIONS, context=256, batch=64, outputs=MOST_ROWS)
 PROMPT = [5, 300, 17, 401, 88, 260, 33, 499]
 PAGED = replace(ROOM, batch=16, memory=ALL_FITS)
 N_QUESTIONS = some(6, 200)
@@ -44,10 +43,8 @@ def asked() -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def plain(asked: list[list[int]]) -> dict[tuple[int, ...], list[int]]:
-    """The greedy answers of one device, one token at a time."""
-    with Engine(MODEL_PATH, ROOM) as engine:
-        return {tuple(prompt): ids(run(engine, prompt, None)) for prompt in asked}
+def plain(asked: list[list[int]]) -> Answers:
+    return plain_answers(asked)
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +76,7 @@ def test_greedy_answers_are_the_same(
     where: str,
     tmp_path: Path,
     asked: list[list[int]],
-    plain: dict[tuple[int, ...], list[int]],
+    plain: Answers,
     fewer_bits: Path,
 ) -> None:
     """Of held-out questions, with guesses from the text, from a model, and with ones that are right, partly right and
@@ -243,9 +240,7 @@ class Mortal(Engine):
         return super().decode(*args, **how)
 
 
-def test_an_answer_with_guesses_outlives_its_engine(
-    asked: list[list[int]], plain: dict[tuple[int, ...], list[int]]
-) -> None:
+def test_an_answer_with_guesses_outlives_its_engine(asked: list[list[int]], plain: Answers) -> None:
     """What takes over knows nothing of guesses that were wrong."""
     with ExitStack() as stack:
         engines = [stack.enter_context(Mortal(MODEL_PATH, ROOM)) for _ in range(2)]

@@ -16,18 +16,15 @@ from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.llm.sequence import USED_MEANWHILE, Session
 from edge.parallel.engine import DistributedEngine
-from edge.speculate.choice import MOST_ROWS
 from edge.speculate.ngrams import NgramDrafts
 from edge.speculate.small_model import ModelDrafts
 from edge.speculate.speculation import Drafts, Speculation
-from tests.conftest import OPTIONS
 from tests.support.deployments import pipeline, questions
 from tests.support.faulty_ranks import Fault, cluster
-from tests.support.guessing import GREEDY, AlwaysWindows, Known, ids, run
+from tests.support.guessing import GREEDY, ROOM, AlwaysWindows, Answers, Known, ids, plain_answers, run
 from tests.support.ranks_here import ranks_here
 from tests.support.thorough import some, thorough
 
-ROOM = replace(OPTIONS, context=256, batch=64, outputs=MOST_ROWS)
 SHAPES = ((1, 2), (2, 3), (4, 4))
 N_QUESTIONS = some(2, 200)
 LENGTH = 24
@@ -45,10 +42,8 @@ def asked() -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def plain(asked: list[list[int]]) -> dict[tuple[int, ...], list[int]]:
-    """The greedy answers of one device, one token at a time."""
-    with Engine(MODEL_PATH, ROOM) as engine:
-        return {tuple(prompt): ids(run(engine, prompt, None)) for prompt in asked}
+def plain(asked: list[list[int]]) -> Answers:
+    return plain_answers(asked)
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +54,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DistributedEngine]
 
 
 @pytest.mark.parametrize("stages", [2, *thorough(3)])
-def test_greedy_answers_are_the_same(
-    stages: int, tmp_path: Path, asked: list[list[int]], plain: dict[tuple[int, ...], list[int]]
-) -> None:
+def test_greedy_answers_are_the_same(stages: int, tmp_path: Path, asked: list[list[int]], plain: Answers) -> None:
     """With guesses from the text, from a model, and with ones that are right, partly right and never right."""
     with ExitStack() as stack:
         engine = stack.enter_context(ranks_here(MODEL_PATH, pipeline(*[1] * stages), ROOM, tmp_path))
@@ -86,9 +79,7 @@ def test_greedy_answers_are_the_same(
 
 
 @pytest.mark.parametrize(("rows", "windows"), SHAPES)
-def test_wherever_a_guess_is_wrong(
-    two: DistributedEngine, plain: dict[tuple[int, ...], list[int]], rows: int, windows: int
-) -> None:
+def test_wherever_a_guess_is_wrong(two: DistributedEngine, plain: Answers, rows: int, windows: int) -> None:
     """At each place of each window: what is behind leaves the caches, and the next question continues from there."""
     prompt, answer = max(plain.items(), key=lambda one: len(one[1]))
     cancelled = 0
@@ -138,9 +129,7 @@ def test_the_end_is_the_same(tmp_path: Path, asked: list[list[int]]) -> None:
                 ]
 
 
-def test_an_answer_is_left_while_windows_are_under_way(
-    two: DistributedEngine, plain: dict[tuple[int, ...], list[int]]
-) -> None:
+def test_an_answer_is_left_while_windows_are_under_way(two: DistributedEngine, plain: Answers) -> None:
     """What comes of them is nobody else's, and they leave no rows."""
     session = Session(two)
     for prompt, answer in plain.items():
@@ -156,7 +145,7 @@ def test_an_answer_is_left_while_windows_are_under_way(
 
 
 def test_others_use_the_model_while_windows_are_under_way(
-    two: DistributedEngine, asked: list[list[int]], plain: dict[tuple[int, ...], list[int]]
+    two: DistributedEngine, asked: list[list[int]], plain: Answers
 ) -> None:
     """They get what they would without; an answer in another sequence goes on, in the same one it says why not."""
     prompt, answer = asked[0], plain[tuple(asked[0])]
@@ -185,7 +174,7 @@ def test_others_use_the_model_while_windows_are_under_way(
 
 @pytest.mark.parametrize("frames", some((7, 13), tuple(range(1, 40))))
 def test_a_stage_is_lost_while_windows_are_under_way(
-    frames: int, tmp_path: Path, asked: list[list[int]], plain: dict[tuple[int, ...], list[int]]
+    frames: int, tmp_path: Path, asked: list[list[int]], plain: Answers
 ) -> None:
     """At a frame that it was to send: the others go on with the same tokens."""
     with cluster(MODEL_PATH, tmp_path, 2) as devices, devices.running(pipeline(1, 1, 1), ROOM) as engine:
