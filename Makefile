@@ -1,13 +1,13 @@
-# Two commands: `make chat` talks to the bundled model, `make test` checks everything. `make audit` asks whether
-# vulnerabilities are known of what is installed.
-# Both make a virtual environment in .venv first, and do not touch anything outside it.
+# Two commands: `make chat` talks to the bundled model, `make test` checks everything but benchmarks. `make smoke` runs
+# every benchmark on tiny sizes. `make audit` asks whether vulnerabilities are known of what is installed.
+# All make a virtual environment in .venv first, and do not touch anything outside it.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: chat test bench audit clean
+.PHONY: chat test smoke bench audit clean
 .DEFAULT_GOAL := chat
 
 chat: $(VENV)/.installed
@@ -21,6 +21,10 @@ test: $(VENV)/.installed-dev
 	@$(BIN)/mypy
 	@echo "==> Tests (pytest)"
 	@$(BIN)/python -m pytest $(ARGS)
+
+smoke: $(VENV)/.installed-dev
+	@echo "==> Benchmarks on tiny sizes (pytest)"
+	@$(BIN)/python -m pytest -m smoke --dist load tests/house/test_benchmarks.py $(ARGS)
 
 bench: $(VENV)/.installed
 	@$(BIN)/python benchmarks/bench_engine.py $(ARGS)

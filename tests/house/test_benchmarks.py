@@ -1,4 +1,7 @@
-"""Every benchmark runs, on tiny sizes, and with EDGE_THOROUGH=1 all of its sections."""
+"""Every benchmark runs, on tiny sizes, and with EDGE_THOROUGH=1 all of its sections.
+
+`make smoke` runs this file; the suite leaves it out, because it takes a minute.
+"""
 
 import importlib.util
 import itertools
@@ -13,6 +16,7 @@ from edge.demo import MODEL_PATH
 from tests.support import ROOT
 from tests.support.thorough import THOROUGH
 
+pytestmark = pytest.mark.smoke
 HANG_S = 300
 TINY = {
     "bench_bursts.py": "--tiny",
