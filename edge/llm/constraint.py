@@ -7,6 +7,7 @@ GBNF grammars are llama.cpp's own.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -21,6 +22,7 @@ _TOKENIZERS: WeakKeyDictionary[Model, Any] = WeakKeyDictionary()  # making one t
 # Between tokens of JSON: what a small model would else fill with spaces without end.
 _JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _LONGEST_REASON = 300  # characters
+Mask = NDArray[np.bool_]  # [n_vocab]: tokens that may come next
 _MARK = b"\x02"  # a character that no text has
 
 
@@ -29,6 +31,10 @@ class Constraint(Protocol):
 
     def allows(self, token: int) -> bool:
         """Whether this token may come next."""
+
+    def masks(self, guesses: Sequence[int]) -> list[Mask | None] | None:
+        """What may come next, and then behind each of these tokens, as if it came; None behind one that may not. None
+        for all where it takes longer to find than logits on their way."""
 
     def restrict(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """The logits [n_vocab] with -inf for tokens that may not come next."""
@@ -69,6 +75,9 @@ class GbnfConstraint:
         self._candidates.apply(self._sampler)
         return self._candidates.first_allowed
 
+    def masks(self, guesses: Sequence[int]) -> None:
+        """None: llama.cpp takes 37 ms for a mask of 128,256 tokens, and their logits 4 ms over 1 Gbit/s."""
+
     def restrict(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         self._candidates.reset(logits)
         self._candidates.apply(self._sampler)
@@ -87,16 +96,24 @@ class GuidanceConstraint:
     def __init__(self, model: Model, grammar: str, kind: str) -> None:
         """kind: what it was made from, for messages. SamplingError where it cannot be compiled."""
         self._matcher = _guidance().LLMatcher(_tokenizer(model), grammar, log_level=0)
-        self._kind = kind
+        self._kind, self._n_vocab = kind, model.n_vocab
         self._check()
 
     def allows(self, token: int) -> bool:
         return bool(self._matcher.validate_tokens([token]) == 1)
 
+    def masks(self, guesses: Sequence[int]) -> list[Mask | None]:
+        ahead = self._matcher.deep_copy()  # what goes wrong here is told by `restrict`, where it matters
+        masks = [self._mask(ahead)]
+        for guess in guesses:
+            ahead.consume_token(guess)
+            masks.append(self._mask(ahead))
+        return masks
+
     def restrict(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        allowed = np.frombuffer(self._matcher.compute_logit_bias(), np.uint8)[: len(logits)] > 0
+        allowed = self._mask(self._matcher)
         self._check()
-        if not allowed.any():
+        if allowed is None or not allowed.any():
             raise SamplingError(f"this {self._kind} leaves no token that could come next")
         return np.where(allowed, logits, np.float32(-np.inf))
 
@@ -106,6 +123,11 @@ class GuidanceConstraint:
 
     def close(self) -> None:
         """Nothing to free."""
+
+    def _mask(self, matcher: Any) -> Mask | None:
+        """None where the matcher has an error, or comes to one now."""
+        bias = np.frombuffer(matcher.compute_logit_bias(), np.uint8)[: self._n_vocab]
+        return None if matcher.is_error() else bias > 0
 
     def _check(self) -> None:
         if self._matcher.is_error():

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from edge.errors import SamplingError
 from edge.llama.llama import Model
-from edge.llm.sampler import PENALTY_LAST_N, SamplingParams, TokenSampler
+from edge.llm.sampler import PENALTY_LAST_N, SamplingParams, TokenSampler, Wanted
 
 
 class Continuation:
@@ -37,10 +37,9 @@ class Continuation:
         self.tokens: list[int] = []  # chosen so far; one that ends a text is not among them
         self.finish_reason: str | None = None  # "stop", "length", or None while it goes on
 
-    @property
-    def needs(self) -> int:
-        """How many of the largest logits suffice for a choice; 0: all."""
-        return self._sampler.needs
+    def wanted(self, guesses: Sequence[int] = ()) -> Wanted:
+        """Which logits suffice behind its tokens so far, and behind each of these, as if they came."""
+        return self._sampler.wanted(guesses)
 
     def choose(self, logits: NDArray[np.float32]) -> str | None:
         """Choose the next token by logits [n_vocab], and the text that is certain now; None: a token ended the text."""

@@ -15,6 +15,7 @@ from edge.errors import ContextFull, EngineError
 from edge.llama import llama
 from edge.llama.ggml import forget_views
 from edge.llama.hooks import Hook, NodeHooks
+from edge.llm.constraint import Mask
 from edge.llm.options import DEFAULTS, EngineOptions, resolve
 from edge.llm.prefixes import keep_prefixes
 from edge.llm.states import States, held_bytes
@@ -179,12 +180,13 @@ class Engine:
         sequence: int = 0,
         outputs: Outputs = "last",
         top: int = 0,
+        masks: Sequence[Mask | None] = (),
     ) -> NDArray[np.float32]:
         """Compute tokens at positions start, start + 1, ... of a sequence, and keep their keys and values.
 
         outputs: "last" gives logits [n_vocab] of the last token, "all" [n, n_vocab], "none" an empty array. They are
-        views or copies that hold until the next decode. top: the caller needs only so many of the largest logits; here
-        all are there at no cost.
+        views or copies that hold until the next decode. top: the caller needs only so many of the largest logits, and
+        as many of what the mask of each row with logits allows; here all are there at no cost.
         """
         n = len(tokens)
         rows = self.rows
@@ -207,6 +209,7 @@ class Engine:
         outputs: NDArray[np.int8],
         *,
         top: int = 0,
+        masks: Sequence[Mask | None] = (),
     ) -> None:
         """Decode rows of any sequences and positions, all arrays [n]. `collect` returns the logits of those marked in
         `outputs`, in the order of submission. On one device nothing is left to wait for then."""
@@ -224,6 +227,11 @@ class Engine:
     def collect(self) -> NDArray[np.float32]:
         """Logits [rows, n_vocab] of the oldest submitted step that gives any and was not collected."""
         return self._submitted.popleft()
+
+    @property
+    def logits_cross(self) -> bool:
+        """False: they are on this device."""
+        return False
 
     @property
     def failed(self) -> Exception | None:

@@ -71,7 +71,7 @@ def generate(
     """
     accepted = time.perf_counter()
     continuation = Continuation(session.engine.model, prompt, sampling, max_tokens=max_tokens, stop=stop)
-    session.top = continuation.needs
+    session.wanted = continuation.wanted
     clock = _Clock(accepted, len(prompt))
     step_s: list[float] = []
     finish = None

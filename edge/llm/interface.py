@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.llama.llama import Model
+from edge.llm.constraint import Mask
 from edge.llm.engine import Outputs
 from edge.paging.memory import MemoryNeed
 from edge.paging.weights import PagedWeights
@@ -102,6 +103,10 @@ class TextEngine(Protocol):
         """Decodes that are under way at once where there are as many microbatches."""
 
     @property
+    def logits_cross(self) -> bool:
+        """Whether logits come from other devices, so that few should be asked for."""
+
+    @property
     def states(self) -> SequenceStates:
         """The keys and values of sequences, to be read, written and kept."""
 
@@ -129,6 +134,7 @@ class TextEngine(Protocol):
         sequence: int = 0,
         outputs: Outputs = "last",
         top: int = 0,
+        masks: Sequence[Mask | None] = (),
     ) -> NDArray[np.float32]:
         """Compute tokens of one sequence, and keep their keys and values."""
 
@@ -140,6 +146,7 @@ class TextEngine(Protocol):
         outputs: NDArray[np.int8],
         *,
         top: int = 0,
+        masks: Sequence[Mask | None] = (),
     ) -> None:
         """Begin a decode of any rows; `collect` returns the logits in the order of submission."""
 

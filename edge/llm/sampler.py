@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from edge.errors import SamplingError
 from edge.llama import sampling as native
 from edge.llama.llama import Model
-from edge.llm.constraint import constraint_for
+from edge.llm.constraint import Mask, constraint_for
 
 MAX_SEED = 2**32 - 2  # llama.cpp takes the next number for "any seed"
 PENALTY_LAST_N = 64  # tokens that penalties look back
@@ -66,6 +67,13 @@ class SamplingParams:
             raise SamplingError("the grammar is empty")  # llama.cpp would take it for none
 
 
+class Wanted(NamedTuple):
+    """Which logits suffice for choices."""
+
+    top: int = 0  # the largest of each row; 0: all of them
+    masks: Sequence[Mask | None] = ()  # and the largest of what these allow, one for each row; none: no row has one
+
+
 class TokenSampler:
     """Chooses tokens for one generation; it remembers what it accepted."""
 
@@ -78,9 +86,16 @@ class TokenSampler:
         )
         parts = _parts(model, params)
         self._plain_greedy = parts == [_GREEDY]
-        self.needs = _needs(params)  # how many of the largest logits suffice for a choice; 0: all
+        self._needs = _needs(params)
         self._candidates = native.Candidates(model.n_vocab)
         self._chain = native.Sampler.chain(parts)
+
+    def wanted(self, guesses: Sequence[int] = ()) -> Wanted:
+        """What suffices for the next choice, and for those behind each of these tokens, as if it came."""
+        if self._constraint is None or not self._needs:
+            return Wanted(self._needs)
+        masks = self._constraint.masks(guesses)
+        return Wanted() if masks is None else Wanted(self._needs, masks)
 
     def choose(self, logits: NDArray[np.float32]) -> int:
         """A token id for logits [n_vocab]. Call `accept` with it, or with another, before the next choice."""
@@ -113,14 +128,13 @@ class TokenSampler:
 
 
 def _needs(p: SamplingParams) -> int:
-    """How many of the largest logits decide the choice; 0 where it takes all.
+    """How many of the largest logits decide a choice, and with a constraint as many of what it allows; 0: all.
 
     Top-k comes after penalties alone. Those that lower logits lower at most PENALTY_LAST_N, so that those which are the
     k largest then were among that many more before.
     """
-    constrained = any(given is not None for given in (p.grammar, p.json_schema, p.regex, p.lark))
     raises = p.repeat_penalty < 1 or p.frequency_penalty < 0 or p.presence_penalty < 0 or p.logit_bias
-    if constrained or raises:
+    if raises:
         return 0
     largest = 1 if p.temperature == 0 else p.top_k
     return largest + (PENALTY_LAST_N if largest and _penalizes(p) else 0)

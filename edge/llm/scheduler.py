@@ -20,9 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import ContextFull, EdgeError, EngineError, SamplingError
+from edge.llm.constraint import Mask
 from edge.llm.continuation import Continuation
 from edge.llm.interface import StepDrafter, TextEngine
 from edge.llm.requests import Event, Request, Running, token_logprobs
+from edge.llm.sampler import Wanted
 from edge.llm.sequence import USED_MEANWHILE, holds, take
 from edge.llm.slots import Slots
 from edge.llm.step_budget import StepBudget, parts
@@ -224,13 +226,26 @@ class Scheduler:
             positions += range(start, start + n_rows)
             sequences += [running.slot.sequence] * n_rows
         prompts = sum(n_rows for _, n_rows in chosen if n_rows > 1)
+        top, masks = self._wanted(flying)
         with self._budget.timed(prompts, beside=len(tokens) > prompts):
             self._engine.submit(
-                tokens, np.array(positions), np.array(sequences), np.array(outputs, np.int8), top=_top(flying)
+                tokens, np.array(positions), np.array(sequences), np.array(outputs, np.int8), top=top, masks=masks
             )
         if flying:
             self._flying.append(flying)
         return True
+
+    def _wanted(self, group: Sequence[Running]) -> Wanted:
+        """Which logits suffice for all of them. All where they are on this device: masks would be made for nothing."""
+        if not self._engine.logits_cross or any(one.request.logprobs is not None for one in group):
+            return Wanted()
+        each = [one.continuation.wanted(one.guesses or ()) for one in group]
+        if not all(wanted.top for wanted in each):
+            return Wanted()
+        masks: list[Mask | None] = []
+        for one, wanted in zip(group, each, strict=True):
+            masks += wanted.masks or [None] * (1 + len(one.guesses or ()))
+        return Wanted(max((wanted.top for wanted in each), default=1), masks)
 
     def _chosen(self) -> list[tuple[Running, int]]:
         """Whose rows the next step has, and how many of each."""
@@ -338,9 +353,3 @@ class Scheduler:
         running.continuation.close()
         if self._drafter is not None:
             self._drafter.ended(running.number)
-
-
-def _top(group: Sequence[Running]) -> int:
-    """How many of the largest logits suffice for all of them; 0: all."""
-    needs = [0 if one.request.logprobs is not None else one.continuation.needs for one in group]
-    return max(needs, default=1) if all(needs) else 0

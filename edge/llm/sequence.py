@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from edge.errors import ContextFull, EngineError
 from edge.llm.engine import Outputs
 from edge.llm.interface import TextEngine
+from edge.llm.sampler import Wanted
 from partition.errors import StateError
 from partition.plan.plan import Range
 
@@ -66,7 +67,8 @@ class Session:
     def __init__(self, engine: TextEngine, sequence: int = 0) -> None:
         self.engine = engine
         self.sequence = sequence
-        self.top = 0  # how many of the largest logits whoever samples needs; 0: all
+        # Of whoever samples: which logits it wants behind what is held, and behind each of some guesses.
+        self.wanted: Callable[[Sequence[int]], Wanted] = lambda guesses: Wanted()
         self.tokens: list[int] = []
         self.computed = 0  # tokens the last prefill had to compute
         self.restored = 0  # tokens whose keys and values it read from disk
@@ -138,14 +140,18 @@ class Session:
             raise EngineError(USED_MEANWHILE)
         return self._decode(tokens, "all")
 
-    def submit(self, tokens: Sequence[int]) -> None:
-        """Begin as `check`, behind what is under way; `collect` returns the logits. EngineError as `step`."""
+    def submit(self, tokens: Sequence[int], guesses: Sequence[int] = ()) -> None:
+        """Begin as `check`, behind what is under way; `collect` returns the logits. guesses: all tokens, up to the last
+        of these, that were not chosen yet. EngineError as `step`."""
         if not holds(self.engine, self.sequence, self):
             raise EngineError(USED_MEANWHILE)
         n, start = len(tokens), len(self.tokens)
         everything = np.ones(n, np.int8)
         positions = np.arange(start, start + n)
-        self.engine.submit(tokens, positions, np.full(n, self.sequence), everything, top=self.top)
+        top, masks = self._wanted(guesses)
+        self.engine.submit(
+            tokens, positions, np.full(n, self.sequence), everything, top=top, masks=masks[len(masks) - n :]
+        )
         self.tokens.extend(tokens)
 
     def collect(self) -> NDArray[np.float32]:
@@ -227,10 +233,18 @@ class Session:
         self.exact = start if self.exact is None else min(start, self.exact)
         self._kept = min(self._kept, start)
 
+    def _wanted(self, guesses: Sequence[int]) -> Wanted:
+        """All logits where they are on this device: masks would be made for nothing."""
+        return self.wanted(guesses) if self.engine.logits_cross else Wanted()
+
     def _decode(self, tokens: Sequence[int], outputs: Outputs) -> NDArray[np.float32]:
         _take_back(self.engine)
+        guesses = tokens[1:] if outputs == "all" else ()  # `tokens` of a prompt were not chosen
+        top, masks = Wanted() if outputs == "none" else self._wanted(guesses)
         try:
-            logits = self.engine.decode(tokens, len(self.tokens), sequence=self.sequence, outputs=outputs, top=self.top)
+            logits = self.engine.decode(
+                tokens, len(self.tokens), sequence=self.sequence, outputs=outputs, top=top, masks=masks
+            )
         except BaseException:
             if self._shifting:  # the keys of some layers may have moved, and would move again
                 self.tokens.clear()

@@ -67,7 +67,7 @@ class Windows:
                 tokens = [*self._drafter.draft(first, min(rows, self._room(left - behind)), assumed)]
             if not tokens:
                 return
-            self._submit(tokens, planned)
+            self._submit(tokens, planned, [*assumed, *tokens] if behind else tokens[1:])
 
     def collect(self) -> tuple[NDArray[np.float32], list[int]]:
         """The logits [rows, n_vocab] of the oldest window, and the tokens that were submitted behind its rows: one of
@@ -118,13 +118,13 @@ class Windows:
     def _room(self, left: int) -> int:
         return max(1, min(left, self._session.most_rows))
 
-    def _submit(self, tokens: list[int], planned: int) -> None:
+    def _submit(self, tokens: list[int], planned: int, guesses: list[int]) -> None:
         rows, engine, follows_cancelled = None, self._session.engine, self._cancelled > 0
         if engine.stages == 1 and not self._under_way:
             self._drop_cancelled()
             rows = self._session.check(tokens)
         else:
-            self._session.submit(tokens)
+            self._session.submit(tokens, guesses)
             awaits(engine, self.close)
         self._under_way.append(_Window(tokens, not self._under_way, planned, follows_cancelled, rows))
 

@@ -20,11 +20,13 @@ from numpy.typing import NDArray
 
 from edge.errors import EngineError, Interrupted
 from edge.llama import llama
+from edge.llm.constraint import Mask
 from edge.llm.engine import Outputs, check_room, check_shift, has_windows
 from edge.net.relink import LinkState, Order, Relink, Report
 from edge.parallel import steps
 from edge.parallel.follower import feed
 from edge.parallel.link_watch import LinkWatch, expected_s, known
+from edge.parallel.logits import Asked
 from edge.parallel.shard import Shard
 from edge.parallel.states import SpreadStates
 from edge.parallel.step_times import PendingStep, Summary, summaries_of
@@ -102,8 +104,9 @@ class DistributedEngine:
         sequence: int = 0,
         outputs: Outputs = "last",
         top: int = 0,
+        masks: Sequence[Mask | None] = (),
     ) -> Floats:
-        """As `Engine.decode`. Of each row only the `top` largest logits need be true, others may be -inf; 0: all."""
+        """As `Engine.decode`. Logits that `top` and `masks` do not ask for may be -inf."""
         n = len(tokens)
         check_room(n, start, self.batch, self.context)
         if self._pending:
@@ -111,7 +114,7 @@ class DistributedEngine:
         wanted = np.zeros(n, np.int8)
         wanted[:] = outputs == "all"
         wanted[-1] = outputs != "none"
-        self.submit(tokens, np.arange(start, start + n), np.full(n, sequence), wanted, top=top)
+        self.submit(tokens, np.arange(start, start + n), np.full(n, sequence), wanted, top=top, masks=masks)
         if outputs == "none":
             return np.empty(0, np.float32)
         rows = self.collect()
@@ -125,11 +128,10 @@ class DistributedEngine:
         outputs: NDArray[np.int8],
         *,
         top: int = 0,
+        masks: Sequence[Mask | None] = (),
     ) -> None:
-        """Begin a decode step: it is computed here, and goes on to the other stages. All arrays are [n].
-
-        `collect` returns its logits, if any, in the order of submission. Interrupted after `stop`.
-        """
+        """Begin a decode step: it is computed here, and goes on to the other stages. All arrays are [n]. `collect`
+        returns its logits, if any, in the order of submission. Interrupted after `stop`."""
         if self._stopped:
             raise Interrupted("stopped on request")
         if self._pending and self.stages == 1:  # its logits would come among the sums of this step
@@ -141,10 +143,12 @@ class DistributedEngine:
             raise EngineError(f"{wanted} rows are to give logits, the engine was made for {self.outputs}; set outputs")
         if n > max(1, wanted) and not self._pending:  # a prompt
             self._between_answers()
+        if masks and len(masks) != wanted:
+            raise EngineError(f"{len(masks)} masks were given for {wanted} rows that give logits")
         rows = self._shard.rows
         rows.positions[:n], rows.sequences[:n], rows.outputs[:n] = positions, sequences, outputs
         self._table.look_up(tokens, rows.embeddings[:n])
-        self._guarded(lambda: self._submit(n, wanted, self._useful(top)))
+        self._guarded(lambda: self._submit(n, wanted, top, masks))
 
     def collect(self) -> Floats:
         """Logits [rows, n_vocab] of the oldest step that gives any and was not collected. They hold until the next
@@ -214,6 +218,11 @@ class DistributedEngine:
         return {rank: link.kind for rank, link in sorted(self._group.links.items())}
 
     @property
+    def logits_cross(self) -> bool:
+        """Whether other ranks have logits: then few should be asked for."""
+        return list(self._heads) != [0]
+
+    @property
     def decoded(self) -> int:
         """Decode steps so far."""
         return self._shard.times.decoded
@@ -272,22 +281,19 @@ class DistributedEngine:
 
     # --- pieces ---
 
-    def _useful(self, top: int) -> int:
-        """0, for all logits, where so many with their places would be no fewer bytes."""
-        return 0 if 2 * top >= min(map(len, self._heads.values())) else top
-
-    def _submit(self, n: int, wanted: int, top: int) -> None:
+    def _submit(self, n: int, wanted: int, top: int, masks: Sequence[Mask | None]) -> None:
         """Make a decode step, do rank 0's part of it, and remember what will come of it."""
         shard, now = self._shard, time.perf_counter()
         self._make_way()
-        step = Step(Op.DECODE, now - self._done > _PAUSE_S, (n, wanted, top, 0))
+        asked = Asked.of(top, masks, [*self._heads.values()])
+        step = Step(Op.DECODE, now - self._done > _PAUSE_S, (n, wanted, asked.top, len(asked.masks)), masks=asked.masks)
         shard.begin()
         for link in self._mates:
             link.send(steps.pack(step, shard.rows), Kind.CONTROL)
             steps.send_states(link, shard.rows.embeddings[:n])
         shard.compute(n)
         feed(shard, step, self._feeds)
-        made = PendingStep(wanted, top, shard.time_of(n), now, alone=n == 1 and not self._pending)
+        made = PendingStep(wanted, asked, shard.time_of(n), now, alone=n == 1 and not self._pending)
         for other in self._pending:
             other.alone = False
         if shard.place.last:
@@ -312,7 +318,7 @@ class DistributedEngine:
     def _make_way(self) -> None:
         """Take in the answers that are under way where they are large. The last stage could not send them off while
         we send a prompt, would not read it then, and each would wait for the other."""
-        if sum(step.answer_bytes(self.shape.n_vocab) for step in self._pending) > _ANSWERS_BYTES:
+        if sum(step.asked.n_bytes(step.outputs, self.shape.n_vocab) for step in self._pending) > _ANSWERS_BYTES:
             for step in self._pending:
                 if step.logits is None:
                     step.logits = self._gathered(step).copy()
@@ -325,21 +331,15 @@ class DistributedEngine:
             self._logits = np.empty((step.outputs, self.shape.n_vocab), np.float32)
         logits = self._logits[: step.outputs]
         self._shard.begin()
-        if step.top:
+        if step.asked.top:
             logits.fill(-np.inf)
         for rank, vocab in self._heads.items():
             for i in range(step.outputs):
                 part = logits[i, vocab.start : vocab.stop]
                 if rank == 0:
                     part[:] = step.own[i]
-                elif not step.top:
-                    self._group.links[rank].receive_into(part, ANSWER_TIMEOUT_S)
                 else:
-                    found = np.empty((2, min(step.top, part.size)), np.int32)
-                    self._group.links[rank].receive_into(found, ANSWER_TIMEOUT_S)
-                    if not 0 <= found[0].min() <= found[0].max() < part.size:
-                        raise ProtocolError(f"rank {rank} sent logits of tokens it has not")
-                    part[found[0]] = found[1].view(np.float32)
+                    step.asked.receive(self._group.links[rank], part, i, ANSWER_TIMEOUT_S)
         step.time = self._shard.end(step.time)
         return logits
 

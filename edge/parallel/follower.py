@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import time
 
-import numpy as np
-from numpy.typing import NDArray
-
 from edge.errors import EngineError
+from edge.llm.constraint import Mask
 from edge.llm.states import States
 from edge.net.relink import Order, Relink, Report
-from edge.parallel import steps
+from edge.parallel import logits, masks, steps
 from edge.parallel.shard import Shard
 from edge.parallel.steps import Op, Step
 from partition.plan.plan import Range
@@ -70,14 +68,18 @@ def follow(
 
 
 def _decode(shard: Shard, step: Step, source: Link, feeds: list[Link], home: Link, idle_s: float) -> None:
-    n = step.rows
+    n, place = step.rows, shard.place
+    allowed: list[Mask | None] = [None] * step.outputs
+    if step.masks and place.last:
+        n_own, own = shard.engine.model.n_vocab, place.heads.index(place.rank)
+        allowed = masks.unpack(step.masks, step.outputs, len(place.heads), own, n_own)
     shard.begin()
-    steps.receive_states(source, shard.rows.embeddings[:n], shard.wire if shard.place.stage else None)
+    steps.receive_states(source, shard.rows.embeddings[:n], shard.wire if place.stage else None)
     shard.compute(n)
     feed(shard, step, feeds)
-    if shard.place.last:
-        for row in shard.logits(n):
-            home.send(largest(row, step.top) if step.top else row)
+    if place.last:
+        for row, mask in zip(shard.logits(n), allowed, strict=True):
+            logits.send(home, row, step.top, mask)
     shard.times.add(shard.end(shard.time_of(n, idle_s)))
 
 
@@ -125,14 +127,3 @@ def feed(shard: Shard, step: Step, links: list[Link]) -> None:
     for link in links:
         link.send(steps.pack(step, shard.rows), Kind.CONTROL)
         steps.send_states(link, shard.hidden, shard.wire)
-
-
-def largest(logits: NDArray[np.float32], top: int) -> NDArray[np.int32]:
-    """The `top` largest of `logits` [n] as int32 [2, top]: where they are, and the bits of their values."""
-    top = min(top, logits.size)
-    where = (
-        np.argpartition(logits, logits.size - top)[logits.size - top :] if top > 1 else logits.argmax(0, keepdims=True)
-    )
-    out = np.empty((2, top), np.int32)
-    out[0], out[1] = where, logits[where].view(np.int32)
-    return out

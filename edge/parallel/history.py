@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import EngineError
+from edge.llm.constraint import Mask
 from edge.llm.interface import TextEngine
 
 UNKNOWN = -1  # a token whose keys and values came from elsewhere
@@ -96,6 +97,7 @@ class Rows:
     sequences: NDArray[np.int_]
     outputs: NDArray[np.int8]
     top: int
+    masks: Sequence[Mask | None] = ()
 
     @property
     def gives(self) -> bool:
@@ -109,7 +111,7 @@ class Rows:
 
     def on(self, engine: TextEngine) -> None:
         """Begin it on an engine."""
-        engine.submit(self.tokens, self.positions, self.sequences, self.outputs, top=self.top)
+        engine.submit(self.tokens, self.positions, self.sequences, self.outputs, top=self.top, masks=self.masks)
 
 
 @dataclass(frozen=True)

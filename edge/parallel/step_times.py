@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.parallel.logits import Asked
 from transport.prefer import fast_end
 
 Floats = NDArray[np.float32]
@@ -127,13 +128,9 @@ class PendingStep:
     """A decode step whose logits have not been collected."""
 
     outputs: int
-    top: int
+    asked: Asked
     time: StepTime  # so far
     began: float  # time.perf_counter()
     alone: bool  # one row, with nothing else under way
     own: list[Floats] = field(default_factory=list)  # of rank 0's rows of the head, where it is in the last stage
     logits: Floats | None = None  # where they came already
-
-    def answer_bytes(self, n_vocab: int) -> int:
-        """Of its logits, as they cross."""
-        return self.outputs * (8 * self.top if self.top else 4 * n_vocab)

@@ -8,11 +8,13 @@ stage.
 | 0     | operation (Op) |
 | 1     | 1: rank 0 had nothing under way before, so that waiting for this step was no stall |
 | 2-3   | 0 |
-| 4-19  | four int32, by operation: decode: rows, rows that give logits, logits wanted of each (0: all), 0; |
+| 4-19  | four int32, by operation: decode: rows, rows that give logits, logits wanted of each (0: all), bytes |
+|       | of masks; |
 |       | remove: sequence, start, end, whether rank 0 could; copy: source, target, start, end; |
 |       | shift: sequence, start, end, delta; read and write: sequence, start, end, 0; |
 |       | keep, count and restore: sequence, start, links, 0 |
-| 20-   | decode only: positions int32 [rows], sequences int32 [rows], outputs int8 [rows]; |
+| 20-   | decode only: positions int32 [rows], sequences int32 [rows], outputs int8 [rows], masks |
+|       | (edge/parallel/masks.py); |
 |       | keep, count and restore: links of 32 bytes |
 
 Behind a step that writes, rank 0 sends each rank its part of the keys and values over the link between the two; for one
@@ -32,6 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.llama.llama import Batch
+from edge.parallel import masks
 from partition.plan.plan import Range
 from partition.state.sequence import KVBlock, decode, encode, encoded_bytes
 from partition.state.shape import StateShape
@@ -82,11 +85,17 @@ class Step(NamedTuple):
     fresh: bool = True
     numbers: tuple[int, int, int, int] = (0, 0, 0, 0)
     links: tuple[bytes, ...] = ()  # names of kept blocks
+    masks: bytes = b""  # of a decode's rows that give logits; their length is the last number
 
     @property
     def rows(self) -> int:
         """Of a decode."""
         return self.numbers[0]
+
+    @property
+    def outputs(self) -> int:
+        """Of these, those that give logits."""
+        return self.numbers[1]
 
     @property
     def top(self) -> int:
@@ -104,7 +113,7 @@ def chunk_rows(n: int, batch: int, stages: int) -> int:
 
 def max_bytes(rows: int) -> int:
     """The longest step of so many rows."""
-    return _HEAD.size + max(_BYTES_A_ROW * rows, LINK_BYTES * MOST_LINKS)
+    return _HEAD.size + max(_BYTES_A_ROW * rows + masks.MOST_BYTES, LINK_BYTES * MOST_LINKS)
 
 
 def pack(step: Step, rows: Batch) -> bytes:
@@ -113,7 +122,7 @@ def pack(step: Step, rows: Batch) -> bytes:
     if step.op is not Op.DECODE:
         return head + b"".join(step.links)
     n = step.rows
-    return head + rows.positions[:n].tobytes() + rows.sequences[:n].tobytes() + rows.outputs[:n].tobytes()
+    return head + rows.positions[:n].tobytes() + rows.sequences[:n].tobytes() + rows.outputs[:n].tobytes() + step.masks
 
 
 def unpack(data: Payload, rows: Batch) -> Step:
@@ -130,15 +139,22 @@ def unpack(data: Payload, rows: Batch) -> Step:
         if not 0 < n <= MOST_LINKS or len(rest) != LINK_BYTES * n:
             raise ProtocolError(f"a step of {n} links came with {len(rest)} bytes of them; it takes 1 to {MOST_LINKS}")
         return step._replace(links=tuple(bytes(rest[i : i + LINK_BYTES]) for i in range(0, len(rest), LINK_BYTES)))
-    n = step.rows if step.op is Op.DECODE else 0
-    if not 0 <= n <= rows.capacity or len(rest) != _BYTES_A_ROW * n or (step.op is Op.DECODE and not n):
+    n, n_masks = (step.rows, step.numbers[3]) if step.op is Op.DECODE else (0, 0)
+    if not 0 <= n_masks <= masks.MOST_BYTES or (n_masks and not (step.top and step.outputs)):
+        raise ProtocolError(
+            f"{n_masks} bytes of masks came for {step.top} logits of {step.outputs} rows; a step takes them where few"
+            f" logits are wanted, up to {masks.MOST_BYTES} bytes"
+        )
+    own = _BYTES_A_ROW * n  # behind them are the masks
+    if not 0 <= n <= rows.capacity or len(rest) != own + n_masks or (step.op is Op.DECODE and not n):
         raise ProtocolError(f"a step of {n} rows came in {len(data)} bytes; this rank takes 1 to {rows.capacity} rows")
     if n:
         rows.positions[:n] = np.frombuffer(rest[: 4 * n], np.int32)
         rows.sequences[:n] = np.frombuffer(rest[4 * n : 8 * n], np.int32)
-        rows.outputs[:n] = np.frombuffer(rest[8 * n :], np.int8)
-        if step.numbers[1] != np.count_nonzero(rows.outputs[:n]) or step.top < 0:
-            raise ProtocolError(f"a step of {step.numbers[1]} output rows marks others")
+        rows.outputs[:n] = np.frombuffer(rest[8 * n : own], np.int8)
+        if step.outputs != np.count_nonzero(rows.outputs[:n]) or step.top < 0:
+            raise ProtocolError(f"a step of {step.outputs} output rows marks others")
+        step = step._replace(masks=bytes(rest[own:]))
     return step
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from edge.errors import EdgeError, EngineError, Interrupted
 from edge.llama.llama import Model
+from edge.llm.constraint import Mask
 from edge.llm.engine import Outputs
 from edge.llm.interface import SequenceStates, TextEngine
 from edge.paging.memory import MemoryNeed
@@ -87,6 +88,11 @@ class SurvivingEngine:
         return self.current.stages
 
     @property
+    def logits_cross(self) -> bool:
+        """Whether logits come from other devices."""
+        return self.current.logits_cross
+
+    @property
     def paging(self) -> PagedWeights | None:
         """This device's weights under a budget."""
         return self.current.paging
@@ -101,11 +107,12 @@ class SurvivingEngine:
         sequence: int = 0,
         outputs: Outputs = "last",
         top: int = 0,
+        masks: Sequence[Mask | None] = (),
     ) -> Floats:
         """As `Engine.decode`."""
 
         def work(engine: TextEngine) -> Floats:
-            return engine.decode(tokens, start, sequence=sequence, outputs=outputs, top=top)
+            return engine.decode(tokens, start, sequence=sequence, outputs=outputs, top=top, masks=masks)
 
         with self._alone():
             self._follow()
@@ -125,9 +132,10 @@ class SurvivingEngine:
         outputs: NDArray[np.int8],
         *,
         top: int = 0,
+        masks: Sequence[Mask | None] = (),
     ) -> None:
         """As `Engine.submit`."""
-        rows = Rows(np.array(tokens, np.int32), positions.copy(), sequences.copy(), outputs.copy(), top)
+        rows = Rows(np.array(tokens, np.int32), positions.copy(), sequences.copy(), outputs.copy(), top, masks)
 
         def work(engine: TextEngine) -> None:
             if engine.stages == 1:  # it has one step at a time under way, and an engine before it may have had more

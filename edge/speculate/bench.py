@@ -13,7 +13,7 @@ import numpy as np
 
 from edge.llm.generate import generate
 from edge.llm.interface import Drafter, TextEngine
-from edge.llm.sampler import SamplingParams
+from edge.llm.sampler import SamplingParams, Wanted
 from edge.llm.sequence import Session
 from edge.speculate.choice import SIZES
 from edge.speculate.opened import speculation
@@ -64,7 +64,7 @@ class SpeculationResult:
 def pass_ms(engine: TextEngine, prompt: list[int]) -> dict[int, float]:
     """What passes of each size take behind a prompt. What they computed is forgotten."""
     session = Session(engine)
-    session.top = 1
+    session.wanted = lambda _: Wanted(1)
     session.prefill(prompt)
     taken = {
         size: [_milliseconds(session, size) for _ in range(_PASSES)] for size in SIZES if size <= session.most_rows

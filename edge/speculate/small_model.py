@@ -7,6 +7,7 @@ from typing import Any
 
 from edge.errors import EngineError
 from edge.llm.interface import TextEngine
+from edge.llm.sampler import Wanted
 from edge.llm.sequence import Session
 from quant.gguf.file import GgufFile
 from quant.gguf.header import GgufArray
@@ -20,7 +21,7 @@ class ModelDrafts:
     def __init__(self, engine: TextEngine) -> None:
         """engine: of a model with the vocabulary of the one that checks; nobody else may use it."""
         self._session = Session(engine)
-        self._session.top = 1
+        self._session.wanted = lambda _: Wanted(1)
         self._tokens: list[int] = []
 
     def begin(self, prompt: Sequence[int]) -> None:

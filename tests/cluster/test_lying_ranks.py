@@ -14,6 +14,7 @@ from edge.cluster.deployment import Deployment
 from edge.demo import MODEL_PATH
 from edge.errors import EdgeError, EngineError
 from edge.parallel.follower import follow
+from edge.parallel.masks import pack as pack_masks
 from edge.parallel.shard import Shard
 from edge.parallel.steps import Op, Step, pack
 from edge.parallel.topology import place
@@ -110,9 +111,9 @@ def test_logits_of_tokens_that_are_none(two: list[Worker], monkeypatch: pytest.M
                 found[0, 1] = where  # noqa: B023
 
             with lying(deployment, change):
-                with pytest.raises(ProtocolError, match="rank 1 sent logits of tokens it has not"):
+                with pytest.raises(ProtocolError, match=r"rank 1 \(one\) sent logits of tokens it has not"):
                     engine.decode([5], position, top=3)
-                with pytest.raises(ProtocolError, match="rank 1 sent logits"):
+                with pytest.raises(ProtocolError, match=r"rank 1 \(one\) sent logits"):
                     engine.decode([5], position + 1)
         assert engine.decode([5], 2).shape == (engine.shape.n_vocab,)
 
@@ -147,13 +148,15 @@ def told(stage: Shard, frames: Sequence[tuple[bytes, Kind]]) -> tuple[BaseExcept
     return error, came
 
 
-def decode_step(stage: Shard, rows: int = 1, sequence: int = 0, position: int = 0, top: int = 0) -> bytes:
+def decode_step(
+    stage: Shard, rows: int = 1, sequence: int = 0, position: int = 0, top: int = 0, masks: bytes = b""
+) -> bytes:
     """A decode whose last row gives logits."""
     stage.rows.positions[:rows] = range(position, position + rows)
     stage.rows.sequences[:rows] = sequence
     stage.rows.outputs[:rows] = 0
     stage.rows.outputs[rows - 1] = 1
-    return pack(Step(Op.DECODE, True, (rows, 1, top, 0)), stage.rows)
+    return pack(Step(Op.DECODE, True, (rows, 1, top, len(masks)), masks=masks), stage.rows)
 
 
 def test_a_rank_that_is_told_the_truth(stage: Shard) -> None:
@@ -162,6 +165,14 @@ def test_a_rank_that_is_told_the_truth(stage: Shard) -> None:
     error, came = told(stage, [(decode_step(stage), Kind.CONTROL), (state, Kind.DATA), end])
     assert error is None
     assert [len(frame.payload) for frame in came] == [4 * 512]
+    logits = np.frombuffer(came[0].payload, np.float32)
+    mask = np.arange(512) % 5 == 0
+    masked = decode_step(stage, top=3, masks=pack_masks((0, 512), [mask]))
+    error, came = told(stage, [(masked, Kind.CONTROL), (state, Kind.DATA), end])
+    assert error is None
+    where, bits = np.frombuffer(came[0].payload, np.int32).reshape(2, 6)
+    assert {*where} == {*np.argsort(logits)[-3:], *np.argsort(np.where(mask, logits, -np.inf))[-3:]}
+    np.testing.assert_array_equal(bits.view(np.float32), logits[where])
 
 
 @pytest.mark.parametrize(
@@ -183,6 +194,10 @@ def test_a_rank_that_is_told_the_truth(stage: Shard) -> None:
         "keys of all positions",
         "keys written to no sequence",
         "keys kept of no sequence",
+        "a mask of noise",
+        "a mask of another vocabulary",
+        "a mask for more ranks",
+        "a mask of no token",
     ],
 )
 def test_a_rank_that_is_told_lies(stage: Shard, lie: str) -> None:
@@ -196,6 +211,19 @@ def test_a_rank_that_is_told_lies(stage: Shard, lie: str) -> None:
     )
     keys = (encode(KVBlock(Range(0, 1), rows), shape).tobytes(), data)
     frames = {
+        "a mask of noise": [(decode_step(stage, top=3, masks=b"\xff" * 70), control), (state, data)],
+        "a mask of another vocabulary": [
+            (decode_step(stage, top=3, masks=pack_masks((0, 511), [np.arange(511) < 99])), control),
+            (state, data),
+        ],
+        "a mask for more ranks": [
+            (decode_step(stage, top=3, masks=pack_masks((0, 256, 512), [np.arange(512) < 99])), control),
+            (state, data),
+        ],
+        "a mask of no token": [
+            (decode_step(stage, top=3, masks=pack_masks((0, 512), [np.arange(600) == 599])), control),
+            (state, data),
+        ],
         "noise": [(bytes(range(200)), control)],
         "nothing": [(b"", control)],
         "data": [(step, data), (state, data)],

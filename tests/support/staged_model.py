@@ -35,6 +35,7 @@ class StagedModel:
         self.model, self.stages, self.context = model, stages, context
         self.now_s = 0.0
         self.failed: Exception | None = None
+        self.logits_cross = False
         self.lives: int | None = None  # results it still gives
         self.states = SimpleNamespace(block=64, keeps=False)
         self.path = self.file = self.shape = None
@@ -54,7 +55,7 @@ class StagedModel:
         """That follows these."""
         return random.Random(f"{len(held)} {held[-6:]}").choice(_TOKENS)
 
-    def submit(self, tokens: Any, positions: Any, sequences: Any, outputs: Any, *, top: int = 0) -> None:
+    def submit(self, tokens: Any, positions: Any, sequences: Any, outputs: Any, **how: Any) -> None:
         """As `TextEngine.submit`."""
         if self.failed is not None:
             raise self.failed

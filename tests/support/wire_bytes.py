@@ -17,6 +17,7 @@ from edge.llm.options import EngineOptions
 from edge.net.peers import HELLO, SECRET_BYTES
 from edge.onnx.wire import Boundary, Item, Receiver, Tensor, send
 from edge.onnx.wire import Op as ItemOp
+from edge.parallel.masks import pack as pack_masks
 from edge.parallel.steps import Op, Step, pack
 from edge.worker.messages import options_message, stage_message
 from partition.plan.onnx_plan import OnnxStage
@@ -30,6 +31,8 @@ from transport.link import Link
 FOLDER = ROOT / "tests" / "data" / "wire"
 SECRET = bytes(range(SECRET_BYTES))
 DECODE = Step(Op.DECODE, False, (2, 1, 40, 0))
+MASKS = pack_masks((0, 40), [np.arange(40) % 3 == 0])
+MASKED = DECODE._replace(numbers=(2, 1, 7, len(MASKS)), masks=MASKS)
 KEEP = Step(Op.KEEP, True, (3, 64, 2, 0), (b"\x11" * 32, b"\x22" * 32))
 BOUNDARY = Boundary((Tensor("hidden", "float32", (1, 3), (0,)), Tensor("mask", "int64", (2,))), inner=True, passed=2)
 ITEM = Item(ItemOp.RUN, 7, "f16", (0.25, 0.5))
@@ -89,6 +92,7 @@ def bytes_now() -> Mapping[str, bytes]:
         "header": pack_header(Kind.DATA, 8192, 4711),
         "hello": sent(lambda link: link.send(HELLO.pack(SECRET, 0, 2), Kind.HELLO)),
         "decode step": sent(lambda link: link.send(pack(DECODE, rows()), Kind.CONTROL)),
+        "masked step": sent(lambda link: link.send(pack(MASKED, rows()), Kind.CONTROL)),
         "keep step": pack(KEEP, rows()),
         "onnx item": sent(lambda link: send(link, BOUNDARY, ITEM, TENSORS)),
         "open": OPEN.SerializeToString(deterministic=True),

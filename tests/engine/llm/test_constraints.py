@@ -119,9 +119,36 @@ def test_penalties_and_biases_change_logits_by_what_they_say(llama: Engine) -> N
         ({"presence_penalty": 0.5}, 65),
         ({"frequency_penalty": -0.5}, 0),
         ({"logit_bias": {3: 1.0}}, 0),
-        ({"regex": "a*"}, 0),
-        ({"lark": 'start: "a"'}, 0),
+        ({"regex": "a*"}, 1),
+        ({"lark": 'start: "a"', "temperature": 1.0, "top_k": 7, "presence_penalty": 0.5}, 71),
+        ({"regex": "a*", "temperature": 1.0, "top_k": 0}, 0),
+        ({"regex": "a*", "logit_bias": {3: 1.0}}, 0),
+        ({"grammar": 'root ::= "a"*'}, 0),
     ],
 )
 def test_enough_logits_are_asked_for(llama: Engine, options: dict[str, object], needs: int) -> None:
-    assert TokenSampler(llama.model, SamplingParams(**{**GREEDY, **options})).needs == needs  # type: ignore[arg-type]
+    assert TokenSampler(llama.model, SamplingParams(**{**GREEDY, **options})).wanted().top == needs  # type: ignore[arg-type]
+
+
+def test_masks_behind_guesses_are_those_behind_tokens(llama: Engine) -> None:
+    """Behind one that cannot come there is none, and the constraint stays where it is."""
+    model = llama.model
+    *tokens, wrong = (
+        next(i for i in range(model.n_vocab) if model.piece(i) == letter) for letter in (b"a", b"b", b"z")
+    )
+    sampler = TokenSampler(model, SamplingParams(**GREEDY, regex="[a-c]{2}"))
+    ahead = sampler.wanted(tokens).masks
+    assert len(ahead) == len(tokens) + 1
+    for token, expected in zip(tokens, ahead, strict=False):
+        (mask,) = sampler.wanted().masks
+        assert mask is not None
+        assert expected is not None
+        np.testing.assert_array_equal(mask, expected)
+        assert mask[token]
+        assert not mask[wrong]
+        assert [one is None for one in sampler.wanted((wrong, token)).masks] == [False, True, True]
+        sampler.accept(token)
+    (mask,) = sampler.wanted().masks
+    assert mask is not None
+    assert all(model.is_end(int(token)) for token in np.flatnonzero(mask))
+    sampler.close()

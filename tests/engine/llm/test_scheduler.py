@@ -20,7 +20,7 @@ from edge.llm.requests import Request
 from edge.llm.sampler import MAX_SEED, PENALTY_LAST_N, SamplingParams, TokenSampler, _needs
 from edge.llm.scheduler import Scheduler
 from edge.llm.sequence import Session
-from edge.parallel.follower import largest
+from edge.parallel.logits import largest
 from tests.conftest import Synthetic
 from tests.support.deployments import EXACT, ONE_THREAD, Grouped, deployed, own_folders, pipeline, stages, tensor
 from tests.support.thorough import some
@@ -239,7 +239,7 @@ PARAMS = st.builds(
     min_p=st.sampled_from((0.0, 0.05, 0.5)),
     repeat_penalty=st.sampled_from((0.8, 1.0, 1.05, 1.2, 3.0)),
     seed=st.integers(0, MAX_SEED),
-    grammar=st.sampled_from((None, None, None, WORDS)),
+    regex=st.sampled_from((None, "[a-z ]+[.]", "[^e]*")),
 )
 
 
@@ -269,22 +269,22 @@ def test_the_largest_logits_decide_as_all_would(
     more: int,
     ranks: int,
 ) -> None:
-    needs = _needs(params)
-    if not needs:
-        return  # all are asked for
     rng = np.random.default_rng(seed)
     n = vocabulary.model.n_vocab
     first, second = (TokenSampler(vocabulary.model, params) for _ in range(2))
-    assert first.needs == needs
     logits = (offset + spread * rng.standard_normal(n)).astype(np.float32)
     history = np.argsort(logits)[n - accepted :]  # the likeliest, or it would be easy
-    for _ in range(3):
+    for step in range(3):
         for token in history:
-            first.accept(int(token), generated=False)
-            second.accept(int(token), generated=False)
+            first.accept(int(token), generated=step > 0)
+            second.accept(int(token), generated=step > 0)
+        top, masks = first.wanted()
+        if not top:
+            break  # all are asked for
+        mask = masks[0] if masks else None
         part = np.full(n, -np.inf, np.float32)
         for share in np.array_split(np.arange(n), ranks):
-            where, bits = largest(logits[share], needs + more)
+            where, bits = largest(logits[share], top + more, None if mask is None else mask[share])
             part[share[where]] = bits.view(np.float32)
         chosen = first.choose(logits.copy())
         assert second.choose(part) == chosen
@@ -302,8 +302,8 @@ def test_needs_of_some() -> None:
         (SamplingParams(top_k=0), 0),
         (SamplingParams(top_k=0, repeat_penalty=1.2), 0),
         (SamplingParams(top_k=7, repeat_penalty=0.9), 0),
-        (SamplingParams(temperature=0, grammar=WORDS), 0),
-        (SamplingParams(temperature=0, json_schema="{}"), 0),
+        (SamplingParams(top_k=0, json_schema="{}"), 0),
+        (SamplingParams(temperature=0, json_schema="{}"), 1),
     ):
         assert _needs(params) == needs, params
 

@@ -114,9 +114,9 @@ def test_many_requests_have_no_guesses(synthetic: Synthetic) -> None:
     requests = [replace(one, ends=False, max_tokens=12 + 4 * i) for i, one in enumerate(asked(FEW + 2, 5))]
 
     class Watched(Engine):
-        def submit(self, tokens, positions, sequences, outputs, *, top=0):  # type: ignore[no-untyped-def]
+        def submit(self, tokens, positions, sequences, outputs, **how):  # type: ignore[no-untyped-def]
             rows.append((len(set(sequences.tolist())), int(outputs.sum())))
-            super().submit(tokens, positions, sequences, outputs, top=top)
+            super().submit(tokens, positions, sequences, outputs, **how)
 
     rows: list[tuple[int, int]] = []
     with Watched(synthetic("llama", "f32"), replace(ROOM, sequences=FEW + 2)) as engine:

@@ -45,14 +45,16 @@ def decodes(draw: st.DrawFn) -> tuple[Step, Batch]:
     rows.sequences[:n] = draw(st.lists(INT32, min_size=n, max_size=n))
     rows.outputs[:n] = draw(st.lists(st.integers(0, 1), min_size=n, max_size=n))
     wanted = int(rows.outputs[:n].sum())
-    return Step(Op.DECODE, draw(st.booleans()), (n, wanted, draw(st.integers(0, 2**31 - 1)), 0)), rows
+    top = draw(st.integers(0, 2**31 - 1))
+    masks = draw(st.binary(max_size=40)) if top and wanted else b""
+    return Step(Op.DECODE, draw(st.booleans()), (n, wanted, top, len(masks)), masks=masks), rows
 
 
 @given(decodes())
 def test_a_decode_comes_as_it_was_sent(sent: tuple[Step, Batch]) -> None:
     step, rows = sent
     data = pack(step, rows)
-    assert len(data) == HEAD.size + 9 * step.rows <= max_bytes(step.rows)
+    assert len(data) == HEAD.size + 9 * step.rows + len(step.masks) <= max_bytes(step.rows)
     there = Batch(CAPACITY)
     for form in (data, bytearray(data), memoryview(data)):
         assert unpack(form, there) == step
@@ -125,6 +127,11 @@ def test_a_step_with_one_byte_changed(sent: tuple[Step, Batch], data: st.DataObj
         ((1, 0, 0, 3, 0, 0, 0), 26, "a step of 3 rows came in 46 bytes"),
         ((1, 0, 0, 3, 1, 0, 0), 27, "a step of 1 output rows marks others"),
         ((1, 0, 0, 3, 0, -1, 0), 27, "marks others"),
+        ((1, 0, 0, 1, 0, 0, 5), 14, "5 bytes of masks came for 0 logits of 0 rows"),
+        ((1, 0, 0, 1, 1, 0, 5), 14, "5 bytes of masks came for 0 logits of 1 rows"),
+        ((1, 0, 0, 1, 1, 40, -1), 8, "-1 bytes of masks"),
+        ((1, 0, 0, 1, 1, 40, 2**20 + 1), 2**20 + 10, "1048577 bytes of masks came .* up to 1048576 bytes"),
+        ((1, 0, 0, 1, 1, 40, 5), 13, "a step of 1 rows came in 33 bytes"),
         ((5, 0, 0, 0, 0, 0, 0), 1, "a step of 0 rows came in 21 bytes"),
     ],
 )

@@ -21,10 +21,10 @@ KINDS = st.sampled_from(Kind)
 
 
 def test_a_header_is_16_bytes_laid_out_as_documented() -> None:
-    assert pack_header(Kind.DATA, 0x01020304, 0x0A0B0C0D) == b"EDGE\x01\x01\0\0\x04\x03\x02\x01\x0d\x0c\x0b\x0a"
-    assert pack_header(Kind.SHAPED, MAX_PAYLOAD, 2**32 - 1) == b"EDGE\x01\x08\0\0\0\0\0\x04\xff\xff\xff\xff"
+    assert pack_header(Kind.DATA, 0x01020304, 0x0A0B0C0D) == b"EDGE\x02\x01\0\0\x04\x03\x02\x01\x0d\x0c\x0b\x0a"
+    assert pack_header(Kind.SHAPED, MAX_PAYLOAD, 2**32 - 1) == b"EDGE\x02\x08\0\0\0\0\0\x04\xff\xff\xff\xff"
     assert [int(kind) for kind in Kind] == list(range(1, 9))  # numbers on the wire never change their meaning
-    assert (HEADER_BYTES, VERSION, MAX_PAYLOAD) == (16, 1, 64 * 1024 * 1024)
+    assert (HEADER_BYTES, VERSION, MAX_PAYLOAD) == (16, 2, 64 * 1024 * 1024)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_a_header_is_16_bytes_laid_out_as_documented() -> None:
     [
         (0, b"edge", "a frame starts with b'EDGE', b'edge' came"),
         (0, b"HTTP", "not our protocol"),
-        (4, b"\x02", "the peer speaks version 2 of the protocol, this is version 1; update both"),
+        (4, b"\x01", "the peer speaks version 1 of the protocol, this is version 2; update both"),
         (4, b"\x00", "version 0"),
         (5, b"\x00", "frames of kind 0"),
         (5, b"\x09", "frames of kind 9"),

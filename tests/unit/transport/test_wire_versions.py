@@ -10,18 +10,31 @@ from edge.errors import WorkerError
 from edge.llama.llama import Batch
 from edge.net.channel import open_channel
 from edge.net.peers import HELLO
+from edge.parallel import masks
 from edge.parallel.steps import unpack
 from edge.version import version
 from edge.worker.messages import profile_message
 from tests.support import wire_bytes
 from tests.support.fake_worker import description, fake_worker
-from tests.support.wire_bytes import BOUNDARY, DECODE, ITEM, KEEP, LOAD, OPEN, SECRET, TENSORS, bytes_now, recorded
+from tests.support.wire_bytes import (
+    BOUNDARY,
+    DECODE,
+    ITEM,
+    KEEP,
+    LOAD,
+    MASKED,
+    OPEN,
+    SECRET,
+    TENSORS,
+    bytes_now,
+    recorded,
+)
 from transport import edge_pb2 as pb
 from transport.errors import ProtocolError, Refused
 from transport.frame import HEADER_BYTES, VERSION, Header, Kind, parse_frame, parse_header
 
 RAISE = "a format changed: raise VERSION in transport/frame.py, then run python -m tests.support.wire_bytes"
-NAMES = ("header", "hello", "decode step", "keep step", "onnx item", "open", "load")
+NAMES = ("header", "hello", "decode step", "masked step", "keep step", "onnx item", "open", "load")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -43,11 +56,15 @@ def test_recorded_frames_are_read() -> None:
 
 def test_recorded_steps_are_read() -> None:
     rows, wanted = Batch(4), wire_bytes.rows()
-    step = parse_frame(memoryview(recorded()["decode step"]), 0)
-    assert step.kind is Kind.CONTROL
-    assert unpack(step.payload, rows) == DECODE
-    for name in ("positions", "sequences", "outputs"):
-        assert np.array_equal(getattr(rows, name), getattr(wanted, name))
+    for sent, there in (("decode step", DECODE), ("masked step", MASKED)):
+        step = parse_frame(memoryview(recorded()[sent]), 0)
+        assert step.kind is Kind.CONTROL
+        assert unpack(step.payload, rows) == there
+        for name in ("positions", "sequences", "outputs"):
+            assert np.array_equal(getattr(rows, name), getattr(wanted, name))
+    (mask,) = masks.unpack(MASKED.masks, 1, 1, 0, 40)
+    assert mask is not None
+    assert np.flatnonzero(mask).tolist() == [*range(0, 40, 3)]
     assert unpack(recorded()["keep step"], rows) == KEEP
 
 
@@ -80,6 +97,15 @@ def test_a_frame_of_another_version_names_both(other: int) -> None:
         parse_header(header, 4711)
     assert f"version {other} of the protocol" in str(error.value)
     assert f"this is version {VERSION}; update both" in str(error.value)
+
+
+@pytest.mark.parametrize("old", range(1, VERSION))
+def test_steps_of_older_versions_are_refused(old: int) -> None:
+    for name in ("header", "decode step"):
+        with pytest.raises(
+            ProtocolError, match=f"version {old} of the protocol, this is version {VERSION}; update both"
+        ):
+            parse_header(recorded(old)[name][:HEADER_BYTES], 0)
 
 
 def test_a_worker_of_another_protocol_names_both() -> None:

@@ -1,0 +1,98 @@
+"""Masks: which tokens may come next, as they go along with a step. Ranks then send the largest logits of these.
+
+| bytes | field |
+| 0-    | int32 [ranks of the last stage + 1]: the first token that each has logits of, and how many tokens there are |
+|       | for each row that gives logits: |
+| 0-3   | Form |
+| 4-7   | int32: how many tokens are named |
+| 8-    | their ids, int32, ascending; of BITS a bit for each token, 1: it may come, the lowest bit of a byte first |
+
+Little-endian, as steps are.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.llm.constraint import Mask
+from transport.errors import ProtocolError
+
+MOST_BYTES = 1 << 20  # of a step's masks: 64 rows of a vocabulary of 128,000
+
+_HEAD = struct.Struct("<ii")
+_BITS_AN_ID = 32
+
+
+class Form(IntEnum):
+    """How a mask is said."""
+
+    NONE = 0  # the row has none
+    ALLOWED = 1
+    FORBIDDEN = 2
+    BITS = 3
+
+
+_FORMS = {int(form): form for form in Form}
+
+
+def pack(bounds: Sequence[int], masks: Sequence[Mask | None]) -> bytes:
+    """The masks of rows as bytes, each in the shortest form. bounds: of the last stage's ranks, as above."""
+    return np.array(bounds, np.int32).tobytes() + b"".join(map(_packed, masks))
+
+
+def _packed(mask: Mask | None) -> bytes:
+    if mask is None:
+        return _HEAD.pack(Form.NONE, 0)
+    n_allowed = int(np.count_nonzero(mask))
+    for form, n_named in ((Form.ALLOWED, n_allowed), (Form.FORBIDDEN, mask.size - n_allowed)):
+        if _BITS_AN_ID * n_named < mask.size:
+            named = np.flatnonzero(mask if form is Form.ALLOWED else ~mask)
+            return _HEAD.pack(form, n_named) + named.astype(np.int32).tobytes()
+    return _HEAD.pack(Form.BITS, mask.size) + np.packbits(mask, bitorder="little").tobytes()
+
+
+def unpack(data: bytes, rows: int, ranks: int, own: int, n_own: int) -> list[Mask | None]:
+    """For each of `rows` which of its tokens [n_own] a rank may send, as rank number `own` of `ranks` of the last stage
+    reads it; None for rows without a mask. ProtocolError for what `pack` cannot have written."""
+    at = 4 * (ranks + 1)
+    if len(data) < at:
+        raise ProtocolError(f"masks of {len(data)} bytes came; {at} say what each of {ranks} ranks has")
+    bounds = np.frombuffer(data, np.int32, ranks + 1)
+    start, stop, n_vocab = int(bounds[own]), int(bounds[own + 1]), int(bounds[-1])
+    if bounds[0] or (np.diff(bounds) <= 0).any() or stop - start != n_own:
+        raise ProtocolError(f"masks came for {stop - start} tokens of rank {own} of {ranks}; it has {n_own}")
+    masks = []
+    for row in range(rows):
+        form, n_named = _HEAD.unpack_from(data, at) if len(data) >= at + _HEAD.size else (-1, 0)
+        n_bytes = -(-n_named // 8) if form == Form.BITS else 4 * n_named
+        at += _HEAD.size
+        if form not in _FORMS or n_named < 0 or len(data) < at + n_bytes:
+            raise ProtocolError(f"the mask of row {row} of {rows} is none, or {len(data)} bytes are too few for it")
+        masks.append(_mask(_FORMS[form], n_named, data[at : at + n_bytes], n_vocab, start, stop))
+        at += n_bytes
+    if at != len(data):
+        raise ProtocolError(f"{len(data) - at} bytes came behind the masks of {rows} rows")
+    return masks
+
+
+def _mask(form: Form, n_named: int, data: bytes, n_vocab: int, start: int, stop: int) -> Mask | None:
+    """The part [start, stop) of a mask."""
+    if form is Form.NONE:
+        if n_named:
+            raise ProtocolError(f"a row without a mask came with {n_named} tokens; needed are none")
+        return None
+    if form is Form.BITS:
+        if n_named != n_vocab:
+            raise ProtocolError(f"a mask of {n_named} tokens came; needed is one of {n_vocab}")
+        return np.unpackbits(np.frombuffer(data, np.uint8), count=n_vocab, bitorder="little")[start:stop].astype(bool)
+    ids: NDArray[np.int32] = np.frombuffer(data, np.int32)
+    if n_named and not (ids[0] >= 0 and ids[-1] < n_vocab and (ids[1:] > ids[:-1]).all()):
+        raise ProtocolError(f"a mask names tokens that are none: ids ascend from 0 to {n_vocab - 1}")
+    mask = np.full(stop - start, form is Form.FORBIDDEN)
+    mask[ids[(ids >= start) & (ids < stop)] - start] = form is Form.ALLOWED
+    return mask

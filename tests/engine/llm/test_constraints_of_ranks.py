@@ -1,0 +1,138 @@
+"""Answers held to a constraint over ranks and stages: those of one device, and only a few logits cross."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from edge.errors import EngineError
+from edge.llm.engine import Engine
+from edge.llm.requests import Event, Request
+from edge.llm.sampler import SamplingParams
+from edge.llm.scheduler import Scheduler
+from edge.parallel.engine import DistributedEngine
+from edge.parallel.masks import MOST_BYTES
+from tests.support import ROOT
+from tests.support.deployments import EXACT, pipeline, tensor
+from tests.support.guessing import run
+from tests.support.ranks_here import ranks_here
+
+MODEL = ROOT / "tests" / "data" / "edge-demo-f16.gguf"
+ROOM = replace(EXACT, context=256, sequences=4)
+SCHEMA = """{"type": "object", "properties": {"city": {"type": "string", "maxLength": 12}, "n": {"type": "integer"}},
+ "required": ["city", "n"], "additionalProperties": false}"""
+GREEDY = SamplingParams(temperature=0)
+N_VOCAB = 2048
+
+# The few suffice for each of these.
+FEW = (
+    replace(GREEDY, json_schema=SCHEMA),
+    SamplingParams(temperature=1.2, seed=3, json_schema=SCHEMA),
+    SamplingParams(temperature=1.5, top_k=7, min_p=0.01, repeat_penalty=1.3, seed=4, json_schema=SCHEMA),
+    SamplingParams(temperature=0, presence_penalty=1.0, lark='start: /[a-m ]+/ "."'),
+    replace(GREEDY, regex="[0-9]{9}"),
+    GREEDY,
+    SamplingParams(temperature=1.2, top_k=5, seed=6),
+)
+# One of these, and all cross.
+ALL = (
+    replace(GREEDY, json_schema=SCHEMA),
+    SamplingParams(temperature=1.0, top_k=0, seed=7, json_schema=SCHEMA),
+    replace(GREEDY, json_schema=SCHEMA, logit_bias={300: 2.0}),
+    replace(GREEDY, grammar='root ::= [a-z ]+ "."'),
+)
+
+
+@pytest.fixture(scope="module")
+def single() -> Iterator[Engine]:
+    with Engine(MODEL, ROOM) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module", params=[tensor(1, 1), pipeline(1, 1)], ids=["ranks", "stages"])
+def spread(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DistributedEngine]:
+    """The same on two ranks, or two stages."""
+    with ranks_here(MODEL, request.param, ROOM, tmp_path_factory.mktemp("s")) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def prompt(single: Engine) -> list[int]:
+    return single.model.tokenize("Tell me of a city.", add_special=True, parse_special=False)
+
+
+def answered(engine: Engine | DistributedEngine, requests: list[Request]) -> list[list[Event]]:
+    """What comes of each request, all of them at once."""
+    with Scheduler(engine) as scheduler:
+        told: dict[int, list[Event]] = {scheduler.add(one): [] for one in requests}
+        while scheduler.busy:
+            for event in scheduler.step():
+                told[event.request].append(event)
+        return list(told.values())
+
+
+@pytest.mark.parametrize("samplings", [FEW, ALL], ids=["few", "all"])
+def test_answers_are_those_of_one_device(
+    single: Engine, spread: DistributedEngine, prompt: list[int], samplings: tuple[SamplingParams, ...]
+) -> None:
+    requests = [Request(prompt, 24, sampling) for sampling in samplings]
+    wanted, found = answered(single, requests), answered(spread, requests)
+    for one, other in zip(wanted, found, strict=True):
+        assert [(e.token_id, e.text, e.finish_reason) for e in one] == [
+            (e.token_id, e.text, e.finish_reason) for e in other
+        ]
+    plain = answered(single, [Request(prompt, 24)])
+    assert "".join(e.text for e in plain[0]) != "".join(e.text for e in wanted[0])
+
+
+def test_probabilities_are_those_of_all_logits(single: Engine, spread: DistributedEngine, prompt: list[int]) -> None:
+    request = Request(prompt, 8, FEW[0], logprobs=3)
+    (wanted,), (found,) = answered(single, [request]), answered(spread, [request])
+    for one, other in zip(wanted, found, strict=True):
+        assert one.token_id == other.token_id
+        assert (one.logprobs is None) == (other.logprobs is None)
+        if one.logprobs is not None and other.logprobs is not None:
+            assert other.logprobs.chosen == pytest.approx(one.logprobs.chosen, abs=0.01)
+            values = [value for _, value in one.logprobs.alternatives]
+            assert [value for _, value in other.logprobs.alternatives] == pytest.approx(values, abs=0.01)
+
+
+def moved(engine: DistributedEngine, prompt: list[int], sampling: SamplingParams) -> tuple[float, float]:
+    """Bytes that rank 0 sends and receives for a token, as most tokens have it."""
+    engine.times(clear=True)
+    assert len(run(engine, prompt, None, sampling)) > 9
+    own = engine.times()[0]["decode"]
+    return own.sent_bytes.median, own.received_bytes.median
+
+
+def test_few_bytes_cross_and_no_message_more(spread: DistributedEngine, prompt: list[int]) -> None:
+    """Beside what crosses without a constraint: the mask, and as many logits again."""
+    sent, received = moved(spread, prompt, GREEDY)
+    for sampling, most in ((replace(GREEDY, regex="[0-9]{40}"), 4 * 40), (FEW[0], N_VOCAB // 8)):
+        masked_sent, masked_received = moved(spread, prompt, sampling)
+        assert masked_received - received == 8
+        heads = len(spread._heads)
+        assert 0 < masked_sent - sent - 4 * (heads + 1) - 8 <= most
+    everything = moved(spread, prompt, replace(GREEDY, grammar="root ::= [0-9] root"))
+    assert everything[0] == sent
+    assert everything[1] - received == 4 * N_VOCAB // (1 + (spread.stages == 1)) - 8
+
+
+def test_masks_without_room_leave_all_logits(spread: DistributedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    mask = np.arange(N_VOCAB) % 2 == 0
+    spread.kv_clear()
+    full = spread.decode([5], 0).copy()
+    spread.kv_clear()
+    few = spread.decode([5], 0, top=2, masks=[mask]).copy()
+    other = slice(N_VOCAB // 2, None) if spread.stages == 1 else slice(None)  # what another rank has
+    known = np.flatnonzero(np.isfinite(few[other]))
+    assert set(known) == {*np.argsort(full[other])[-2:], *np.argsort(np.where(mask, full, -np.inf)[other])[-2:]}
+    np.testing.assert_array_equal(few[other][known], full[other][known])
+    monkeypatch.setattr("edge.parallel.logits.MOST_BYTES", N_VOCAB // 8)
+    assert N_VOCAB // 8 < MOST_BYTES
+    spread.kv_clear()
+    np.testing.assert_array_equal(spread.decode([5], 0, top=2, masks=[mask]), full)
+    with pytest.raises(EngineError, match="2 masks were given for 1 rows that give logits"):
+        spread.decode([5], 1, top=2, masks=[mask, None])
+    spread.kv_clear()
