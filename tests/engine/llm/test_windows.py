@@ -99,7 +99,7 @@ def test_sampling_penalties_and_grammars_hold(two: DistributedEngine, asked: lis
         SamplingParams(temperature=1.2, seed=11),
         replace(GREEDY, repeat_penalty=1.3),
         replace(GREEDY, grammar="root ::= [a-z] root"),
-        replace(GREEDY, regex="[a-z ]*"),
+        replace(GREEDY, regex="([0-9][a-z]){12}"),
         SamplingParams(temperature=1.2, seed=12, json_schema='{"type": "string"}'),
     ):
         wanted = run(two, asked[0], None, sampling)
