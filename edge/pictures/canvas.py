@@ -15,9 +15,9 @@ from edge.errors import PictureError
 
 TEXT, GRID, DPI = "#222222", "#e4e7eb", 150
 _BESIDE = 9.0  # pixels at 100 dots an inch between a point and a label beside it
-_DISTANCES = (_BESIDE, 18.0, 28.0, 40.0, 54.0, 70.0)
+_DISTANCES = (_BESIDE, 18.0, 28.0, 40.0, 54.0, 70.0, 90.0, 115.0, 145.0)
 _ANGLES = (45, 30, 60, 0, 90, -135, -150, -120, 180, -90, 135, -45, 150, 120, -30, -60)  # the best first
-_OUTSIDE, _OVERLAP, _CROSSED = 1000.0, 300.0, 60.0  # what these cost, beside pixels that it is far away
+_OUTSIDE, _OVERLAP, _CROSSED = 1000.0, 600.0, 60.0  # what these cost, beside pixels that it is far away
 _RADIUS = 6  # pixels at 100 dots an inch of a point, with some room
 _STEPS = 100  # places along each part of a line that labels keep away from
 

@@ -224,8 +224,10 @@ def _labels(result: Result, shown: Sequence[Point]) -> Iterable[Label]:
 
 
 def _wrapped(label: str) -> list[str]:
-    """A plan in words as lines, broken after commas and colons: a device stays with its layers."""
-    glued = re.sub(r"(?<![,:;]) ", "\N{NO-BREAK SPACE}", printable(label))
+    """A plan in words as lines, broken between stages and after commas and colons: a device stays with its layers."""
+    glued = re.sub(r"(?<![,:;|]) ", "\N{NO-BREAK SPACE}", printable(label))
+    if max(map(len, glued.split(" "))) > _WIDTH:
+        glued = printable(label)  # what is too long for a line is broken between words, and not inside of one
     lines = textwrap.wrap(glued, _WIDTH, max_lines=_LINES, placeholder=" ...", break_on_hyphens=False)
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
 

@@ -196,6 +196,20 @@ def test_the_picture(tmp_path: Path) -> None:
         }
 
 
+def test_labels_of_points_in_one_place_do_not_cover_each_other() -> None:
+    result = deepcopy(MEASURED)
+    for i, point in enumerate(result["points"]):  # two that are nearly alike, in the corner, and all others far away
+        on_front, figures = i < 2, (0.0140 + 0.0001 * i, 274.0 + i)
+        latency_s, per_s = figures if on_front else (0.02 + 0.001 * i, 100.0)
+        label = f"this device+pi+phone layers 0-{i} | mini layers {i + 1}-9"
+        point.update(on_front=on_front, knee=i == 0, measured=None, label=label)
+        point["predicted"].update(latency_s=latency_s, throughput_per_s=per_s)
+    test_labels_do_not_cover_each_other(result)
+    said = [text.get_text().replace("\n", " ") for text in _figure(result).axes[0].texts]
+    for point in front(result):  # broken between words
+        assert any(line.endswith(point["label"]) for line in said), said
+
+
 @each
 def test_labels_do_not_cover_each_other(result: dict[str, Any]) -> None:
     drawn = _figure(result)

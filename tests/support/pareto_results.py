@@ -3,6 +3,8 @@
 import random
 from typing import Any
 
+from partition.predict.pareto import told
+
 GIB = 1 << 30
 SPEEDS = {"local": 5.0, "laptop": 3.0, "pi": 1.0, "phone": 0.6, "attic-box": 2.2, "old-laptop": 1.4}
 TYPES = {"q4_0": 1.0, "q8_0": 1.7}
@@ -90,11 +92,10 @@ def _point(
     microbatches = 1 if len(groups) == 1 else dice.choice((1, 2, 4))
     throughput = (1.3 if len(chosen) == 1 else 2) * microbatches / (latency + (microbatches - 1) * slowest)
     latency *= 1 + 0.05 * (microbatches - 1)
-    label = ", ".join(f"{'+'.join(stage['devices'])} {stage['what'].split(',')[0].split()[1]}" for stage in stages)
-    label = f"{chosen[0]} alone" if parallel == "single" else f"{len(groups)} stages: {label}"
+    label = told([(stage["devices"], stage["what"].split(",")[0]) for stage in stages])
     return {
         "id": "",
-        "label": label if parallel != "tensor" else f"{len(chosen)} ranks: {', '.join(chosen)}",
+        "label": label,
         "type": type_,
         "parallel": parallel,
         "plan": None if chosen == ["local"] else {"format": "edge-plan-1", "stages": [s["what"] for s in stages]},
