@@ -11,6 +11,7 @@ from devices.paths import credentials_folder
 from devices.profile import LinkProfile
 from devices.trust import credentials as held
 from edge.cluster.client import Remote
+from edge.cluster.fleet import label
 from edge.cluster.session import EngineSession, LocalSession, RemoteSession, answers, connect_all
 from edge.net.channel import is_loopback, join_address
 from edge.net.peers import SECRET_BYTES
@@ -53,7 +54,11 @@ def measure_link(a: Remote | None, b: Remote, seconds: float = 1.0, transport: s
 
     Errors as those of sessions; Refused where the two cannot be linked.
     """
-    if a is not None:
+    if a is None:
+        label([b], _own_name(b))
+    else:
+        if (a.host, a.port) != (b.host, b.port):
+            label([a, b])
         _check_pair(a, b)
     secret = secrets.token_bytes(SECRET_BYTES)
     with _first(a, b, secret) as first, RemoteSession(b, 1, 2, secret) as second:
@@ -70,7 +75,7 @@ def measure_link(a: Remote | None, b: Remote, seconds: float = 1.0, transport: s
     bandwidth = min(measured.send_bytes_per_s, measured.receive_bytes_per_s)
     profile = LinkProfile(
         a=first.device,
-        b=b.name,
+        b=b.label,
         kind=measured.kind,
         latency_best_s=measured.round_trip_best_s / 2,
         latency_median_s=latency_s,
@@ -93,9 +98,13 @@ def _first(a: Remote | None, b: Remote, secret: bytes) -> EngineSession:
     """The end that dials."""
     if a is not None:
         return RemoteSession(a, 0, 2, secret)
-    own = held.load(credentials_folder()) if b.secure else None
-    name = own.holder.name if own else host_name()
-    return LocalSession(name, 2, secret, credentials_folder() if b.secure else None, threads=1)
+    return LocalSession(_own_name(b), 2, secret, credentials_folder() if b.secure else None, threads=1)
+
+
+def _own_name(other: Remote) -> str:
+    """What this device is called where it is linked with that worker."""
+    own = held.load(credentials_folder()) if other.secure else None
+    return own.holder.name if own else host_name()
 
 
 def _check_pair(a: Remote, b: Remote) -> None:
@@ -103,12 +112,12 @@ def _check_pair(a: Remote, b: Remote) -> None:
     if a.secure != b.secure:
         clear, other = (b, a) if a.secure else (a, b)
         raise Refused(
-            f"{other.name} encrypts and {clear.name} does not, so they cannot be linked: let both join the cluster"
+            f"{other.label} encrypts and {clear.label} does not, so they cannot be linked: let both join the cluster"
             " and listen on an address of the network"
         )
     if is_loopback(b.host) and not is_loopback(a.host):
         raise Refused(
-            f"{b.name} was given as {b.host}, which on {a.name} means {a.name} itself: give the address that other"
+            f"{b.label} was given as {b.host}, which on {a.label} means {a.label} itself: give the address that other"
             " machines reach it at"
         )
 

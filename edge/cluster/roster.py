@@ -15,7 +15,7 @@ from devices.remembered import Remembered
 from edge.cluster.client import Remote
 from edge.cluster.connect import credentials, reach
 from edge.cluster.diagnose import LinkReport, measure_link
-from edge.cluster.fleet import device
+from edge.cluster.fleet import device, label
 from edge.errors import WorkerError
 from edge.net.channel import join_address
 from edge.tasks import SILENT, Steps
@@ -114,14 +114,15 @@ def roster(
 def measure_pairs(entries: Sequence[Entry], steps: Steps = SILENT) -> list[Pair]:
     """The links of every pair of workers that answer, one after the other so that they do not disturb each other."""
     workers = [entry.worker for entry in entries if entry.worker]
+    label(workers)
     pairs = list(combinations(workers, 2))
     with steps.step("Measuring links", len(pairs), "links") as show:
         measured = []
         for number, (a, b) in enumerate(pairs, 1):
             try:
-                measured.append(Pair(a.name, b.name, measure_link(a, b)))
+                measured.append(Pair(a.label, b.label, measure_link(a, b)))
             except (TransportError, WorkerError) as error:
-                measured.append(Pair(a.name, b.name, error=str(error)))
+                measured.append(Pair(a.label, b.label, error=str(error)))
             show(number)
     return measured
 

@@ -131,6 +131,13 @@ def test_a_worker_with_itself(link: Run, two: tuple[Worker, Worker]) -> None:
     assert out.startswith("one to one\n")
 
 
+def test_two_of_one_name_have_their_addresses(link: Run, fakes: tuple[FakeWorker, FakeWorker]) -> None:
+    code, out, _ = link(*fakes)
+    assert (code, out.splitlines()[0]) == (0, f"fake at {fakes[0].address} to fake at {fakes[1].address}")
+    with pytest.raises(Refused, match=r"^pi at 10\.0\.0\.1:7070 encrypts and pi at 10\.0\.0\.2:7070 does not"):
+        measure_link(remote("pi", "10.0.0.1", True), remote("pi", "10.0.0.2", False))
+
+
 def test_nothing_is_left_on_the_workers(link: Run, two: tuple[Worker, Worker]) -> None:
     assert link(*two, "--seconds", "0.1")[0] == 0
     for one in two:
@@ -201,13 +208,13 @@ def test_a_session_that_says_nothing(
 ) -> None:
     monkeypatch.setattr(edge.cluster.session, "COMMAND_TIMEOUT_S", 0.3)
     fakes[0].mute = mute
-    assert_failed(link(*fakes), 7, "fake said nothing for 0.3 s")
+    assert_failed(link(*fakes), 7, f"fake at {fakes[0].address} said nothing for 0.3 s")
 
 
 @pytest.mark.parametrize("failing", ["open", "connect", "measure", "allreduce"])
 def test_a_command_that_fails(link: Run, fakes: tuple[FakeWorker, FakeWorker], failing: str) -> None:
     fakes[0].failing = failing
-    assert_failed(link(*fakes), 7, "fake: not today")
+    assert_failed(link(*fakes), 7, f"fake at {fakes[0].address}: not today")
 
 
 @pytest.mark.parametrize(
@@ -223,7 +230,7 @@ def test_a_command_that_fails(link: Run, fakes: tuple[FakeWorker, FakeWorker], f
 )
 def test_figures_that_cannot_be(link: Run, fakes: tuple[FakeWorker, FakeWorker], field: str, value: float) -> None:
     setattr(fakes[0].measured, field, value)
-    assert_failed(link(*fakes, "--json"), 7, "fake answers with measurements that cannot be")
+    assert_failed(link(*fakes, "--json"), 7, f"fake at {fakes[0].address} answers with measurements that cannot be")
 
 
 def test_answers_of_the_wrong_kind(link: Run, fakes: tuple[FakeWorker, FakeWorker]) -> None:
@@ -262,7 +269,7 @@ def test_words_are_made_harmless(link: Run, fakes: tuple[FakeWorker, FakeWorker]
 
 def remote(name: str, host: str, secure: bool) -> Any:
     """As much of a Remote as is looked at first."""
-    return cast(Any, SimpleNamespace(name=name, host=host, port=7070, secure=secure))
+    return cast(Any, SimpleNamespace(name=name, label=name, host=host, port=7070, secure=secure))
 
 
 @pytest.mark.parametrize(("first", "second"), [(True, False), (False, True)])
