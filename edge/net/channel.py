@@ -126,6 +126,21 @@ def is_loopback(host: str) -> bool:
     return bool(found) and all(ipaddress.ip_address(str(address).split("%")[0]).is_loopback for address in found)
 
 
+def check_own(host: str) -> None:
+    """OSError where this is no address of this machine."""
+    try:
+        (family, kind, _, _, address), *_ = socket.getaddrinfo(
+            host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        with socket.socket(family, kind) as sock:
+            sock.bind(address)
+    except (OSError, UnicodeError) as error:
+        raise OSError(
+            f"cannot listen on {host}: it is no address of this machine; give one that is, 0.0.0.0 for all it has, or"
+            " 127.0.0.1 for itself alone"
+        ) from error
+
+
 def join_address(host: str, port: int) -> str:
     """HOST:PORT, or [HOST]:PORT for IPv6."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

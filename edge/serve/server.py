@@ -10,6 +10,7 @@ from dataclasses import replace
 import uvicorn
 from starlette.applications import Starlette
 
+from edge.net.channel import check_own
 from edge.serve.app import create_app
 from edge.serve.config import EngineConfig
 from edge.serve.http.connections import bounded_connections
@@ -33,6 +34,7 @@ def serve(
 
     TrustError as `check`, OSError where the address cannot be had, the errors of loading the first model.
     """
+    check_own(options.host)
     check(options)
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from devices.discovery import Announcement, Announcer, announced_addresses
 from devices.errors import DiscoveryError
 from devices.trust import credentials as held
 from edge import log
-from edge.net.channel import is_loopback, join_address
+from edge.net.channel import check_own, is_loopback, join_address
 from edge.slices.digests import Digests
 from edge.slices.store import SliceStore
 from edge.version import version
@@ -61,7 +60,7 @@ def serve(options: DaemonOptions) -> None:
     Refused where this address would need credentials; OSError where it cannot be listened on.
     """
     worker_options = options.worker
-    _check_own(worker_options.host)
+    check_own(worker_options.host)
     check_exposure(worker_options.host, worker_options.credentials is not None, options.insecure)
     told = _Told()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -151,21 +150,6 @@ def _leave(worker: Worker, told: _Told) -> None:
         log.info("leaving", sessions=in_use, seconds=LEAVE_S)
     while worker.in_use and not told.at_once and time.monotonic() < until:
         time.sleep(_LEAVE_LOOK_S)
-
-
-def _check_own(host: str) -> None:
-    """OSError where this is no address of this machine."""
-    try:
-        (family, kind, _, _, address), *_ = socket.getaddrinfo(
-            host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        with socket.socket(family, kind) as sock:
-            sock.bind(address)
-    except (OSError, UnicodeError) as error:
-        raise OSError(
-            f"cannot listen on {host}: it is no address of this machine; give one that is, 0.0.0.0 for all it has, or"
-            " 127.0.0.1 for itself alone"
-        ) from error
 
 
 def check_exposure(host: str, secure: bool, insecure: bool) -> None:
