@@ -7,6 +7,7 @@ import importlib
 import os
 import signal
 import sys
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from apps.errors import EXIT_BUG, exit_code
@@ -30,16 +31,25 @@ class Parser(argparse.ArgumentParser):
         """As argparse, but what a command does not know is its own mistake, and not that of `edge`."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            self.error(f"unknown argument {unknown[0]}{self._meant(unknown[0])}")
+            options = [name for name in self._option_string_actions if name.startswith("--")]
+            self.error(f"unknown argument {unknown[0]}{_meant(unknown[0].partition('=')[0], options)}")
         return found, unknown
 
-    def _meant(self, given: str) -> str:
-        """The option that is nearest to a mistyped one."""
-        from difflib import get_close_matches
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """As argparse, and with the choice that is nearest to a mistyped one."""
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            error.message += _meant(str(value), map(str, action.choices or ()))
+            raise
 
-        options = [name for name in self._option_string_actions if name.startswith("--")]
-        near = get_close_matches(given.partition("=")[0], options, n=1)
-        return f"; did you mean {near[0]}?" if near else ""
+
+def _meant(given: str, known: Iterable[str]) -> str:
+    """What of all that is known is nearest to something mistyped, as words to add to a message."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(given, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def build_parser() -> Parser:

@@ -63,6 +63,7 @@ def test_version() -> None:
 
 def test_an_unknown_command() -> None:
     assert_one_line_error(run_edge("dance"), 2, "dance", *apps.cli.COMMANDS)
+    assert_one_line_error(run_edge("chta"), 2, "'chta'", "; did you mean chat? (see edge --help)")
 
 
 @pytest.mark.parametrize(
@@ -73,6 +74,8 @@ def test_an_unknown_command() -> None:
             ("edge chat: ", "--temprature; did you mean --temperature?", "edge chat --help"),
         ),
         (("model", "info", "--contxt=9"), ("edge model info: ", "did you mean --context?", "edge model info --help")),
+        (("model", "inof"), ("edge model: ", "did you mean info?", "edge model --help")),
+        (("chat", "--kv-type", "q8"), ("edge chat: argument --kv-type: ", "did you mean q8_0?", "edge chat --help")),
         (("bench", "a.gguf", "b.gguf"), ("edge bench: unknown argument b.gguf (see edge bench --help)",)),
     ],
 )
