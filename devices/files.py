@@ -19,10 +19,17 @@ _temporary: list[Path] = []  # files and folders of this process that nobody els
 
 
 def write_whole(path: Path, content: bytes | memoryview, *, sync: bool = True) -> None:
-    """Write `content` so that only this user may read it. OSError on failure.
+    """Write `content` so that only this user may read it. OSError, which names this file, on failure.
 
     A reader sees the old file or the new one, never half of one. sync: also after a loss of power.
     """
+    try:
+        _write_whole(path, content, sync)
+    except OSError as error:  # of a temporary file, or of no name at all
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _write_whole(path: Path, content: bytes | memoryview, sync: bool) -> None:
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # 0600
     with removed_at_end(Path(temporary)):
         try:

@@ -11,7 +11,7 @@ from apps.commands.distributed import LOCAL
 from apps.errors import UsageError
 from apps.options import add, check_dimensions, check_onnx, quiet_grpc, refuse
 from apps.show.table import print_columns, print_json, print_note, print_table
-from quant.text import bytes_text, seconds_text
+from quant.text import bytes_text, ms_text, seconds_text
 
 if TYPE_CHECKING:
     from edge.onnx.bench import Speed
@@ -113,7 +113,7 @@ def _show(model: OnnxSource, whole: Speed, devices: Sequence[str], results: Sequ
         model.name,
         [
             ("graph", f"{len(model.graph.nodes)} nodes, {model.graph.flops / 1e9:.3g} GFLOP"),
-            ("whole", f"{whole.latency_ms_median:.4g} ms, {whole.throughput_per_s:.4g}/s on {devices[-1]}"),
+            ("whole", f"{ms_text(whole.latency_ms_median)} ms, {whole.throughput_per_s:.4g}/s on {devices[-1]}"),
         ],
     )
     names = ["cut after", "payload", "stage 0", "stage 1", "links", "expected"]
@@ -121,12 +121,12 @@ def _show(model: OnnxSource, whole: Speed, devices: Sequence[str], results: Sequ
     names += ["measured", "latency", "in flight"] if pipelined else []
     rows = []
     for one in results:
-        row = [one.cut.label, bytes_text(one.cut.payload_bytes), *(f"{1e3 * s:.4g} ms" for s in one.stage_s)]
+        row = [one.cut.label, bytes_text(one.cut.payload_bytes), *map(seconds_text, one.stage_s)]
         row.append(seconds_text(max(one.transfer_s, default=0.0)) if pipelined else "-")
         row.append(f"{one.expected_throughput_per_s:.4g}/s")
         if one.speed:
             speed = one.speed
-            row += [f"{speed.throughput_per_s:.4g}/s", f"{speed.latency_ms_median:.4g} ms", str(speed.window)]
+            row += [f"{speed.throughput_per_s:.4g}/s", f"{ms_text(speed.latency_ms_median)} ms", str(speed.window)]
         rows.append(row)
     print_columns(names, rows, whole=("cut after",))
     best = max(results, key=lambda one: one.speed.throughput_per_s if one.speed else one.expected_throughput_per_s)

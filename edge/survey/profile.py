@@ -13,6 +13,7 @@ from devices.cluster_file import Cluster, ClusterDevice
 from devices.errors import TrustError
 from edge.cluster.connect import CONNECT_TIMEOUT_S
 from edge.cluster.fleet import Fleet
+from edge.cluster.lost import listed
 from edge.errors import EdgeError
 from edge.survey.survey import Speed, Survey
 from partition.plan.plan import LOCAL
@@ -91,7 +92,7 @@ def shared_hosts(speeds: Sequence[Speed]) -> list[str]:
     """A line for people of each machine that has fewer cores than its devices have threads."""
     lines = []
     for host in crowded(speed.host for speed in speeds):
-        names = " and ".join(speed.name for speed in speeds if speed.host and speed.host.id == host)
+        names = listed([speed.name for speed in speeds if speed.host and speed.host.id == host])
         lines.append(f"{names} are one machine with fewer cores than threads: its cores are counted once")
     return lines
 

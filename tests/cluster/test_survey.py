@@ -147,6 +147,8 @@ def test_a_machine_that_is_shared_is_named() -> None:
     speeds = [device(), device("b", host=pi), device("c", host=pi), device("d", host=quota)]
     assert shared_hosts(speeds) == ["b and c are one machine with fewer cores than threads: its cores are counted once"]
     assert shared_hosts(speeds[:2]) == []
+    (three,) = shared_hosts([*speeds, device("e", host=pi)])
+    assert three.startswith("b, c and e are one machine")
 
 
 def test_threads_and_cores_are_those_that_the_device_lends() -> None:
