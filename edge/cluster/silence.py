@@ -10,7 +10,7 @@ from edge.cluster.session import EngineSession
 from edge.net.peers import BEAT_S
 
 SILENT_S = 5 * BEAT_S  # without a word; fewer beats may be late on a busy device
-LOST_S = 4 * BEAT_S  # without a word, while this device ran: then the process stands still
+LOST_S = 3 * BEAT_S  # without a word, while this device ran: then the process stands still
 _LOOK_S = BEAT_S / 2
 
 
