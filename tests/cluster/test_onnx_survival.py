@@ -144,7 +144,7 @@ def test_engine_processes_end_or_stand_still_at_any_moment(three: list[Worker], 
         assert deployment.pipeline.recoveries == len(lines.lost) == 3
     names = "(one|two|three)"
     for line, (_, how) in zip(lines.lost, sorted(blows.items()), strict=True):
-        why = "the engine process was killed by SIGKILL.*" if how == signal.SIGKILL else "stood still for 2 s"
+        why = "the engine process was killed by SIGKILL.*" if how == signal.SIGKILL else "stood still for 1.5 s"
         assert re.fullmatch(rf"{names} was lost \({why}\): going on with this device, one, two and three", line), line
 
 
@@ -273,7 +273,7 @@ def test_an_input_that_the_model_refuses_is_an_error(three: list[Worker], severa
     ("error", "lost"),
     [
         (LinkClosed("pi went away"), True),
-        (LinkTimeout("pi stood still for 2 s"), True),
+        (LinkTimeout("pi stood still for 1.5 s"), True),
         (Refused("pi: no such session"), True),
         (WorkerError("pi: the engine process was killed"), True),
         (WorkerError("pi: rank 2 closed the link", "LinkClosed"), True),
