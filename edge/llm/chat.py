@@ -290,7 +290,7 @@ def _saved(path: Path) -> tuple[list[dict[str, str]], str]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ChatFileError(f"{path}: not a saved chat: {error}") from error
+        raise ChatFileError(f"{path}: not a saved chat: it is no JSON in UTF-8") from error
     messages, document = _checked_messages(data, path), data.get("document", "")
     if not isinstance(document, str):
         raise ChatFileError(f"{path}: not a saved chat: its document is no text")
