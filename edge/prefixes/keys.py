@@ -41,8 +41,8 @@ def owner_key(folder: Path | None = None) -> bytes:
                     return _checked(path)
     except OSError as exc:
         raise PrefixError(
-            f"the key of kept prompts, {path}, cannot be used: {exc.strerror or exc}; make that possible, or delete it:"
-            " then kept prompts are computed again"
+            f"the key of kept prompts, {path}, cannot be used: {exc.strerror or exc}; make that possible, delete it, so"
+            " that kept prompts are computed again, or keep none: --prefix-cache 0"
         ) from exc
 
 
