@@ -92,6 +92,8 @@ def _info(args: argparse.Namespace) -> int:
     rows += [(f"  of it {name}", bytes_text(n)) for name, n in shape.bytes_by_type.items()]
     print_table(str(info.file.path), rows)
     spread = [(name, f"no: {why}" if why else "yes") for name, why in zip(("stages", "shards"), info.cuts, strict=True)]
+    if info.whole_attention:
+        spread[1] = ("shards", f"yes, but for attention, which each computes: {info.whole_attention}")
     print_table("spread over devices", spread)
     parts = [(name, bytes_text(n)) for name, n in info.need.parts.items()]
     title = f"memory at {info.context} tokens of context, KV cache in {info.kv_type}"

@@ -11,6 +11,7 @@ from edge.llama.llama import ContextSizes
 from edge.llm.options import EngineOptions, resolve
 from edge.paging import memory
 from edge.paging.memory import MemoryNeed
+from partition.architectures.table import RULES
 from partition.errors import CannotSlice
 from partition.model.check import check_loadable
 from partition.model.model import ModelShape
@@ -49,6 +50,12 @@ class ModelInfo:
                 reasons.append(str(exc))
         return reasons[0], reasons[1]
 
+    @property
+    def whole_attention(self) -> str:
+        """Why devices that share the model's layers each compute all of attention; "" where they share that, too."""
+        rules = RULES.get(self.shape.architecture)
+        return rules.whole_attention if rules and not self.cuts[1] else ""
+
     def to_json(self) -> dict[str, Any]:
         """Plain values, as docs/cli.md says."""
         shape, need = self.shape, self.need
@@ -74,6 +81,7 @@ class ModelInfo:
             "no_stages_because": stages or None,
             "shards": not shards,
             "no_shards_because": shards or None,
+            "whole_attention_because": self.whole_attention or None,
             "memory": {
                 "context": self.context,
                 "kv_type": self.kv_type,

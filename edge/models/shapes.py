@@ -13,6 +13,7 @@ from typing import Any
 from edge.errors import EdgeError
 from partition.architectures.description import Architecture, Number, Table
 from partition.architectures.table import ARCHITECTURES
+from partition.architectures.tensors import EXPERT_KEY
 
 MIN_VOCAB = 261  # 4 control tokens, 256 bytes, and the space
 
@@ -230,7 +231,7 @@ def check(shape: Shape) -> None:
         raise ShapeError(f"{shape.arch} needs an output head of its own: it is never tied")
     if shape.experts and not found.experts:
         raise ShapeError(f"{shape.arch} has no experts; these have: {_with_experts()}")
-    if not shape.experts and not found.dense and found.experts:
+    if not shape.experts and found.experts and (not found.dense or found.rules.ff_key == EXPERT_KEY):
         raise ShapeError(f"{shape.arch} needs experts, experts used and the width of an expert")
     if shape.experts and not 1 <= shape.experts_used <= shape.experts:
         raise ShapeError(f"experts used is {shape.experts_used}, and must be 1 to {shape.experts}")

@@ -26,6 +26,7 @@ from edge.llm.options import EngineOptions
 from edge.parallel.step_times import StepTime, StepTimes
 from edge.parallel.steps import Op, Step, output_rows
 from edge.parallel.topology import Topology
+from partition.architectures.description import Rules
 from partition.architectures.table import RULES
 from quant.gguf.file import GgufFile
 from transport.collective import Group, Wire
@@ -33,11 +34,6 @@ from transport.link import Link
 
 Floats = NDArray[np.float32]
 
-# What a rank has of these is a part; the sum over the ranks is the whole. The output projection has no name of its own
-# in most graphs, only its weight has. Experts are summed once, after they were weighted and added.
-_PARTIAL_WEIGHTS = re.compile(r"\.(attn_output|ffn_down)\.weight$")
-_PARTIAL_NODES = re.compile(r"ffn_moe_out-\d+$")
-_SUMS_A_LAYER = 2  # one of attention, one of the FFN or the experts
 _SCALED_INPUT = "inp_scaled"  # where Gemma multiplies the embeddings, also those that came ready-made
 
 
@@ -54,6 +50,8 @@ class Shard:
         """Load it. The errors are those of Engine."""
         self.place = place
         file = GgufFile.open(path)
+        self._rules = RULES[file.architecture]
+        self._sums_a_layer = 1 if self._rules.whole_attention else 2  # of the FFN or the experts, and of attention
         # The threads that shares were made for. What is kept of prompts is kept as a part of the deployment.
         options = replace(options, threads=options.threads or default_threads(), prefixes=None)
         self.engine = Engine(path, options, self._hooks(file), progress, embeddings=True)
@@ -104,10 +102,10 @@ class Shard:
             self.engine.decode_rows(self.rows, n)
         finally:
             outputs[:] = wanted
-        if len(self.place.group) > 1 and self._sums != _SUMS_A_LAYER * self.engine.shape.n_layers:
+        if len(self.place.group) > 1 and self._sums != self._sums_a_layer * self.engine.shape.n_layers:
             raise EngineError(
-                f"{self._sums} sums over the ranks in {self.engine.shape.n_layers} layers, {_SUMS_A_LAYER} in each were"
-                " expected; this model needs --parallel pipeline"
+                f"{self._sums} sums over the ranks in {self.engine.shape.n_layers} layers, {self._sums_a_layer} in each"
+                " were expected; this model needs --parallel pipeline"
             )
         self._compute_s += time.perf_counter() - began - (self._exchange_s - before)
 
@@ -161,13 +159,13 @@ class Shard:
     def _hooks(self, file: GgufFile) -> list[Hook]:
         """Those this place needs; none for the whole of a last stage, which then runs without any callback."""
         hooks = []
-        rules = RULES[file.architecture]
+        rules = self._rules
         changed = rules.input_node if rules.takes_tokens or self.place.stage else ""
         changed = _SCALED_INPUT if rules.scales_input else changed
         if changed:
             hooks.append(Hook(lambda node: node.name == changed, self._take_input))
         if len(self.place.group) > 1:
-            hooks.append(Hook(_is_partial, self._sum))
+            hooks.append(Hook(_partial(rules, file), self._sum))
         if not self.place.last:
             blocks = file.metadata.get(f"{file.architecture}.block_count")
             end = rules.end_node.format(int(blocks) - 1 if isinstance(blocks, int) else 0)
@@ -199,5 +197,13 @@ class Shard:
         return False  # norm and head are the last stage's
 
 
-def _is_partial(node: Node) -> bool:
-    return bool(_PARTIAL_WEIGHTS.search(node.weight) or _PARTIAL_NODES.fullmatch(node.name))
+def _partial(rules: Rules, file: GgufFile) -> Callable[[Node], bool]:
+    """Of a node, whether what a rank has of it is a part, and the sum over the ranks is the whole.
+
+    The output projection has no name of its own in most graphs, only its weight has. Experts are summed once, after
+    they were weighted and added.
+    """
+    weights = re.compile(rf"\.({'' if rules.whole_attention else 'attn_output|'}ffn_down)\.weight$")
+    shares_one = rules.shared_sum and any(name.endswith(".ffn_down_shexp.weight") for name in file.tensors)
+    nodes = re.compile((rules.shared_sum if shares_one else rules.experts_sum).format(r"\d+"))
+    return lambda node: bool(weights.search(node.weight) or nodes.fullmatch(node.name))

@@ -177,7 +177,7 @@ def llm_speeds(
 def estimated(device: ClusterDevice, file: GgufFile) -> DeviceSpeed:
     """A preset's speed: a layer takes max(weights / memory bandwidth, rows x 2 x their values / operations a second).
 
-    Attention reads its keys and values at the memory's bandwidth; half a layer takes half.
+    Attention reads its keys and values at the memory's bandwidth; half a layer takes half of what ranks share.
     """
     assert device.preset is not None
     preset, can, shape = CATALOG[device.preset], limits(file), ModelShape.from_gguf(file)
@@ -194,13 +194,14 @@ def estimated(device: ClusterDevice, file: GgufFile) -> DeviceSpeed:
 
     kv = shape.n_heads_kv[0] * (shape.head_k + shape.head_v) * 2
     layer = curve(layer_bytes)
+    shared = 1.0 if can.shares_heads else can.ff_bytes * can.sizes.ff / layer_bytes
     return DeviceSpeed(
         device=device.address or device.name,
         name=device.name,
         step_s=Curve(((1, _ESTIMATED_STEP_S),)),
         layer_s=layer,
         token_s=kv / preset.memory_bytes_per_s,
-        half_layer_s=layer.times(0.5),
+        half_layer_s=layer.times(1 - shared / 2),
         head_s=curve(shape.head_bytes),
         memory_bytes=preset.memory_bytes,
         runtime_bytes=_ESTIMATED_RUNTIME_BYTES,

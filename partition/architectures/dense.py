@@ -109,13 +109,13 @@ DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
                 "of the token and of what the first layer is given (`inp_scaled`), and a later stage is not given",
                 "attention.shared_kv_layers": "its last layers read the keys and values of earlier ones",
             },
-            no_shards="its layers have heads of two sizes",
+            whole_attention="its layers have heads of two sizes",
         ),
     ),
     "phi3": _PHI_3,
     "mistral3": Architecture(LLAMA, DENSE),
     "qwen2vl": Architecture(
-        {**LLAMA, **QKV_BIAS}, DENSE, common=_QWEN, keys=_MROPE, square_q=True, rules=Rules(no_shards=_SQUARE)
+        {**LLAMA, **QKV_BIAS}, DENSE, common=_QWEN, keys=_MROPE, square_q=True, rules=Rules(whole_attention=_SQUARE)
     ),
     "qwen3vl": Architecture({**LLAMA, **HEAD_NORMS}, DENSE, common=_QWEN, keys=_MROPE),
     "smollm3": Architecture(LLAMA, DENSE, rules=Rules(period=4)),
@@ -142,13 +142,13 @@ DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
         {**_WITHOUT_NORMS, **POST_NORMS, **HEAD_NORMS},
         DENSE,
         square_q=True,
-        rules=Rules(layers_of_other_kind=(64,), no_shards=_SQUARE),
+        rules=Rules(layers_of_other_kind=(64,), whole_attention=_SQUARE),
     ),
     "olmo2": Architecture(
         {**_WITHOUT_NORMS, **POST_NORMS, **WIDE_NORMS},
         DENSE,
         square_q=True,
-        rules=Rules(needs_output=True, window=Window(4, optional=True), no_shards=_WIDE.format("olmo2")),
+        rules=Rules(needs_output=True, window=Window(4, optional=True), whole_attention=_WIDE.format("olmo2")),
     ),
     "seed_oss": Architecture({**ATTENTION, **QKV_BIAS, "post_attention_norm.weight": ("embd",)}, DENSE),
     "cohere2": Architecture(
@@ -158,7 +158,7 @@ DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
         keys={**LAYER_NORM, "logit_scale": 0.25},
         square_q=True,
         always_tied=True,
-        rules=Rules(window=Window(4), period=4, no_shards=_SQUARE),
+        rules=Rules(window=Window(4), period=4, whole_attention=_SQUARE),
     ),
     "command-r": Architecture(
         ATTENTION,
@@ -167,7 +167,7 @@ DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
         keys={**LAYER_NORM, "logit_scale": 0.0625},
         square_q=True,
         always_tied=True,
-        rules=Rules(other_kind_from=64, no_shards=_SQUARE),
+        rules=Rules(other_kind_from=64, whole_attention=_SQUARE),
     ),
     "apertus": Architecture(
         {**LLAMA, **HEAD_NORMS},
@@ -195,7 +195,7 @@ DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
         keys={"attention.kv_lora_rank": "kv rank", **_HALF_TURNED},
         equal_heads=True,
         always_tied=True,
-        rules=Rules(no_shards="all heads share one latent state"),
+        rules=Rules(whole_attention="all heads share one latent state"),
     ),
     "pangu-embedded": Architecture({**LLAMA, **QKV_BIAS, "attn_output.bias": ("embd",)}, DENSE),
     "maincoder": Architecture({**LLAMA, **HEAD_NORMS}, DENSE),
@@ -206,7 +206,7 @@ DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
         keys={**LAYER_NORM, **_HALF_TURNED},
         square_q=True,
         never_tied=True,
-        rules=Rules(needs_output=True, needs_bias=True, no_shards=_SQUARE),
+        rules=Rules(needs_output=True, needs_bias=True, whole_attention=_SQUARE),
     ),
     "stablelm": Architecture(
         {**ATTENTION, **FFN_NORM, **NORM_BIASES},
@@ -215,10 +215,10 @@ DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
         keys={**LAYER_NORM, **_HALF_TURNED},
         square_q=True,
         never_tied=True,
-        rules=Rules(needs_output=True, no_shards=_SQUARE),
+        rules=Rules(needs_output=True, whole_attention=_SQUARE),
     ),
     "starcoder2": Architecture(
-        _BIASED, GPT_DENSE, outer=OUTER_BIASED, keys=LAYER_NORM, square_q=True, rules=Rules(no_shards=_SQUARE)
+        _BIASED, GPT_DENSE, outer=OUTER_BIASED, keys=LAYER_NORM, square_q=True, rules=Rules(whole_attention=_SQUARE)
     ),
     "gpt2": Architecture(
         GPT,
@@ -226,7 +226,7 @@ DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
         outer={**_POSITIONS, **OUTER_BIASED},
         keys=LAYER_NORM,
         square_q=True,
-        rules=Rules(input_node="inpL", no_shards=_SQUARE),
+        rules=Rules(input_node="inpL", whole_attention=_SQUARE),
     ),
     "gptneox": Architecture(
         GPT,
@@ -235,7 +235,7 @@ DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
         keys={**LAYER_NORM, **_HALF_TURNED, "use_parallel_residual": True},
         square_q=True,
         never_tied=True,
-        rules=Rules(needs_output=True, no_shards=_SQUARE),
+        rules=Rules(needs_output=True, whole_attention=_SQUARE),
     ),
     "falcon": Architecture(
         {**FUSED, "attn_norm.bias": ("embd",)},
@@ -243,7 +243,7 @@ DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
         outer=OUTER_BIASED,
         keys=LAYER_NORM,
         square_q=True,
-        rules=Rules(no_shards=_SQUARE),
+        rules=Rules(whole_attention=_SQUARE),
     ),
     "bloom": Architecture(
         GPT,
@@ -251,14 +251,14 @@ DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
         outer={"token_embd_norm.weight": ("embd",), "token_embd_norm.bias": ("embd",), **OUTER_BIASED},
         keys=LAYER_NORM,
         square_q=True,
-        rules=Rules(input_node="inp_norm-0", no_shards=_ALIBI),
+        rules=Rules(input_node="inp_norm-0", whole_attention=_ALIBI),
     ),
     "mpt": Architecture(
         {**FUSED, **FFN_NORM},
         UNGATED,
         keys={**LAYER_NORM, "attention.max_alibi_bias": 8.0},
         square_q=True,
-        rules=Rules(input_node="inpL", no_shards=_ALIBI),
+        rules=Rules(input_node="inpL", whole_attention=_ALIBI),
     ),
     "starcoder": Architecture(
         GPT,
@@ -266,7 +266,7 @@ DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
         outer={**_POSITIONS, **OUTER_BIASED},
         keys=LAYER_NORM,
         square_q=True,
-        rules=Rules(input_node="inpL", no_shards=_SQUARE),
+        rules=Rules(input_node="inpL", whole_attention=_SQUARE),
     ),
     "qwen": Architecture(
         {**FUSED, **FFN_NORM, "attn_qkv.bias": ("qkv",)},
@@ -278,7 +278,7 @@ DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
         equal_heads=True,
         square_q=True,
         never_tied=True,
-        rules=Rules(needs_output=True, no_shards=_SQUARE),
+        rules=Rules(needs_output=True, whole_attention=_SQUARE),
     ),
     "orion": Architecture(
         {**LLAMA, **NORM_BIASES},
@@ -287,10 +287,10 @@ DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
         keys=LAYER_NORM,
         square_q=True,
         never_tied=True,
-        rules=Rules(needs_output=True, no_shards=_SQUARE),
+        rules=Rules(needs_output=True, whole_attention=_SQUARE),
     ),
     "olmo": Architecture(
-        _WITHOUT_NORMS, DENSE, outer={}, keys=LAYER_NORM, square_q=True, rules=Rules(no_shards=_SQUARE)
+        _WITHOUT_NORMS, DENSE, outer={}, keys=LAYER_NORM, square_q=True, rules=Rules(whole_attention=_SQUARE)
     ),
     "nemotron": Architecture(
         {**LLAMA, **NORM_BIASES},
@@ -299,17 +299,17 @@ DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
         keys={**LAYER_NORM, **_HALF_TURNED},
         square_q=True,
         never_tied=True,
-        rules=Rules(needs_output=True, no_shards=_SQUARE),
+        rules=Rules(needs_output=True, whole_attention=_SQUARE),
     ),
     "chatglm": Architecture(
         {**FUSED, **FFN_NORM, "attn_qkv.bias": ("qkv",)},
         GATE_UP,
         keys=_HALF_TURNED,
         square_q=True,
-        rules=Rules(fused_gate_up=True, no_shards=_SQUARE),
+        rules=Rules(fused_gate_up=True, whole_attention=_SQUARE),
     ),
     "plamo": Architecture(
-        ATTENTION, DENSE, square_q=True, never_tied=True, rules=Rules(needs_output=True, no_shards=_SQUARE)
+        ATTENTION, DENSE, square_q=True, never_tied=True, rules=Rules(needs_output=True, whole_attention=_SQUARE)
     ),
     "plamo3": Architecture(
         {**FUSED, **FFN_NORM, **HEAD_NORMS, "post_attention_norm": ("embd",), "post_ffw_norm": ("embd",)},
@@ -323,9 +323,9 @@ DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
         common={"tied": True},
         square_q=True,
         always_tied=True,
-        rules=Rules(no_shards=_WIDE.format("bitnet").replace("queries and keys", "the results")),
+        rules=Rules(no_shards="bitnet norms what comes before the last product over all columns at once"),
     ),
-    "refact": Architecture(LLAMA, DENSE, rules=Rules(no_shards=_ALIBI)),
+    "refact": Architecture(LLAMA, DENSE, rules=Rules(whole_attention=_ALIBI)),
     "codeshell": Architecture(
         _BIASED,
         GPT_DENSE,
@@ -333,7 +333,7 @@ DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
         keys=LAYER_NORM,
         square_q=True,
         never_tied=True,
-        rules=Rules(needs_output=True, no_shards=_SQUARE),
+        rules=Rules(needs_output=True, whole_attention=_SQUARE),
     ),
     "deci": Architecture(LLAMA, DENSE),
     "openelm": Architecture({**FUSED, **FFN_NORM, **HEAD_NORMS}, DENSE, common={"tied": True}, always_tied=True),
@@ -344,7 +344,7 @@ DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
         keys={**LAYER_NORM, "attention.max_alibi_bias": 8.0},
         square_q=True,
         never_tied=True,
-        rules=Rules(needs_output=True, no_shards=_ALIBI),
+        rules=Rules(needs_output=True, whole_attention=_ALIBI),
     ),
     "jais2": Architecture(_BIASED, GPT_DENSE, outer=OUTER_BIASED, keys=LAYER_NORM),
     "muse-glimmer": Architecture(
@@ -364,6 +364,6 @@ DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
         {**LLAMA, "attn_gate.weight": ("heads", "embd")},
         DENSE,
         common={"window": 1024},
-        rules=Rules(window=Window(4, listed=True), period=4, no_shards="attention has a gate of its own"),
+        rules=Rules(window=Window(4, listed=True), period=4, whole_attention="attention has a gate of its own"),
     ),
 }

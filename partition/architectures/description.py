@@ -58,6 +58,11 @@ class Rules:
     shares_index: bool = False  # some layers look at the tokens that the last one with an index of its own chose
     fused_gate_up: bool = False  # ffn_up holds the rows of gate and then those of up
     shards_as: str = ""  # the architecture a shard is written as; "": its own
+    whole_attention: str = ""  # why each rank computes all of attention, so that shards have parts of the rest alone
+    experts_sum: str = "ffn_moe_out-{}"  # the node with the sum of a layer's experts; {}: its number
+    # The node with that sum and the expert that all tokens pass through, where shards have parts of that one, too, as
+    # its width follows from that of the others; "": every rank computes it.
+    shared_sum: str = ""
     no_shards: str = ""  # why there can be none
     no_states: str = ""  # why keys and values of a sequence cannot be read, moved and kept
 

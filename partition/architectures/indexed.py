@@ -47,7 +47,7 @@ _DEEPSEEK_32 = replace(
     _DEEPSEEK_2,
     attention={**_DEEPSEEK_2.attention, **_INDEX},
     keys={**_DEEPSEEK_2.keys, **_INDEX_KEYS},
-    rules=Rules(ff_key=EXPERT_KEY, no_shards=ONE_LATENT_STATE, no_states=_INDEX_STATES),
+    rules=Rules(ff_key=EXPERT_KEY, shared_sum="ffn_out-{}", whole_attention=ONE_LATENT_STATE, no_states=_INDEX_STATES),
 )
 _GLM_DSA = replace(_DEEPSEEK_32, rules=replace(_DEEPSEEK_32.rules, shares_index=True))
 
@@ -79,7 +79,8 @@ INDEXED_ARCHITECTURES: Mapping[str, Architecture] = {
         rules=Rules(
             needs_output=True,
             ff_key=EXPERT_KEY,
-            no_shards="an index of all heads says what layers look at",
+            shared_sum="ffn_out-{}",
+            whole_attention="an index of all heads says what layers look at",
             no_states=_INDEX_STATES,
         ),
     ),
@@ -101,8 +102,9 @@ INDEXED_ARCHITECTURES: Mapping[str, Architecture] = {
         },
         rules=Rules(
             ff_key=EXPERT_KEY,
+            shared_sum="ffn_out-{}",
             window=Window(4, listed=True, both=True),
-            no_shards=ONE_LATENT_STATE,
+            whole_attention=ONE_LATENT_STATE,
             no_states=_INDEX_STATES,
         ),
     ),

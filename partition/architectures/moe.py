@@ -32,6 +32,7 @@ _QWEN = {"rope_base": 1e6, "rms_eps": 1e-6}
 _YARN = {"rope_scaling": "yarn", "rope_factor": 32.0, "rope_context": 4096}
 _SQUARE = "its query matrices are as wide as the model, whatever the number of heads"
 _WIDE = "{} norms queries and keys over all heads at once"
+_SHARED_SUM = "ffn_out-{}"
 _GATE = "attention has a gate of its own"
 _NO_LATENT_STATES = "keys and values are one latent state, not heads"
 _SHARED: dict[str, Number] = {"expert_shared_count": 1, "expert_shared_feed_forward_length": "shared ff"}
@@ -48,7 +49,8 @@ _DEEPSEEK_2 = Architecture(
         no_stage_of=(26, 27, 48),  # "lite" models, whose queries are not made of fewer values
         guessed={"expert_gating_func": (47, 48)},
         if_missing={"attention.q_lora_rank": 0, "expert_gating_func": 1},
-        no_shards=ONE_LATENT_STATE,
+        shared_sum=_SHARED_SUM,
+        whole_attention=ONE_LATENT_STATE,
         no_states=_NO_LATENT_STATES,
     ),
 )
@@ -82,7 +84,7 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
         keys={"expert_shared_feed_forward_length": "shared ff"},
         square_q=True,
         never_tied=True,
-        rules=Rules(needs_output=True, ff_key=EXPERT_KEY, no_shards=_SQUARE),
+        rules=Rules(needs_output=True, ff_key=EXPERT_KEY, whole_attention=_SQUARE),
     ),
     "qwen3vlmoe": Architecture(
         {**LLAMA, **HEAD_NORMS},
@@ -99,7 +101,7 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
         {**experts("expert ff"), **shared(), **ROUTER_BIAS},
         common=LEADING,
         keys={**SIGMOID, "expert_shared_count": 1, "rope.dimension_count": "half head"},
-        rules=Rules(ff_key=EXPERT_KEY, input_node="embd", takes_tokens=True),
+        rules=Rules(ff_key=EXPERT_KEY, shared_sum=_SHARED_SUM, input_node="embd", takes_tokens=True),
     ),
     "llama4": Architecture(
         LLAMA,
@@ -109,6 +111,7 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
         keys={"interleave_moe_layer_step": "expert every"},
         rules=Rules(
             ff_key=EXPERT_KEY,
+            shared_sum="ffn_moe_out_merged-{}",
             window=Window(4, optional=True, size=8192),
             period=4,
             period_key="interleave_moe_layer_step",
@@ -126,7 +129,7 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
         square_q=True,
         equal_heads=True,
         never_tied=True,
-        rules=Rules(needs_output=True, no_shards=_WIDE.format("olmoe")),
+        rules=Rules(needs_output=True, whole_attention=_WIDE.format("olmoe")),
     ),
     "ernie4_5-moe": Architecture(
         LLAMA,
@@ -151,7 +154,7 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
             window=Window(4, optional=True, full_first=True),
             period=8,
             no_stage_of=(4,),
-            no_shards="llama.cpp gives the sum of its experts no name",
+            experts_sum="ffn_out-{}",
         ),
     ),
     "minimax-m2": Architecture(
@@ -159,7 +162,7 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
         experts={**experts("ff"), **ROUTER_BIAS},
         keys={"expert_gating_func": 2, "expert_feed_forward_length": "ff"},
         never_tied=True,
-        rules=Rules(needs_output=True, no_shards=_WIDE.format("minimax-m2")),
+        rules=Rules(needs_output=True, whole_attention=_WIDE.format("minimax-m2")),
     ),
     "dots1": Architecture(
         {**LLAMA, **HEAD_NORMS},
@@ -169,7 +172,7 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
         keys={**SIGMOID, "expert_shared_count": 1},
         equal_heads=True,
         never_tied=True,
-        rules=Rules(needs_output=True, ff_key=EXPERT_KEY),
+        rules=Rules(needs_output=True, ff_key=EXPERT_KEY, shared_sum=_SHARED_SUM),
     ),
     "phimoe": Architecture(
         {**LLAMA, **NORM_BIASES, **QKV_BIAS, "attn_output.bias": ("embd",)},
@@ -177,7 +180,7 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
         outer={**OUTER_BIASED, "output.bias": ("vocab",)},
         square_q=True,
         never_tied=True,
-        rules=Rules(needs_output=True, needs_bias=True, no_shards=_SQUARE),
+        rules=Rules(needs_output=True, needs_bias=True, whole_attention=_SQUARE),
     ),
     "dbrx": Architecture(
         {**FUSED, "attn_output_norm.weight": ("embd",)},
@@ -185,13 +188,13 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
         keys={**LAYER_NORM, "attention.clamp_kqv": 8.0},
         square_q=True,
         never_tied=True,
-        rules=Rules(needs_output=True, no_shards=_SQUARE),
+        rules=Rules(needs_output=True, whole_attention=_SQUARE),
     ),
     "grok": Architecture(
         {**LLAMA, "attn_output_norm.weight": ("embd",), "layer_output_norm.weight": ("embd",)},
         experts=experts("expert ff"),
         square_q=True,
-        rules=Rules(ff_key=EXPERT_KEY, input_node="embd", no_shards=_SQUARE),
+        rules=Rules(ff_key=EXPERT_KEY, input_node="embd", whole_attention=_SQUARE),
     ),
     "deepseek": Architecture(
         LLAMA,
@@ -200,7 +203,7 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
         common=LEADING,
         keys={"expert_shared_count": 1, "expert_weights_scale": 1.0},
         square_q=True,
-        rules=Rules(ff_key=EXPERT_KEY, no_shards=_SQUARE),
+        rules=Rules(ff_key=EXPERT_KEY, shared_sum=_SHARED_SUM, whole_attention=_SQUARE),
     ),
     "deepseek2-ocr": Architecture(
         LLAMA,
@@ -210,18 +213,14 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
         keys={"expert_shared_count": 1},
         square_q=True,
         equal_heads=True,
-        rules=Rules(ff_key=EXPERT_KEY, no_shards=_SQUARE),
+        rules=Rules(ff_key=EXPERT_KEY, shared_sum=_SHARED_SUM, whole_attention=_SQUARE),
     ),
     "bailingmoe": Architecture(
         LLAMA,
         experts={**experts("expert ff"), **shared()},
         keys={"expert_shared_count": 1, "expert_weights_scale": 1.0},
         never_tied=True,
-        rules=Rules(
-            needs_output=True,
-            ff_key=EXPERT_KEY,
-            no_shards="the expert that all tokens pass through is as wide as the others",
-        ),
+        rules=Rules(needs_output=True, ff_key=EXPERT_KEY, shared_sum=_SHARED_SUM),
     ),
     "bailingmoe2": Architecture(
         {**FUSED, **FFN_NORM, **HEAD_NORMS},
@@ -231,7 +230,7 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
         keys={**SIGMOID, **_SHARED},
         square_q=True,
         never_tied=True,
-        rules=Rules(needs_output=True, ff_key=EXPERT_KEY, no_shards=_SQUARE),
+        rules=Rules(needs_output=True, ff_key=EXPERT_KEY, whole_attention=_SQUARE),
     ),
     "exaone-moe": Architecture(
         {**LLAMA, **HEAD_NORMS},
@@ -250,10 +249,11 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
         keys={**SIGMOID, "expert_shared_count": 1},
         rules=Rules(
             ff_key=EXPERT_KEY,
+            shared_sum=_SHARED_SUM,
             window=Window(4, optional=True),
             period=4,
             input_node="inp_embd_scaled",
-            no_shards=_GATE,
+            whole_attention=_GATE,
         ),
     ),
     "step35": Architecture(
@@ -269,7 +269,7 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
             window=Window(4, full_first=True, listed=True),
             period=4,
             end_node="h_nextn",
-            no_shards=_GATE,
+            whole_attention=_GATE,
         ),
     ),
     "mimo2": Architecture(
@@ -287,7 +287,9 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
         {**experts("expert ff"), **shared(), **ROUTER_BIAS},
         common={**LEADING, "window": 512},
         keys={**SIGMOID, **_SHARED, **TURNED_OTHERWISE},
-        rules=Rules(ff_key=EXPERT_KEY, window=Window(4, optional=True, full_first=True), period=4, no_shards=_GATE),
+        rules=Rules(
+            ff_key=EXPERT_KEY, window=Window(4, optional=True, full_first=True), period=4, whole_attention=_GATE
+        ),
     ),
     "maple": Architecture(
         {**LLAMA, **HEAD_NORMS},
@@ -307,7 +309,7 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
         },
         experts=experts("ff"),
         square_q=True,
-        rules=Rules(no_shards=_SQUARE),
+        rules=Rules(no_shards="its layers have experts beside a feed-forward part"),
     ),
     "grovemoe": Architecture(
         {**LLAMA, **HEAD_NORMS},

@@ -21,7 +21,8 @@ from partition.architectures.tensors import (  # fmt: skip
     without,
 )
 
-_NO_SHARDS = "recurrent layers hold a state of all their channels"
+_WHOLE = "recurrent layers hold a state of all their channels"
+_NO_FF = "its layers have no feed-forward part"
 _NO_STATES = "recurrent layers hold what all tokens so far made, and nothing of each"
 _SSM_KEYS = {
     "ssm.conv_kernel": "conv",
@@ -121,7 +122,7 @@ _SCALES = {"logit_scale": 8.0, "embedding_scale": 12.0, "residual_scale": 0.22, 
 
 
 def _rules(**more: object) -> Rules:
-    return Rules(**{"no_shards": _NO_SHARDS, "no_states": _NO_STATES, **more})  # type: ignore[arg-type]
+    return Rules(**{"whole_attention": _WHOLE, "no_states": _NO_STATES, **more})  # type: ignore[arg-type]
 
 
 _NEMOTRON_H = Architecture(
@@ -131,7 +132,7 @@ _NEMOTRON_H = Architecture(
     alone=_NORM,
     common={**_SIZES, "attention_every": 4},
     keys={**_GROUPED, **LAYER_NORM},
-    rules=_rules(end_node="nemotron_h_block_out-{}"),
+    rules=_rules(end_node="nemotron_h_block_out-{}", no_shards="not every layer has a feed-forward part"),
 )
 
 RECURRENT_ARCHITECTURES: Mapping[str, Architecture] = {
@@ -235,7 +236,7 @@ RECURRENT_ARCHITECTURES: Mapping[str, Architecture] = {
         common=_KDA_FIGURES,
         keys={**_KDA_KEYS, "expert_gating_func": 2, "expert_weights_scale": 2.5},
         never_tied=True,
-        rules=_rules(ff_key=EXPERT_KEY, needs_output=True),
+        rules=_rules(ff_key=EXPERT_KEY, needs_output=True, shared_sum="ffn_out-{}"),
     ),
     "bailingmoe3": Architecture(
         {**LATENT, "attn_gate.weight": ("heads", "embd"), **FFN_NORM},
@@ -270,7 +271,7 @@ RECURRENT_ARCHITECTURES: Mapping[str, Architecture] = {
         },
         common={**_SIZES, "attention_every": 2},
         keys={**_SSM_KEYS, "ssm.group_count": 0},
-        rules=_rules(end_node="ffn_residual-{}"),
+        rules=_rules(end_node="ffn_residual-{}", fused_gate_up=True),
     ),
     "rwkv6qwen2": Architecture(
         {},
@@ -278,8 +279,8 @@ RECURRENT_ARCHITECTURES: Mapping[str, Architecture] = {
         recurrent=_RWKV_6_QWEN_2,
         keys={"wkv.head_size": "head", "time_mix_extra_dim": 8, "time_decay_extra_dim": 8, "token_shift_count": 1},
         never_tied=True,
-        rules=_rules(needs_output=True),
+        rules=_rules(needs_output=True, no_shards=_WHOLE),
     ),
-    "mamba": Architecture({}, recurrent=_MAMBA, common=_SIZES, keys=_SSM_KEYS, rules=_rules()),
-    "mamba2": Architecture({}, recurrent=_MAMBA_2, common=_SIZES, keys=_GROUPED, rules=_rules()),
+    "mamba": Architecture({}, recurrent=_MAMBA, common=_SIZES, keys=_SSM_KEYS, rules=_rules(no_shards=_NO_FF)),
+    "mamba2": Architecture({}, recurrent=_MAMBA_2, common=_SIZES, keys=_GROUPED, rules=_rules(no_shards=_NO_FF)),
 }

@@ -44,7 +44,7 @@ class Slice:
     """What one rank holds of the model: the part of its file that is cut for it."""
 
     layers: Range  # of the model
-    heads: Range  # query heads, of every layer
+    heads: Range  # query heads, of every layer; all of them on each rank where attention cannot be shared
     ff: Range  # FFN columns, of every layer; of every expert, where there are experts
     vocab: Range  # rows of the output head; none unless the stage is the last
     first: bool  # the first shard of its stage: it alone holds biases that are added before a sum over ranks
@@ -129,7 +129,7 @@ class Plan:
                     raise PlanError(f"{where} has {len(shards)} shards of a model without {name}; needed is one shard")
                 if ranges[0] != NOTHING:
                     raise PlanError(f"{where}, {name}: {ranges[0]} of a model that has none")
-            else:
+            elif name == "ff" or ranges != [Range(0, total)] * max(1, len(shards)):  # heads may be on all of them
                 tiles(f"{where}, {name}", ranges, total)
         if last:
             tiles(f"{where}, vocab", [shard.vocab for shard in shards], self.sizes.vocab)

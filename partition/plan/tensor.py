@@ -29,12 +29,25 @@ class Limits:
     layer_bytes: tuple[float, ...]  # of each layer, all of it
     starts: tuple[int, ...] = ()  # the layers that stages can begin with, 0 the first; (): any
     no_stage_of: tuple[int, ...] = ()  # numbers of layers that no stage can have
+    shares_heads: bool = True  # else each rank has all heads, and only FFN columns are shared out
 
     def __post_init__(self) -> None:
         if self.head_unit < 1 or self.ff_unit < 1:
             raise PlanError(f"units of {self.head_unit} heads and {self.ff_unit} columns; needed is 1 or more")
         if len(self.layer_bytes) != self.sizes.layers:
             raise PlanError(f"bytes of {len(self.layer_bytes)} layers of a model that has {self.sizes.layers}")
+
+    @property
+    def sums_a_layer(self) -> int:
+        """How often the ranks of a stage sum up in each layer: after the FFN or the experts, and after attention where
+        they share it."""
+        return 2 if self.shares_heads else 1
+
+    @property
+    def most_ranks(self) -> int:
+        """The most that can share a layer."""
+        columns = self.sizes.ff // self.ff_unit
+        return min(self.sizes.heads // self.head_unit, columns) if self.shares_heads else columns
 
     @property
     def begins(self) -> tuple[int, ...]:
@@ -84,7 +97,7 @@ def shards(
     heads, ff = [Range(0, limits.sizes.heads)], [Range(0, limits.sizes.ff)]
     if len(devices) > 1:
         _check_units(limits, len(devices))
-        heads = _heads(limits, parts)
+        heads = _heads(limits, parts) if limits.shares_heads else heads * len(devices)
         ff = _ranges(apportion(limits.sizes.ff // limits.ff_unit, parts), limits.ff_unit, limits.sizes.ff)
     vocab = [NOTHING] * len(devices)
     if last:
@@ -129,7 +142,7 @@ def _check_units(limits: Limits, ranks: int) -> None:
         ("FFN columns", "ffn_down", limits.sizes.ff, limits.ff_unit),
     ):
         units = total // unit
-        if units >= ranks:
+        if units >= ranks or (what == "attention heads" and not limits.shares_heads):
             continue
         fewer = "one rank" if units < 2 else f"at most {units} ranks"
         block, smaller = "", ""

@@ -27,7 +27,6 @@ Numbers = Any  # a float, or an array of them
 # (bytes, ranks, latency_s, bytes_per_s) -> seconds of one allreduce over such links, by the best algorithm
 AllreduceSeconds = Callable[[int, int, float, float], float]
 
-SUMS_A_LAYER = 2  # one of attention, one of the FFN or the experts
 PROMPT_CHUNKS = 8  # of a long prompt, so that stages work on different ones; two stages have so many, more have more
 LEAST_CHUNK = 32  # tokens
 _ANSWER_BYTES = 512  # of a row: its largest logits and where they are
@@ -108,6 +107,11 @@ class GroupCost:
         # Parts of a layer's weights. Norms, which all ranks have, are in the constant part that was measured.
         self._attention = [n / average for n in attention] if len(shards) > 1 else [0.0]
         self._ff = [n / average for n in ff] if len(shards) > 1 else [1.0]
+        self._held = [a + f for a, f in zip(self._attention, self._ff, strict=True)]
+        if not limits.shares_heads and len(shards) > 1:
+            # Measured were all heads with half of the columns: what each rank computes whole is in the constant part.
+            self._attention = [0.0] * len(shards)
+            self._ff = [len(shard.ff) / limits.sizes.ff for shard in shards]
         self._heads = [len(shard.heads) / max(1, limits.sizes.heads) for shard in shards]
         self._kv = [_kv_part(limits, shard) for shard in shards]
         self._vocab = [len(shard.vocab) / limits.sizes.vocab for shard in shards]
@@ -129,9 +133,10 @@ class GroupCost:
         for i, speed in enumerate(self.speeds):
             constant, slope = speed.part_s(0.0, rows), speed.part_s(1.0, rows) - speed.part_s(0.0, rows)
             own = behind * speed.token_s * self._heads[i]
-            attention = max(attention, constant / 2 + self._attention[i] * slope + own + speed.sum_s)
+            own += speed.sum_s if self.work.limits.shares_heads else 0.0
+            attention = max(attention, constant / 2 + self._attention[i] * slope + own)
             ff = max(ff, constant / 2 + self._ff[i] * slope + speed.sum_s)
-        return attention + ff + SUMS_A_LAYER * self.sum_s(rows)
+        return attention + ff + self.work.limits.sums_a_layer * self.sum_s(rows)
 
     def own_s(self, rank: int, k: float, last: bool) -> float:
         """What one rank of the group computes of a step of one row: without sums, and without waiting for others."""
@@ -156,10 +161,9 @@ class GroupCost:
         if len(self.speeds) == 1 and not shape.head_is_tied:  # alone it has the token table; ranks look rows up in it
             whole = np.asarray(weights) >= self.work.weights_before[-1]
             head = head + np.where(whole, shape.embedding_bytes, 0)
-        parts = (a + f for a, f in zip(self._attention, self._ff, strict=True))
         return [
             speed.runtime_bytes + weights * min(part, 1.0) + kv * held + head * vocab
-            for speed, part, held, vocab in zip(self.speeds, parts, self._kv, self._vocab, strict=True)
+            for speed, part, held, vocab in zip(self.speeds, self._held, self._kv, self._vocab, strict=True)
         ]
 
     def bytes_held(self, weights: Numbers, kv: Numbers, last: Numbers) -> list[Numbers]:

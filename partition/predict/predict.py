@@ -123,7 +123,7 @@ class _Stage:
             transfer_busy_s=self.hop(rows)[1],
             memory_bytes=dict(zip(self._devices, self._held, strict=True)),
             rows_s=self._curve(),
-            sums_s=self._k * cost.SUMS_A_LAYER * self._group.sum_s(1) if several else 0.0,
+            sums_s=self._k * self._group.work.limits.sums_a_layer * self._group.sum_s(1) if several else 0.0,
             paged_bytes=round(max(n if math.isfinite(n) else 0.0 for n in self._paged)),
             crowding=crowding,
         )

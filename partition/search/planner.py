@@ -132,7 +132,7 @@ class Planner:
         n = len(self.speeds)
         singles = [(i,) for i in range(n)]
         limits = self.work.limits
-        most = min(limits.sizes.heads // limits.head_unit, limits.sizes.ff // limits.ff_unit) if tensor else 1
+        most = limits.most_ranks if tensor else 1
         if n <= MOST_EXACT:
             several = [group for size in range(2, min(n, most) + 1) for group in combinations(range(n), size)]
         else:

@@ -138,7 +138,7 @@ class StageGroup:
             self.work.limits.sizes.layers
         )  # over which what a rank has to do beside them is spread: the owner has more
         own = [
-            speed.step_s.at(1) / layers + cost.SUMS_A_LAYER * speed.sum_s + speed.part_s(0.0, 1)
+            speed.step_s.at(1) / layers + self.work.limits.sums_a_layer * speed.sum_s + speed.part_s(0.0, 1)
             for speed in self.speeds
         ]
         return parts(own, [speed.part_s(1.0, 1) - speed.part_s(0.0, 1) for speed in self.speeds], most)

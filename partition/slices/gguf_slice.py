@@ -13,6 +13,7 @@ from partition.plan.tensor import Limits
 from partition.slices import tensors
 from partition.slices.metadata import pairs
 from partition.slices.recipe import Literal, Recipe, Segment, Zeros
+from partition.slices.rules import SHARED
 from partition.slices.source import Source
 from partition.slices.tensors import Placed
 from quant.gguf.file import GgufFile
@@ -33,21 +34,23 @@ def limits(file: GgufFile) -> Limits:
     layers = range(shape.n_layers)
     heads = sum(shape.n_heads)
     heads_kv = sum(shape.n_heads_kv)
-    columns = sum(source.columns(layer) for layer in layers)
-    query, key_value, ff = (sum(_bytes(source, layer, kind) for layer in layers) for kind in _KINDS[:3])
+    query, key_value, ff, rest = (sum(_bytes(source, layer, kind) for layer in layers) for kind in _KINDS)
+    if source.rules.whole_attention:  # whoever has heads has all of them, and what else is not shared
+        query, key_value = query + key_value + rest, 0.0
     return Limits(
         sizes=Sizes(shape.n_layers, source.heads, source.heads_kv, source.ff, source.head.shape[-1]),
         head_unit=source.head_unit,
         ff_unit=source.ff_unit,
         head_bytes=query / heads if heads else 0.0,
         kv_head_bytes=key_value / heads_kv if heads_kv else 0.0,
-        ff_bytes=ff / max(columns, 1),
+        ff_bytes=ff / (len(layers) * source.ff),
         vocab_bytes=source.head.n_bytes / source.head.shape[-1],
         layer_bytes=tuple(
             sum(_bytes(source, layer, kind) for kind in ("query", "kv", "ff", "rest")) for layer in layers
         ),
         starts=source.starts,
         no_stage_of=source.no_stage_of,
+        shares_heads=not source.rules.whole_attention,
     )
 
 
@@ -102,7 +105,13 @@ def _planned(file: GgufFile, cut: Slice) -> tuple[list[Placed], bytes]:
         )
     if not source.is_whole(cut):
         source.check_shards()
-        if len(cut.heads) % source.head_unit or len(cut.ff) % source.ff_unit:
+        if (len(cut.heads) == source.heads) != bool(source.rules.whole_attention):
+            raise CannotSlice(
+                f"heads {cut.heads} of {source.heads} beside FFN columns {cut.ff} of {source.ff}; ranks share "
+                f"{'the columns alone' if source.rules.whole_attention else 'both'} in {source.file.architecture} "
+                "models; make the plan again"
+            )
+        if (len(cut.heads) % source.head_unit and len(cut.heads) < source.heads) or len(cut.ff) % source.ff_unit:
             raise CannotSlice(
                 f"{len(cut.heads)} heads and {len(cut.ff)} FFN columns; needed are multiples of {source.head_unit} and "
                 f"{source.ff_unit}, the quantization's blocks; make the plan again"
@@ -129,14 +138,15 @@ def _bytes(source: Source, layer: int, kind: str) -> float:
             part = heads * shape.head_k / (heads * shape.head_k + heads_kv * (shape.head_k + shape.head_v))
             shares = {"query": part, "kv": 1 - part}
         else:
-            shares = {_kind(name): 1.0}
+            shares = {_kind(source, name): 1.0}
         total += n_bytes * shares.get(kind, 0.0)
     return total
 
 
-def _kind(name: str) -> str:
+def _kind(source: Source, name: str) -> str:
     if name.startswith(("attn_q.", "attn_output.")):
         return "query"
     if name.startswith(("attn_k.", "attn_v.")):
         return "kv"
-    return "ff" if name.startswith(("ffn_gate.", "ffn_up.", "ffn_down.")) or "_exps." in name else "rest"
+    is_ff = name.startswith(("ffn_gate.", "ffn_up.", "ffn_down.")) or "_exps." in name
+    return "ff" if is_ff or (name in SHARED and source.rules.shared_sum) else "rest"

@@ -1,6 +1,7 @@
 """The key-value pairs of a slice: the model's own, with those changed that say how much of it is there."""
 
 import struct
+from collections.abc import Sequence
 from math import sqrt
 
 from partition.plan.plan import Slice
@@ -15,6 +16,8 @@ from quant.gguf.writer import encoded
 # sequences, of which there are up to 256, in 32 bits.
 NO_WINDOW = 1 << 22
 
+_FF_KEY = "feed_forward_length"
+_SHARED_KEY = "expert_shared_feed_forward_length"
 _TURN_BASE = "rope.freq_base_swa"
 _RECURRENT = "attention.recurrent_layers"
 
@@ -86,12 +89,33 @@ def _sizes(source: Source, cut: Slice) -> dict[str, bytes]:
 
 
 def _shard_sizes(source: Source, cut: Slice) -> dict[str, bytes]:
-    numbers = {
-        "attention.head_count": len(cut.heads),
-        "attention.head_count_kv": len(kv_heads(cut.heads, source.heads, source.heads_kv)),
-        source.rules.ff_key: len(cut.ff),
-    }
-    return {name: encoded("u32", number) for name, number in numbers.items()}
+    numbers = {}
+    if not source.rules.whole_attention:
+        numbers["attention.head_count"] = len(cut.heads)
+        numbers["attention.head_count_kv"] = len(kv_heads(cut.heads, source.heads, source.heads_kv))
+    layers = range(cut.layers.start, cut.layers.stop)
+    shared = [tensor for layer in layers if (tensor := source.block(layer).get("ffn_down_shexp.weight"))]
+    if shared and not source.rules.shared_sum and _SHARED_KEY not in source.meta:
+        numbers[_SHARED_KEY] = shared[0].shape[0]  # which llama.cpp would take from what is cut
+    found = {name: encoded("u32", number) for name, number in numbers.items()}
+    dense = [layer for layer in layers if "ffn_down.weight" in source.block(layer)]
+    for name, of in ((_FF_KEY, dense), (source.rules.ff_key, [layer for layer in layers if layer not in dense])):
+        if of:
+            found[name] = _columns(source, cut, name, of)
+    return found
+
+
+def _columns(source: Source, cut: Slice, name: str, layers: Sequence[int]) -> bytes:
+    """What the slice says of the feed-forward columns of these layers, whose number the model has under `name`."""
+    value = source.file.metadata.get(source.meta.key(name))
+
+    def own(said: int, layer: int) -> int:
+        return said * len(source.part(cut.ff, layer)) // source.columns(layer)
+
+    if isinstance(value, GgufArray):
+        of = range(cut.layers.start, cut.layers.stop)
+        return encoded("arr[u32]", [own(int(value[n]), n) if n in layers else int(value[n]) for n in of])
+    return encoded("u32", own(value if isinstance(value, int) and value else source.columns(layers[0]), layers[0]))
 
 
 def cached_windows(source: Source, cut: Slice) -> tuple[bool, ...] | None:

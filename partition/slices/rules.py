@@ -36,6 +36,8 @@ class Cut(Enum):
     V_ITEMS = 0, "v"
     QKV_ITEMS = 0, "qkv"
     FF_ITEMS = 0, "ff"
+    SHARED_ROWS = 1, "shared"
+    SHARED_ITEMS = 0, "shared"
     HEADS = 0, "heads"
     OUT_COLUMNS = 0, "out"
 
@@ -86,6 +88,13 @@ CUTS: Mapping[str, Cut] = {
     "ffn_down_exps.weight": Cut.FF_ITEMS,
     "ffn_down_exps.bias": Cut.FIRST,
 }  # fmt: skip
+
+# The expert that all tokens pass through, where it is cut as the others are (`Rules.shared_sum`).
+SHARED: Mapping[str, Cut] = {
+    "ffn_gate_shexp.weight": Cut.SHARED_ROWS,
+    "ffn_up_shexp.weight": Cut.SHARED_ROWS,
+    "ffn_down_shexp.weight": Cut.SHARED_ITEMS,
+}
 
 # Outside of layers: what every slice has, what only the first layers need, and what follows the rows of the head.
 COMMON = (

@@ -12,7 +12,7 @@ from partition.model.check_architecture import recurrent_layers
 from partition.model.metadata import Metadata
 from partition.model.model import ModelShape, block_of
 from partition.plan.plan import Range, Slice
-from partition.slices.rules import COMMON, CUTS, HEAD_VECTORS, POSITIONS
+from partition.slices.rules import COMMON, CUTS, HEAD_VECTORS, POSITIONS, SHARED, Cut
 from quant.gguf.file import GgufFile, TensorInfo
 from quant.gguf.header import GgufArray
 
@@ -154,8 +154,32 @@ class Source:
 
     @cached_property
     def ff(self) -> int:
-        """Columns of a layer's FFN, or of one of its experts; of the largest where they differ."""
-        return max(1, *(self.columns(layer) for layer in range(self.shape.n_layers)))
+        """Columns of a layer's FFN, or of one of its experts, that are shared out. Where layers differ, those with the
+        fewest units, so that who has one of these has some of each layer's."""
+        units = self._ff_units
+        return min(units, key=lambda columns: (columns // units[columns], -columns), default=1)
+
+    @cached_property
+    def _ff_units(self) -> dict[int, int]:
+        """By columns of an FFN: columns of a rank are a multiple of it."""
+        found: dict[int, int] = {}
+        for layer in range(self.shape.n_layers):
+            down, shared = self.down(layer), self.block(layer).get("ffn_down_shexp.weight")
+            if down:
+                columns, units = down.shape[0], [down.type.block]
+                if shared and self.rules.shared_sum:
+                    units.append(shared.type.block // gcd(shared.type.block, shared.shape[0] // columns))
+                found[columns] = lcm(found.get(columns, 1), *units)
+        return found
+
+    def part(self, ff: Range, layer: int) -> Range:
+        """The columns of one layer for a part of `self.ff`: about the same part of them, in whole units."""
+        columns = self.columns(layer)
+        if columns in (0, self.ff):
+            return ff
+        unit = self._ff_units[columns]
+        start, stop = ((2 * edge * columns // (self.ff * unit) + 1) // 2 * unit for edge in (ff.start, ff.stop))
+        return Range(start, stop)
 
     @cached_property
     def turned(self) -> int:
@@ -257,7 +281,22 @@ class Source:
     @cached_property
     def ff_unit(self) -> int:
         """FFN columns of a rank are a multiple of it."""
-        return _blocks(self.down(layer) for layer in range(self.shape.n_layers))
+        return self._ff_units.get(self.ff, 1)
+
+    def cut_of(self, name: str) -> Cut | None:
+        """Which part a shard has of a layer's tensor, by its name without "blk.<n>."; None where that is not known."""
+        if self.rules.shared_sum and name in SHARED:
+            return SHARED[name]
+        cut = CUTS.get(name)
+        if not self.rules.whole_attention or cut in (Cut.FF_ROWS, Cut.FF_ITEMS, Cut.FIRST):
+            return cut
+        return Cut.WHOLE if cut or name in self._described else None
+
+    @cached_property
+    def _described(self) -> frozenset[str]:
+        """The tensors that layers of the architecture have."""
+        of = ARCHITECTURES[self.file.architecture]
+        return frozenset().union(of.attention, of.dense, of.experts, of.recurrent, of.windowed)
 
     def is_whole(self, cut: Slice) -> bool:
         """Whether `cut` takes all heads and columns of its layers."""
@@ -287,9 +326,18 @@ class Source:
         shape = self.shape
         if not self.heads or not self.heads_kv:
             return "the model has no attention heads"
-        columns = {(self.columns(layer), "ffn_down.weight" in self.block(layer)) for layer in range(shape.n_layers)}
-        if len(set(shape.n_heads)) > 1 or len(set(shape.n_heads_kv)) > 1 or len(columns) > 1:
-            return "the model's layers have different numbers of heads or FFN columns"
+        blocks = [self.block(layer) for layer in range(shape.n_layers)]
+        if any(all(name in block for name in _DOWN) for block in blocks):
+            return "the model's layers have experts beside a feed-forward part"
+        widths = {(self.columns(layer), _DOWN[0] in block) for layer, block in enumerate(blocks)}
+        if len(widths) > len({dense for _, dense in widths}) or not all(columns for columns, _ in widths):
+            return "the model's layers have different numbers of FFN columns"
+        return "" if self.rules.whole_attention else self._uneven_heads()
+
+    def _uneven_heads(self) -> str:
+        shape = self.shape
+        if len(set(shape.n_heads)) > 1 or len(set(shape.n_heads_kv)) > 1:
+            return "the model's layers have different numbers of heads"
         if self._scale_is_fixed():
             return f"attention's scale in this {self.file.architecture} model follows from its {self.heads} heads"
         if any(name in self.meta for name in ("attention.key_length_swa", "rope.dimension_count_swa")):
@@ -297,8 +345,9 @@ class Source:
         return ""
 
     def _unknown(self) -> str:
-        names = next((name for n in range(self.shape.n_layers) for name in self.block(n) if name not in CUTS), None)
-        return f"how to share the tensor {names!r} of a layer is not known" if names else ""
+        names = (name for layer in range(self.shape.n_layers) for name in self.block(layer))
+        unknown = next((name for name in names if self.cut_of(name) is None), None)
+        return f"how to share the tensor {unknown!r} of a layer is not known" if unknown else ""
 
     def _misfit(self) -> str:
         """What the architecture that shards are written as cannot do."""

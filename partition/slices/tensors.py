@@ -32,10 +32,11 @@ class Placed:
 def tensors(source: Source, cut: Slice) -> list[Placed]:
     """All tensors of a slice, in order. CannotSlice where `cut` falls within quantization blocks."""
     placed = [*_table_and_head(source, cut), *_common(source, cut)]
-    ranges = {} if source.is_whole(cut) else _ranges(source, cut)
+    heads = {} if source.is_whole(cut) else _head_ranges(source, cut)
     scale = source.query_scale(cut)
     for layer in range(cut.layers.start, cut.layers.stop):
         block = source.block(layer)
+        ranges = heads and heads | _column_ranges(source, cut, layer)
         if scale != 1.0 and QUERY_NORM not in block:
             raise source.other_scale()
         for name, tensor in block.items():
@@ -142,8 +143,8 @@ def _scaled(source: Source, tensor: TensorInfo, name: str, scale: float) -> Plac
     return Placed(NewTensor(name, tensor.shape, tensor.type), (Literal(layout.pack(*values)),))
 
 
-def _ranges(source: Source, cut: Slice) -> dict[str, list[Range]]:
-    """For each kind of thing that is cut, which of it the rank holds."""
+def _head_ranges(source: Source, cut: Slice) -> dict[str, list[Range]]:
+    """For each kind of thing that is cut by heads, which of it the rank holds."""
     shape = source.shape
     k, v = shape.head_k, shape.head_v
     own = kv_heads(cut.heads, source.heads, source.heads_kv)
@@ -158,10 +159,20 @@ def _ranges(source: Source, cut: Slice) -> dict[str, list[Range]]:
         "v": values,
         "qkv": [queries, *_moved(keys, after_q), *_moved(values, after_k)],
         "out": [Range(cut.heads.start * v, cut.heads.stop * v)],
-        "ff": [cut.ff],
-        "gate": [cut.ff],
-        "up": _moved([cut.ff], source.ff),
-        "gate+up": [cut.ff, *_moved([cut.ff], source.ff)],
+    }
+
+
+def _column_ranges(source: Source, cut: Slice, layer: int) -> dict[str, list[Range]]:
+    """The same of what is cut by columns of the feed-forward part."""
+    columns, part = source.columns(layer), source.part(cut.ff, layer)
+    shared = source.block(layer).get("ffn_down_shexp.weight")
+    times = shared.shape[0] // columns if shared else 0
+    return {
+        "ff": [part],
+        "gate": [part],
+        "up": _moved([part], columns),
+        "gate+up": [part, *_moved([part], columns)],
+        "shared": [Range(times * part.start, times * part.stop)],
     }
 
 
@@ -182,8 +193,8 @@ def _moved(ranges: Iterable[Range], by: int) -> list[Range]:
 
 def _cut(source: Source, tensor: TensorInfo, name: str, ranges: dict[str, list[Range]], cut: Slice) -> list[Placed]:
     """A layer's tensor as a shard holds it; two tensors where gate and up are one in the model and not in the slice."""
-    of = CUTS[name.split(".", 2)[2]]
-    if of.dimension < 0:
+    of = source.cut_of(name.split(".", 2)[2])
+    if of is None or of.dimension < 0:
         return _whole_or_first(tensor, name, cut)
     if source.rules.fused_gate_up and name.endswith("ffn_up.weight"):
         if not source.rules.shards_as:

@@ -58,7 +58,7 @@ class StateShape:
                 f"{source.file.architecture} models keep positions in several parts beside keys and values"
             )
         windows = cached_windows(source, cut)
-        if not source.is_whole(cut) and (shape.head_k % kv.block or shape.head_v % kv.block):
+        if len(cut.heads) < source.heads and (shape.head_k % kv.block or shape.head_v % kv.block):
             raise CannotSlice(
                 f"keys of {shape.head_k} values in blocks of {kv.block} ({kv.name}) cannot be cut by heads; use f16"
             )
@@ -66,7 +66,8 @@ class StateShape:
         for i, layer in enumerate(range(cut.layers.start, cut.layers.stop)):
             key, value = source.head_sizes(layer)
             n_heads, n_kv = shape.n_heads[layer], shape.n_heads_kv[layer]
-            held = tuple(range(n_kv)) if source.is_whole(cut) else kv_heads(cut.heads, n_heads, n_kv)
+            has_all = len(cut.heads) == source.heads
+            held = tuple(range(n_kv)) if has_all else kv_heads(cut.heads, n_heads, n_kv)
             layers.append(
                 LayerShape(
                     layer,

@@ -1,4 +1,4 @@
-"""Conversations of models with recurrent layers, in stages: each turn has the bits of one device.
+"""Conversations of models with recurrent layers: in stages each turn has the bits of one device, in shards nearly so.
 
 Their layers hold what all tokens so far made, and nothing of each. So what was held can be gone on with, and is
 computed again where the prompt differs from it.
@@ -14,7 +14,8 @@ from edge.llm.engine import Engine, EngineOptions
 from edge.llm.interface import TextEngine
 from edge.llm.sequence import Session
 from partition.architectures.recurrent import RECURRENT_ARCHITECTURES
-from tests.support.deployments import pipeline
+from tests.support.architectures import CLOSE
+from tests.support.deployments import pipeline, tensor
 from tests.support.ranks_here import ranks_here
 from tests.support.slices import synthetic
 from tests.support.thorough import thorough
@@ -58,3 +59,15 @@ def test_turns_have_the_bits_of_one_device(arch: str, tmp_path: Path) -> None:
     assert in_stages == computed
     assert all(np.isfinite(logits).all() for logits in found)
     assert all((f == e).all() for f, e in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("arch", ["lfm2", *thorough("qwen35", "falcon-h1")])
+def test_turns_in_shards(arch: str, tmp_path: Path) -> None:
+    """Each rank has all of attention and of what recurrent layers hold, and a part of the rest."""
+    model = synthetic(tmp_path / f"{arch}.gguf", arch, layers=9, vocab=320, embd=64, ff=96)
+    with Engine(model, OPTIONS) as engine:
+        expected, computed = conversation(engine)
+    with ranks_here(model, tensor(2, 1), OPTIONS, tmp_path) as shards:
+        found, in_shards = conversation(shards)
+    assert in_shards == computed
+    assert max(float(np.abs(f - e).max() / e.std()) for f, e in zip(found, expected, strict=True)) < CLOSE[arch]

@@ -143,9 +143,11 @@ class Sum:
         self._barrier.abort()
 
 
-def is_summed(node: Node) -> bool:
+def is_summed(arch: str, node: Node) -> bool:
     """Whether the ranks of a stage add up their values of this node."""
-    return node.weight.endswith((".attn_output.weight", ".ffn_down.weight")) or node.name.startswith("ffn_moe_out-")
+    rules = RULES[arch]
+    weights = (".ffn_down.weight",) if rules.whole_attention else (".attn_output.weight", ".ffn_down.weight")
+    return node.weight.endswith(weights) or node.name.startswith((rules.shared_sum or rules.experts_sum).format(""))
 
 
 class Part:
@@ -172,7 +174,7 @@ class Part:
             changed = "inp_scaled" if rules.scales_input else rules.input_node
             hooks.append(Hook(lambda node: node.name == changed, lambda node: node.write(self._input)))
         if reduce:
-            hooks.append(Hook(is_summed, self._sum))
+            hooks.append(Hook(functools.partial(is_summed, file.architecture), self._sum))
         if last_layer is not None:
             hooks.append(Hook(lambda node: node.name == rules.end_node.format(last_layer), self._end))
         self._ends = last_layer is not None

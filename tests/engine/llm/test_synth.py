@@ -205,6 +205,7 @@ def test_presets_have_the_published_size(name: str) -> None:
         ("gemma2", {"tied": False}, "always tied"),
         ("qwen3", {"experts": 4}, "has no experts; these have: llama"),
         ("qwen3moe", {}, "needs experts"),
+        ("deepseek2", {}, "needs experts"),  # it begins with layers without
         ("qwen3moe", {"experts": 4, "experts_used": 5, "expert_ff": 64}, "must be 1 to 4"),
         ("qwen3moe", {"experts": 4, "experts_used": 2}, "needs the width of an expert"),
     ],

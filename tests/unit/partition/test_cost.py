@@ -127,6 +127,22 @@ def test_ranks_hold_their_parts() -> None:
     )
 
 
+def test_ranks_that_each_have_all_of_attention() -> None:
+    """What was measured as a half had all heads and half of the columns. There is one sum a layer."""
+    a = device(LOCAL, 10 * MS, half_s=8 * MS, token_s=1e-6, sum_s=0.1 * MS, runtime_bytes=MIB)
+    b = replace(a, device="b")
+    shape, shared = model(4)
+    limits = replace(shared, head_bytes=0.25 * 8 * MIB / 8, kv_head_bytes=0.0, shares_heads=False)
+    shards = [
+        Shard(name, Range(0, 8), columns, NOTHING) for name, columns in ((LOCAL, Range(0, 48)), ("b", Range(48, 64)))
+    ]
+    of = GroupCost(work((shape, limits)), [a, b], shards, linked([LOCAL, "b"], LinkSpeed(0.2 * MS, 512 / (0.3 * MS))))
+    assert of.layer_s(1, 1000) == pytest.approx((6 + 1 + 0.75 * 4 + 0.1 + 0.5) * MS)
+    assert of.bytes_needed(80 * MIB, 8 * MIB, False) == pytest.approx(
+        [MIB + 80 * MIB * (0.25 + 0.75 * part) + 8 * MIB for part in (0.75, 0.25)]
+    )
+
+
 @given(st.integers(1, 4000), st.integers(2, 5))
 def test_the_kv_cache_grows_with_the_context(context: int, times: int) -> None:
     one, more = (work(4, context=n).kv_before for n in (context, times * context))

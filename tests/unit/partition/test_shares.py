@@ -1,5 +1,6 @@
 """How heads, FFN columns, vocabulary rows and layers are given out in proportion to shares."""
 
+from dataclasses import replace
 from itertools import combinations, pairwise
 from math import inf, nan
 
@@ -302,3 +303,12 @@ def test_stages_in_proportion() -> None:
 def test_more_stages_than_layers() -> None:
     with pytest.raises(PlanError, match="5 stages share 4 layers; use at most 4 stages"):
         stages(make_limits(8, 4), 5, [1] * 5)
+
+
+def test_all_heads_for_each_where_they_are_not_shared() -> None:
+    """There can be more ranks than heads then."""
+    made = cut(replace(make_limits(2, 1), shares_heads=False), [1.0, 2.0, 1.0])
+    assert [shard.heads for shard in made] == [Range(0, 2)] * 3
+    assert lengths(made, "ff") == [1408, 2816, 1408]
+    with pytest.raises(PlanError, match=r"3 ranks share 64 FFN columns, of which .* allow 2 pieces of 32"):
+        cut(replace(make_limits(2, 1, ff=64), shares_heads=False), [1.0] * 3)

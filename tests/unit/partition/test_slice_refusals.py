@@ -110,13 +110,29 @@ def test_layers_of_different_sizes(llama: Path, tmp_path: Path) -> None:
     heads = {"llama.attention.head_count_kv": ("arr[u32]", [2] * (LAYERS - 1) + [1])}
     add = {f"blk.{LAYERS - 1}.attn_{n}.weight": np.ones((32, 128), np.float32) for n in "kv"}
     path = rewritten(llama, tmp_path / "uneven.gguf", heads, add)
-    assert "different numbers of heads or FFN columns" in no_shards(path)
+    assert "different numbers of heads" in no_shards(path)
     tail = GgufFile.open(write(path, whole(GgufFile.open(path), Range(5, 7)), tmp_path / "tail.gguf"))
     assert list(tail.metadata["llama.attention.head_count_kv"]) == [2, 1]  # type: ignore[arg-type]
 
 
-def test_a_norm_over_all_heads(folder: Path) -> None:
-    assert "over all heads at once" in no_shards(synthetic(folder / "olmo2.gguf", "olmo2"))
+def test_widths_of_three_kinds(llama: Path, tmp_path: Path) -> None:
+    """One for layers with experts and one for those without can be shared out, more cannot."""
+    widths = {"llama.feed_forward_length": ("arr[u32]", [96] * (LAYERS - 1) + [64])}
+    sizes = {"gate": (64, 128), "up": (64, 128), "down": (128, 64)}
+    add = {f"blk.{LAYERS - 1}.ffn_{name}.weight": np.ones(size, np.float32) for name, size in sizes.items()}
+    path = rewritten(llama, tmp_path / "uneven.gguf", widths, add)
+    assert "different numbers of FFN columns" in no_shards(path)
+
+
+def test_ranks_that_have_all_heads(folder: Path, llama: Path) -> None:
+    """Where attention cannot be shared, each has all of them, and elsewhere none has, or they would be summed twice."""
+    olmo = synthetic(folder / "olmo2.gguf", "olmo2")
+    columns, rows = Range(0, 32), Range(0, ROWS)
+    some, every = Slice(Range(0, LAYERS), Range(0, 2), columns, rows, True), Range(0, 4)
+    slice_recipe(GgufFile.open(olmo), DIGEST, Slice(Range(0, LAYERS), every, columns, rows, True))
+    assert "heads 0-1 of 4 beside FFN columns 0-31 of 96; ranks share the columns alone" in refusal(olmo, some)
+    slice_recipe(GgufFile.open(llama), DIGEST, some)
+    assert "ranks share both" in refusal(llama, Slice(Range(0, LAYERS), every, columns, rows, True))
 
 
 def test_heads_of_two_sizes(llama: Path, tmp_path: Path) -> None:
@@ -132,8 +148,8 @@ def test_heads_of_two_sizes(llama: Path, tmp_path: Path) -> None:
         ({"heads": Range(0, 5)}, "heads 0-4 of a model that has 4"),
         ({"heads": NOTHING}, "heads none"),
         ({"ff": Range(0, 128)}, "FFN columns 0-127 of a model that has 96"),
-        ({"ff": Range(0, 48)}, "multiples of 1 and 32"),
-        ({"ff": Range(48, 80)}, "'blk.0.ffn_down.weight' is stored in blocks of 32 values"),
+        ({"heads": Range(0, 2), "ff": Range(0, 48)}, "multiples of 1 and 32"),
+        ({"heads": Range(0, 2), "ff": Range(48, 80)}, "'blk.0.ffn_down.weight' is stored in blocks of 32 values"),
         ({"vocab": Range(0, ROWS + 1)}, "vocabulary rows 0-512"),
     ],
 )
