@@ -10,6 +10,7 @@ import pytest
 from edge.models.synth import SHAPES
 from quant.text import bytes_text, count_text
 from tests.support.helpers import ROOT, TIMEOUT_S, edge_here
+from tests.support.slices import synthetic
 
 SMALL = ("--layers", "2", "--embd", "128", "--ff", "256", "--heads", "4", "--kv", "2", "--vocab", "400")
 TERMINAL = "import sys, apps.cli; sys.stdout.isatty = lambda: True; sys.exit(apps.cli.main(sys.argv[1:]))"
@@ -49,6 +50,14 @@ def test_info_text(model: Path) -> None:
     assert facts["vocabulary"] == "400 tokens"
     assert facts["KV cache"] == "256 KiB"  # 512 tokens, 2 layers, 2 heads of 32 values, keys and values, 2 bytes
     assert {"weights", "compute buffers", "output buffer", "runtime", "total", "of it q4_0"} <= facts.keys()
+
+
+def test_info_says_what_devices_cannot_share(tmp_path: Path) -> None:
+    reason = "olmo2 norms queries and keys over all heads at once"
+    olmo = synthetic(tmp_path / "olmo2.gguf", "olmo2")
+    assert f"shards  yes, but for attention, which each computes: {reason}" in edge_model("info", olmo).stdout
+    info = json.loads(edge_model("info", olmo, "--json").stdout)
+    assert (info["shards"], info["no_shards_because"], info["whole_attention_because"]) == (True, None, reason)
 
 
 def test_info_on_a_terminal_is_a_table(model: Path) -> None:
