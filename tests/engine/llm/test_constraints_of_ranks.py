@@ -8,18 +8,20 @@ import pytest
 
 from edge.errors import EngineError
 from edge.llm.engine import Engine
+from edge.llm.interface import StepDrafter
 from edge.llm.requests import Event, Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.parallel.engine import DistributedEngine
 from edge.parallel.masks import MOST_BYTES
+from edge.speculate.shared import SharedSpeculation
 from tests.support import ROOT
 from tests.support.deployments import EXACT, pipeline, tensor
-from tests.support.guessing import run
+from tests.support.guessing import Always, Known, run
 from tests.support.ranks_here import ranks_here
 
 MODEL = ROOT / "tests" / "data" / "edge-demo-f16.gguf"
-ROOM = replace(EXACT, context=256, sequences=4)
+ROOM = replace(EXACT, context=512, sequences=4)
 SCHEMA = """{"type": "object", "properties": {"city": {"type": "string", "maxLength": 12}, "n": {"type": "integer"}},
  "required": ["city", "n"], "additionalProperties": false}"""
 GREEDY = SamplingParams(temperature=0)
@@ -62,9 +64,11 @@ def prompt(single: Engine) -> list[int]:
     return single.model.tokenize("Tell me of a city.", add_special=True, parse_special=False)
 
 
-def answered(engine: Engine | DistributedEngine, requests: list[Request]) -> list[list[Event]]:
+def answered(
+    engine: Engine | DistributedEngine, requests: list[Request], drafter: StepDrafter | None = None
+) -> list[list[Event]]:
     """What comes of each request, all of them at once."""
-    with Scheduler(engine) as scheduler:
+    with Scheduler(engine, drafter=drafter) as scheduler:
         told: dict[int, list[Event]] = {scheduler.add(one): [] for one in requests}
         while scheduler.busy:
             for event in scheduler.step():
@@ -84,6 +88,21 @@ def test_answers_are_those_of_one_device(
         ]
     plain = answered(single, [Request(prompt, 24)])
     assert "".join(e.text for e in plain[0]) != "".join(e.text for e in wanted[0])
+
+
+@pytest.mark.parametrize("wrong", [0, 2])
+def test_guesses_change_no_answer(single: Engine, spread: DistributedEngine, wrong: int) -> None:
+    """Right ones, and ones of which each second is wrong: the rows behind each have masks of their own."""
+    texts = ("Tell me of a city.", "How many are there?")
+    prompts = [single.model.tokenize(text, add_special=True, parse_special=False) for text in texts]
+    samplings = (replace(GREEDY, regex="([0-9][a-z]){12}"), FEW[2])
+    requests = [Request(one, 20, sampling) for one, sampling in zip(prompts, samplings, strict=True)]
+    wanted = [[e.token_id for e in events if e.token_id is not None] for events in answered(single, requests)]
+    known = {tuple(one): tokens for one, tokens in zip(prompts, wanted, strict=True)}
+    drafter = SharedSpeculation(lambda: Known(known, wrong), "known", choice=Always)
+    found = answered(spread, requests, drafter)
+    assert [[e.token_id for e in events if e.token_id is not None] for events in found] == wanted
+    assert drafter.stats.drafted > 0 or spread.stages > 1
 
 
 def test_probabilities_are_those_of_all_logits(single: Engine, spread: DistributedEngine, prompt: list[int]) -> None:

@@ -129,6 +129,26 @@ def test_an_error_of_what_was_asked_is_raised() -> None:
     engines[0].close()
 
 
+def test_who_takes_over_is_asked_for_the_same_logits() -> None:
+    asked: list[dict[str, Any]] = []
+
+    class Told(Mortal):
+        def submit(self, *args: Any, **how: Any) -> None:
+            asked.append(how)
+            super().submit(*args, **how)
+
+    first, second = Told(99), Told(99)
+    survivor = SurvivingEngine(first, first.model, lambda error: second)
+    wanted = {"top": 3, "masks": [np.arange(first.model.n_vocab) < 9]}
+    survivor.submit([5], np.zeros(1, int), np.zeros(1, int), np.ones(1, np.int8), **wanted)
+    first.lives = 0
+    assert survivor.collect().shape == (1, first.model.n_vocab)
+    assert survivor.recoveries == 1
+    assert asked == [wanted, wanted]
+    for engine in (first, second):
+        engine.close()
+
+
 def test_who_is_lost_again_and_again_is_given_up() -> None:
     engines: list[Mortal] = []
 
