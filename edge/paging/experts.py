@@ -179,7 +179,8 @@ class Router:
     """The router of one layer, applied to what the layer before has put out.
 
     Attention adds little to a hidden state, so the router mostly chooses the same before and after it. The norm before
-    the router is applied without its division, which changes no order.
+    the router is applied without its division, which changes no order. A router that comes before attention chooses
+    just these.
     """
 
     def __init__(self, weights: Floats, norm: Floats | None, used: int) -> None:

@@ -32,6 +32,7 @@ from edge.paging.roles import sort_weights
 from edge.paging.weights import PagedWeights
 from edge.paging.window import Source
 from partition.model.model import ModelShape
+from partition.slices.rules import router_first
 from quant.gguf.file import GgufFile
 
 
@@ -93,7 +94,13 @@ def load_within(
         reader = Reader(roles.longest_row, shared.read.threads, shared.read.chunk, verify=options.verify)
         plan_ = _from_laid_out(shared.plan, reader, files, shared.lay_out)
         weights = PagedWeights(
-            roles, plan_, reader, threads=threads, experts_used=shape.n_experts_used, progress=progress
+            roles,
+            plan_,
+            reader,
+            threads=threads,
+            experts_used=shape.n_experts_used,
+            router_first=router_first(shape.architecture),
+            progress=progress,
         )
         all_hooks = (*weights.hooks(), *hooks)
         node_hooks = NodeHooks(all_hooks) if all_hooks else None

@@ -32,6 +32,7 @@ class PagedWeights:
         *,
         threads: int,
         experts_used: int,
+        router_first: bool,
         progress: Callable[[float], None] | None = None,
     ) -> None:
         """Load what stays. WeightsError where it cannot be read; what `progress` raises ends the load."""
@@ -51,7 +52,7 @@ class PagedWeights:
             if plan.expert_room:
                 banks = {n: [(p.weight, p.source, p.repacked) for p in ps] for n, ps in roles.experts.items()}
                 self._experts = Experts(banks, plan.expert_room, reader)
-                self._routers = self._make_routers(experts_used)
+                self._routers = self._make_routers(experts_used, router_first)
             if plan.head_pieces:
                 self._products = Products(threads)
         except BaseException:
@@ -138,8 +139,8 @@ class PagedWeights:
         if table is not None and not (self._roles.tied and whole_head and not whole_head.repacked):
             self._rows = TokenRows(table, self._reader)
 
-    def _make_routers(self, used: int) -> dict[int, Router]:
-        """Of all layers whose router and norm are plain numbers."""
+    def _make_routers(self, used: int, router_first: bool) -> dict[int, Router]:
+        """Of all layers whose router and norm are plain numbers. router_first: there is no norm before it."""
         by_name = {piece.weight.name: piece for piece in self.plan.resident}
         found = {}
         for layer in self._roles.experts:
@@ -148,7 +149,7 @@ class PagedWeights:
                 by_name.get(f"blk.{layer}.ffn_norm.weight", by_name.get(f"blk.{layer}.post_attention_norm.weight"))
             )
             if weights is not None:
-                found[layer] = Router(weights, None if norm is None else norm[0], used)
+                found[layer] = Router(weights, None if norm is None or router_first else norm[0], used)
         return found
 
     def _floats(self, piece: Piece | None) -> NDArray[np.float32] | None:

@@ -155,6 +155,7 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
             period=8,
             no_stage_of=(4,),
             experts_sum="ffn_out-{}",
+            router_first=True,
         ),
     ),
     "minimax-m2": Architecture(

@@ -16,6 +16,11 @@ def takes_tokens(architecture: str) -> bool:
     return architecture in RULES and RULES[architecture].takes_tokens
 
 
+def router_first(architecture: str) -> bool:
+    """Whether layers choose experts by what comes into them, before attention and without a norm."""
+    return architecture in RULES and RULES[architecture].router_first
+
+
 def has_window(architecture: str) -> bool:
     """Whether layers of this architecture may take turns between a window and all tokens, also where no key says so."""
     return architecture in RULES and RULES[architecture].window is not None

@@ -6,6 +6,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ from tests.engine.paging.test_paging_ring import Bytes, bytes_at
 from tests.support import paging
 from tests.support.helpers import until
 from tests.support.paging import EXPERTS, OPTIONS, PROMPT, answer, least, paged, resident_answer
+from tests.support.slices import rewritten, synthetic
 
 USED = 2
 N_EXPERTS, N_LAYERS = 16, 4
@@ -205,6 +207,22 @@ def test_the_router_chooses_what_it_does_with_all_in_memory_and_choices_add_up(m
         size = held._size(0)
         missing = held.counts.chosen - held.counts.held
         assert stats.bytes_per_token * stats.tokens >= (missing - held.counts.right) * (size - 3 * 4096)
+
+
+def test_a_router_before_attention_is_known_exactly(tmp_path: Path) -> None:
+    """Its choice is made of what the layer before gave, without the norm that comes after attention."""
+    figures = {"layers": 4, "embd": 512, "ff": 512, "vocab": 2048, "experts": 16, "experts_used": 2, "expert_ff": 256}
+    plain = synthetic(tmp_path / "plain.gguf", "smallthinker", "q4_0", **figures)
+    rng = np.random.default_rng(0)
+    norms = {f"blk.{n}.ffn_norm.weight": rng.lognormal(size=512).astype(np.float32) for n in range(4)}
+    path = rewritten(plain, tmp_path / "model.gguf", add=norms)
+    with paged(path, least(path)) as engine:
+        answer(engine, chunk=1)
+        assert engine.paging is not None
+        assert engine.paging._experts is not None
+        counts = engine.paging._experts.counts
+    assert counts.expected == (len(PROMPT) + 11) * 3 * 2
+    assert counts.right > 0.98 * counts.expected  # but for scores that last bits decide
 
 
 @pytest.mark.parametrize("arch", EXPERTS)
