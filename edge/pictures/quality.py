@@ -63,7 +63,7 @@ def without_common_start(names: Sequence[str]) -> list[str]:
 
 
 def _figure(points: Sequence[Point], chosen: str | None, reference: str) -> Any:
-    from matplotlib.ticker import NullFormatter
+    from matplotlib.ticker import LogFormatterSciNotation, LogLocator, NullFormatter
 
     axes = new_axes(_SIZE_INCHES)
     foot = _foot(points)
@@ -85,8 +85,12 @@ def _figure(points: Sequence[Point], chosen: str | None, reference: str) -> Any:
         )
     axes.set_yscale("log")
     axes.margins(x=0.12, y=0.12)
-    if len(points) == 1:  # there is no range to show
-        axes.set_ylim(places[0][1] / 10, places[0][1] * 10)
+    low, high = (end(y for _, y in places) for end in (min, max))
+    if high < 10 * low:  # more than a decade is shown all the same: its axis has numbers
+        middle = math.sqrt(low * high)
+        axes.set_ylim(middle / 5, middle * 5)
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(LogFormatterSciNotation(minor_thresholds=(2, 2)))
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("size (MB)", fontsize=12, color=TEXT)
     to = f" from {reference}" if reference else ""

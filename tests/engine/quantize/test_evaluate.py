@@ -305,6 +305,15 @@ def test_labels_do_not_cover_each_other() -> None:
     assert [line.get_label() for line in axes.lines if not line.get_label().startswith("_")] == ["uniform types"]
 
 
+@pytest.mark.parametrize("divergences", [[3e-4], [7.4e-4, 2.8e-4], [2.1e-4, 2.2e-4], [9e-4, 1e-4], [1e-5, 0.1], [0.0]])
+def test_the_divergence_has_numbers_however_alike_models_are(divergences: list[float]) -> None:
+    (axes,) = _figure([Point(f"m{i}", 10**6 + i, found) for i, found in enumerate(divergences)], None, "f16").axes
+    low, high = axes.get_ylim()
+    ticks = zip(axes.get_yticks(), axes.get_yticklabels(), strict=True)
+    assert len([tick.get_text() for place, tick in ticks if low <= place <= high and tick.get_text()]) >= 3
+    assert all(low < line.get_ydata()[0] < high for line in axes.lines)
+
+
 def test_labels_leave_out_what_all_names_begin_with() -> None:
     assert without_common_start(["big-1.5-f16", "big-1.5-q4_0", "big-1.5-q4_k"]) == ["f16", "q4_0", "q4_k"]
     assert without_common_start(["f16", "q4_0", "q4_k"]) == ["f16", "q4_0", "q4_k"]
