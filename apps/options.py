@@ -230,6 +230,22 @@ def add_draft_argument(parser: argparse._ActionsContainer, default: str) -> None
     parser.add_argument("--draft", metavar="HOW", help=words)
 
 
+def add_draft_worker_argument(parser: argparse._ActionsContainer) -> None:
+    """Where a drafting model computes."""
+    words = "let this worker guess, by the model that --draft names; tokens alone go there: HOST[:PORT]"
+    parser.add_argument("--draft-worker", type=address, metavar="ADDRESS", help=words)
+
+
+def check_draft_worker(args: argparse.Namespace) -> None:
+    """UsageError where a worker is to guess, and --draft names no model for it. To be called before gRPC is loaded."""
+    if args.draft_worker is None:
+        return
+    if args.draft in (None, "auto", "off", "ngram"):
+        named = f"--draft is {args.draft}" if args.draft else "none is named"
+        raise UsageError(f"--draft-worker guesses by a model, and {named}: name one with --draft FILE, or --draft self")
+    quiet_grpc()
+
+
 def check_output(output: Path, sources: Iterable[Path], force: bool) -> None:
     """UsageError where a file cannot be written, or must not: to be known before anything is computed. It is this
     command's from then on: another one that is to write it is refused.
@@ -310,7 +326,8 @@ def engine_options(args: argparse.Namespace, sequences: int = 1, *, follows_load
     from apps.show.progress import ShownSteps
     from edge.speculate.opened import drafts, with_room
 
-    args.draft = drafts(args.draft, args.model, ShownSteps())
+    insecure = bool(getattr(args, "insecure", False))
+    args.draft = drafts(args.draft, args.model, ShownSteps(), worker=args.draft_worker, insecure=insecure)
     return with_room(made, args.draft)
 
 

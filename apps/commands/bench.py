@@ -13,11 +13,14 @@ from apps.options import (
     ANY_MODEL,
     add,
     add_draft_argument,
+    add_draft_worker_argument,
     add_engine_arguments,
+    check_draft_worker,
     engine_options,
     model_path,
     positive_int,
 )
+from apps.show.progress import ShownSteps
 from apps.show.table import print_json
 from edge.parallel import step_table
 from quant.text import bytes_text, printable
@@ -41,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     words = "measure also with N in flight (default: 1)"
     parser.add_argument("--requests", type=positive_int, default=1, metavar="N", help=words)
     add_draft_argument(parser, "off")
+    add_draft_worker_argument(parser)
     add(parser, "--json")
     add_engine_arguments(parser)
     distributed.add_arguments(parser)
@@ -51,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
     if bench_onnx.is_onnx(args.model):
         return bench_onnx.run(args)
     bench_onnx.check_unused(args)
+    check_draft_worker(args)
     from edge.llm.bench import beside_memory
     from edge.llm.engine import Engine
     from edge.llm.interface import memory_json
@@ -69,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
             engine = stack.enter_context(Engine(path, engine_options(args, args.requests, follows_load=True)))
         result, times = _measure(args, engine, deployed)
         memory, paging = memory_json(engine), paging_rows(engine.memory, engine.paging)
-        guessed = SpeculationResult.of(engine, args.draft or "off", args.prompt_tokens, args.gen_tokens)
+        guessed = SpeculationResult.of(engine, args.draft or "off", args.prompt_tokens, args.gen_tokens, ShownSteps())
         memory["speculation"] = guessed.to_json() if guessed else None
         paging += [("guesses", guessed.describe())] if guessed else []
         if deployed is not None:

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
 _OWN = ("cuts", "dim", "in_flight", "no_local")
 _OF_TEXT = {"prompt_tokens": 512, "gen_tokens": 128, "requests": 1, "kv_type": "f16", "flash_attention": "auto"}
 _OF_TEXT |= dict.fromkeys(("context", "batch", "affinity", "gpu_layers", "repack", "memory", "window", "io_threads"))
-_OF_TEXT |= dict.fromkeys(("io_chunk", "parallel", "shares", "plan", "save_plan", "allreduce", "spare")) | {
-    "verify": False
-}
+_OF_TEXT |= dict.fromkeys(("io_chunk", "parallel", "shares", "plan", "save_plan", "allreduce", "spare"))
+_OF_TEXT |= dict.fromkeys(("draft", "draft_worker")) | {"verify": False}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

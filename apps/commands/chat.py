@@ -20,8 +20,10 @@ from apps.errors import UsageError
 from apps.options import (
     add,
     add_draft_argument,
+    add_draft_worker_argument,
     add_engine_arguments,
     add_prefix_argument,
+    check_draft_worker,
     engine_options,
     given,
     model_path,
@@ -69,6 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_prefix_argument(parser, "prompts")
     add_draft_argument(parser, "auto")
+    add_draft_worker_argument(parser)
     parser.add_argument("--max-tokens", type=positive_int, metavar="N", help="end the answer after N tokens")
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end the answer here; repeatable")
     parser.add_argument("--chat-template", metavar="FILE", help="Jinja template to use instead of the model's own")
@@ -106,6 +109,7 @@ def run(args: argparse.Namespace) -> int:
     if args.seed is not None and args.prefix_cache is None:
         args.prefix_cache = 0  # what was kept is not the same to the last bit, and the answer is to be
     args.draft = args.draft or ("auto" if args.seed is None else "off")  # passes of several rows are not, either
+    check_draft_worker(args)
     devices = distributed.prepare(args)
     sampling = _sampling(args)
     template = _read(args.chat_template) if args.chat_template else None
@@ -120,8 +124,8 @@ def run(args: argparse.Namespace) -> int:
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed")
 _OF_THIS_PROCESS = (
-    "resume", "draft", "prefix_cache", "chat_template", "when_full", "grammar", "context", "threads", "affinity",
-    "batch", "gpu_layers", "memory", "window", "workers", "plan", "shares", "parallel", "insecure", "spare",
+    "resume", "draft", "draft_worker", "prefix_cache", "chat_template", "when_full", "grammar", "context", "threads",
+    "affinity", "batch", "gpu_layers", "memory", "window", "workers", "plan", "shares", "parallel", "insecure", "spare",
 )  # fmt: skip
 
 
@@ -245,7 +249,7 @@ def _loaded(
         if deployed and engine.paging is not None:
             _say_memory(engine.memory, engine.paging.plan)
         _check_context(args.context, engine.shape.context_length)
-        drafter = speculation(args.draft, engine, stack.enter_context)
+        drafter = speculation(args.draft, engine, stack.enter_context, ShownSteps())
         chat = Chat(engine, template=template, renderer=renderer, when_full=args.when_full, drafter=drafter)
         resumed = _resumed(chat, args.resume) if args.resume is not None else None
         chat.system = args.system or chat.system

@@ -115,7 +115,12 @@ def prepare_onnx(args: argparse.Namespace) -> Devices[OnnxPlan] | None:
 def _asked(args: argparse.Namespace, kind: type[AnyPlan]) -> Devices[AnyPlan] | None:
     """What the options name, of either kind of model."""
     if args.plan is None and args.workers is None:
-        refuse(args, _OF_SEVERAL, "is for several devices: name them with --workers HOST:PORT,..., or give a --plan")
+        guesses = getattr(args, "draft_worker", None) is not None  # a worker does, which may be one that is insecure
+        refuse(
+            args,
+            [name for name in _OF_SEVERAL if not (guesses and name == "insecure")],
+            "is for several devices: name them with --workers HOST:PORT,..., or give a --plan",
+        )
         return None
     quiet_grpc()
     if args.plan is not None:

@@ -13,9 +13,11 @@ from apps.commands import distributed
 from apps.errors import UsageError
 from apps.options import (
     add_draft_argument,
+    add_draft_worker_argument,
     add_engine_arguments,
     add_prefix_argument,
     argument,
+    check_draft_worker,
     check_engine_arguments,
     check_installed,
     given,
@@ -73,6 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--queue", type=queue, default=QUEUE, metavar="N", help=words)
     add_prefix_argument(group, "prompts")
     add_draft_argument(group, "auto")
+    add_draft_worker_argument(group)
     words = "front to choose plans from on the page, as `edge pareto --json` prints it"
     group.add_argument("--front", type=Path, metavar="FILE", help=words)
     distributed.add_arguments(parser)
@@ -84,7 +87,9 @@ def run(args: argparse.Namespace) -> int:
     if args.save_plan is not None:
         raise UsageError("--save-plan is of commands that end; make a plan with `edge plan`, and serve it with --plan")
     insecure = args.insecure
-    args.insecure = insecure and (args.workers or args.plan) is not None  # else it is about clients alone
+    asks_workers = (args.workers or args.plan or args.draft_worker) is not None
+    args.insecure = insecure and asks_workers  # else it is about clients alone
+    check_draft_worker(args)
     devices = distributed.prepare(args)
     check_engine_arguments(args)
     if args.front is not None:
@@ -158,11 +163,18 @@ def _config(args: argparse.Namespace, path: Path, devices: distributed.Devices[P
         several = {
             "workers": devices.addresses[1:],
             "plan": None if devices.plan is None else devices.plan.to_json(),
-            "insecure": args.insecure,
             **given(args, ("parallel", "shares", "transport", "allreduce", "wire", "spare")),
         }
     options["sequences"] = args.requests
-    return EngineConfig(str(path.absolute()), options, args.prefix_cache, draft=args.draft, **several)
+    return EngineConfig(
+        str(path.absolute()),
+        options,
+        args.prefix_cache,
+        draft=args.draft,
+        draft_worker=args.draft_worker,
+        insecure=args.insecure,
+        **several,
+    )
 
 
 def _draft(asked: str | None) -> str:

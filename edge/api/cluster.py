@@ -155,6 +155,7 @@ def deploy(
     memory: int | str | None = None,
     prefix_cache: int | str = 0,
     draft: PathLike = "off",
+    draft_worker: str | None = None,
     spare: int | Literal["auto"] = 0,
     steps: Steps = SILENT,
     **options: Any,
@@ -162,9 +163,9 @@ def deploy(
     """A language model on the devices that its plan names.
 
     exchange: how tensors travel; None: as the plan's options say. memory: bytes, or a text such as "3GiB", for this
-    device. prefix_cache: as for `load`; each device keeps its part. draft: as for `load`. spare: losses of
-    devices to be ready for, by slices in place and a copy of keys and values here; "auto": as many as devices lend room
-    for. options: other fields of
+    device. prefix_cache: as for `load`; each device keeps its part. draft, draft_worker: as for `load`. spare: losses
+    of devices to be ready for, by slices in place and a copy of keys and values here; "auto": as many as devices lend
+    room for. options: other fields of
     EngineOptions; context, sequences, threads, memory and kv_type that are not given are those the plan was made for.
 
     Where a device is lost, another plan takes over, with those that answer; `steps` says so.
@@ -176,7 +177,7 @@ def deploy(
     if isinstance(chosen, OnnxPlan):
         raise PlanError(f"{choice.model.name} is a network in ONNX: deploy it with deploy_onnx")
     planned = {"context": work.context, "sequences": work.concurrency or 1, "threads": work.threads}
-    guesses = drafts(draft, choice.model, steps)
+    guesses = drafts(draft, choice.model, steps, worker=draft_worker, insecure=cluster.insecure)
     engine_options = EngineOptions(
         memory=as_bytes(memory) or work.memory,
         prefixes=PrefixOptions.of(as_bytes(prefix_cache)),
@@ -185,7 +186,7 @@ def deploy(
     engine_options = with_room(engine_options, guesses)
     if chosen.world_size == 1:
         engine = alone(choice.model, engine_options, chosen, steps)
-        return model_with(guesses, engine, engine.close)
+        return model_with(guesses, engine, engine.close, steps)
     fleet = _connected(cluster, chosen)
     file = GgufFile.open(choice.model)
     travel = exchange or Exchange(work.transport, wire=work.wire)
@@ -196,7 +197,7 @@ def deploy(
     except BaseException:
         survivor.close()
         raise
-    return model_with(guesses, running, survivor.close)
+    return model_with(guesses, running, survivor.close, steps)
 
 
 def deploy_onnx(

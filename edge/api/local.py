@@ -25,6 +25,7 @@ def load(
     memory: int | str | None = None,
     prefix_cache: int | str = 0,
     draft: PathLike = "off",
+    draft_worker: str | None = None,
     **options: Any,
 ) -> Model:
     """A language model on this device, loaded.
@@ -33,13 +34,15 @@ def load(
     memory: bytes, or a text such as "3GiB", that the whole process may take; what does not fit is read again and again.
     prefix_cache: bytes, or a text, of disk space for what is computed of prompts: it is not computed again after a
     restart. draft: how tokens of single answers are guessed, several of which one pass checks: "ngram", the file of a
-    smaller model, "self", "auto" or "off". options: the other fields of EngineOptions: context, sequences, threads, ...
+    smaller model, "self", "auto" or "off". draft_worker: HOST or HOST:PORT of a worker that is to guess, by that model.
+    options: the other fields of EngineOptions: context, sequences, threads, ...
 
-    ModelFileError, NotEnoughMemory, EngineError, HubError.
+    ModelFileError, NotEnoughMemory, EngineError, HubError; with a worker also WorkerError, TransportError, and
+    ValueError where no model is named for it.
     """
     path = model_path(model)
     prefixes = PrefixOptions.of(as_bytes(prefix_cache))
-    guesses = drafts(draft, path)
+    guesses = drafts(draft, path, worker=draft_worker)
     engine = Engine(path, with_room(EngineOptions(memory=as_bytes(memory), prefixes=prefixes, **options), guesses))
     return model_with(guesses, engine, engine.close)
 

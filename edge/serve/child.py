@@ -73,7 +73,7 @@ def main() -> int:
     try:
         config = EngineConfig.from_json(next(messages)).with_draft(steps)
         with config.loaded(steps) as (engine, deployed), ExitStack() as stack:
-            drafter = shared_speculation(config.drafts, engine, stack.enter_context)
+            drafter = shared_speculation(config.drafts, engine, stack.enter_context, steps)
             loop = ServingLoop(engine, deployed, control.send, drafter)
             control.send({"ready": loop.status()})
             threading.Thread(target=_read, args=(messages, loop, control), name="control", daemon=True).start()

@@ -12,6 +12,7 @@ if TYPE_CHECKING:  # the server makes configurations, and loads nothing of what 
     from edge.llm.interface import TextEngine
     from edge.llm.options import EngineOptions
     from edge.planning.deployed import Deployed
+    from edge.speculate.opened import Draft
     from edge.tasks import Steps
 
 FULL_REQUESTS = 4  # as long as the model allows, that have room at once where nobody says how many tokens
@@ -34,6 +35,7 @@ class EngineConfig:
     insecure: bool = False
     spare: int | str = 0  # losses that are prepared for, or "auto"
     draft: str = "off"  # what guesses tokens, as `edge.speculate.opened.drafts` has it
+    draft_worker: str | None = None  # the address of the device that guesses by that model; None: this one
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -54,11 +56,14 @@ class EngineConfig:
         return replace(self, draft=str(drafts(self.draft, self.path, steps)))
 
     @property
-    def drafts(self) -> str | Path:
+    def drafts(self) -> Draft:
         """What guesses, as `edge.speculate.opened` takes it, of a configuration `with_draft`."""
-        from edge.speculate.opened import KINDS
+        from edge.speculate.opened import KINDS, WorkerDraft
 
-        return self.draft if self.draft in KINDS else Path(self.draft)
+        if self.draft in KINDS:
+            return self.draft
+        path = Path(self.draft)
+        return path if self.draft_worker is None else WorkerDraft(path, self.draft_worker, self.insecure)
 
     def engine_options(self) -> EngineOptions:
         """As an engine takes them. EngineError for one that is out of its range."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -16,8 +15,9 @@ from edge.llm.interface import Drafter, TextEngine
 from edge.llm.sampler import SamplingParams, Wanted
 from edge.llm.sequence import Session
 from edge.speculate.choice import SIZES
-from edge.speculate.opened import speculation
+from edge.speculate.opened import Draft, speculation
 from edge.speculate.speculation import Speculation
+from edge.tasks import SILENT, Steps
 
 _PASSES = 5  # of each size
 
@@ -32,10 +32,12 @@ class SpeculationResult:
     tokens_per_s: float
 
     @classmethod
-    def of(cls, engine: TextEngine, draft: str | Path, prompt_tokens: int, gen_tokens: int) -> SpeculationResult | None:
+    def of(
+        cls, engine: TextEngine, draft: Draft, prompt_tokens: int, gen_tokens: int, steps: Steps = SILENT
+    ) -> SpeculationResult | None:
         """Measure it; None where nothing guesses. engine: made with `with_room`. The errors of `speculation`."""
         with ExitStack() as stack:
-            drafter = speculation(draft, engine, stack.enter_context)
+            drafter = speculation(draft, engine, stack.enter_context, steps)
             if drafter is None:
                 return None
             prompt = np.random.default_rng(0).integers(0, engine.model.n_vocab, prompt_tokens).tolist()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import replace
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from edge.errors import EngineError
 from edge.llm.engine import Engine
@@ -17,15 +18,36 @@ from edge.models.paths import PathLike, model_path
 from edge.quantization.of_type import of_type
 from edge.speculate.choice import MOST_ROWS
 from edge.speculate.ngrams import NgramDrafts
-from edge.speculate.shared import SharedSpeculation
+from edge.speculate.shared import FEW, SharedSpeculation
 from edge.speculate.small_model import ModelDrafts, check_vocabulary
-from edge.speculate.speculation import Drafts, Speculation
+from edge.speculate.speculation import Drafts, GuessingDevice, Speculation
 from edge.tasks import SILENT, Steps
+from edge.worker.guesses import LikeliestTokens
 from partition.model.check import check_loadable
 from quant.gguf.file import GgufFile
 from quant.text import bytes_text
 
-Enter = Callable[[Engine], Engine]
+T = TypeVar("T")
+
+
+class Enter(Protocol):
+    """`ExitStack.enter_context`: takes what is to be closed later."""
+
+    def __call__(self, opened: AbstractContextManager[T], /) -> T:
+        """Enter it."""
+
+
+@dataclass(frozen=True)
+class WorkerDraft:
+    """A drafting model that computes on a worker."""
+
+    path: Path  # of its file, on this device
+    worker: str  # address
+    insecure: bool = False  # also where it does not encrypt
+
+
+Draft = str | Path | WorkerDraft
+"""What guesses: one of KINDS, the file of a model on this device, or a model on a worker."""
 
 KINDS = ("auto", "off", "ngram")
 """Kinds of drafts that need no model file. auto: what is free, from the text itself, where the model can check it."""
@@ -34,17 +56,31 @@ _FEWER_BITS = "q2_k"
 _SMALLER = 0.9  # of the model's size at most: else there is nothing to win
 
 
-def drafts(asked: PathLike, model: PathLike | None, steps: Steps = SILENT) -> str | Path:
-    """One of KINDS, or the file of a drafting model: REPO:FILE of the hub is fetched, and "self" is `model` in fewer
-    bits, made once and kept.
+def drafts(
+    asked: PathLike,
+    model: PathLike | None,
+    steps: Steps = SILENT,
+    *,
+    worker: str | None = None,
+    insecure: bool = False,
+) -> Draft:
+    """One of KINDS, or a drafting model: REPO:FILE of the hub is fetched, and "self" is `model` in fewer bits, made
+    once and kept. worker: the address of the one where that model is to compute; None: here. insecure: also one that
+    does not encrypt.
 
-    ModelFileError, HubError; EngineError where the model has so few bits that it cannot be much smaller.
+    ModelFileError, HubError; ValueError for a worker, and no model that it could load; EngineError where the model has
+    so few bits that it cannot be much smaller.
     """
     if str(asked) in KINDS:
+        if worker is not None:
+            raise ValueError(f'a worker guesses by a model, not by {asked}: name a small model, or "self"')
         return str(asked)
-    if str(asked) != SELF:
-        return model_path(asked)
-    path = model_path(model)
+    path = model_path(asked) if str(asked) != SELF else _fewer_bits(model_path(model), steps)
+    return path if worker is None else WorkerDraft(path, worker, insecure)
+
+
+def _fewer_bits(path: Path, steps: Steps) -> Path:
+    """The file of the same model, smaller."""
     smaller = of_type(path, _FEWER_BITS, steps)
     if smaller.stat().st_size > _SMALLER * GgufFile.open(path).size_bytes:
         raise EngineError(
@@ -54,9 +90,9 @@ def drafts(asked: PathLike, model: PathLike | None, steps: Steps = SILENT) -> st
     return smaller
 
 
-def with_room(options: EngineOptions, draft: str | Path) -> EngineOptions:
-    """The same with room for the logits that checking takes, and under a budget for a drafting model. The errors of
-    `ModelInfo.of`."""
+def with_room(options: EngineOptions, draft: Draft) -> EngineOptions:
+    """The same with room for the logits that checking takes, and under a budget for a drafting model that is here. The
+    errors of `ModelInfo.of`."""
     if draft == "off":
         return options
     outputs = max(min(MOST_ROWS, options.rows), options.outputs or options.sequences)
@@ -67,49 +103,66 @@ def with_room(options: EngineOptions, draft: str | Path) -> EngineOptions:
     return replace(options, outputs=outputs, reserved=reserved)
 
 
-def model_with(draft: str | Path, engine: TextEngine, close: Callable[[], None]) -> Model:
+def model_with(draft: Draft, engine: TextEngine, close: Callable[[], None], steps: Steps = SILENT) -> Model:
     """A model whose single answers are guessed so. close: ends the engine, also where this fails. The errors of
     `speculation`."""
     with ExitStack() as stack:
         stack.callback(close)
-        drafter = speculation(draft, engine, stack.enter_context)
+        drafter = speculation(draft, engine, stack.enter_context, steps)
         return Model(engine, stack.pop_all().close, drafter)
 
 
-def speculation(draft: str | Path, engine: TextEngine, enter: Enter) -> Speculation | None:
-    """What guesses for `engine`, which was made with `with_room`; None where nothing does. enter: is given an engine
-    that is to be closed later.
+def speculation(draft: Draft, engine: TextEngine, enter: Enter, steps: Steps = SILENT) -> Speculation | None:
+    """What guesses for `engine`, which was made with `with_room`; None where nothing does. enter: is given what is to
+    be closed later. steps: told how a worker loads its model, and where it is lost.
 
     EngineError for a model whose layers cannot forget, unless it is "auto", and for a drafting model of another
-    vocabulary; the errors of Engine.
+    vocabulary; the errors of Engine, and of `draft_device`.
     """
-    opened = _opened(draft, engine, enter)
-    return None if opened is None else Speculation(opened[0](), opened[1])
+    opened = _opened(draft, engine, enter, steps)
+    return None if opened is None else Speculation(opened.make(), opened.name, device=opened.device)
 
 
-def shared_speculation(draft: str | Path, engine: TextEngine, enter: Enter) -> SharedSpeculation | None:
+def shared_speculation(
+    draft: Draft, engine: TextEngine, enter: Enter, steps: Steps = SILENT
+) -> SharedSpeculation | None:
     """The same for requests that share steps. A drafting model guesses for one that is alone. The errors of
     `speculation`."""
-    opened = _opened(draft, engine, enter)
+    opened = _opened(draft, engine, enter, steps)
     if opened is None:
         return None
-    return SharedSpeculation(*opened, 1) if isinstance(draft, Path) else SharedSpeculation(*opened)
+    few = FEW if isinstance(draft, str) else 1
+    return SharedSpeculation(opened.make, opened.name, few, device=opened.device)
 
 
-def _opened(draft: str | Path, engine: TextEngine, enter: Enter) -> tuple[Callable[[], Drafts], str] | None:
-    """What makes drafts, and what they are called."""
+@dataclass(frozen=True)
+class _Opened:
+    make: Callable[[], Drafts]
+    name: str  # of the drafts
+    device: GuessingDevice | None = None  # None: this one
+
+
+def _opened(draft: Draft, engine: TextEngine, enter: Enter, steps: Steps) -> _Opened | None:
+    """What makes drafts."""
     if draft == "off" or (draft == "auto" and engine.model.is_recurrent):
         return None
     if engine.model.is_recurrent:
         raise EngineError(
             f"{engine.path.name} has recurrent layers, which cannot forget a guess that was wrong; use --draft off"
         )
-    if not isinstance(draft, Path):
-        return NgramDrafts, "ngram"
-    file = GgufFile.open(draft)
+    if isinstance(draft, str):
+        return _Opened(NgramDrafts, "ngram")
+    file = GgufFile.open(draft.path if isinstance(draft, WorkerDraft) else draft)
     check_loadable(file)
     check_vocabulary(engine.file, file)
+    if isinstance(draft, WorkerDraft):
+        from edge.cluster.drafting import draft_device  # which takes gRPC with it
+
+        n_vocab, insecure = engine.model.n_vocab, draft.insecure
+        opening = draft_device(draft.worker, draft.path, engine.context, n_vocab, insecure=insecure, steps=steps)
+        device = enter(opening)
+        return _Opened(lambda: ModelDrafts(device), file.path.name, device)
     budgeted = engine.paging is not None
     options = EngineOptions(context=engine.context, threads=engine.threads, repack=False if budgeted else None)
-    small = enter(Engine(draft, options))
-    return lambda: ModelDrafts(small), draft.name
+    small = LikeliestTokens(enter(Engine(draft, options)))
+    return _Opened(lambda: ModelDrafts(small), draft.name)

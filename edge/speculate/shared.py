@@ -10,7 +10,7 @@ from typing import Any
 
 from edge.llm.interface import Answer
 from edge.speculate.choice import MOST_ROWS, SIZES, RowChoice
-from edge.speculate.speculation import Drafts, DraftStats
+from edge.speculate.speculation import Drafts, DraftStats, GuessingDevice, worker_json
 
 FEW = MOST_ROWS // 2  # requests: of more, each would have one row
 
@@ -37,12 +37,13 @@ class SharedSpeculation:
         name: str,
         few: int = FEW,
         *,
+        device: GuessingDevice | None = None,
         choice: Callable[[], RowChoice] = RowChoice,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """drafts: makes those of a request. name: of them, for people. few: requests at once that have guesses. clock:
-        in seconds."""
-        self.name, self.stats = name, SharedStats()
+        """drafts: makes those of a request. name: of them, for people. few: requests at once that have guesses.
+        device: that guesses; None: this one. clock: in seconds."""
+        self.name, self.device, self.stats = name, device, SharedStats()
         self._make, self._few, self._clock = drafts, few, clock
         self._drafts: dict[int, tuple[Drafts, int]] = {}  # by the number of a request, and how much of it they know
         self._choices: dict[int, RowChoice] = defaultdict(choice)  # by how many requests there are
@@ -94,7 +95,7 @@ class SharedSpeculation:
 
     def to_json(self) -> dict[str, Any]:
         """Figures so far, as docs/serve.md says."""
-        return {"draft": self.name, **self.stats.to_json()}
+        return {"draft": self.name, **worker_json(self.device), **self.stats.to_json()}
 
     def _of(self, answer: Answer) -> Drafts:
         """What guesses for a request, with all of its text."""

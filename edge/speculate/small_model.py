@@ -1,4 +1,4 @@
-"""Guesses from a smaller model with the same vocabulary, on this device."""
+"""Guesses from a smaller model with the same vocabulary, on this device or on a worker."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from edge.errors import EngineError
-from edge.llm.interface import TextEngine
-from edge.llm.sampler import Wanted
-from edge.llm.sequence import Session
+from edge.worker.guesses import Guesser
 from quant.gguf.file import GgufFile
 from quant.gguf.header import GgufArray
 
@@ -18,10 +16,9 @@ _VOCABULARY = ("tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.ggml.tok
 class ModelDrafts:
     """What a smaller model finds the likeliest."""
 
-    def __init__(self, engine: TextEngine) -> None:
-        """engine: of a model with the vocabulary of the one that checks; nobody else may use it."""
-        self._session = Session(engine)
-        self._session.wanted = lambda _: Wanted(1)
+    def __init__(self, guesser: Guesser) -> None:
+        """guesser: of a model with the vocabulary of the one that checks."""
+        self._guesser = guesser
         self._tokens: list[int] = []
 
     def begin(self, prompt: Sequence[int]) -> None:
@@ -34,8 +31,8 @@ class ModelDrafts:
 
     def draft(self, n: int, assumed: Sequence[int] = ()) -> list[int]:
         """`n` tokens behind the text and then `assumed`, each the likeliest; fewer where the context is too small for
-        so many."""
-        session, context = self._session, self._session.engine.context
+        so many, or the device that guesses is lost."""
+        context = self._guesser.context
         n = min(n, context // 2)
         tokens = [*self._tokens, *assumed]
         if n < 1 or not tokens:
@@ -44,11 +41,7 @@ class ModelDrafts:
         half = (context + 1) // 2
         beyond = len(tokens) + n - context
         first = half * (-(-beyond // half)) if beyond > 0 else 0
-        logits = session.prefill(tokens[first:])
-        drafted = [int(logits.argmax())]
-        while len(drafted) < n:
-            drafted.append(int(session.step(drafted[-1]).argmax()))
-        return drafted
+        return self._guesser.likeliest(tokens[first:], n)
 
 
 def check_vocabulary(target: GgufFile, draft: GgufFile) -> None:

@@ -28,6 +28,23 @@ class Drafts(Protocol):
         """At most `n` tokens that may follow all these and then `assumed`; fewer, or none, where there is no guess."""
 
 
+class GuessingDevice(Protocol):
+    """`edge.cluster.drafting.DraftDevice`: a worker that guesses."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it guesses no more."""
+
+
+def worker_json(device: GuessingDevice | None) -> dict[str, Any]:
+    """Where guesses are made, as docs/cli.md says. device: None for this one."""
+    return {"draft_worker": device and device.name, "draft_worker_lost": device is not None and device.is_lost}
+
+
 @dataclass
 class DraftStats(ABC):
     """What came of guesses."""
@@ -88,13 +105,14 @@ class Speculation:
         drafts: Drafts,
         name: str,
         *,
+        device: GuessingDevice | None = None,
         choice: RowChoice | None = None,
         windows: WindowChoice | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """name: of the drafts, for people. choice: how many rows a pass has. windows: how many rows and windows there
-        are, instead. clock: in seconds."""
-        self.name = name
+        """name: of the drafts, for people. device: that guesses; None: this one. choice: how many rows a pass has.
+        windows: how many rows and windows there are, instead. clock: in seconds."""
+        self.name, self.device = name, device
         self.windows = WindowChoice(RowChoice() if choice is None else choice) if windows is None else windows
         self.choice = self.windows.rows
         self.stats = SpeculationStats()
@@ -141,8 +159,9 @@ class Speculation:
 
     def to_json(self) -> dict[str, Any]:
         """Figures of the last answer, as docs/cli.md says."""
-        return {"draft": self.name, **self.stats.to_json()}
+        return {"draft": self.name, **worker_json(self.device), **self.stats.to_json()}
 
     def describe(self) -> str:
         """The same in a line for people."""
-        return f"{self.name}: {self.stats}"
+        where = f" on {self.device.name}{', which is lost' if self.device.is_lost else ''}" if self.device else ""
+        return f"{self.name}{where}: {self.stats}"

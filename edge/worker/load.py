@@ -20,6 +20,8 @@ from edge.paging.memory import MemoryNeed
 from edge.parallel.follower import follow
 from edge.parallel.shard import Shard
 from edge.parallel.topology import place
+from edge.worker.guesses import LikeliestTokens
+from edge.worker.guesses import follow as follow_guesses
 from edge.worker.limits import ResourceLimits
 from edge.worker.loaded import LoadedPart
 from edge.worker.messages import options_of
@@ -35,7 +37,7 @@ _MOST_TIMED = 16  # kinds of steps
 
 
 class WholeModel:
-    """A model that runs on this device alone: loaded to see what it takes, and to be closed."""
+    """A model that runs on this device alone. To a group of two it is what guesses for rank 0."""
 
     def __init__(self, engine: Engine, need: MemoryNeed) -> None:
         self._engine = engine
@@ -46,9 +48,12 @@ class WholeModel:
         shape = self._engine.shape
         return pb.Loaded(memory_bytes=self._need.total, layers=shape.n_layers, context=self._engine.context)
 
-    def run(self, _: pb.Run, __: Group, ___: Relink | None) -> None:
-        """EdgeError: it is no part of a group."""
-        raise EdgeError("no slice is loaded yet")
+    def run(self, _: pb.Run, group: Group, __: Relink | None) -> None:
+        """Guess what rank 0 asks for, until its end. EdgeError in a larger group; the errors of links and of the
+        engine."""
+        if group.world_size != 2:
+            raise EdgeError(f"a whole model guesses for one other rank, {group.world_size} are connected")
+        follow_guesses(LikeliestTokens(self._engine), group.links[0])
 
     def time(self, _: pb.Time) -> pb.Timed:
         """EdgeError: slices are timed."""

@@ -92,7 +92,7 @@ class Rank:
         self._group: Group | None = None
         self._relink: Relink | None = None
         self._loaded: LoadedPart | None = None
-        self._stages: tuple[int, ...] = ()  # that what is loaded is a part of
+        self._stages: tuple[int, ...] = ()  # that what is loaded is a part of; none: it is whole
         self.opened = pb.Opened(tcp_port=self._doorway.tcp_port, pid=os.getpid())
 
     def handle(self, command: pb.Command) -> pb.Event:
@@ -209,7 +209,7 @@ class Rank:
         try:
             if asked.wire not in WIRES or asked.algorithm not in ("auto", *ALGORITHMS):
                 raise EdgeError(f"{asked.algorithm!r} over {asked.wire!r} is not known here; update this worker")
-            if sum(self._stages) != group.world_size:
+            if self._stages and sum(self._stages) != group.world_size:
                 raise EdgeError(f"a slice for {sum(self._stages)} ranks is loaded, {group.world_size} are connected")
             self._part().run(asked, group, self._relink)
         except Exception as error:

@@ -84,7 +84,8 @@ def test_what_came_of_guesses_is_told(told: Told) -> None:
         drafter = shared_speculation("ngram", engine, lambda opened: opened)
         loop = ServingLoop(engine, None, told.send, drafter)
         assert loop.status()["speculation"] == {
-            "draft": "ngram", "drafted": 0, "accepted": 0, "passes": 0, "rows_per_pass": None, "gain": None,
+            "draft": "ngram", "draft_worker": None, "draft_worker_lost": False,
+            "drafted": 0, "accepted": 0, "passes": 0, "rows_per_pass": None, "gain": None,
         }  # fmt: skip
         thread = run(loop)
         begin(loop, 1, prompt="Hello", max_tokens=5)

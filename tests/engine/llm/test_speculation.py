@@ -24,6 +24,7 @@ from edge.speculate.ngrams import NgramDrafts
 from edge.speculate.opened import drafts, speculation, with_room
 from edge.speculate.small_model import ModelDrafts
 from edge.speculate.speculation import Drafts, Speculation
+from edge.worker.guesses import LikeliestTokens
 from tests.conftest import OPTIONS, Synthetic
 from tests.support.deployments import pipeline, questions, stages, tensor
 from tests.support.guessing import GREEDY, ROOM, Always, Answers, Known, ids, plain_answers, run
@@ -87,8 +88,8 @@ def test_greedy_answers_are_the_same(
         small = stack.enter_context(Engine(MODEL_PATH, replace(ROOM, context=64, outputs=1)))
         kinds: dict[str, Drafts] = {
             "ngram": NgramDrafts(),
-            "model": ModelDrafts(small),
-            "self": ModelDrafts(stack.enter_context(Engine(fewer_bits, replace(ROOM, outputs=1)))),
+            "model": ModelDrafts(LikeliestTokens(small)),
+            "self": ModelDrafts(LikeliestTokens(stack.enter_context(Engine(fewer_bits, replace(ROOM, outputs=1))))),
             **{f"wrong {wrong}": Known(plain, wrong) for wrong in (0, 1, 3)},
         }
         accepted = {}

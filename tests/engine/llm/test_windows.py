@@ -19,6 +19,7 @@ from edge.parallel.engine import DistributedEngine
 from edge.speculate.ngrams import NgramDrafts
 from edge.speculate.small_model import ModelDrafts
 from edge.speculate.speculation import Drafts, Speculation
+from edge.worker.guesses import LikeliestTokens
 from tests.support.deployments import pipeline, questions
 from tests.support.faulty_ranks import Fault, cluster
 from tests.support.guessing import GREEDY, ROOM, AlwaysWindows, Answers, Known, ids, plain_answers, run
@@ -61,7 +62,7 @@ def test_greedy_answers_are_the_same(stages: int, tmp_path: Path, asked: list[li
         small = stack.enter_context(Engine(MODEL_PATH, replace(ROOM, context=128, outputs=1)))
         kinds: dict[str, Drafts] = {
             "ngram": NgramDrafts(),
-            "model": ModelDrafts(small),
+            "model": ModelDrafts(LikeliestTokens(small)),
             **{f"wrong {wrong}": Known(plain, wrong) for wrong in (0, 1, 3)},
         }
         for rows, windows in some(SHAPES[1:], SHAPES):

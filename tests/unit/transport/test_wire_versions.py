@@ -13,12 +13,14 @@ from edge.net.peers import HELLO
 from edge.parallel import masks
 from edge.parallel.steps import unpack
 from edge.version import version
+from edge.worker import guesses
 from edge.worker.messages import profile_message
 from tests.support import wire_bytes
 from tests.support.fake_worker import description, fake_worker
 from tests.support.wire_bytes import (
     BOUNDARY,
     DECODE,
+    GUESS,
     ITEM,
     KEEP,
     LOAD,
@@ -34,7 +36,7 @@ from transport.errors import ProtocolError, Refused
 from transport.frame import HEADER_BYTES, VERSION, Header, Kind, parse_frame, parse_header
 
 RAISE = "a format changed: raise VERSION in transport/frame.py, then run python -m tests.support.wire_bytes"
-NAMES = ("header", "hello", "decode step", "masked step", "keep step", "onnx item", "open", "load")
+NAMES = ("header", "hello", "decode step", "masked step", "keep step", "onnx item", "guess", "open", "load")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -72,6 +74,12 @@ def test_a_recorded_item_is_read() -> None:
     item, tensors = wire_bytes.item_on(wire_bytes.on_link(recorded()["onnx item"]))
     assert item == ITEM
     assert all(np.array_equal(tensors[tensor.name], TENSORS[tensor.name]) for tensor in BOUNDARY.tensors)
+
+
+def test_a_recorded_guess_is_read() -> None:
+    asked = parse_frame(memoryview(recorded()["guess"]), 0)
+    assert asked.kind is Kind.CONTROL
+    assert guesses.unpack(asked.payload) == GUESS
 
 
 @pytest.mark.parametrize(("name", "message"), [("open", OPEN), ("load", LOAD)])

@@ -1,0 +1,205 @@
+"""A drafting model on a worker: answers are those without, token ids alone cross, and its loss costs no more than
+speed."""
+
+import json
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import edge
+from edge.cluster.drafting import DraftDevice, draft_device
+from edge.demo import MODEL_PATH
+from edge.errors import EngineError
+from edge.llm.engine import Engine
+from edge.llm.requests import Request
+from edge.llm.scheduler import Scheduler
+from edge.serve.config import EngineConfig
+from edge.speculate.opened import WorkerDraft, drafts, shared_speculation, speculation, with_room
+from edge.speculate.small_model import ModelDrafts
+from edge.speculate.speculation import Speculation
+from edge.tasks import SILENT, Steps
+from edge.worker import guesses
+from tests.conftest import Synthetic
+from tests.support.commands import ASKED, main
+from tests.support.deployments import Heard, questions, shared_workers
+from tests.support.guessing import ROOM, Always, Answers, ids, plain_answers, run
+from tests.support.helpers import until
+from tests.support.workers import Worker
+from transport.errors import TransportError
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    with shared_workers(tmp_path_factory, "one") as (only,):
+        yield only
+
+
+@pytest.fixture(scope="module")
+def plain() -> Answers:
+    return plain_answers([list(request.prompt) for request in questions(3)])
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with Engine(MODEL_PATH, ROOM) as target:
+        yield target
+
+
+class Counted:
+    """A guesser that counts. At its `at`th request something happens first."""
+
+    def __init__(self, device: DraftDevice, at: int = 0, then: Callable[[], None] = lambda: None) -> None:
+        self.device, self.at, self.then = device, at, then
+        self.context, self.n_vocab = device.context, device.n_vocab
+        self.requests = self.guessed = 0
+
+    def likeliest(self, tokens: Sequence[int], n: int) -> list[int]:
+        self.requests += 1
+        if self.requests == self.at:
+            self.then()
+        found = self.device.likeliest(tokens, n)
+        self.guessed += len(found)
+        return found
+
+
+@contextmanager
+def guessing(one: Worker, engine: Engine, steps: Steps = SILENT) -> Iterator[DraftDevice]:
+    """The worker with the bundled model, which guesses for itself. It must have no process at the end."""
+    with draft_device(one.address, MODEL_PATH, engine.context, engine.model.n_vocab, steps=steps) as device:
+        yield device
+    until(lambda: not one.children(), "the end of the engine process")
+
+
+def test_answers_are_the_same_and_ids_alone_cross(one: Worker, engine: Engine, plain: Answers) -> None:
+    with guessing(one, engine) as device:
+        counted = Counted(device)
+        drafter = Speculation(ModelDrafts(counted), "small", device=device, choice=Always())
+        link = device._link
+        sent, received = link.sent_bytes, link.received_bytes  # while it was made
+        for prompt, wanted in plain.items():
+            assert ids(run(engine, prompt, drafter)) == wanted
+            assert drafter.stats.accepted > 0.6 * drafter.stats.drafted > 0  # it is the same model
+        sent, received = link.sent_bytes - sent, link.received_bytes - received
+        texts = sum(len(prompt) + len(wanted) for prompt, wanted in plain.items())
+        assert received == 4 * counted.guessed
+        assert 12 * counted.requests < sent <= 12 * counted.requests + 4 * (texts + counted.guessed)
+        said = drafter.to_json()
+        assert (said["draft"], said["draft_worker"], said["draft_worker_lost"]) == ("small", "one", False)
+        assert drafter.describe().startswith("small on one: ")
+
+
+def kill(one: Worker) -> None:
+    for child in one.children():
+        os.kill(child.pid, signal.SIGKILL)
+
+
+def stop(one: Worker) -> None:
+    for child in one.children():
+        os.kill(child.pid, signal.SIGSTOP)
+
+
+@pytest.mark.parametrize(
+    ("harm", "why"), [(kill, "went away|was killed by SIGKILL"), (stop, "sent nothing for 0.5 s|stood still")]
+)
+def test_its_loss_leaves_the_answer_as_it_was(
+    one: Worker,
+    engine: Engine,
+    plain: Answers,
+    harm: Callable[[Worker], None],
+    why: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In the middle of the first answer; the others have no guesses, either, and one line is said."""
+    steps, (first, *others) = Heard(), plain.items()
+    with guessing(one, engine, steps) as device:
+
+        def lose() -> None:
+            harm(one)
+            if harm is stop:
+                monkeypatch.setattr(guesses, "GUESS_S", 0.5)
+
+        counted = Counted(device, 2, lose)
+        drafter = Speculation(ModelDrafts(counted), "small", device=device, choice=Always())
+        assert ids(run(engine, first[0], drafter)) == first[1]
+        assert drafter.stats.drafted > 0
+        assert counted.requests > 2
+        assert device.is_lost
+        for prompt, wanted in others:
+            assert ids(run(engine, prompt, drafter)) == wanted
+            assert drafter.stats.drafted == 0
+        assert drafter.to_json()["draft_worker_lost"] is True
+        assert drafter.describe().startswith("small on one, which is lost: ")
+        [line] = steps.lines
+        assert line.startswith("one guesses no more, and the answer goes on without: ")
+        assert re.search(why, line)
+        until(lambda: not one.children(), "the end of the engine process")  # also before this device lets go
+
+
+def test_what_a_person_asks_for_is_done(one: Worker, engine: Engine, tmp_path: Path) -> None:
+    asked = drafts(MODEL_PATH, None, worker=one.address)
+    assert asked == WorkerDraft(MODEL_PATH, one.address)
+    config = EngineConfig(str(MODEL_PATH), draft=str(MODEL_PATH), draft_worker=one.address).with_draft(SILENT)
+    assert EngineConfig.from_json(config.to_json()).drafts == asked
+    with pytest.raises(ValueError, match="a worker guesses by a model, not by ngram"):
+        edge.load(draft="ngram", draft_worker=one.address)
+    budget = replace(ROOM, memory=1 << 30)
+    assert with_room(budget, asked).reserved == 0 < with_room(budget, MODEL_PATH).reserved
+    with pytest.raises(TransportError):
+        edge.load(draft=MODEL_PATH, draft_worker="127.0.0.1:9", threads=1, context=64)
+
+
+def test_requests_are_guessed_for(one: Worker, engine: Engine, plain: Answers) -> None:
+    prompt, wanted = next(iter(plain.items()))
+    with ExitStack() as stack:
+        drafter = shared_speculation(WorkerDraft(MODEL_PATH, one.address), engine, stack.enter_context)
+        assert drafter is not None
+        scheduler = Scheduler(engine, drafter=drafter)
+        scheduler.add(Request(list(prompt), 24))
+        found = []
+        while scheduler.busy:
+            found += [event.token_id for event in scheduler.step() if event.token_id is not None]
+        assert found == wanted
+        assert drafter.stats.drafted > 0
+        assert drafter.to_json()["draft_worker"] == "one"
+
+
+def test_a_model_of_other_tokens_is_not_sent(one: Worker, engine: Engine, synthetic: Synthetic) -> None:
+    with pytest.raises(EngineError, match="its tokens are others"):
+        speculation(WorkerDraft(synthetic("llama", "f16"), one.address), engine, lambda _: pytest.fail("opened"))
+
+
+def test_a_worker_without_memory_says_so(one: Worker, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge.cluster.fleet.Fleet.memory_of", lambda self, address: 1 << 20)
+    words = r"one needs .*use a smaller drafting model, or another worker"
+    with pytest.raises(edge.NotEnoughMemory, match=words), guessing(one, engine):
+        pytest.fail("it was loaded")
+
+
+def test_the_command_lets_the_worker_guess(
+    one: Worker, engine: Engine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And tells who guessed. Without the option nobody is asked."""
+    said = []
+    for more in ((), ("--draft-worker", one.address)):
+        loads = one.log().count("session-loaded")
+        assert main("chat", *ASKED, "--draft", MODEL_PATH, *more) == 0
+        said.append(json.loads(capsys.readouterr().out))
+        assert one.log().count("session-loaded") - loads == len(more) // 2
+        until(lambda: not one.children(), "the end of the engine process")
+    assert said[0]["token_ids"] == said[1]["token_ids"]
+    assert [one["speculation"]["draft_worker"] for one in said] == [None, "one"]
+    assert [one["speculation"]["draft_worker_lost"] for one in said] == [False, False]
+
+
+@pytest.mark.parametrize("command", ["chat", "bench", "serve"])
+@pytest.mark.parametrize("draft", [(), ("--draft", "ngram"), ("--draft", "off")])
+def test_a_worker_needs_a_model(command: str, draft: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("-p", "Hi") if command == "chat" else ()
+    assert main(command, *asked, "--draft-worker", "127.0.0.1:9", *draft) == 2
+    assert "name one with --draft FILE, or --draft self" in capsys.readouterr().err
