@@ -23,17 +23,17 @@ def with_article(noun: str) -> str:
     return f"{'an' if noun[:1].lower() in tuple('aeio') else 'a'} {noun}"
 
 
-def ms_text(milliseconds: float) -> str:
-    """Milliseconds with three digits and no exponent, down to a nanosecond: "1,764", "12.3", "0.00102"."""
-    if milliseconds == 0:
+def number_text(value: float) -> str:
+    """A number with three digits and no exponent, down to a millionth: "1,764", "12.3", "0.00102"."""
+    if value == 0:
         return "0"
-    digits = min(6, max(0, 2 - math.floor(math.log10(abs(milliseconds)))))
-    return f"{milliseconds:,.{digits}f}"
+    digits = min(6, max(0, 2 - math.floor(math.log10(abs(value)))))
+    return f"{value:,.{digits}f}"
 
 
 def seconds_text(seconds: float) -> str:
-    """A time as `ms_text` has it, with its unit: "12.3 ms"."""
-    return f"{ms_text(1e3 * seconds)} ms"
+    """A time as `number_text` has it, with its unit: "12.3 ms"."""
+    return f"{number_text(1e3 * seconds)} ms"
 
 
 def _scaled(n: float, base: int, units: tuple[str, ...]) -> str:

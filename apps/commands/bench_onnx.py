@@ -11,7 +11,7 @@ from apps.commands.distributed import LOCAL
 from apps.errors import UsageError
 from apps.options import add, check_dimensions, check_onnx, quiet_grpc, refuse
 from apps.show.table import print_columns, print_json, print_note, print_table
-from quant.text import bytes_text, ms_text, seconds_text
+from quant.text import bytes_text, number_text, seconds_text
 
 if TYPE_CHECKING:
     from edge.onnx.bench import Speed
@@ -111,8 +111,11 @@ def _show(model: OnnxSource, whole: Speed, devices: Sequence[str], results: Sequ
     print_table(
         model.name,
         [
-            ("graph", f"{len(model.graph.nodes)} nodes, {model.graph.flops / 1e9:.3g} GFLOP"),
-            ("whole", f"{ms_text(whole.latency_ms_median)} ms, {whole.throughput_per_s:.4g}/s on {devices[-1]}"),
+            ("graph", f"{len(model.graph.nodes)} nodes, {number_text(model.graph.flops / 1e9)} GFLOP"),
+            (
+                "whole",
+                f"{number_text(whole.latency_ms_median)} ms, {number_text(whole.throughput_per_s)}/s on {devices[-1]}",
+            ),
         ],
     )
     names = ["cut after", "payload", "stage 0", "stage 1", "links", "expected"]
@@ -122,10 +125,14 @@ def _show(model: OnnxSource, whole: Speed, devices: Sequence[str], results: Sequ
     for one in results:
         row = [one.cut.label, bytes_text(one.cut.payload_bytes), *map(seconds_text, one.stage_s)]
         row.append(seconds_text(max(one.transfer_s, default=0.0)) if pipelined else "-")
-        row.append(f"{one.expected_throughput_per_s:.4g}/s")
+        row.append(f"{number_text(one.expected_throughput_per_s)}/s")
         if one.speed:
             speed = one.speed
-            row += [f"{speed.throughput_per_s:.4g}/s", f"{ms_text(speed.latency_ms_median)} ms", str(speed.window)]
+            row += [
+                f"{number_text(speed.throughput_per_s)}/s",
+                f"{number_text(speed.latency_ms_median)} ms",
+                str(speed.window),
+            ]
         rows.append(row)
     print_columns(names, rows, whole=("cut after",))
     best = max(results, key=lambda one: one.speed.throughput_per_s if one.speed else one.expected_throughput_per_s)

@@ -11,7 +11,7 @@ from apps.errors import UsageError
 from apps.options import check_installed, check_output
 from apps.show.progress import progress
 from apps.show.table import print_columns, print_json, print_note, print_table
-from quant.text import bytes_text, counted, ms_text
+from quant.text import bytes_text, counted, number_text
 
 if TYPE_CHECKING:
     from edge.quantization.onnx import Quantized
@@ -89,8 +89,8 @@ def _print(args: argparse.Namespace, made: Quantized, duration_s: float) -> None
 def _speed_text(compared: Comparison, threads: int) -> str:
     ratio = compared.float_ms / compared.quantized_ms
     return (
-        f"{ms_text(compared.quantized_ms)} ms, from {ms_text(compared.float_ms)} ms ({ratio:.2f} times as fast),"
-        f" medians of {compared.rounds} with {counted(threads, 'thread')}"
+        f"{number_text(compared.quantized_ms)} ms, from {number_text(compared.float_ms)} ms ({ratio:.2f} times as"
+        f" fast), medians of {compared.rounds} with {counted(threads, 'thread')}"
     )
 
 

@@ -10,7 +10,7 @@ from apps.options import add, argument, positive_int, seed
 from apps.show.table import print_columns, print_json, print_note
 from edge.planning import simulation_texts
 from edge.planning.formats import SIMULATED
-from quant.text import seconds_text
+from quant.text import number_text, seconds_text
 
 if TYPE_CHECKING:
     from partition.simulate.arrivals import Arrivals
@@ -118,10 +118,10 @@ def _show(result: Simulated, arrivals: Arrivals, point: str | None) -> None:
     print_columns(USES, uses, whole=USES[1:])
     print()
     unit = "tokens" if result.of_text else "inputs"
-    print_note(f"throughput: {result.throughput_per_s:.3g} {unit}/s over {result.seconds:.4g} s")
+    print_note(f"throughput: {number_text(result.throughput_per_s)} {unit}/s over {result.seconds:.4g} s")
     print_note(
-        f"in flight: {result.in_flight_mean:.3g} of {result.in_flight} at most;"
-        f" {result.waiting_mean:.3g} wait for a place, {result.waiting_max} at most"
+        f"in flight: {number_text(result.in_flight_mean)} of {result.in_flight} at most;"
+        f" {number_text(result.waiting_mean)} wait for a place, {result.waiting_max} at most"
     )
     print_note(f"at its limit: {result.saturates or 'nothing'}")
     for note in result.notes:

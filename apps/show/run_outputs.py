@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from apps.show.table import print_columns, print_note, print_table
-from quant.text import ms_text
+from quant.text import number_text
 
 if TYPE_CHECKING:
     from edge.onnx.bench import Speed
@@ -43,9 +43,14 @@ class Report:
         if self.speed:
             speed = self.speed
             rows.append(
-                ("latency", f"{ms_text(speed.latency_ms_median)} ms (median), {ms_text(speed.latency_ms_p90)} ms (p90)")
+                (
+                    "latency",
+                    f"{number_text(speed.latency_ms_median)} ms (median), {number_text(speed.latency_ms_p90)} ms (p90)",
+                )
             )
-            rows.append(("throughput", f"{speed.throughput_per_s:.4g} inputs a second, {speed.window} in flight"))
+            rows.append(
+                ("throughput", f"{number_text(speed.throughput_per_s)} inputs a second, {speed.window} in flight")
+            )
         print_table(title, rows)
         print_columns(
             ("output", "shape", "type", "min", "max", "mean"),

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 
 from edge.net.relink import LinkState, Order
 from partition.plan.plan import Plan
-from quant.text import ms_text
+from quant.text import number_text
 from transport.choice import ALGORITHMS, choose
 from transport.collective import Group, Wire
 from transport.prefer import CLEARLY, fast_end
@@ -143,4 +143,4 @@ def known(links: Iterable[Iterable[LinkState]]) -> tuple[LinkState, ...]:
 
 
 def _ms(seconds: float) -> str:
-    return f"{ms_text(seconds * 1e3)} ms" if math.isfinite(seconds) else "unknown"
+    return f"{number_text(seconds * 1e3)} ms" if math.isfinite(seconds) else "unknown"

@@ -22,7 +22,7 @@ from partition.search.explain import best_of
 from partition.search.planner import Planner
 from partition.slices.gguf_slice import check_tensor, limits
 from quant.gguf.file import GgufFile
-from quant.text import ms_text
+from quant.text import number_text
 from quant.types import type_by_name
 from transport.choice import choose
 
@@ -115,7 +115,7 @@ def arrange(
     if not predicted:
         raise next(iter(refused.values()))
     kind = min(predicted, key=lambda kind: predicted[kind])
-    told = "; ".join(f"{kind} {ms_text(seconds * 1e3)} ms" for kind, seconds in predicted.items())
+    told = "; ".join(f"{kind} {number_text(seconds * 1e3)} ms" for kind, seconds in predicted.items())
     by = "by measured speed" if shares is None else "as given"
     return Arrangement(plans[kind], f"{kind}, shares {by}: a token is predicted to take {told}{told_busy}", found, work)
 

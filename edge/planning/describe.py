@@ -13,7 +13,7 @@ from partition.predict.pareto import Point
 from partition.predict.prediction import Prediction
 from partition.predict.speeds import DeviceSpeed, speed_to_json
 from partition.search.changes import Change
-from quant.text import age_text, bytes_text, counted, ms_text, seconds_text, with_article
+from quant.text import age_text, bytes_text, counted, number_text, seconds_text, with_article
 
 if TYPE_CHECKING:
     from edge.cluster.spares import Beside
@@ -186,7 +186,7 @@ def stage_rows(predicted: Prediction, names: Mapping[str, str]) -> tuple[tuple[s
     """Columns, and a row for each stage."""
     rows: list[tuple[str, ...]] = []
     for i, stage in enumerate(predicted.stages):
-        sums = f", {ms_text(1e3 * stage.sums_s)} of it sums" if stage.sums_s else ""
+        sums = f", {number_text(1e3 * stage.sums_s)} of it sums" if stage.sums_s else ""
         paged = f", pages {bytes_text(stage.paged_bytes)}" if stage.paged_bytes else ""
         memory = " + ".join(bytes_text(n) for n in stage.memory_bytes.values())
         rows.append(
@@ -210,16 +210,16 @@ def prediction_rows(predicted: Prediction, names: Mapping[str, str]) -> list[tup
         many = f"{counted(predicted.in_flight, 'request')} in {counted(predicted.microbatches, 'microbatch')}"
     rows = [
         ("latency", f"{seconds_text(predicted.latency_s)} {with_article(unit)}, one alone"),
-        ("throughput", f"{predicted.throughput_per_s:.3g} {unit}s/s with {many}"),
+        ("throughput", f"{number_text(predicted.throughput_per_s)} {unit}s/s with {many}"),
     ]
     if predicted.draft is not None:
         draft = predicted.draft
         told = f"{draft}: {draft.tokens:.2f} tokens a pass; {seconds_text(predicted.plain_s)} a token without"
         rows.append(("guesses", told))
     if predicted.ttft_s is not None:
-        rows.append(("first token", f"{predicted.ttft_s:.3g} s after a prompt of {predicted.prompt} tokens"))
+        rows.append(("first token", f"{number_text(predicted.ttft_s)} s after a prompt of {predicted.prompt} tokens"))
     if predicted.energy_j is not None:
-        rows.append(("energy", f"{predicted.energy_j:.3g} J {with_article(unit)}"))
+        rows.append(("energy", f"{number_text(predicted.energy_j)} J {with_article(unit)}"))
     return [*rows, ("bound", bound_text(predicted, names))]
 
 
@@ -229,6 +229,8 @@ def unit_text(objective: str, value: float | None) -> str:
         return "no plan either"
     if objective in ("latency", "throughput"):
         return f"{seconds_text(value)} a token or an input" + (
-            f" ({1 / value:.3g}/s)" if objective == "throughput" else ""
+            f" ({number_text(1 / value)}/s)" if objective == "throughput" else ""
         )
-    return {"ttft": f"{value:.3g} s", "memory": bytes_text(round(value)), "energy": f"{value:.3g} J"}[objective]
+    return {"ttft": f"{number_text(value)} s", "memory": bytes_text(round(value)), "energy": f"{number_text(value)} J"}[
+        objective
+    ]

@@ -28,7 +28,7 @@ from partition.predict.speeds import Links
 from partition.search.changes import FASTER, Change, faster_links
 from partition.search.explain import worth
 from partition.search.onnx_planner import OnnxPlaced, OnnxPlanner
-from quant.text import seconds_text
+from quant.text import number_text, seconds_text
 
 _LEAST_REPEATS, _MOST_REPEATS, _ABOUT_S = 4, 40, 3.0  # of measuring: of a round, and of all
 
@@ -158,7 +158,7 @@ def _best(rounds: Sequence[Speed], memory_bytes: Mapping[str, int]) -> Measured:
 def _told(objective: str, placed: OnnxPlaced) -> str:
     value = placed.objectives[0]
     if objective == "throughput":
-        return f"{1 / value:.3g} inputs/s"
-    return {"latency": f"{seconds_text(value)} an input", "energy": f"{value:.3g} J an input"}.get(
+        return f"{number_text(1 / value)} inputs/s"
+    return {"latency": f"{seconds_text(value)} an input", "energy": f"{number_text(value)} J an input"}.get(
         objective, f"{value / 2**20:,.0f} MiB on the fullest device"
     )

@@ -24,7 +24,7 @@ from edge.onnx.samples import Input, Samples, inputs_of, made_up, open_dims
 from edge.quantization import onnx_tools
 from edge.quantization.onnx_compare import Comparison, OutputError, compare
 from quant.errors import ModelFileError, UnknownTypeError
-from quant.text import ms_text
+from quant.text import number_text
 from quant.whole_file import check_room
 
 Progress = Callable[[int, int], None]  # steps done, steps in all
@@ -63,7 +63,7 @@ class Quantized:
         if compared and compared.slower:
             notes.append(
                 "The quantized model is slower than the float one on this device:"
-                f" {ms_text(compared.quantized_ms)} ms instead of {ms_text(compared.float_ms)}."
+                f" {number_text(compared.quantized_ms)} ms instead of {number_text(compared.float_ms)}."
                 + (" With --calibration ranges are fixed, which is often faster." if self.method == "dynamic" else "")
             )
         if self.samples_made_up and compared:

@@ -20,7 +20,7 @@ from partition.plan.plan import Plan
 from partition.predict.cost import Work
 from partition.predict.predict import compute_s
 from partition.predict.speeds import DeviceSpeed, Links
-from quant.text import ms_text
+from quant.text import number_text
 
 CLEAR = 1.1  # times off: less is what predictions are off by anyway
 _LEAST_STEPS = 16
@@ -98,6 +98,6 @@ def correct(
             more = f"{100 * (ratio - 1):.0f} % longer" if ratio > 1 else f"{100 * (1 - ratio):.0f} % less"
             said.append(
                 f"{of[device].name} computed {more} than it was measured to take"
-                f" ({ms_text(1e3 * (predicted_s or 0))} ms a token); the next plan goes by that"
+                f" ({number_text(1e3 * (predicted_s or 0))} ms a token); the next plan goes by that"
             )
     return said

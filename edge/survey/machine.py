@@ -10,7 +10,7 @@ from devices.names import host_name
 from devices.profile import describe
 from edge.llama import llama
 from edge.llama.ggml import gpu_names
-from quant.text import age_text, bytes_text
+from quant.text import age_text, bytes_text, number_text
 
 
 def this_machine(folder: Path | None = None, fresh: bool = False) -> Machine:
@@ -60,4 +60,8 @@ def machine_rows(machine: Machine) -> list[tuple[str, str]]:
 
 def rate_text(rate: Rate | None) -> str:
     """How fast memory or a disk is read, how that is known, and since when."""
-    return "not measured" if rate is None else f"{rate.bytes_per_s / 1e9:.3g} GB/s, {rate.how}, {age_text(rate.age_s)}"
+    return (
+        "not measured"
+        if rate is None
+        else f"{number_text(rate.bytes_per_s / 1e9)} GB/s, {rate.how}, {age_text(rate.age_s)}"
+    )

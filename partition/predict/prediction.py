@@ -10,7 +10,7 @@ from partition import fields
 from partition.errors import PlanError
 from partition.predict.drafts import Draft
 from partition.predict.speeds import Curve, curve_of, curve_to_json
-from quant.text import ms_text
+from quant.text import number_text
 
 _LONGEST = 4096  # characters: what a stage holds is told by names that are the model's
 _MOST = 1e15
@@ -118,7 +118,7 @@ class Prediction:
             parts.append((stage.transfer_s, f"the way from {stage.devices[0]} {goes_to}"))
         parts.append((self.enter_s, f"the way to {self.stages[0].devices[0]}"))
         seconds, what = max(parts, key=lambda part: part[0])
-        return f"{what} takes {ms_text(seconds * 1e3)} of {ms_text(self.plain_s * 1e3)} ms"
+        return f"{what} takes {number_text(seconds * 1e3)} of {number_text(self.plain_s * 1e3)} ms"
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for JSON, as `edge plan --json` and `edge pareto --json` have them."""

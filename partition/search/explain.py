@@ -10,6 +10,7 @@ from partition.plan.plan import Plan
 from partition.predict.onnx_predict import OnnxDevice
 from partition.predict.speeds import DeviceSpeed
 from partition.search.planner import Placed, Planner
+from quant.text import number_text
 
 WORTH = 1.05  # what more devices must be better by than this one alone: predictions are off by some
 WORTH_BUSY = 1.2  # where one of them was measured while busy
@@ -73,9 +74,9 @@ def _out_of_reach(caps: Mapping[str, float], objective: str, nearest: Placed) ->
 def _told(objective: str, value: float) -> str:
     """An objective as a person reads it; throughput, which is planned in seconds a token, as what was asked for."""
     if objective == "throughput":
-        return f"{1 / value:.3g} tokens/s"
+        return f"{number_text(1 / value)} tokens/s"
     factor, unit = _UNITS[objective]
-    return f"{value * factor:.3g} {unit}"
+    return f"{number_text(value * factor)} {unit}"
 
 
 def reason(planner: Planner, placed: Placed, objective: str, caps: Mapping[str, float] | None = None) -> str:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from quant.text import number_text
+
 _AT_ITS_LIMIT = 0.95  # of the time busy
 
 
@@ -94,8 +96,8 @@ class Simulated:
         found = []
         if self.arrivals_per_s is not None and self.arrivals_per_s > self.capacity_per_s:
             found.append(
-                f"arrivals of {self.arrivals_per_s:.3g}/s are above what the plan can do, {self.capacity_per_s:.3g}/s:"
-                " the queue grows"
+                f"arrivals of {number_text(self.arrivals_per_s)}/s are above what the plan can do,"
+                f" {number_text(self.capacity_per_s)}/s: the queue grows"
             )
         if self.stalled_s is not None:
             found.append(

@@ -109,7 +109,7 @@ def test_without_shares_the_planner_says_who_computes(
             entry["value"] |= {"token_s": 0, "busy": False}
         remembered.write_text(json.dumps(entries))
 
-    take(1e-2, 1e-4)
+    take(1, 1e-2)  # much beside any link, also one that is measured on a busy machine
     several = chat(*how)
     assert several["token_ids"] == alone
     assert [rank["device"] for rank in several["ranks"]] == ["local", two[0].address]
@@ -119,13 +119,13 @@ def test_without_shares_the_planner_says_who_computes(
     assert re.match(r"(tcp|grpc) \d+ us for 8 KiB there and back, (grpc|tcp) \d+ us", link["why"])
     assert isinstance(several["link_changes"], list)
     assert re.fullmatch(
-        r"pipeline on 2 devices: 2[\d.]+ ms a token, 100 ms a token on this device alone", several["why"]
+        r"pipeline on 2 devices: 2,\d+ ms a token, 10,000 ms a token on this device alone", several["why"]
     )
 
-    take(1e-4, 1e-2)
+    take(1e-2, 1)
     single = chat(*how)
     assert single["token_ids"] == alone
-    assert single["why"].startswith("use one device: 1 ms a token on this device alone; with the others")
+    assert single["why"].startswith("use one device: 100 ms a token on this device alone; with the others")
     assert [(rank["device"], rank["link"], rank["decode"]) for rank in single["ranks"]] == [("local", None, None)]
     assert single["plan"]["stages"][0]["layers"] == [0, 8]
     assert (single["links"], single["link_changes"]) == ([], [])
@@ -135,10 +135,11 @@ def test_without_shares_the_planner_says_who_computes(
 
     given = chat(*how, "--shares", "1,3")  # all are used, in the quicker of two ways
     assert given["token_ids"] == alone
-    predicted = r"pipeline, shares as given: a token is predicted to take tensor ([\d.]+) ms; pipeline ([\d.]+) ms"
+    predicted = r"pipeline, shares as given: a token is predicted to take tensor ([\d,]+) ms; pipeline ([\d,]+) ms"
     found = re.fullmatch(predicted, given["why"])
     assert found, given["why"]
-    assert float(found[1]) > float(found[2]) > 60  # its 6 layers, and the head
+    tensor_ms, pipeline_ms = (int(one.replace(",", "")) for one in found.groups())
+    assert tensor_ms > pipeline_ms > 6000  # its 6 layers, and the head
     assert layers(given) == [[0, 2], [2, 8]]
 
 

@@ -290,7 +290,7 @@ def test_an_address_that_means_another_machine_elsewhere() -> None:
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_table_on_a_terminal(two: tuple[Worker, Worker], tmp_path: Path, width: int) -> None:
-    args = ("link", two[0].address, two[1].address, "--seconds", "0.1")
+    args = ("link", two[0].address, two[1].address, "--seconds", "0.1", "--transport", "tcp")
     code, (title, *table) = on_terminal(*args, width=width, env={"XDG_CONFIG_HOME": str(tmp_path)})
     assert (code, title) == (0, "one to two")
     assert {len(line) for line in table} == {len(table[0])}

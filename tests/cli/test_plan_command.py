@@ -203,10 +203,10 @@ def test_memory_is_what_this_device_may_use(edge: Run) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--max-latency", "0.0001"], ["latency of at most 0.0001 ms", "the best latency there is is"]),
-        (["--min-throughput", "1e9"], ["throughput of at least 1e+09 tokens/s"]),
+        (["--max-latency", "0.0001"], ["latency of at most 0.000100 ms", "the best latency there is is"]),
+        (["--min-throughput", "1e9"], ["throughput of at least 1,000,000,000 tokens/s"]),
         (["--max-ttft", "1e-6"], ["ttft of at most"]),
-        (["--max-memory", "1MiB"], ["memory of at most 1 MiB"]),
+        (["--max-memory", "1MiB"], ["memory of at most 1.00 MiB"]),
         (["--max-energy", "1e-9"], ["energy of at most"]),
     ],
 )

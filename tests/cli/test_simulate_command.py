@@ -174,7 +174,7 @@ def test_a_device_that_leaves_is_told(simulate: Simulate) -> None:
 def test_arrivals_above_what_can_be_done_are_told(simulate: Simulate) -> None:
     code, out, _ = simulate(explored(), "--point", "p2", arrivals="poisson:20")
     assert code == 0
-    assert "arrivals of 20/s are above what the plan can do, 10/s: the queue grows" in out
+    assert "arrivals of 20.0/s are above what the plan can do, 10.0/s: the queue grows" in out
 
 
 def test_a_trace(simulate: Simulate, tmp_path: Path) -> None:

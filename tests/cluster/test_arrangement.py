@@ -70,7 +70,7 @@ def test_what_has_no_room_says_need_and_have() -> None:
 
 
 def test_what_nothing_can_do_names_the_nearest() -> None:
-    with pytest.raises(PlanError, match=r"no plan has latency of at most 0\.001 ms a token; the best latency there is"):
+    with pytest.raises(PlanError, match=r"no plan has latency of at most 0\.00100 ms a token; the best latency"):
         best(planner(MS, MS), "latency", {"latency": 1e-6})
 
 

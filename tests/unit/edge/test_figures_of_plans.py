@@ -26,7 +26,7 @@ from partition.predict.speeds import Curve, Links, LinkSpeed
 from partition.simulate.result import Spread
 from partition.slices.gguf_slice import limits
 from quant.gguf.file import GgufFile
-from quant.text import age_text, bytes_text, count_text, ms_text
+from quant.text import age_text, bytes_text, count_text, number_text
 from tests.support.clock import Clock
 from tests.support.planning import MS, device
 from transport.errors import LinkClosed, LinkTimeout
@@ -120,16 +120,16 @@ def test_a_plan_is_told_in_its_units() -> None:
     }
     rows = dict(describe.prediction_rows(PREDICTED, names))
     assert rows["latency"].startswith("25.0 ms a token")
-    assert rows["throughput"].startswith("50 tokens/s")
-    assert rows["first token"].startswith("1.5 s after a prompt of 128 tokens")
-    assert rows["energy"] == "0.4 J a token"
+    assert rows["throughput"].startswith("50.0 tokens/s")
+    assert rows["first token"].startswith("1.50 s after a prompt of 128 tokens")
+    assert rows["energy"] == "0.400 J a token"
     assert rows["bound"] == "computing on local and pi takes 15.0 of 25.0 ms"
     assert PREDICTED.memory_bytes == {LOCAL: 3 * GIB, "pi:1": GIB}
     assert describe.unit_text("latency", 0.025) == "25.0 ms a token or an input"
-    assert describe.unit_text("throughput", 0.025) == "25.0 ms a token or an input (40/s)"
-    assert describe.unit_text("ttft", 1.5) == "1.5 s"
+    assert describe.unit_text("throughput", 0.025) == "25.0 ms a token or an input (40.0/s)"
+    assert describe.unit_text("ttft", 1.5) == "1.50 s"
     assert describe.unit_text("memory", GIB) == "1.00 GiB"
-    assert describe.unit_text("energy", 0.4) == "0.4 J"
+    assert describe.unit_text("energy", 0.4) == "0.400 J"
 
 
 def test_a_devices_speed_is_told_in_its_units() -> None:
@@ -137,7 +137,7 @@ def test_a_devices_speed_is_told_in_its_units() -> None:
     pi = with_overrides(pi, None)
     told = dict(zip(devices_probe.LLM_COLUMNS, devices_probe._llm_row(pi), strict=True))
     assert (told["layer"], told["half"], told["head"]) == ("2.00 ms", "1.00 ms", "4.00 ms")
-    assert told["prompt"] == f"{ms_text(2 / 64)} ms"  # so many rows take as long as one
+    assert told["prompt"] == f"{number_text(2 / 64)} ms"  # so many rows take as long as one
     assert told["memory"] == "1.00 GiB"
     link = {"from": "desk", "to": "pi", "bytes_per_s": 12.5e6, "latency_s": 0.002, "estimate": False, "age_s": 120.0}
     told = dict(zip(devices_probe.LINK_COLUMNS, devices_probe._link_row(link), strict=True))
@@ -152,7 +152,7 @@ def test_a_devices_speed_is_told_in_its_units() -> None:
 
 def test_rates_ages_and_sizes_in_words() -> None:
     measured: Any = SimpleNamespace(bytes_per_s=2.5e9, how="direct", age_s=7200.0)
-    assert rate_text(measured) == "2.5 GB/s, direct, 2 h ago"
+    assert rate_text(measured) == "2.50 GB/s, direct, 2 h ago"
     assert [age_text(s) for s in (0.5, 59, 60, 3599, 3600)] == ["now", "59 s ago", "1 min ago", "60 min ago", "1 h ago"]
     assert [bytes_text(n) for n in (1000, 1536, 3 << 20, 5 << 29)] == ["1000 B", "1.50 KiB", "3.00 MiB", "2.50 GiB"]
     assert [count_text(n) for n in (999, 1500, 7_000_000, 1_100_000_000)] == ["999", "1.50 K", "7.00 M", "1.10 B"]

@@ -14,7 +14,7 @@ from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL
 from partition.slices.gguf_slice import limits
 from quant.gguf.file import GgufFile
-from quant.text import ms_text
+from quant.text import number_text
 from quant.wire import WIRES
 from tests.conftest import Synthetic
 from tests.support import memory_link
@@ -55,7 +55,7 @@ def test_noise_chose_grpc(burst_s: float, grpc_s: float) -> None:
     watch.changed(GRPC, TCP, 0.005)
     assert [answered(watch, 0.007, TCP, burst_s) for _ in range(5)] == [Order.REPORT] * 5
     assert len(watch.changes) == 1
-    took = f"{ms_text(grpc_s * 1e3)} ms"
+    took = f"{number_text(grpc_s * 1e3)} ms"
     assert watch.changes[0].startswith(f"after answer 1: a token's communication took {took}, 5.00 ms expected; ")
     assert watch.changes[0].endswith("ranks 0 and 1 use tcp, no longer grpc (chosen)")
 

@@ -212,13 +212,14 @@ def test_one_device_is_taken_where_others_bring_little() -> None:
     plan, why = best_of(Planner(work(4), two, far, "m", ""))
     assert plan.world_size == 1
     assert why == (
-        "use one device: 4 ms a token on this device alone; with the others it is predicted to be less than 5 % better"
+        "use one device: 4.00 ms a token on this device alone;"
+        " with the others it is predicted to be less than 5 % better"
     )
     plan, why = best_of(Planner(work(4), two[:1], far, "m", ""))
-    assert why == "use one device: 4 ms a token on this device alone"
+    assert why == "use one device: 4.00 ms a token on this device alone"
     plan, why = best_of(Planner(work(4), two, near, "m", ""))
     assert kind_of(plan) == "tensor"
-    assert why == "tensor on 2 devices: 2.09 ms a token, 4 ms a token on this device alone"
+    assert why == "tensor on 2 devices: 2.09 ms a token, 4.00 ms a token on this device alone"
     little = [device(), device("b", 25 * MS)]  # it could have one head of 32
     planner = Planner(work(model(4, heads=32, kv=32, ff=1024, embd=512)), little, linked(NAMES[:2]), "m", "")
     found, _ = planner.front(("latency",))
@@ -237,7 +238,7 @@ def test_the_best_within_limits() -> None:
     with pytest.raises(PlanError) as raised:
         best(planner, "latency", {"latency": 5 * MS})
     assert str(raised.value) == (
-        "no plan has latency of at most 5 ms a token; the best latency there is is 8 ms a token"
+        "no plan has latency of at most 5.00 ms a token; the best latency there is is 8.00 ms a token"
     )
 
 

@@ -185,7 +185,7 @@ def test_what_is_at_its_limit_is_told() -> None:
     plan = of_images((0.1, 0.25), 8, latency_s=0.01)
     over = simulate(plan, poisson(6.0, 400, 1, 1, 0))
     assert over.capacity_per_s == pytest.approx(4.0)
-    assert over.notes == ["arrivals of 6/s are above what the plan can do, 4/s: the queue grows"]
+    assert over.notes == ["arrivals of 6.00/s are above what the plan can do, 4.00/s: the queue grows"]
     assert over.saturates is not None
     assert "computing on d1" in over.saturates
     assert over.waiting_max > 50

@@ -2,7 +2,7 @@
 
 import pytest
 
-from quant.text import bytes_text, counted, ms_text, with_article
+from quant.text import bytes_text, counted, number_text, with_article
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ from quant.text import bytes_text, counted, ms_text, with_article
     ],
 )
 def test_milliseconds_have_no_exponent(milliseconds: float, text: str) -> None:
-    assert ms_text(milliseconds) == text
+    assert number_text(milliseconds) == text
 
 
 @pytest.mark.parametrize(
