@@ -331,5 +331,6 @@ def test_figures_of_an_answer(synthetic: Synthetic) -> None:
     assert str(drafter.stats).startswith(f"{figures['drafted']} of {figures['drafted']} guesses right")
     drafter.begin(PROMPT)
     assert drafter.to_json() == {
-        "draft": "known", "drafted": 0, "accepted": 0, "passes": 0, "rows_per_pass": None, "gain": None,
+        "draft": "known", "draft_worker": None, "draft_worker_lost": False,
+        "drafted": 0, "accepted": 0, "passes": 0, "rows_per_pass": None, "gain": None,
     }  # fmt: skip
