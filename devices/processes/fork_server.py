@@ -15,6 +15,7 @@ import selectors
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 
 from devices.processes.forking import MOST_BYTES, MOST_DESCRIPTORS, NUMBER
@@ -85,10 +86,16 @@ def main() -> None:
     _, descriptor, *names = sys.argv
     module, *_ = map(importlib.import_module, names)
     gc.collect()
+    serve(socket.socket(fileno=int(descriptor)), module.run_forked)
+
+
+def serve(requests: socket.socket, run_forked: Callable[[list[str], list[int]], None]) -> None:
+    """Fork for who asks, until nobody can any more. Each process that was forked runs `run_forked(arguments,
+    descriptors)`."""
     gc.freeze()  # a collection would write to pages that are shared with what is forked
-    asked = _Server(socket.socket(fileno=int(descriptor))).serve()
+    asked = _Server(requests).serve()
     if asked is not None:
-        module.run_forked(*asked)
+        run_forked(*asked)
 
 
 if __name__ == "__main__":

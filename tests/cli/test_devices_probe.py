@@ -140,6 +140,7 @@ def test_ages(seconds: float, text: str) -> None:
     assert age_text(seconds) == text
 
 
+@pytest.mark.usefixtures("measured_briefly")
 def test_with_a_model_its_parts_are_measured(edge_devices: Run, tmp_path: Path) -> None:
     network = tmp_path / "chain.onnx"
     onnx.save(residual(), str(network))

@@ -27,7 +27,7 @@ from tests.engine.quantize.test_evaluate import MODEL_KEYS
 from tests.engine.quantize.test_kernel_speed import device
 from tests.support.commands import Run, assert_refused, runner, said
 from tests.support.helpers import ROOT, run_edge
-from tests.support.quantizing import ask_types_once
+from tests.support.quantizing import ask_types_once, measure_less
 
 F16 = ROOT / "tests" / "data" / "edge-demo-f16.gguf"
 HF = ROOT / "tests" / "data" / "hf"
@@ -45,6 +45,7 @@ KERNEL_KEYS = {
 @pytest.fixture(scope="module", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
+        measure_less(patch)
         device(tmp_path_factory.mktemp("cache"), patch)
         ask_types_once(patch)
         yield

@@ -13,14 +13,15 @@ from devices.processes import forking
 from devices.processes.forking import ForkServer
 from edge.cluster.session import RemoteSession
 from edge.errors import WorkerError
-from tests.support.helpers import until
+from tests.support.helpers import heed_interrupts, until
 from tests.support.workers import SECRET, Worker, gone, worker
 from transport import edge_pb2 as pb
 
 
 @pytest.fixture(scope="module", name="one")
 def a_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    with worker(tmp_path_factory.mktemp("w")) as one:
+    """Started as people start it, so that its fork server is its own."""
+    with worker(tmp_path_factory.mktemp("w"), preexec=heed_interrupts) as one:
         yield one
 
 

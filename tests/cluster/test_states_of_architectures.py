@@ -31,7 +31,7 @@ from tests.support.helpers import TIMEOUT_S
 from tests.support.links import start
 from tests.support.ranks_here import ranks_here
 from tests.support.slices import FIGURES, rewritten, synthetic
-from tests.support.thorough import THOROUGH, thorough
+from tests.support.thorough import THOROUGH, some, thorough
 
 # As exact as llama.cpp can: where shards make other last bits, they do not make other tokens.
 EXACT = EngineOptions(threads=1, context=256, batch=32, outputs=32, kv_type="f32", flash_attention="off", repack=False)
@@ -48,7 +48,7 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 # Longer than the windows of all models here, and not whole blocks.
 PROMPT = [260 + 7 * i % 240 for i in range(45)]
-TOKENS = 64  # that a conversation goes on for
+TOKENS = some(24, 64)  # that a conversation goes on for
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from apps import cli
 from apps.options import quiet_grpc
 from tests.support import ROOT
 from tests.support.foreground import lead_terminal
+from tests.support.forked_server import fork_its_server
 
 quiet_grpc()  # before it is imported, as commands do
 cli.build_parser()  # imports what it needs
@@ -24,6 +25,8 @@ for module in (
     "edge.llm.chat",
     "edge.planning.deployed",
     "edge.worker.daemon",
+    "edge.worker.load",
+    "edge.worker.rank",
 ):
     importlib.import_module(module)
 
@@ -49,4 +52,6 @@ def run_forked(arguments: list[str], descriptors: list[int]) -> NoReturn:
     for begun in descriptors[3:]:
         os.write(begun, b"!")
         os.close(begun)
+    if arguments[1:2] == ["worker"] and "--memory" not in arguments:
+        fork_its_server()
     sys.exit(cli.main())

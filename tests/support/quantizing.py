@@ -9,6 +9,7 @@ import pytest
 from edge.quantization.gguf import Outcome, types_of_each
 from quant.gguf.file import GgufFile
 from quant.mixes import Mix
+from tests.support.thorough import some
 
 
 def ask_types_once(patch: pytest.MonkeyPatch) -> None:
@@ -28,3 +29,9 @@ def ask_types_once(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr("edge.quantization.gguf.types_of_each", asked_once)
     patch.setattr("edge.quantization.fit_choices.types_of_each", asked_once)
+
+
+def measure_less(patch: pytest.MonkeyPatch) -> None:
+    """Let the errors of weights be those of fewer of them, and kernels be timed with small matrices."""
+    patch.setattr("edge.quantization.tensor_rows._SAMPLE_VALUES", some(1 << 14, 1 << 16))
+    patch.setattr("edge.quantization.kernels._MATRIX_BYTES", 4 << 20)

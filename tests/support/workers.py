@@ -29,6 +29,7 @@ from edge.net.peers import SECRET_BYTES
 from edge.slices.digests import Digests
 from edge.slices.store import SliceStore
 from edge.worker import service as inside
+from tests.support.forked_server import NAME as FORKED_SERVER
 from tests.support.helpers import TIMEOUT_S, begin, until
 from transport import rpc
 from transport.gate import Gate
@@ -220,9 +221,12 @@ def running(process: psutil.Process) -> bool:
 
 
 def is_fork_server(process: psutil.Process) -> bool:
-    """And not an engine process, whose command line is the same."""
+    """And not an engine process, whose name and command line are the same."""
     try:
-        mine, parents = process.cmdline(), psutil.Process(process.ppid()).cmdline()
+        parent = psutil.Process(process.ppid())
+        if process.name() == FORKED_SERVER:
+            return parent.name() != FORKED_SERVER
+        mine, parents = process.cmdline(), parent.cmdline()
     except psutil.NoSuchProcess:
         return False
     return "edge.worker.rank" in mine and "devices.processes.fork_server" in mine and mine != parents

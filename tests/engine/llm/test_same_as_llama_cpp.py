@@ -1,8 +1,5 @@
 """`edge chat` gives the tokens that llama-cpp-python's own class gives for the same file and prompt."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import llama_cpp
@@ -12,6 +9,7 @@ from edge.demo import MODEL_PATH
 from edge.llm.chat import Chat
 from edge.llm.engine import Engine
 from tests.conftest import OPTIONS, Synthetic
+from tests.support.helpers import chat_json, edge_here, run_edge
 
 N_TOKENS = 24
 QUESTION = "How many minutes are in 3 hours?"
@@ -42,19 +40,12 @@ def reference(path: Path, prompt: list[int]) -> list[int]:
         llama.close()
 
 
-def ours(path: Path) -> list[int]:
-    command = [sys.executable, "-m", "apps.cli", "chat", str(path), "-p", QUESTION, "--temperature", "0", "--json"]
-    command += ["--max-tokens", str(N_TOKENS), "--threads", "1", "--context", "512"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    tokens: list[int] = json.loads(done.stdout)["token_ids"]
-    return tokens
-
-
 def check_same(path: Path) -> None:
-    first = ours(path)
-    assert first == ours(path)
-    assert first == reference(path, prompt_tokens(path))
-    assert len(first) > 3
+    """In this process, and in one of its own."""
+    asked = ("chat", path, "-p", QUESTION, "--temperature", "0", "--max-tokens", str(N_TOKENS), "--threads", "1")
+    here, there = (chat_json(*asked, "--context", "512", run=run)["token_ids"] for run in (edge_here, run_edge))
+    assert here == there == reference(path, prompt_tokens(path))
+    assert len(here) > 3
 
 
 def test_the_bundled_model() -> None:

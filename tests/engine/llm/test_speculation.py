@@ -30,7 +30,7 @@ from tests.support.deployments import pipeline, questions, stages, tensor
 from tests.support.guessing import GREEDY, ROOM, Always, Answers, Known, ids, plain_answers, run
 from tests.support.paging import ALL_FITS, MIB, least, paged, streams
 from tests.support.ranks_here import ranks_here
-from tests.support.thorough import some, thorough
+from tests.support.thorough import THOROUGH, some, thorough
 
 PROMPT = [5, 300, 17, 401, 88, 260, 33, 499]
 PAGED = replace(ROOM, batch=16, memory=ALL_FITS)
@@ -80,18 +80,18 @@ def test_greedy_answers_are_the_same(
     plain: Answers,
     fewer_bits: Path,
 ) -> None:
-    """Of held-out questions, with guesses from the text, from a model, and with ones that are right, partly right and
-    never right."""
+    """Of held-out questions, with guesses from the text and partly right ones; on one device also with guesses from a
+    model, and with ones that are right or never right. EDGE_THOROUGH=1 has all guesses on all engines."""
     with ExitStack() as stack:
         engine = stack.enter_context(ENGINES[where](tmp_path))
         assert where != "paged" or (isinstance(engine, Engine) and streams(engine))
-        small = stack.enter_context(Engine(MODEL_PATH, replace(ROOM, context=64, outputs=1)))
-        kinds: dict[str, Drafts] = {
-            "ngram": NgramDrafts(),
-            "model": ModelDrafts(LikeliestTokens(small)),
-            "self": ModelDrafts(LikeliestTokens(stack.enter_context(Engine(fewer_bits, replace(ROOM, outputs=1))))),
-            **{f"wrong {wrong}": Known(plain, wrong) for wrong in (0, 1, 3)},
-        }
+        kinds: dict[str, Drafts] = {"ngram": NgramDrafts(), "wrong 3": Known(plain, 3)}
+        if where == "one device" or THOROUGH:
+            small = stack.enter_context(Engine(MODEL_PATH, replace(ROOM, context=64, outputs=1)))
+            itself = stack.enter_context(Engine(fewer_bits, replace(ROOM, outputs=1)))
+            kinds["model"] = ModelDrafts(LikeliestTokens(small))
+            kinds["self"] = ModelDrafts(LikeliestTokens(itself))
+            kinds |= {f"wrong {wrong}": Known(plain, wrong) for wrong in (0, 1)}
         accepted = {}
         for name, guesses in kinds.items():
             drafter = Speculation(guesses, name, choice=Always())
@@ -102,12 +102,13 @@ def test_greedy_answers_are_the_same(
                 total.update(accepted=drafter.stats.accepted, drafted=drafter.stats.drafted)
             assert found == plain, name
             accepted[name] = total
-    assert accepted["wrong 0"]["accepted"] == accepted["wrong 0"]["drafted"] > 50
-    assert accepted["wrong 1"]["accepted"] == 0 < accepted["wrong 1"]["drafted"]
-    assert 0.3 < accepted["wrong 3"]["accepted"] / accepted["wrong 3"]["drafted"] < 0.7
-    assert accepted["model"]["accepted"] > 0.6 * accepted["model"]["drafted"]  # the same model, of less text
-    assert accepted["self"]["accepted"] > 0.3 * accepted["self"]["drafted"]
     assert accepted["ngram"]["accepted"] > 0
+    assert 0.3 < accepted["wrong 3"]["accepted"] / accepted["wrong 3"]["drafted"] < 0.7
+    if "model" in kinds:
+        assert accepted["wrong 0"]["accepted"] == accepted["wrong 0"]["drafted"] > 50
+        assert accepted["wrong 1"]["accepted"] == 0 < accepted["wrong 1"]["drafted"]
+        assert accepted["model"]["accepted"] > 0.6 * accepted["model"]["drafted"]  # the same model, of less text
+        assert accepted["self"]["accepted"] > 0.3 * accepted["self"]["drafted"]
 
 
 def test_the_cache_holds_what_was_chosen(llama: Engine, synthetic: Synthetic) -> None:
@@ -171,7 +172,7 @@ def test_a_shifted_context_goes_on_the_same() -> None:
         assert texts[0][1] > 96
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("temperature", [1.0, *thorough(0.5, 2.0)])
 def test_samples_are_of_the_models_own_distribution(synthetic: Synthetic, temperature: float) -> None:
     """Pairs of tokens after a prompt, with guesses and without, from other seeds: a chi-square test of equality."""
     with Engine(synthetic("llama", "q8_0"), replace(OPTIONS, outputs=MOST_ROWS)) as engine:

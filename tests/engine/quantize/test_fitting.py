@@ -30,7 +30,7 @@ from quant.types import TYPES, TensorType
 from tests.conftest import Synthetic
 from tests.engine.quantize.test_kernel_speed import device
 from tests.support.helpers import ROOT, assert_one_line_error, run_edge
-from tests.support.quantizing import ask_types_once
+from tests.support.quantizing import ask_types_once, measure_less
 from tests.support.thorough import some
 
 F16 = ROOT / "tests" / "data" / "edge-demo-f16.gguf"
@@ -73,6 +73,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Where measurements are kept: what one test measured, another need not."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("cache")
+        measure_less(patch)
         device(folder, patch)
         ask_types_once(patch)
         # Further ones are slow to quantize to.
@@ -208,7 +209,7 @@ def test_slow_types_are_taken_where_no_others_will_do(
     small: GgufFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device(tmp_path / "cache", monkeypatch, iq2_xxs=1.0, iq2_xs=1.0)
-    options = FitOptions(within_s=0.1, threads=1, fast=True)
+    options = replace(QUICK, kinds=kinds("iq2_xxs", "iq2_xs", "q2_k", "q4_0"), fast=True)
     with pytest.raises(SizeTooSmall) as raised:
         fit_file(small, tmp_path / "out.gguf", 1, SHORT, options)
     least = int(str(raised.value).split("smaller than ")[1].split("B")[0])
@@ -264,7 +265,7 @@ def test_what_is_left_of_the_memory(synthetic: Synthetic) -> None:
 def mid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of 20 MB: enough that a process that holds it all is larger than one that does not."""
     path = tmp_path_factory.mktemp("mid") / "in.gguf"
-    synth.synthesize(path, shapes.shape("llama", layers=2, embd=512, ff=1536, heads=8, vocab=4096, context=4096), "f16")
+    synth.synthesize(path, shapes.shape("llama", layers=1, embd=512, ff=4096, heads=8, vocab=4096, context=4096), "f16")
     return path
 
 

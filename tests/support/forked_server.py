@@ -1,0 +1,76 @@
+"""The fork server of a forked worker: forked, too, where an interpreter would import everything once more."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from devices.processes.fork_server import serve
+from devices.processes.forking import NUMBER, STARTS_S, ForkServer
+
+NAME = "fork server"  # of the process: its command line is that of all that is forked for tests
+
+
+def fork_its_server() -> None:
+    """Fork it from this process, which has no threads yet, and let the worker that this process becomes ask it. Where
+    it is killed, the worker starts another one as people's workers do."""
+    from edge.worker import rank, sessions
+
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pid = os.fork()
+    if not pid:
+        ours.detach()
+        _be_alone(theirs)
+        serve(theirs, rank.run_forked)
+        sys.exit()
+    theirs.close()
+    ours.settimeout(STARTS_S)
+    ours.recv(NUMBER.size)  # it is ready
+
+    class Forked(ForkServer):
+        """The process that is there already, at first."""
+
+        def prepare(self) -> None:
+            with self._lock:
+                if self._process is None:
+                    self._process, self._requests = _Process(pid), ours
+            super().prepare()
+
+    sessions.ForkServer = Forked
+
+
+def _be_alone(requests: socket.socket) -> None:
+    """Have nothing of the worker but its output, as a process that it starts."""
+    Path("/proc/self/comm").write_text(NAME)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        if descriptor > 2 and descriptor != requests.fileno():
+            with suppress(OSError):  # of the folder that was listed
+                os.close(descriptor)
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+
+
+class _Process:
+    """What a fork server's owner uses of subprocess.Popen."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid, self._ended = pid, False
+
+    def poll(self) -> int | None:
+        if not self._ended:
+            self._ended = os.waitpid(self.pid, os.WNOHANG)[0] == self.pid
+        return 0 if self._ended else None
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> None:
+        if not self._ended:
+            os.waitpid(self.pid, 0)
+            self._ended = True
