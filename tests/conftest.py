@@ -6,16 +6,20 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from devices.paths import state_folder
+from devices.processes.forking import available
+from edge.cluster import session
 from edge.demo import MODEL_PATH
 from edge.llm.engine import Engine, EngineOptions
 from edge.models import shapes, synth
 from tests.support import ROOT, TESTS
+from tests.support.helpers import OwnEngines
 from tests.support.measuring import measure_briefly
 from tests.support.thorough import THOROUGH
 
@@ -73,6 +77,15 @@ if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
 def _nothing_is_kept_of_prompts() -> None:
     """A test finds no prompts of others: without the key there are none."""
     (state_folder() / "prefix.key").unlink(missing_ok=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _engine_processes_of_this_device_are_forked() -> Iterator[None]:
+    """As commands are; with EDGE_THOROUGH=1 they are started as people's are."""
+    with pytest.MonkeyPatch.context() as patch:
+        if available() and not THOROUGH:
+            patch.setattr(session, "Child", partial(session.Child, fork_server=OwnEngines()))
+        yield
 
 
 def pytest_report_header() -> str:

@@ -5,3 +5,4 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
 FORKED_COMMAND = "tests.support.forked_command"  # what fork servers of tests run
+ENGINE = "an engine process"  # asks them for one, in place of a command

@@ -1,4 +1,5 @@
-"""What a fork server of tests imports, and what each process that it forks for helpers.begin does: a command."""
+"""What a fork server of tests imports, and what each process that it forks does: for helpers.begin a command, for
+OwnEngines an engine process of this device."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from typing import NoReturn
 
 from apps import cli
 from apps.options import quiet_grpc
-from tests.support import ROOT
+from tests.support import ENGINE, ROOT
 from tests.support.foreground import lead_terminal
 from tests.support.forked_server import fork_its_server
 
@@ -34,7 +35,15 @@ for module in (
 def run_forked(arguments: list[str], descriptors: list[int]) -> NoReturn:
     """Be as a process that has just been started. arguments: the environment in JSON, and those of the command;
     descriptors: standard input, output and error, and maybe where to say that the command
-    begins."""
+    begins. Or with `ENGINE` the working folder, and what `rank.run_forked` takes."""
+    os.environ.clear()
+    os.environ.update(json.loads(arguments[0]))
+    tempfile.tempdir = None
+    if arguments[1:2] == [ENGINE]:
+        from edge.worker import rank  # which has been imported
+
+        os.chdir(arguments[2])
+        rank.run_forked(arguments[3:], descriptors)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for place, descriptor in enumerate(descriptors[:3]):
         os.dup2(descriptor, place)
@@ -45,9 +54,6 @@ def run_forked(arguments: list[str], descriptors: list[int]) -> NoReturn:
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     sys.argv = ["edge", *arguments[1:]]
     os.chdir(ROOT)
-    os.environ.clear()
-    os.environ.update(json.loads(arguments[0]))
-    tempfile.tempdir = None
     time.tzset()
     for begun in descriptors[3:]:
         os.write(begun, b"!")

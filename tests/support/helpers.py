@@ -24,7 +24,7 @@ from pexpect import fdpexpect
 from apps import cli
 from devices.processes.forking import ForkedProcess, ForkServer, available
 from edge.doctor.findings import OK, Verdict
-from tests.support import FORKED_COMMAND, ROOT
+from tests.support import ENGINE, FORKED_COMMAND, ROOT
 from tests.support.foreground import lead_terminal
 from tests.support.namespaces import Host
 from tests.support.thorough import THOROUGH
@@ -100,6 +100,13 @@ def begin(
         pass_fds=[stream.fileno() for stream in told],
         preexec_fn=preexec or _in_foreground,
     )
+
+
+class OwnEngines:
+    """Starts engine processes of this device, as a fork server of its own would."""
+
+    def start(self, arguments: Sequence[str], descriptors: Sequence[int]) -> ForkedProcess:
+        return _fork_server.start([json.dumps({**os.environ}), ENGINE, os.getcwd(), *arguments], descriptors)
 
 
 def _given(stdin: str) -> TextIO:
