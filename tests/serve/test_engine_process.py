@@ -273,15 +273,16 @@ def test_models_are_let_go_where_another_needs_the_memory(tmp_path: Path, monkey
         router = Router({"first": CONFIG, "second": second, "third": CONFIG}, say=said.append)
         try:
             first = await router.model("first")
-            # More than it can answer while the others are loaded.
-            endless = [await first.generate(ENDLESS) for _ in range(200)]
+            endless = await first.generate(ENDLESS)
+            assert first._process is not None
+            os.kill(first._process.pid, signal.SIGSTOP)  # it does not answer while the others are loaded
             await router.model("second")
             assert {model.name for model in await router.loaded()} == {"first", "second"}  # the first is in use
             await router.model("third")
             assert {model.name for model in await router.loaded()} == {"first", "third"}
-            for answer in endless:
-                answer.cancel()
-            assert [piece.finish_reason async for piece in endless[-1]][-1] == "cancelled"
+            os.kill(first._process.pid, signal.SIGCONT)
+            endless.cancel()
+            assert [piece.finish_reason async for piece in endless][-1] == "cancelled"
         finally:
             await router.close()
         return said
