@@ -20,6 +20,7 @@ from contextlib import suppress
 from devices.processes.interpreter import module_command
 
 STARTS_S = 60.0  # for the imports, on a slow card
+_END_S = 1.0  # for a process that has hung up to be gone
 NUMBER = struct.Struct("<i")  # of a process, and its exit code
 MOST_BYTES = 1 << 17  # of the arguments of one
 MOST_DESCRIPTORS = 8
@@ -67,6 +68,14 @@ class ForkServer:
                     env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
                 )
             if _receive(self._requests) is None:
+                try:
+                    self._process.wait(_END_S)
+                except subprocess.TimeoutExpired:
+                    self._process.kill()
+                    raise ChildProcessError(
+                        f"the process that is to start others needs more than {STARTS_S:.0f} s for its imports, as the"
+                        " machine is very busy; try again when it is not"
+                    ) from None
                 raise ChildProcessError("the process that is to start others ended; what it said tells why")
 
     def start(self, arguments: Sequence[str], descriptors: Sequence[int]) -> ForkedProcess:

@@ -108,3 +108,12 @@ def test_a_server_that_cannot_import(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ChildProcessError, match="ended; what it said tells why"):
         server.prepare()
     server.close()
+
+
+def test_a_server_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forking, "STARTS_S", 0.01)
+    monkeypatch.setattr(forking, "module_command", lambda *_: ["sleep", "600"])
+    server = ForkServer("json")
+    with pytest.raises(ChildProcessError, match="needs more than 0 s for its imports"):
+        server.prepare()
+    server.close()
