@@ -51,6 +51,8 @@ KEYS = {
     },
     "speculation": {
         "draft": str,
+        "draft_worker": type(None),
+        "draft_worker_lost": bool,
         "drafted": int,
         "accepted": int,
         "passes": int,

@@ -157,7 +157,7 @@ def test_edge_link_says_one_way_and_bits(monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.setattr(diagnose, "RemoteSession", lambda *_: second)
     monkeypatch.setattr(diagnose, "answers", lambda _: iter(next(events)))
     monkeypatch.setattr(diagnose, "connect_all", lambda *_: [[SimpleNamespace(why="tcp it is")], []])
-    pi: Any = SimpleNamespace(name="pi", host="10.0.0.2", port=7070)
+    pi: Any = SimpleNamespace(name="pi", label="pi", host="10.0.0.2", port=7070, secure=False)
     report: LinkReport = diagnose.measure_link(None, pi)
     said = report.to_json()
     known = {
