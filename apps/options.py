@@ -178,7 +178,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="prompt tokens in one pass (default: 512; with --memory, measured)",
     )
-    add(group, "--gpu-layers", help="layers on the GPU (default: all, where the build has one)")
+    add(group, "--gpu-layers", help="layers on the GPU (default: as many as fit and pay)")
     add(group, "--kv-type", default="f16")
     group.add_argument("--flash-attention", choices=("auto", "on", "off"), default="auto")
     group.add_argument(

@@ -75,6 +75,8 @@ def run(args: argparse.Namespace) -> int:
         result, times = _measure(args, engine, deployed)
         memory, paging = memory_json(engine), paging_rows(engine.memory, engine.paging)
         guessed = SpeculationResult.of(engine, args.draft or "off", args.prompt_tokens, args.gen_tokens, ShownSteps())
+        if engine.gpu_layers:
+            paging.append(("GPU", engine.gpu_layers.describe()))
         memory["speculation"] = guessed.to_json() if guessed else None
         paging += [("guesses", guessed.describe())] if guessed else []
         if deployed is not None:

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "--memory", help="use at most so much, such as 2GiB (default: no limit)")
     add(parser, "--threads", help="default: one per physical core, of those of --affinity")
     add(parser, "--affinity", help="compute on these cores only, such as 0,2-3 (default: all)")
-    add(parser, "--gpu-layers", help="most layers of a session on the GPU (default: all, if any)")
+    add(parser, "--gpu-layers", help="most layers of a session on the GPU (default: as many as fit and pay)")
     parser.add_argument(
         "--models", type=Path, metavar="DIR", help="folder of model files: what is cut from one need not be sent"
     )

@@ -65,6 +65,8 @@ class _Talk:
             f"[bold]{escape(str(name))}[/]  {engine.file.architecture}, {count_text(engine.shape.n_params)} parameters,"
             f" context {engine.context}, {counted(engine.threads, 'thread')}"
         )
+        if engine.gpu_layers:
+            self._console.print(f"[dim]{escape(engine.gpu_layers.describe())}[/]", soft_wrap=True)
         if self._deployed:
             self._console.print(f"[dim]{escape(printable(self._deployed.line()))}[/]", soft_wrap=True)
         self._console.print(f"[dim]{KEYS}, /help lists commands.[/]\n")

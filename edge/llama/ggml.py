@@ -72,6 +72,7 @@ _device = _ggml("ggml_backend_dev_get", C.c_void_p, C.c_size_t)
 _device_type = _ggml("ggml_backend_dev_type", C.c_int, C.c_void_p)
 _device_name = _ggml("ggml_backend_dev_name", C.c_char_p, C.c_void_p)
 _device_description = _ggml("ggml_backend_dev_description", C.c_char_p, C.c_void_p)
+_device_memory = _ggml("ggml_backend_dev_memory", None, C.c_void_p, C.POINTER(C.c_size_t), C.POINTER(C.c_size_t))
 _CPU_DEVICE = 0
 _GPU_DEVICES = (1, 2)  # of their own memory, and of the machine's
 _op_name = _ggml("ggml_op_name", C.c_char_p, C.c_int)
@@ -295,12 +296,30 @@ def cpu_device() -> int:
 
 def gpu_names() -> list[str]:
     """The GPUs that this build reaches, by ggml's name and the driver's: "Vulkan0 (llvmpipe)"."""
-    devices = [_device(i) for i in range(_device_count())]
     return [
         f"{_device_name(one).decode(errors='replace')} ({_device_description(one).decode(errors='replace')})"
-        for one in devices
-        if _device_type(one) in _GPU_DEVICES
+        for kind in _GPU_DEVICES
+        for one in _devices(kind)
     ]
+
+
+def gpu_free_bytes() -> int | None:
+    """Bytes that are free on the GPUs that llama.cpp uses: on those with memory of their own, else on those without.
+    None where a driver does not tell."""
+    used = next((found for kind in _GPU_DEVICES if (found := _devices(kind))), [])
+    free, total = C.c_size_t(), C.c_size_t()
+    free_bytes = 0
+    for one in used:
+        _device_memory(one, C.byref(free), C.byref(total))
+        if not total.value:
+            return None
+        free_bytes += free.value
+    return free_bytes
+
+
+def _devices(kind: int) -> list[int]:
+    """ggml's handles of the devices of a kind."""
+    return [one for i in range(_device_count()) if _device_type(one := _device(i)) == kind]
 
 
 def cpu_procedure(name: bytes) -> int | None:

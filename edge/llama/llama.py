@@ -306,6 +306,11 @@ class Context:
             raise EngineError(f"no room in the KV cache of {self.n_ctx} tokens for {n} more")
         raise EngineError(f"llama_decode failed with code {code}: {_why()}")
 
+    def wait(self) -> None:
+        """Until what was decoded is computed: a GPU does so on its own."""
+        if self._handle:
+            L.llama_synchronize(self._handle)
+
     def use_threads(self, threads: int) -> None:
         """Compute with so many threads from the next decode on."""
         if self._handle:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -20,8 +21,9 @@ from edge.llm.options import DEFAULTS, EngineOptions, resolve
 from edge.llm.prefixes import keep_prefixes
 from edge.llm.states import States, held_bytes
 from edge.llm.thread_choice import ThreadChoice, worth_threads
-from edge.paging import memory
+from edge.paging import gpu_layers, memory
 from edge.paging.budget import BudgetOptions
+from edge.paging.gpu_layers import GpuLayers
 from edge.paging.load import BudgetedModel, load_within
 from edge.paging.memory import MemoryNeed
 from edge.paging.plan import PagePlan
@@ -79,8 +81,9 @@ class Engine:
         self.outputs = sizes.outputs
         self._submitted: deque[NDArray[np.float32]] = deque()
         self._within: BudgetedModel | None = None
+        self.gpu_layers: GpuLayers | None = None  # without a GPU, or under a budget
         if options.memory is None:
-            self._load(options, sizes, hooks, progress)
+            self._load(options, sizes, hooks, progress, embeddings)
         else:
             sizes = self._load_within(options.memory, options, sizes, hooks, progress, accounted, tokens=not embeddings)
         self.batch = sizes.batch
@@ -88,9 +91,7 @@ class Engine:
         if options.prefixes is not None:
             held = held_bytes(self.shape) if options.memory else None
             keep_prefixes(self.states, self.file, options.prefixes, held)
-        self.rows = llama.Batch(
-            self.batch, self.shape.n_embd if embeddings else 0, as_tokens=takes_tokens(self.file.architecture)
-        )
+        self.rows = self._rows(embeddings, self.batch)
         if self._choice is not None:
             self._use(self._choice.begin())
 
@@ -100,12 +101,21 @@ class Engine:
         sizes: llama.ContextSizes,
         hooks: Sequence[Hook],
         progress: Callable[[float], None] | None,
+        embeddings: bool,
     ) -> None:
         """Let llama.cpp map the file."""
-        gpu_layers = _gpu_layers(options.gpu_layers)
         self.memory = memory.check(self.path, self.shape, sizes)
         repack = self.memory.fits if options.repack is None else options.repack
-        self._model = llama.Model(self.path, gpu_layers=gpu_layers, repack=repack, progress=progress)
+        self.gpu_layers = gpu_layers.for_model(
+            self.path, self.shape, sizes, self.threads,
+            asked=options.gpu_layers,
+            most=options.most_gpu_layers,
+            rows=partial(self._rows, embeddings) if self._generates else None,
+            repack=repack,
+            loading=lambda: progress(0.0) if progress else None,
+        )  # fmt: skip
+        on_gpu = self.gpu_layers.native if self.gpu_layers else 0
+        self._model = llama.Model(self.path, gpu_layers=on_gpu, repack=repack, progress=progress)
         self._hooks = NodeHooks(hooks) if hooks else None
         try:
             self._check_decodes()
@@ -155,6 +165,10 @@ class Engine:
             within.close()
             raise
         return within.sizes
+
+    def _rows(self, embeddings: bool, capacity: int) -> llama.Batch:
+        n_embd = self.shape.n_embd if embeddings else 0
+        return llama.Batch(capacity, n_embd, as_tokens=takes_tokens(self.file.architecture))
 
     def _check_decodes(self) -> None:
         if not self._model.has_decoder or self._model.n_vocab == 0:
@@ -383,14 +397,3 @@ def check_shift(file: GgufFile) -> None:
 def has_windows(file: GgufFile) -> bool:
     """Whether a model has, or may have, layers with attention windows."""
     return bool(file.metadata.get(f"{file.architecture}.attention.sliding_window")) or has_window(file.architecture)
-
-
-def _gpu_layers(asked: int | None) -> int:
-    if asked is None:
-        return -1 if llama.has_gpu() else 0
-    if asked and not llama.has_gpu():
-        raise EngineError(
-            f"{asked} layers were to run on a GPU, but this build of llama.cpp finds none; leave --gpu-layers out,"
-            " or install llama-cpp-python built for the GPU"
-        )
-    return asked

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from edge.llama.llama import Model
 from edge.llm.constraint import Mask
 from edge.llm.engine import Outputs
+from edge.paging.gpu_layers import GpuLayers
 from edge.paging.memory import MemoryNeed
 from edge.paging.weights import PagedWeights
 from partition.model.model import ModelShape
@@ -89,6 +90,10 @@ class TextEngine(Protocol):
     @property
     def threads(self) -> int:
         """Of this device."""
+
+    @property
+    def gpu_layers(self) -> GpuLayers | None:
+        """Of this device's part, on its GPU; None without one."""
 
     @property
     def sequences(self) -> int:
@@ -265,12 +270,14 @@ class StepDrafter(Protocol):
 
 
 def memory_json(engine: TextEngine) -> dict[str, Any]:
-    """The keys "memory" and "paging" of a command's --json; both None without a budget."""
+    """The keys "gpu_layers", "memory" and "paging" of a command's --json; None without a GPU, or a budget."""
     paging = engine.paging
+    on_gpu = {"gpu_layers": engine.gpu_layers.to_json() if engine.gpu_layers else None}
     if paging is None:
-        return {"memory": None, "paging": None}
+        return {**on_gpu, "memory": None, "paging": None}
     need, plan, stats = engine.memory, paging.plan, paging.stats()
     return {
+        **on_gpu,
         "memory": {"budget_bytes": need.budget, "total_bytes": need.total, "parts": need.parts},
         "paging": {
             "resident_bytes": sum(piece.n_bytes for piece in plan.resident),

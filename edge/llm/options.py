@@ -50,7 +50,8 @@ class EngineOptions:
     outputs: int | None = None  # rows of one decode that may give logits; None: one a sequence
     threads: int | None = None  # None: one per physical core this process may use, as far as the model is worth it
     follows_load: bool = False  # of these, those that others leave free; answers are then not the same to the last bit
-    gpu_layers: int | None = None  # None: all where the build has a GPU, else 0
+    gpu_layers: int | None = None  # None: where the build has a GPU, as many as fit and pay there, else 0
+    most_gpu_layers: int | None = None  # that a device lends, where gpu_layers is None
     repack: bool | None = None  # lay weights out for this CPU; None: where they fit in memory
     flash_attention: str = "auto"  # auto, on, off
     kv_type: str = "f16"  # type of stored keys and values; quantized values need flash attention
@@ -71,6 +72,7 @@ class EngineOptions:
             ("outputs", self.outputs, 1, self.rows),
             ("threads", self.threads, 1, MAX_THREADS),
             ("gpu_layers", self.gpu_layers, 0, MAX_GPU_LAYERS),
+            ("most_gpu_layers", self.most_gpu_layers, 0, MAX_GPU_LAYERS),
             ("memory", self.memory, 1, MAX_BYTES),
             ("reserved", self.reserved, 0, MAX_BYTES),
             ("window", self.window, 1, MAX_BYTES),

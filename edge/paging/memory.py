@@ -20,7 +20,7 @@ _OUTPUT = re.compile(r"output buffer size\s*=\s*([\d.]+) MiB")
 _CACHE = re.compile(r"(?:llama_kv_cache|llama_memory_recurrent)\w*: size\s*=\s*([\d.]+) MiB")
 
 # Compute and output buffers stay well below this where `_ample` says so; all else is measured.
-_AMPLE_BUFFERS_BYTES = 2 << 30
+AMPLE_BUFFERS_BYTES = 2 << 30
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def check(path: str | os.PathLike[str], shape: ModelShape, sizes: ContextSizes) 
         {
             "weights": shape.weight_bytes,
             "KV cache": kv_bytes,
-            "compute buffers": _AMPLE_BUFFERS_BYTES,
+            "compute buffers": AMPLE_BUFFERS_BYTES,
             "output buffer": 0,
             "runtime": own_rss(),
         },

@@ -75,7 +75,7 @@ class DistributedEngine:
         self.shape = ModelShape.from_gguf(file)
         self.context, self.batch = shard.engine.context, shard.engine.batch
         self.memory, self.paging = shard.engine.memory, shard.engine.paging
-        self.threads, self.sequences = shard.engine.threads, shard.sequences
+        self.threads, self.gpu_layers, self.sequences = shard.engine.threads, shard.engine.gpu_layers, shard.sequences
         self.outputs = min(outputs or self.sequences, self.batch)
         self.stages = len(plan.stages)
         self._shard, self._group, self._explain = shard, group, explain

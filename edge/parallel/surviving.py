@@ -18,6 +18,7 @@ from edge.llama.llama import Model
 from edge.llm.constraint import Mask
 from edge.llm.engine import Outputs
 from edge.llm.interface import SequenceStates, TextEngine
+from edge.paging.gpu_layers import GpuLayers
 from edge.paging.memory import MemoryNeed
 from edge.paging.weights import PagedWeights
 from edge.parallel.catching_up import compute, read_states, write_states
@@ -76,6 +77,11 @@ class SurvivingEngine:
     def threads(self) -> int:
         """Of this device."""
         return self.current.threads
+
+    @property
+    def gpu_layers(self) -> GpuLayers | None:
+        """Of this device's part."""
+        return self.current.gpu_layers
 
     @property
     def memory(self) -> MemoryNeed:

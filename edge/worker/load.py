@@ -109,7 +109,7 @@ def load(asked: pb.Load, rank: int, lent: ResourceLimits, progress: Callable[[fl
     context, _, kv = resolve(options, shape)
     options.check_sequences(min(options.rows, context))  # the dry run ends the process, too
     limit = asked.memory_limit_bytes
-    on_gpu = llama.has_gpu() and options.gpu_layers != 0
+    on_gpu = llama.has_gpu() and 0 not in (options.gpu_layers, options.most_gpu_layers)
     if limit and not on_gpu:
         options = replace(options, memory=min(limit, options.memory or limit))
     if asked.prefix_key:
@@ -149,17 +149,10 @@ def _check_limit(need: MemoryNeed, limit: int) -> None:
 
 def within(options: EngineOptions, lent: ResourceLimits) -> EngineOptions:
     """The options with no more than the device lends."""
+    asked, most = options.gpu_layers, lent.gpu_layers
     return replace(
         options,
         threads=min(options.threads or lent.threads, lent.threads),
-        gpu_layers=_gpu_layers(options.gpu_layers, lent.gpu_layers),
+        gpu_layers=asked if asked is None or most is None else min(asked, most),
+        most_gpu_layers=most,
     )
-
-
-def _gpu_layers(asked: int | None, most: int | None) -> int | None:
-    """As many as are asked for, but no more than `most`. None: all."""
-    if most is None:
-        return asked
-    if asked is None:
-        return most if llama.has_gpu() else None  # where there is no GPU, all are none, and a number would be refused
-    return min(asked, most)

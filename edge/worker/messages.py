@@ -36,7 +36,7 @@ def profile_of(message: pb.DeviceProfile) -> DeviceProfile:
 def options_message(options: EngineOptions) -> pb.EngineOptions:
     """Engine options as a message. What is None is absent."""
     values = dataclasses.asdict(options)
-    del values["prefixes"]  # each device has its own
+    del values["prefixes"], values["most_gpu_layers"]  # each device has its own
     return pb.EngineOptions(**values)
 
 

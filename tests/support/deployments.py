@@ -110,6 +110,13 @@ def plan_for(path: Path, workers: Sequence[Worker], how: dict[str, Any], digest:
     return make_plan(limits(GgufFile.open(path)), path.stem, digest, devices, **how)
 
 
+def with_gpu_layers(plan: Plan, layers: int) -> Plan:
+    """The plan with so many layers on the GPU of each worker."""
+    parts = [[s if s.device == LOCAL else replace(s, gpu_layers=layers) for s in stage.shards] for stage in plan.stages]
+    stages = (replace(stage, shards=tuple(shards)) for stage, shards in zip(plan.stages, parts, strict=True))
+    return replace(plan, stages=tuple(stages))
+
+
 @contextmanager
 def deployed(
     workers: Worker | Sequence[Worker],
@@ -117,10 +124,13 @@ def deployed(
     how: dict[str, Any],
     options: EngineOptions = OPTIONS,
     exchange: Exchange = DEFAULT_EXCHANGE,
+    workers_gpu_layers: int | None = None,
 ) -> Iterator[Deployment]:
     """A model on this process and workers. At the end those that still run must have no session any more."""
     workers = [workers] if isinstance(workers, Worker) else workers
     plan = plan_for(path, workers, how)
+    if workers_gpu_layers is not None:
+        plan = with_gpu_layers(plan, workers_gpu_layers)
     with Fleet([one.address for one in workers]) as fleet:
         with Deployment(fleet, plan, GgufFile.open(path), options, exchange) as deployment:
             yield deployment

@@ -3,6 +3,7 @@
 Not collected by itself: run.sh beside it runs it with a llama.cpp that has Vulkan. Where that finds no GPU, tests fail.
 """
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,19 +13,28 @@ import pytest
 
 from edge.demo import MODEL_PATH
 from edge.errors import EngineError
-from edge.llama import llama
+from edge.llama import ggml, llama
+from edge.llama.llama import ContextSizes
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
+from edge.paging import gpu_layers
+from edge.pieces import Figure
 from edge.survey.machine import gpu_backends
+from partition.model.model import ModelShape
 from partition.plan.plan import Range
+from quant.gguf.file import GgufFile
+from quant.types import type_by_name
 from tests.support.deployments import deployed, pipeline, questions, shared_workers, tensor
 from tests.support.helpers import run_edge
 from tests.support.workers import Worker
 
 STEPS = 6
+SIZES = ContextSizes(128, type_by_name("f16"), batch=32)  # of the engines
 ON_CPU = EngineOptions(threads=1, context=128, batch=32, gpu_layers=0)
-ON_GPU = replace(ON_CPU, gpu_layers=None)
+ALL = 99
+ON_GPU = replace(ON_CPU, gpu_layers=ALL)
+AUTO = replace(ON_CPU, gpu_layers=None)
 
 
 def greedy(engine: TextEngine) -> list[int]:
@@ -63,8 +73,8 @@ def test_the_probe_names_it(tmp_path: Path) -> None:
     assert "Vulkan0" in probed.stdout
 
 
-@pytest.mark.parametrize("layers", [None, 2])
-def test_a_whole_model_and_some_of_its_layers(expected: list[int], layers: int | None) -> None:
+@pytest.mark.parametrize("layers", [ALL, 2])
+def test_a_whole_model_and_some_of_its_layers(expected: list[int], layers: int) -> None:
     with llama.captured_log() as lines, Engine(MODEL_PATH, replace(ON_CPU, gpu_layers=layers)) as engine:
         assert greedy(engine) == expected
     assert any("offloaded" in line and "/" in line and "offloaded 0/" not in line for line in lines), lines
@@ -84,12 +94,63 @@ def test_a_state_is_saved_and_restored(expected: list[int]) -> None:
         assert int(engine.decode(expected[-1:], held).argmax()) == int(wanted.argmax())
 
 
-@pytest.mark.parametrize("local", [None, 0], ids=["both", "worker"])
+@pytest.mark.parametrize("local", [ALL, 0], ids=["both", "worker"])
 @pytest.mark.parametrize("how", [tensor(1, 1), pipeline(1, 1)], ids=str)
-def test_a_rank_and_a_stage(one: Worker, expected: list[int], how: dict[str, Any], local: int | None) -> None:
+def test_a_rank_and_a_stage(one: Worker, expected: list[int], how: dict[str, Any], local: int) -> None:
     """On the GPU on both sides, or on the worker's alone."""
-    with deployed(one, MODEL_PATH, how, replace(ON_GPU, gpu_layers=local)) as deployment:
+    on = replace(ON_GPU, gpu_layers=local)
+    with deployed(one, MODEL_PATH, how, on, workers_gpu_layers=ALL) as deployment:
         assert greedy(deployment.engine) == expected
+
+
+def said(engine: TextEngine) -> tuple[int, int, str]:
+    """What the engine has on the GPU, and why."""
+    assert engine.gpu_layers is not None
+    return engine.gpu_layers.layers, engine.gpu_layers.of, engine.gpu_layers.why
+
+
+def test_measured_to_be_slower_it_is_left_alone(expected: list[int]) -> None:
+    """This GPU is software: the processor is many times as fast."""
+    with Engine(MODEL_PATH, AUTO) as engine:
+        layers, of, why = said(engine)
+        assert (layers, of) == (0, 9)
+        assert "times as fast as with 9, measured" in why
+        assert greedy(engine) == expected
+
+
+def test_ranks_measure_each_for_itself(one: Worker, expected: list[int]) -> None:
+    with deployed(one, MODEL_PATH, pipeline(1, 1), AUTO) as deployment:
+        layers, of, _ = said(deployment.engine)
+        assert (layers, of) == (0, 5)
+        assert greedy(deployment.engine) == expected
+
+
+def test_as_many_as_have_room_where_it_is_fast(expected: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU of this speed, and of little memory, beside a processor that is slower."""
+    beside = gpu_layers._context_buffers(MODEL_PATH, SIZES) + gpu_layers._SPARE_BYTES
+    sizes = gpu_layers.layer_sizes(ModelShape.from_gguf(GgufFile.open(MODEL_PATH)), SIZES)
+    monkeypatch.setattr(ggml, "gpu_free_bytes", lambda: beside + sum(sizes[:4]))
+    monkeypatch.setattr(gpu_layers, "_time_token", lambda *given: Figure(1.0 if given[-1] else 2.0, True))
+    with llama.captured_log() as lines, Engine(MODEL_PATH, AUTO) as engine:
+        layers, _, why = said(engine)
+        assert (layers, why.partition(":")[0]) == (4, "4 fit")
+        assert greedy(engine) == expected
+    assert any("offloaded 4/9" in line for line in lines), lines
+
+
+def test_the_driver_tells_how_much_is_free() -> None:
+    free = ggml.gpu_free_bytes()
+    assert free is not None
+    assert 256 << 20 < free < 1 << 46
+
+
+def test_it_is_said_beside_the_threads(tmp_path: Path) -> None:
+    """Measured once, and remembered where the moment was quiet; either way it is told."""
+    done = run_edge("chat", "-p", "hi", "--max-tokens", "1", "--json", env={"XDG_STATE_HOME": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["gpu_layers"]["of"] == 9
+    done = run_edge("chat", "-p", "hi", "--max-tokens", "1", "--json", "--gpu-layers", "3")
+    assert json.loads(done.stdout)["gpu_layers"] == {"layers": 3, "of": 9, "why": "as asked for"}
 
 
 def test_a_budget_and_layers_on_the_gpu_are_refused() -> None:
@@ -98,5 +159,5 @@ def test_a_budget_and_layers_on_the_gpu_are_refused() -> None:
 
 
 def test_a_budget_alone_computes_on_the_processor(expected: list[int]) -> None:
-    with Engine(MODEL_PATH, replace(ON_GPU, memory=1 << 30)) as engine:
+    with Engine(MODEL_PATH, replace(AUTO, memory=1 << 30)) as engine:
         assert greedy(engine) == expected

@@ -1,0 +1,234 @@
+"""How many layers of a model a GPU computes where nobody says: as many as its memory has room for, unless measurement
+says that the processor alone, or both, decode clearly faster, as beside an integrated GPU, or one made of software.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from devices.names import host_name
+from devices.probe import available_memory
+from devices.profile import describe
+from devices.remembered import Remembered, key_of
+from edge.errors import EngineError
+from edge.llama import ggml, llama
+from edge.llama.llama import ContextSizes
+from edge.paging import memory
+from edge.pieces import Figure, Kind, best_pieces, piece_s
+from edge.version import version
+from partition.model.model import ModelShape
+from quant.text import age_text, bytes_text
+
+_CLEARLY = 1.25  # times as fast; less does not change where layers are computed
+_BUSY_CLEARLY = 4.0  # likewise, where something else had the processor meanwhile
+_SPARE_BYTES = 512 << 20  # of a GPU's memory: the driver's own, and what rounding up takes
+_ROWS = 32  # of the batch that is timed; a token is one
+_CONTEXT = 256  # tokens of the cache beside it
+
+Times = Mapping[int, Figure]
+"""By the number of layers on the GPU: what a token takes. The first is what is used unless another is clearly faster.
+"""
+
+
+@dataclass(frozen=True)
+class GpuLayers:
+    """How many layers are on a GPU, from the last one on. The head is the first of them, and counts as one."""
+
+    layers: int
+    of: int
+    why: str
+
+    @property
+    def native(self) -> int:
+        """As llama.cpp takes it: -1 for all."""
+        return -1 if self.layers >= self.of else self.layers
+
+    def describe(self) -> str:
+        """For people, in one line."""
+        return f"{self.layers} of {self.of} layers on the GPU ({self.why})"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, as docs/cli.md says."""
+        return {"layers": self.layers, "of": self.of, "why": self.why}
+
+
+def for_model(
+    path: Path,
+    shape: ModelShape,
+    sizes: ContextSizes,
+    threads: int,
+    *,
+    asked: int | None,
+    most: int | None,
+    rows: Callable[[int], llama.Batch] | None,
+    repack: bool,
+    loading: Callable[[], None],
+) -> GpuLayers | None:
+    """How many layers of a model to put on this device's GPU; None without one. EngineError where some are asked for
+    then, and the errors of llama.cpp.
+
+    asked: that a person wants; None: `choose`. rows: makes a batch of so many rows, as the model takes them; None: it
+    does not decode. loading: called now and then; what it raises ends the tries.
+    """
+    if not llama.has_gpu():
+        if asked:
+            raise EngineError(
+                f"{asked} layers were to run on a GPU, but this build of llama.cpp finds none; leave --gpu-layers out,"
+                " or install llama-cpp-python built for the GPU"
+            )
+        return None
+    if asked is not None:
+        return GpuLayers(min(asked, shape.n_layers + 1), shape.n_layers + 1, "as asked for")
+    return choose(
+        shape,
+        sizes,
+        threads,
+        most=most,
+        free=ggml.gpu_free_bytes(),
+        buffers=partial(_context_buffers, path, sizes),
+        timed=partial(_time_token, path, sizes, threads, rows, repack, loading) if rows else None,
+    )
+
+
+def choose(
+    shape: ModelShape,
+    sizes: ContextSizes,
+    threads: int,
+    *,
+    most: int | None,
+    free: int | None,
+    buffers: Callable[[], int],
+    timed: Callable[[int], Figure] | None,
+    available: Callable[[], int] = available_memory,
+) -> GpuLayers:
+    """What nobody said. most: layers that may go to the GPU; None: all. free: bytes that it has; None: unknown.
+    buffers: bytes that a context needs there beside the cache. timed: what a token takes with so many layers on the
+    GPU; None: it cannot be timed. available: bytes of the processor's memory.
+
+    What was timed is remembered, unless something else had the processor meanwhile.
+    """
+    of = shape.n_layers + 1
+    sizes_of_layers = layer_sizes(shape, sizes)
+    fit, why = _fitting(sizes_of_layers, free, buffers)
+    if most is not None and most < fit:
+        fit, why = most, f"{most} are lent"
+    if fit == 0 or timed is None:
+        return GpuLayers(fit, of, why)
+    candidates = [fit]
+    for fewer in sorted({fit // 2, 0}, reverse=True):
+        if sum(sizes_of_layers[fewer:]) <= available():  # what is read from disk for every token is not worth a try
+            candidates.append(fewer)
+    cache, key = Remembered("gpu-layers"), _key(shape, sizes, threads, candidates)
+    known = cache.get(key)
+    times, age_s = (_read(known[0], candidates), known[1]) if known else (None, 0.0)
+    if times is None:
+        times, age_s = {layers: timed(layers) for layers in candidates}, 0.0
+        if not _busy(times):
+            cache.put(key, {str(layers): figure.seconds for layers, figure in times.items()})
+    best = fastest(times)
+    if best != fit:
+        why = f"{times[fit].seconds / times[best].seconds:.1f} times as fast as with {fit}"
+    busy = ", while this device was busy" if _busy(times) else ""
+    return GpuLayers(best, of, f"{why}, measured {age_text(age_s)}{busy}")
+
+
+def fastest(times: Times) -> int:
+    """The layers to put on the GPU: the first of `times`, or those that are clearly faster. A busy moment may have hit
+    one figure and not the other, so then they must be far apart."""
+    first = next(iter(times))
+    best = min(times, key=lambda layers: times[layers].seconds)
+    clearly = _BUSY_CLEARLY if _busy(times) else _CLEARLY
+    return best if times[first].seconds > clearly * times[best].seconds else first
+
+
+def layer_sizes(shape: ModelShape, sizes: ContextSizes) -> list[int]:
+    """Bytes of what goes to a GPU, in the order in which it does: the head, then layers from the last one on, each with
+    its keys and values."""
+    layers = [
+        shape.layer_bytes[layer] + shape.kv_layer_bytes(layer, sizes.context, sizes.kv, sizes.kv)
+        for layer in range(shape.n_layers)
+    ]
+    return [shape.head_bytes, *reversed(layers)]
+
+
+def _context_buffers(path: Path, sizes: ContextSizes) -> int:
+    """Bytes that llama.cpp says it takes for a context, beside the cache, by a dry run."""
+    parts = memory.of_context(memory.dry_run(path, sizes)[1])
+    return parts["compute buffers"] + parts["output buffer"]
+
+
+def _time_token(
+    path: Path,
+    sizes: ContextSizes,
+    threads: int,
+    rows: Callable[[int], llama.Batch],
+    repack: bool,
+    loading: Callable[[], None],
+    layers: int,
+) -> Figure:
+    """Load the model with so many layers on the GPU: what a token takes. The errors of llama.cpp."""
+    context_tokens = min(sizes.context, _CONTEXT)
+    batch = rows(min(_ROWS, context_tokens))
+    batch.outputs[0] = 1
+    small = replace(sizes, context=context_tokens, batch=batch.capacity, sequences=1, outputs=1)
+    model = llama.Model(path, gpu_layers=layers, repack=repack, progress=lambda _: loading())
+    try:
+        context = llama.Context(model, small, threads=threads)
+        try:
+
+            def step() -> None:
+                context.kv_clear()
+                context.decode(batch, 1)
+                context.wait()
+
+            return best_pieces([Kind(step)], piece_s(threads))[0]
+        finally:
+            context.close()
+    finally:
+        model.close()
+
+
+def _fitting(layers: list[int], free: int | None, buffers: Callable[[], int]) -> tuple[int, str]:
+    """(how many layers fit, why so many)."""
+    if free is None or sum(layers) + memory.AMPLE_BUFFERS_BYTES <= free:
+        return len(layers), "all fit"
+    beside = buffers() + _SPARE_BYTES
+    left, fit = free - beside, 0
+    for n_bytes in layers:
+        left -= n_bytes
+        if left < 0:
+            break
+        fit += 1
+    if fit == len(layers):
+        return fit, "all fit"
+    return fit, f"{fit} fit: all need {bytes_text(sum(layers) + beside)}, {bytes_text(free)} are free"
+
+
+def _busy(times: Times) -> bool:
+    return any(figure.busy for figure in times.values())
+
+
+def _key(shape: ModelShape, sizes: ContextSizes, threads: int, candidates: list[int]) -> str:
+    device = describe(
+        host_name(),
+        threads=threads,
+        gpu=", ".join(ggml.gpu_names()),
+        runtime=version("edge-runtime"),
+        llama_cpp=version("llama-cpp-python"),
+    )
+    # Models of equal shapes take equal times, whatever they are called.
+    said = [repr(replace(shape, name="")), sizes.kv.name, sizes.flash_attention, str(candidates)]
+    return key_of(said, device)
+
+
+def _read(value: Any, candidates: list[int]) -> Times | None:
+    """What was remembered; None for anything else, such as another version's."""
+    try:
+        seconds = {layers: float(value[str(layers)]) for layers in candidates}
+    except (TypeError, KeyError, ValueError):
+        return None
+    return {layers: Figure(s, False) for layers, s in seconds.items()} if min(seconds.values()) > 0 else None
