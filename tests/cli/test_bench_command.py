@@ -46,6 +46,7 @@ KEYS = {
     "peak_rss_bytes": int,
     "speculation": type(None),
     "memory": type(None),
+    "gpu_layers": type(None),
     "paging": type(None),
 }
 

@@ -61,6 +61,7 @@ KEYS = {
     },
     "seed": int,
     "memory": type(None),
+    "gpu_layers": type(None),
     "paging": type(None),
 }
 GREEDY = ("--temperature", "0")
