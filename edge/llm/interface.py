@@ -201,6 +201,21 @@ class Checked:
     cancelled: tuple[int, ...] = ()  # rows of the windows behind it, of which nothing comes
 
 
+class Guesser(Protocol):
+    """`LikeliestTokens`, which documents it."""
+
+    @property
+    def context(self) -> int:
+        """Tokens that a text and its guesses may have."""
+
+    @property
+    def n_vocab(self) -> int:
+        """Token ids are below it."""
+
+    def likeliest(self, tokens: Sequence[int], n: int) -> list[int]:
+        """`n` tokens behind these, each the likeliest."""
+
+
 class Drafter(Protocol):
     """`edge.speculate.speculation.Speculation`, which documents the methods. Its guesses decide how fast an answer
     comes, never what it says."""

@@ -321,6 +321,28 @@ def move(
     return moved
 
 
+class LikeliestTokens:
+    """What a model goes on with where each token is the likeliest."""
+
+    def __init__(self, engine: TextEngine) -> None:
+        """engine: nobody else may use it."""
+        self.context, self.n_vocab = engine.context, engine.model.n_vocab
+        self._session = Session(engine)
+        self._session.wanted = lambda _: Wanted(1)
+
+    def likeliest(self, tokens: Sequence[int], n: int) -> list[int]:
+        """`n` tokens behind these, each the likeliest; with 0 the text is only computed. Of a text that begins like the
+        last one only the rest is computed. ContextFull where the text is empty, or has no room; the errors of the
+        engine."""
+        logits = self._session.prefill(tokens)
+        found: list[int] = []
+        while len(found) < n:
+            if found:
+                logits = self._session.step(found[-1])
+            found.append(int(logits.argmax()))
+        return found
+
+
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """How many tokens two histories begin with alike."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -10,16 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from devices.names import host_name
 from devices.probe import available_memory
-from devices.profile import describe
 from devices.remembered import Remembered, key_of
 from edge.errors import EngineError
 from edge.llama import ggml, llama
 from edge.llama.llama import ContextSizes
 from edge.paging import memory
 from edge.pieces import Figure, Kind, best_pieces, piece_s
-from edge.version import version
 from partition.model.model import ModelShape
 from quant.text import age_text, bytes_text
 
@@ -213,6 +210,11 @@ def _busy(times: Times) -> bool:
 
 
 def _key(shape: ModelShape, sizes: ContextSizes, threads: int, candidates: list[int]) -> str:
+    # Loaded with a GPU only: they take a while.
+    from devices.names import host_name
+    from devices.profile import describe
+    from edge.version import version
+
     device = describe(
         host_name(),
         threads=threads,

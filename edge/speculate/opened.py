@@ -14,6 +14,7 @@ from edge.llm.info import ModelInfo
 from edge.llm.interface import TextEngine
 from edge.llm.model import Model
 from edge.llm.options import EngineOptions
+from edge.llm.sequence import LikeliestTokens
 from edge.models.paths import PathLike, model_path
 from edge.quantization.of_type import of_type
 from edge.speculate.choice import MOST_ROWS
@@ -22,7 +23,6 @@ from edge.speculate.shared import FEW, SharedSpeculation
 from edge.speculate.small_model import ModelDrafts, check_vocabulary
 from edge.speculate.speculation import Drafts, GuessingDevice, Speculation
 from edge.tasks import SILENT, Steps
-from edge.worker.guesses import LikeliestTokens
 from partition.model.check import check_loadable
 from quant.gguf.file import GgufFile
 from quant.text import bytes_text

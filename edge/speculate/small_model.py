@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from edge.errors import EngineError
-from edge.worker.guesses import Guesser
+from edge.llm.interface import Guesser
 from quant.gguf.file import GgufFile
 from quant.gguf.header import GgufArray
 

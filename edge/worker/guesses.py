@@ -1,4 +1,4 @@
-"""Guesses of a small model: the likeliest next tokens, found in this process, or asked for over a link.
+"""Guesses of a small model: the likeliest next tokens, asked for over a link.
 
 Rank 0 sends token ids, and the rank that holds the model sends back others. A request is a CONTROL frame. It says how
 the text differs from that of the request before, so a token crosses once:
@@ -18,13 +18,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
-from edge.llm.interface import TextEngine
-from edge.llm.sampler import Wanted
-from edge.llm.sequence import Session, common_prefix
+from edge.llm.interface import Guesser
+from edge.llm.sequence import common_prefix
 from edge.parallel.follower import IDLE_S
 from transport.errors import ProtocolError
 from transport.frame import Kind, Payload
@@ -52,43 +51,6 @@ class Guess(NamedTuple):
     keep: int  # tokens of the text before
     n: int  # tokens to guess
     tokens: tuple[int, ...]  # behind those that are kept
-
-
-class Guesser(Protocol):
-    """`LikeliestTokens`, which documents it."""
-
-    @property
-    def context(self) -> int:
-        """Tokens that a text and its guesses may have."""
-
-    @property
-    def n_vocab(self) -> int:
-        """Token ids are below it."""
-
-    def likeliest(self, tokens: Sequence[int], n: int) -> list[int]:
-        """`n` tokens behind these, each the likeliest."""
-
-
-class LikeliestTokens:
-    """What a model goes on with where each token is the likeliest."""
-
-    def __init__(self, engine: TextEngine) -> None:
-        """engine: nobody else may use it."""
-        self.context, self.n_vocab = engine.context, engine.model.n_vocab
-        self._session = Session(engine)
-        self._session.wanted = lambda _: Wanted(1)
-
-    def likeliest(self, tokens: Sequence[int], n: int) -> list[int]:
-        """`n` tokens behind these, each the likeliest; with 0 the text is only computed. Of a text that begins like the
-        last one only the rest is computed. ContextFull where the text is empty, or has no room; the errors of the
-        engine."""
-        logits = self._session.prefill(tokens)
-        found: list[int] = []
-        while len(found) < n:
-            if found:
-                logits = self._session.step(found[-1])
-            found.append(int(logits.argmax()))
-        return found
 
 
 def pack(asked: Guess | None) -> bytes:

@@ -13,6 +13,7 @@ from edge.llama.llama import ContextSizes
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions, resolve
 from edge.llm.prefixes import seal
+from edge.llm.sequence import LikeliestTokens
 from edge.llm.states import held_bytes
 from edge.net.relink import Relink
 from edge.paging import memory
@@ -20,7 +21,6 @@ from edge.paging.memory import MemoryNeed
 from edge.parallel.follower import follow
 from edge.parallel.shard import Shard
 from edge.parallel.topology import place
-from edge.worker.guesses import LikeliestTokens
 from edge.worker.guesses import follow as follow_guesses
 from edge.worker.limits import ResourceLimits
 from edge.worker.loaded import LoadedPart

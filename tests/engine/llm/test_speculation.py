@@ -17,14 +17,13 @@ from edge.llm.engine import Engine, EngineOptions
 from edge.llm.generate import generate
 from edge.llm.interface import TextEngine
 from edge.llm.sampler import SamplingParams
-from edge.llm.sequence import USED_MEANWHILE, Session
+from edge.llm.sequence import USED_MEANWHILE, LikeliestTokens, Session
 from edge.parallel.surviving import SurvivingEngine
 from edge.speculate.choice import MOST_ROWS
 from edge.speculate.ngrams import NgramDrafts
 from edge.speculate.opened import drafts, speculation, with_room
 from edge.speculate.small_model import ModelDrafts
 from edge.speculate.speculation import Drafts, Speculation
-from edge.worker.guesses import LikeliestTokens
 from tests.conftest import OPTIONS, Synthetic
 from tests.support.deployments import pipeline, questions, stages, tensor
 from tests.support.guessing import GREEDY, ROOM, Always, Answers, Known, ids, plain_answers, run

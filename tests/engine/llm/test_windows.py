@@ -14,12 +14,11 @@ from edge.llm.engine import Engine
 from edge.llm.generate import generate
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
-from edge.llm.sequence import USED_MEANWHILE, Session
+from edge.llm.sequence import USED_MEANWHILE, LikeliestTokens, Session
 from edge.parallel.engine import DistributedEngine
 from edge.speculate.ngrams import NgramDrafts
 from edge.speculate.small_model import ModelDrafts
 from edge.speculate.speculation import Drafts, Speculation
-from edge.worker.guesses import LikeliestTokens
 from tests.support.deployments import pipeline, questions
 from tests.support.faulty_ranks import Fault, cluster
 from tests.support.guessing import GREEDY, ROOM, AlwaysWindows, Answers, Known, ids, plain_answers, run
