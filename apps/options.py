@@ -23,6 +23,7 @@ KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_n
 TRANSPORTS = ("auto", "tcp", "grpc")
 WIRES = ("f32", "f16", "q8")
 MOST_WORKERS = 63
+AUTO = ("auto",)  # in place of addresses: all workers that are found
 MAX_CONTEXT = 1 << 24
 MAX_THREADS = 512
 MAX_IO_THREADS = 64
@@ -97,6 +98,12 @@ def worker_addresses(text: str) -> tuple[str, ...]:
     if len(parts) > MOST_WORKERS:
         raise ValueError(f"takes up to {MOST_WORKERS} workers, got {len(parts)}")
     return tuple(map(address, parts))
+
+
+@argument
+def workers_or_auto(text: str) -> tuple[str, ...]:
+    """As `worker_addresses`; AUTO stands for all that are found."""
+    return AUTO if text == "auto" else worker_addresses(text)
 
 
 @argument

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from apps.commands.distributed import LOCAL
 from apps.errors import UsageError
-from apps.options import add, check_dimensions, check_onnx, quiet_grpc, refuse
+from apps.options import AUTO, add, check_dimensions, check_onnx, quiet_grpc, refuse
 from apps.show.table import print_columns, print_json, print_note, print_table
 from quant.text import bytes_text, number_text, seconds_text
 
@@ -104,6 +104,8 @@ def _check(args: argparse.Namespace) -> None:
 def _devices(args: argparse.Namespace) -> tuple[str, ...]:
     """Those that a cut is between."""
     workers: tuple[str, ...] = args.workers
+    if workers == AUTO:
+        raise UsageError("--workers auto is for language models; name the devices of the stages")
     return workers if args.no_local else (LOCAL, *workers)
 
 

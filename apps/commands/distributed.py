@@ -5,13 +5,25 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from apps.errors import UsageError
-from apps.options import add, check_output, engine_options, given, keep_to_cores, quiet_grpc, refuse
+from apps.options import (
+    AUTO,
+    MOST_WORKERS,
+    add,
+    check_output,
+    engine_options,
+    given,
+    keep_to_cores,
+    quiet_grpc,
+    refuse,
+    workers_or_auto,
+)
 from apps.show.progress import ShownSteps
+from apps.show.table import print_note
 
 if TYPE_CHECKING:
     from edge.onnx.model import OnnxSource
@@ -46,7 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser, *, onnx: bool = False) -> Non
         group.add_argument("--cut", type=_cuts, metavar="LABEL,...", help=words)
         add(group, "--shares", help="what part of the work each device is to do")
     else:
-        add(group, "--workers", help="run on this device and these: HOST[:PORT],...")
+        words = "run on this device and these: HOST[:PORT],..., or auto: on workers of the cluster that are found"
+        add(group, "--workers", type=workers_or_auto, help=words)
         words = "every layer on all devices, some layers on each, or what the planner finds best (default: auto)"
         group.add_argument("--parallel", choices=PARALLEL, help=words)
         add(group, "--shares", help="what part each does, this device first (default: measured)")
@@ -67,6 +80,7 @@ class Devices(Generic[AnyPlan]):
 
     addresses: tuple[str, ...]  # by rank, or of the stages; LOCAL can be the first
     plan: AnyPlan | None  # where one was given
+    joining: bool = False  # workers that are found later are to take part, too
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -83,7 +97,12 @@ def prepare(args: argparse.Namespace) -> Devices[Plan] | None:
     """
     from partition.plan.plan import Plan
 
+    joining = args.workers == AUTO
+    if joining:
+        args.workers = _found(args)
     devices = _asked(args, Plan)
+    if joining and devices is not None:
+        devices = replace(devices, joining=True)
     if devices is not None and devices.plan is not None:
         first = devices.plan.shard(0)
         args.memory = args.memory or first.memory
@@ -110,6 +129,25 @@ def prepare_onnx(args: argparse.Namespace) -> Devices[OnnxPlan] | None:
     if LOCAL not in devices.addresses:
         refuse(args, _OF_THIS_DEVICE, "is for a stage on this device, and there is none; leave it out")
     return devices
+
+
+def _found(args: argparse.Namespace) -> tuple[str, ...]:
+    """The addresses of the cluster's workers that are found now. WorkerError where there is none."""
+    words = "is for workers that you name; --workers auto takes those of your cluster that are found: leave it out"
+    refuse(args, ("insecure", "shares", "plan"), words)
+    quiet_grpc()
+    from edge.cluster.connect import CONNECT_TIMEOUT_S
+    from edge.cluster.roster import JOINED, SLOW, roster
+    from edge.errors import WorkerError
+
+    with roster([], discover=True, insecure=False, timeout_s=CONNECT_TIMEOUT_S, steps=ShownSteps()) as entries:
+        found = tuple(entry.address for entry in entries if entry.membership in (JOINED, SLOW))[:MOST_WORKERS]
+        others = [entry.why() for entry in entries if entry.error]
+    for why in others:
+        print_note(why)
+    if not found:
+        raise WorkerError("no workers found; start one with `edge worker`, or name them: --workers HOST[:PORT],...")
+    return found
 
 
 def _asked(args: argparse.Namespace, kind: type[AnyPlan]) -> Devices[AnyPlan] | None:
@@ -148,6 +186,7 @@ def deployed(args: argparse.Namespace, devices: Devices[Plan], path: Path, seque
     The errors of `edge.planning.deployed`.
     """
     from edge.cluster.deployment import Exchange
+    from edge.cluster.roster import announced
     from edge.planning.deployed import Placement
     from edge.planning.deployed import deployed as running
     from edge.planning.plan_file import save_plan
@@ -166,6 +205,7 @@ def deployed(args: argparse.Namespace, devices: Devices[Plan], path: Path, seque
         exchange=Exchange(args.transport or "auto", args.allreduce or "auto", args.wire or "f32"),
         insecure=args.insecure,
         own=given(args, ("threads", "affinity", "gpu_layers", "memory")),
+        seek=announced if devices.joining else None,
         **given(args, ("parallel", "shares", "spare")),
     )
     with running(path, placement, engine_options(args, sequences), steps=ShownSteps(), on_plan=save) as model:

@@ -162,6 +162,7 @@ def _config(args: argparse.Namespace, path: Path, devices: distributed.Devices[P
     if devices is not None:
         several = {
             "workers": devices.addresses[1:],
+            "joining": devices.joining,
             "plan": None if devices.plan is None else devices.plan.to_json(),
             **given(args, ("parallel", "shares", "transport", "allreduce", "wire", "spare")),
         }

@@ -127,6 +127,12 @@ def measure_pairs(entries: Sequence[Entry], steps: Steps = SILENT) -> list[Pair]
     return measured
 
 
+def announced() -> list[str]:
+    """The addresses of all workers that announce themselves now, whoever they are; none where the network does not
+    allow to ask. Takes `discovery.BROWSE_S`."""
+    return [entry.address for entry in _found(discovery.BROWSE_S, lambda why: None)]
+
+
 def _found(timeout_s: float, say: Callable[[str], None]) -> list[Entry]:
     """Who announces itself. A network that does not allow to ask is no error: addresses can be given."""
     try:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from edge.cluster.fleet import Fleet, device
@@ -54,6 +55,29 @@ class Arrangement:
             return None
         of = {device(speed.device): speed for speed in self.survey.speeds}
         return of[LOCAL].memory_bytes - predict(plan, self.work, of, self.survey.links).memory_bytes.get(LOCAL, 0)
+
+    def predicted_s(self, plan: Plan) -> float:
+        """Seconds of a token, by what was measured; infinite where that says that it cannot be, or nothing was. plan:
+        with addresses as `device` writes them."""
+        if self.survey is None or self.work is None:
+            return math.inf
+        try:
+            of = {device(speed.device): speed for speed in self.survey.speeds}
+            return predict(plan, self.work, of, self.survey.links).latency_s
+        except PlanError:
+            return math.inf
+
+    def over(self, workers: Collection[str], file: GgufFile, model_digest: str) -> tuple[Plan, str] | None:
+        """The best plan of this device and some workers, and why, by what was measured; None where nothing was.
+
+        PlanError where none fits.
+        """
+        if self.survey is None or self.work is None:
+            return None
+        there = [speed for speed in self.survey.speeds if device(speed.device) in (LOCAL, *workers)]
+        return best_of(
+            Planner(self.work, there, self.survey.links, name_of(file), model_digest, tensor=can_share(file))
+        )
 
 
 def arrange(
@@ -118,6 +142,31 @@ def arrange(
     told = "; ".join(f"{kind} {number_text(seconds * 1e3)} ms" for kind, seconds in predicted.items())
     by = "by measured speed" if shares is None else "as given"
     return Arrangement(plans[kind], f"{kind}, shares {by}: a token is predicted to take {told}{told_busy}", found, work)
+
+
+def again(plan: Plan, workers: Sequence[str], file: GgufFile, model_digest: str) -> tuple[Plan, str]:
+    """A plan that a person gave, for this device and some of its workers, with the shares that were, and why it is this
+    one. plan: with addresses as `device` writes them. PlanError where none can be."""
+    answering = list(workers)
+    if set(plan.devices) <= {LOCAL, *answering}:
+        return plan, "as the plan says"
+    done = work_shares(plan)
+    kind = "tensor" if len(plan.stages) == 1 else "pipeline"
+    shares = {one: done[one] for one in (LOCAL, *answering)}
+    while True:
+        try:
+            return shared(shares, kind, file, model_digest), f"{kind}, with shares as before"
+        except PlanError:  # too many for that kind: a device to each stage may be more than there are layers
+            if not answering:
+                raise
+            least = min(answering, key=lambda one: shares[one])
+            answering.remove(least)
+            del shares[least]
+
+
+def shared(shares: Mapping[str, float], kind: str, file: GgufFile, model_digest: str) -> Plan:
+    """A plan of these shares of the work, by device. PlanError where it cannot be."""
+    return make_plan(limits(file), name_of(file), model_digest, list(shares), kind, list(shares.values()))
 
 
 def work_of(

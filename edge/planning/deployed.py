@@ -21,6 +21,7 @@ from edge.parallel.surviving import SurvivingEngine
 from edge.planning.arrange import Arrangement, arrange, work_of
 from edge.planning.surviving import Survivor
 from edge.slices.local import OwnSlices
+from edge.survey.joining import Seek
 from edge.tasks import SILENT, Steps
 from partition.errors import PlanError
 from partition.model.check import check_loadable
@@ -42,6 +43,7 @@ class Placement:
     insecure: bool = False  # allow workers that do not encrypt
     own: Mapping[str, Any] = field(default_factory=dict)  # fields of this device's shard that a person has set
     spare: int | str = 0  # losses of devices that are prepared for; "auto": as many as there is room for
+    seek: Seek | None = None  # for workers that join while it runs; None: those named are all
 
 
 @dataclass
@@ -138,7 +140,7 @@ def deployed(
             fleet = stack.enter_context(Fleet(placement.workers, insecure=placement.insecure))
         plan, why, made, digest = _arranged(placement, fleet, file, options, steps)
         on_plan(plan)
-        if fleet is None or plan.world_size == 1:
+        if fleet is None or (plan.world_size == 1 and placement.seek is None):
             engine = stack.enter_context(alone(path, options, plan, steps))
             yield Deployed(engine, plan, why, placement.exchange, ("this device",))
             return
@@ -151,6 +153,7 @@ def deployed(
             placement.insecure,
             arranged=made,
             spare=placement.spare,
+            seek=placement.seek,
         ) as survivor:
             names = tuple(fleet.workers[d].label if d in fleet.workers else d for d in plan.devices)
             survives = survivor.start(fleet, plan)

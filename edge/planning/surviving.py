@@ -3,9 +3,8 @@ again over those that are there."""
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
 
@@ -27,17 +26,12 @@ from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
 from edge.parallel.mirror import MirroredHistory, mirror_of
 from edge.parallel.surviving import SurvivingEngine
-from edge.planning.arrange import Arrangement, can_share, name_of, work_shares
+from edge.planning.arrange import Arrangement, again, shared
+from edge.survey.joining import Joined, Newcomers, Seek
 from edge.survey.profile import reachable
 from edge.survey.slow_watch import SlowWatch
 from edge.tasks import Progress, Repeated, ShowStep, Steps
-from partition.errors import PlanError
-from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
-from partition.predict.predict import predict
-from partition.search.explain import best_of
-from partition.search.planner import Planner
-from partition.slices.gguf_slice import limits
 from quant.gguf.file import GgufFile
 
 LOOK_S = 0.5  # between two looks whether a device leaves
@@ -63,9 +57,11 @@ class Survivor:
         *,
         arranged: Arrangement | None = None,
         spare: int | str = 0,
+        seek: Seek | None = None,
     ) -> None:
         """digest: of the file. arranged: what the first plan was made from; None: it was given. spare: losses of
-        devices that `start` prepares for; `edge.cluster.spares.AUTO`: as many as there is room for."""
+        devices that `start` prepares for; `edge.cluster.spares.AUTO`: as many as there is room for. seek: for devices
+        that join; None: no others are to take part."""
         self._file, self._digest, self._options, self._exchange = file, digest, options, exchange
         self._steps, self._insecure, self._spare = steps, insecure, spare
         self._made = arranged
@@ -76,6 +72,8 @@ class Survivor:
         self._ranks: RankGroup | None = None  # of other devices; None where there are none
         self._there: frozenset[str] = frozenset()  # workers that were there for the last plan, by address
         self._shunned: set[str] = set()  # those that could not be taken
+        self._newcomers = Newcomers(seek, file, digest, exchange.transport, insecure=insecure) if seek else None
+        self._joined: Joined | None = None  # measured, and not offered yet
         self._offered = ExitStack()  # of a plan that waits to take over
         self._stays_with: list[str] = []  # devices that leave, and nothing else can do their part
         self._offer_at = time.monotonic() + OFFER_S
@@ -83,7 +81,7 @@ class Survivor:
         self.changed: Callable[[Plan, str, tuple[str, ...]], None] = lambda plan, why, names: None
 
     def start(self, fleet: Fleet, plan: Plan) -> SurvivingEngine:
-        """The engine of a plan of several devices, which lives as long as this object. The fleet is the caller's.
+        """The engine of a plan, which lives as long as this object. The fleet is the caller's.
 
         The errors of `Deployment`, and of `stand_by`.
         """
@@ -91,9 +89,12 @@ class Survivor:
         vocabulary = llama.Model(self._file.path, vocabulary_only=True)
         self._stack.callback(vocabulary.close)
         self._vocabulary = vocabulary
-        if self._spare:
+        if self._spare and plan.world_size > 1:
             self.standby = self._stand_by(fleet)
-        engine = self._deployed(fleet, plan, self._steps)
+        if plan.world_size == 1:
+            engine: TextEngine = self._running.enter_context(self._alone(plan, self._steps))
+        else:
+            engine = self._deployed(fleet, plan, self._steps)
         self._there = frozenset(map(device, fleet.workers))
         self._options = replace(self._options, context=engine.context, batch=engine.batch)
         self._engine = SurvivingEngine(engine, vocabulary, self._recovered, self._mirror)
@@ -221,6 +222,7 @@ class Survivor:
             elif self._engine.quiet_s > QUIET_S and time.monotonic() > self._offer_at:
                 self._offer_at = time.monotonic() + OFFER_S
                 self._take_back()
+                self._meet()
 
     def _is_quiet(self) -> bool:
         """Whether nobody waits for a step, and it is not to end."""
@@ -238,7 +240,8 @@ class Survivor:
 
     def _take_back(self) -> None:
         """Where devices are there that were not, offer a plan with them that is clearly better."""
-        missing = [address for address in self._addresses() if address not in self._there]
+        joined = self._joined.address if self._joined else None
+        missing = [address for address in self._addresses() if address not in self._there and address != joined]
         if not missing:
             return
         with reachable(Cluster.of_addresses(missing), insecure=self._insecure) as (fleet, _):
@@ -246,6 +249,29 @@ class Survivor:
                 return
             names = [worker.label for worker in fleet.workers.values()]
         self._offer(f"{listed(names)} {'are' if len(names) > 1 else 'is'} there again", self._pays, self._check_quiet)
+
+    def _meet(self) -> None:
+        """Where a device joined, measure it, and offer a plan with it that is clearly better."""
+        survey = self.slow.survey
+        if self._newcomers is None or survey is None or self._engine.is_moving:
+            return
+        if self._joined is None:
+            self._joined = self._newcomers.measured(survey, self._check_quiet)
+            if self._joined is None:
+                return
+            self.slow.survey = self._joined.survey
+        joined = self._joined
+        try:
+            is_offered = self._offer(f"{joined.name} joined", self._pays, self._check_quiet)
+        except Interrupted:  # an answer began: it is offered at the next quiet moment
+            raise
+        except EdgeError:
+            self._shunned.add(joined.address)
+            is_offered = False
+        self._joined = None
+        if not is_offered:
+            self._there |= {joined.address}
+            self._steps.say(f"{joined.name} joined; the plan stays as it is")
 
     def _look_for_slow(self) -> None:
         """Where devices became slow, or fast again, say so, and offer a plan that is clearly better by now."""
@@ -272,19 +298,10 @@ class Survivor:
 
     def _pays(self, plan: Plan) -> bool:
         """Whether a plan is clearly better than the one that runs. Of plans that were given, the fullest is."""
-        if self._arranged is None or self._arranged.survey is None:
-            return plan != self._current
-        return GAIN * self._predicted_s(plan) < self._predicted_s(self._current)
-
-    def _predicted_s(self, plan: Plan) -> float:
         made = self._arranged
-        if made is None or made.survey is None or made.work is None:
-            return math.inf
-        try:
-            of = {device(speed.device): speed for speed in made.survey.speeds}
-            return predict(plan, made.work, of, made.survey.links).latency_s
-        except PlanError:  # by what was measured it cannot be
-            return math.inf
+        if made is None or made.survey is None:
+            return plan != self._current
+        return GAIN * made.predicted_s(plan) < made.predicted_s(self._current)
 
     def _offer(self, words: str, is_worth: Callable[[Plan], bool], check: Progress) -> bool:
         """Plan over those that answer, and let that take over where it is worth it; whether it is. check: ends it by
@@ -336,33 +353,12 @@ class Survivor:
 
     def _planned(self, workers: Sequence[str]) -> tuple[Plan, str]:
         """What those do that answer, and why. Nothing is measured now, as somebody waits."""
-        answering = list(workers)
-        if not answering:
-            return self._shared({LOCAL: 1.0}, "pipeline"), "no other device answers"
-        made, name = self._arranged, name_of(self._file)
-        if made is not None and made.survey is not None and made.work is not None:
-            there = [speed for speed in made.survey.speeds if device(speed.device) in (LOCAL, *answering)]
-            return best_of(
-                Planner(made.work, there, made.survey.links, name, self._digest, tensor=can_share(self._file))
-            )
-        if set(self._plan.devices) <= {LOCAL, *answering}:
-            return self._plan, "as the plan says"
-        done = work_shares(self._plan)
-        kind = "tensor" if len(self._plan.stages) == 1 else "pipeline"
-        shares = {one: done[one] for one in (LOCAL, *answering)}
-        while True:
-            try:
-                return self._shared(shares, kind), f"{kind}, with shares as before"
-            except PlanError:  # too many for that kind: a device to each stage may be more than there are layers
-                if not answering:
-                    raise
-                least = min(answering, key=lambda one: shares[one])
-                answering.remove(least)
-                del shares[least]
-
-    def _shared(self, shares: Mapping[str, float], kind: str) -> Plan:
-        can, name = limits(self._file), name_of(self._file)
-        return make_plan(can, name, self._digest, list(shares), kind, list(shares.values()))
+        if not workers:
+            return shared({LOCAL: 1.0}, "pipeline", self._file, self._digest), "no other device answers"
+        made = self._arranged
+        if made is not None and (found := made.over(workers, self._file, self._digest)) is not None:
+            return found
+        return again(self._plan, workers, self._file, self._digest)
 
     def _alone(self, plan: Plan, steps: Steps) -> Engine:
         options, path = self._options, self._file.path

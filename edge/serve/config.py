@@ -27,6 +27,7 @@ class EngineConfig:
     prefix_cache: int | None = None  # bytes on disk; None: as usual; 0: none
     workers: tuple[str, ...] = ()  # addresses of the other devices; none: this one alone, unless a plan names some
     plan: Mapping[str, Any] | None = None  # JSON of a plan, in place of workers
+    joining: bool = False  # workers of the cluster that are found later are to take part, too
     parallel: str = "auto"
     shares: tuple[float, ...] | None = None
     transport: str = "auto"
@@ -84,6 +85,7 @@ class EngineConfig:
     def loaded(self, steps: Steps) -> Iterator[tuple[TextEngine, Deployed | None]]:
         """The model, loaded, and where it runs where that is on several devices. The errors of Engine and deployed."""
         from edge.cluster.deployment import Exchange
+        from edge.cluster.roster import announced
         from edge.llm.engine import load
         from edge.planning.deployed import Placement, deployed
         from partition.plan.plan import Plan
@@ -98,7 +100,8 @@ class EngineConfig:
         workers = self.workers if plan is None else plan.devices[1:]
         own = {name: self.options.get(name) for name in ("threads", "gpu_layers", "memory")}
         placement = Placement(
-            workers, plan, "as the plan says", self.parallel, self.shares, exchange, self.insecure, own, self.spare
-        )
+            workers, plan, "as the plan says", self.parallel, self.shares, exchange, self.insecure, own, self.spare,
+            announced if self.joining else None,
+        )  # fmt: skip
         with deployed(path, placement, options, steps=steps) as model:
             yield model.engine, model

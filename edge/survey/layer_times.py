@@ -102,8 +102,8 @@ def probes(
     found = {}
     for name, cut in cuts.items():
         recipe = blank_recipe(file, model_digest, cut)
-        digest = slices.digest(recipe, file.path)
-        path = closing.enter(slices.use(recipe, file.path, digest))
+        digest = slices.digest(recipe, file.path, closing.check)
+        path = closing.enter(slices.use(recipe, file.path, digest, closing.check))
         depth = DEPTH if name == "layers" else 0
         found[name] = Probe(recipe, digest, path, len(cut.layers), _ROWS[name], depth, last=name == "head")
     return found, n

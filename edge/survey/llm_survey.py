@@ -7,6 +7,7 @@ device makes it by itself and nothing of the model crosses the network.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -20,13 +21,13 @@ from edge.cluster.fleet import Fleet
 from edge.cluster.session import EngineSession
 from edge.survey.corrections import Corrections
 from edge.survey.layer_times import device_speed, probes, timed
-from edge.survey.profile import ClusterProfile, profiled
+from edge.survey.profile import ClusterProfile, profiled, with_links
 from edge.survey.survey import Devices, Survey, host_of, survey
 from edge.tasks import CancelScope, Progress
 from partition.errors import PlanError
 from partition.model.model import ModelShape
 from partition.plan.plan import LOCAL
-from partition.predict.speeds import Curve, DeviceSpeed, speed_of, speed_to_json
+from partition.predict.speeds import Curve, DeviceSpeed, Links, speed_of, speed_to_json
 from partition.slices.gguf_slice import limits
 from quant.gguf.file import GgufFile
 
@@ -55,27 +56,38 @@ def llm_survey(
     memory: Mapping[str, int] = NOTHING_SAID,
     transport: str = "auto",
     fresh: bool = False,
+    known: Survey[DeviceSpeed] | None = None,
+    scope: CancelScope | None = None,
     on_step: Progress = lambda done, of: None,
 ) -> Survey[DeviceSpeed]:
     """Measure this device and the workers at `addresses`, as `survey` does.
     fleet: where they are connected; None: there are none. threads, memory: of devices that are to
-    have other ones than they lend: bytes, at most.
+    have other ones than they lend: bytes, at most. known: of devices that are not timed again, at least this one; what
+    is said of them stays, also where they are not among `addresses`. scope: ends this where it is closed.
 
     Times are corrected by what steps in use took. CannotSlice where the model has no layers to be timed; else the
     errors of sessions.
     """
     devices = Devices(fleet, addresses, threads.get(LOCAL))
-    with CancelScope() as closing:
+    given = {speed.device: speed for speed in known.speeds} if known else {}
+    with CancelScope() if scope is None else nullcontext(scope) as closing:
         timing = _Layers(devices, file, model_digest, threads, memory, closing)
-        taken, links = survey(devices, timing, closing, transport=transport, fresh=fresh, on_step=on_step)
+        taken, links = survey(devices, timing, closing, transport=transport, fresh=fresh, given=given, on_step=on_step)
     corrections = Corrections()
     speeds = []
     for rank, (speed, age_s) in enumerate(taken):
         said, profile = threads.get(devices.addresses[rank]), devices.profiles[rank]
         room, key, host = timing.rooms[rank], timing.keys[rank], host_of(profile, said)
-        known = replace(speed, memory_bytes=room, threads=said, key=key, age_s=age_s, host=host)
-        speeds.append(corrections.applied(known))
-    return Survey(tuple(_with_sums(speeds)), links)
+        if speed.device in given:
+            continue
+        new = replace(speed, memory_bytes=room, threads=said, key=key, age_s=age_s, host=host)
+        speeds.append(corrections.applied(new))
+    if known is None:
+        return Survey(tuple(_with_sums(speeds)), links)
+    speeds = [*known.speeds, *speeds]
+    # Devices that are away now have no link to those that joined: one is assumed until they are measured again.
+    both = with_links(Cluster(()), [speed.device for speed in speeds], Links({**links.between, **known.links.between}))
+    return Survey(tuple(_with_sums(speeds)), both)
 
 
 class _Layers:

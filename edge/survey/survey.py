@@ -6,7 +6,7 @@ What is timed differs between a language model and a network in ONNX: `Timing` i
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Lock
@@ -102,6 +102,7 @@ def survey(
     *,
     transport: str = "auto",
     fresh: bool = False,
+    given: Mapping[str, T] | None = None,
     on_step: Progress = lambda done, of: None,
 ) -> tuple[list[tuple[T, float]], Links]:
     """Measure the links, this device, and then all workers at once, those of one machine one by one: what each takes,
@@ -109,12 +110,20 @@ def survey(
     closed.
 
     A device's times are remembered for a day, but where it was busy only for a minute; fresh: measure them anyway.
+    given: times by address, of devices that are not to be timed.
     on_step(done, of) is called as links and parts are done. The errors of `timing` and of sessions.
     """
     world_size, secret = len(devices.addresses), secrets.token_bytes(SECRET_BYTES)
     cache = Remembered(timing.cache)
-    known = [None if fresh else _known(cache, timing, rank) for rank in range(world_size)]
-    wanting = [one is None or (one[0].busy and one[1] > BUSY_AGE_S) for one in known]
+    given = given or {}
+    known = [
+        (given[address], 0.0) if address in given else None if fresh else _known(cache, timing, rank)
+        for rank, address in enumerate(devices.addresses)
+    ]
+    wanting = [
+        address not in given and (one is None or (one[0].busy and one[1] > BUSY_AGE_S))
+        for address, one in zip(devices.addresses, known, strict=True)
+    ]
     steps = timing.steps * wanting.count(True) + world_size * (world_size - 1) // 2
     turn = turns(devices.profiles)
     done: list[None] = []
