@@ -175,6 +175,12 @@ def test_a_spare_holds_what_a_loss_would_need(run: Run, chat: Chat, two: Two, al
     assert_refused(run("chat", *ASKED, "--spare", "1"), 2, "--spare is for several devices")
 
 
+@pytest.mark.parametrize("option", [("--insecure",), ("--shares", "1,1")])
+def test_workers_that_are_found_are_of_the_cluster(run: Run, option: tuple[str, ...]) -> None:
+    words = f"{option[0]} is for workers that you name"
+    assert_refused(run("chat", *ASKED, "--workers", "auto", *option), 2, words, "leave it out")
+
+
 @pytest.mark.parametrize("spare", ["0", "-1", "one", "autos"])
 def test_a_spare_is_a_number_of_devices(run: Run, capsys: pytest.CaptureFixture[str], spare: str) -> None:
     with pytest.raises(SystemExit) as ended:
