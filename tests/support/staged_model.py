@@ -91,7 +91,7 @@ class StagedModel:
         return logits
 
     def decode(
-        self, tokens: Sequence[int], start: int, *, sequence: int = 0, outputs: Outputs = "last", top: int = 0
+        self, tokens: Sequence[int], start: int, *, sequence: int = 0, outputs: Outputs = "last", **how: Any
     ) -> np.ndarray:
         """As `TextEngine.decode`."""
         if self._coming:
