@@ -15,8 +15,9 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -25,12 +26,20 @@ from edge.prefixes.keys import derived
 from edge.prefixes.store import PrefixStore
 
 QUEUE_BYTES = 64 << 20  # of data that may wait to be written
-AHEAD_BYTES = 32 << 20  # of data that may be read before it is asked for
+AHEAD_BYTES = 8 << 20  # of data that may be read before it is asked for: little, so that the same memory is used again
+RUN_BYTES = 4 << 20  # of blocks that are handed over together: each time takes as long as to read a small one
 KEEP_WAIT_S = 1.0  # for room in the queue; then a block is dropped: what is kept is an advantage, never a duty
-READ_TIMEOUT_S = 30.0  # for one block; then it is not there
-_READERS = 2  # threads: one waits for the disk while the other decrypts
+READ_TIMEOUT_S = 30.0  # for blocks that are handed over together; then they are not there
 _MAGIC = b"edge.kv\x01"
 _NONCE_BYTES = 12
+
+
+@dataclass(slots=True)
+class _Run:
+    """Blocks that are read and handed over together."""
+
+    links: list[tuple[bytes, bytes]] = field(default_factory=list)  # and the names of their files
+    n_bytes: int = 0  # some more where they are files already
 
 
 class SealedBlocks:
@@ -92,38 +101,32 @@ class SealedBlocks:
         return len(links)
 
     def take(self, links: Sequence[bytes]) -> Generator[bytes]:
-        """The data of the first links, in order, read ahead by threads that end with the iterator.
+        """The data of the first links, in order, read ahead by a thread that ends with the iterator.
 
         It ends before the first that is missing, or not what was kept: such a file is removed. That may be sooner than
         `count` has said.
         """
-        rest = deque((link, self._name(link)) for link in links)
-        reading: deque[tuple[Future[bytes | None], int]] = deque()
-        pool = ThreadPoolExecutor(_READERS, "kept prompts")
-        ahead, size = 0, None  # of what is being read, and of the next
+        runs = self._runs(links)
+        following = next(runs, None)
+        reading: deque[tuple[Future[list[bytes]], _Run]] = deque()
+        pool = ThreadPoolExecutor(1, "kept prompts")
+        ahead = 0  # bytes that are being read
         try:
             while True:
-                while rest:
-                    size = self._size(*rest[0]) if size is None else size
-                    if size is None:  # what comes after it is of no use
-                        rest.clear()
-                    elif reading and ahead + size > self._ahead_limit:
-                        break
-                    else:
-                        link, name = rest.popleft()
-                        self.store.expect(name)
-                        reading.append((pool.submit(self._read, link, name), size))
-                        ahead, size = ahead + size, None
-                if not reading:
+                while following is not None and (not reading or ahead + following.n_bytes <= self._ahead_limit):
+                    reading.append((pool.submit(self._read_run, following), following))
+                    ahead += following.n_bytes
+                    following = next(runs, None)
+                if not reading or not wait([reading[0][0]], READ_TIMEOUT_S).done:
                     return
-                future, n_bytes = reading[0]
-                if not wait([future], READ_TIMEOUT_S).done or (data := future.result()) is None:
+                future, run = reading.popleft()
+                ahead -= run.n_bytes
+                for data in future.result():
+                    with self._changed:
+                        self.taken_bytes += len(data)
+                    yield data
+                if len(future.result()) < len(run.links):
                     return
-                reading.popleft()
-                ahead -= n_bytes
-                with self._changed:
-                    self.taken_bytes += len(data)
-                yield data
         finally:
             futures = [future for future, _ in reading]
             for future in futures:
@@ -163,6 +166,24 @@ class SealedBlocks:
         except (InvalidTag, ValueError):
             return None
 
+    def _runs(self, links: Sequence[bytes]) -> Iterator[_Run]:
+        """The leading blocks that are there, as many together as are handed over. The disk is told of each."""
+        most = min(RUN_BYTES, self._ahead_limit // 2)
+        run = _Run()
+        for link in links:
+            name = self._name(link)
+            size = self._size(link, name)
+            if size is None:  # what comes after it is of no use
+                break
+            if run.links and run.n_bytes + size > most:
+                yield run
+                run = _Run()
+            self.store.expect(name)
+            run.links.append((link, name))
+            run.n_bytes += size
+        if run.links:
+            yield run
+
     def _name(self, link: bytes) -> bytes:
         return derived(self._key, b"name", link)
 
@@ -196,6 +217,16 @@ class SealedBlocks:
                     self.kept_bytes += is_written * len(data)
                     self.dropped_blocks += not is_written
                     self._changed.notify_all()
+
+    def _read_run(self, run: _Run) -> list[bytes]:
+        """The data of its leading blocks, up to the first that is missing."""
+        found: list[bytes] = []
+        for link, name in run.links:
+            data = self._read(link, name)
+            if data is None:
+                break
+            found.append(data)
+        return found
 
     def _read(self, link: bytes, name: bytes) -> bytes | None:
         with self._changed:

@@ -184,7 +184,11 @@ def test_a_block_that_was_cut_or_grew_is_removed(store: PrefixStore) -> None:
         assert not path.exists()
 
 
-def test_blocks_before_a_damaged_one_are_taken(store: PrefixStore) -> None:
+@pytest.mark.parametrize("run_bytes", [1, sealed.RUN_BYTES])
+def test_blocks_before_a_damaged_one_are_taken(
+    store: PrefixStore, run_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sealed, "RUN_BYTES", run_bytes)  # each block is handed over alone, or all together
     keep(store)
     path_of(store, CHAIN[4]).write_bytes(b"edge.kv\x02" + bytes(100))  # another version
     assert SealedBlocks(store, KEY).count(CHAIN) == 10
@@ -333,7 +337,7 @@ def test_reading_is_ahead_by_so_much_and_ends_with_the_iterator(gate: Gate, monk
     iterator = blocks.take(CHAIN)
     assert next(iterator) == block(0)
     assert readers()
-    assert gate.n_looked_for == 4  # the fourth has to wait
+    assert gate.n_looked_for == 5  # the fourth has to wait; it ends where the fifth begins
     iterator.close()
     assert readers() == []
     del unused
