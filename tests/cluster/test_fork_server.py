@@ -116,4 +116,6 @@ def test_a_server_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     server = ForkServer("json")
     with pytest.raises(ChildProcessError, match="needs more than 0 s for its imports"):
         server.prepare()
+    assert server._process is not None
+    assert server._process.wait(60.0) == -signal.SIGKILL  # it is not left behind
     server.close()
