@@ -107,7 +107,9 @@ def ended(command: list[str], number: int, after_s: float, folder: Path, hub: st
             assert begun.read(1) == b"!"
             with suppress(subprocess.TimeoutExpired):
                 process.wait(after_s)
-            children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+            children: list[psutil.Process] = []
+            with suppress(psutil.NoSuchProcess):  # it may have ended just now
+                children = psutil.Process(process.pid).children(recursive=True)
             began = time.monotonic()
             process.send_signal(number)
             code = process.wait(ENDS_S)

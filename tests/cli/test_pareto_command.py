@@ -14,7 +14,7 @@ from devices.paths import cache_folder
 from edge.demo import MODEL_PATH
 from edge.planning import front, measuring
 from edge.planning.formats import plan_in
-from edge.survey import survey
+from edge.survey import links, survey
 from partition.predict.pareto import AXES
 from tests.support.commands import Run, assert_refused, runner
 from tests.support.deployments import shared_workers
@@ -74,6 +74,7 @@ def found(run: Run, *options: str | Path) -> dict[str, Any]:
 def test_measured_once_a_day(edge: Run, one: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for doubt in ("SCATTER", "OFF"):  # what is measured beside other tests is believed
         monkeypatch.setattr(measuring, doubt, 1e9)
+    monkeypatch.setattr(links, "_NOISE_S", 1e9)  # and a link is as it was, however busy
     file = tmp_path / "front.json"
     asked = (*FEW, "--measure", "1", "--json", file)
     there = ("--workers", one.address, "--insecure")
