@@ -148,8 +148,15 @@ def test_who_could_not_be_reached_is_named(two: list[Worker], monkeypatch: pytes
     def wrong(sessions: Any, ranks: Any, transport: str) -> None:
         true(sessions, [replace(peer, host="127.0.0.9") if peer.rank == 2 else peer for peer in ranks], transport)
 
+    last_failure = rank_group.last_failure
+
+    def when_one_has_spoken(error: Exception, links: Any, sessions: Any) -> Exception:
+        until(lambda: sessions[0].word() is not None, "what rank 1 says of its end")
+        return last_failure(error, links, sessions)
+
     monkeypatch.setattr(rank_group, "tell_peers", wrong)
-    monkeypatch.setattr(session, "LAST_WORD_S", 1.0)
+    monkeypatch.setattr(rank_group, "last_failure", when_one_has_spoken)
+    monkeypatch.setattr(session, "LAST_WORD_S", 0.0)
     with Fleet([one.address for one in two]) as fleet:
         plan = plan_for(MODEL_PATH, two, tensor(1, 1, 1))
         with pytest.raises(

@@ -336,6 +336,6 @@ except OSError as exc:
 else:
     raise SystemExit("it was written")
 """
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
+    subprocess.run([sys.executable, "-B", "-c", code], cwd=ROOT, check=True, timeout=60)
     assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
     assert out.read_bytes() == b"the one before"
