@@ -144,7 +144,7 @@ class States:
         if self.sealed is not None:
             self.sealed.close(timeout_s)
 
-    def _write_encoded(self, sequence: int, data: bytes, positions: Range) -> None:
+    def _write_encoded(self, sequence: int, data: memoryview, positions: Range) -> None:
         """As `write`, of what `encode` gave, which is copied only where llama.cpp wants its values transposed."""
         check_encoded(data, self.shape, positions)
         if self._transposed or not self._context.write_state(sequence, np.frombuffer(data, np.uint8)):

@@ -14,32 +14,21 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import deque
 from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from contextlib import closing
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from edge.prefixes.keys import derived
+from edge.prefixes.reading import Block, read_ahead
 from edge.prefixes.store import PrefixStore
 
 QUEUE_BYTES = 64 << 20  # of data that may wait to be written
-AHEAD_BYTES = 8 << 20  # of data that may be read before it is asked for: little, so that the same memory is used again
-RUN_BYTES = 4 << 20  # of blocks that are handed over together: each time takes as long as to read a small one
+AHEAD_BYTES = 8 << 20  # of files that may be in memory while they are read
 KEEP_WAIT_S = 1.0  # for room in the queue; then a block is dropped: what is kept is an advantage, never a duty
-READ_TIMEOUT_S = 30.0  # for blocks that are handed over together; then they are not there
 _MAGIC = b"edge.kv\x01"
-_NONCE_BYTES = 12
-
-
-@dataclass(slots=True)
-class _Run:
-    """Blocks that are read and handed over together."""
-
-    links: list[tuple[bytes, bytes]] = field(default_factory=list)  # and the names of their files
-    n_bytes: int = 0  # some more where they are files already
+_NONCE_BYTES, _TAG_BYTES = 12, 16
 
 
 class SealedBlocks:
@@ -100,38 +89,25 @@ class SealedBlocks:
                 return n
         return len(links)
 
-    def take(self, links: Sequence[bytes]) -> Generator[bytes]:
-        """The data of the first links, in order, read ahead by a thread that ends with the iterator.
+    def take(self, links: Sequence[bytes]) -> Generator[memoryview]:
+        """The data of the first links, in order, each valid until the next one is asked for: the memory is used again,
+        as fresh memory takes longer than the cipher. A thread reads ahead, and ends with the iterator.
 
         It ends before the first that is missing, or not what was kept: such a file is removed. That may be sooner than
         `count` has said.
         """
-        runs = self._runs(links)
-        following = next(runs, None)
-        reading: deque[tuple[Future[list[bytes]], _Run]] = deque()
-        pool = ThreadPoolExecutor(1, "kept prompts")
-        ahead = 0  # bytes that are being read
-        try:
-            while True:
-                while following is not None and (not reading or ahead + following.n_bytes <= self._ahead_limit):
-                    reading.append((pool.submit(self._read_run, following), following))
-                    ahead += following.n_bytes
-                    following = next(runs, None)
-                if not reading or not wait([reading[0][0]], READ_TIMEOUT_S).done:
+        opened = memoryview(bytearray())
+        with closing(read_ahead(self.store, self._there(links), self._ahead_limit)) as files:
+            for block, content in files:
+                if len(opened) < len(content):
+                    opened = memoryview(bytearray(len(content)))
+                data = content if block.data is not None else self.unseal(block.name, content, opened)
+                if data is None:
+                    self.store.remove(block.name)
                     return
-                future, run = reading.popleft()
-                ahead -= run.n_bytes
-                for data in future.result():
-                    with self._changed:
-                        self.taken_bytes += len(data)
-                    yield data
-                if len(future.result()) < len(run.links):
-                    return
-        finally:
-            futures = [future for future, _ in reading]
-            for future in futures:
-                future.cancel()
-            pool.shutdown(wait=not wait(futures, READ_TIMEOUT_S).not_done)
+                with self._changed:
+                    self.taken_bytes += len(data)
+                yield data
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until nothing is to be written any more; False where that takes longer."""
@@ -156,33 +132,29 @@ class SealedBlocks:
         nonce = os.urandom(_NONCE_BYTES)
         return b"".join((_MAGIC, nonce, self._cipher.encrypt(nonce, data, _MAGIC + name)))
 
-    def unseal(self, name: bytes, content: bytes) -> bytes | None:
-        """The data in a file; None where it is not what was kept under this name with this key."""
+    def unseal(self, name: bytes, content: memoryview, into: memoryview) -> memoryview | None:
+        """The data in a file, in memory with room for `content`; None where it is not what was kept under this name
+        with this key."""
         start = len(_MAGIC) + _NONCE_BYTES
-        if len(content) < start or not content.startswith(_MAGIC):
+        n_bytes = len(content) - start - _TAG_BYTES
+        if n_bytes < 0 or content[: len(_MAGIC)] != _MAGIC:
             return None
         try:
-            return self._cipher.decrypt(content[len(_MAGIC) : start], memoryview(content)[start:], _MAGIC + name)
+            self._cipher.decrypt_into(content[len(_MAGIC) : start], content[start:], _MAGIC + name, into[:n_bytes])
         except (InvalidTag, ValueError):
             return None
+        return into[:n_bytes]
 
-    def _runs(self, links: Sequence[bytes]) -> Iterator[_Run]:
-        """The leading blocks that are there, as many together as are handed over. The disk is told of each."""
-        most = min(RUN_BYTES, self._ahead_limit // 2)
-        run = _Run()
+    def _there(self, links: Sequence[bytes]) -> Iterator[Block]:
+        """The leading blocks that are there. What comes after one that is not is of no use."""
         for link in links:
             name = self._name(link)
-            size = self._size(link, name)
-            if size is None:  # what comes after it is of no use
-                break
-            if run.links and run.n_bytes + size > most:
-                yield run
-                run = _Run()
-            self.store.expect(name)
-            run.links.append((link, name))
-            run.n_bytes += size
-        if run.links:
-            yield run
+            with self._changed:
+                data = self._queue.get(link)
+            n_bytes = self.store.n_bytes(name) if data is None else len(data)
+            if n_bytes is None:
+                return
+            yield Block(name, n_bytes, data)
 
     def _name(self, link: bytes) -> bytes:
         return derived(self._key, b"name", link)
@@ -217,26 +189,3 @@ class SealedBlocks:
                     self.kept_bytes += is_written * len(data)
                     self.dropped_blocks += not is_written
                     self._changed.notify_all()
-
-    def _read_run(self, run: _Run) -> list[bytes]:
-        """The data of its leading blocks, up to the first that is missing."""
-        found: list[bytes] = []
-        for link, name in run.links:
-            data = self._read(link, name)
-            if data is None:
-                break
-            found.append(data)
-        return found
-
-    def _read(self, link: bytes, name: bytes) -> bytes | None:
-        with self._changed:
-            data = self._queue.get(link)
-        if data is not None:
-            return data
-        content = self.store.read(name)
-        if content is None:
-            return None
-        data = self.unseal(name, content)
-        if data is None:
-            self.store.remove(name)
-        return data

@@ -10,6 +10,7 @@ written is not there, and whatever cannot be read neither.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 import shutil
@@ -37,6 +38,7 @@ _COUNTS_PER_LIMIT = 16  # so often is the folder counted while as much is writte
 _SPARE_BYTES = 256 << 20  # that stay free on the disk, or a fiftieth of a small one: a cache must not fill it
 _SPARE_OF_DISK = 50
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_DIRECT = getattr(os, "O_DIRECT", 0)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 # Errors that say nothing of the file: there is none, or this process may not open one.
 _OF_THE_PROCESS = (errno.ENOENT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM)
@@ -93,24 +95,38 @@ class PrefixStore:
             return False
         return True
 
-    def read(self, name: bytes) -> bytes | None:
-        """What is in a file, which counts as used now. None where there is none, or none that can be read.
+    def read(self, name: bytes, into: memoryview, *, direct: bool = False) -> int | None:
+        """Read a file, which counts as used now, into memory that begins on a page: how many bytes it has. None where
+        there is none, or none that can be read and has room there. direct: past the page cache, where the system can;
+        its last page must have room, too.
 
-        What has the name and is no file of at most MOST_FILE_BYTES is removed; it is never followed or waited for.
+        What has the name and is no such file is removed; it is never followed or waited for.
         """
-        path = self._path(name)
         try:
-            handle = os.open(path, _FLAGS)
-            with os.fdopen(handle, "rb") as file:
+            handle = os.open(self._path(name), _FLAGS)
+            try:
                 status = os.fstat(handle)
-                if stat.S_ISREG(status.st_mode) and status.st_size <= MOST_FILE_BYTES:
+                if stat.S_ISREG(status.st_mode) and status.st_size <= len(into):
                     self._mark_used(handle)
-                    return file.read(status.st_size)
+                    return _read(handle, status.st_size, into, direct)
+            finally:
+                os.close(handle)
         except OSError as exc:
             if exc.errno in _OF_THE_PROCESS:
                 return None
         self.remove(name)  # a link, a pipe, a damaged place of the disk: as long as it is there, nothing else can be
         return None
+
+    def is_cached(self, name: bytes) -> bool:
+        """Whether a file is in the page cache, as far as its beginning says so. True where the system does not tell."""
+        try:
+            handle = os.open(self._path(name), _FLAGS)
+            try:
+                return os.preadv(handle, [bytearray(1)], 0, os.RWF_NOWAIT) > 0
+            finally:
+                os.close(handle)
+        except (OSError, AttributeError, NotImplementedError) as exc:
+            return not isinstance(exc, BlockingIOError)
 
     def expect(self, name: bytes) -> None:
         """Have the disk begin to read a file that is wanted soon, where the system can be told. Nobody waits for it."""
@@ -292,7 +308,28 @@ class PrefixStore:
             status = path.lstat()
         except OSError:
             return None
-        return status.st_size if stat.S_ISREG(status.st_mode) else None
+        return status.st_size if stat.S_ISREG(status.st_mode) and status.st_size <= MOST_FILE_BYTES else None
+
+
+def _read(handle: int, n_bytes: int, into: memoryview, direct: bool) -> int:
+    """Read so many bytes, or as many as there are: how many. OSError."""
+    if direct and _DIRECT:
+        flags = fcntl.fcntl(handle, fcntl.F_GETFL)
+        with suppress(OSError):  # some filesystems refuse here, others when read
+            fcntl.fcntl(handle, fcntl.F_SETFL, flags | _DIRECT)
+            return _fill(handle, n_bytes, into)
+        fcntl.fcntl(handle, fcntl.F_SETFL, flags)
+    return _fill(handle, n_bytes, into)
+
+
+def _fill(handle: int, n_bytes: int, into: memoryview) -> int:
+    done = 0
+    while done < n_bytes:
+        got = os.preadv(handle, [into[done:]], done)
+        if not got:
+            break
+        done += got
+    return min(done, n_bytes)
 
 
 def _is_abandoned(file: KeptFile) -> bool:

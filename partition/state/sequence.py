@@ -100,7 +100,7 @@ def encode(block: KVBlock, shape: StateShape, *, transposed: bool = False) -> By
     return np.concatenate([np.frombuffer(part, np.uint8) if isinstance(part, bytes) else part for part in parts])
 
 
-def check_encoded(data: bytes, shape: StateShape, positions: Range) -> None:
+def check_encoded(data: bytes | memoryview, shape: StateShape, positions: Range) -> None:
     """StateError unless `encode` wrote these bytes for a block of this shape and these positions, not transposed.
 
     As good as `decode`, and many times faster: all that is no key and no value is compared at once.

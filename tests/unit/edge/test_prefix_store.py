@@ -1,5 +1,7 @@
 """The store of kept prompts: whole files or none, the oldest go first, and no disk makes it fail."""
 
+import errno
+import fcntl
 import os
 import resource
 import subprocess
@@ -9,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -16,6 +19,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from edge.errors import PrefixError
+from edge.llama.address_space import PAGE, AddressSpace
+from edge.prefixes import store as prefix_store
 from edge.prefixes.store import ABANDONED_S, MOST_FILE_BYTES, PrefixStore
 from tests.support import ROOT
 from tests.support.small_disk import small_disk
@@ -39,6 +44,13 @@ def there(store: PrefixStore, most: int = 100) -> list[int]:
     return [n for n in range(most) if store.has(name(n))]
 
 
+def content(store: PrefixStore, n: int, *, direct: bool = False) -> bytes | None:
+    """What is in the n-th file."""
+    into = AddressSpace(MIB).view(0, MIB)
+    n_bytes = store.read(name(n), into, direct=direct)
+    return None if n_bytes is None else bytes(into[:n_bytes])
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> PrefixStore:
     """A store of 100 KiB."""
@@ -46,19 +58,19 @@ def store(tmp_path: Path) -> PrefixStore:
 
 
 def test_what_is_written_is_there_for_this_user_alone(store: PrefixStore) -> None:
-    assert store.read(name(1)) is None
+    assert content(store, 1) is None
     assert store.files() == []
     assert store.used_bytes() == store.clear() == 0
     assert not store.folder.exists()
     assert store.write(name(1), b"abc")
     assert store.write(name(2), b"")
-    assert (store.read(name(1)), store.read(name(2)), store.read(name(3))) == (b"abc", b"", None)
+    assert (content(store, 1), content(store, 2), content(store, 3)) == (b"abc", b"", None)
     assert [store.n_bytes(name(n)) for n in (1, 2, 3)] == [3, 0, None]
     assert store.folder.stat().st_mode & 0o777 == 0o700
     assert path_of(store, 1).stat().st_mode & 0o777 == 0o600
     assert store.write(name(1), b"longer")
     again = PrefixStore(store.folder, store.max_bytes)
-    assert again.read(name(1)) == b"longer"
+    assert content(again, 1) == b"longer"
     assert again.used_bytes() == 6
     again.remove(name(1))
     again.remove(name(1))
@@ -68,7 +80,13 @@ def test_what_is_written_is_there_for_this_user_alone(store: PrefixStore) -> Non
 
 @pytest.mark.parametrize("wrong", [b"", b"a" * 31, b"a" * 33, b"../" * 11])
 def test_only_names_of_32_bytes_reach_a_path(store: PrefixStore, wrong: bytes) -> None:
-    for use in (store.read, store.has, store.remove, store.touch, lambda n: store.write(n, b"")):
+    for use in (
+        lambda n: store.read(n, memoryview(bytearray())),
+        store.has,
+        store.remove,
+        store.touch,
+        lambda n: store.write(n, b""),
+    ):
         with pytest.raises(ValueError, match="32 bytes"):
             use(wrong)
 
@@ -82,7 +100,7 @@ def test_what_was_not_used_for_longest_goes_first(store: PrefixStore) -> None:
     other = PrefixStore(store.folder, store.max_bytes)
     assert other.write(name(10), bytes(1))
     assert there(other) == [0, 2, 3, 4, 10]
-    assert other.read(name(2)) is not None  # after it was counted
+    assert content(other, 2) is not None  # after it was counted
     assert other.touch(name(0))
     assert other.write(name(11), bytes(19 * KIB))
     assert other.write(name(12), bytes(20 * KIB))
@@ -100,7 +118,7 @@ def test_a_clock_that_was_set_back_does_not_change_the_order(store: PrefixStore)
         os.utime(path_of(store, n), (future_s + n, future_s + n))
     other = PrefixStore(store.folder, store.max_bytes)
     assert other.write(name(9), b"")
-    assert other.read(name(0)) is not None
+    assert content(other, 0) is not None
     assert other.write(name(3), bytes(30 * KIB))
     assert there(other) == [0, 2, 3, 9]
     other.remove(name(9))
@@ -165,10 +183,10 @@ def test_only_regular_files_are_read(store: PrefixStore, tmp_path: Path) -> None
     with path_of(store, 5).open("wb") as file:
         file.truncate(MOST_FILE_BYTES + 1)
     before = (tmp_path / "secret").stat().st_mtime_ns
-    assert there(store) == [5, 9]
+    assert there(store) == [9]
     for n in range(1, 6):
-        assert store.n_bytes(name(n)) == (MOST_FILE_BYTES + 1 if n == 5 else None)
-        assert store.read(name(n)) is None
+        assert store.n_bytes(name(n)) is None
+        assert content(store, n) is None
     assert sorted(path.name for path in store.folder.iterdir()) == [path_of(store, 4).name, path_of(store, 9).name]
     assert (tmp_path / "secret").read_text() == "secret"
     assert (tmp_path / "secret").stat().st_mtime_ns == before
@@ -176,8 +194,56 @@ def test_only_regular_files_are_read(store: PrefixStore, tmp_path: Path) -> None
     assert store.problem == f"a prompt is not kept in {store.folder}: Is a directory"
     path_of(store, 1).symlink_to(tmp_path / "secret")
     assert store.write(name(1), b"mine")
-    assert store.read(name(1)) == b"mine"
+    assert content(store, 1) == b"mine"
     assert (tmp_path / "secret").read_text() == "secret"
+
+
+@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize("n_bytes", [0, 1, PAGE - 1, PAGE, 3 * PAGE + 36])
+def test_a_file_comes_whole_past_the_cache_or_through_it(store: PrefixStore, n_bytes: int, direct: bool) -> None:
+    data = os.urandom(n_bytes)
+    assert store.write(name(1), data)
+    assert store.write(name(2), b"x")
+    os.utime(path_of(store, 1), (1, 1))
+    assert content(store, 1, direct=direct) == data
+    assert [file.path for file in store.files()] == [path_of(store, n) for n in (2, 1)]  # it counts as used
+    space = AddressSpace(4 * PAGE)
+    if n_bytes:
+        assert store.read(name(1), space.view(0, n_bytes - 1), direct=direct) is None  # no room: it is no such file
+        assert not store.has(name(1))
+
+
+@pytest.mark.skipif(not prefix_store._DIRECT, reason="this system has no direct reads at all")
+def test_how_a_file_is_read(store: PrefixStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    refuses = threading.Event()
+    read, flags = os.preadv, []
+
+    def noted(handle: int, *of: Any) -> int:
+        flags.append(bool(fcntl.fcntl(handle, fcntl.F_GETFL) & prefix_store._DIRECT))
+        if flags[-1] and refuses.is_set():
+            raise OSError(errno.EINVAL, "no direct reads here")
+        return read(handle, *of)
+
+    monkeypatch.setattr(os, "preadv", noted)
+    assert store.write(name(1), b"abc")
+    assert content(store, 1) == content(store, 1, direct=True) == b"abc"
+    refuses.set()
+    assert content(store, 1, direct=True) == b"abc"
+    assert flags == [False, True, True, False]
+
+
+def test_what_is_cached(store: PrefixStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what the system says, and of one that says nothing."""
+    assert store.write(name(1), b"abc")
+    assert store.is_cached(name(1))  # as it was just written
+    said: list[Exception] = [BlockingIOError(), OSError(errno.EOPNOTSUPP, "not here"), NotImplementedError()]
+
+    def says(*_: object) -> int:
+        raise said.pop(0)
+
+    monkeypatch.setattr(os, "preadv", says)
+    assert [store.is_cached(name(1)) for _ in range(3)] == [False, True, True]
+    assert store.is_cached(name(2))  # there is none: nothing is to be read past the cache
 
 
 def test_what_killed_processes_leave_goes_after_a_while(store: PrefixStore) -> None:
@@ -268,7 +334,7 @@ def test_a_disk_that_is_only_read_is_read(tmp_path: Path) -> None:
             other = PrefixStore(disk, MIB)
             assert not other.write(name(2), b"y")
             assert other.problem == f"a prompt is not kept in {disk}: Read-only file system"
-            assert other.read(name(1)) == b"x"
+            assert content(other, 1) == b"x"
             assert other.touch(name(1))
             other.remove(name(1))
             assert there(other) == [1]
@@ -284,7 +350,7 @@ def test_a_folder_that_is_none_is_a_problem_and_no_error(tmp_path: Path) -> None
     assert not store.write(name(1), b"x")
     assert store.problem
     assert store.problem.startswith(f"a prompt is not kept in {store.folder}: ")
-    assert store.read(name(1)) is None
+    assert content(store, 1) is None
     assert not store.has(name(1))
     with pytest.raises(PrefixError, match=r"cannot be read: Not a directory; see who owns it"):
         store.files()
@@ -302,6 +368,7 @@ WRITER = """
 import sys
 from pathlib import Path
 from edge.prefixes.store import PrefixStore
+from tests.unit.edge.test_prefix_store import content
 store = PrefixStore(Path(sys.argv[1]), 40_000)
 seed = int(sys.argv[2])
 print("ready", flush=True)
@@ -311,7 +378,7 @@ for i in range(300):
     if i % 3:
         assert store.write(n.to_bytes(32, "big"), bytes([n]) * 1000), store.problem
     else:
-        assert store.read(n.to_bytes(32, "big")) in (None, bytes([n]) * 1000)
+        assert content(store, n) in (None, bytes([n]) * 1000)
 assert store.problem is None, store.problem
 """
 
@@ -341,7 +408,7 @@ def test_processes_share_one_folder(tmp_path: Path) -> None:
     assert store.write(name(99), b"")
     assert 30_000 < store.used_bytes() <= 40_000
     for n in there(store, 50):
-        assert store.read(name(n)) == bytes([n]) * 1000
+        assert content(store, n) == bytes([n]) * 1000
 
 
 def test_threads_share_one_store(store: PrefixStore) -> None:
@@ -350,7 +417,7 @@ def test_threads_share_one_store(store: PrefixStore) -> None:
     def work(shift: int) -> None:
         for i in range(200):
             n = (i * 11 + shift) % 60
-            if not store.write(name(n), bytes([n]) * 3000) or store.read(name(n)) not in (None, bytes([n]) * 3000):
+            if not store.write(name(n), bytes([n]) * 3000) or content(store, n) not in (None, bytes([n]) * 3000):
                 failures.append((n, store.problem))
 
     threads = [threading.Thread(target=work, args=(shift,)) for shift in range(4)]
@@ -398,7 +465,7 @@ class StoreMachine(RuleBasedStateMachine):
         if only_touch:
             assert self.store.touch(name(n)) == is_there
         else:
-            assert self.store.read(name(n)) == (bytes([n]) * self.SIZES[n] if is_there else None)
+            assert content(self.store, n) == (bytes([n]) * self.SIZES[n] if is_there else None)
         if is_there:
             self.order = [i for i in self.order if i != n] + [n]
 

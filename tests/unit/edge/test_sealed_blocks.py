@@ -5,18 +5,18 @@ import random
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
-from edge.prefixes import sealed
+from edge.prefixes import reading, sealed
 from edge.prefixes.keys import derived, links
 from edge.prefixes.sealed import SealedBlocks
 from edge.prefixes.store import PrefixStore
 from tests.support import ROOT
-from tests.support.helpers import until
-from tests.support.links import start
 from tests.support.small_disk import small_disk
 from tests.support.thorough import some
 
@@ -47,7 +47,12 @@ def keep(store: PrefixStore, n: int = len(CHAIN), key: bytes = KEY) -> SealedBlo
 
 def taken(store: PrefixStore, key: bytes = KEY) -> list[bytes]:
     """What another process would find."""
-    return list(SealedBlocks(store, key).take(CHAIN))
+    return all_of(SealedBlocks(store, key).take(CHAIN))
+
+
+def all_of(blocks: Iterable[memoryview]) -> list[bytes]:
+    """What comes, which is there until the next comes only."""
+    return [bytes(data) for data in blocks]
 
 
 def readers() -> list[str]:
@@ -62,15 +67,21 @@ class Gate(PrefixStore):
         super().__init__(folder, 1 << 30)
         self.may_write, self.may_read, self.is_writing = (threading.Event() for _ in range(3))
         self.n_looked_for = 0
+        self.cached = True  # whether its files are in the page cache
+        self.direct: list[bool] = []  # how each was read
 
     def write(self, name: bytes, data: bytes) -> bool:
         self.is_writing.set()
         assert self.may_write.wait(WAIT_S)
         return super().write(name, data)
 
-    def read(self, name: bytes) -> bytes | None:
+    def is_cached(self, name: bytes) -> bool:
+        return self.cached
+
+    def read(self, name: bytes, into: memoryview, *, direct: bool = False) -> int | None:
         assert self.may_read.wait(WAIT_S)
-        return super().read(name)
+        self.direct.append(direct)
+        return super().read(name, into, direct=direct)
 
     def n_bytes(self, name: bytes) -> int | None:
         self.n_looked_for += 1
@@ -98,14 +109,14 @@ def test_blocks_come_back_in_another_process(store: PrefixStore) -> None:
     assert blocks.kept_bytes == sum(len(block(i)) for i in range(10))
     again = SealedBlocks(store, KEY)
     assert again.count(CHAIN) == 10
-    assert list(again.take(CHAIN)) == [block(i) for i in range(10)]
+    assert all_of(again.take(CHAIN)) == [block(i) for i in range(10)]
     assert again.taken_bytes == blocks.kept_bytes
     assert (again.kept_blocks, again.problem) == (0, None)
     assert again.count([]) == 0
-    assert list(again.take([])) == []
+    assert all_of(again.take([])) == []
     other = links(KEY, [*range(35), 0], 10)  # shares three blocks
     assert again.count(other) == 3
-    assert list(again.take(other)) == [block(i) for i in range(3)]
+    assert all_of(again.take(other)) == [block(i) for i in range(3)]
     assert readers() == []
 
 
@@ -184,11 +195,11 @@ def test_a_block_that_was_cut_or_grew_is_removed(store: PrefixStore) -> None:
         assert not path.exists()
 
 
-@pytest.mark.parametrize("run_bytes", [1, sealed.RUN_BYTES])
+@pytest.mark.parametrize("run_bytes", [1, reading.RUN_BYTES])
 def test_blocks_before_a_damaged_one_are_taken(
     store: PrefixStore, run_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sealed, "RUN_BYTES", run_bytes)  # each block is handed over alone, or all together
+    monkeypatch.setattr(reading, "RUN_BYTES", run_bytes)  # each block is handed over alone, or all together
     keep(store)
     path_of(store, CHAIN[4]).write_bytes(b"edge.kv\x02" + bytes(100))  # another version
     assert SealedBlocks(store, KEY).count(CHAIN) == 10
@@ -210,7 +221,7 @@ def test_what_is_no_file_is_no_block(store: PrefixStore, tmp_path: Path) -> None
     blocks = SealedBlocks(store, KEY)
     for n in range(3):
         assert blocks.count(CHAIN[n:]) == 0
-        assert list(blocks.take(CHAIN[n:])) == []
+        assert all_of(blocks.take(CHAIN[n:])) == []
     blocks = keep(store, 4)
     assert taken(store) == [block(0), block(1)]
     assert (blocks.kept_blocks, blocks.dropped_blocks) == (3, 1)
@@ -250,7 +261,7 @@ def test_of_random_changes_none_is_taken(store: PrefixStore) -> None:
         damaged = mutated(content, other, draw)
         path.write_bytes(damaged)
         n_damaged += damaged != content
-        assert list(blocks.take(CHAIN[:1])) == ([block(0)] if damaged == content else [])
+        assert all_of(blocks.take(CHAIN[:1])) == ([block(0)] if damaged == content else [])
         assert path.exists() == (damaged == content)
     assert n_damaged > some(900, 18_000)
 
@@ -260,11 +271,12 @@ def test_of_very_many_random_changes_none_is_decrypted(store: PrefixStore) -> No
     name = bytes(32)
     content, other = blocks.seal(name, block(0)), blocks.seal(name, block(1))
     draw = random.Random(81)
+    into = memoryview(bytearray(10_000))
     n_damaged = 0
     for _ in range(some(20_000, 1_000_000)):
         damaged = mutated(content, other, draw)
         n_damaged += damaged != content
-        assert blocks.unseal(name, damaged) == (block(0) if damaged == content else None)
+        assert blocks.unseal(name, memoryview(damaged), into) == (block(0) if damaged == content else None)
     assert n_damaged > some(18_000, 900_000)
 
 
@@ -276,7 +288,7 @@ def test_blocks_are_there_before_they_are_written(gate: Gate) -> None:
     assert gate.is_writing.wait(WAIT_S)
     assert not list(gate.folder.glob("*"))
     assert blocks.count(CHAIN) == 3
-    assert list(blocks.take(CHAIN)) == [block(0), block(1), block(2)]
+    assert all_of(blocks.take(CHAIN)) == [block(0), block(1), block(2)]
     assert not blocks.flush(0.01)
     gate.may_write.set()
     assert blocks.flush(WAIT_S)
@@ -337,44 +349,62 @@ def test_reading_is_ahead_by_so_much_and_ends_with_the_iterator(gate: Gate, monk
     iterator = blocks.take(CHAIN)
     assert next(iterator) == block(0)
     assert readers()
-    assert gate.n_looked_for == 5  # the fourth has to wait; it ends where the fifth begins
+    assert gate.n_looked_for == 4  # two are in memory, the third has to wait; it ends where the fourth begins
     iterator.close()
     assert readers() == []
     del unused
-    assert list(blocks.take(CHAIN)) == [block(i) for i in range(10)]
+    assert all_of(blocks.take(CHAIN)) == [block(i) for i in range(10)]
     assert readers() == []
 
 
-def test_the_disk_is_told_what_will_be_read(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While none of it has come: so it reads many files at once, whatever each reader waits for."""
-    monkeypatch.setattr(sealed, "AHEAD_BYTES", 5 * MIB)
-    keep(PrefixStore(gate.folder, gate.max_bytes))
-    told: list[Path] = []
-    monkeypatch.setattr(
-        os, "posix_fadvise", lambda handle, *_: told.append(Path(os.readlink(f"/proc/self/fd/{handle}")))
-    )
-    blocks = SealedBlocks(gate, KEY).take(CHAIN)
-    came = start(next, blocks)
-    until(lambda: len(told) == len(CHAIN), "all files to be announced")
+def read_by_runs(gate: Gate, monkeypatch: pytest.MonkeyPatch, seconds: float) -> list[str]:
+    """What the disk is told of while the files of ten blocks are read in three runs, each in so many seconds."""
+    gate.may_write.set()
     gate.may_read.set()
-    assert came.result(WAIT_S) == block(0)
-    assert len(list(blocks)) == len(CHAIN) - 1
-    assert told == [path_of(gate, link) for link in CHAIN]
-    gate.expect(bytes(32))  # no such file
-    assert len(told) == len(CHAIN)
+    keep(gate)
+    told: list[str] = []
+    clock = iter(range(100))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "posix_fadvise", lambda handle, *_: told.append(os.readlink(f"/proc/self/fd/{handle}")))
+        patched.setattr(time, "perf_counter", lambda: next(clock) * seconds)
+        patched.setattr(reading, "_runs", lambda blocks, _: iter([list(islice(blocks, n)) for n in (3, 3, 4)]))
+        assert taken(gate) == [block(i) for i in range(10)]
+    return told
+
+
+def test_a_fast_disk_is_read_past_the_cache(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate.cached = False
+    run_bytes = sum(len(block(i)) + 36 for i in range(3))  # the least of the runs
+    assert read_by_runs(gate, monkeypatch, 0.99 * run_bytes / reading.FAST_BYTES_PER_S) == []
+    assert gate.direct == [True] * 10
+
+
+def test_a_slow_disk_is_told_what_will_be_read(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the cache keeps it: the first run only shows that the disk is slow."""
+    gate.cached = False
+    run_bytes = sum(len(block(i)) + 36 for i in range(3))
+    told = read_by_runs(gate, monkeypatch, 1.01 * run_bytes / reading.FAST_BYTES_PER_S)
+    assert gate.direct == [True] * 3 + [False] * 7
+    assert told == [str(path_of(gate, link)) for link in CHAIN[3:]]
+    gate.expect(bytes(32))  # no such file, and no error
+
+
+def test_what_is_cached_comes_from_there(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read_by_runs(gate, monkeypatch, 1e-9) == []
+    assert gate.direct == [False] * 10
 
 
 def test_a_disk_that_does_not_answer_has_no_blocks(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     gate.may_write.set()
     keep(gate, 3)
-    monkeypatch.setattr(sealed, "READ_TIMEOUT_S", 0.01)
-    assert list(SealedBlocks(gate, KEY).take(CHAIN)) == []
+    monkeypatch.setattr(reading, "READ_TIMEOUT_S", 0.01)
+    assert all_of(SealedBlocks(gate, KEY).take(CHAIN)) == []
     gate.may_read.set()
     for thread in threading.enumerate():
         if "prompts" in thread.name:
             thread.join(WAIT_S)
     assert readers() == []
-    monkeypatch.setattr(sealed, "READ_TIMEOUT_S", WAIT_S)
+    monkeypatch.setattr(reading, "READ_TIMEOUT_S", WAIT_S)
     assert taken(gate) == [block(0), block(1), block(2)]
 
 
@@ -390,7 +420,7 @@ def test_a_full_disk_keeps_what_it_can(tmp_path: Path) -> None:
         assert (blocks.kept_blocks, blocks.dropped_blocks) == (1, 2)
         assert blocks.problem
         assert "needed on the disk" in blocks.problem
-        assert list(blocks.take(CHAIN)) == [bytes(30 << 10)]
+        assert all_of(blocks.take(CHAIN)) == [bytes(30 << 10)]
 
 
 def test_a_block_larger_than_the_limit_is_a_problem_and_no_error(store: PrefixStore) -> None:
@@ -448,6 +478,6 @@ def test_two_processes_write_the_same_blocks(tmp_path: Path) -> None:
         with child:
             assert child.communicate()[0].endswith("\nwhole None\n")
         assert child.returncode == 0
-    taken = list(SealedBlocks(PrefixStore(tmp_path, 1 << 30), KEY).take([b"%032d" % i for i in range(60)]))
+    taken = all_of(SealedBlocks(PrefixStore(tmp_path, 1 << 30), KEY).take([b"%032d" % i for i in range(60)]))
     assert taken == [bytes([i]) * 200_000 for i in range(60)]
     assert len(list(tmp_path.iterdir())) == 60
