@@ -18,7 +18,7 @@ from devices.paths import state_folder
 _temporary: list[Path] = []  # files and folders of this process that nobody else would remove
 
 
-def write_whole(path: Path, content: bytes | memoryview, *, sync: bool = True) -> None:
+def write_whole(path: Path, content: bytes | bytearray | memoryview, *, sync: bool = True) -> None:
     """Write `content` so that only this user may read it. OSError, which names this file, on failure.
 
     A reader sees the old file or the new one, never half of one. sync: also after a loss of power.
@@ -29,7 +29,7 @@ def write_whole(path: Path, content: bytes | memoryview, *, sync: bool = True) -
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def _write_whole(path: Path, content: bytes | memoryview, sync: bool) -> None:
+def _write_whole(path: Path, content: bytes | bytearray | memoryview, sync: bool) -> None:
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # 0600
     with removed_at_end(Path(temporary)):
         try:

@@ -41,7 +41,7 @@ def seal(states: States, folder: Path, max_bytes: int, key: bytes, held: int | N
     of a budget of memory; None: there is no budget."""
     kinds = (_FORMAT, PINNED_VERSION, states.kv.name, str(states.block), states.factors)
     store, own_key = PrefixStore(folder, max_bytes), derived(key, *(kind.encode() for kind in kinds))
-    states.sealed = SealedBlocks(store, own_key, (held // 4, held // 4) if held else None)
+    states.sealed = SealedBlocks(store, own_key, (held // 4, held // 2) if held else None)
 
 
 def fingerprint(file: GgufFile) -> str:

@@ -12,6 +12,7 @@ from edge.errors import ContextFull, EngineError
 from edge.llm.engine import Outputs
 from edge.llm.interface import TextEngine
 from edge.llm.sampler import Wanted
+from edge.prefixes.group import group_start
 from partition.errors import StateError
 from partition.plan.plan import Range
 
@@ -200,23 +201,26 @@ class Session:
         """
         states = self.engine.states
         exact = len(self.tokens) if self.exact is None else self.exact
-        whole, first = exact // states.block, self._kept // states.block
-        if states.keeps and not self._shifting and whole > first and holds(self.engine, self.sequence, self):
+        whole, kept = exact // states.block, self._kept // states.block
+        if states.keeps and not self._shifting and whole > kept and holds(self.engine, self.sequence, self):
+            first = group_start(kept)
             states.keep(self.sequence, first * states.block, states.links(self.tokens[: whole * states.block])[first:])
             self._kept = whole * states.block
 
     def _restore(self, prompt: Sequence[int]) -> int:
         """Continue what is held with what is kept of this prompt: how many tokens came from there."""
         states = self.engine.states
-        held, first = len(self.tokens), len(self.tokens) // states.block
-        whole = (len(prompt) - 1) // states.block
-        if not states.keeps or self.exact is not None or whole <= first:
+        held, whole = len(self.tokens), (len(prompt) - 1) // states.block
+        if not states.keeps or self.exact is not None or whole <= held // states.block:
             return 0
+        first = group_start(held // states.block)
         links = states.links(prompt[: whole * states.block])[first:]
         links = links[: states.kept(links)]
         if (first + len(links)) * states.block <= held:
             return 0
         self.cut(first * states.block)
+        if len(self.tokens) < first * states.block:  # all had to be forgotten
+            return max(0, self._restore(prompt) - held)
         blocks = states.restore(self.sequence, first * states.block, links)
         self.tokens.extend(prompt[first * states.block : (first + blocks) * states.block])
         self.cut(len(self.tokens))  # some ranks may have had more than others

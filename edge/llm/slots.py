@@ -12,6 +12,7 @@ from contextlib import suppress
 from edge.errors import EdgeError
 from edge.llm.interface import TextEngine
 from edge.llm.sequence import common_prefix
+from edge.prefixes.group import group_start
 
 
 class Slot:
@@ -81,8 +82,9 @@ class Slots:
             self._clear(slot)
             return
         states = self._engine.states
-        whole, first = len(slot.tokens) // states.block, slot.kept // states.block
-        if keep and states.keeps and whole > first:
+        whole, kept = len(slot.tokens) // states.block, slot.kept // states.block
+        if keep and states.keeps and whole > kept:
+            first = group_start(kept)
             with suppress(EdgeError):  # the engine's failure is told by the next step, and keeping is no duty
                 links = states.links(slot.tokens[: whole * states.block])
                 states.keep(slot.sequence, first * states.block, links[first:])
@@ -93,7 +95,7 @@ class Slots:
         states = self._engine.states
         if not states.keeps:
             return
-        first, whole = len(slot.tokens) // states.block, (len(history) - 1) // states.block
+        first, whole = group_start(len(slot.tokens) // states.block), (len(history) - 1) // states.block
         links = states.links(history[: whole * states.block])[first:]
         links = links[: states.kept(links)]
         start = first * states.block

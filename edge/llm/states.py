@@ -10,6 +10,7 @@ import numpy as np
 
 from edge.errors import EngineError
 from edge.llama.llama import Context
+from edge.prefixes.group import blocks_a_file
 from edge.prefixes.keys import links
 from edge.prefixes.sealed import SealedBlocks
 from partition.errors import CannotSlice, StateError
@@ -17,13 +18,13 @@ from partition.model.metadata import Metadata
 from partition.model.model import ModelShape
 from partition.plan.plan import Range
 from partition.slices.source import Source
-from partition.state.sequence import KVBlock, check_encoded, decode, encode
+from partition.state.sequence import KVBlock, check_encoded, decode, encode, encoded_bytes
 from partition.state.shape import StateShape
 from quant.gguf.file import GgufFile
 from quant.text import bytes_text
 from quant.types import TensorType
 
-_HELD_BLOCKS = 8  # at once, within a budget: two that wait to be written, two that were read ahead, and copies
+_HELD_FILES = 4  # at once, within a budget: one waits to be written, two are read, and copies
 _LEAST_HELD = 1 << 20  # bytes
 FINISH_S = 5.0  # for what is still to be written at the end
 BLOCK_TOKENS = 16  # small, so that most of a history is in whole blocks; 70B models have 5 MiB in each
@@ -47,7 +48,8 @@ def position_factors(file: GgufFile, context: int) -> str:
 def held_bytes(shape: ModelShape) -> int:
     """What keeping blocks takes of a budget of memory, with keys and values of 16 bits."""
     values = sum(shape.n_heads_kv) * (shape.head_k + shape.head_v)
-    return max(_LEAST_HELD, _HELD_BLOCKS * BLOCK_TOKENS * 2 * values)
+    block_bytes = BLOCK_TOKENS * 2 * values
+    return max(_LEAST_HELD, _HELD_FILES * blocks_a_file(block_bytes) * block_bytes)
 
 
 class States:
@@ -112,24 +114,31 @@ class States:
         return links(self.history_key, tokens, self.block)
 
     def keep(self, sequence: int, start: int, links: Sequence[bytes]) -> None:
-        """Keep the blocks of a sequence from position `start` on, each under its link. They are written later."""
+        """Keep the blocks of a sequence from position `start` on, where a group of blocks starts (`group_start`), each
+        under its link. They are written later. Those that are there count as used now."""
         if self.sealed is None or not self.keeps:
             return
-        for i, link in enumerate(links):
-            if self.sealed.count((link,)):
-                continue
-            positions = self._block(start, i)
-            try:
-                self.sealed.keep(link, encode(self.read(sequence, positions), self.shape).tobytes())
-            except StateError:  # an attention window has dropped some of it
+        a_file = blocks_a_file(encoded_bytes(self.shape, self.block))
+        first = self.sealed.count(links, use=True)
+        while first < len(links):
+            end = min(len(links), (first // a_file + 1) * a_file)
+            blocks: list[bytes] = []
+            with suppress(StateError):  # an attention window has dropped some of it
+                for i in range(first, end):
+                    blocks.append(encode(self.read(sequence, self._block(start, i)), self.shape).tobytes())
+            if blocks:
+                self.sealed.keep(links[first : first + len(blocks)], blocks)
+            if first + len(blocks) < end:
                 return
+            first = end
 
     def kept(self, links: Sequence[bytes]) -> int:
-        """How many leading ones of these blocks are kept."""
+        """How many leading ones of these blocks are kept. The first must start a group."""
         return self.sealed.count(links) if self.sealed is not None and self.keeps else 0
 
     def restore(self, sequence: int, start: int, links: Sequence[bytes]) -> int:
-        """Add kept blocks to a sequence that ends at position `start`: how many leading ones were there."""
+        """Add kept blocks to a sequence that ends at position `start`, where a group starts: how many leading ones were
+        there."""
         if self.sealed is None or not self.keeps:
             return 0
         done = 0

@@ -75,7 +75,7 @@ class Op(IntEnum):
 _OPS = {int(op): op for op in Op}
 _WITH_LINKS = (Op.KEEP, Op.COUNT, Op.RESTORE)
 LINK_BYTES = 32
-MOST_LINKS = 256  # of a step
+MOST_LINKS = 256  # of a step; a group of blocks (`group_start`) begins each
 
 
 class Step(NamedTuple):

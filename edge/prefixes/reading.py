@@ -8,106 +8,121 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from itertools import takewhile
 from typing import NamedTuple
 
 from edge.llama.address_space import HUGE_PAGE, AddressSpace, pages
+from edge.prefixes.group import SealedBlock, read_header
 from edge.prefixes.store import PrefixStore
 
-RUN_BYTES = 4 << 20  # of files that are handed over together: each time takes as long as to read a small one
-READ_TIMEOUT_S = 30.0  # for files that are handed over together; then they are not there
+READ_TIMEOUT_S = 30.0  # for what is handed over together; then it is not there
 FAST_BYTES_PER_S = 500e6  # of a disk that the page cache would slow down
+SLOW_FILES = 3  # one after the other that make a disk slow: one may have met a bad moment
 
 
-class Block(NamedTuple):
-    """A block that is there."""
+class Run(NamedTuple):
+    """Consecutive blocks of a history that go to one file."""
 
-    name: bytes  # of its file
-    n_bytes: int
-    data: bytes | None  # where it is still to be written
+    links: Sequence[bytes]
+    blocks: Sequence[bytes]  # of data
 
 
-def read_ahead(store: PrefixStore, blocks: Iterator[Block], most_bytes: int) -> Generator[tuple[Block, memoryview]]:
-    """The blocks whose files can be read, in order, with what is in them, which is valid until the next one is asked
-    for. It ends before the first that cannot. The thread ends with the iterator. most_bytes: of files in memory."""
-    runs = _runs(blocks, min(RUN_BYTES, most_bytes // 2))
-    free = deque(AddressSpace(1) for _ in range(2))  # one is read while the other is taken
-    reading: deque[tuple[list[Block], AddressSpace, Future[list[memoryview]]]] = deque()
+class Content(NamedTuple):
+    """What is there of a block."""
+
+    file: bytes  # its name
+    block: SealedBlock | None  # None: it is still to be written
+    data: memoryview  # what the file has in its place, or the data itself
+
+
+def read_ahead(reader: HistoryReader, room: int) -> Generator[Content]:
+    """The leading blocks that are there, in order. What a file has is valid until the next block is asked for.
+
+    room: bytes of memory for files; one that is larger gets memory of its own. The thread ends with the iterator.
+    """
+    half = max(1, room // 2)  # is read while the other is taken
+    free = deque(AddressSpace(half, huge=half >= HUGE_PAGE) for _ in range(2))
+    reading: deque[tuple[AddressSpace, Future[list[Content]]]] = deque()
     pool = ThreadPoolExecutor(1, "kept prompts")
-    reader = _Reader(store)
-    following = next(runs, None)
     try:
         while True:
-            while following is not None and free:
-                space = _with_room(free.popleft(), sum(pages(block.n_bytes) for block in following))
-                reading.append((following, space, pool.submit(reader.read, following, space.view(0, space.n_bytes))))
-                following = next(runs, None)
-            if not reading or not wait([reading[0][2]], READ_TIMEOUT_S).done:
+            while free:
+                space = free.popleft()
+                reading.append((space, pool.submit(reader.read, space.view(0, space.n_bytes))))
+            if not wait([reading[0][1]], READ_TIMEOUT_S).done:
                 return
-            run, space, future = reading.popleft()
-            contents = future.result()
-            yield from zip(run, contents, strict=False)
-            if len(contents) < len(run):
+            space, future = reading.popleft()
+            if not future.result():
                 return
+            yield from future.result()
             free.append(space)
     finally:
-        futures = [future for _, _, future in reading]
+        futures = [future for _, future in reading]
         for future in futures:
             future.cancel()
         pool.shutdown(wait=not wait(futures, READ_TIMEOUT_S).not_done)
 
 
-class _Reader:
-    """What the thread does, and has learnt of the disk."""
+class HistoryReader:
+    """Reads along the links of a history, and learns how fast the disk is."""
 
-    def __init__(self, store: PrefixStore) -> None:
-        self._store = store
-        self._is_fast = True  # until it is not
+    def __init__(
+        self,
+        store: PrefixStore,
+        links: Sequence[bytes],
+        name: Callable[[bytes], bytes],
+        queued: Callable[[bytes], Run | None],
+    ) -> None:
+        """name: of the file that begins with a link. queued: what begins with a link and is still to be written."""
+        self._store, self._links, self._name, self._queued = store, links, name, queued
+        self._at = 0  # of the links; their number where nothing more is there
+        self._slow_files = 0  # that were read last
 
-    def read(self, run: Sequence[Block], into: memoryview) -> list[memoryview]:
-        """What is in the first files of a run, up to one that cannot be read."""
-        files = [block.name for block in run if block.data is None]
-        is_cached = not files or self._store.is_cached(files[0])
-        direct = self._is_fast and not is_cached
-        for name in () if is_cached or direct else files:
-            self._store.expect(name)
-        began = time.perf_counter()
-        found: list[memoryview] = []
-        n_read = at = 0
-        for block in run:
-            if block.data is not None:
-                found.append(memoryview(block.data))
-                continue
-            room = into[at : at + pages(block.n_bytes)]
-            n_bytes = self._store.read(block.name, room, direct=direct)
-            if n_bytes is None:
-                break
-            found.append(room[:n_bytes])
-            at += len(room)
-            n_read += n_bytes
-        if direct:
-            self._is_fast = n_read >= FAST_BYTES_PER_S * (time.perf_counter() - began)
+    def read(self, into: memoryview) -> list[Content]:
+        """What is there of the next blocks: as much as there is room for, nothing at the end."""
+        found: list[Content] = []
+        used = 0
+        while self._at < len(self._links):
+            run = self._queued(self._links[self._at])  # first: what leaves the queue is in a file by then
+            name = self._name(self._links[self._at])
+            n_bytes = self._store.n_bytes(name)
+            if n_bytes is not None:
+                if used and len(into) - used < n_bytes:
+                    break
+                room = into[used:] if n_bytes <= len(into) else AddressSpace(n_bytes).view(0, pages(n_bytes))
+                contents = self._in_file(name, room[: pages(n_bytes)])
+                used += pages(n_bytes)
+            else:
+                contents = self._waiting(name, run) if run else []
+            found += contents
+            self._at = self._at + len(contents) if contents else len(self._links)
         return found
 
+    def _in_file(self, name: bytes, into: memoryview) -> list[Content]:
+        """The blocks of a file that come next. One that is damaged is removed."""
+        direct = self._slow_files < SLOW_FILES and not self._store.is_cached(name)
+        began = time.perf_counter()
+        n_bytes = self._store.read(name, into, direct=direct)
+        if n_bytes is None:
+            return []
+        if direct:
+            is_slow = n_bytes < FAST_BYTES_PER_S * (time.perf_counter() - began)
+            self._slow_files = self._slow_files + 1 if is_slow else 0
+        blocks = read_header(into[:n_bytes], name, n_bytes)
+        if blocks is None:
+            self._store.remove(name)
+            return []
+        links = self._links[self._at : self._at + len(blocks)]
+        count = n_same([block.name for block in blocks], map(self._name, links))
+        return [Content(name, one, into[one.start : one.start + one.n_bytes]) for one in blocks[:count]]
 
-def _runs(blocks: Iterator[Block], most_bytes: int) -> Iterator[list[Block]]:
-    """As many blocks together as have so many bytes, or one that is larger."""
-    run: list[Block] = []
-    n_bytes = 0
-    for block in blocks:
-        if run and n_bytes + block.n_bytes > most_bytes:
-            yield run
-            run, n_bytes = [], 0
-        run.append(block)
-        n_bytes += block.n_bytes
-    if run:
-        yield run
+    def _waiting(self, name: bytes, run: Run) -> list[Content]:
+        count = n_same(run.links, self._links[self._at :])
+        return [Content(name, None, memoryview(data)) for data in run.blocks[:count]]
 
 
-def _with_room(space: AddressSpace, n_bytes: int) -> AddressSpace:
-    """A space of at least so many bytes: this one, or one in its place."""
-    if n_bytes <= space.n_bytes:
-        return space
-    space.close()
-    return AddressSpace(n_bytes, huge=n_bytes >= HUGE_PAGE)
+def n_same(a: Iterable[bytes], b: Iterable[bytes]) -> int:
+    """How many leading ones are the same."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))

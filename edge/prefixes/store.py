@@ -74,7 +74,7 @@ class PrefixStore:
         self._until_count = 0  # bytes that may still be written before the folder is counted again
         self._last_ns = 0
 
-    def write(self, name: bytes, data: bytes) -> bool:
+    def write(self, name: bytes, data: bytes | bytearray) -> bool:
         """Put a file there, whole or not at all, in place of what has the name. False where it cannot be (`problem`).
 
         What was not used for longest is removed, until there is room below the limit and on the disk.
@@ -128,15 +128,16 @@ class PrefixStore:
         except (OSError, AttributeError, NotImplementedError) as exc:
             return not isinstance(exc, BlockingIOError)
 
-    def expect(self, name: bytes) -> None:
-        """Have the disk begin to read a file that is wanted soon, where the system can be told. Nobody waits for it."""
-        if hasattr(os, "posix_fadvise"):
-            with suppress(OSError):
-                handle = os.open(self._path(name), _FLAGS)
-                try:
-                    os.posix_fadvise(handle, 0, MOST_FILE_BYTES, os.POSIX_FADV_WILLNEED)
-                finally:
-                    os.close(handle)
+    def head(self, name: bytes, most: int) -> bytes | None:
+        """The first bytes of a file, `most` of them at most. None where there is none, or none that can be read."""
+        try:
+            handle = os.open(self._path(name), _FLAGS)
+            try:
+                return os.pread(handle, most, 0) if stat.S_ISREG(os.fstat(handle).st_mode) else None
+            finally:
+                os.close(handle)
+        except OSError:
+            return None
 
     def n_bytes(self, name: bytes) -> int | None:
         """The size of a file, or None where there is none."""
@@ -195,7 +196,7 @@ class PrefixStore:
             raise ValueError(f"a name has {NAME_BYTES} bytes, not {len(name)}")
         return self.folder / f"{name.hex()}.kv"
 
-    def _write(self, path: Path, data: bytes) -> None:
+    def _write(self, path: Path, data: bytes | bytearray) -> None:
         """Make room and write. OSError where that cannot be."""
         with self._lock:
             self._make_room(len(data))
