@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from functools import cached_property
@@ -49,7 +50,7 @@ def held_bytes(shape: ModelShape) -> int:
     """What keeping blocks takes of a budget of memory, with keys and values of 16 bits."""
     values = sum(shape.n_heads_kv) * (shape.head_k + shape.head_v)
     block_bytes = BLOCK_TOKENS * 2 * values
-    return max(_LEAST_HELD, _HELD_FILES * blocks_a_file(block_bytes) * block_bytes)
+    return max(_LEAST_HELD, _HELD_FILES * blocks_a_file(block_bytes, sys.maxsize) * block_bytes)
 
 
 class States:
@@ -118,7 +119,7 @@ class States:
         under its link. They are written later. Those that are there count as used now."""
         if self.sealed is None or not self.keeps:
             return
-        a_file = blocks_a_file(encoded_bytes(self.shape, self.block))
+        a_file = blocks_a_file(encoded_bytes(self.shape, self.block), self.sealed.store.max_bytes)
         first = self.sealed.count(links, use=True)
         while first < len(links):
             end = min(len(links), (first // a_file + 1) * a_file)

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 PAGE = 4096
 MOST_BLOCKS = 8  # of a file
-FILE_BYTES = 4 << 20  # of data in a file; one block may have more. Larger files are read no faster
+FILE_BYTES = 4 << 20  # of data in a file, unless one block has more: larger files are read no faster
 _MAGIC = b"edge.kv\x02"
 _COUNT = struct.Struct("<I")
 _ENTRY = struct.Struct("<32s12sI")
@@ -34,10 +34,11 @@ def group_start(block: int) -> int:
     return block // MOST_BLOCKS * MOST_BLOCKS
 
 
-def blocks_a_file(block_bytes: int) -> int:
-    """How many blocks of so many bytes go to one file: so many that the blocks of a `group_start` begin one."""
+def blocks_a_file(block_bytes: int, store_bytes: int) -> int:
+    """How many blocks of so many bytes go to one file: so many that the block of a `group_start` begins one.
+    store_bytes: that all files may have; it should have room for several."""
     blocks = MOST_BLOCKS
-    while blocks > 1 and blocks * block_bytes > FILE_BYTES:
+    while blocks > 1 and blocks * block_bytes > min(FILE_BYTES, store_bytes // 8):
         blocks //= 2
     return blocks
 

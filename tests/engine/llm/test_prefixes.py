@@ -15,6 +15,7 @@ from edge.llm.prefixes import fingerprint
 from edge.llm.sampler import SamplingParams
 from edge.llm.sequence import Session
 from edge.llm.states import BLOCK_TOKENS
+from edge.prefixes.group import PAGE
 from quant.gguf.file import GgufFile
 
 GREEDY = SamplingParams(temperature=0)
@@ -78,6 +79,18 @@ def test_a_session_continues_its_own_tokens_with_kept_ones(options: EngineOption
         assert (session.restored, session.computed) == (0, 1)
 
 
+def test_a_session_continues_in_the_middle_of_a_file(options: EngineOptions) -> None:
+    """Files hold eight blocks, so those of the second are read from its beginning on."""
+    prompt = [*PROMPT, *PROMPT]
+    wanted, _ = answered(options, prompt)
+    with Engine(MODEL_PATH, options) as engine:
+        session = Session(engine)
+        session.prefill(prompt[:150])
+        responses = list(generate(session, prompt, GREEDY, max_tokens=8))
+        assert session.restored == 192 - 150
+    assert [response.token_id for response in responses] == wanted
+
+
 def test_what_replaces_a_part_of_a_session_is_kept_as_well(options: EngineOptions) -> None:
     other = [*PROMPT[:40], *reversed(PROMPT[40:])]
     with Engine(MODEL_PATH, options) as engine:
@@ -123,7 +136,7 @@ def test_damage_ends_what_is_used_of_a_prompt(options: EngineOptions) -> None:
     files = sorted(options.prefixes.folder.glob("*.kv"))
     for file in files:
         data = bytearray(file.read_bytes())
-        data[len(data) // 2] ^= 1
+        data[PAGE] ^= 1  # in its first block
         file.write_bytes(data)
     found, last = answered(options, PROMPT)
     assert found == wanted

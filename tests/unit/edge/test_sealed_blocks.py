@@ -595,10 +595,11 @@ def test_blocks_of_a_file_stay_where_they_are(store: PrefixStore) -> None:
 
 def test_a_group_begins_a_file() -> None:
     for block_bytes in (1, 1000, 300_000, 1 << 20, 5 << 20, 1 << 30):
-        a_file = blocks_a_file(block_bytes)
+        a_file = blocks_a_file(block_bytes, 1 << 40)
         assert a_file == 1 or a_file * block_bytes <= 4 << 20
         assert {group_start(i) % a_file for i in range(100)} == {0}
-    assert [blocks_a_file(n) for n in (1, 360_000, 1 << 20, 5 << 20)] == [8, 8, 4, 1]
+    assert [blocks_a_file(n, 1 << 40) for n in (1, 360_000, 1 << 20, 5 << 20)] == [8, 8, 4, 1]
+    assert [blocks_a_file(360_000, mib << 20) for mib in (32, 16, 4)] == [8, 4, 1]  # a small store has several files
     assert [group_start(i) for i in (0, 7, 8, 17)] == [0, 0, 8, 16]
     assert MOST_BLOCKS == 8
 
