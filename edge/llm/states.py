@@ -19,7 +19,7 @@ from partition.model.metadata import Metadata
 from partition.model.model import ModelShape
 from partition.plan.plan import Range
 from partition.slices.source import Source
-from partition.state.sequence import KVBlock, check_encoded, decode, encode, encoded_bytes
+from partition.state.sequence import KVBlock, LayerRows, check_encoded, decode, encode, encoded_bytes
 from partition.state.shape import StateShape
 from quant.gguf.file import GgufFile
 from quant.text import bytes_text
@@ -61,6 +61,7 @@ class States:
         self._transposed = False  # how this context has values; found out by the first block that it refuses
         self.sealed: SealedBlocks | None = None  # where blocks are kept; None: nowhere
         self.history_key = b""  # makes tokens names of blocks; only rank 0 has it
+        self._window = Metadata(file).count("attention.sliding_window", 0) or sys.maxsize
         self.block = block_tokens(file)
         self.factors = position_factors(file, context.n_ctx)
 
@@ -119,19 +120,15 @@ class States:
         under its link. They are written later. Those that are there count as used now."""
         if self.sealed is None or not self.keeps:
             return
-        a_file = blocks_a_file(encoded_bytes(self.shape, self.block), self.sealed.store.max_bytes)
+        store_bytes = self.sealed.store.max_bytes
+        a_file = blocks_a_file(encoded_bytes(self.shape, self.block), store_bytes, self._window // self.block)
         first = self.sealed.count(links, use=True)
-        while first < len(links):
-            end = min(len(links), (first // a_file + 1) * a_file)
-            blocks: list[bytes] = []
-            with suppress(StateError):  # an attention window has dropped some of it
-                for i in range(first, end):
-                    blocks.append(encode(self.read(sequence, self._block(start, i)), self.shape).tobytes())
-            if blocks:
-                self.sealed.keep(links[first : first + len(blocks)], blocks)
-            if first + len(blocks) < end:
-                return
-            first = end
+        with suppress(StateError):  # an attention window has dropped some of it
+            while first < len(links):
+                end = min(len(links), (first // a_file + 1) * a_file)
+                positions = Range(start + first * self.block, start + end * self.block)
+                self.sealed.keep(links[first:end], encode(self.read(sequence, positions), self.shape).data)
+                first = end
 
     def kept(self, links: Sequence[bytes]) -> int:
         """How many leading ones of these blocks are kept. The first must start a group."""
@@ -143,10 +140,11 @@ class States:
         if self.sealed is None or not self.keeps:
             return 0
         done = 0
-        with suppress(StateError, EngineError), closing(self.sealed.take(links)) as blocks:
-            for data in blocks:
-                self._write_encoded(sequence, data, self._block(start, done))
-                done += 1
+        with suppress(StateError, EngineError), closing(self.sealed.take(links)) as runs:
+            for data, n_blocks, n_wanted in runs:
+                at = start + done * self.block
+                self._write_encoded(sequence, data, Range(at, at + n_blocks * self.block), n_wanted)
+                done += n_wanted
         return done
 
     def finish(self, timeout_s: float = FINISH_S) -> None:
@@ -154,11 +152,15 @@ class States:
         if self.sealed is not None:
             self.sealed.close(timeout_s)
 
-    def _write_encoded(self, sequence: int, data: memoryview, positions: Range) -> None:
-        """As `write`, of what `encode` gave, which is copied only where llama.cpp wants its values transposed."""
+    def _write_encoded(self, sequence: int, data: memoryview, positions: Range, n_blocks: int) -> None:
+        """Add the first blocks of what `encode` gave for these positions. All together where that can be, as most of
+        what a small state takes llama.cpp is the same for a larger one."""
         check_encoded(data, self.shape, positions)
-        if self._transposed or not self._context.write_state(sequence, np.frombuffer(data, np.uint8)):
-            self.write(sequence, decode(data, self.shape, positions))
-
-    def _block(self, start: int, number: int) -> Range:
-        return Range(start + number * self.block, start + (number + 1) * self.block)
+        is_all = n_blocks * self.block == len(positions) and not self._transposed
+        if is_all and self._context.write_state(sequence, np.frombuffer(data, np.uint8)):
+            return
+        whole = decode(data, self.shape, positions)  # wanted in part, with values transposed, or where cells are free
+        for i in range(n_blocks):
+            at = slice(i * self.block, (i + 1) * self.block)
+            rows = tuple(LayerRows(rows.keys[at], rows.values[at]) for rows in whole.layers)
+            self.write(sequence, KVBlock(Range(positions.start + at.start, positions.start + at.stop), rows))

@@ -1,12 +1,13 @@
-"""A file of kept blocks: consecutive ones of a history, each encrypted for itself.
+"""A file of kept keys and values: those of a few consecutive blocks of a history, encrypted.
 
     8 bytes    what this is, and its version
     4 bytes    the number of blocks, little-endian
-    48 bytes   of each block: 32 its name, 12 a random nonce, 4 its length below, little-endian
+    12 bytes   nonce, random
+    32 bytes   of each block: its name; the first is the file's
+    the rest   the data in AES-256-GCM, and its tag; all of the above is authenticated with it
 
-From byte 4096 on follow the blocks, each in AES-256-GCM with its tag, and each on a page of 4096 bytes of its own, so
-that a disk can write them to memory by itself. All of the above is authenticated with each. So whatever is not just
-what was kept under this name with this key is not there: blocks cannot be changed, cut off, or put in another place.
+So whatever is not just what was kept under this name with this key is not there: bytes cannot be changed, cut off or
+put under another name.
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-PAGE = 4096
+Buffer = bytes | bytearray | memoryview
 MOST_BLOCKS = 8  # of a file
 FILE_BYTES = 4 << 20  # of data in a file, unless one block has more: larger files are read no faster
+_HEAD = struct.Struct("<8sI12s")
 _MAGIC = b"edge.kv\x02"
-_COUNT = struct.Struct("<I")
-_ENTRY = struct.Struct("<32s12sI")
-_NONCE_BYTES, _TAG_BYTES = 12, 16
+_NAME_BYTES, _NONCE_BYTES, _TAG_BYTES = 32, 12, 16
+HEADER_BYTES = _HEAD.size + MOST_BLOCKS * _NAME_BYTES  # at most
 
 
 def group_start(block: int) -> int:
@@ -34,77 +35,54 @@ def group_start(block: int) -> int:
     return block // MOST_BLOCKS * MOST_BLOCKS
 
 
-def blocks_a_file(block_bytes: int, store_bytes: int) -> int:
-    """How many blocks of so many bytes go to one file: so many that the block of a `group_start` begins one.
-    store_bytes: that all files may have; it should have room for several."""
+def blocks_a_file(block_bytes: int, store_bytes: int, most: int = MOST_BLOCKS) -> int:
+    """How many blocks of so many bytes go to one file: so many that the block of a `group_start` begins one, and `most`
+    at most. store_bytes: that all files may have; it should have room for several."""
     blocks = MOST_BLOCKS
-    while blocks > 1 and blocks * block_bytes > min(FILE_BYTES, store_bytes // 8):
+    while blocks > 1 and (blocks > most or blocks * block_bytes > min(FILE_BYTES, store_bytes // 8)):
         blocks //= 2
     return blocks
 
 
-@dataclass(frozen=True, slots=True)
-class SealedBlock:
-    """A block in a file."""
+class Header(NamedTuple):
+    """What a file says of itself. Only what `unseal` accepts was written by whoever has the key."""
 
-    name: bytes
-    nonce: bytes
-    start: int  # in the file
-    n_bytes: int
-    header: bytes  # of the file
-
-    @property
-    def data_bytes(self) -> int:
-        """Of its data."""
-        return self.n_bytes - _TAG_BYTES
-
-    def unseal(self, cipher: AESGCM, content: memoryview, into: memoryview) -> bool:
-        """Decrypt `content`, which the file has in its place, to `data_bytes` of memory. False where it is not what was
-        kept under this name with this key."""
-        try:
-            cipher.decrypt_into(self.nonce, content, self.header, into)
-        except (InvalidTag, ValueError):
-            return False
-        return True
+    names: tuple[bytes, ...]  # of its blocks
+    content: bytes
 
 
-def seal(cipher: AESGCM, names: Sequence[bytes], blocks: Sequence[bytes]) -> bytearray:
-    """The content of a file, whose name is the first of `names`."""
-    nonces = [os.urandom(_NONCE_BYTES) for _ in names]
-    entries = [
-        _ENTRY.pack(name, nonce, len(data) + _TAG_BYTES)
-        for name, nonce, data in zip(names, nonces, blocks, strict=True)
-    ]
-    header = b"".join((_MAGIC, _COUNT.pack(len(names)), *entries))
-    sealed = _blocks(header)
-    content = bytearray(sealed[-1].start + sealed[-1].n_bytes)
+def seal(cipher: AESGCM, names: Sequence[bytes], data: Buffer) -> bytearray:
+    """The content of a file."""
+    nonce = os.urandom(_NONCE_BYTES)
+    header = b"".join((_HEAD.pack(_MAGIC, len(names), nonce), *names))
+    content = bytearray(len(header) + len(data) + _TAG_BYTES)
     content[: len(header)] = header
-    for block, data in zip(sealed, blocks, strict=True):
-        place = memoryview(content)[block.start : block.start + block.n_bytes]
-        cipher.encrypt_into(block.nonce, data, block.header, place)
+    cipher.encrypt_into(nonce, data, header, memoryview(content)[len(header) :])
     return content
 
 
-def read_header(content: memoryview, name: bytes, file_bytes: int) -> tuple[SealedBlock, ...] | None:
-    """The blocks of a file of this name and size, as its first bytes say, of which a page is enough; None where they
-    are no such header. Only what `SealedBlock.unseal` accepts was written by whoever has the key."""
-    start = len(_MAGIC) + _COUNT.size
-    if len(content) < start or content[: len(_MAGIC)] != _MAGIC:
+def read_header(content: Buffer, name: bytes) -> Header | None:
+    """What a file of this name begins with, of which HEADER_BYTES are enough; None where it is no such file."""
+    if len(content) < _HEAD.size:
         return None
-    [count] = _COUNT.unpack_from(content, len(_MAGIC))
-    stop = start + count * _ENTRY.size
-    if not 0 < count <= MOST_BLOCKS or len(content) < stop:
+    magic, count, _ = _HEAD.unpack_from(content)
+    names = bytes(content[_HEAD.size : _HEAD.size + _NAME_BYTES * count]) if count <= MOST_BLOCKS else b""
+    if magic != _MAGIC or not names or len(names) < _NAME_BYTES * count or names[:_NAME_BYTES] != name:
         return None
-    blocks = _blocks(bytes(content[:stop]))
-    if blocks[0].name != name or blocks[-1].start + blocks[-1].n_bytes != file_bytes:
-        return None
-    return blocks if all(block.data_bytes >= 0 for block in blocks) else None
+    all_names = (names[at : at + _NAME_BYTES] for at in range(0, len(names), _NAME_BYTES))
+    return Header(tuple(all_names), bytes(content[: _HEAD.size]) + names)
 
 
-def _blocks(header: bytes) -> tuple[SealedBlock, ...]:
-    blocks: list[SealedBlock] = []
-    at = PAGE
-    for name, nonce, n_bytes in _ENTRY.iter_unpack(header[len(_MAGIC) + _COUNT.size :]):
-        blocks.append(SealedBlock(name, nonce, at, n_bytes, header))
-        at = -(-(at + n_bytes) // PAGE) * PAGE
-    return tuple(blocks)
+def data_bytes(header: Header, content: Buffer) -> int:
+    """Bytes of data in a file; below 0 where it was cut off."""
+    return len(content) - len(header.content) - _TAG_BYTES
+
+
+def unseal(cipher: AESGCM, header: Header, content: memoryview, into: memoryview) -> bool:
+    """Decrypt a file to memory of `data_bytes`. False where it is not what was kept under its name with this key."""
+    nonce = header.content[_HEAD.size - _NONCE_BYTES : _HEAD.size]
+    try:
+        cipher.decrypt_into(nonce, content[len(header.content) :], header.content, into)
+    except (InvalidTag, ValueError):
+        return False
+    return True

@@ -14,7 +14,7 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from edge.llama.address_space import HUGE_PAGE, AddressSpace, pages
-from edge.prefixes.group import SealedBlock, read_header
+from edge.prefixes.group import Buffer, Header, read_header
 from edge.prefixes.store import PrefixStore
 
 READ_TIMEOUT_S = 30.0  # for what is handed over together; then it is not there
@@ -26,19 +26,20 @@ class Run(NamedTuple):
     """Consecutive blocks of a history that go to one file."""
 
     links: Sequence[bytes]
-    blocks: Sequence[bytes]  # of data
+    data: Buffer
 
 
 class Content(NamedTuple):
-    """What is there of a block."""
+    """What is there of a few blocks."""
 
-    file: bytes  # its name
-    block: SealedBlock | None  # None: it is still to be written
-    data: memoryview  # what the file has in its place, or the data itself
+    header: Header | None  # of their file; None: they are still to be written
+    data: memoryview  # all that is in the file, or the data itself
+    n_blocks: int  # that it has
+    n_wanted: int  # of these, the first: a prompt may share no more of them
 
 
 def read_ahead(reader: HistoryReader, room: int) -> Generator[Content]:
-    """The leading blocks that are there, in order. What a file has is valid until the next block is asked for.
+    """What is there of the leading blocks, in order. What a file has is valid until the next is asked for.
 
     room: bytes of memory for files; one that is larger gets memory of its own. The thread ends with the iterator.
     """
@@ -92,35 +93,37 @@ class HistoryReader:
                 if used and len(into) - used < n_bytes:
                     break
                 room = into[used:] if n_bytes <= len(into) else AddressSpace(n_bytes).view(0, pages(n_bytes))
-                contents = self._in_file(name, room[: pages(n_bytes)])
+                content = self._in_file(name, room[: pages(n_bytes)])
                 used += pages(n_bytes)
             else:
-                contents = self._waiting(name, run) if run else []
-            found += contents
-            self._at = self._at + len(contents) if contents else len(self._links)
+                content = self._waiting(run) if run else None
+            if content is None:
+                self._at = len(self._links)
+                break
+            found.append(content)
+            self._at += content.n_wanted
         return found
 
-    def _in_file(self, name: bytes, into: memoryview) -> list[Content]:
-        """The blocks of a file that come next. One that is damaged is removed."""
+    def _in_file(self, name: bytes, into: memoryview) -> Content | None:
+        """What comes next, in this file. One that is damaged is removed."""
         direct = self._slow_files < SLOW_FILES and not self._store.is_cached(name)
         began = time.perf_counter()
         n_bytes = self._store.read(name, into, direct=direct)
         if n_bytes is None:
-            return []
+            return None
         if direct:
             is_slow = n_bytes < FAST_BYTES_PER_S * (time.perf_counter() - began)
             self._slow_files = self._slow_files + 1 if is_slow else 0
-        blocks = read_header(into[:n_bytes], name, n_bytes)
-        if blocks is None:
+        header = read_header(into[:n_bytes], name)
+        if header is None:
             self._store.remove(name)
-            return []
-        links = self._links[self._at : self._at + len(blocks)]
-        count = n_same([block.name for block in blocks], map(self._name, links))
-        return [Content(name, one, into[one.start : one.start + one.n_bytes]) for one in blocks[:count]]
+            return None
+        n_wanted = n_same(header.names, map(self._name, self._links[self._at :]))
+        return Content(header, into[:n_bytes], len(header.names), n_wanted)
 
-    def _waiting(self, name: bytes, run: Run) -> list[Content]:
-        count = n_same(run.links, self._links[self._at :])
-        return [Content(name, None, memoryview(data)) for data in run.blocks[:count]]
+    def _waiting(self, run: Run) -> Content:
+        n_wanted = n_same(run.links, self._links[self._at :])
+        return Content(None, memoryview(run.data), len(run.links), n_wanted)
 
 
 def n_same(a: Iterable[bytes], b: Iterable[bytes]) -> int:

@@ -8,7 +8,7 @@ from contextlib import closing
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from edge.prefixes.group import PAGE, SealedBlock, read_header, seal
+from edge.prefixes.group import HEADER_BYTES, Buffer, data_bytes, read_header, seal, unseal
 from edge.prefixes.keys import derived
 from edge.prefixes.reading import HistoryReader, Run, n_same, read_ahead
 from edge.prefixes.store import PrefixStore
@@ -47,22 +47,21 @@ class SealedBlocks:
         """Why something was not kept, the first time, in one line for people; None where nothing was amiss."""
         return self.store.problem
 
-    def keep(self, links: Sequence[bytes], blocks: Sequence[bytes]) -> None:
+    def keep(self, links: Sequence[bytes], data: Buffer) -> None:
         """Have a thread write blocks that are not there, to one file.
 
         Where the disk is behind, this waits for at most KEEP_WAIT_S, and then drops them.
         """
-        n_bytes = sum(map(len, blocks))
         with self._changed:
             if self._closed or links[0] in self._queue:
                 return
-            if not self._changed.wait_for(lambda: self._closed or self._fits(n_bytes), KEEP_WAIT_S) or self._closed:
-                self.dropped_blocks += len(blocks)
+            if not self._changed.wait_for(lambda: self._closed or self._fits(len(data)), KEEP_WAIT_S) or self._closed:
+                self.dropped_blocks += len(links)
                 return
             if links[0] in self._queue:
                 return
-            self._queue[links[0]] = Run(links, blocks)
-            self._queued_bytes += n_bytes
+            self._queue[links[0]] = Run(links, data)
+            self._queued_bytes += len(data)
             if self._writer is None:
                 self._writer = threading.Thread(target=self._write_all, name="keeping prompts", daemon=True)
                 self._writer.start()
@@ -73,8 +72,8 @@ class SealedBlocks:
         count = 0
         while count < len(links):
             run, name = self._queued(links[count]), self._name(links[count])
-            if (blocks := self._header(name)) is not None:
-                count += n_same((block.name for block in blocks), map(self._name, links[count:]))
+            if (head := self.store.head(name, HEADER_BYTES)) and (header := read_header(head, name)):
+                count += n_same(header.names, map(self._name, links[count:]))
                 if use:
                     self.store.touch(name)
             elif run is not None:
@@ -83,28 +82,29 @@ class SealedBlocks:
                 break
         return count
 
-    def take(self, links: Sequence[bytes]) -> Generator[memoryview]:
-        """The data of the first links, in order, each valid until the next one is asked for: the memory is used again,
-        as fresh memory takes longer than the cipher. A thread reads ahead, and ends with the iterator.
+    def take(self, links: Sequence[bytes]) -> Generator[tuple[memoryview, int, int]]:
+        """What is there of the first links, in order: (data, blocks in it, how many of these are wanted, the first).
 
-        It ends before the first that is missing, or not what was kept: such a file is removed. That may be sooner than
-        `count` has said.
+        Data are valid until the next are asked for: the memory is used again, as fresh memory takes longer than the
+        cipher. A thread reads ahead, and ends with the iterator. It ends before the first that is missing, or not what
+        was kept: such a file is removed. That may be sooner than `count` has said.
         """
         reader = HistoryReader(self.store, links, self._name, self._queued)
-        opened = memoryview(b"")
+        opened = memoryview(bytearray())
         with closing(read_ahead(reader, self._ahead_limit)) as contents:
-            for file, block, content in contents:
+            for header, content, n_blocks, n_wanted in contents:
                 data = content
-                if block is not None:
-                    if len(opened) < block.data_bytes:
-                        opened = memoryview(bytearray(block.data_bytes))
-                    data = opened[: block.data_bytes]
-                    if not block.unseal(self._cipher, content, data):
-                        self.store.remove(file)
+                if header is not None:
+                    n_bytes = max(0, data_bytes(header, content))
+                    if len(opened) < n_bytes:
+                        opened = memoryview(bytearray(n_bytes))
+                    data = opened[:n_bytes]
+                    if not unseal(self._cipher, header, content, data):
+                        self.store.remove(header.names[0])
                         return
                 with self._changed:
                     self.taken_bytes += len(data)
-                yield data
+                yield data, n_blocks, n_wanted
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until nothing is to be written any more; False where that takes longer."""
@@ -117,9 +117,9 @@ class SealedBlocks:
         with self._changed:
             self._closed = True
             for link in list(self._queue)[1:]:  # the first is being written
-                blocks = self._queue.pop(link).blocks
-                self._queued_bytes -= sum(map(len, blocks))
-                self.dropped_blocks += len(blocks)
+                run = self._queue.pop(link)
+                self._queued_bytes -= len(run.data)
+                self.dropped_blocks += len(run.links)
             self._changed.notify_all()
         if self._writer is not None and is_written:
             self._writer.join(timeout_s)
@@ -136,29 +136,24 @@ class SealedBlocks:
     def _fits(self, n_bytes: int) -> bool:
         return not self._queue or self._queued_bytes + n_bytes <= self._queue_limit
 
-    def _header(self, name: bytes) -> Sequence[SealedBlock] | None:
-        """The blocks of a file, as it says. None where there is no such file."""
-        n_bytes, head = self.store.n_bytes(name), self.store.head(name, PAGE)
-        return None if n_bytes is None or head is None else read_header(memoryview(head), name, n_bytes)
-
     def _write_all(self) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or self._queue)
                 if not self._queue:
                     return
-                first, (links, blocks) = next(iter(self._queue.items()))
-            n_bytes, n_written = sum(map(len, blocks)), 0
+                first, (links, data) = next(iter(self._queue.items()))
+            is_written = False
             try:
                 names = [self._name(link) for link in links]
-                n_written = len(blocks) * self.store.write(names[0], seal(self._cipher, names, blocks))
+                is_written = self.store.write(names[0], seal(self._cipher, names, data))
             except (MemoryError, OverflowError):  # larger than what can be encrypted at once
                 pass
             finally:
                 with self._changed:
                     del self._queue[first]
-                    self._queued_bytes -= n_bytes
-                    self.kept_blocks += n_written
-                    self.kept_bytes += n_bytes if n_written else 0
-                    self.dropped_blocks += len(blocks) - n_written
+                    self._queued_bytes -= len(data)
+                    self.kept_blocks += is_written * len(links)
+                    self.kept_bytes += is_written * len(data)
+                    self.dropped_blocks += (not is_written) * len(links)
                     self._changed.notify_all()
