@@ -80,6 +80,7 @@ class HistoryReader:
         self._store, self._links, self._name, self._queued = store, links, name, queued
         self._at = 0  # of the links; their number where nothing more is there
         self._slow_files = 0  # that were read last
+        self._in_cache = True  # all so far; after one that is not, the system is not asked of others, which takes time
 
     def read(self, into: memoryview) -> list[Content]:
         """What is there of the next blocks: as much as there is room for, nothing at the end."""
@@ -106,7 +107,8 @@ class HistoryReader:
 
     def _in_file(self, name: bytes, into: memoryview) -> Content | None:
         """What comes next, in this file. One that is damaged is removed."""
-        direct = self._slow_files < SLOW_FILES and not self._store.is_cached(name)
+        self._in_cache = self._in_cache and self._store.is_cached(name)
+        direct = self._slow_files < SLOW_FILES and not self._in_cache
         began = time.perf_counter()
         n_bytes = self._store.read(name, into, direct=direct)
         if n_bytes is None:

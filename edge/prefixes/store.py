@@ -10,7 +10,6 @@ written is not there, and whatever cannot be read neither.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import re
 import shutil
@@ -102,18 +101,20 @@ class PrefixStore:
 
         What has the name and is no such file is removed; it is never followed or waited for.
         """
-        try:
-            handle = os.open(self._path(name), _FLAGS)
+        for flags in (_FLAGS | _DIRECT, _FLAGS) if direct and _DIRECT else (_FLAGS,):
             try:
-                status = os.fstat(handle)
-                if stat.S_ISREG(status.st_mode) and status.st_size <= len(into):
-                    self._mark_used(handle)
-                    return _read(handle, status.st_size, into, direct)
-            finally:
-                os.close(handle)
-        except OSError as exc:
-            if exc.errno in _OF_THE_PROCESS:
-                return None
+                handle = os.open(self._path(name), flags)
+                try:
+                    status = os.fstat(handle)
+                    if not stat.S_ISREG(status.st_mode) or status.st_size > len(into):
+                        break
+                    self._mark_used(handle, status.st_mtime_ns)
+                    return _fill(handle, status.st_size, into)
+                finally:
+                    os.close(handle)
+            except OSError as exc:  # some filesystems refuse direct reads here, others when it is read
+                if exc.errno in _OF_THE_PROCESS:
+                    return None
         self.remove(name)  # a link, a pipe, a damaged place of the disk: as long as it is there, nothing else can be
         return None
 
@@ -295,11 +296,13 @@ class PrefixStore:
                     kind.append(KeptFile(Path(entry.path), status.st_size, status.st_mtime_ns))
         return sorted(files, key=lambda file: (file.used_ns, file.path)), temporary
 
-    def _mark_used(self, file: int | Path) -> None:
-        """Say that a file was used just now: after all that were counted, also where the clock was set back."""
+    def _mark_used(self, file: int | Path, before_ns: int | None = None) -> None:
+        """Say that a file was used just now: after all that were counted, also where the clock was set back.
+        before_ns: what it says already, where that is known."""
         with suppress(OSError):  # gone, or on a disk that is only read
+            before_ns = os.stat(file).st_mtime_ns if before_ns is None else before_ns
             with self._lock:
-                self._last_ns = max(time.time_ns(), self._last_ns + 1, os.stat(file).st_mtime_ns + 1)
+                self._last_ns = max(time.time_ns(), self._last_ns + 1, before_ns + 1)
                 used_ns = self._last_ns
             os.utime(file, ns=(used_ns, used_ns))
 
@@ -312,18 +315,8 @@ class PrefixStore:
         return status.st_size if stat.S_ISREG(status.st_mode) and status.st_size <= MOST_FILE_BYTES else None
 
 
-def _read(handle: int, n_bytes: int, into: memoryview, direct: bool) -> int:
-    """Read so many bytes, or as many as there are: how many. OSError."""
-    if direct and _DIRECT:
-        flags = fcntl.fcntl(handle, fcntl.F_GETFL)
-        with suppress(OSError):  # some filesystems refuse here, others when read
-            fcntl.fcntl(handle, fcntl.F_SETFL, flags | _DIRECT)
-            return _fill(handle, n_bytes, into)
-        fcntl.fcntl(handle, fcntl.F_SETFL, flags)
-    return _fill(handle, n_bytes, into)
-
-
 def _fill(handle: int, n_bytes: int, into: memoryview) -> int:
+    """Read so many bytes, or as many as there are: how many. OSError."""
     done = 0
     while done < n_bytes:
         got = os.preadv(handle, [into[done:]], done)
