@@ -264,6 +264,26 @@ def test_a_window_that_another_sequence_has_taken_is_not_gone_back_to(folder: Pa
         assert second.computed == 22
 
 
+def test_kept_blocks_are_read_from_the_beginning_where_a_window_was_taken(folder: Path, tmp_path: Path) -> None:
+    """A session that cannot go back to where the blocks of a file begin."""
+    model = synthetic(folder / "gemma2.gguf", "gemma2")
+    kept = PrefixOptions(folder=tmp_path / "kept", key_folder=tmp_path / "own")
+    options = replace(EXACT, context=512, sequences=2, batch=128, prefixes=kept)
+    prompt = [10 + (7 * i * i + 3 * i) % 400 for i in range(220)]
+    with Engine(model, options) as engine:
+        session = Session(engine)
+        wanted = session.prefill(prompt).copy()
+        session.keep()
+    with Engine(model, options) as engine:
+        first, second = (Session(engine, n) for n in range(2))
+        first.prefill([300 + i for i in range(100)])
+        second.prefill(prompt[:150])
+        first.prefill([*first.tokens[:50], *(400 + i % 100 for i in range(170))])
+        got = second.prefill(prompt)
+        assert (second.tokens, second.restored, second.computed) == (prompt, 208 - 150, 220 - 208)
+        np.testing.assert_allclose(got, wanted, rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize("arch", FIGURES)
 def test_from_plan_to_plan_and_on(arch: str, folder: Path, tmp_path: Path) -> None:
     """One conversation goes around, a few tokens on each, so that what several plans computed is moved on by others."""
