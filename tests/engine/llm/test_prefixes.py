@@ -58,6 +58,9 @@ def test_a_prompt_that_begins_alike_pays_for_the_rest(options: EngineOptions) ->
     found, last = answered(options, other)
     assert last.usage.restored_tokens == 64
     assert found == answered(replace(options, prefixes=None), other)[0]
+    again, last = answered(options, other)  # four blocks of one file, and what another one has behind them
+    assert last.usage.restored_tokens == WHOLE
+    assert again == found
 
 
 def test_the_answer_is_part_of_the_next_prompt(options: EngineOptions) -> None:
