@@ -53,23 +53,24 @@ def run_rm(args: argparse.Namespace) -> int:
 
 def run_cache(args: argparse.Namespace) -> int:
     """Show what is kept of prompts, or remove it; the exit code."""
+    from edge.prefixes.group import count_blocks
     from edge.prefixes.store import DEFAULT_BYTES, PrefixStore, default_folder
 
     store = PrefixStore(default_folder(), DEFAULT_BYTES)
-    n_before = len(store.files())
+    n_before = count_blocks(store)
     freed = store.clear() if args.clear else 0
-    files, n_bytes = store.files(), store.used_bytes()
+    files, n_bytes, n_blocks = store.files(), store.used_bytes(), 0 if args.clear else n_before
     used_at_s = files[-1].used_ns / 1e9 if files else None
     if args.json:
         values = {"path": str(store.folder), "size_bytes": n_bytes, "limit_bytes": store.max_bytes,
-                  "blocks": len(files), "used_at_s": used_at_s, "freed_bytes": freed}  # fmt: skip
+                  "blocks": n_blocks, "used_at_s": used_at_s, "freed_bytes": freed}  # fmt: skip
         print_json(values)
     elif args.clear:
         print(printable(f"removed {n_before:,} blocks of prompts from {store.folder}: {bytes_text(freed)}"))
     else:
         rows = [
             ("size", f"{bytes_text(n_bytes)}, at most {bytes_text(store.max_bytes)}"),
-            ("blocks", f"{len(files):,}"),
+            ("blocks", f"{n_blocks:,}"),
             ("used", "never" if used_at_s is None else age_text(time.time() - used_at_s)),
         ]
         print_table(f"prompts kept in {store.folder}", rows)

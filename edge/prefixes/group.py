@@ -20,6 +20,8 @@ from typing import NamedTuple
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from edge.prefixes.store import PrefixStore
+
 Buffer = bytes | bytearray | memoryview
 MOST_BLOCKS = 8  # of a file
 FILE_BYTES = 4 << 20  # of data in a file, unless one block has more: larger files are read no faster
@@ -86,3 +88,10 @@ def unseal(cipher: AESGCM, header: Header, content: memoryview, into: memoryview
     except (InvalidTag, ValueError):
         return False
     return True
+
+
+def count_blocks(store: PrefixStore) -> int:
+    """How many blocks the files of a store say that they hold. PrefixError where its folder cannot be read."""
+    names = (bytes.fromhex(file.path.stem) for file in store.files())
+    headers = (read_header(store.head(name, HEADER_BYTES) or b"", name) for name in names)
+    return sum(len(header.names) for header in headers if header)

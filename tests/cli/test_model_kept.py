@@ -5,8 +5,10 @@ import os
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from apps.cli import main
+from edge.prefixes.group import seal
 from edge.prefixes.store import DEFAULT_BYTES, PrefixStore, default_folder
 from edge.slices.store import SliceStore
 
@@ -144,18 +146,21 @@ def test_kept_prompts_are_shown_and_cleared(caches: Caches, capsys: pytest.Captu
         "size 0 B, at most 2.00 GiB blocks 0 used never".split()
     )
     store = PrefixStore(caches.own / "prefixes", DEFAULT_BYTES)
-    for n in range(1200):
-        assert store.write(b"%032d" % n, bytes(10))
+    for n in range(400):  # three blocks in each
+        names = [b"%032d" % (3 * n + i) for i in range(3)]
+        assert store.write(names[0], seal(AESGCM(bytes(32)), names, bytes(64)))
+    assert store.write(b"%032d" % 1200, bytes(64))  # no file of blocks
     for n, file in enumerate(store.files()):
         os.utime(file.path, (1000 + n, 1000 + n))
-    assert cache(capsys) == {"size_bytes": 12000, "blocks": 1200, "used_at_s": 2199.0, "freed_bytes": 0}
+    n_bytes = 400 * (24 + 3 * 32 + 64 + 16) + 64
+    assert cache(capsys) == {"size_bytes": n_bytes, "blocks": 1200, "used_at_s": 1400.0, "freed_bytes": 0}
     assert main(["model", "cache"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split() for line in lines[1:3]] == ["size 11.7 KiB, at most 2.00 GiB".split(), ["blocks", "1,200"]]
+    assert [line.split() for line in lines[1:3]] == ["size 78.2 KiB, at most 2.00 GiB".split(), ["blocks", "1,200"]]
     assert lines[3].endswith("d ago")
     assert main(["model", "cache", "--clear"]) == 0
     said = capsys.readouterr().out
-    assert said == f"removed 1,200 blocks of prompts from {store.folder}: 11.7 KiB\n"
+    assert said == f"removed 1,200 blocks of prompts from {store.folder}: 78.2 KiB\n"
     assert store.files() == []
     assert store.write(bytes(32), bytes(100))
     assert cache(capsys, "--clear") == {**nothing, "freed_bytes": 100}
