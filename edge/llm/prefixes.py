@@ -14,6 +14,7 @@ from edge.prefixes.store import PrefixStore
 from quant.gguf.file import GgufFile
 
 _FORMAT = "edge-prefixes-1"
+_BESIDE_DATA = 16 << 10  # bytes of a file, beside keys and values, at most
 _SAMPLE_BYTES = 4096  # of each tensor's beginning, middle and end
 
 
@@ -41,7 +42,7 @@ def seal(states: States, folder: Path, max_bytes: int, key: bytes, held: int | N
     of a budget of memory; None: there is no budget."""
     kinds = (_FORMAT, PINNED_VERSION, states.kv.name, str(states.block), states.factors)
     store, own_key = PrefixStore(folder, max_bytes), derived(key, *(kind.encode() for kind in kinds))
-    states.sealed = SealedBlocks(store, own_key, (held // 4, held // 2) if held else None)
+    states.sealed = SealedBlocks(store, own_key, (held // 4, held // 2 + 2 * _BESIDE_DATA) if held else None)
 
 
 def fingerprint(file: GgufFile) -> str:

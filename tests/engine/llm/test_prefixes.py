@@ -5,9 +5,12 @@ import struct
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from edge.demo import MODEL_PATH
+from edge.llama.address_space import AddressSpace
 from edge.llm.engine import Engine
 from edge.llm.generate import Response, generate
 from edge.llm.options import EngineOptions, PrefixOptions
@@ -15,6 +18,7 @@ from edge.llm.prefixes import fingerprint
 from edge.llm.sampler import SamplingParams
 from edge.llm.sequence import Session
 from edge.llm.states import BLOCK_TOKENS
+from edge.prefixes import reading
 from quant.gguf.file import GgufFile
 
 GREEDY = SamplingParams(temperature=0)
@@ -91,6 +95,42 @@ def test_a_session_continues_in_the_middle_of_a_file(options: EngineOptions) -> 
         responses = list(generate(session, prompt, GREEDY, max_tokens=8))
         assert session.restored == 192 - 150
     assert [response.token_id for response in responses] == wanted
+
+
+def test_within_a_budget_files_are_read_into_the_memory_that_is_counted(
+    options: EngineOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None is too large for it: what is in a file beside keys and values has room there, too."""
+    made: list[int] = []
+
+    def noted(n_bytes: int, **how: bool) -> AddressSpace:
+        made.append(n_bytes)
+        return AddressSpace(n_bytes, **how)
+
+    monkeypatch.setattr(reading, "AddressSpace", noted)
+    options, prompt = replace(options, memory=2 << 30), [*PROMPT, *PROMPT]
+    answered(options, prompt)
+    made.clear()
+    assert restored(options, prompt) == 192
+    assert len(made) == 2
+
+
+def test_a_cache_without_room_in_one_piece_takes_block_after_block(options: EngineOptions) -> None:
+    wanted, _ = answered(options, PROMPT)
+    with Engine(MODEL_PATH, options) as engine:
+        context, sizes = engine.states._context, []
+        write = context.write_state
+
+        def only_small(sequence: int, data: NDArray[np.uint8]) -> bool:
+            sizes.append(data.size)
+            return data.size < 2 * min(sizes) and len(sizes) > 1 and write(sequence, data)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(context, "write_state", only_small)
+            found = list(generate(Session(engine), PROMPT, GREEDY, max_tokens=8))
+    assert [response.token_id for response in found] == wanted
+    assert found[-1].usage.restored_tokens == WHOLE
+    assert len(sizes) == 1 + WHOLE // BLOCK_TOKENS
 
 
 def test_what_replaces_a_part_of_a_session_is_kept_as_well(options: EngineOptions) -> None:
