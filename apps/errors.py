@@ -3,48 +3,17 @@
 import errno
 
 # Exit codes, as documented in docs/cli.md. Classes are named, not imported: importing them would make --help slow.
-EXIT_CODES = {
-    "PictureError": 2,
-    "PlanError": 2,
-    "SamplingError": 2,
-    "ShapeError": 2,
-    "UnknownTypeError": 2,
-    "UsageError": 2,
-    "CannotSlice": 3,
-    "ModelFileError": 3,
-    "TemplateError": 3,
-    "TextError": 3,
-    "ChatFileError": 3,
-    "OSError": 3,
-    "WeightsError": 3,
-    "NotEnoughMemory": 4,
-    "SizeTooSmall": 4,
-    "DoesNotFit": 4,
-    "ContextFull": 4,
-    "EngineError": 5,
-    "Interrupted": 130,
-    "HubError": 6,
-    "TrustError": 3,
-    "DiscoveryError": 7,
-    "LabError": 7,
-    "LabFileError": 3,
-    "ClusterFileError": 3,
-    "TraceError": 3,
-    "TransportError": 7,
-    "WorkerError": 7,
-    "EngineGone": 5,
-    "Overloaded": 7,
-    "UnknownModel": 3,
-    "BadRequest": 2,
-    "NotThere": 3,
-    "NoRoom": 4,
-    "SliceError": 3,
-    "StateError": 3,
-    "PrefixError": 3,
-    "RecipeError": 3,
+_NAMES = {
+    2: "BadRequest PictureError PlanError SamplingError ShapeError UnknownTypeError UsageError",
+    3: "CannotSlice ChatFileError ClusterFileError LabFileError ModelFileError NotThere OSError PrefixError RecipeError"
+    " SliceError StateError TemplateError TextError TraceError TrustError UnknownModel WeightsError",
+    4: "ContextFull DoesNotFit NoRoom NotEnoughMemory SizeTooSmall",
+    5: "EngineError EngineGone",
+    6: "HubError",
+    7: "DiscoveryError LabError Overloaded TransportError WorkerError",
+    130: "Interrupted",
 }
-
-
+EXIT_CODES = {name: code for code, names in _NAMES.items() for name in names.split()}
 EXIT_BUG, EXIT_NO_ROOM = 1, 4
 FULL = (errno.ENOSPC, errno.EDQUOT)
 

@@ -32,7 +32,6 @@ MAX_IN_FLIGHT = 64
 MAX_SEED = 2**32 - 2
 QUANTIZE_MINUTES = 10.0
 ANY_MODEL = "GGUF or ONNX file, or REPO:FILE (default: the bundled model)"
-CHUNKS_HAVE_OWN = "is not used: every chunk has a context of its own; use --chunk-tokens in its place"
 
 
 T = TypeVar("T")
@@ -231,16 +230,13 @@ def add_prefix_argument(parser: argparse.ArgumentParser | argparse._ArgumentGrou
     )
 
 
-def add_draft_argument(parser: argparse._ActionsContainer, default: str) -> None:
-    """How tokens are guessed, so that one pass checks several."""
+def add_draft_arguments(parser: argparse._ActionsContainer, default: str, *, worker: bool = True) -> None:
+    """How tokens are guessed, so that one pass checks several; and on which worker, where it can be one."""
     words = f"guess tokens and check several in a pass: auto, off, ngram, self, or a small model (default: {default})"
     parser.add_argument("--draft", metavar="HOW", help=words)
-
-
-def add_draft_worker_argument(parser: argparse._ActionsContainer) -> None:
-    """Where a drafting model computes."""
-    words = "let this worker guess, by the model that --draft names; tokens alone go there: HOST[:PORT]"
-    parser.add_argument("--draft-worker", type=address, metavar="ADDRESS", help=words)
+    if worker:
+        words = "let this worker guess, by the model that --draft names; tokens alone go there: HOST[:PORT]"
+        parser.add_argument("--draft-worker", type=address, metavar="ADDRESS", help=words)
 
 
 def check_draft_worker(args: argparse.Namespace) -> None:
@@ -336,6 +332,13 @@ def engine_options(args: argparse.Namespace, sequences: int = 1, *, follows_load
     insecure = bool(getattr(args, "insecure", False))
     args.draft = drafts(args.draft, args.model, ShownSteps(), worker=args.draft_worker, insecure=insecure)
     return with_room(made, args.draft)
+
+
+def options_of_chunks(args: argparse.Namespace) -> EngineOptions:
+    """As `engine_options`, for a text in chunks. From then on this process keeps to the cores asked for."""
+    refuse(args, ("context",), "is not used: every chunk has a context of its own; use --chunk-tokens in its place")
+    keep_to_cores(args.affinity)
+    return engine_options(args)
 
 
 def check_engine_arguments(args: argparse.Namespace) -> None:

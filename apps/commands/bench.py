@@ -12,13 +12,13 @@ from apps.errors import UsageError
 from apps.options import (
     ANY_MODEL,
     add,
-    add_draft_argument,
-    add_draft_worker_argument,
+    add_draft_arguments,
     add_engine_arguments,
     check_draft_worker,
     engine_options,
     model_path,
     positive_int,
+    refuse,
 )
 from apps.show.progress import ShownSteps
 from apps.show.table import print_json
@@ -43,8 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=positive_int, default=5, metavar="N", help="after one warm-up (default: 5)")
     words = "measure also with N in flight (default: 1)"
     parser.add_argument("--requests", type=positive_int, default=1, metavar="N", help=words)
-    add_draft_argument(parser, "off")
-    add_draft_worker_argument(parser)
+    add_draft_arguments(parser, "off")
     add(parser, "--json")
     add_engine_arguments(parser)
     distributed.add_arguments(parser)
@@ -54,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if bench_onnx.is_onnx(args.model):
         return bench_onnx.run(args)
-    bench_onnx.check_unused(args)
+    refuse(args, bench_onnx.OWN, "is for ONNX models")
     check_draft_worker(args)
     from edge.llm.bench import beside_memory
     from edge.llm.engine import Engine

@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from edge.onnx.model import OnnxSource
     from edge.planning.onnx_sweep import CutSpeed
 
-_OWN = ("cuts", "dim", "in_flight", "no_local")
-_OF_TEXT = {"prompt_tokens": 512, "gen_tokens": 128, "requests": 1, "kv_type": "f16", "flash_attention": "auto"}
-_OF_TEXT |= dict.fromkeys(("context", "batch", "affinity", "gpu_layers", "repack", "memory", "window", "io_threads"))
-_OF_TEXT |= dict.fromkeys(("io_chunk", "parallel", "shares", "plan", "save_plan", "allreduce", "spare"))
-_OF_TEXT |= dict.fromkeys(("draft", "draft_worker")) | {"verify": False}
+OWN = ("cuts", "dim", "in_flight", "no_local")
+_OF_TEXT = (
+    "prompt_tokens", "gen_tokens", "requests", "kv_type", "flash_attention", "context", "batch", "affinity",
+    "gpu_layers", "repack", "memory", "window", "io_threads", "io_chunk", "parallel", "shares", "plan", "save_plan",
+    "allreduce", "spare", "draft", "draft_worker", "verify",
+)  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,11 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def is_onnx(model: str | None) -> bool:
     """Whether this names an ONNX file."""
     return model is not None and model.endswith(".onnx")
-
-
-def check_unused(args: argparse.Namespace) -> None:
-    """UsageError for options of ONNX models, where the model is none."""
-    refuse(args, _OWN, "is for ONNX models")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -88,8 +84,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    for name, default in _OF_TEXT.items():
-        if getattr(args, name, default) != default:
+    for name in _OF_TEXT:
+        if getattr(args, name) != args.parser.get_default(name):
             raise UsageError(f"--{name.replace('_', '-')} is for language models; this one is in ONNX")
     if args.workers is None:
         several = ("wire", "transport", "in_flight", "insecure", "no_local")
@@ -110,16 +106,9 @@ def _devices(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _show(model: OnnxSource, whole: Speed, devices: Sequence[str], results: Sequence[CutSpeed]) -> None:
-    print_table(
-        model.name,
-        [
-            ("graph", f"{len(model.graph.nodes)} nodes, {number_text(model.graph.flops / 1e9)} GFLOP"),
-            (
-                "whole",
-                f"{number_text(whole.latency_ms_median)} ms, {number_text(whole.throughput_per_s)}/s on {devices[-1]}",
-            ),
-        ],
-    )
+    graph = f"{len(model.graph.nodes)} nodes, {number_text(model.graph.flops / 1e9)} GFLOP"
+    speed = f"{number_text(whole.latency_ms_median)} ms, {number_text(whole.throughput_per_s)}/s on {devices[-1]}"
+    print_table(model.name, [("graph", graph), ("whole", speed)])
     names = ["cut after", "payload", "stage 0", "stage 1", "links", "expected"]
     pipelined = len(devices) > 1
     names += ["measured", "latency", "in flight"] if pipelined else []
@@ -129,12 +118,8 @@ def _show(model: OnnxSource, whole: Speed, devices: Sequence[str], results: Sequ
         row.append(seconds_text(max(one.transfer_s, default=0.0)) if pipelined else "-")
         row.append(f"{number_text(one.expected_throughput_per_s)}/s")
         if one.speed:
-            speed = one.speed
-            row += [
-                f"{number_text(speed.throughput_per_s)}/s",
-                f"{number_text(speed.latency_ms_median)} ms",
-                str(speed.window),
-            ]
+            latency = f"{number_text(one.speed.latency_ms_median)} ms"
+            row += [f"{number_text(one.speed.throughput_per_s)}/s", latency, str(one.speed.window)]
         rows.append(row)
     print_columns(names, rows, whole=("cut after",))
     best = max(results, key=lambda one: one.speed.throughput_per_s if one.speed else one.expected_throughput_per_s)

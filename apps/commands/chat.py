@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import json
 import os
-import selectors
+import select
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,8 +19,7 @@ from apps.commands import distributed
 from apps.errors import UsageError
 from apps.options import (
     add,
-    add_draft_argument,
-    add_draft_worker_argument,
+    add_draft_arguments,
     add_engine_arguments,
     add_prefix_argument,
     check_draft_worker,
@@ -70,8 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--resume", metavar="NAME", help="go on with the conversation of this name, and keep it; a new one begins"
     )
     add_prefix_argument(parser, "prompts")
-    add_draft_argument(parser, "auto")
-    add_draft_worker_argument(parser)
+    add_draft_arguments(parser, "auto")
     parser.add_argument("--max-tokens", type=positive_int, metavar="N", help="end the answer after N tokens")
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end the answer here; repeatable")
     parser.add_argument("--chat-template", metavar="FILE", help="Jinja template to use instead of the model's own")
@@ -169,17 +167,10 @@ def _piped(waits: bool) -> bytes:
     """All of standard input. waits: say so where nothing comes, because the question alone may have been meant."""
     if sys.stdin is None:
         return b""
-    if waits and not _has_input(SILENT_S):
+    if waits and not select.select([sys.stdin], [], [], SILENT_S)[0]:
         words = "waiting for the text on standard input, to put it before the question"
         say(f"{words}; where there is none, add < /dev/null")
     return sys.stdin.buffer.read()
-
-
-def _has_input(timeout_s: float) -> bool:
-    """Whether standard input has something to read, or ends, within so long."""
-    with selectors.PollSelector() as selector:
-        selector.register(sys.stdin, selectors.EVENT_READ)
-        return bool(selector.select(timeout_s))
 
 
 def _answer_once(args: argparse.Namespace, loaded: Loaded, prompt: str, sampling: SamplingParams) -> int:
@@ -248,7 +239,9 @@ def _loaded(
         engine = deployed.engine if deployed else stack.enter_context(_engine(args, path))
         if deployed and engine.paging is not None:
             _say_memory(engine.memory, engine.paging.plan)
-        _check_context(args.context, engine.shape.context_length)
+        if args.context is not None and 0 < (trained := engine.shape.context_length) < args.context:
+            words = f"the model was trained for {trained} tokens; beyond them answers get worse"
+            say(f"--context {args.context}: {words}")
         drafter = speculation(args.draft, engine, stack.enter_context, ShownSteps())
         chat = Chat(engine, template=template, renderer=renderer, when_full=args.when_full, drafter=drafter)
         resumed = _resumed(chat, args.resume) if args.resume is not None else None
@@ -280,12 +273,6 @@ def _engine(args: argparse.Namespace, path: Path) -> Engine:
             " slow; --memory SIZE makes it faster"
         )
     return engine
-
-
-def _check_context(asked: int | None, trained: int) -> None:
-    """Say where a context is longer than what the model was trained for."""
-    if asked is not None and 0 < trained < asked:
-        say(f"--context {asked}: the model was trained for {trained} tokens; beyond them answers get worse")
 
 
 def _say_memory(need: MemoryNeed, plan: PagePlan) -> None:

@@ -90,10 +90,8 @@ def _print(entries: list[Entry], pairs: list[Pair], as_json: bool) -> None:
         links = [report.to_json() for report in reports]
         print_json({"devices": [e.to_json() for e in entries], "links": links, "links_failed": failures})
         return
-    print_columns(COLUMNS, [_row(entry) for entry in entries], whole=("name", "address", "threads"))
-    for entry in entries:
-        if entry.error:
-            print_note(entry.why())
+    whys = (entry.why() for entry in entries if entry.error)
+    print_columns(COLUMNS, [_row(entry) for entry in entries], ("name", "address", "threads"), whys)
     for report in reports:
         print()
         show(report)

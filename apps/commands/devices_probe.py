@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from apps.commands import planning
 from apps.errors import UsageError
 from apps.options import add, refuse
-from apps.show.table import print_columns, print_json, print_note, print_table
+from apps.show.table import print_columns, print_json, print_notes, print_table
 from quant.text import age_text, bytes_text, seconds_text
 
 if TYPE_CHECKING:
@@ -51,9 +51,8 @@ def run(args: argparse.Namespace) -> int:
     machine = this_machine(args.folder, args.fresh)
     if args.json:
         return print_json(machine.to_json())
-    print_table(machine.profile.name, machine_rows(machine))
-    for what, why in machine.not_measured.items():
-        print_note(f"{what} not measured: {why}")
+    missing = [f"{what} not measured: {why}" for what, why in machine.not_measured.items()]
+    print_table(machine.profile.name, machine_rows(machine), missing)
     return 0
 
 
@@ -72,8 +71,7 @@ def _run_model(args: argparse.Namespace) -> int:
         if known["links"]:
             print()
             print_columns(LINK_COLUMNS, [_link_row(link) for link in known["links"]], whole=("from", "to"))
-        for note in notes(space):
-            print_note(note)
+        print_notes(notes(space))
     return 0
 
 

@@ -6,7 +6,7 @@ import argparse
 
 from apps.options import add, quiet_grpc
 from apps.show.progress import ShownSteps
-from apps.show.table import print_columns, print_json, print_note
+from apps.show.table import print_columns, print_json
 from quant.text import counted
 
 HELP = "Check this device, workers and links: what is wrong, and what to do about it."
@@ -37,9 +37,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(report.to_json())
     else:
-        print_columns(COLUMNS, [(f.level, f.where, f.check, f.seen) for f in report.findings], whole=COLUMNS[:3])
-        for finding in report.findings:
-            if finding.advice:
-                print_note(f"{finding.level}: {finding.check} of {finding.where}: {finding.advice}")
-        print_note(f"{counted(problems, 'problem')}, {counted(notes, 'note')}")
+        advice = [f"{f.level}: {f.check} of {f.where}: {f.advice}" for f in report.findings if f.advice]
+        rows = [(f.level, f.where, f.check, f.seen) for f in report.findings]
+        sums = f"{counted(problems, 'problem')}, {counted(notes, 'note')}"
+        print_columns(COLUMNS, rows, COLUMNS[:3], [*advice, sums])
     return EXIT_PROBLEMS if problems else 0

@@ -7,18 +7,14 @@ from pathlib import Path
 
 from apps.errors import UsageError
 from apps.options import (
-    CHUNKS_HAVE_OWN,
     add,
     add_engine_arguments,
-    engine_options,
-    keep_to_cores,
     model_path,
+    options_of_chunks,
     positive_int,
-    refuse,
 )
 from apps.show.progress import ShownSteps
-from apps.show.quality import print_evaluation
-from apps.show.table import print_json
+from apps.show.table import print_columns, print_json
 
 HELP = "Compare models with one they were made from: perplexity, divergence, size and speed."
 
@@ -39,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and show; the exit code."""
-    refuse(args, ("context",), CHUNKS_HAVE_OWN)
+    options = options_of_chunks(args)
     if args.tokens is not None and args.tokens < args.chunk_tokens:
         raise UsageError(f"--tokens {args.tokens} is less than one chunk of {args.chunk_tokens}; see --chunk-tokens")
     if args.png:
@@ -48,11 +44,9 @@ def run(args: argparse.Namespace) -> int:
         check_picture(args.png)  # before anything is computed
         if not args.models:
             raise UsageError("a picture needs models to compare with the reference; give some, or leave --png out")
-    keep_to_cores(args.affinity)
-    from edge.quantization.comparison import compare
+    from edge.quantization.comparison import COLUMNS, compare
     from edge.quantization.text_file import BUNDLED, read_text
 
-    options = engine_options(args)
     source = args.text or BUNDLED
     text = read_text(source)
     paths = [model_path(spec) for spec in (args.reference, *args.models)]
@@ -73,5 +67,5 @@ def run(args: argparse.Namespace) -> int:
         return print_json({**head, **values, "models": models, "png": str(args.png) if args.png else None})
     where = args.text or "the bundled text"
     scored = f"{values['scored_tokens']} predictions on {where}; KL divergence in nats from {names[0]}"
-    print_evaluation(evaluation, scored)
+    print_columns(COLUMNS, evaluation.rows(), ("model",), [scored, *evaluation.notes])
     return 0

@@ -8,15 +8,12 @@ import time
 from pathlib import Path
 
 from apps.options import (
-    CHUNKS_HAVE_OWN,
     add,
     add_engine_arguments,
     check_output,
-    engine_options,
-    keep_to_cores,
     model_path,
+    options_of_chunks,
     positive_int,
-    refuse,
 )
 from apps.show.progress import progress
 from apps.show.table import print_json
@@ -39,14 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Collect and write; the exit code."""
-    refuse(args, ("context",), CHUNKS_HAVE_OWN)
-    keep_to_cores(args.affinity)
+    options = options_of_chunks(args)
     from edge.quantization.imatrix import collect
     from edge.quantization.text_file import read_text
     from quant.gguf.file import GgufFile
 
     began = time.monotonic()
-    options = engine_options(args)
     text = read_text(args.text)
     path = model_path(args.model)
     output = args.output or Path(f"{path.stem}.imatrix.gguf")

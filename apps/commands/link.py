@@ -7,7 +7,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from apps.options import add, address, between, quiet_grpc
-from apps.show.table import print_json, print_note, print_table
+from apps.show.table import print_json, print_table
 from quant.text import bytes_text
 
 if TYPE_CHECKING:
@@ -64,9 +64,7 @@ def show(report: LinkReport) -> None:
         ("allreduce of 8 KiB", f"{_time(report.allreduce_s)} measured, by mesh"),
     ]
     rows += [(f"allreduce of {bytes_text(n)}", _predicted(choice)) for n, choice in report.choices.items()]
-    print_table(f"{link.a} to {link.b}", rows)
-    for hint in report.hints:
-        print_note(f"hint: {hint}")
+    print_table(f"{link.a} to {link.b}", rows, (f"hint: {hint}" for hint in report.hints))
 
 
 def _predicted(choice: Choice) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +13,10 @@ from apps.commands import planning
 from apps.errors import UsageError
 from apps.options import add, check_output, items, natural
 from apps.show.progress import ShownSteps
+from apps.show.table import print_columns, print_json
 
 if TYPE_CHECKING:
+    from edge.pictures.front_points import Result
     from edge.planning.front import Front
     from edge.planning.space import PlanSpace
 
@@ -29,13 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--axes", type=_axes, default=AXES[:2], metavar="A,B", help="of latency,throughput,memory,energy (first two)"
     )
-    parser.add_argument(
-        "--measure",
-        type=natural,
-        default=0,
-        metavar="N",
-        help="run the N most promising plans and measure them",
-    )
+    words = "run the N most promising plans and measure them"
+    parser.add_argument("--measure", type=natural, default=0, metavar="N", help=words)
     parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write one JSON object; alone: print it")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page to explore")
     add(parser, "--png", help="write a picture")
@@ -83,17 +80,13 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _write(args: argparse.Namespace, result: dict[str, Any], spaces: Sequence[PlanSpace]) -> None:
-    from apps.show.front import print_front
-    from apps.show.table import print_json, print_note
     from devices.files import write_whole
     from edge.planning.describe import notes
 
     if args.json == "-":
         print_json(result)
     else:
-        print_front(result)
-        for note in dict.fromkeys(note for space in spaces for note in notes(space)):
-            print_note(note)
+        show(result, dict.fromkeys(note for space in spaces for note in notes(space)))
         if args.json is not None:
             write_whole(Path(args.json), (json.dumps(result, indent=1) + "\n").encode())
     if args.png is not None:
@@ -104,6 +97,18 @@ def _write(args: argparse.Namespace, result: dict[str, Any], spaces: Sequence[Pl
         from edge.pictures.page import write_page
 
         write_page(result, args.html, command=_command(args), model=(args.model or "") if not args.types else "")
+
+
+def show(result: Result, further: Iterable[str] = ()) -> None:
+    """Print the plans of the front, the one with the least latency first, and what there is to note.
+
+    result: the object of `edge pareto --json`. Measured figures are beside the predicted ones, with the error of the
+    prediction. further: notes below its own.
+    """
+    from edge.pictures.front_points import notes, table, unit
+
+    columns, rows = table(result)
+    print_columns(columns, rows, ("id", "latency ms", f"{unit(result)}/s"), [*notes(result), *further])
 
 
 def _command(args: argparse.Namespace) -> tuple[str, ...]:

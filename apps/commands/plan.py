@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from apps.commands import planning
 from apps.commands.bench_onnx import is_onnx
 from apps.options import add, byte_size, check_output, positive, refuse
-from apps.show.table import print_columns, print_json, print_note
+from apps.show.table import print_columns, print_json, print_notes
 from quant.text import printable
 
 if TYPE_CHECKING:
@@ -97,8 +97,7 @@ def _show(args: argparse.Namespace, space: PlanSpace, point: Point, why: str, ch
         print(printable(f"{name}: {text}"))
     for change in changes:
         print(printable(f"with {change.what}: {unit_text(args.objective, change.value)}"))
-    for note in notes(space):
-        print_note(note)
+    print_notes(notes(space))
     if args.save is not None:
         print(f"saved: {args.save}")
 

@@ -15,7 +15,7 @@ from apps.errors import UsageError
 from apps.options import (
     ANY_MODEL,
     add,
-    add_draft_argument,
+    add_draft_arguments,
     between,
     check_dimensions,
     check_onnx,
@@ -31,7 +31,6 @@ from apps.show.progress import ShownSteps
 if TYPE_CHECKING:
     from edge.cluster.fleet import Fleet
     from edge.planning.space import PlanSpace
-    from edge.planning.spaces import PlanOptions
 
 _OF_TEXT = ("context", "prompt_tokens", "kv_type", "memory", "draft", "acceptance")
 _OF_ONNX = ("dim",)
@@ -55,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     work.add_argument("--prompt-tokens", type=positive_int, metavar="N", help="of a prompt (default: 128)")
     add(work, "--kv-type", help="of stored keys and values (default: f16)")
     add(work, "--dim")
-    add_draft_argument(work, "off")
+    add_draft_arguments(work, "off", worker=False)
     words = "of guesses, the part that is right (default: as usual for such guesses)"
     work.add_argument("--acceptance", type=between(0, 1), metavar="A", help=words)
 
@@ -68,6 +67,7 @@ def spaces(args: argparse.Namespace, types: tuple[str, ...] = ()) -> Iterator[tu
         raise UsageError("--cluster names the devices, and so does --workers: leave one of them out")
     _check_kind(args, types)
     from edge.api.cluster import Cluster
+    from edge.planning.spaces import PlanOptions
     from edge.planning.spaces import spaces as of_model
 
     cluster = Cluster.of_lab(insecure=args.insecure) if args.cluster is None and args.workers is None else None
@@ -78,19 +78,13 @@ def spaces(args: argparse.Namespace, types: tuple[str, ...] = ()) -> Iterator[tu
         cluster = Cluster(args.workers or (), file=args.cluster, insecure=args.insecure)
     path = model_file(args)
     with cluster:
-        options, steps = _options(args), ShownSteps()
+        if is_onnx(args.model):
+            check_onnx()
+            check_dimensions(args.dim or [])
+        named = given(args, [field.name for field in fields(PlanOptions)])
+        options, steps = PlanOptions(dims=dict(args.dim or []), **named), ShownSteps()
         found = of_model(path, cluster.devices, cluster.fleet, cluster.notes, options, types=types, steps=steps)
         yield found, cluster.fleet
-
-
-def _options(args: argparse.Namespace) -> PlanOptions:
-    from edge.planning.spaces import PlanOptions
-
-    if is_onnx(args.model):
-        check_onnx()
-        check_dimensions(args.dim or [])
-    named = given(args, [field.name for field in fields(PlanOptions)])
-    return PlanOptions(dims=dict(args.dim or []), **named)
 
 
 def _check_kind(args: argparse.Namespace, types: tuple[str, ...]) -> None:

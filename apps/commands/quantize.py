@@ -56,35 +56,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Quantize; the exit code."""
     if args.kernels:
-        _check_kernels(args)
+        if args.model is not None:
+            raise UsageError("--kernels is about this device; leave IN and OUT out")
+        refuse(args, ("type", *_FOR_ONNX, *_FOR_GGUF, "force"), "is of a model; --kernels is about this device")
         from apps.commands import quantize_kernels
 
         return quantize_kernels.run(args)
     if args.model is None or args.output is None:
         raise UsageError("needs IN, the model, and OUT, the file to write; or --kernels")
     if args.model.endswith(".onnx"):
-        return _run_onnx(args)
+        refuse(args, _FOR_GGUF, "is for GGUF models; an ONNX model takes --type int8 or int4, and reports by itself")
+        if args.type is None:
+            raise UsageError("an ONNX model takes --type int8 or int4")
+        from apps.commands import quantize_onnx
+
+        return quantize_onnx.run(args)
     _check(args)
     from apps.commands import quantize_gguf
 
     return quantize_gguf.run(args)
-
-
-def _check_kernels(args: argparse.Namespace) -> None:
-    """UsageError for what --kernels does not use."""
-    if args.model is not None:
-        raise UsageError("--kernels is about this device; leave IN and OUT out")
-    refuse(args, ("type", *_FOR_ONNX, *_FOR_GGUF, "force"), "is of a model; --kernels is about this device")
-
-
-def _run_onnx(args: argparse.Namespace) -> int:
-    words = "is for GGUF models; an ONNX model takes --type int8 or int4, and reports by itself"
-    refuse(args, _FOR_GGUF, words)
-    if args.type is None:
-        raise UsageError("an ONNX model takes --type int8 or int4")
-    from apps.commands import quantize_onnx
-
-    return quantize_onnx.run(args)
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -9,13 +9,12 @@ from pathlib import Path
 from apps.errors import UsageError
 from apps.options import QUANTIZE_MINUTES, check_output, model_path
 from apps.show.progress import ShownSteps
-from apps.show.quality import print_evaluation
-from apps.show.table import print_json, print_note, print_table
+from apps.show.table import print_columns, print_json, print_note, print_table
 from devices.probe import default_threads
 from edge.pictures.canvas import check_picture
 from edge.pictures.quality import draw_evaluation
 from edge.quantization import make
-from edge.quantization.comparison import compare_mixes
+from edge.quantization.comparison import COLUMNS, compare_mixes
 from edge.quantization.fit import FitOptions
 from edge.quantization.kernels import default_mix
 from edge.quantization.make import Made, Source
@@ -60,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         )
     _print(args, made)
     if evaluation is not None:
-        print_evaluation(evaluation)
+        print_columns(COLUMNS, evaluation.rows(), ("model",), evaluation.notes)
     return 0
 
 

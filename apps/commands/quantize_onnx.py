@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from apps.errors import UsageError
 from apps.options import check_installed, check_output
 from apps.show.progress import progress
-from apps.show.table import print_columns, print_json, print_note, print_table
+from apps.show.table import figure, print_columns, print_json, print_note, print_notes, print_table
 from quant.text import bytes_text, counted, number_text
 
 if TYPE_CHECKING:
@@ -24,14 +24,13 @@ _NEEDED_INT4 = ("onnx_ir", "ml_dtypes")  # what ONNX Runtime's tool for 4 bits i
 def run(args: argparse.Namespace) -> int:
     """Quantize, compare, and say how it went; the exit code. args: model, output, type, calibration, block_size, force,
     json, threads."""
-    source, target = Path(args.model), Path(args.output)
-    calibration = Path(args.calibration) if args.calibration is not None else None
-    _check(args, source, target, calibration)
+    source = Path(args.model)
+    _check(args, source)
     from edge.quantization.onnx import quantize
 
     start_s = time.monotonic()
     with progress(f"Quantizing {source.name}", unit="steps") as show:
-        made = quantize(source, target, args.type, calibration, args.block_size, args.threads, show)
+        made = quantize(source, args.output, args.type, args.calibration, args.block_size, args.threads, show)
     duration_s = time.monotonic() - start_s
     if args.json:
         head = {"input": str(args.model), "output": str(args.output), "type": args.type}
@@ -40,12 +39,11 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check(args: argparse.Namespace, source: Path, target: Path, calibration: Path | None) -> None:
+def _check(args: argparse.Namespace, source: Path) -> None:
     """UsageError for what cannot be, before anything is loaded."""
     if args.type not in ("int8", "int4"):
         raise UsageError(f"an ONNX model can become int8 or int4, not {args.type}")
-    needed = _NEEDED + (_NEEDED_INT4 if args.type == "int4" else ())
-    check_installed(dict(zip(needed, needed, strict=True)), "ONNX models")
+    check_installed({name: name for name in (*_NEEDED, *(_NEEDED_INT4 if args.type == "int4" else ()))}, "ONNX models")
     if args.block_size is not None:
         from edge.quantization.onnx import BLOCK_SIZES
 
@@ -53,9 +51,9 @@ def _check(args: argparse.Namespace, source: Path, target: Path, calibration: Pa
             raise UsageError("--block-size is for --type int4")
         if args.block_size not in BLOCK_SIZES:
             raise UsageError(f"--block-size needs one of {', '.join(map(str, BLOCK_SIZES))}, got {args.block_size}")
-    sources = [source]
-    if calibration is not None:
-        sources += calibration.glob("*.npz") if calibration.is_dir() else [calibration]
+    sources, inputs, target = [source], args.calibration, args.output
+    if inputs is not None:
+        sources += inputs.glob("*.npz") if inputs.is_dir() else [inputs]
     for path in (target, target.with_name(f"{target.name}.data")):  # the second one, where weights go beside the model
         check_output(path, sources, args.force)
 
@@ -77,13 +75,12 @@ def _print(args: argparse.Namespace, made: Quantized, duration_s: float) -> None
         print_columns(
             ("output", "max abs", "relative L2", "cosine", "top-1"),
             [
-                (o.name, _figure(o.max_abs, ".4g"), _figure(o.relative_l2, ".4f"), _figure(o.cosine, ".5f"),
-                 _figure(o.top1, ".0%"))
+                (o.name, figure(o.max_abs, ".4g"), figure(o.relative_l2, ".4f"), figure(o.cosine, ".5f"),
+                 figure(o.top1, ".0%"))
                 for o in made.comparison.outputs
             ],
         )  # fmt: skip
-    for note in made.notes:
-        print_note(note)
+    print_notes(made.notes)
 
 
 def _speed_text(compared: Comparison, threads: int) -> str:
@@ -92,7 +89,3 @@ def _speed_text(compared: Comparison, threads: int) -> str:
         f"{number_text(compared.quantized_ms)} ms, from {number_text(compared.float_ms)} ms ({ratio:.2f} times as"
         f" fast), medians of {compared.rounds} with {counted(threads, 'thread')}"
     )
-
-
-def _figure(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)

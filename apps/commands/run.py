@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from apps.commands import distributed
 from apps.errors import UsageError
 from apps.options import add, check_dimensions, check_onnx, check_output, items, natural, number, positive, positive_int
 from apps.show.progress import progress
+from apps.show.run_outputs import Made
 from apps.show.table import print_json
 from quant.text import counted
 
 if TYPE_CHECKING:
     from edge.onnx.bench import Flow, Speed
     from edge.onnx.images import Scaling
-    from edge.onnx.inputs import Given
     from edge.onnx.samples import Feeds
     from partition.plan.onnx_plan import OnnxPlan
 
@@ -57,18 +55,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     distributed.add_arguments(parser, onnx=True)
 
 
-@dataclass(frozen=True)
-class Made:
-    """What came of the input, and where."""
-
-    given: Given
-    outputs: Feeds
-    speed: Speed | None  # None where nothing was measured
-    about: Mapping[str, Any]  # what ran it, for --json
-    rows: Sequence[tuple[str, str]]  # the same for people, by name
-    notes: Sequence[str] = ()  # sentences without their full stop
-
-
 def run(args: argparse.Namespace) -> int:
     scaling = _check(args)
     devices = distributed.prepare_onnx(args)
@@ -86,7 +72,14 @@ def run(args: argparse.Namespace) -> int:
 
             OnnxSource.of(load(Path(args.model)), dict(args.dim)).check(devices.plan)
         made = _here(args, scaling)
-    _tell(args, made, labels)
+    from edge.onnx.outputs import likeliest, write
+
+    top = likeliest(made.outputs, labels, args.top) if labels is not None else None
+    if args.output is not None:
+        write(Path(args.output), made.outputs)
+    if args.json:
+        return print_json({"model": args.model, "output": args.output, **made.to_json(top)})
+    made.show(args.model, top)
     return 0
 
 
@@ -179,22 +172,6 @@ def _measure(flow: Flow, feeds: Feeds, repeats: int, window: int | None) -> Spee
 
     with progress("Measuring", unit="runs") as show:
         return measure(flow, feeds, repeats, window, show)
-
-
-def _tell(args: argparse.Namespace, made: Made, labels: list[str] | None) -> None:
-    """Write the outputs, where they are wanted, and print what there is to say."""
-    from apps.show.run_outputs import Report
-    from edge.onnx.outputs import likeliest, summaries, write
-
-    given = made.given
-    top = likeliest(made.outputs, labels, args.top) if labels is not None else None
-    report = Report(summaries(made.outputs), top, made.speed, [*given.notes, *made.notes])
-    if args.output is not None:
-        write(Path(args.output), made.outputs)
-    if not args.json:
-        report.show(args.model, made.rows)
-        return
-    print_json({"model": args.model, "output": args.output, **given.to_json(), **made.about, **report.to_json()})
 
 
 def _channels(text: str) -> tuple[float, ...]:

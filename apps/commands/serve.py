@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from apps.commands import distributed
 from apps.errors import UsageError
 from apps.options import (
-    add_draft_argument,
-    add_draft_worker_argument,
+    add_draft_arguments,
     add_engine_arguments,
     add_prefix_argument,
     argument,
@@ -74,8 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     words = f"that may wait beside them; more are told to ask later (default: {QUEUE})"
     group.add_argument("--queue", type=queue, default=QUEUE, metavar="N", help=words)
     add_prefix_argument(group, "prompts")
-    add_draft_argument(group, "auto")
-    add_draft_worker_argument(group)
+    add_draft_arguments(group, "auto")
     words = "front to choose plans from on the page, as `edge pareto --json` prints it"
     group.add_argument("--front", type=Path, metavar="FILE", help=words)
     distributed.add_arguments(parser)
@@ -94,7 +92,8 @@ def run(args: argparse.Namespace) -> int:
     check_engine_arguments(args)
     if args.front is not None:
         _check_front(args.front)
-    args.draft = _draft(args.draft)
+    if args.draft and args.draft not in DRAFTS:
+        args.draft = str(model_path(args.draft).absolute())  # the engine process makes what has to be made
     configs = {name: _config(args, path, devices) for name, path in _models(args.models, devices is None).items()}
     if devices is not None and len(configs) > 1:
         raise UsageError(f"several devices serve one model, {len(configs)} were given")
@@ -115,13 +114,10 @@ def run(args: argparse.Namespace) -> int:
         tls_key=args.tls_key,
         front=args.front,
     )
+    say_where = partial(print, "listening on", flush=True)
     with signals_are_for_the_program():
-        serve(configs, options, queue=args.queue, say=say, listening=_listening)
+        serve(configs, options, queue=args.queue, say=say, listening=say_where)
     return 0
-
-
-def _listening(url: str) -> None:
-    print(f"listening on {url}", flush=True)
 
 
 def _check_front(path: Path) -> None:
@@ -171,14 +167,8 @@ def _config(args: argparse.Namespace, path: Path, devices: distributed.Devices[P
         str(path.absolute()),
         options,
         args.prefix_cache,
-        draft=args.draft,
+        draft=args.draft or DRAFTS[0],
         draft_worker=args.draft_worker,
         insecure=args.insecure,
         **several,
     )
-
-
-def _draft(asked: str | None) -> str:
-    """What guesses, with the path of a file: the engine process makes what has to be made. The errors of
-    `model_path`."""
-    return asked if asked in DRAFTS else str(model_path(asked).absolute()) if asked else DRAFTS[0]

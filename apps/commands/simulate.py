@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from apps.options import add, argument, positive_int, seed
-from apps.show.table import print_columns, print_json, print_note
+from apps.show.table import print_columns, print_json, print_note, print_notes
 from edge.planning import simulation_texts
 from edge.planning.formats import SIMULATED
 from quant.text import number_text, seconds_text
@@ -124,8 +124,7 @@ def _show(result: Simulated, arrivals: Arrivals, point: str | None) -> None:
         f" {number_text(result.waiting_mean)} wait for a place, {result.waiting_max} at most"
     )
     print_note(f"at its limit: {result.saturates or 'nothing'}")
-    for note in result.notes:
-        print_note(note)
+    print_notes(result.notes)
 
 
 def _spread(spread: Spread) -> list[str]:

@@ -35,11 +35,7 @@ class ShownSteps(Steps):
         """command: whose job it is, for what is said."""
         self._command = command
 
-    @contextmanager
-    def step(self, label: str, total: float | None = None, unit: str = "bytes") -> Iterator[ShowStep]:
-        """One step, shown until it ends."""
-        with progress(label, total, unit) as show:
-            yield show
+    step = staticmethod(progress)
 
     def say(self, line: str) -> None:
         """A sentence on standard error."""

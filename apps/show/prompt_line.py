@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from prompt_toolkit import PromptSession
-from prompt_toolkit.completion import CompleteEvent, Completer, Completion
-from prompt_toolkit.document import Document
+from prompt_toolkit.application import get_app
+from prompt_toolkit.completion import ConditionalCompleter, WordCompleter
+from prompt_toolkit.filters import Condition
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
@@ -20,8 +21,10 @@ class PromptLine:
 
     def __init__(self, commands: Mapping[str, str]) -> None:
         """commands: what each does, by name with its slash."""
+        names = WordCompleter(list(commands), meta_dict=commands, sentence=True)
+        completer = ConditionalCompleter(names, _begins_with_a_slash)
         self._session: PromptSession[str] = PromptSession(
-            history=_history(), completer=_Commands(commands), key_bindings=_keys(), multiline=True
+            history=_history(), completer=completer, key_bindings=_keys(), multiline=True
         )
 
     def read(self, draft: str = "") -> str:
@@ -29,19 +32,9 @@ class PromptLine:
         return self._session.prompt([("bold fg:ansicyan", "> ")], prompt_continuation="  ", default=draft).strip()
 
 
-class _Commands(Completer):
-    """Completes a slash at the beginning of a line to the commands."""
-
-    def __init__(self, commands: Mapping[str, str]) -> None:
-        self._commands = commands
-
-    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
-        word = document.text_before_cursor
-        if not word.startswith("/") or " " in word:
-            return
-        for name, what in self._commands.items():
-            if name.startswith(word):
-                yield Completion(name, start_position=-len(word), display_meta=what)
+@Condition
+def _begins_with_a_slash() -> bool:
+    return get_app().current_buffer.document.text_before_cursor.startswith("/")
 
 
 def _keys() -> KeyBindings:

@@ -2,75 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from apps.show.table import print_columns, print_note, print_table
+from apps.show.table import figure, print_columns, print_notes, print_table
 from quant.text import number_text
 
 if TYPE_CHECKING:
     from edge.onnx.bench import Speed
-    from edge.onnx.outputs import Summary, Top
+    from edge.onnx.inputs import Given
+    from edge.onnx.outputs import Top
+    from edge.onnx.samples import Feeds
 
 
 @dataclass(frozen=True)
-class Report:
-    """What one model made of one input."""
+class Made:
+    """What one model made of one input, and where."""
 
-    outputs: Sequence[Summary]
-    top: Top | None  # None without labels
+    given: Given
+    outputs: Feeds
     speed: Speed | None  # None where nothing was measured
-    notes: Sequence[str]  # sentences without their full stop
+    about: Mapping[str, Any]  # what ran it, for --json
+    rows: Sequence[tuple[str, str]]  # the same for people, by name
+    further: Sequence[str] = ()  # notes of what ran it, without their full stop
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+    @property
+    def notes(self) -> list[str]:
+        """Sentences."""
+        return [f"{note}." for note in (*self.given.notes, *self.further)]
+
+    def to_json(self, top: Top | None) -> dict[str, Any]:
+        """Plain values. top: the likeliest classes, where there are labels."""
         from edge.onnx.bench import speed_json
+        from edge.onnx.outputs import summaries
 
         speed = self.speed
         return {
-            "outputs": [one.to_json() for one in self.outputs],
-            "top": self.top.to_json() if self.top else None,
+            **self.given.to_json(),
+            **self.about,
+            "outputs": [one.to_json() for one in summaries(self.outputs)],
+            "top": top.to_json() if top else None,
             **speed_json(speed),
             "latency_ms_p90": speed.latency_ms_p90 if speed else None,
             "repeats": speed.repeats if speed else 0,
-            "notes": [f"{note}." for note in self.notes],
+            "notes": self.notes,
         }
 
-    def show(self, title: str, rows: Sequence[tuple[str, str]]) -> None:
-        """Print it for people, below `rows` of (name, value) about what it ran on."""
-        rows = list(rows)
+    def show(self, title: str, top: Top | None) -> None:
+        """Print it for people."""
+        from edge.onnx.outputs import summaries
+
+        rows, outputs = list(self.rows), summaries(self.outputs)
         if self.speed:
             speed = self.speed
-            rows.append(
-                (
-                    "latency",
-                    f"{number_text(speed.latency_ms_median)} ms (median), {number_text(speed.latency_ms_p90)} ms (p90)",
-                )
-            )
-            rows.append(
-                ("throughput", f"{number_text(speed.throughput_per_s)} inputs a second, {speed.window} in flight")
-            )
+            median, p90 = number_text(speed.latency_ms_median), number_text(speed.latency_ms_p90)
+            throughput = f"{number_text(speed.throughput_per_s)} inputs a second, {speed.window} in flight"
+            rows += [("latency", f"{median} ms (median), {p90} ms (p90)"), ("throughput", throughput)]
         print_table(title, rows)
-        print_columns(
-            ("output", "shape", "type", "min", "max", "mean"),
-            [
-                (o.name, " x ".join(map(str, o.shape)) or "scalar", o.type, *map(_figure, (o.min, o.max, o.mean)))
-                for o in self.outputs
-            ],
-        )
-        for i, row in enumerate(self.top.rows if self.top else ()):
-            many = self.top is not None and len(self.top.rows) > 1
+        figures = [[figure(value, ".5g") for value in (o.min, o.max, o.mean)] for o in outputs]
+        shapes = [" x ".join(map(str, o.shape)) or "scalar" for o in outputs]
+        table = [(o.name, shape, o.type, *of) for o, shape, of in zip(outputs, shapes, figures, strict=True)]
+        print_columns(("output", "shape", "type", "min", "max", "mean"), table)
+        classes = top.rows if top else ()
+        for i, row in enumerate(classes):
             print_columns(
-                (f"class, row {i}" if many else "class", "label", "value"),
-                [(str(number), label, _figure(value)) for number, label, value in row],
+                (f"class, row {i}" if len(classes) > 1 else "class", "label", "value"),
+                [(str(number), label, figure(value, ".5g")) for number, label, value in row],
             )
-        for one in self.outputs:
-            if one.not_finite:
-                print_note(f"{one.not_finite} values of {one.name} are infinite or not a number.")
-        for note in self.notes:
-            print_note(f"{note}.")
-
-
-def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:.5g}"
+        not_finite = (one for one in outputs if one.not_finite)
+        print_notes(f"{one.not_finite} values of {one.name} are infinite or not a number." for one in not_finite)
+        print_notes(self.notes)

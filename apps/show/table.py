@@ -5,7 +5,7 @@ Values may come from other machines.
 
 import json
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from quant.text import printable
@@ -17,28 +17,32 @@ def print_json(values: Mapping[str, Any], *, escaped: bool = True) -> int:
     return 0
 
 
-def print_table(title: str, rows: Sequence[tuple[str, str]]) -> None:
-    """Print `title` and, below it, `rows` of (name, value)."""
+def print_table(title: str, rows: Sequence[tuple[str, str]], notes: Iterable[str] = ()) -> None:
+    """Print `title` and, below it, `rows` of (name, value), and then sentences."""
     if sys.stdout.isatty():
         print_note(title)
         _print_rich(["", ""], rows, show_header=False)
-        return
-    width = max(len(name) for name, _ in rows)
-    print(printable(title))
-    for name, value in rows:
-        print(f"  {name:<{width}}  {printable(value)}")
+    else:
+        width = max(len(name) for name, _ in rows)
+        print(printable(title))
+        for name, value in rows:
+            print(f"  {name:<{width}}  {printable(value)}")
+    print_notes(notes)
 
 
-def print_columns(names: Sequence[str], rows: Sequence[Sequence[str]], whole: Collection[str] = ()) -> None:
-    """Print rows of as many values as there are `names`, under them. On a narrow terminal values are broken into lines;
-    those of the columns `whole` only where nothing else is left to break."""
+def print_columns(
+    names: Sequence[str], rows: Sequence[Sequence[str]], whole: Collection[str] = (), notes: Iterable[str] = ()
+) -> None:
+    """Print rows of as many values as there are `names`, under them, and then sentences. On a narrow terminal values
+    are broken into lines; those of the columns `whole` only where nothing else is left to break."""
     rows = [[printable(value) for value in row] for row in rows]
     if sys.stdout.isatty():
         _print_rich(names, rows, whole)
-        return
-    widths = [max(len(row[i]) for row in (names, *rows)) for i in range(len(names))]
-    for row in (names, *rows):
-        print("  ".join(f"{value:<{width}}" for value, width in zip(row, widths, strict=True)).rstrip())
+    else:
+        widths = [max(len(row[i]) for row in (names, *rows)) for i in range(len(names))]
+        for row in (names, *rows):
+            print("  ".join(f"{value:<{width}}" for value, width in zip(row, widths, strict=True)).rstrip())
+    print_notes(notes)
 
 
 def _print_rich(
@@ -54,6 +58,17 @@ def _print_rich(
     for row in rows:
         table.add_row(*(Text(printable(value)) for value in row))
     Console().print(table)
+
+
+def figure(value: float | None, form: str) -> str:
+    """A number in this format, or a dash."""
+    return "-" if value is None else format(value, form)
+
+
+def print_notes(notes: Iterable[str]) -> None:
+    """Print sentences, each on lines of its own."""
+    for note in notes:
+        print_note(note)
 
 
 def print_note(text: str) -> None:

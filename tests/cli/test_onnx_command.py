@@ -49,7 +49,7 @@ def test_figures_of_the_comparison() -> None:
 
 def arguments(source: Path, target: Path, **changes: Any) -> argparse.Namespace:
     defaults = {"type": "int8", "calibration": None, "block_size": None, "force": False, "json": False, "threads": 1}
-    return argparse.Namespace(model=str(source), output=str(target), **(defaults | changes))
+    return argparse.Namespace(model=str(source), output=target, **(defaults | changes))
 
 
 def test_the_command_in_words(
@@ -68,7 +68,7 @@ def test_the_command_in_words(
 def test_the_command_in_json(tmp_path: Path, source: Path, capfd: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "out.onnx"
     calibration = samples(tmp_path / "x.npz", x=vectors())
-    assert quantize_onnx.run(arguments(source, target, calibration=str(calibration), json=True)) == 0
+    assert quantize_onnx.run(arguments(source, target, calibration=calibration, json=True)) == 0
     out, err = capfd.readouterr()
     found = json.loads(out)
     assert err == ""

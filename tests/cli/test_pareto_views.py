@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from apps.show.front import print_front
+from apps.commands.pareto import show
 from edge.errors import PictureError
 from edge.pictures.front import KIND_COLORS, _figure, write_picture
 from edge.pictures.front_points import (
@@ -117,7 +117,7 @@ def test_the_table_has_the_front(result: dict[str, Any], capsys: pytest.CaptureF
     assert ("type" in columns) == (result is TYPES)
     assert columns.count("measured") == 2 * any(point["measured"] for point in front(result))
     assert all(len(row) == len(columns) for row in rows)
-    print_front(result)
+    show(result)
     shown = capsys.readouterr().out
     assert all(point["label"] in shown for point in front(result))
     n = len(dominated(result))
