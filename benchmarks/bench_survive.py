@@ -1,11 +1,12 @@
 """Devices are lost while they answer: whether every answer is that of an undisturbed run, and how long it paused.
 
     python benchmarks/bench_survive.py [--kills 100] [--seed 1] [--only stress|pause] [--spare N] [--json [FILE]]
-        [--tiny]
+        [--round N] [--tiny]
 
-stress: questions to the bundled model on this device and two or three workers, in stages, shards and both. In each
-answer, at a random token, a random worker is lost in a random way: its engine process is killed or stands still, its
-daemon is killed, or all of it stands still, as where a host vanishes. The answer must have the tokens of one device.
+stress: questions to the bundled model on this device and two to four workers, in stages, shards and both. In each
+answer, at a random moment, something happens to a random worker, in one of the ways of `losses.py`, in turn. The answer
+must have the tokens of one device. A round is one deployment and up to six answers. What goes wrong is said at once,
+with a command that makes its round again: --seed N --round N. Runs with different seeds may be made side by side.
 
 pause: the same on a model of TinyLlama's shape, one worker of which all is killed, after a prompt of so many
 tokens: seconds until it is said, and until the next token. Beside it, what computing the history takes on this device.
@@ -27,16 +28,19 @@ import signal
 import statistics
 import sys
 import tempfile
+import threading
 import time
-from collections import Counter
+import traceback
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
 import psutil
-from lent_device import ROOT, worker
+from lent_device import ROOT
+from losses import Lent, lent, possible_ways
 
 sys.path.insert(0, str(ROOT))
 
@@ -50,61 +54,32 @@ from edge.llm.sampler import SamplingParams
 from edge.llm.sequence import Session
 from edge.models import synth
 from edge.models.presets import SHAPES
-from edge.planning.deployed import Placement, deployed
+from edge.planning.deployed import Deployed, Placement, deployed
 from edge.tasks import Steps
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL
 from partition.slices.gguf_slice import limits
 from quant.gguf.file import GgufFile
-from tests.support.workers import is_fork_server
 
 GREEDY = SamplingParams(temperature=0)
 OPTIONS = EngineOptions(threads=1, context=512, batch=64)
-STAGES = {2: ((1, 1, 1), (3,), (1, 2)), 3: ((1, 1, 1, 1), (4,), (2, 2), (1, 2, 1))}  # ranks of each, by workers
+STAGES = {  # ranks of each, by workers
+    2: ((1, 1, 1), (3,), (1, 2)),
+    3: ((1, 1, 1, 1), (4,), (2, 2), (1, 2, 1)),
+    4: ((1, 1, 1, 1, 1), (5,), (2, 3), (1, 2, 2)),
+}
 TOKENS = 96  # before a kill, of `pause`
 ANSWERS_EACH = 6  # of one deployment, at most: a daemon that was killed comes back with the next one
-
-
-@dataclass
-class Lent:
-    """A worker that may be lost."""
-
-    address: str
-    pid: int
-
-    def engines(self) -> list[psutil.Process]:
-        """Its engine processes."""
-        there = psutil.Process(self.pid).children(recursive=True)
-        return [process for process in there if not is_fork_server(process)]
-
-    def lose(self, how: str) -> None:
-        """Make it fail in one of WAYS."""
-        daemon = psutil.Process(self.pid)
-        children = self.engines()
-        if how in ("kill process", "stop process", "stop all"):
-            for child in children:
-                with suppress(psutil.NoSuchProcess):
-                    child.send_signal(signal.SIGKILL if how == "kill process" else signal.SIGSTOP)
-        if how == "kill daemon":
-            daemon.kill()
-        elif how == "stop all":
-            daemon.suspend()
-
-    def back(self) -> None:
-        """Let what stands still go on."""
-        with suppress(psutil.NoSuchProcess):
-            daemon = psutil.Process(self.pid)
-            for process in (daemon, *self.engines()):
-                process.resume()
-
-
-WAYS = ("kill process", "stop process", "kill daemon", "stop all")
+LATER_S = 0.02  # after a token, at most, something happens: so it may come in the middle of a step
+HANGS_S = 30.0  # without a token: too long, whatever happened
+SAY_EVERY = 50  # answers
 
 
 @dataclass
 class Heard(Steps):
-    """When somebody was said to be lost, and what was said."""
+    """When a loss was noticed, when it was said who goes on, and all that was said."""
 
+    noticed_at: list[float] = field(default_factory=list)
     at: list[float] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
 
@@ -113,12 +88,53 @@ class Heard(Steps):
         if "going on with" in line:
             self.at.append(time.perf_counter())
 
+    def notice(self, engine: TextEngine) -> None:
+        """Hear when this engine, which survives losses, looks for another one."""
+        recovered = engine._recovered  # type: ignore[attr-defined]
+
+        def hear(error: Exception) -> TextEngine:
+            self.noticed_at.append(time.perf_counter())
+            found: TextEngine = recovered(error)
+            return found
+
+        engine._recovered = hear  # type: ignore[attr-defined]
+
+
+class Later:
+    """Something that happens to a worker in a thread of its own, a moment after it is called."""
+
+    def __init__(self, victim: Lent, way: str, after_s: float) -> None:
+        self.at: float | None = None  # when it has happened
+        self._victim, self._way, self._after_s = victim, way, after_s
+        self._failed: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="loss")
+
+    def __call__(self) -> None:
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Return when it has happened; its error where it could not."""
+        if self._thread.ident is not None:
+            self._thread.join()
+        if self._failed is not None:
+            raise self._failed
+
+    def _run(self) -> None:
+        time.sleep(self._after_s)
+        try:
+            began = time.perf_counter()
+            self._victim.lose(self._way)
+            self.at = began
+        except Exception as error:
+            self._failed = error
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=("stress", "pause"), help="one experiment (default: both)")
     parser.add_argument("--kills", type=int, default=100, help="answers with a loss (default: 100)")
     parser.add_argument("--seed", type=int, default=1, help="of what is lost, how and when (default: 1)")
+    parser.add_argument("--round", type=int, help="of `stress`, this one alone")
     parser.add_argument("--rounds", type=int, default=5, help="of the pause (default: 5)")
     parser.add_argument("--prompt-tokens", type=int, default=64, help="of the pause's history (default: 64)")
     parser.add_argument("--spare", type=int, default=0, help="losses that are prepared for (default: 0)")
@@ -126,7 +142,8 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="see that it works; the figures mean nothing")
     args = parser.parse_args()
     if args.tiny:
-        args.kills, args.rounds, args.prompt_tokens, args.spare = 2, 1, 20, 1
+        args.kills, args.rounds, args.prompt_tokens, args.spare = 10, 1, 20, 1
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # or mounted disks would stay
     stolen_s = psutil.cpu_times().steal
     result: dict[str, Any] = {"machine": f"{platform.machine()}, {os.cpu_count()} cores"}
     with tempfile.TemporaryDirectory(prefix="edge-survive-") as folder:
@@ -149,43 +166,106 @@ def main() -> None:
 
 
 def stress(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Answers with a loss in each: how many were right, and seconds until the next token, by the way of the loss."""
-    rng = random.Random(args.seed)
+    """Answers in which something happens: how many were wrong, and seconds until that was noticed and until the next
+    token, by what happened."""
     questions = [messages[-1]["content"] for messages, _ in held_out(40, seed=7)]
     with Engine(MODEL_PATH, OPTIONS) as single:
         wanted = {question: answer(single, question, {})[0] for question in questions}
-    long_enough = [question for question in questions if len(wanted[question]) >= 4]
-    paused: dict[str, list[float]] = {way: [] for way in WAYS}
-    noticed: dict[str, list[float]] = {way: [] for way in WAYS}
-    wrong, done, number = [], 0, 0
-    while done < args.kills:
-        number += 1
-        ranks = rng.choice(STAGES[rng.choice(tuple(STAGES))])
-        with (
-            lent(folder / f"round-{number}", sum(ranks) - 1) as workers,
-            running(MODEL_PATH, workers, ranks, min(args.spare, len(workers))) as (
-                engine,
-                heard,
-            ),
-        ):
-            for _ in range(ANSWERS_EACH):
-                there = [one for one in workers if psutil.pid_exists(one.pid) and one.engines()]
-                if not there or done >= args.kills:
-                    break
-                victim, way, question = rng.choice(there), rng.choice(WAYS), rng.choice(long_enough)
-                at, before = rng.randrange(1, len(wanted[question]) - 1), len(heard.at)
-                tokens, times = answer(engine, question, {at: lambda: victim.lose(way)})  # noqa: B023
-                victim.back()
-                done += 1
-                if tokens != wanted[question]:
-                    wrong.append({"ranks": ranks, "way": way, "at": at, "question": question})
-                paused[way].append(times[at] - times[at - 1])
-                noticed[way] += [one - times[at - 1] for one in heard.at[before : before + 1]]
+    wanted = {question: tokens for question, tokens in wanted.items() if len(tokens) >= 4}
+    ways = possible_ways(folder)
+    found: list[dict[str, Any]] = []
+    for number in count() if args.round is None else [args.round]:
+        for row in one_round(args, number, folder / f"round-{number}", wanted, ways):
+            found.append(row)
+            if row["wrong"]:
+                print(f"wrong: {row}; again: --only stress --seed {args.seed} --round {number}", file=sys.stderr)
+            if len(found) % SAY_EVERY == 0:
+                print(f"{len(found)} answers, {sum(bool(row['wrong']) for row in found)} wrong", file=sys.stderr)
+            if args.round is None and len(found) >= args.kills:
+                break
+        else:
+            continue
+        break
     return {
-        "answers": done,
-        "wrong": wrong,
-        "paused_s": {way: spread(values) for way, values in paused.items() if values},
-        "noticed_s": {way: spread(values) for way, values in noticed.items() if values},
+        "answers": len(found),
+        "wrong": [row for row in found if row["wrong"]],
+        "ways": {way: summary([row for row in found if row["way"] == way]) for way in ways},
+    }
+
+
+def one_round(
+    args: argparse.Namespace, number: int, folder: Path, wanted: dict[str, list[int]], ways: list[str]
+) -> Iterator[dict[str, Any]]:
+    """The answers of one deployment. Its number and the seed say what happens."""
+    rng = random.Random(f"{args.seed} {number}")
+    ranks = rng.choice(STAGES[rng.choice(tuple(STAGES))])
+    order = list(ways)
+    random.Random(f"{args.seed} block {number // len(ways)}").shuffle(order)
+    with (
+        lent(folder, sum(ranks) - 1, ways) as workers,
+        running(MODEL_PATH, workers, ranks, min(args.spare, len(workers))) as (model, heard),
+    ):
+        heard.notice(model.engine)
+        for i in range(ANSWERS_EACH):
+            way, question = order[(number + i) % len(order)], rng.choice(list(wanted))
+            at, after_s = rng.randrange(1, len(wanted[question]) - 1), rng.uniform(0, LATER_S)
+            chosen = rng.random()
+            there = [one for one in workers if one.is_there and one.address in model.plan.devices]
+            if not there:
+                break
+            victim = there[int(chosen * len(there))]
+            loss = Later(victim, way, after_s)
+            row: dict[str, Any] = {
+                "round": number,
+                "ranks": ranks,
+                "way": way,
+                "worker": workers.index(victim),
+                "question": question,
+                "at": at,
+            }
+            for known in (heard.noticed_at, heard.at, heard.lines):
+                known.clear()
+            wrong, tokens, times = "", [], []
+            try:
+                tokens, times = answer(model.engine, question, {at: loss})
+            except Exception as error:
+                traceback.print_exc()
+                wrong = f"{type(error).__name__}: {error}"
+            loss.wait()
+            victim.back()
+            row |= measured(loss.at or 0.0, times, heard)
+            if not wrong and tokens != wanted[question]:
+                wrong = f"token {first_other(tokens, wanted[question])} is another"
+            if not wrong and row.get("paused_s", 0) > HANGS_S:
+                wrong = f"no token for {row['paused_s']:.0f} s"
+            yield {**row, "wrong": wrong, "said": list(heard.lines)}
+            if wrong:
+                break
+
+
+def measured(lost_at: float, times: list[float], heard: Heard) -> dict[str, float]:
+    """Seconds after something happened: noticed_s, said_s; paused_s, the longest wait for a token from then on."""
+    found = {"noticed_s": heard.noticed_at, "said_s": heard.at}
+    row = {name: at[0] - lost_at for name, at in found.items() if at}
+    later = [lost_at, *(time_ for time_ in times if time_ > lost_at)]
+    if len(later) > 1:
+        row["paused_s"] = max(after - before for before, after in pairwise(later))
+    return row
+
+
+def first_other(tokens: list[int], wanted: list[int]) -> int:
+    """The number of the first token that is another one, from 0 on; what one lacks is another."""
+    same = [one == other for one, other in zip(tokens, wanted, strict=False)]
+    return same.index(False) if False in same else len(same)
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of one way."""
+    figures = {name: [row[name] for row in rows if name in row] for name in ("noticed_s", "said_s", "paused_s")}
+    return {
+        "answers": len(rows),
+        "wrong": sum(bool(row["wrong"]) for row in rows),
+        **{name: spread(values) for name, values in figures.items() if values},
     }
 
 
@@ -210,9 +290,10 @@ def pause(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     for number in range(args.rounds):
         for kind, spare in kinds.items():
             with (
-                lent(folder / f"pause-{number}-{spare}", 1) as workers,
-                running(path, workers, (1, 1), spare, options) as (engine, heard),
+                lent(folder / f"pause-{number}-{spare}", 1, ["kill process"]) as workers,
+                running(path, workers, (1, 1), spare, options) as (model, heard),
             ):
+                engine = model.engine
                 session = Session(engine)
                 session.prefill(prompt)
                 engine.answered([])
@@ -247,28 +328,15 @@ def answer(engine: TextEngine, question: str, at: dict[int, Callable[[], None]])
 
 
 @contextmanager
-def lent(folder: Path, n: int) -> Iterator[list[Lent]]:
-    """So many workers."""
-    with ExitStack() as stack:
-        started = [stack.enter_context(worker(folder / str(i))) for i in range(n)]
-        workers = [Lent(*one) for one in started]
-        try:
-            yield workers
-        finally:
-            for one in workers:
-                one.back()
-
-
-@contextmanager
 def running(
     path: Path, workers: list[Lent], ranks: tuple[int, ...], spare: int, options: EngineOptions = OPTIONS
-) -> Iterator[tuple[TextEngine, Heard]]:
+) -> Iterator[tuple[Deployed, Heard]]:
     """The model on this device and workers, so many ranks a stage. spare: losses that are prepared for."""
     devices = [LOCAL, *(one.address for one in workers)]
     plan = make_plan(limits(GgufFile.open(path)), path.stem, "", devices, stages_of=ranks)
     heard = Heard()
     with deployed(path, Placement(tuple(devices[1:]), plan, spare=spare), options, steps=heard) as model:
-        yield model.engine, heard
+        yield model, heard
 
 
 def spread(values: list[float]) -> dict[str, float]:
@@ -285,12 +353,14 @@ def show(result: dict[str, Any]) -> None:
     print(f"{result['machine']}; the host took {result['steal_s']:.1f} s")
     if "stress" in result:
         found = result["stress"]
-        ways = Counter({way: row["n"] for way, row in found["paused_s"].items()})
-        print(f"{found['answers']} answers with a loss in each ({dict(ways)}): {len(found['wrong'])} wrong")
-        for way, row in found["paused_s"].items():
-            seen = found["noticed_s"].get(way)
-            said = f"said after {seen['median']:.2f} s (p99 {seen['p99']:.2f})" if seen else ""
-            print(f"  {way:13} next token after {row['median']:.2f} s (p99 {row['p99']:.2f})  {said}")
+        print(f"{found['answers']} answers in which something happened: {len(found['wrong'])} wrong")
+        print(f"  {'':13} answers wrong  noticed after, s      said after, s   next token after, s: median, p99")
+        for way, row in found["ways"].items():
+            cells = [
+                f"{row[name]['median']:8.2f} {row[name]['p99']:8.2f}" if name in row else f"{'':17}"
+                for name in ("noticed_s", "said_s", "paused_s")
+            ]
+            print(f"  {way:13} {row['answers']:7} {row['wrong']:5}  {'  '.join(cells)}")
         for one in found["wrong"]:
             print(f"  wrong: {one}")
     if "pause" in result:

@@ -37,12 +37,12 @@ def cpu_group() -> CountedGroup:
 
 
 @contextmanager
-def worker(folder: Path, group: CountedGroup | None = None) -> Iterator[tuple[str, int]]:
+def worker(folder: Path, group: CountedGroup | None = None, listen: str = "127.0.0.1:0") -> Iterator[tuple[str, int]]:
     """(address, process id) of a worker that lends one thread and keeps its slices in `folder`."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     env = {**os.environ, **{f"XDG_{kind.upper()}_HOME": str(folder / kind) for kind in ("config", "cache", "state")}}
     log = folder / "log"
-    command = [*EDGE, "worker", "--listen", "127.0.0.1:0", "--threads", "1"]
+    command = [*EDGE, "worker", "--listen", listen, "--threads", "1"]
     with log.open("wb") as out:
         process = subprocess.Popen(
             command,

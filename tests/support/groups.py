@@ -14,6 +14,11 @@ class CountedGroup(ControlGroup):
         """Periods so far in which it wanted more processor time than it got."""
         return _pairs(self._folder("cpu") / "cpu.stat").get("nr_throttled", 0)
 
+    def held_bytes(self) -> int:
+        """Memory that all in it hold together now, page cache included."""
+        name = "memory.current" if self._new else "memory.usage_in_bytes"
+        return int((self._folder("memory") / name).read_text())
+
     def memory_report(self) -> dict[str, int]:
         """max_usage_bytes: the most it ever held, page cache and what the kernel keeps for it included. failcnt: how
         often it was at its limit and something had to be given back; some kernels do not count that. oom_kills:
