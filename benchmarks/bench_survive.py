@@ -142,7 +142,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="see that it works; the figures mean nothing")
     args = parser.parse_args()
     if args.tiny:
-        args.kills, args.rounds, args.prompt_tokens, args.spare = 10, 1, 20, 1
+        args.kills, args.rounds, args.prompt_tokens, args.spare = 4, 1, 20, 1
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # or mounted disks would stay
     stolen_s = psutil.cpu_times().steal
     result: dict[str, Any] = {"machine": f"{platform.machine()}, {os.cpu_count()} cores"}

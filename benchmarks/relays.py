@@ -60,7 +60,8 @@ class Relays:
     def close(self) -> None:
         """End all of them."""
         assert self._process.stdin is not None
-        self._process.stdin.close()  # by which it ends
+        with suppress(BrokenPipeError):  # it has ended already
+            self._process.stdin.close()  # by which it ends
         self._process.wait()
         if self._process.stdout is not None:
             self._process.stdout.close()

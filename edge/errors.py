@@ -4,6 +4,8 @@
 class EdgeError(Exception):
     """Base of what this package raises for things a person can act on."""
 
+    devices: tuple[str, ...] = ()  # addresses of the workers that could not do their part, where that is known
+
 
 class EngineError(EdgeError):
     """llama.cpp or ONNX Runtime refused: a load, a context or a batch failed; the message carries its own last word."""

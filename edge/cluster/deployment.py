@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,7 +14,7 @@ from edge.cluster.fleet import Fleet, device
 from edge.cluster.preflight import LEAST_PROCESS_BYTES, check_room
 from edge.cluster.rank_group import DEADLINES, RankGroup
 from edge.cluster.session import EngineSession
-from edge.errors import SliceError, WorkerError
+from edge.errors import EdgeError, SliceError, WorkerError
 from edge.llama import llama
 from edge.llm.options import DEFAULTS, EngineOptions, resolve
 from edge.llm.prefixes import name_histories, rank_key, seal
@@ -201,9 +202,9 @@ class Deployment(RankGroup):
         part = self.plan.shard(rank)
         worker = self._fleet.workers[part.device]
         digest = self._digest(recipe, total)
-        with total.part(recipe.n_bytes) as sent:
+        with self._named(rank), total.part(recipe.n_bytes) as sent:
             worker.send_slice(recipe, self._file.path, digest, sent)
-        self._open_session(rank, part.device, part.affinity)
+            self._open_session(rank, part.device, part.affinity)
         return digest
 
     def _load(self, rank: int, digest: str, recipe: Recipe, options: EngineOptions, total: AggregateProgress) -> None:
@@ -220,7 +221,7 @@ class Deployment(RankGroup):
         key = rank_key(self._prefix_key, digest) if self._prefix_key else b""
         message = options_message(replace(options, **values))
         command = pb.Load(slice=digest, options=message, stages=self._widths, prefix_key=key)
-        with total.part(recipe.n_bytes) as shown:
+        with self._named(rank), total.part(recipe.n_bytes) as shown:
             loaded = self._by_rank[rank].ask(
                 pb.Command(load=command),
                 lambda event: shown(event.loading.fraction * recipe.n_bytes, recipe.n_bytes),
@@ -228,6 +229,15 @@ class Deployment(RankGroup):
         self.memory_bytes[part.device] = self.memory_bytes.get(part.device, 0) + loaded.loaded.memory_bytes
 
     # --- the end, and when something fails ---
+
+    @contextmanager
+    def _named(self, rank: int) -> Iterator[None]:
+        """Errors name the device of that rank."""
+        try:
+            yield
+        except EdgeError as error:
+            error.devices = (device(self.plan.shard(rank).device),)
+            raise
 
     def _end(self, group: Group) -> None:
         """Tell the ranks that no more steps come. Who computes and takes nothing now ends with its session."""

@@ -58,7 +58,7 @@ def check_memory(fleet: Fleet | None, needs: Iterable[tuple[str, Mapping[str, in
     for address, parts in needs:
         addresses[device(address)] = address
         total[device(address)].update(parts)
-    lacking = []
+    lacking: dict[str, str] = {}
     for one, address in addresses.items():
         name, have = "this device", available_memory()
         if one != LOCAL:
@@ -68,9 +68,11 @@ def check_memory(fleet: Fleet | None, needs: Iterable[tuple[str, Mapping[str, in
         if need > have:
             shown = ", ".join(f"{part} {n / MIB:,.0f}" for part, n in total[one].items())
             beside = f" ({shown})" if len(total[one]) > 1 else ""
-            lacking.append(f"{name} needs {need / MIB:,.0f} MiB or more{beside} and has {have / MIB:,.0f}")
+            lacking[one] = f"{name} needs {need / MIB:,.0f} MiB or more{beside} and has {have / MIB:,.0f}"
     if lacking:
-        raise NotEnoughMemory(f"{'; '.join(lacking)}: {remedy}")
+        error = NotEnoughMemory(f"{'; '.join(lacking.values())}: {remedy}")
+        error.devices = tuple(one for one in lacking if one != LOCAL)
+        raise error
 
 
 def _pages(fleet: Fleet, plan: Plan, rank: int, options: EngineOptions) -> bool:

@@ -12,6 +12,7 @@ from devices.cluster_file import Cluster
 from devices.probe import available_memory
 from edge.cluster.connect import CONNECT_TIMEOUT_S, LOSS_TIMEOUT_S
 from edge.cluster.deployment import Deployment, Exchange
+from edge.cluster.failures import is_loss
 from edge.cluster.fleet import Fleet, by_device, device
 from edge.cluster.lost import listed, lost_words
 from edge.cluster.preflight import left_here
@@ -38,6 +39,7 @@ LOOK_S = 0.5  # between two looks whether a device leaves
 REST_S = 0.3  # without a step: nobody waits for one
 QUIET_S = 2.0  # without a step: nobody minds
 OFFER_S = 10.0  # between two looks whether a device is there again
+MOST_TRIES = 4  # to go on after a loss: the last one on this device alone
 CLOSE_S = 30.0  # for a move that hears late that it is to end
 GAIN = 1.1  # that another plan must be predicted to be better by
 PAGED_SHARE = 0.8  # of the memory that is free, for a model that is larger and has no other device left
@@ -169,18 +171,26 @@ class Survivor:
     # --- a device is lost ---
 
     def _recovered(self, error: Exception) -> TextEngine:
-        """Another engine, in place of the one that failed so. What keeps it from being there is raised, with why."""
-        if self._watch is not None:
-            self._watch.check()
+        """Another engine, in place of the one that failed so: without workers that are lost meanwhile or cannot do
+        their part, and at last on this device alone. What keeps it from being there is raised, with why."""
         lost = self._ranks.lost if self._ranks else []
         words = lost_words(lost, error) if lost else str(error)
-        self._end_running(ExitStack())
-        try:
-            fleet, _ = self._running.enter_context(self._reachable(LOSS_TIMEOUT_S))
-            plan, why = self._planned(list(fleet.workers) if fleet is not None else [])
-            return self._brought_up(fleet, plan, why, words, self._steps)
-        except EdgeError as again:
-            raise type(again)(f"{words}, and without it: {again}") from again
+        without: set[str] = set()
+        for tries_left in reversed(range(MOST_TRIES)):
+            if self._watch is not None:
+                self._watch.check()
+            self._end_running(ExitStack())
+            try:
+                there = [address for address in self._addresses() if tries_left and address not in without]
+                fleet, _ = self._running.enter_context(self._reachable(LOSS_TIMEOUT_S, there))
+                plan, why = self._planned(list(fleet.workers) if fleet is not None else [])
+                return self._brought_up(fleet, plan, why, words, self._steps)
+            except EdgeError as again:
+                if not tries_left or isinstance(again, Interrupted) or not (again.devices or is_loss(again)):
+                    raise type(again)(f"{words}, and without it: {again}") from again
+                without.update(again.devices)
+                words = str(again)
+        raise AssertionError("the last try returns or raises")
 
     def _brought_up(self, fleet: Fleet | None, plan: Plan, why: str, words: str, steps: Steps) -> TextEngine:
         """The engine of a plan, in the life that is running now. words: why it is another one."""
@@ -341,9 +351,10 @@ class Survivor:
     # --- plans ---
 
     def _reachable(
-        self, timeout_s: float = CONNECT_TIMEOUT_S
+        self, timeout_s: float = CONNECT_TIMEOUT_S, addresses: Sequence[str] | None = None
     ) -> AbstractContextManager[tuple[Fleet | None, list[str]]]:
-        return reachable(Cluster.of_addresses(self._addresses()), insecure=self._insecure, timeout_s=timeout_s)
+        asked = Cluster.of_addresses(self._addresses() if addresses is None else addresses)
+        return reachable(asked, insecure=self._insecure, timeout_s=timeout_s)
 
     def _addresses(self) -> list[str]:
         """Of all workers that were measured, or that a given plan names."""

@@ -229,6 +229,22 @@ def test_more_devices_are_left_than_there_are_layers(
         assert "going on with this device and worker" in here.said[0]
 
 
+def test_who_has_no_room_after_a_loss_is_left_out(
+    model: Path, undisturbed: list[tuple[list[int], list[int]]], tmp_path: Path
+) -> None:
+    prompt, answer = undisturbed[0]
+    with cluster(model, tmp_path, 3) as here, here.running(tensor(1, 1, 1, 1), OPTIONS) as engine:
+        lost, full, other = here.others
+        here.devices[full].has_room = False
+        here.fault(lost, Fault(10, "kill"))
+        assert answered(engine, prompt) == answer
+        assert here.said[1] == "worker 2 has no room: going on with this device and worker 3"
+        here.devices[other].has_room = False
+        here.fault(other, Fault(3, "kill"))
+        assert answered(engine, prompt) == answer
+        assert here.said[-1].endswith("going on with this device")
+
+
 def test_a_rank_that_waits_for_this_one_is_not_waited_for(
     model: Path,
     undisturbed: list[tuple[list[int], list[int]]],

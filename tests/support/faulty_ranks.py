@@ -24,6 +24,7 @@ from edge.cluster import silence
 from edge.cluster.deployment import DEFAULT_EXCHANGE
 from edge.cluster.rank_group import RankGroup
 from edge.cluster.session import EngineSession
+from edge.errors import NotEnoughMemory
 from edge.llama import llama
 from edge.llm.options import EngineOptions
 from edge.parallel.engine import DistributedEngine
@@ -71,6 +72,7 @@ class Device:
     def __init__(self, name: str) -> None:
         self.name = name
         self.answers = True
+        self.has_room = True
         self.links: list[FaultyLink] = []  # of the rank it has now
         self.killed = False  # its rank, which says no word
         self.frozen_at: float | None = None
@@ -196,6 +198,11 @@ class _Deployment(RankGroup):
         )
         cluster, n = fleet.cluster, plan.world_size
         devices = [cluster.devices[address] for address in plan.devices]
+        for address, device in zip(plan.devices, devices, strict=True):
+            if not device.has_room:
+                lacking = NotEnoughMemory(f"{device.name} has no room")
+                lacking.devices = (address,)
+                raise lacking
         widths = [len(stage.shards) for stage in plan.stages]
         links: list[dict[int, Link]] = [{} for _ in range(n)]
         for device in devices:
