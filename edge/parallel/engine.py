@@ -227,11 +227,14 @@ class DistributedEngine:
         """Decode steps so far."""
         return self._shard.times.decoded
 
-    def times(self, *, clear: bool = False, last: int = 0) -> list[dict[str, Summary]]:
-        """Of each rank, by kind of step ("decode", "prefill"): what so many of the `last` steps took; 0: all that are
-        remembered. clear: begin anew."""
-        found = [self._shard.times.summaries(last)]
-        found += self._ordered(Step(Op.TIMES, numbers=(int(clear), last, 0, 0)), lambda: self._answers(summaries_of))
+    def usual_rows(self, last: int) -> tuple[int, int]:
+        """As `StepTimes.usual_rows`."""
+        return self._shard.times.usual_rows(last)
+
+    def times(self, *, clear: bool = False, last: int = 0, rows: int = 0) -> list[dict[str, Summary]]:
+        """Of each rank, as `StepTimes.summaries`. clear: begin anew."""
+        found = [self._shard.times.summaries(last, rows)]
+        found += self._ordered(Step(Op.TIMES, numbers=(int(clear), last, rows, 0)), lambda: self._answers(summaries_of))
         if clear:
             self._shard.times.clear()
         return found

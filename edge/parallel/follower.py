@@ -47,9 +47,10 @@ def follow(
         if step.op is Op.END:
             return
         if step.op is Op.TIMES:
-            found = {kind: one.to_json() for kind, one in shard.times.summaries(max(0, step.numbers[1])).items()}
+            clear, last, rows, _ = (max(0, number) for number in step.numbers)
+            found = {kind: one.to_json() for kind, one in shard.times.summaries(last, rows).items()}
             home.send(json.dumps(found).encode(), Kind.CONTROL)
-            if step.numbers[0]:
+            if clear:
                 shard.times.clear()
         elif step.op in (Op.READ, Op.WRITE):
             _exchange_block(step, shard, home)

@@ -84,7 +84,8 @@ class Shard:
 
     def time_of(self, n: int, idle_s: float = 0.0) -> StepTime:
         """The beginning of a record of a step of `n` rows, which was waited for so long while others were busy."""
-        return StepTime(len(set(self.rows.sequences[:n].tolist())) == n, stall_s=idle_s)
+        is_decode = len(set(self.rows.sequences[:n].tolist())) == n
+        return StepTime(n if is_decode else 0, stall_s=idle_s)
 
     def compute(self, n: int) -> None:
         """Run the slice over `n` of `rows`: then `hidden` is what the next stage takes, or `logits` are there.
@@ -114,7 +115,7 @@ class Shard:
         waited_s, sent, received = (after - before for after, before in zip(self._moved(), self._before, strict=True))
         communication_s = max(0.0, time.perf_counter() - self._began - self._compute_s)
         return StepTime(
-            so_far.decode,
+            so_far.rows,
             so_far.compute_s + self._compute_s,
             so_far.communication_s + communication_s,
             so_far.stall_s + waited_s,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import deque
+from collections import Counter, deque
 from dataclasses import asdict, astuple, dataclass, field, fields
 from typing import Any, NamedTuple
 
@@ -22,12 +22,17 @@ KEPT = 2048  # steps; older ones are forgotten
 class StepTime(NamedTuple):
     """One decode step on one rank."""
 
-    decode: bool  # every row is of another sequence; else it is a part of a prompt
+    rows: int  # of a decode step, each of another sequence; 0: it has several of one, as a part of a prompt
     compute_s: float = 0.0  # llama.cpp
     communication_s: float = 0.0  # sending, receiving and adding, with the waits for other ranks
     stall_s: float = 0.0  # of that, or before it: waiting for others
     sent_bytes: int = 0
     received_bytes: int = 0
+
+    @property
+    def decode(self) -> bool:
+        """Whether it is a decode step."""
+        return self.rows > 0
 
 
 @dataclass(frozen=True)
@@ -93,10 +98,19 @@ class StepTimes:
         """Forget all."""
         self._steps.clear()
 
-    def summaries(self, last: int = 0) -> dict[str, Summary]:
-        """By kind, those that occurred: "decode" and "prefill". last: of so many steps of each kind; 0: of all."""
+    def usual_rows(self, last: int) -> tuple[int, int]:
+        """How many rows most of the last so many decode steps have, and how many steps that are; (0, 0): of none."""
+        counted = Counter([step.rows for step in self._steps if step.decode][-last:])
+        return max(counted.items(), key=lambda one: one[1], default=(0, 0))
+
+    def summaries(self, last: int = 0, rows: int = 0) -> dict[str, Summary]:
+        """By kind, those that occurred: "decode" and "prefill". last: of so many steps of each kind; 0: of all.
+        rows: of decode steps, only those that have so many; 0: all."""
         kinds = {"decode": [s for s in self._steps if s.decode], "prefill": [s for s in self._steps if not s.decode]}
-        return {kind: _summary(steps[-last:]) for kind, steps in kinds.items() if steps}
+        found = {kind: steps[-last:] for kind, steps in kinds.items()}
+        if rows:
+            found["decode"] = [step for step in found["decode"] if step.rows == rows]
+        return {kind: _summary(steps) for kind, steps in found.items() if steps}
 
 
 def summaries_of(said: Any) -> dict[str, Summary]:

@@ -62,7 +62,8 @@ class Op(IntEnum):
     COPY = 3
     SHIFT = 4
     CLEAR = 5
-    TIMES = 6  # tell rank 0 how long the steps took; numbers: 1 to forget them afterwards, and of how many, 0: of all
+    # Tell rank 0 how long steps took; numbers: 1 to forget them afterwards, of how many, of how many rows; 0: of all
+    TIMES = 6
     END = 7  # no more steps come
     LINKS = 8  # change links, and tell rank 0 how they are; numbers: an Order of edge/net/relink.py
     READ = 9  # send keys and values to rank 0

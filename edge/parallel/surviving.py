@@ -315,8 +315,13 @@ class SurvivingEngine:
             self._lock.release()
 
     def between_steps(self, work: Callable[[TextEngine], T]) -> T:
-        """What `work` says of the engine there is, while nobody else asks it anything."""
-        return self._do(work)
+        """What `work` says of the engine there is, while nobody else asks it anything and no step is under way."""
+
+        def alone(engine: TextEngine) -> T:
+            self._take_in(engine)
+            return work(engine)
+
+        return self._do(alone)
 
     def _move(self) -> None:
         """To the next engine, with keys and values where they can be read and have room, else by tokens."""

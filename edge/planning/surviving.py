@@ -40,6 +40,7 @@ REST_S = 0.3  # without a step: nobody waits for one
 QUIET_S = 2.0  # without a step: nobody minds
 OFFER_S = 10.0  # between two looks whether a device is there again
 MOST_TRIES = 4  # to go on after a loss: the last one on this device alone
+BUSY_S = 10.0  # between two looks whether a device became slow, where there is always somebody who asks
 CLOSE_S = 30.0  # for a move that hears late that it is to end
 GAIN = 1.1  # that another plan must be predicted to be better by
 PAGED_SHARE = 0.8  # of the memory that is free, for a model that is larger and has no other device left
@@ -79,6 +80,7 @@ class Survivor:
         self._offered = ExitStack()  # of a plan that waits to take over
         self._stays_with: list[str] = []  # devices that leave, and nothing else can do their part
         self._offer_at = time.monotonic() + OFFER_S
+        self._slow_at = time.monotonic() + BUSY_S
         self._watch: Repeated | None = None
         self.changed: Callable[[Plan, str, tuple[str, ...]], None] = lambda plan, why, names: None
 
@@ -227,7 +229,7 @@ class Survivor:
             leaving = self._ranks.leaving if self._ranks else []
             if leaving and leaving != self._stays_with:
                 self._leave(leaving)
-            elif self._engine.quiet_s > REST_S and self.slow.is_due:
+            elif (self.slow.is_due or self.slow.found) and (self._is_quiet() or time.monotonic() > self._slow_at):
                 self._look_for_slow()
             elif self._engine.quiet_s > QUIET_S and time.monotonic() > self._offer_at:
                 self._offer_at = time.monotonic() + OFFER_S
@@ -285,13 +287,20 @@ class Survivor:
 
     def _look_for_slow(self) -> None:
         """Where devices became slow, or fast again, say so, and offer a plan that is clearly better by now."""
-        if not (found := self._engine.between_steps(self.slow.look)):
+        assert self._watch is not None
+        self._slow_at = time.monotonic() + BUSY_S
+        check = self._check_quiet if self._is_quiet() else self._watch.check
+        if self.slow.is_due:
+            self._engine.between_steps(self.slow.look)
+        if not (words := "; ".join(self.slow.found)):
             return
-        words = "; ".join(found)
         try:
-            is_offered = self._offer(words, self._pays_by_now, self._check_quiet)
-        except EdgeError:  # an answer began, or nothing else can be: the plan stays
+            is_offered = self._offer(words, self._pays_by_now, check)
+        except Interrupted:  # an answer began: it is offered at the next quiet moment, or beside answers
+            return
+        except EdgeError:  # nothing else can be: the plan stays
             is_offered = False
+        self.slow.found.clear()
         if not is_offered:
             self._steps.say(f"{words}; the plan stays as it is")
 

@@ -9,6 +9,7 @@ from edge.cluster.fleet import device
 from edge.cluster.roster import mark_slow
 from edge.llm.interface import TextEngine
 from edge.parallel.engine import DistributedEngine
+from edge.parallel.step_times import KEPT
 from edge.survey.corrections import Corrections
 from edge.survey.slowness import LEAST_STEPS, Change, Slowness
 from edge.survey.survey import Survey
@@ -20,46 +21,55 @@ from partition.predict.speeds import DeviceSpeed
 
 
 class SlowWatch:
-    """Follows what ranks take, plan after plan."""
+    """Follows what ranks take, plan after plan. Steps of several requests take as long as there are many of them, so
+    each number of rows is followed by itself."""
 
     def __init__(self, survey: Survey[DeviceSpeed] | None, work: Work | None) -> None:
         """What plans are made from; None: they are given."""
         self.survey, self._work = survey, work  # the survey is corrected by what is seen
         self.windows = 0  # that were looked at
+        self.found: list[str] = []  # a clause for each device that is clearly slower or faster than it was
         self._engine: DistributedEngine | None = None
+        self._slowness: dict[int, Slowness] = {}  # by rows of a step
         self._seen = 0  # decode steps
 
     def begin(self, engine: TextEngine, plan: Plan, names: Sequence[str]) -> None:
-        """Another plan runs. names: of its devices by rank, for people. Steps of several requests take as long as there
-        are many of them, so only an engine with one sequence is followed."""
-        self._engine = engine if isinstance(engine, DistributedEngine) and engine.sequences == 1 else None
+        """Another plan runs. names: of its devices by rank, for people."""
+        self._engine = engine if isinstance(engine, DistributedEngine) else None
         self._plan, self._names, self._seen = plan, tuple(names), 0
-        self._slowness = Slowness(self._expected_s())
+        self._slowness.clear()
 
     @property
     def is_due(self) -> bool:
         """Whether enough steps were made since the last look."""
         return self._engine is not None and self._engine.decoded - self._seen >= LEAST_STEPS
 
-    def look(self, engine: TextEngine) -> list[str]:
-        """Ask the ranks for their times: a clause for each device that is clearly slower or faster than it was. What
-        plans are made from is corrected. Errors of links."""
+    def look(self, engine: TextEngine) -> None:
+        """Ask the ranks for their times, and add to what is `found`. What plans are made from is corrected. Errors of
+        links."""
         if engine is not self._engine or self._engine is None:
-            return []
-        last = self._engine.decoded - self._seen
-        self._seen += last
-        found = [rank.get("decode") for rank in self._engine.times(last=last)]
+            return
+        last = min(KEPT, self._engine.decoded - self._seen)
+        rows, steps = self._engine.usual_rows(last)
+        if steps < LEAST_STEPS:  # others follow
+            return
+        self._seen = self._engine.decoded
+        found = [rank.get("decode") for rank in self._engine.times(last=last, rows=rows)]
         if not all(one is not None and one.steps >= LEAST_STEPS for one in found):
-            return []
+            return
         self.windows += 1
         took_s = [one.compute_ms.p10 / 1e3 for one in found if one is not None]
-        return [self._corrected(change) for change in self._slowness.window(took_s)]
+        slowness = self._slowness.setdefault(rows, Slowness(self._expected_s(rows)))
+        changes = slowness.window(took_s)
+        if changes:  # what other numbers of rows were expected to take holds no longer
+            self._slowness = {rows: slowness}
+        self.found += [self._corrected(change) for change in changes]
 
-    def _expected_s(self) -> list[float | None]:
+    def _expected_s(self, rows: int) -> list[float | None]:
         if self.survey is not None and self._work is not None:
             try:
                 of = {device(speed.device): speed for speed in self.survey.speeds}
-                return compute_s(self._plan, self._work, of, self.survey.links)
+                return compute_s(self._plan, self._work, of, self.survey.links, rows)
             except (PlanError, KeyError):  # what runs is not what was measured
                 pass
         return [None] * self._plan.world_size

@@ -138,15 +138,16 @@ class GroupCost:
             ff = max(ff, constant / 2 + self._ff[i] * slope + speed.sum_s)
         return attention + ff + self.work.limits.sums_a_layer * self.sum_s(rows)
 
-    def own_s(self, rank: int, k: float, last: bool) -> float:
-        """What one rank of the group computes of a step of one row: without sums, and without waiting for others."""
-        speed = self.speeds[rank]
-        head = last * self._vocab[rank] * speed.head_s.at(1)
+    def own_s(self, rank: int, k: float, last: bool, rows: float = 1) -> float:
+        """What one rank of the group computes of a step, each row of which gives logits: without sums, and without
+        waiting for others."""
+        speed, behind = self.speeds[rank], rows * self.work.depth
+        head = last * self._vocab[rank] * speed.head_s.at(rows)
         if len(self.speeds) == 1:
-            return speed.step_s.at(1) + k * (speed.layer_s.at(1) + self.work.depth * speed.token_s) + head
+            return speed.step_s.at(rows) + k * (speed.layer_s.at(rows) + behind * speed.token_s) + head
         part = self._attention[rank] + self._ff[rank]
-        layer_s = speed.part_s(part, 1) + self.work.depth * speed.token_s * self._heads[rank]
-        return speed.step_s.at(1) + k * layer_s + head
+        layer_s = speed.part_s(part, rows) + behind * speed.token_s * self._heads[rank]
+        return speed.step_s.at(rows) + k * layer_s + head
 
     def sum_s(self, rows: float) -> float:
         """One allreduce of so many rows."""

@@ -50,10 +50,12 @@ def predict(
     )
 
 
-def compute_s(plan: Plan, work: Work, speeds: Mapping[str, DeviceSpeed], links: Links) -> list[float | None]:
-    """What each rank computes of a step of one row, by rank, as `GroupCost.own_s`; None of a rank that pages."""
+def compute_s(
+    plan: Plan, work: Work, speeds: Mapping[str, DeviceSpeed], links: Links, rows: int = 1
+) -> list[float | None]:
+    """What each rank computes of a step of so many rows, by rank, as `GroupCost.own_s`; None of a rank that pages."""
     made = [_Stage(plan, i, work, speeds, links) for i in range(len(plan.stages))]
-    return [own for stage in made for own in stage.own_s()]
+    return [own for stage in made for own in stage.own_s(rows)]
 
 
 class _Stage:
@@ -89,10 +91,10 @@ class _Stage:
             float(self._group.seconds(self._k, rows, not self._after, outputs)), float(self._group.disk_s(self._paged))
         )
 
-    def own_s(self) -> list[float | None]:
-        """Of each rank: what it computes of a step of one row."""
+    def own_s(self, rows: float) -> list[float | None]:
+        """Of each rank: what it computes of one step."""
         return [
-            None if paged else self._group.own_s(rank, self._k, not self._after)
+            None if paged else self._group.own_s(rank, self._k, not self._after, rows)
             for rank, paged in enumerate(self._paged)
         ]
 

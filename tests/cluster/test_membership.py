@@ -4,6 +4,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,16 @@ from edge.cluster.fleet import Fleet
 from edge.demo import MODEL_PATH
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
+from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
+from edge.llm.scheduler import Scheduler
 from edge.parallel import shard
 from edge.parallel.surviving import SurvivingEngine
 from edge.planning import surviving
 from edge.planning.deployed import Deployed, Placement, deployed
 from edge.planning.surviving import Survivor
 from edge.slices.local import OwnSlices
-from edge.survey.slowness import LEAST_STEPS
+from edge.survey.slowness import IN_A_ROW, LEAST_STEPS
 from quant.gguf.file import GgufFile
 from tests.support.clock import Clock
 from tests.support.deployments import (
@@ -165,6 +168,38 @@ def test_a_device_that_became_slow_is_named(two: list[Worker], monkeypatch: pyte
         until(lambda: any("this device" in line for line in heard.lines), "a word about it")
     assert any("this device computes 10.0 times as long as it did" in line for line in heard.lines), heard.lines
     assert heard.lines[-1].endswith("; the plan stays as it is")
+
+
+def test_a_device_that_became_slow_is_named_where_nobody_is_ever_quiet(
+    two: list[Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(surviving, "LOOK_S", 0.02)
+    monkeypatch.setattr(surviving, "REST_S", 3600.0)
+    monkeypatch.setattr(surviving, "BUSY_S", 0.05)
+    clock, heard = Clock(1e-3).of(monkeypatch, shard), Heard()
+    file, plan = GgufFile.open(MODEL_PATH), plan_for(MODEL_PATH, two[:1], pipeline(1, 1))
+    options = replace(OPTIONS, sequences=2)
+    with (
+        Fleet([two[0].address]) as fleet,
+        Survivor(file, OwnSlices().model_digest(MODEL_PATH), options, DEFAULT_EXCHANGE, heard, insecure=False) as one,
+        Scheduler(one.start(fleet, plan)) as scheduler,
+    ):
+
+        def ask_until(is_true: Callable[[], bool], what: str) -> None:
+            def asked() -> bool:
+                while scheduler.busy and not is_true():
+                    scheduler.step()
+                for _ in range(options.sequences):
+                    scheduler.add(Request([5, 6, 7], 100, GREEDY, ends=False))
+                return is_true()
+
+            until(asked, what)
+
+        ask_until(lambda: one.slow.windows >= IN_A_ROW, "what to expect")
+        assert not any("this device" in line for line in heard.lines)
+        clock.tick_s = 10e-3
+        ask_until(lambda: any("this device computes" in line for line in heard.lines), "a word about it")
+    assert any("this device computes 10.0 times as long as it did" in line for line in heard.lines), heard.lines
 
 
 def test_who_leaves_takes_nothing_new_and_ends_when_told_again(two: list[Worker]) -> None:

@@ -28,7 +28,7 @@ def steps(seconds: float, *, n: int = 40, slow: int = 0) -> Summary:
     """Of so many steps that compute so long, `slow` of them ten times as long."""
     times = StepTimes()
     for i in range(n):
-        times.add(StepTime(True, compute_s=seconds * (10 if i < slow else 1)))
+        times.add(StepTime(1, compute_s=seconds * (10 if i < slow else 1)))
     return times.summaries()["decode"]
 
 
@@ -43,7 +43,7 @@ def test_figures_of_steps() -> None:
     assert Summary.from_json(found.to_json()) == found
     times = StepTimes()
     for i in range(100):
-        times.add(StepTime(True, compute_s=i * MS))
+        times.add(StepTime(1, compute_s=i * MS))
     assert times.summaries()["decode"].compute_ms == Figure(49.5, 99.0, 10.0)
 
 

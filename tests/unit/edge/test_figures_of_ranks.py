@@ -20,8 +20,8 @@ MS = 1e-3
 def test_a_summary_is_of_its_kind_in_its_units() -> None:
     times = StepTimes()
     for i in range(1, 101):
-        times.add(StepTime(True, i * MS, 2 * i * MS, 3 * i * MS, 1000 * i, 2000 * i))
-    times.add(StepTime(False, 5.0, 6.0, 7.0, 8_000_000, 9_000_000))
+        times.add(StepTime(1, i * MS, 2 * i * MS, 3 * i * MS, 1000 * i, 2000 * i))
+    times.add(StepTime(0, 5.0, 6.0, 7.0, 8_000_000, 9_000_000))
     found = times.summaries()
     assert (found["decode"].steps, found["prefill"].steps) == (100, 1)
     expected = {
@@ -54,8 +54,8 @@ def test_a_summary_is_of_its_kind_in_its_units() -> None:
 def test_a_summary_is_of_so_many_of_the_last_steps() -> None:
     times = StepTimes()
     for ms in (100, 100, 1, 3, 2):
-        times.add(StepTime(True, ms * MS))
-        times.add(StepTime(False, 10 * ms * MS))
+        times.add(StepTime(1, ms * MS))
+        times.add(StepTime(0, 10 * ms * MS))
     found = times.summaries(3)
     assert (found["decode"].steps, found["decode"].compute_ms.median) == (3, pytest.approx(2))
     assert (found["prefill"].steps, found["prefill"].compute_ms.p99) == (3, pytest.approx(30))
@@ -65,7 +65,7 @@ def test_a_summary_is_of_so_many_of_the_last_steps() -> None:
 def test_the_slowest_rank_is_the_one_that_computes_the_longest() -> None:
     def rank(compute_s: float, stall_s: float) -> Any:
         times = StepTimes()
-        times.add(StepTime(True, compute_s, stall_s, stall_s))
+        times.add(StepTime(1, compute_s, stall_s, stall_s))
         return times.summaries()
 
     assert step_table.slowest([rank(1, 9), rank(3, 1), rank(2, 5)]) == 1

@@ -11,7 +11,6 @@ from edge.parallel.step_times import StepTime, StepTimes, Summary
 from edge.survey.slow_watch import SlowWatch
 from edge.survey.slowness import IN_A_ROW, LEAST_STEPS, Change, Slowness
 from edge.survey.survey import Survey
-from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL
 from partition.predict.predict import compute_s
 from partition.search.explain import best_of
@@ -70,8 +69,6 @@ def test_what_was_never_predicted_is_expected_to_stay_as_it_was() -> None:
 class Timed(DistributedEngine):
     """Ranks that took known times."""
 
-    sequences = 1
-
     def __init__(self, ranks: list[StepTimes]) -> None:
         self.ranks = ranks
 
@@ -79,8 +76,19 @@ class Timed(DistributedEngine):
     def decoded(self) -> int:
         return self.ranks[0].decoded
 
-    def times(self, *, clear: bool = False, last: int = 0) -> list[dict[str, Summary]]:
-        return [rank.summaries(last) for rank in self.ranks]
+    def usual_rows(self, last: int) -> tuple[int, int]:
+        return self.ranks[0].usual_rows(last)
+
+    def times(self, *, clear: bool = False, last: int = 0, rows: int = 0) -> list[dict[str, Summary]]:
+        return [rank.summaries(last, rows) for rank in self.ranks]
+
+
+def looked(watch: SlowWatch, engine: DistributedEngine) -> list[str]:
+    """What a look finds."""
+    watch.look(engine)
+    found = [*watch.found]
+    watch.found.clear()
+    return found
 
 
 def test_the_next_plan_goes_by_what_was_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,9 +107,9 @@ def test_the_next_plan_goes_by_what_was_seen(tmp_path: Path, monkeypatch: pytest
     def answer(times: float) -> list[str]:
         for rank, factor, seconds in zip(engine.ranks, (1.0, times), predicted, strict=True):
             for _ in range(LEAST_STEPS):
-                rank.add(StepTime(True, (seconds or 0.0) * factor))
+                rank.add(StepTime(1, (seconds or 0.0) * factor))
         assert watch.is_due
-        return watch.look(engine)
+        return looked(watch, engine)
 
     assert [answer(times) for times in (1, 1, 30, 1, 30)] == [[]] * 5
     assert [answer(30) for _ in range(IN_A_ROW - 1)] == [[], ["pi computes 30.0 times as long as it did"]]
@@ -116,15 +124,35 @@ def test_the_next_plan_goes_by_what_was_seen(tmp_path: Path, monkeypatch: pytest
     assert [answer(1) for _ in range(IN_A_ROW)][-1] == ["pi computes 97 % less than it did"]
     assert Remembered("slow-workers").get(pi) is None
     assert watch.survey.speeds[1].corrected == pytest.approx(1)
-    assert watch.look(Timed(engine.ranks)) == []  # of a plan that is over
+    assert looked(watch, Timed(engine.ranks)) == []  # of a plan that is over
     assert watch.windows == 10
 
 
-def test_steps_of_several_requests_are_not_looked_at() -> None:
-    engine, watch = Timed([StepTimes()]), SlowWatch(None, None)
-    for _ in range(LEAST_STEPS):
-        engine.ranks[0].add(StepTime(True, MS))
-    plan = make_plan(planning.work(8).limits, "made up", "", [LOCAL], "pipeline")
-    for engine.sequences, is_due in ((1, True), (4, False)):
-        watch.begin(engine, plan, ("this device",))
-        assert watch.is_due == is_due
+def test_steps_of_several_requests_are_measured_by_how_many_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step of two rows takes longer than one of one row, and is no slower for that."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    names = (LOCAL, "pi:7070")
+    speeds = tuple(planning.device(name, 10 * MS, by_row=True) for name in names)
+    links, work = planning.linked(names), planning.work(8)
+    plan, _ = best_of(Planner(work, speeds, links, "made up", ""))
+    by_rows = {rows: compute_s(plan, work, dict(zip(names, speeds, strict=True)), links, rows) for rows in (1, 2)}
+    engine, watch = Timed([StepTimes(), StepTimes()]), SlowWatch(Survey(speeds, links), work)
+    watch.begin(engine, plan, ("this device", "pi"))
+
+    def look(rows: int, times: float, steps: int = LEAST_STEPS) -> list[str]:
+        for rank, factor, seconds in zip(engine.ranks, (1.0, times), by_rows[rows], strict=True):
+            for _ in range(steps):
+                rank.add(StepTime(rows, (seconds or 0.0) * factor))
+        return looked(watch, engine)
+
+    mixed = [look(rows, 1) for rows in (1, 2, 2, 1, 2, 1, 1, 2)]
+    assert mixed == [[]] * 8
+    assert [look(2, 2) for _ in range(IN_A_ROW)] == [[], [], ["pi computes 2.0 times as long as it did"]]
+    assert [look(1, 2) for _ in range(IN_A_ROW)] == [[]] * IN_A_ROW  # that is known by now
+    windows = watch.windows
+    assert look(1, 2, LEAST_STEPS // 2) == look(2, 2, LEAST_STEPS // 2) == []
+    assert watch.windows == windows  # of neither there were enough
+    look(1, 2, LEAST_STEPS // 2)
+    assert watch.windows == windows + 1  # the steps before count
