@@ -141,10 +141,14 @@ def test_steps_of_several_requests_are_measured_by_how_many_there_are(
     engine, watch = Timed([StepTimes(), StepTimes()]), SlowWatch(Survey(speeds, links), work)
     watch.begin(engine, plan, ("this device", "pi"))
 
-    def look(rows: int, times: float, steps: int = LEAST_STEPS) -> list[str]:
+    def add(rows: int, times: float, steps: int) -> None:
         for rank, factor, seconds in zip(engine.ranks, (1.0, times), by_rows[rows], strict=True):
             for _ in range(steps):
                 rank.add(StepTime(rows, (seconds or 0.0) * factor))
+
+    def look(rows: int, times: float, steps: int = LEAST_STEPS) -> list[str]:
+        add(rows, times, steps)
+        add(3 - rows, times, steps // 4)  # some of the other number
         return looked(watch, engine)
 
     mixed = [look(rows, 1) for rows in (1, 2, 2, 1, 2, 1, 1, 2)]
