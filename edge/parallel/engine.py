@@ -29,7 +29,7 @@ from edge.parallel.link_watch import LinkWatch, expected_s, known
 from edge.parallel.logits import Asked
 from edge.parallel.shard import Shard
 from edge.parallel.states import SpreadStates
-from edge.parallel.step_times import PendingStep, Summary, summaries_of
+from edge.parallel.step_times import PendingStep, StepTimes, Summary, summaries_of
 from edge.parallel.steps import Op, Step
 from edge.parallel.token_table import TokenTable
 from partition.model.model import ModelShape
@@ -223,13 +223,9 @@ class DistributedEngine:
         return list(self._heads) != [0]
 
     @property
-    def decoded(self) -> int:
-        """Decode steps so far."""
-        return self._shard.times.decoded
-
-    def usual_rows(self, last: int) -> tuple[int, int]:
-        """As `StepTimes.usual_rows`."""
-        return self._shard.times.usual_rows(last)
+    def own_times(self) -> StepTimes:
+        """What the steps of this rank took."""
+        return self._shard.times
 
     def times(self, *, clear: bool = False, last: int = 0, rows: int = 0) -> list[dict[str, Summary]]:
         """Of each rank, as `StepTimes.summaries`. clear: begin anew."""

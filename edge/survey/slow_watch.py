@@ -42,18 +42,18 @@ class SlowWatch:
     @property
     def is_due(self) -> bool:
         """Whether enough steps were made since the last look."""
-        return self._engine is not None and self._engine.decoded - self._seen >= LEAST_STEPS
+        return self._engine is not None and self._engine.own_times.decoded - self._seen >= LEAST_STEPS
 
     def look(self, engine: TextEngine) -> None:
         """Ask the ranks for their times, and add to what is `found`. What plans are made from is corrected. Errors of
         links."""
         if engine is not self._engine or self._engine is None:
             return
-        last = min(KEPT, self._engine.decoded - self._seen)
-        rows, steps = self._engine.usual_rows(last)
+        last = min(KEPT, self._engine.own_times.decoded - self._seen)
+        rows, steps = self._engine.own_times.usual_rows(last)
         if steps < LEAST_STEPS:  # others follow
             return
-        self._seen = self._engine.decoded
+        self._seen = self._engine.own_times.decoded
         found = [rank.get("decode") for rank in self._engine.times(last=last, rows=rows)]
         if not all(one is not None and one.steps >= LEAST_STEPS for one in found):
             return

@@ -73,11 +73,8 @@ class Timed(DistributedEngine):
         self.ranks = ranks
 
     @property
-    def decoded(self) -> int:
-        return self.ranks[0].decoded
-
-    def usual_rows(self, last: int) -> tuple[int, int]:
-        return self.ranks[0].usual_rows(last)
+    def own_times(self) -> StepTimes:
+        return self.ranks[0]
 
     def times(self, *, clear: bool = False, last: int = 0, rows: int = 0) -> list[dict[str, Summary]]:
         return [rank.summaries(last, rows) for rank in self.ranks]
