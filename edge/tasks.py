@@ -149,6 +149,18 @@ class Steps:
         """A sentence for the person, while it goes on."""
 
 
+class CheckedSteps(Steps):
+    """Steps that nobody sees; they end where `check` raises."""
+
+    def __init__(self, check: Callable[[], None]) -> None:
+        self._check = check
+
+    @contextmanager
+    def step(self, label: str, total: float | None = None, unit: str = "bytes") -> Iterator[ShowStep]:
+        """Told how far it is, it checks."""
+        yield lambda n, total=None, what="": self._check()
+
+
 class ShowStep(Protocol):
     """How far a step is."""
 

@@ -4,8 +4,8 @@ again over those that are there."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 
 from devices.cluster_file import Cluster
@@ -31,7 +31,7 @@ from edge.planning.arrange import Arrangement, again, shared
 from edge.survey.joining import Joined, Newcomers, Seek
 from edge.survey.profile import reachable
 from edge.survey.slow_watch import SlowWatch
-from edge.tasks import Progress, Repeated, ShowStep, Steps
+from edge.tasks import CheckedSteps, Progress, Repeated, Steps
 from partition.plan.plan import LOCAL, Plan
 from quant.gguf.file import GgufFile
 
@@ -179,8 +179,7 @@ class Survivor:
         words = lost_words(lost, error) if lost else str(error)
         without: set[str] = set()
         for tries_left in reversed(range(MOST_TRIES)):
-            if self._watch is not None:
-                self._watch.check()
+            self._check_open()
             self._end_running(ExitStack())
             try:
                 there = [address for address in self._addresses() if tries_left and address not in without]
@@ -242,12 +241,11 @@ class Survivor:
 
     def _leave(self, names: list[str]) -> None:
         words = f"{listed(names)} {'are' if len(names) > 1 else 'is'} about to end"
-        assert self._watch is not None
         try:
-            self._offer(words, lambda plan: True, self._watch.check)
+            self._offer(words, lambda plan: True, self._check_open)
         except EdgeError as error:
             self._stays_with = names
-            self._watch.check()
+            self._check_open()
             self._steps.say(f"{words}, and without it: {error}")
 
     def _take_back(self) -> None:
@@ -287,9 +285,8 @@ class Survivor:
 
     def _look_for_slow(self) -> None:
         """Where devices became slow, or fast again, say so, and offer a plan that is clearly better by now."""
-        assert self._watch is not None
         self._slow_at = time.monotonic() + BUSY_S
-        check = self._check_quiet if self._is_quiet() else self._watch.check
+        check = self._check_quiet if self._is_quiet() else self._check_open
         if self.slow.is_due:
             self._engine.between_steps(self.slow.look)
         if not (words := "; ".join(self.slow.found)):
@@ -308,10 +305,14 @@ class Survivor:
         """As `_pays`; a plan that a person gave stays."""
         return self._arranged is not None and self._arranged.survey is not None and self._pays(plan)
 
+    def _check_open(self, *_: object) -> None:
+        """Interrupted once all is to end."""
+        if self._watch is not None:
+            self._watch.check()
+
     def _check_quiet(self, *_: object) -> None:
         """Interrupted once somebody asks: nothing that can wait is done beside an answer."""
-        assert self._watch is not None
-        self._watch.check()
+        self._check_open()
         if self._engine.quiet_s < REST_S:
             raise Interrupted("an answer began")
 
@@ -352,7 +353,7 @@ class Survivor:
         before = self._there
         self._end_running(life)
         try:
-            return self._brought_up(fleet, plan, why, words, _Checked(self._watch))
+            return self._brought_up(fleet, plan, why, words, CheckedSteps(self._check_open))
         except EdgeError:
             self._shunned.update(set(fleet.workers if fleet else ()) - before)
             raise
@@ -389,21 +390,3 @@ class Survivor:
 
     def _name(self, fleet: Fleet, address: str) -> str:
         return "this device" if device(address) == LOCAL else fleet.workers[address].label
-
-
-class _Checked(Steps):
-    """Steps that nobody sees, as they are done between two steps or while nobody waits; they end with the watch."""
-
-    def __init__(self, watch: Repeated | None) -> None:
-        self._watch = watch
-
-    @contextmanager
-    def step(self, label: str, total: float | None = None, unit: str = "bytes") -> Iterator[ShowStep]:
-        """Raises where the watch is over."""
-        watch = self._watch
-
-        def check(n: float, total: float | None = None, what: str = "") -> None:
-            if watch is not None:
-                watch.check()
-
-        yield check
