@@ -11,7 +11,8 @@
 | freeze links | nothing passes on these connections, which stay open |
 | corrupt frame | another bit in the header of the next frame on one of them; payloads have no checksum of their own |
 | full disk | its folder has no byte left |
-| memory limit | it may have no more memory than it holds, so that the kernel kills what asks for more |
+| memory limit | it may have no more memory than it holds, and a small program beside it asks for some: the kernel |
+|              | kills the process with the most, which is an engine process |
 
 A disk stays full and a limit stays as low until the worker ends; everything else is undone by `back`.
 """
@@ -41,6 +42,8 @@ from tests.support.workers import is_fork_server
 
 _DISK_BYTES = 96 << 20  # of a worker's folder: its slices of the bundled model, and kept prompts
 _PLENTY_BYTES = 4 << 30
+_TAKEN_BYTES = 8 << 20  # by what asks for memory beside a worker
+_TAKES_S = 5.0
 _OF_LINKS = {"cut links": "cut", "cut one link": "break", "freeze links": "freeze", "corrupt frame": "corrupt"}
 WAYS = ("kill process", "stop process", "kill daemon", "stop all", *_OF_LINKS, "full disk", "memory limit")
 
@@ -104,15 +107,22 @@ class Lent:
                 file.write(bytes(1 << 20))  # the last one in part
 
     def _limit(self) -> None:
-        """Let it have what it holds, and no more."""
+        """Let it have what it holds and no more, and make the kernel take some of that."""
         assert self.group is not None
-        for _ in range(100):  # it may come to hold more between the two lines
+        command = ["dd", "of=/dev/null", f"bs={_TAKEN_BYTES}", "iflag=fullblock", "status=none"]
+        with subprocess.Popen(command, stdin=subprocess.PIPE) as other:
+            self.group.add(other.pid)
+            for _ in range(100):  # it may come to hold more between the two lines
+                try:
+                    self.group.limit_memory(self.group.held_bytes())
+                    break
+                except OSError as error:
+                    if error.errno != errno.EBUSY:
+                        raise
             try:
-                self.group.limit_memory(self.group.held_bytes())
-                return
-            except OSError as error:
-                if error.errno != errno.EBUSY:
-                    raise
+                other.communicate(bytes(_TAKEN_BYTES), _TAKES_S)
+            except subprocess.TimeoutExpired:
+                other.kill()
 
 
 def possible_ways(folder: Path) -> list[str]:
