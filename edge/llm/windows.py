@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 from edge.errors import EdgeError
 from edge.llm.interface import Checked, Drafter
 from edge.llm.sequence import Session, await_none, awaits
-
-_A_STAGE = 2  # windows: one that is computed, and one on its way over a link
+from partition.predict.drafts import most_windows
 
 
 @dataclass(frozen=True)
@@ -50,8 +49,7 @@ class Windows:
     @property
     def most(self) -> int:
         """Windows that may be under way."""
-        stages = self._session.engine.stages
-        return _A_STAGE * stages if stages > 1 and self._drafter is not None else 1
+        return 1 if self._drafter is None else most_windows(self._session.engine.stages)
 
     def fill(self, chosen: Sequence[int], left: int) -> None:
         """Submit windows, at least one, as long as that pays. chosen: tokens of the answer since the last call. left:

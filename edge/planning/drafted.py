@@ -75,11 +75,13 @@ def assumed_text(draft: Draft, acceptance: float | None) -> str:
     return f"of the guesses of {draft.name}, {draft.acceptance:g} are taken to be right ({whose}; --acceptance A)"
 
 
-def with_drafts(work: Work, draft: Draft | None) -> list[Work]:
-    """The same work, plain and with each number of rows that can be better."""
+def with_drafts(work: Work, draft: Draft | None, devices: int = 1) -> list[Work]:
+    """The same work, plain and with each number of rows that can be better; stages on several devices may have several
+    windows of one row."""
     if draft is None or not draft.acceptance:
         return [work]
-    return [work, *(replace(work, draft=replace(draft, rows=rows)) for rows in ROWS[1:])]
+    sizes = ROWS if devices > 1 else ROWS[1:]
+    return [work, *(replace(work, draft=replace(draft, rows=rows)) for rows in sizes)]
 
 
 def with_draft_held(speeds: Sequence[DeviceSpeed], draft: Draft | None) -> list[DeviceSpeed]:

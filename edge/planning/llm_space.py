@@ -74,7 +74,7 @@ class LlmSpace(PlanSpace):
         self.file, self.digest, self.work = file, digest, work
         self.title = name_of(file)
         self._memory, self._exchange, self._type = memory, exchange, type_
-        self._works = with_drafts(work, draft)  # the plain one first
+        self._works = with_drafts(work, draft, len(known.speeds))  # the plain one first
 
     def planner(
         self,
@@ -106,7 +106,8 @@ class LlmSpace(PlanSpace):
                     self.exact = exact
         for work in self._works[1:]:
             placed, _ = self.planner(work=work).front(axes)
-            found += [self.point(one.plan, one.microbatches, work) for one in placed]
+            guessed = [self.point(one.plan, one.microbatches, work) for one in placed]
+            found += [point for point in guessed if point.predicted.draft]
         return without_repeats([*found, *self._guessed(found)])
 
     def _guessed(self, points: Sequence[Point]) -> list[Point]:
@@ -134,14 +135,15 @@ class LlmSpace(PlanSpace):
         of = {speed.device: speed for speed in with_draft_held(self.known.speeds, wanted.draft)}
         predicted = predict(plan, wanted, of, self.known.links, microbatches)
         stages = [([of[device].name for device in one.devices], one.what) for one in predicted.stages]
-        label = told(stages) + (f"; {wanted.draft}" if wanted.draft else "")
+        label = told(stages) + (f"; {predicted.draft}" if predicted.draft else "")
         return Point(plan, predicted, kind_of(plan), label, self._type, str(self.path))
 
     def best(self, objective: str, caps: Mapping[str, float]) -> tuple[Point, str]:
         planner, placed = self._best(objective, caps)
         why = reason(planner, placed, objective, caps)
-        draft = planner.work.draft
-        return self.point(placed.plan, placed.microbatches, planner.work), f"{why}; {draft}" if draft else why
+        point = self.point(placed.plan, placed.microbatches, planner.work)
+        draft = point.predicted.draft
+        return point, f"{why}; {draft}" if draft else why
 
     def _best(self, objective: str, caps: Mapping[str, float]) -> tuple[Planner, Placed]:
         """The best plan, plain unless guesses are WORTH it or no plain one is within the caps."""

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import cycle
 from typing import Any
 
 import numpy as np
 
 from devices.probe import own_rss
 from edge.errors import ContextFull
-from edge.llm.interface import TextEngine
+from edge.llm.interface import Checked, TextEngine
 from edge.llm.requests import Request
+from edge.llm.sampler import Wanted
 from edge.llm.scheduler import Scheduler
+from edge.llm.sequence import Session
+from edge.llm.windows import Windows
 from edge.pieces import Figure, Kind, best_pieces
 from partition.plan.plan import LOCAL
 from partition.predict.cost import Work
@@ -22,6 +27,7 @@ from partition.predict.drafts import Draft
 ROUNDS = 3  # of measuring everything: what disturbs one is over in the next
 _PIECE_S, _PIECES = 0.1, 3  # of the latency, in a round
 _STEPS = 24  # that lie between the depth at the beginning of a piece and at its end, at most
+_WINDOW_TOKENS = 100  # of an answer with windows
 _SETTLED = 3  # tokens of each request before throughput counts
 
 
@@ -45,13 +51,11 @@ def measured(
 ) -> Measured:
     """What an engine does with this work. others: bytes of the other devices' ranks. draft: what is assumed to guess:
     its passes are measured, and how many guesses are right and what they take is as assumed."""
-    rows = 1 if draft is None else draft.rows
     _read(engine, work.prompt)  # the first takes longer
     ttft_s, latency_s, throughput_per_s = [], [], []
     for _ in range(ROUNDS):
         ttft_s.append(_prompt_s(engine, work.prompt))
-        pass_s = token_s(engine, work.depth, rows).seconds
-        latency_s.append(pass_s if draft is None else draft.token_s(pass_s))
+        latency_s.append(_alone_s(engine, work.depth, draft))
         throughput_per_s.append(steady_per_s(engine, work.concurrency, work.depth, microbatches))
     if draft is not None and work.concurrency == 1:  # the scheduler had no guesses
         throughput_per_s = [1 / seconds for seconds in latency_s]
@@ -67,6 +71,15 @@ def measured(
 def spread(values: Sequence[float]) -> float:
     """By what part the largest of these is larger than the smallest."""
     return max(values) / max(min(values), 1e-12) - 1
+
+
+def _alone_s(engine: TextEngine, depth: int, draft: Draft | None) -> float:
+    """A token of one request alone."""
+    if draft is None:
+        return token_s(engine, depth).seconds
+    if draft.windows == 1:
+        return float(draft.token_s(token_s(engine, depth, draft.rows).seconds))
+    return windows_s(engine, depth, draft)
 
 
 def _prompt_s(engine: TextEngine, prompt: int) -> float:
@@ -103,6 +116,64 @@ def token_s(engine: TextEngine, depth: int, rows: int = 1) -> Figure:
 
     [found] = best_pieces([Kind(step)], _PIECE_S, pieces=_PIECES)
     return found
+
+
+class _Assumed:
+    """A `Drafter` of windows of one shape. What it guesses is no matter, and takes as long as it is assumed to."""
+
+    def __init__(self, draft: Draft) -> None:
+        self._draft = draft
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """There is nothing to know."""
+
+    def shape(self, chosen: Sequence[int], most_rows: int, most_windows: int) -> tuple[int, int]:
+        """As assumed."""
+        return min(self._draft.rows, most_rows), min(self._draft.windows, most_windows)
+
+    def draft(self, first: Sequence[int], rows: int, assumed: Sequence[int] = ()) -> Sequence[int]:
+        """A window of so many."""
+        if wait_s := (rows - len(first)) * self._draft.guess_s:
+            time.sleep(wait_s)
+        return [*first, *[1] * (rows - len(first))]
+
+    def checked(self, window: Checked) -> None:
+        """Nothing is learned."""
+
+    def to_json(self) -> dict[str, Any]:
+        """There is nothing to tell."""
+        return {}
+
+    def describe(self) -> str:
+        """The same for people."""
+        return ""
+
+
+def windows_s(engine: TextEngine, depth: int, draft: Draft) -> float:
+    """Seconds of a token of one request alone, about `depth` tokens behind it, with windows of guesses under way. The
+    assumed part of these is right, in random places that are the same each time."""
+    start = max(1, depth - _STEPS // 2)
+    n_tokens = max(1, min(_WINDOW_TOKENS, engine.context - start - draft.rows * draft.windows))
+    guesses = [i < round(draft.acceptance * _WINDOW_TOKENS) for i in range(_WINDOW_TOKENS)]
+    random.Random(0).shuffle(guesses)
+    is_right = cycle(guesses)
+    session = Session(engine)
+    session.wanted = lambda _: Wanted(1)
+    session.prefill([1] * start)
+    windows = Windows(session, _Assumed(draft))
+    done, chosen = 0, [1]
+    began = time.perf_counter()
+    try:
+        while done < n_tokens:
+            windows.fill(chosen, n_tokens - done)
+            rows, following = windows.collect()
+            right = next((i for i in range(len(following)) if not next(is_right)), len(following))
+            used = min(right + 1, len(rows))
+            windows.used(used, right, min(right + 1, len(following)))
+            done, chosen = done + used, [1] * used
+        return (time.perf_counter() - began) / done
+    finally:
+        windows.close()
 
 
 def steady_per_s(engine: TextEngine, requests: int, depth: int, microbatches: int | None = None) -> float:

@@ -8,9 +8,9 @@ serves a plan, and all stages that could be at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, count
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ import numpy as np
 from partition.model.model import ModelShape
 from partition.plan.plan import Shard
 from partition.plan.tensor import Limits, attention_bytes, kv_heads
-from partition.predict.drafts import Draft
+from partition.predict.drafts import WINDOWS, Draft, most_windows
 from partition.predict.speeds import DeviceSpeed, Links
 from quant.types import TensorType
 from quant.wire import WIRES
@@ -54,9 +54,25 @@ class Work:
         """Rows of a pass where there is one request."""
         return 1 if self.draft is None else self.draft.rows
 
-    def alone_s(self, pass_s: Numbers) -> Numbers:
-        """Seconds of a token where there is one request, whose passes of `alone_rows` rows take so long."""
-        return pass_s if self.draft is None else self.draft.token_s(pass_s)
+    @property
+    def guess_s(self) -> float:
+        """Seconds for which the first stage guesses, for a window behind others."""
+        return 0.0 if self.draft is None else self.draft.rows * self.draft.guess_s
+
+    def alone_s(self, pass_s: Numbers, busy_s: Numbers, stages: Numbers) -> tuple[Numbers, Numbers]:
+        """(seconds of a token where there is one request, how many windows of it are under way at once), the fastest.
+
+        pass_s: its passes of `alone_rows` rows take so long; busy_s: and the busiest stage or link of these, with what
+        guesses. stages: so many of them, which is what allows windows.
+        """
+        if self.draft is None:
+            return pass_s, 1
+        times = []
+        for windows in WINDOWS:
+            least = next(n for n in count(1) if most_windows(n) >= windows)
+            token_s = replace(self.draft, windows=windows).token_s(pass_s, busy_s)
+            times.append(np.where(stages >= least, token_s, np.inf))
+        return np.minimum.reduce(times), np.take(WINDOWS, np.argmin(times, axis=0))
 
     @cached_property
     def before(self) -> tuple[float, ...]:

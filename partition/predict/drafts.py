@@ -1,4 +1,5 @@
-"""What guesses at the next tokens bring, by formula: one pass over the weights checks several of them."""
+"""What guesses at the next tokens bring, by formula: one pass over the weights checks several of them, and stages work
+on several windows of them at once."""
 
 from __future__ import annotations
 
@@ -7,9 +8,17 @@ from typing import Any
 
 from partition import fields
 from partition.errors import PlanError
+from quant.text import counted
 
 ROWS = (1, 2, 4, 8)  # of a pass: the token before, and the guesses behind it
+WINDOWS = (1, 2, 4, 8, 16)  # of rows, under way at once over stages
+_A_STAGE = 2  # windows: one that is computed, and one on its way over a link
 _MOST_ROWS, _MOST_S = 64, 3600.0
+
+
+def most_windows(stages: int) -> int:
+    """That may be under way where there are so many stages."""
+    return _A_STAGE * stages if stages > 1 else 1
 
 
 def tokens_a_pass(acceptance: float, rows: int) -> float:
@@ -28,6 +37,7 @@ class Draft:
     rows: int  # of a pass
     guess_s: float = 0.0  # seconds that one guess takes this device
     held_bytes: int = 0  # that the drafting model holds on this device
+    windows: int = 1  # of so many rows, under way at once
 
     def __post_init__(self) -> None:
         if not 0 <= self.acceptance <= 1:
@@ -40,12 +50,33 @@ class Draft:
 
     @property
     def pass_s(self) -> float:
-        """Seconds that the guesses of one pass take."""
-        return (self.rows - 1) * self.guess_s
+        """Seconds that the guesses of one pass take. A window behind others begins with a guess, too."""
+        return (self.rows - (self.windows == 1)) * self.guess_s
 
-    def token_s(self, checking_s: Any) -> Any:
-        """Seconds of a token, where a pass of `rows` rows takes so long, or several do, in an array."""
-        return (checking_s + self.pass_s) / self.tokens
+    def token_s(self, checking_s: Any, busy_s: Any = 0.0) -> Any:
+        """Seconds of a token, or of several plans', in arrays.
+
+        checking_s: a pass of `rows` rows takes so long, over all stages and links. busy_s: it keeps the busiest of
+        these so long; the first stage guesses, too. With w windows of r rows, all guesses of one being right with the
+        probability q = a^r,
+
+            first = max(checking_s + pass_s, w busy_s)
+            a token = (first + busy_s (1 - q) (q + 2 q^2 + ... + (w - 1) q^(w - 1))) / tokens_a_pass(a, w r)
+
+        first: from when w windows are submitted until the oldest comes back. Those that a wrong guess cancelled are
+        before it, and keep the busiest stage as long as those that were right would have. The others follow busy_s
+        apart, up to the one whose guess is wrong: i behind the oldest with the probability (1 - q) q^i. So w windows
+        give as many tokens as one of w r rows.
+        """
+        alone_s = checking_s + self.pass_s
+        if self.windows == 1:
+            return alone_s / self.tokens
+        from numpy import maximum  # takes long to load, and a simulation needs none
+
+        goes_on = self.acceptance**self.rows
+        behind = (1 - goes_on) * sum(i * goes_on**i for i in range(1, self.windows))
+        first_s = maximum(alone_s, self.windows * busy_s)
+        return (first_s + behind * busy_s) / tokens_a_pass(self.acceptance, self.windows * self.rows)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for JSON, with what follows from them."""
@@ -54,20 +85,28 @@ class Draft:
     @classmethod
     def from_json(cls, values: Any, where: str) -> Draft:
         """What `to_json` wrote; PlanError names what is wrong. where: what the error calls it."""
-        found = fields.record(values, where, tuple(cls.__dataclass_fields__), ("tokens_per_pass",))
+        needed = ("name", "acceptance", "rows", "guess_s", "held_bytes")
+        found = fields.record(values, where, needed, ("windows", "tokens_per_pass"))
         for name, most in (("acceptance", 1.0), ("guess_s", _MOST_S)):
             value = found[name]
             if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= most:
                 raise PlanError(f"{where}.{name}: {fields.told(value)}; needed is a number from 0 to {most:g}")
-        if not fields.number(found["rows"], f"{where}.rows", _MOST_ROWS):
-            raise PlanError(f"{where}.rows: 0; needed is 1 or more")
+        windows = found.get("windows", 1)
+        for name, value, most in (("rows", found["rows"], _MOST_ROWS), ("windows", windows, WINDOWS[-1])):
+            if not fields.number(value, f"{where}.{name}", most):
+                raise PlanError(f"{where}.{name}: 0; needed is 1 or more")
         return cls(
             name=fields.text(found["name"], f"{where}.name"),
             acceptance=float(found["acceptance"]),
             rows=found["rows"],
             guess_s=float(found["guess_s"]),
             held_bytes=fields.number(found["held_bytes"], f"{where}.held_bytes", fields.MOST_BYTES),
+            windows=windows,
         )
 
     def __str__(self) -> str:
-        return f"{self.rows} rows a pass, guessed by {self.name}, {self.acceptance:g} of the guesses right"
+        windows = f", {self.windows} windows at once" if self.windows > 1 else ""
+        return (
+            f"{counted(self.rows, 'row')} a pass, guessed by {self.name}, {self.acceptance:g} of the guesses right"
+            f"{windows}"
+        )

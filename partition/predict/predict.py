@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from partition.errors import PlanError
 from partition.plan.plan import LOCAL, Plan
 from partition.predict import cost
 from partition.predict.cost import GroupCost, Work
+from partition.predict.drafts import Draft
 from partition.predict.hosts import crowding, used
 from partition.predict.prediction import Prediction, StagePrediction
 from partition.predict.speeds import Curve, DeviceSpeed, Links, together
@@ -21,9 +23,9 @@ def predict(
 ) -> Prediction:
     """What `plan` takes on devices of these speeds, by device. microbatches: None is one for each stage.
 
-    latency = sum over stages of (seconds + hop), of one row, or with guesses Draft.token_s of the rows of a pass; a
-    token of many = cost.per_token_s of the same with C / M rows; ttft = cost.ttft_s. PlanError where a link is not
-    known, or a device has no room for its part and cannot page.
+    latency = sum over stages of (seconds + hop), of one row, or with guesses Draft.token_s of the rows of a pass, with
+    as many windows as are the fastest; a token of many = cost.per_token_s of the same with C / M rows; ttft =
+    cost.ttft_s. PlanError where a link is not known, or a device has no room for its part and cannot page.
     """
     many = cost.groups(work.concurrency, microbatches or len(plan.stages))
     rows = work.concurrency / many
@@ -33,8 +35,7 @@ def predict(
     pass_s = sum(stage.seconds(rows) + sum(stage.hop(rows)) for stage in made)
     busiest_s = max(max(one.busy_s * one.crowding, one.transfer_busy_s) for one in predicted)
     joules = sum(stage.joules(rows) for stage in made)
-    alone = work.alone_rows
-    latency_s = float(work.alone_s(sum(stage.seconds(alone) + sum(stage.hop(alone)) for stage in made)))
+    latency_s, draft = _alone(made, work)
     token_s = latency_s if work.concurrency == 1 else float(cost.per_token_s(pass_s, busiest_s, rows, work.concurrency))
     return Prediction(
         latency_s=latency_s,
@@ -46,7 +47,7 @@ def predict(
         stages=tuple(predicted),
         in_flight=work.concurrency,
         microbatches=many,
-        draft=work.draft,
+        draft=draft,
     )
 
 
@@ -56,6 +57,19 @@ def compute_s(
     """What each rank computes of a step of so many rows, by rank, as `GroupCost.own_s`; None of a rank that pages."""
     made = [_Stage(plan, i, work, speeds, links) for i in range(len(plan.stages))]
     return [own for stage in made for own in stage.own_s(rows)]
+
+
+def _alone(stages: list[_Stage], work: Work) -> tuple[float, Draft | None]:
+    """(seconds of a token of a request alone, the guesses it counts on: None where it is one row at a time)."""
+    rows = work.alone_rows
+    seconds = [stage.seconds(rows) for stage in stages]
+    hops = [stage.hop(rows) for stage in stages]
+    computes = [seconds[0] + work.guess_s, *seconds[1:]]
+    crowd = crowding([(stage.hosts, busy_s) for stage, busy_s in zip(stages, computes, strict=True)])
+    busy_s = max(*(one * times for one, times in zip(computes, crowd, strict=True)), *(hop[1] for hop in hops))
+    token_s, windows = work.alone_s(sum(seconds) + sum(map(sum, hops)), busy_s, len(stages))
+    draft = None if work.draft is None or rows * windows == 1 else replace(work.draft, windows=int(windows))
+    return float(token_s), draft
 
 
 class _Stage:

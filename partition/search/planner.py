@@ -108,7 +108,8 @@ class Planner:
         """The search's problem. Its measures: sums of seconds alone, of a pass, of a prompt, of joules, and of seconds
         that a crowded host is busy; peaks of seconds busy, of a prompt's, and of bytes; those that objectives need."""
         hosts = crowded(speed.host for speed in self.speeds) if self._pipeline else []
-        measures = Measures(self.work, tuple(objectives), microbatches, hosts)
+        stages = self._pipeline and len(self.speeds) > 1
+        measures = Measures(self.work, tuple(objectives), microbatches, hosts, stages=stages)
         if "energy" in objectives:
             check_watts(self.speeds)
         groups = [group.costs(measures, LOCAL) for group in self._groups]

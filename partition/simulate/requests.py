@@ -11,6 +11,7 @@ from partition.predict.prediction import Prediction
 from partition.simulate.arrivals import Arrivals, Request
 from partition.simulate.servers import Clock, Server, Step, Tally
 from partition.simulate.times import chunk_rows
+from partition.simulate.windows import Windows, right_guesses
 
 
 class State:
@@ -122,7 +123,8 @@ class Texts(Source):
     as there are microbatches are in flight, and one where there is a single stage.
 
     Where the plan counts on guesses, a request that is alone has them in its steps. Each is right with the probability
-    that is assumed, up to the first that is wrong.
+    that is assumed, up to the first that is wrong. Where it counts on several windows, such a request has them; once
+    others are ready it gets no more of them, and joins these when the last was looked at.
     """
 
     def __init__(
@@ -135,6 +137,8 @@ class Texts(Source):
         self._most = self._groups if self._stages > 1 else 1
         self._ready: list[int] = []
         self._groups_flying, self._requests_flying = 0, 0
+        self._windows: Windows | None = None  # of the request that is alone, which counts as a group
+        self._cancelled: set[Step] = set()  # of such requests
         self._first.freed = self._soon
 
     def _start(self, index: int) -> None:
@@ -142,31 +146,72 @@ class Texts(Source):
         self._soon()
 
     def _answered(self, step: Step) -> None:
-        self._groups_flying -= 1
-        self._requests_flying -= len(step.requests)
+        if step in self._cancelled:
+            self._cancelled.remove(step)
+            return
+        if self._windows is not None and self._windows.take(step):
+            self._soon()
+            return
+        self._landed(len(step.requests))
         for index in step.requests:
-            if not any(self._token(index) for _ in range(1 + self._right(step.guesses))):
-                self.states[index].pending = 1
-                self._wait(index)
+            used = 1 + self._right(step.guesses)
+            if not any(self._token(index) for _ in range(used)):
+                self._go_on(index)
         self._admit()
         self._soon()
 
+    def _landed(self, requests: int) -> None:
+        self._groups_flying -= 1
+        self._requests_flying -= requests
+
+    def _go_on(self, index: int) -> None:
+        self.states[index].pending = 1
+        self._wait(index)
+
     def _right(self, guesses: int) -> int:
         """How many of these are right."""
-        assert not guesses or self._draft is not None
-        right = 0
-        while right < guesses and self._draft is not None and self._random.random() < self._draft.acceptance:
-            right += 1
-        return right
+        return right_guesses(self._draft.acceptance, guesses, self._random) if self._draft is not None else 0
+
+    def _left(self, index: int) -> int:
+        """Tokens that a request may still get."""
+        state = self.states[index]
+        return state.request.tokens - state.tokens
+
+    def _is_alone(self, group: Sequence[int], parts: Sequence[tuple[int, float]]) -> bool:
+        """Whether a step would have the next token of one request, of which the first was not the prompt's, and nothing
+        else is to be computed."""
+        return len(group) == 1 and not parts and not self._requests_flying and self.states[group[0]].tokens > 0
 
     def _guesses(self, group: Sequence[int], parts: Sequence[tuple[int, float]]) -> int:
         """How many a step has: some where its one request is alone, and never more than it may still get."""
-        if self._draft is None or len(group) != 1 or parts or self._requests_flying:
+        if self._draft is None or not self._is_alone(group, parts):
             return 0
-        state = self.states[group[0]]
-        if not state.tokens:  # this one comes of the prompt
-            return 0
-        return min(self._draft.rows, state.request.tokens - state.tokens) - 1
+        return min(self._draft.rows, self._left(group[0])) - 1
+
+    def _has_windows(self, group: Sequence[int], parts: Sequence[tuple[int, float]]) -> bool:
+        """Whether the one request of a step is to have several, as nobody else is ready."""
+        several = self._draft is not None and self._draft.windows > 1
+        return several and self._ready == group and self._is_alone(group, parts)
+
+    def _go_on_alone(self) -> None:
+        """Submit a window of the request that is alone, or look at those that came back. This device does one thing
+        after the other: it looks when all are submitted, and its own stage has nothing to do."""
+        while (windows := self._windows) is not None:
+            step = None if self._ready else windows.next(self._left(windows.index))
+            if step is not None:
+                self._first.take(step)
+                return
+            used = 0 if windows.is_empty else windows.look()
+            if used is None:
+                return
+            is_complete = any(self._token(windows.index) for _ in range(used))
+            if is_complete or (windows.is_empty and self._ready):
+                windows.cancel()
+                self._windows = None
+                self._landed(1)
+                if not is_complete:
+                    self._go_on(windows.index)
+                self._admit()
 
     def _wait(self, index: int) -> None:
         self._ready.append(index)
@@ -178,9 +223,19 @@ class Texts(Source):
 
     def _submit(self, _: None) -> None:
         """The next step, where the first stage has nothing to do and more may be in flight."""
+        if self._first.idle:
+            self._go_on_alone()
         if not self._first.idle or self._groups_flying >= self._most or not self._ready:
             return
         group, parts = self._chosen()
+        if (
+            self._draft is not None
+            and self._draft.windows > 1
+            and self._ready == group
+            and self._is_alone(group, parts)
+        ):
+            self._begin_alone(group[0])
+            return
         prompts = tuple((self.states[index].request.prompt, rows) for index, rows in parts)
         for index, rows in parts:
             self.states[index].pending -= rows
@@ -193,6 +248,16 @@ class Texts(Source):
             self._groups_flying += 1
             self._requests_flying += len(step.requests)
         self._first.take(step)
+
+    def _begin_alone(self, index: int) -> None:
+        """A request is to have windows."""
+        assert self._draft is not None
+        self._ready.remove(index)
+        self.ready.add(-1)
+        self._groups_flying += 1
+        self._requests_flying += 1
+        self._windows = Windows(index, self._draft, self._random, self._cancelled)
+        self._go_on_alone()
 
     def _chosen(self) -> tuple[list[int], list[tuple[int, float]]]:
         """Whose next token the step is to give, and how many rows of which prompts are beside them."""

@@ -35,6 +35,7 @@ class Step:
     decodes: int  # rows of answers, or inputs
     prompts: tuple[tuple[int, float], ...] = ()  # (tokens of a whole prompt, rows of it that are here)
     guesses: int = 0  # of `decodes`: rows that check guesses of the one request
+    follows: bool = False  # another window of it, so that the first row is a guess, too
 
     @property
     def rows(self) -> int:

@@ -67,7 +67,8 @@ def capacity_per_s(predicted: Prediction, prompt: int, tokens: int) -> float:
     """Requests a second that the plan can do at most, of so many tokens each (1 of an ONNX model: inputs).
 
     1 / max over parts (prompt + (tokens - 1) / b decode steps of b rows), or
-    C / (the prompt alone + (tokens - 1) passes of b rows), whichever is less, of C requests in groups of b
+    C / (the prompt alone + (tokens - 1) passes of b rows), whichever is less, of C requests in groups of b; with
+    guesses, which only one request alone has, 1 / (the prompt alone + (tokens - 1) x its latency)
     """
     rows = max(1, -(-predicted.in_flight // predicted.microbatches))
     made = parts(predicted)
@@ -77,12 +78,16 @@ def capacity_per_s(predicted: Prediction, prompt: int, tokens: int) -> float:
         n_rows = chunk_rows(prompt, len(predicted.stages))
         n_chunks = round(prompt / n_rows)
         chunk, others = Step((0,), 0, ((prompt, n_rows),)), Step((), 0, ((prompt, n_rows),))
-    busy, alone = [], 0.0
+    busy, alone, prompt_s = [], 0.0, 0.0
     for part in made:
         first = part.seconds(chunk) + (n_chunks - 1) * part.seconds(others)
         busy.append(first + (tokens - 1) / rows * part.seconds(group))
-        alone += part.seconds(chunk) + part.latency_s + (tokens - 1) * (part.seconds(group) + part.latency_s)
-    alone += (n_chunks - 1) * max(part.seconds(others) for part in made)
+        prompt_s += part.seconds(chunk) + part.latency_s
+        alone += (tokens - 1) * (part.seconds(group) + part.latency_s)
+    prompt_s += (n_chunks - 1) * max(part.seconds(others) for part in made)
+    if predicted.draft is not None and predicted.in_flight == 1:
+        return 1 / max(prompt_s + (tokens - 1) * predicted.latency_s, 1e-12)
+    alone += prompt_s
     return min(1 / max(*busy, 1e-12), predicted.in_flight / max(alone, 1e-12))
 
 
@@ -103,7 +108,9 @@ def _computes(
     prompt_s: Callable[[float], float], decode_s: Callable[[float], float], crowding: float, guess_s: float, step: Step
 ) -> float:
     prompts_s = sum(prompt_s(prompt) * rows / prompt for prompt, rows in step.prompts)
-    return crowding * (prompts_s + (decode_s(step.decodes) if step.decodes else 0.0)) + step.guesses * guess_s
+    return crowding * (prompts_s + (decode_s(step.decodes) if step.decodes else 0.0)) + guess_s * (
+        step.guesses + step.follows
+    )
 
 
 def _sends(a_row: float, step: Step) -> float:

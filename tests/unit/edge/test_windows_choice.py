@@ -4,6 +4,7 @@ nothing, whose time is counted and not measured."""
 import random
 from collections.abc import Iterator
 from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -15,9 +16,11 @@ from edge.llm.generate import generate
 from edge.llm.interface import Checked
 from edge.llm.sequence import Session
 from edge.parallel.surviving import SurvivingEngine
+from edge.planning import measure
 from edge.speculate.choice import SIZES, RowChoice
 from edge.speculate.speculation import Speculation
 from edge.speculate.windows import Shape, WindowChoice
+from partition.predict.drafts import Draft
 from tests.support.guessing import GREEDY, ids
 from tests.support.staged_model import StagedModel
 from tests.support.thorough import some
@@ -168,6 +171,32 @@ def test_guesses_that_are_never_right_turn_it_off(vocabulary: llama.Model) -> No
     """Few are made in 300 tokens, and those are trials."""
     found = Conversation(vocabulary, 0.0, STEEP, *SETTINGS["two stages"], 300)
     assert found.drafter.stats.drafted <= 40
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("right", [0.4, 0.9, 1.0])
+def test_plans_count_on_what_windows_take(
+    vocabulary: llama.Model, setting: str, right: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of any shape, as measured by these windows: beside what follows from the stages and links."""
+    parts, delay_s = SETTINGS[setting]
+    for rows, windows in ((1, 2), (2, 2), (4, 4)):
+        pass_s = 0.1 * STEEP[rows]
+        engine = StagedModel(vocabulary, len(parts), 4096, lambda n: 0.1 * STEEP.get(n, n), parts, delay_s)
+
+        def guesses_for(seconds: float, engine: StagedModel = engine) -> None:
+            engine.now_s += seconds
+
+        monkeypatch.setattr(
+            measure, "time", SimpleNamespace(perf_counter=lambda engine=engine: engine.now_s, sleep=guesses_for)
+        )
+        for guess_s in (0.0, 1e-3):
+            draft = Draft("any", right, rows, guess_s, windows=windows)
+            busy_s = max(parts[0] * pass_s + rows * guess_s, *(part * pass_s for part in parts[1:]))
+            expected = draft.token_s(pass_s + len(parts) * delay_s, busy_s)
+            # The first windows have nothing before them, and the last ones nothing behind.
+            assert measure.windows_s(engine, 32, draft) == pytest.approx(expected, rel=0.12), (rows, windows)
+            assert engine.uncollected == 0
 
 
 def test_windows_that_take_longer_are_left() -> None:

@@ -66,13 +66,18 @@ def test_a_device_alone_by_hand() -> None:
     assert found.throughput_per_s == pytest.approx(1 / found.latency_s)  # of one request
 
 
-def test_stages_pay_their_links_once_a_pass() -> None:
-    """Two stages 10 ms apart, and as far back. Hidden states of 8 rows take no time on such a link."""
+def test_stages_pay_their_links_once_for_all_windows() -> None:
+    """Two stages of 5 ms, 10 ms apart, and as far back. Hidden states of 8 rows take no time on such a link. Four
+    windows go there and back as fast as one; those behind the oldest follow 5 ms apart."""
     speeds = [device(), device("b")]
     link = LinkSpeed(10 * MS, 5e10)
     plain, guessed = (drafted(speeds, draft, 5, link=link) for draft in (None, Draft("ngram", 0.75, 8)))
     assert plain.latency_s == pytest.approx(30 * MS, rel=1e-3)
-    assert guessed.latency_s == pytest.approx(30 * MS / tokens_a_pass(0.75, 8), rel=1e-3)
+    assert guessed.draft is not None
+    assert guessed.draft.windows == 4
+    q = 0.75**8
+    behind = 5 * MS * (1 - q) * (q + 2 * q**2 + 3 * q**3)
+    assert guessed.latency_s == pytest.approx((30 * MS + behind) / tokens_a_pass(0.75, 32), rel=1e-3)
 
 
 def test_weights_from_a_disk_are_read_once_a_pass() -> None:
@@ -163,10 +168,12 @@ def test_a_microbatch_of_one_row_is_no_pass_with_guesses() -> None:
 
 
 def test_the_way_back_carries_logits_of_each_row() -> None:
+    """25 windows, of which the first takes 10 ms at its stages and 2.048 on each link; the others follow 5 ms apart."""
     found = drafted([device(), device("b")], Draft("ngram", 1.0, 4), 5, link=LinkSpeed(0.0, 1e6))
     tpot_s = simulate(found, closed(1, 1, 1, 101)).tpot_s
     assert tpot_s is not None
-    assert tpot_s.mean == pytest.approx(found.latency_s, rel=1e-6)
+    assert found.latency_s == pytest.approx(5 / 4 * MS, rel=1e-6)
+    assert tpot_s.mean == pytest.approx((10 + 2 * 2.048 + 24 * 5) / 100 * MS, rel=1e-6)
 
 
 def test_no_more_tokens_are_guessed_than_are_wanted() -> None:
