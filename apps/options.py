@@ -230,18 +230,17 @@ def add_prefix_argument(parser: argparse.ArgumentParser | argparse._ArgumentGrou
     )
 
 
-def add_draft_arguments(parser: argparse._ActionsContainer, default: str, *, worker: bool = True) -> None:
-    """How tokens are guessed, so that one pass checks several; and on which worker, where it can be one."""
+def add_draft_arguments(parser: argparse._ActionsContainer, default: str) -> None:
+    """How tokens are guessed, so that one pass checks several; and on which worker."""
     words = f"guess tokens and check several in a pass: auto, off, ngram, self, or a small model (default: {default})"
     parser.add_argument("--draft", metavar="HOW", help=words)
-    if worker:
-        words = "let this worker guess, by the model that --draft names; tokens alone go there: HOST[:PORT]"
-        parser.add_argument("--draft-worker", type=address, metavar="ADDRESS", help=words)
+    words = "let this worker guess, by the model that --draft names; tokens alone go there: HOST[:PORT]"
+    parser.add_argument("--draft-worker", type=address, metavar="ADDRESS", help=words)
 
 
 def check_draft_worker(args: argparse.Namespace) -> None:
     """UsageError where a worker is to guess, and --draft names no model for it. To be called before gRPC is loaded."""
-    if args.draft_worker is None:
+    if getattr(args, "draft_worker", None) is None:  # edge devices probe MODEL has no such option
         return
     if args.draft in (None, "auto", "off", "ngram"):
         named = f"--draft is {args.draft}" if args.draft else "none is named"

@@ -118,7 +118,7 @@ def _command(args: argparse.Namespace) -> tuple[str, ...]:
         words += ["--cluster", str(args.cluster)]
     if args.workers is not None:
         words += ["--workers", ",".join(args.workers)]
-    for name in ("concurrency", "context", "prompt_tokens", "draft", "acceptance"):
+    for name in ("concurrency", "context", "prompt_tokens", "draft", "draft_worker", "acceptance"):
         if getattr(args, name) is not None:
             words += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
     words += ["--types", ",".join(args.types)] if args.types else []
@@ -141,6 +141,7 @@ def _pick(args: argparse.Namespace, result: dict[str, Any], front: Front) -> Non
         return
     command = "chat" if result["kind"] == "llm" else "run"
     draft = ["--draft", str(args.draft)] if chosen["predicted"]["draft"] else []
+    draft += ["--draft-worker", args.draft_worker] if draft and args.draft_worker else []
     words = shlex.join(["edge", command, chosen["model"], "--plan", str(args.save), *draft])
     print(f"{picked}; saved. Next: {words}")
 

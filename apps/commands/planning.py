@@ -18,6 +18,7 @@ from apps.options import (
     add_draft_arguments,
     between,
     check_dimensions,
+    check_draft_worker,
     check_onnx,
     given,
     in_flight,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from edge.cluster.fleet import Fleet
     from edge.planning.space import PlanSpace
 
-_OF_TEXT = ("context", "prompt_tokens", "kv_type", "memory", "draft", "acceptance")
+_OF_TEXT = ("context", "prompt_tokens", "kv_type", "memory", "draft", "draft_worker", "acceptance")
 _OF_ONNX = ("dim",)
 
 
@@ -54,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     work.add_argument("--prompt-tokens", type=positive_int, metavar="N", help="of a prompt (default: 128)")
     add(work, "--kv-type", help="of stored keys and values (default: f16)")
     add(work, "--dim")
-    add_draft_arguments(work, "off", worker=False)
+    add_draft_arguments(work, "off")
     words = "of guesses, the part that is right (default: as usual for such guesses)"
     work.add_argument("--acceptance", type=between(0, 1), metavar="A", help=words)
 
@@ -83,7 +84,8 @@ def spaces(args: argparse.Namespace, types: tuple[str, ...] = ()) -> Iterator[tu
             check_dimensions(args.dim or [])
         named = given(args, [field.name for field in fields(PlanOptions)])
         options, steps = PlanOptions(dims=dict(args.dim or []), **named), ShownSteps()
-        found = of_model(path, cluster.devices, cluster.fleet, cluster.notes, options, types=types, steps=steps)
+        with_workers = (path, cluster.devices, cluster.fleet, cluster.notes, options)
+        found = of_model(*with_workers, types=types, insecure=cluster.insecure, steps=steps)
         yield found, cluster.fleet
 
 
@@ -94,6 +96,7 @@ def _check_kind(args: argparse.Namespace, types: tuple[str, ...]) -> None:
     else:
         refuse(args, _OF_ONNX, "is of ONNX models")
     acceptance = getattr(args, "acceptance", None)  # edge devices probe MODEL knows no guesses
+    check_draft_worker(args)
     if acceptance is not None and args.draft in (None, "off"):
         raise UsageError("--acceptance is of guesses: say what guesses, with --draft")
     if types and is_onnx(args.model):

@@ -118,7 +118,9 @@ def plan(
     """
     cluster.check_open()
     path = model_path(model)
-    (space,) = spaces(path, cluster.devices, cluster.fleet, cluster.notes, options, steps=steps)
+    (space,) = spaces(
+        path, cluster.devices, cluster.fleet, cluster.notes, options, insecure=cluster.insecure, steps=steps
+    )
     point, why = space.best(objective, limits or {})
     return PlanChoice(path, point.plan, why, point.predicted, options, beside(space, point))
 
@@ -140,7 +142,8 @@ def pareto(
     """
     cluster.check_open()
     path = model_path(model)
-    found = spaces(path, cluster.devices, cluster.fleet, cluster.notes, options, types=types, steps=steps)
+    with_workers = (path, cluster.devices, cluster.fleet, cluster.notes, options)
+    found = spaces(*with_workers, types=types, insecure=cluster.insecure, steps=steps)
     front = Front(found, axes, options)
     if measure:
         front.measure(measure, cluster.fleet, fresh=options.fresh, steps=steps)

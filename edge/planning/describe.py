@@ -214,7 +214,9 @@ def prediction_rows(predicted: Prediction, names: Mapping[str, str]) -> list[tup
     ]
     if predicted.draft is not None:
         draft = predicted.draft
-        told = f"{draft}: {draft.tokens:.2f} tokens a pass; {seconds_text(predicted.plain_s)} a token without"
+        told = (
+            f"{draft.told(names)}: {draft.tokens:.2f} tokens a pass; {seconds_text(predicted.plain_s)} a token without"
+        )
         rows.append(("guesses", told))
     if predicted.ttft_s is not None:
         rows.append(("first token", f"{number_text(predicted.ttft_s)} s after a prompt of {predicted.prompt} tokens"))

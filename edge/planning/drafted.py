@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 
-from devices.cluster_file import Cluster
+from devices.cluster_file import Cluster, ClusterDevice
+from edge.cluster.fleet import Fleet, device
 from edge.llm.info import ModelInfo
 from edge.models.paths import PathLike
 from edge.planning.arrange import name_of, work_of
 from edge.slices.local import OwnSlices
-from edge.speculate.opened import KINDS, SELF, drafts
+from edge.speculate.opened import KINDS, SELF, WorkerDraft, drafts
 from edge.speculate.small_model import check_vocabulary
 from edge.survey.llm_survey import llm_speeds
+from edge.survey.profile import ClusterProfile
 from edge.tasks import Steps
 from partition.architectures.recurrent import RECURRENT_ARCHITECTURES
 from partition.errors import PlanError
 from partition.plan.plan import LOCAL
 from partition.predict.cost import Work
 from partition.predict.drafts import ROWS, Draft
-from partition.predict.speeds import DeviceSpeed
+from partition.predict.speeds import DeviceSpeed, Links
 from partition.search.planner import Planner
 from quant.gguf.file import GgufFile
 
@@ -29,44 +30,57 @@ ACCEPTANCE = {NGRAM: 0.4, SELF: 0.8}  # where none is given; docs/planning.md sa
 OF_A_MODEL = 0.7
 
 
-def draft_of(
-    draft: PathLike,
-    acceptance: float | None,
-    file: GgufFile,
-    cluster: Cluster,
-    work: Work,
-    *,
-    threads: int | None,
-    memory: int | None,
-    fresh: bool,
-    steps: Steps,
-) -> Draft | None:
-    """What guesses for a model, as it is asked for, with the rows still to be chosen; None where nothing does.
+@dataclass(frozen=True)
+class Asked:
+    """The guesses that a person asks plans to count on."""
 
-    acceptance: None is what is usual for such guesses. A drafting model is measured on this device, as other models
-    are. PlanError for a model that cannot forget guesses and for an acceptance that cannot be; the errors of `drafts`,
-    of vocabularies that differ, and of measuring.
+    draft: PathLike  # as `edge.speculate.opened.drafts` has it
+    acceptance: float | None  # None: what is usual for such guesses
+    worker: str | None = None  # the address of the one that is to guess, by a drafting model; None: this device
+    insecure: bool = False  # also one that does not encrypt
+    threads: int | None = None  # of this device, where that guesses
+    memory: int | None = None  # bytes that a model may take there
+    fresh: bool = False  # measure again what was measured in the last day
+
+
+def draft_of(asked: Asked, file: GgufFile, cluster: Cluster, work: Work, steps: Steps) -> Draft | None:
+    """What guesses for a model, with the rows still to be chosen; None where nothing does.
+
+    A drafting model is measured on the device that is to guess, as other models are. PlanError for a model that cannot
+    forget guesses and for an acceptance that cannot be; the errors of `drafts`, of vocabularies that differ, of
+    measuring, and of Fleet.
     """
-    asked = str(draft)
+    what = str(asked.draft)
     recurrent = str(file.metadata.get("general.architecture")) in RECURRENT_ARCHITECTURES
-    if asked == "off" or (asked == "auto" and recurrent):
+    if what == "off" or (what == "auto" and recurrent):
         return None
     if recurrent:
         raise PlanError(
             f"{file.path.name} has recurrent layers, which cannot forget a guess that was wrong; use --draft off"
         )
+    acceptance = asked.acceptance
     if acceptance is None:
-        acceptance = ACCEPTANCE.get(NGRAM if asked in KINDS else asked, OF_A_MODEL)
-    if asked in KINDS:
+        acceptance = ACCEPTANCE.get(NGRAM if what in KINDS else what, OF_A_MODEL)
+    found = drafts(asked.draft, file.path, steps, worker=asked.worker, insecure=asked.insecure)
+    if isinstance(found, str):
         return Draft(NGRAM, acceptance, 1)
-    path = drafts(draft, file.path, steps)
-    assert isinstance(path, Path)
+    path = found.path if isinstance(found, WorkerDraft) else found
     drafting = GgufFile.open(path)
     check_vocabulary(file, drafting)
     need = ModelInfo.of(path, work.context, work.kv.name).need
-    name = SELF if asked == SELF else path.name
-    guess_s = _guess_s(drafting, cluster, work, threads, memory, fresh, steps)
-    return Draft(name, acceptance, 1, guess_s, need.total - need.parts["runtime"])
+    name = SELF if what == SELF else path.name
+    if asked.worker is None:
+        own = replace(cluster, devices=tuple(one for one in cluster.devices if one.is_local), links=())
+        known = _measured(drafting, own, None, asked, steps)
+        guess_s = _guess_s(drafting, known.speeds[0], work, "this device")
+        return Draft(name, acceptance, 1, guess_s, need.total - need.parts["runtime"])
+    same = [one.address for one in cluster.workers if one.address and device(one.address) == device(asked.worker)]
+    with Fleet(same or [device(asked.worker)], insecure=asked.insecure) as fleet:
+        known = _measured(drafting, _with_worker(cluster, fleet), fleet, asked, steps)
+    speed = known.speeds[-1]
+    guess_s = _guess_s(drafting, speed, work, speed.name)
+    ask_s = sum(known.links.of(*way).latency_s for way in ((LOCAL, speed.device), (speed.device, LOCAL)))
+    return Draft(name, acceptance, 1, guess_s, need.total, worker=speed.device, ask_s=ask_s)
 
 
 def assumed_text(draft: Draft, acceptance: float | None) -> str:
@@ -85,29 +99,41 @@ def with_drafts(work: Work, draft: Draft | None, devices: int = 1) -> list[Work]
 
 
 def with_draft_held(speeds: Sequence[DeviceSpeed], draft: Draft | None) -> list[DeviceSpeed]:
-    """The devices where this one, the first, holds what guesses, too."""
-    first, *others = speeds
-    held = 0 if draft is None else draft.held_bytes
-    return [replace(first, runtime_bytes=first.runtime_bytes + held), *others]
+    """The devices where the one that guesses holds what that takes, too."""
+    if draft is None:
+        return list(speeds)
+    guesses = draft.worker or LOCAL
+    return [
+        replace(speed, runtime_bytes=speed.runtime_bytes + draft.held_bytes) if speed.device == guesses else speed
+        for speed in speeds
+    ]
 
 
-def _guess_s(
-    file: GgufFile,
-    cluster: Cluster,
-    target: Work,
-    threads: int | None,
-    memory: int | None,
-    fresh: bool,
-    steps: Steps,
-) -> float:
-    """Seconds of a token of a drafting model on this device."""
-    own = replace(cluster, devices=tuple(one for one in cluster.devices if one.address == LOCAL), links=())
+def _with_worker(cluster: Cluster, fleet: Fleet) -> Cluster:
+    """This device and the one worker of `fleet`, as far as the cluster says something of them, and of their link."""
+    ((address, worker),) = fleet.workers.items()
+    said = [one for one in cluster.devices if one.is_local or one.address == address]
+    new = [] if any(one.address == address for one in said) else [ClusterDevice(worker.label, address)]
+    return replace(cluster, devices=(*said, *new))
+
+
+def _measured(
+    file: GgufFile, cluster: Cluster, fleet: Fleet | None, asked: Asked, steps: Steps
+) -> ClusterProfile[DeviceSpeed]:
+    """What devices take for a drafting model."""
     with steps.step(f"Reading {file.path.name}") as show:
         digest = OwnSlices().model_digest(file.path, show)
     with steps.step("Measuring the draft", unit="steps") as show:
-        known = llm_speeds(own, None, (), file, digest, threads=threads, memory=memory, fresh=fresh, on_step=show)
+        return llm_speeds(
+            cluster, fleet, (), file, digest,
+            threads=asked.threads, memory=asked.memory, fresh=asked.fresh, on_step=show,
+        )  # fmt: skip
+
+
+def _guess_s(file: GgufFile, speed: DeviceSpeed, target: Work, where: str) -> float:
+    """Seconds of a token of a drafting model on one device. where: for people."""
     work = work_of(file, context=target.context, kv_type=target.kv.name)
-    found, _ = Planner(work, known.speeds, known.links, name_of(file), digest).front(("latency",))
+    found, _ = Planner(work, [replace(speed, device=LOCAL)], Links(), name_of(file), "").front(("latency",))
     if not found:
-        raise PlanError(f"{file.path.name} has no room on this device; use a smaller one, or --draft ngram")
+        raise PlanError(f"{file.path.name} has no room on {where}; use a smaller one, or --draft ngram")
     return found[0].objectives[0]

@@ -135,7 +135,7 @@ class LlmSpace(PlanSpace):
         of = {speed.device: speed for speed in with_draft_held(self.known.speeds, wanted.draft)}
         predicted = predict(plan, wanted, of, self.known.links, microbatches)
         stages = [([of[device].name for device in one.devices], one.what) for one in predicted.stages]
-        label = told(stages) + (f"; {predicted.draft}" if predicted.draft else "")
+        label = told(stages) + (f"; {predicted.draft.told(self.names)}" if predicted.draft else "")
         return Point(plan, predicted, kind_of(plan), label, self._type, str(self.path))
 
     def best(self, objective: str, caps: Mapping[str, float]) -> tuple[Point, str]:
@@ -143,7 +143,7 @@ class LlmSpace(PlanSpace):
         why = reason(planner, placed, objective, caps)
         point = self.point(placed.plan, placed.microbatches, planner.work)
         draft = point.predicted.draft
-        return point, f"{why}; {draft}" if draft else why
+        return point, f"{why}; {draft.told(self.names)}" if draft else why
 
     def _best(self, objective: str, caps: Mapping[str, float]) -> tuple[Planner, Placed]:
         """The best plan, plain unless guesses are WORTH it or no plain one is within the caps."""
@@ -226,7 +226,7 @@ class LlmSpace(PlanSpace):
             threads=self._threads or plan.shard(0).threads or default_threads(),  # as predicted
             kv_type=self.work.kv.name,
             memory=memory,
-            reserved=draft.held_bytes if draft and memory else 0,
+            reserved=draft.held_bytes if draft and draft.worker is None and memory else 0,
             outputs=max(ROWS[-1], self.work.concurrency) if draft else None,
         )
         if plan.world_size == 1:

@@ -133,7 +133,7 @@ class _Assumed:
 
     def draft(self, first: Sequence[int], rows: int, assumed: Sequence[int] = ()) -> Sequence[int]:
         """A window of so many."""
-        if wait_s := (rows - len(first)) * self._draft.guess_s:
+        if wait_s := self._draft.asked_s(rows - len(first)):
             time.sleep(wait_s)
         return [*first, *[1] * (rows - len(first))]
 

@@ -11,7 +11,7 @@ from edge.cluster.deployment import Exchange
 from edge.cluster.fleet import Fleet
 from edge.models.paths import PathLike
 from edge.planning.arrange import work_of
-from edge.planning.drafted import assumed_text, draft_of
+from edge.planning.drafted import Asked, assumed_text, draft_of
 from edge.planning.llm_space import LlmSpace
 from edge.planning.space import PlanSpace
 from edge.quantization.of_type import of_type
@@ -46,6 +46,7 @@ class PlanOptions:
     draft: PathLike = (
         "off"  # what guesses tokens of a language model for a request that is alone, as `edge.load` has it
     )
+    draft_worker: str | None = None  # the address of the one that guesses, by a drafting model; None: this device
     acceptance: float | None = None  # the part of guesses that is right; None: a published one of such guesses
 
 
@@ -60,13 +61,14 @@ def spaces(
     options: PlanOptions = DEFAULTS,
     *,
     types: Sequence[str] = (),
+    insecure: bool = False,
     steps: Steps = SILENT,
 ) -> list[PlanSpace]:
     """All plans of a model on the devices of a cluster, measured: one space, or one for each of `types`, which the
     model is quantized to.
 
-    notes: what is to be said of devices that are left out. PlanError where the context has no room for the work; the
-    errors of reading, quantizing and measuring.
+    notes: what is to be said of devices that are left out. insecure: `draft_worker` need not encrypt. PlanError where
+    the context has no room for the work; the errors of reading, quantizing and measuring.
     """
     if is_onnx(path):
         return [_onnx_space(path, cluster, fleet, notes, options, steps)]
@@ -74,8 +76,11 @@ def spaces(
     for type_ in types:
         mix_by_name(type_)  # before any of them is made
     if not types:
-        return [_llm_space(path, cluster, fleet, notes, options, steps, None)]
-    return [_llm_space(of_type(path, type_, steps), cluster, fleet, notes, options, steps, type_) for type_ in types]
+        return [_llm_space(path, cluster, fleet, notes, options, insecure, steps, None)]
+    return [
+        _llm_space(of_type(path, type_, steps), cluster, fleet, notes, options, insecure, steps, type_)
+        for type_ in types
+    ]
 
 
 def is_onnx(path: Path) -> bool:
@@ -104,6 +109,7 @@ def _llm_space(
     fleet: Fleet | None,
     notes: Sequence[str],
     options: PlanOptions,
+    insecure: bool,
     steps: Steps,
     type_: str | None,
 ) -> LlmSpace:
@@ -132,10 +138,11 @@ def _llm_space(
             fresh=options.fresh,
             on_step=show,
         )
-    draft = draft_of(
-        options.draft, options.acceptance, file, cluster, work,
-        threads=options.threads, memory=options.memory, fresh=options.fresh, steps=steps,
+    asked = Asked(
+        options.draft, options.acceptance, options.draft_worker, insecure,
+        threads=options.threads, memory=options.memory, fresh=options.fresh,
     )  # fmt: skip
+    draft = draft_of(asked, file, cluster, work, steps)
     if draft is not None:
         known = replace(known, notes=(*known.notes, assumed_text(draft, options.acceptance)))
     return LlmSpace(

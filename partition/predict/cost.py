@@ -54,10 +54,13 @@ class Work:
         """Rows of a pass where there is one request."""
         return 1 if self.draft is None else self.draft.rows
 
-    @property
-    def guess_s(self) -> float:
-        """Seconds for which the first stage guesses, for a window behind others."""
-        return 0.0 if self.draft is None else self.draft.rows * self.draft.guess_s
+    def guessing_s(self, devices: Sequence[str], owner: str) -> float:
+        """Seconds for which those that hold a stage together guess, or wait for guesses, for a window behind others.
+        owner: the device that asks for them."""
+        if self.draft is None:
+            return 0.0
+        waits_s = self.draft.asked_s(self.draft.rows) if owner in devices else 0.0
+        return max(waits_s, self.draft.rows * self.draft.guess_s if self.draft.worker in devices else 0.0)
 
     def alone_s(self, pass_s: Numbers, busy_s: Numbers, stages: Numbers) -> tuple[Numbers, Numbers]:
         """(seconds of a token where there is one request, how many windows of it are under way at once), the fastest.

@@ -3,6 +3,7 @@ on several windows of them at once."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -35,9 +36,11 @@ class Draft:
     name: str  # where they come from: "ngram", or a file
     acceptance: float  # the part of them that is right, as it is assumed
     rows: int  # of a pass
-    guess_s: float = 0.0  # seconds that one guess takes this device
-    held_bytes: int = 0  # that the drafting model holds on this device
+    guess_s: float = 0.0  # seconds that one guess takes the device that guesses
+    held_bytes: int = 0  # that the drafting model holds there
     windows: int = 1  # of so many rows, under way at once
+    worker: str | None = None  # the address of the device that guesses; None: this one
+    ask_s: float = 0.0  # seconds of the ways to it and back
 
     def __post_init__(self) -> None:
         if not 0 <= self.acceptance <= 1:
@@ -51,7 +54,11 @@ class Draft:
     @property
     def pass_s(self) -> float:
         """Seconds that the guesses of one pass take. A window behind others begins with a guess, too."""
-        return (self.rows - (self.windows == 1)) * self.guess_s
+        return self.asked_s(self.rows - (self.windows == 1))
+
+    def asked_s(self, guesses: int) -> float:
+        """Seconds until so many guesses are there."""
+        return self.ask_s + guesses * self.guess_s if guesses else 0.0
 
     def token_s(self, checking_s: Any, busy_s: Any = 0.0) -> Any:
         """Seconds of a token, or of several plans', in arrays.
@@ -86,9 +93,13 @@ class Draft:
     def from_json(cls, values: Any, where: str) -> Draft:
         """What `to_json` wrote; PlanError names what is wrong. where: what the error calls it."""
         needed = ("name", "acceptance", "rows", "guess_s", "held_bytes")
-        found = fields.record(values, where, needed, ("windows", "tokens_per_pass"))
-        for name, most in (("acceptance", 1.0), ("guess_s", _MOST_S)):
-            value = found[name]
+        found = fields.record(values, where, needed, ("windows", "worker", "ask_s", "tokens_per_pass"))
+        worker, ask_s = found.get("worker"), found.get("ask_s", 0.0)
+        for name, value, most in (
+            ("acceptance", found["acceptance"], 1.0),
+            ("guess_s", found["guess_s"], _MOST_S),
+            ("ask_s", ask_s, _MOST_S),
+        ):
             if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= most:
                 raise PlanError(f"{where}.{name}: {fields.told(value)}; needed is a number from 0 to {most:g}")
         windows = found.get("windows", 1)
@@ -102,11 +113,15 @@ class Draft:
             guess_s=float(found["guess_s"]),
             held_bytes=fields.number(found["held_bytes"], f"{where}.held_bytes", fields.MOST_BYTES),
             windows=windows,
+            worker=None if worker is None else fields.text(worker, f"{where}.worker"),
+            ask_s=float(ask_s),
         )
 
-    def __str__(self) -> str:
+    def told(self, names: Mapping[str, str]) -> str:
+        """For people. names: of devices, by address."""
+        where = "" if self.worker is None else f" on {names.get(self.worker, self.worker)}"
         windows = f", {self.windows} windows at once" if self.windows > 1 else ""
         return (
-            f"{counted(self.rows, 'row')} a pass, guessed by {self.name}, {self.acceptance:g} of the guesses right"
-            f"{windows}"
+            f"{counted(self.rows, 'row')} a pass, guessed by {self.name}{where}, {self.acceptance:g} of the guesses"
+            f" right{windows}"
         )

@@ -64,7 +64,7 @@ def _alone(stages: list[_Stage], work: Work) -> tuple[float, Draft | None]:
     rows = work.alone_rows
     seconds = [stage.seconds(rows) for stage in stages]
     hops = [stage.hop(rows) for stage in stages]
-    computes = [seconds[0] + work.guess_s, *seconds[1:]]
+    computes = [one + work.guessing_s(stage.devices, LOCAL) for stage, one in zip(stages, seconds, strict=True)]
     crowd = crowding([(stage.hosts, busy_s) for stage, busy_s in zip(stages, computes, strict=True)])
     busy_s = max(*(one * times for one, times in zip(computes, crowd, strict=True)), *(hop[1] for hop in hops))
     token_s, windows = work.alone_s(sum(seconds) + sum(map(sum, hops)), busy_s, len(stages))
@@ -78,9 +78,9 @@ class _Stage:
     def __init__(self, plan: Plan, i: int, work: Work, speeds: Mapping[str, DeviceSpeed], links: Links) -> None:
         stage = plan.stages[i]
         self._work, self._links, self._stage = work, links, stage
-        self._devices = [shard.device for shard in stage.shards]
+        self.devices = [shard.device for shard in stage.shards]
         self._after = [shard.device for shard in plan.stages[i + 1].shards] if i + 1 < len(plan.stages) else []
-        group = [speeds[device] for device in self._devices]
+        group = [speeds[device] for device in self.devices]
         self.hosts = used(speed.host for speed in group)
         self._group = GroupCost(work, together(group), stage.shards, links)
         lo, hi = stage.layers.start, stage.layers.stop
@@ -115,8 +115,8 @@ class _Stage:
     def hop(self, rows: float) -> tuple[float, float]:
         """(latency, busy) of the way to the next stage, or to the owner."""
         if self._after:
-            return cost.hop_s(self._work, self._devices, self._after, self._links, rows)
-        return cost.answer_s(self._devices, LOCAL, self._links, rows)
+            return cost.hop_s(self._work, self.devices, self._after, self._links, rows)
+        return cost.answer_s(self.devices, LOCAL, self._links, rows)
 
     def joules(self, rows: float) -> float:
         """A token."""
@@ -129,15 +129,15 @@ class _Stage:
         return Curve(tuple((n, self.seconds(n, outputs=n if n < most else 1)) for n in sorted(rows)))
 
     def predicted(self, rows: float, crowding: float) -> StagePrediction:
-        several = len(self._devices) > 1
+        several = len(self.devices) > 1
         return StagePrediction(
-            devices=tuple(self._devices),
+            devices=tuple(self.devices),
             what=f"layers {self._stage.layers}",
             compute_s=self.seconds(1),
             busy_s=self.seconds(rows),
             transfer_s=sum(self.hop(1)),
             transfer_busy_s=self.hop(rows)[1],
-            memory_bytes=dict(zip(self._devices, self._held, strict=True)),
+            memory_bytes=dict(zip(self.devices, self._held, strict=True)),
             rows_s=self._curve(),
             sums_s=self._k * self._group.work.limits.sums_a_layer * self._group.sum_s(1) if several else 0.0,
             paged_bytes=round(max(n if math.isfinite(n) else 0.0 for n in self._paged)),

@@ -67,7 +67,7 @@ class StageGroup:
         """For the search. Only a group with the owner can be first; every group can be last."""
         held = self._chosen(lambda one: np.maximum.reduce(one.bytes_held(self._weights, self._kv, self._is_last)))
         watts = sum(math.nan if speed.watts is None else speed.watts for speed in self.speeds)
-        guess_s = self.work.guess_s if owner in self.devices else 0.0
+        guess_s = self.work.guessing_s(self.devices, owner)
         hosts = used(speed.host for speed in self.speeds)
         sums, peaks = measures.of_stages(self._seconds, watts, held, hosts, guess_s)
         possible = self._is_stage & np.isfinite(self._chosen(self._most_paged))

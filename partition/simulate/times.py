@@ -8,6 +8,7 @@ from functools import cache, partial
 
 from partition.errors import PlanError
 from partition.plan.plan import LOCAL
+from partition.predict.drafts import Draft
 from partition.predict.prediction import Prediction
 from partition.predict.speeds import Curve
 from partition.simulate.servers import Step
@@ -30,7 +31,7 @@ def parts(predicted: Prediction, owner: str = LOCAL) -> list[Part]:
         r rows of a prompt p    rows_s(p) r / p, at every stage, on top of what answers in the same step take: the most
                                 that it can be
                                 both times its crowding, where stages share a machine
-        guesses                 guess_s each, before the first stage computes
+        guesses                 guess_s each, and ask_s for all of a step, before the first stage computes
         a link                  rows x busy, and its latency on top: busy is of one row, from transfer_busy_s, which is
                                 of a microbatch; latency = transfer_s - busy
 
@@ -50,8 +51,8 @@ def parts(predicted: Prediction, owner: str = LOCAL) -> list[Part]:
     for i, stage in enumerate(stages):
         curve = stage.rows_s
         decode = _through(curve, round(rows), stage.busy_s) if rows == round(rows) else curve
-        guess_s = predicted.draft.guess_s if predicted.draft is not None and i == 0 else 0.0
-        computes = partial(_computes, cache(curve.at), cache(decode.at), stage.crowding, guess_s)
+        draft = predicted.draft if i == 0 else None
+        computes = partial(_computes, cache(curve.at), cache(decode.at), stage.crowding, draft)
         found.append(Part(stage.devices, computes))
         last = i + 1 == len(stages)
         # The formulas round hidden states to whole rows, and not the logits that go back.
@@ -105,12 +106,15 @@ def _through(curve: Curve, rows: int, seconds: float) -> Curve:
 
 
 def _computes(
-    prompt_s: Callable[[float], float], decode_s: Callable[[float], float], crowding: float, guess_s: float, step: Step
+    prompt_s: Callable[[float], float],
+    decode_s: Callable[[float], float],
+    crowding: float,
+    draft: Draft | None,
+    step: Step,
 ) -> float:
     prompts_s = sum(prompt_s(prompt) * rows / prompt for prompt, rows in step.prompts)
-    return crowding * (prompts_s + (decode_s(step.decodes) if step.decodes else 0.0)) + guess_s * (
-        step.guesses + step.follows
-    )
+    guesses_s = 0.0 if draft is None else draft.asked_s(step.guesses + step.follows)
+    return crowding * (prompts_s + (decode_s(step.decodes) if step.decodes else 0.0)) + guesses_s
 
 
 def _sends(a_row: float, step: Step) -> float:

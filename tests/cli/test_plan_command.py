@@ -193,6 +193,22 @@ def test_a_model_that_guesses_is_measured(edge: Run) -> None:
     assert MODEL_PATH.name in out
 
 
+def test_a_worker_that_guesses_is_measured(edge: Run, one: Worker, tmp_path: Path) -> None:
+    """It is a thousand times as fast as it was measured to be, says the file, so that its guesses cost next to nothing:
+    the ways to it and back. The model needs memory there, and none here."""
+    fast = written(tmp_path, f'{WHAT_IF}[[device]]\nname = "fast"\naddress = "{one.address}"\nspeed = 1000\n')
+    asked = ("--cluster", fast, "--insecure", "--draft", str(MODEL_PATH), "--draft-worker", one.address)
+    found = said(edge, *asked, "--acceptance", "0.9")
+    draft = found["predicted"]["draft"]
+    assert (draft["name"], draft["worker"]) == (MODEL_PATH.name, one.address)
+    assert draft["ask_s"] == pytest.approx(2e-6)
+    assert 0 < draft["guess_s"] < 1e-3
+    assert draft["held_bytes"] > MODEL_PATH.stat().st_size
+    assert f"guessed by {MODEL_PATH.name} on fast, 0.9 of the guesses right" in found["why"]
+    plain_s = sum(stage["compute_s"] + stage["transfer_s"] for stage in found["predicted"]["stages"])
+    assert 0.1 * plain_s < found["predicted"]["latency_s"] < plain_s
+
+
 def test_memory_is_what_this_device_may_use(edge: Run) -> None:
     assert said(edge, "--memory", "300MiB")["devices"][0]["memory_bytes"] == 300 << 20
 
@@ -280,6 +296,9 @@ def test_refused(edge: Run, what_if: Path, tmp_path: Path, capsys: pytest.Captur
         (["--dim", "batch=2"], ["--dim", "ONNX"]),
         (["x.onnx", "--context", "100"], ["--context", "language"]),
         (["x.onnx", "--draft", "ngram"], ["--draft", "language"]),
+        (["x.onnx", "--draft-worker", NOBODY], ["--draft-worker", "language"]),
+        (["--draft-worker", NOBODY], ["--draft-worker guesses by a model", "--draft FILE"]),
+        (["--draft", "ngram", "--draft-worker", NOBODY], ["--draft is ngram"]),
         (["--acceptance", "0.5"], ["--acceptance", "--draft"]),
         (["--context", "150"], ["150 tokens", "192", "--context", "--prompt-tokens"]),
         (["--context", "200", "--concurrency", "40"], ["200 tokens", "640", "--context", "--concurrency"]),
