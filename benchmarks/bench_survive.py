@@ -70,7 +70,7 @@ STAGES = {  # ranks of each, by workers
 }
 TOKENS = 96  # before a kill, of `pause`
 ANSWERS_EACH = 6  # of one deployment, at most: a daemon that was killed comes back with the next one
-LATER_S = 0.02  # after a token, at most, something happens: so it may come in the middle of a step
+LATER_S = 0.02  # after a token or the question, at most, something happens: so it may come in the middle of a step
 HANGS_S = 30.0  # without a token: too long, whatever happened
 SAY_EVERY = 50  # answers
 
@@ -208,7 +208,7 @@ def one_round(
         heard.notice(model.engine)
         for i in range(ANSWERS_EACH):
             way, question = order[(number + i) % len(order)], rng.choice(list(wanted))
-            at, after_s = rng.randrange(1, len(wanted[question]) - 1), rng.uniform(0, LATER_S)
+            at, after_s = rng.randrange(len(wanted[question]) - 1), rng.uniform(0, LATER_S)
             chosen = rng.random()
             there = [one for one in workers if one.is_there and one.address in model.plan.devices]
             if not there:
@@ -246,10 +246,11 @@ def one_round(
 def measured(lost_at: float, times: list[float], heard: Heard) -> dict[str, float]:
     """Seconds after something happened: noticed_s, said_s; paused_s, the longest wait for a token from then on."""
     found = {"noticed_s": heard.noticed_at, "said_s": heard.at}
-    row = {name: at[0] - lost_at for name, at in found.items() if at}
-    later = [lost_at, *(time_ for time_ in times if time_ > lost_at)]
-    if len(later) > 1:
-        row["paused_s"] = max(after - before for before, after in pairwise(later))
+    # What came before has another cause: a link that broke in the answer before this one, and was not needed then.
+    row = {name: min(later) - lost_at for name, at in found.items() if (later := [one for one in at if one > lost_at])}
+    tokens_at = [lost_at, *(one for one in times if one > lost_at)]
+    if len(tokens_at) > 1:
+        row["paused_s"] = max(after - before for before, after in pairwise(tokens_at))
     return row
 
 
@@ -317,8 +318,9 @@ def pause(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def answer(engine: TextEngine, question: str, at: dict[int, Callable[[], None]]) -> tuple[list[int], list[float]]:
-    """The greedy answer's tokens, and when each came. at: what happens when so many are there."""
+    """The greedy answer's tokens, and when each came. at: what happens when so many are there, 0: when it is asked."""
     tokens, times = [], []
+    at.get(0, lambda: None)()
     for response in Chat(engine).ask(question, GREEDY, max_tokens=32):
         if response.token_id is not None:
             tokens.append(response.token_id)

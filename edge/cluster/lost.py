@@ -1,8 +1,8 @@
-"""What a person is told of devices that were lost while a model ran."""
+"""Devices that were lost while a model ran: what a person is told of them, and which of them not to try again."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 def lost_words(names: Sequence[str], error: Exception) -> str:
@@ -18,3 +18,19 @@ def listed(names: Sequence[str]) -> str:
     """Names in a sentence, each once: "pi, nas and this device"."""
     *others, last = list(dict.fromkeys(names)) or [""]
     return f"{', '.join(others)} and {last}" if others else last
+
+
+class LostLately:
+    """The devices that were lost while one thing was done, in one attempt after the other."""
+
+    def __init__(self) -> None:
+        self._lost: set[str] = set()
+
+    def again(self, now: Iterable[str], losses_in_a_row: int) -> set[str]:
+        """Of those that are lost now, those that were in an attempt before: they answer, and fail at what is asked.
+        losses_in_a_row: attempts at this one thing, this one included."""
+        if losses_in_a_row == 1:
+            self._lost.clear()
+        found = self._lost & set(now)
+        self._lost |= set(now)
+        return found

@@ -79,6 +79,12 @@ class RankGroup:
         return list(dict.fromkeys(device for device, word in words if word is not None and is_cause(word)))
 
     @property
+    def lost_ranks(self) -> list[int]:
+        """The ranks of those devices."""
+        lost = self.lost
+        return [session.rank for session in self._sessions if session.device in lost]
+
+    @property
     def leaving(self) -> list[str]:
         """The devices that are about to end."""
         return list(dict.fromkeys(session.device for session in self._sessions if session.leaving))

@@ -69,6 +69,7 @@ class SurvivingEngine:
         self._is_gone = False  # there is no engine, as a move failed
         self._asked_at = time.monotonic()
         self.recoveries = self.moves = 0
+        self.losses_in_a_row = 0  # while one thing was done, the one that another engine is asked for included
         self.computed_again = 0  # tokens, where other engines took over
 
     # --- what it is ---
@@ -247,6 +248,7 @@ class SurvivingEngine:
                 if self._is_stopped:
                     raise Interrupted("stopped on request") from error
                 self._history.sequences()  # or nobody could catch up
+                self.losses_in_a_row = losses
                 self.current = self._recovered(error)
                 self._is_gone, self._is_behind = False, True
                 self.recoveries += 1

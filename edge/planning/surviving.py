@@ -14,7 +14,7 @@ from edge.cluster.connect import CONNECT_TIMEOUT_S, LOSS_TIMEOUT_S
 from edge.cluster.deployment import Deployment, Exchange
 from edge.cluster.failures import is_loss
 from edge.cluster.fleet import Fleet, by_device, device
-from edge.cluster.lost import listed, lost_words
+from edge.cluster.lost import LostLately, listed, lost_words
 from edge.cluster.preflight import left_here
 from edge.cluster.rank_group import RankGroup
 from edge.cluster.sending import send_ahead
@@ -75,6 +75,7 @@ class Survivor:
         self._ranks: RankGroup | None = None  # of other devices; None where there are none
         self._there: frozenset[str] = frozenset()  # workers that were there for the last plan, by address
         self._shunned: set[str] = set()  # those that could not be taken
+        self._lost_lately = LostLately()
         self._newcomers = Newcomers(seek, file, digest, exchange.transport, insecure=insecure) if seek else None
         self._joined: Joined | None = None  # measured, and not offered yet
         self._offered = ExitStack()  # of a plan that waits to take over
@@ -177,7 +178,8 @@ class Survivor:
         their part, and at last on this device alone. What keeps it from being there is raised, with why."""
         lost = self._ranks.lost if self._ranks else []
         words = lost_words(lost, error) if lost else str(error)
-        without: set[str] = set()
+        lost_now = [self._current.devices[rank] for rank in self._ranks.lost_ranks] if self._ranks else []
+        without = self._lost_lately.again(lost_now, self._engine.losses_in_a_row)
         for tries_left in reversed(range(MOST_TRIES)):
             self._check_open()
             self._end_running(ExitStack())

@@ -245,6 +245,20 @@ def test_who_has_no_room_after_a_loss_is_left_out(
         assert here.said[-1].endswith("going on with this device")
 
 
+def test_who_is_lost_again_at_once_is_left_out(
+    model: Path, undisturbed: list[tuple[list[int], list[int]]], tmp_path: Path
+) -> None:
+    """As a worker without enough memory for what it has loaded: its daemon answers, its process is always killed."""
+    prompt, answer = undisturbed[0]
+    with cluster(model, tmp_path, 2) as here, here.running(tensor(1, 1, 1), OPTIONS) as engine:
+        here.fault(here.others[0], Fault(10, "end"))
+        here.devices[here.others[0]].fails_at = 2
+        assert answered(engine, prompt) == answer
+        assert engine.recoveries == 2
+        assert here.said[0].endswith("going on with this device, worker 1 and worker 2")
+        assert here.said[1].endswith("going on with this device and worker 2")
+
+
 def test_a_rank_that_waits_for_this_one_is_not_waited_for(
     model: Path,
     undisturbed: list[tuple[list[int], list[int]]],

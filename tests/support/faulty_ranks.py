@@ -73,6 +73,7 @@ class Device:
         self.name = name
         self.answers = True
         self.has_room = True
+        self.fails_at: int | None = None  # the frame at which every new rank of it is killed
         self.links: list[FaultyLink] = []  # of the rank it has now
         self.killed = False  # its rank, which says no word
         self.frozen_at: float | None = None
@@ -88,6 +89,8 @@ class Device:
     def begin(self) -> None:
         """A new rank, which nothing has happened to."""
         self.links, self.killed = [], False
+        if self.fails_at is not None:
+            self.faults = [Fault(self.fails_at, "end")]
 
     def end(self) -> None:
         """As a process that is killed ends: its connections break, and nobody says goodbye."""
@@ -117,8 +120,8 @@ class Device:
         elif fault.kind == "cut":
             link.break_off(header[: HEADER_BYTES // 2])
             raise LinkClosed("the link was cut")
-        elif fault.kind == "kill":
-            self.answers, self.killed = False, True
+        elif fault.kind in ("kill", "end"):  # the device, or its process alone
+            self.answers, self.killed = fault.kind == "end", True
             self.end()
             raise LinkClosed("the process was killed")
         else:
