@@ -70,7 +70,7 @@ STAGES = {  # ranks of each, by workers
 }
 TOKENS = 96  # before a kill, of `pause`
 ANSWERS_EACH = 6  # of one deployment, at most: a daemon that was killed comes back with the next one
-LATER_S = 0.02  # after a token or the question, at most, something happens: so it may come in the middle of a step
+LATER_S = 0.005  # after a token or the question, at most, something happens: so it may come in the middle of a step
 HANGS_S = 30.0  # without a token: too long, whatever happened
 SAY_EVERY = 50  # answers
 
@@ -208,7 +208,7 @@ def one_round(
         heard.notice(model.engine)
         for i in range(ANSWERS_EACH):
             way, question = order[(number + i) % len(order)], rng.choice(list(wanted))
-            at, after_s = rng.randrange(len(wanted[question]) - 1), rng.uniform(0, LATER_S)
+            at, after_s = rng.randrange(len(wanted[question]) - 2), rng.uniform(0, LATER_S)
             chosen = rng.random()
             there = [one for one in workers if one.is_there and one.address in model.plan.devices]
             if not there:
