@@ -1,5 +1,8 @@
 """Sequences of a KV cache: whose they are, what they hold, and what a new prompt can have of them.
 
+Every step looks at all cells that are held, whoever's they are: with TinyLlama's shape 1,024 idle ones make a step of
+16 rows 5 % longer. So what is on disk, too, leaves its cells as soon as somebody else computes.
+
 Cells that sequences share are counted for each of them: the cache then has more room than is said, never less.
 """
 
@@ -73,6 +76,7 @@ class Slots:
         else:
             self._clear(slot)
         slot.busy = True
+        self._clear_kept()
         return slot, len(slot.tokens)
 
     def leave(self, slot: Slot, *, keep: bool) -> None:
@@ -108,6 +112,18 @@ class Slots:
         slot.tokens += history[start : start + blocks * states.block]
         self.cut(slot, len(slot.tokens))  # some ranks may have had more than others
         slot.kept = max(slot.kept, len(slot.tokens))
+
+    def _clear_kept(self) -> None:
+        """Forget what nobody uses and is on disk."""
+        states = self._engine.states
+        for slot in self._slots:
+            if slot.busy or not slot.kept:
+                continue
+            links = states.links(slot.tokens[: slot.kept])
+            if states.kept(links) == len(links):
+                self._clear(slot)
+            else:  # it had to make room there
+                slot.kept = 0
 
     def cut(self, slot: Slot, length: int) -> None:
         """Hold the first `length` tokens only; none where this cache cannot forget only the others."""

@@ -136,6 +136,31 @@ def test_prompts_are_kept_on_disk_for_the_next_engine(synthetic: Synthetic, tmp_
     assert (computed, restored) == (0, 64)
 
 
+@pytest.mark.parametrize(("store_bytes", "held"), [(1 << 20, 0), (0, 72)])
+def test_cells_of_a_prompt_on_disk_are_free_once_another_is_computed(
+    synthetic: Synthetic, tmp_path: Path, store_bytes: int, held: int
+) -> None:
+    """What is nowhere else stays. The tokens are the same, and the prompt is not computed again either way."""
+    rng = np.random.default_rng(3)
+    long, other = (rng.integers(3, 512, 70).tolist() for _ in range(2))
+    (tmp_path / "key").mkdir()
+    kept = PrefixOptions(store_bytes, tmp_path / "kept", tmp_path / "key") if store_bytes else None
+    with (
+        Engine(synthetic("llama", "f32"), replace(EXACT, context=512, sequences=2, prefixes=kept)) as engine,
+        Scheduler(engine, keep=True) as scheduler,
+    ):
+        found = []
+        for prompt in (long, other, long):
+            scheduler.add(Request(prompt, 3, ends=False))
+            told = list(events(scheduler))
+            found.append(([event.token_id for event in told], told[-1].cached_tokens))
+            if prompt is other:
+                assert engine.kv_last(0) + 1 == held
+    (first, _), _, (again, cached) = found
+    assert first == again
+    assert cached == (64 if store_bytes else 69)
+
+
 def test_one_long_prompt_does_not_stall_the_others(synthetic: Synthetic) -> None:
     """While it is computed, each answer gets a token in every step. A later short prompt is not behind it."""
     rng = np.random.default_rng(5)
