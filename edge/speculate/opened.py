@@ -117,7 +117,7 @@ def speculation(draft: Draft, engine: TextEngine, enter: Enter, steps: Steps = S
     be closed later. steps: told how a worker loads its model, and where it is lost.
 
     EngineError for a model whose layers cannot forget, unless it is "auto", and for a drafting model of another
-    vocabulary; the errors of Engine, and of `draft_device`.
+    vocabulary; the errors of Engine, and of `DraftDevice`.
     """
     opened = _opened(draft, engine, enter, steps)
     return None if opened is None else Speculation(opened.make(), opened.name, device=opened.device)
@@ -156,11 +156,10 @@ def _opened(draft: Draft, engine: TextEngine, enter: Enter, steps: Steps) -> _Op
     check_loadable(file)
     check_vocabulary(engine.file, file)
     if isinstance(draft, WorkerDraft):
-        from edge.cluster.drafting import draft_device  # which takes gRPC with it
+        from edge.cluster.drafting import DraftDevice  # which takes gRPC with it
 
         n_vocab, insecure = engine.model.n_vocab, draft.insecure
-        opening = draft_device(draft.worker, draft.path, engine.context, n_vocab, insecure=insecure, steps=steps)
-        device = enter(opening)
+        device = enter(DraftDevice(draft.worker, draft.path, engine.context, n_vocab, insecure=insecure, steps=steps))
         return _Opened(lambda: ModelDrafts(device), file.path.name, device)
     budgeted = engine.paging is not None
     options = EngineOptions(context=engine.context, threads=engine.threads, repack=False if budgeted else None)

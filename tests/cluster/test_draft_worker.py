@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import edge
-from edge.cluster.drafting import DraftDevice, draft_device
+from edge.cluster import drafting
+from edge.cluster.drafting import DraftDevice
 from edge.demo import MODEL_PATH
 from edge.errors import EngineError
 from edge.llm.engine import Engine
@@ -27,7 +28,7 @@ from edge.tasks import SILENT, Steps
 from edge.worker import guesses
 from tests.conftest import Synthetic
 from tests.support.commands import ASKED, main
-from tests.support.deployments import Heard, questions, shared_workers
+from tests.support.deployments import ONE_THREAD, Heard, questions, shared_workers
 from tests.support.guessing import ROOM, Always, Answers, ids, plain_answers, run
 from tests.support.helpers import until
 from tests.support.workers import Worker
@@ -71,7 +72,7 @@ class Counted:
 @contextmanager
 def guessing(one: Worker, engine: Engine, steps: Steps = SILENT) -> Iterator[DraftDevice]:
     """The worker with the bundled model, which guesses for itself. It must have no process at the end."""
-    with draft_device(one.address, MODEL_PATH, engine.context, engine.model.n_vocab, steps=steps) as device:
+    with DraftDevice(one.address, MODEL_PATH, engine.context, engine.model.n_vocab, steps=steps) as device:
         yield device
     until(lambda: not one.children(), "the end of the engine process")
 
@@ -80,7 +81,8 @@ def test_answers_are_the_same_and_ids_alone_cross(one: Worker, engine: Engine, p
     with guessing(one, engine) as device:
         counted = Counted(device)
         drafter = Speculation(ModelDrafts(counted), "small", device=device, choice=Always())
-        link = device._link
+        assert device._loaded is not None
+        link = device._loaded.link
         sent, received = link.sent_bytes, link.received_bytes  # while it was made
         for prompt, wanted in plain.items():
             assert ids(run(engine, prompt, drafter)) == wanted
@@ -92,6 +94,12 @@ def test_answers_are_the_same_and_ids_alone_cross(one: Worker, engine: Engine, p
         said = drafter.to_json()
         assert (said["draft"], said["draft_worker"], said["draft_worker_lost"]) == ("small", "one", False)
         assert drafter.describe().startswith("small on one: ")
+
+
+@pytest.fixture(autouse=True)
+def taken_back_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is lost stays so for a test, where it says nothing else."""
+    monkeypatch.setattr(drafting, "AGAIN_S", 1e6)
 
 
 def kill(one: Worker) -> None:
@@ -139,6 +147,37 @@ def test_its_loss_leaves_the_answer_as_it_was(
         assert line.startswith("one guesses no more, and the answer goes on without: ")
         assert re.search(why, line)
         until(lambda: not one.children(), "the end of the engine process")  # also before this device lets go
+
+
+def test_it_is_taken_back_when_it_is_there_again(
+    engine: Engine, plain: Answers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker ends in the middle of an answer, and one starts in its place. Each try to reach it waits longer."""
+    monkeypatch.setattr(drafting, "AGAIN_S", 0.01)
+    monkeypatch.setattr(drafting, "MOST_AGAIN_S", 0.04)
+    steps, (first, *_, last) = Heard(), plain.items()
+    begun = [Worker(tmp_path, ONE_THREAD, "127.0.0.1:0")]
+    try:
+        begun[0].port = int(begun[0].says(r"INFO listening .*address=\S+:(\d+)\b")[1])
+        with DraftDevice(begun[0].address, MODEL_PATH, engine.context, engine.model.n_vocab, steps=steps) as device:
+            drafter = Speculation(
+                ModelDrafts(Counted(device, 2, begun[0].kill)), "small", device=device, choice=Always()
+            )
+            assert ids(run(engine, first[0], drafter)) == first[1]
+            assert device.is_lost
+            until(lambda: device._again_s == 0.04, "two tries more")
+            begun.append(Worker(tmp_path, ONE_THREAD, begun[0].address))
+            until(lambda: not device.is_lost, "the worker to guess again")
+            assert ids(run(engine, last[0], drafter)) == last[1]
+            assert drafter.stats.accepted > 0
+            assert drafter.to_json()["draft_worker_lost"] is False
+            lost, again = steps.lines
+            assert "guesses no more, and the answer goes on without" in lost
+            assert again == f"{device.name} guesses again"
+        until(lambda: not begun[1].children(), "the end of the engine process")
+    finally:
+        for one in begun:
+            one.kill()
 
 
 def test_what_a_person_asks_for_is_done(one: Worker, engine: Engine, tmp_path: Path) -> None:
