@@ -42,6 +42,7 @@ class Remote:
         self.host, self.port = host, port
         self.identity = identity
         self.channel = channel
+        self.return_s: float | None = None  # for it to come back while it is sent a slice; None: RECONNECT_S
         self._closed = False
         self.name = identity.name if identity else f"{host}:{port}"
         self.label = (
@@ -102,7 +103,8 @@ class Remote:
 
     def _reconnect(self) -> None:
         """Wait until the worker can be reached again."""
-        deadline = time.monotonic() + RECONNECT_S
+        return_s = RECONNECT_S if self.return_s is None else self.return_s
+        deadline = time.monotonic() + return_s
         while (left := deadline - time.monotonic()) > 0:
             # A call that waits for a connection: to watch the channel's state instead may outlive the channel.
             try:
@@ -115,7 +117,7 @@ class Remote:
                 if self._closed:
                     raise
                 time.sleep(min(left, _LOOK_S))
-        raise LinkClosed(f"{self.label} went away, and did not come back for {RECONNECT_S:g} s")
+        raise LinkClosed(f"{self.label} went away, and did not come back for {return_s:g} s")
 
     def _offer(self, recipe: Recipe, digest: str, progress: Progress | None) -> int | None:
         """How many bytes of a slice the worker holds; None where it has it all."""

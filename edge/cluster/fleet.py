@@ -32,15 +32,20 @@ class Fleet:
     slices_limits: dict[str, int]  # bytes of slices that each keeps
 
     def __init__(
-        self, addresses: Sequence[str], *, insecure: bool = False, timeout_s: float = CONNECT_TIMEOUT_S
+        self,
+        addresses: Sequence[str],
+        *,
+        insecure: bool = False,
+        timeout_s: float = CONNECT_TIMEOUT_S,
+        return_s: float | None = None,
     ) -> None:
         """Reach all of them at once. The first error of any: those of `reach`, and Refused or WorkerError where a
         worker cannot take part. One may occur twice, also as "pi" and "pi:7070": then its device has two ranks.
-        timeout_s: for each to answer."""
+        timeout_s: for each to answer. return_s: as `Remote.return_s`."""
         if not 1 <= len(addresses) <= MAX_WORKERS:
             raise ValueError(f"{len(addresses)} workers were given, 1 to {MAX_WORKERS} can be")
         different = tuple(dict.fromkeys(map(device, addresses)))
-        self._closing = CancelScope()
+        self._closing, self._return_s = CancelScope(), return_s
         # Not waited for where one fails: what was reached later is closed at once.
         pool = ThreadPoolExecutor(len(different), "reach")
         try:
@@ -98,6 +103,7 @@ class Fleet:
     def _reached(self, address: str, insecure: bool, timeout_s: float) -> Remote:
         worker = reach(address, insecure=insecure, timeout_s=timeout_s)
         self._closing.then(worker.close)
+        worker.return_s = self._return_s
         return worker
 
     def _check_trust(self) -> None:

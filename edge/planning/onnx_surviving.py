@@ -142,7 +142,9 @@ class SurvivingDeployment:
         raise AssertionError("the last try returns or raises")
 
     def _again(self, words: str, check: Check) -> Runner:
-        workers = reachable(self._cluster, insecure=self._placement.insecure, timeout_s=LOSS_TIMEOUT_S)
+        workers = reachable(
+            self._cluster, insecure=self._placement.insecure, timeout_s=LOSS_TIMEOUT_S, return_s=LOSS_TIMEOUT_S
+        )
         fleet, notes = self._life.enter_context(workers)
         check()
         if fleet is None:

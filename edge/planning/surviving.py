@@ -365,8 +365,10 @@ class Survivor:
     def _reachable(
         self, timeout_s: float = CONNECT_TIMEOUT_S, addresses: Sequence[str] | None = None
     ) -> AbstractContextManager[tuple[Fleet | None, list[str]]]:
+        """addresses: of whom to ask while an answer waits; None: of all, at leisure."""
         asked = Cluster.of_addresses(self._addresses() if addresses is None else addresses)
-        return reachable(asked, insecure=self._insecure, timeout_s=timeout_s)
+        return_s = None if addresses is None else timeout_s
+        return reachable(asked, insecure=self._insecure, timeout_s=timeout_s, return_s=return_s)
 
     def _addresses(self) -> list[str]:
         """Of all workers that were measured, or that a given plan names."""

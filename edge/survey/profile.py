@@ -34,12 +34,12 @@ class ClusterProfile(Generic[Speed]):
 
 @contextmanager
 def reachable(
-    cluster: Cluster, *, insecure: bool, timeout_s: float = CONNECT_TIMEOUT_S
+    cluster: Cluster, *, insecure: bool, timeout_s: float = CONNECT_TIMEOUT_S, return_s: float | None = None
 ) -> Iterator[tuple[Fleet | None, list[str]]]:
     """The workers of a cluster that answer, connected until the end of the block, and a note for each that does not.
 
     None where there is none. The errors of Fleet for those that answer and cannot take part together. timeout_s: for
-    each to answer.
+    each to answer. return_s: as `Remote.return_s`.
     """
     addresses = [device.address for device in cluster.workers if device.address is not None]
     notes, answering = [], []
@@ -54,7 +54,7 @@ def reachable(
     if not answering:
         yield None, notes
         return
-    with Fleet(answering, insecure=insecure, timeout_s=timeout_s) as fleet:
+    with Fleet(answering, insecure=insecure, timeout_s=timeout_s, return_s=return_s) as fleet:
         yield fleet, notes
 
 

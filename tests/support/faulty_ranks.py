@@ -329,7 +329,7 @@ class Cluster:
 
     @contextmanager
     def reachable(
-        self, found: ClusterFile, *, insecure: bool, timeout_s: float
+        self, found: ClusterFile, *, insecure: bool, timeout_s: float, return_s: float | None
     ) -> Iterator[tuple[Fleet | None, list[str]]]:
         """As `edge.survey.profile.reachable`."""
         there = [str(one.address) for one in found.workers if self.devices[str(one.address)].answers]

@@ -94,6 +94,10 @@ def test_who_waits_for_a_worker_to_come_back_ends_with_the_connection(
     with worker(tmp_path / "w", *ONE_THREAD) as one:
         remote: Remote = one.remote()
         one.end()
+        remote.return_s = 0.1  # after a loss, an answer waits for it
+        with pytest.raises(LinkClosed, match=r"did not come back for 0\.1 s"):
+            remote.send_slice(recipe, MODEL_PATH, "0" * 64)
+        remote.return_s = None
         done = start(remote.send_slice, recipe, MODEL_PATH, "0" * 64)
         with pytest.raises(TimeoutError):
             done.result(1.0)
@@ -113,8 +117,9 @@ def test_workers_of_one_name_are_told_apart(tmp_path: Path) -> None:
         worker(tmp_path / "a", *named) as a,
         worker(tmp_path / "b", *named) as b,
         worker(tmp_path / "c", "--name", "pi", *ONE_THREAD) as c,
-        Fleet([a.address, b.address, c.address]) as fleet,
+        Fleet([a.address, b.address, c.address], return_s=1.5) as fleet,
     ):
+        assert {one.return_s for one in fleet.workers.values()} == {1.5}
         labels = [one.label for one in fleet.workers.values()]
         assert labels == [f"vm at {a.address}", f"vm at {b.address}", "pi"]
         with RemoteSession(fleet.workers[b.address], 0, 1, SECRET) as session:
