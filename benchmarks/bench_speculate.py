@@ -12,10 +12,12 @@ Models have random weights, which nothing can guess. So a greedy answer is compu
 which a fraction is right, in random places. On stages guesses are n-grams, of a text before the prompt: the answer, of
 which that fraction is unchanged, as in a text that is edited; and of what the answer itself repeats. Answers with
 guesses and without are measured in turn on one engine; each fraction has a conversation of its own, whose first answer,
-where it learns, has a figure of its own. Ratios are of medians, beside them the least and the largest of any round. The
-ratio by passes, where these do not overlap, comes of the passes of all answers, the first included, and of the median
-time of a pass of each size: what else the machine does changes it little. Model files are written to DIR, and used
-again where they are there.
+where it learns, has a figure of its own. Ratios are of medians, beside them the least and the largest of any round.
+Predicted is what a plan counts on (`partition.predict.drafts`) for the fraction of guesses that was right: with the
+rows, and on stages the windows, that are the best by the times of passes and of stages as they are here, and with
+nothing that learning costs. The ratio by passes, where these do not overlap, comes of the passes of all answers, the
+first included, and of the median time of a pass of each size: what else the machine does changes it little. Model files
+are written to DIR, and used again where they are there.
 """
 
 from __future__ import annotations
@@ -44,18 +46,21 @@ from edge.llm.engine import Engine
 from edge.llm.generate import generate
 from edge.llm.interface import Checked, TextEngine
 from edge.llm.options import EngineOptions
-from edge.llm.sampler import SamplingParams
+from edge.llm.sampler import SamplingParams, Wanted
 from edge.llm.sequence import Session
+from edge.parallel.engine import DistributedEngine
 from edge.speculate.bench import pass_ms
 from edge.speculate.choice import MOST_ROWS
 from edge.speculate.ngrams import NgramDrafts
 from edge.speculate.speculation import Drafts, Speculation
 from edge.version import version
+from partition.predict.drafts import ROWS, WINDOWS, Draft, most_windows
 from tests.support.ranks_here import ranks_here
 
 SECTIONS = ("disk", "resident", "far", "stages")
 CONTEXT = 512
 PROMPT = 32  # tokens
+_PASSES = 5  # of each size, for what keeps stages busy
 LEAST_ANSWER = 8  # tokens; a prompt with a shorter one is left for another
 DELAY_S = {"far": 5e-3, "stages": 10e-3}  # each way
 
@@ -155,12 +160,20 @@ class Counted(Speculation):
         super().__init__(drafts, "known")
         self.passes: Counter[int] = Counter()  # by rows
         self.gave = 0  # tokens
+        self.right = self.looked_at = 0  # guesses
 
     def checked(self, window: Checked) -> None:
         """A pass is over."""
         super().checked(window)
         self.passes[window.rows] += 1
         self.gave += window.used
+        self.right += window.right
+        self.looked_at += window.looked_at
+
+    @property
+    def acceptance(self) -> float:
+        """The part of the guesses that was right, each for itself."""
+        return self.right / self.looked_at if self.looked_at else 0.0
 
     def of_plain(self, pass_ms: dict[int, float]) -> float:
         """How many times as fast the tokens of all answers came, were each pass as long as the median of its size."""
@@ -208,6 +221,7 @@ def measured(section: str, case: Case, path: Path, folder: Path, rounds: int) ->
         sides = {"plain": plain} | {str(right): lambda right=right: guessed(right) for right in case.rights}
         found = alternate(sides, rounds)
         passes = pass_ms(engine, prompt)
+        busy, stages = busy_ms(engine, prompt), engine.stages
     rows = [
         {
             "right": right,
@@ -216,6 +230,7 @@ def measured(section: str, case: Case, path: Path, folder: Path, rounds: int) ->
             "first_ratio": rates[str(right)][0] / rates["plain"][0],
             "ratio_by_passes": None if section == "stages" else drafters[right].of_plain(passes),  # they overlap
             **drafters[right].to_json(),
+            **predicted(drafters[right].acceptance, passes, busy, stages),
             **{key: compared(found, str(right), "plain")[0][key] for key in ("ratio", "least", "most")},
         }
         for right in case.rights
@@ -228,8 +243,45 @@ def measured(section: str, case: Case, path: Path, folder: Path, rounds: int) ->
         "rounds": rounds,
         "plain_tokens_per_s": median(one["tokens_per_s"] for one in found["plain"]),
         "pass_ms": {str(size): ms for size, ms in passes.items()},
+        "busy_ms": {str(size): ms for size, ms in busy.items()},
         "rows": rows,
         "took_s": time.monotonic() - began,
+    }
+
+
+def busy_ms(engine: TextEngine, prompt: list[int]) -> dict[int, float]:
+    """How long a pass of each size keeps the busiest stage: the median. Empty where there are no stages."""
+    if not isinstance(engine, DistributedEngine) or engine.stages == 1:
+        return {}
+    session = Session(engine)
+    session.wanted = lambda _: Wanted(1)
+    session.prefill(prompt)
+    found = {}
+    for size in ROWS:
+        engine.times(clear=True)
+        for _ in range(_PASSES):
+            session.check([0] * size)
+            session.forget(size)
+        found[size] = max(one.compute_ms.median for times in engine.times() for one in times.values())
+    return found
+
+
+def predicted(
+    acceptance: float, passes: dict[int, float], busy: dict[int, float], stages: int
+) -> dict[str, float | int]:
+    """What a plan counts on where so many guesses are right: the gain, and the rows and windows that bring it."""
+    times = {}
+    for rows in ROWS:
+        for windows in WINDOWS:
+            if windows <= most_windows(stages):
+                draft = Draft("any", acceptance, rows, windows=windows)
+                times[rows, windows] = float(draft.token_s(passes[rows], busy.get(rows, 0.0)))
+    rows, windows = min(times, key=times.__getitem__)
+    return {
+        "acceptance": acceptance,
+        "predicted_ratio": passes[1] / times[rows, windows],
+        "predicted_rows": rows,
+        "predicted_windows": windows,
     }
 
 
@@ -262,15 +314,17 @@ def tables(cases: Sequence[dict[str, Any]]) -> str:
             f" guesses; a pass of {one:.1f} ms, by rows {passes}. Asked: {case['asked'] or 'nothing'}. Took"
             f" {case['took_s']:.0f} s.",
             "",
-            "| right | tokens/s | of plain | least | most | first answer | by passes | rows a pass | accepted | same |",
-            "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
+            "| right | tokens/s | of plain | least | most | first answer | by passes | rows a pass | accepted |"
+            " predicted of plain | by rows x windows | same |",
+            "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
         ]
         for row in case["rows"]:
             figures = (row[key] for key in ("tokens_per_s", "ratio", "least", "most", "first_ratio", "ratio_by_passes"))
             cells = " | ".join("" if figure is None else f"{figure:.2f}" for figure in figures)
             same = "yes" if row["same"] else "no"
             accepted = f"{row['accepted']} of {row['drafted']}"
-            lines.append(f"| {row['right']} | {cells} | {row['rows_per_pass']:.1f} | {accepted} | {same} |")
+            shape = f"{row['predicted_ratio']:.2f} | {row['predicted_rows']} x {row['predicted_windows']}"
+            lines.append(f"| {row['right']} | {cells} | {row['rows_per_pass']:.1f} | {accepted} | {shape} | {same} |")
         lines.append("")
     return "\n".join(lines)
 

@@ -232,6 +232,8 @@ def test_speculate() -> None:
             assert list(case["pass_ms"]) == ["1", "2", "4", "8"]
             assert {row["right"] for row in case["rows"]} == {0.0, 0.75}
             assert all(0 < row["least"] <= row["ratio"] <= row["most"] for row in case["rows"])
+            assert all(row["predicted_ratio"] >= 1 for row in case["rows"])
+            assert bool(case["busy_ms"]) == (section == "stages")
 
 
 def test_startup() -> None:
