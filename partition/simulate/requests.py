@@ -228,12 +228,7 @@ class Texts(Source):
         if not self._first.idle or self._groups_flying >= self._most or not self._ready:
             return
         group, parts = self._chosen()
-        if (
-            self._draft is not None
-            and self._draft.windows > 1
-            and self._ready == group
-            and self._is_alone(group, parts)
-        ):
+        if self._has_windows(group, parts):
             self._begin_alone(group[0])
             return
         prompts = tuple((self.states[index].request.prompt, rows) for index, rows in parts)

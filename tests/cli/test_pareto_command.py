@@ -118,6 +118,10 @@ def test_plans_with_guesses_are_points(edge: Run, what_if: Path, tmp_path: Path)
     assert plain
     assert all("guessed by ngram, 0.9 of the guesses right" in point["label"] for point in guessed)
     assert guessed[0]["on_front"]
+    stages = [point for point in guessed if len(point["plan"]["stages"]) > 1]
+    windows = {point["predicted"]["draft"]["windows"]: point["label"] for point in stages}
+    assert max(windows) > 1
+    assert f", {max(windows)} windows at once" in windows[max(windows)]
     least = [min(point["predicted"]["latency_s"] for point in some) for some in (guessed, plain)]
     assert 0.1 * least[1] < least[0] < least[1]
     assert json.loads(plan.read_text())["predicted"]["draft"] == guessed[0]["predicted"]["draft"]

@@ -16,9 +16,11 @@ from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.llm.sequence import USED_MEANWHILE, LikeliestTokens, Session
 from edge.parallel.engine import DistributedEngine
+from edge.planning.measure import windows_s
 from edge.speculate.ngrams import NgramDrafts
 from edge.speculate.small_model import ModelDrafts
 from edge.speculate.speculation import Drafts, Speculation
+from partition.predict.drafts import Draft
 from tests.support.deployments import pipeline, questions
 from tests.support.faulty_ranks import Fault, cluster
 from tests.support.guessing import GREEDY, ROOM, AlwaysWindows, Answers, Known, ids, plain_answers, run
@@ -51,6 +53,14 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DistributedEngine]
     """Two stages."""
     with ranks_here(MODEL_PATH, pipeline(1, 1), replace(ROOM, sequences=2), tmp_path_factory.mktemp("two")) as engine:
         yield engine
+
+
+def test_windows_of_a_plan_are_measured(two: DistributedEngine, plain: Answers) -> None:
+    """And nothing is left of them."""
+    prompt, answer = next(iter(plain.items()))
+    assert windows_s(two, 16, Draft("any", 0.8, 4, windows=4)) > 0
+    assert two.uncollected == 0
+    assert ids(run(two, prompt, None)) == answer
 
 
 @pytest.mark.parametrize("stages", [2, *thorough(3)])
