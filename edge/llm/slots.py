@@ -85,14 +85,19 @@ class Slots:
         if not self._keep:
             self._clear(slot)
             return
+        if keep:
+            self._put_on_disk(slot)
+
+    def _put_on_disk(self, slot: Slot) -> None:
         states = self._engine.states
         whole, kept = len(slot.tokens) // states.block, slot.kept // states.block
-        if keep and states.keeps and whole > kept:
-            first = group_start(kept)
-            with suppress(EdgeError):  # the engine's failure is told by the next step, and keeping is no duty
-                links = states.links(slot.tokens[: whole * states.block])
-                states.keep(slot.sequence, first * states.block, links[first:])
-                slot.kept = whole * states.block
+        if not states.keeps or whole <= kept:
+            return
+        first = group_start(kept)
+        with suppress(EdgeError):  # the engine's failure is told by the next step, and keeping is no duty
+            links = states.links(slot.tokens[: whole * states.block])
+            states.keep(slot.sequence, first * states.block, links[first:])
+            slot.kept = whole * states.block
 
     def _restore(self, slot: Slot, history: Sequence[int]) -> None:
         """Add what is on disk of a history to what a slot holds."""
@@ -114,10 +119,13 @@ class Slots:
         slot.kept = max(slot.kept, len(slot.tokens))
 
     def _clear_kept(self) -> None:
-        """Forget what nobody uses and is on disk."""
+        """Forget what nobody uses and is on disk, or can be put there now that no step is under way."""
         states = self._engine.states
         for slot in self._slots:
-            if slot.busy or not slot.kept:
+            if slot.busy:
+                continue
+            self._put_on_disk(slot)
+            if not slot.kept:
                 continue
             links = states.links(slot.tokens[: slot.kept])
             if states.kept(links) == len(links):

@@ -15,7 +15,7 @@ from edge.llm.options import PrefixOptions
 from edge.llm.requests import Event, Request, token_logprobs
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
-from edge.llm.slots import Slot
+from edge.llm.slots import Slot, Slots
 from edge.llm.step_budget import STEP_S, StepBudget, parts
 from tests.conftest import Synthetic
 from tests.engine.llm.test_scheduler import alone, one, random_requests  # noqa: F401 (a fixture)
@@ -159,6 +159,27 @@ def test_cells_of_a_prompt_on_disk_are_free_once_another_is_computed(
     (first, _), _, (again, cached) = found
     assert first == again
     assert cached == (64 if store_bytes else 69)
+
+
+def test_what_was_left_while_steps_were_under_way_is_kept_when_the_next_request_is_admitted(
+    synthetic: Synthetic, tmp_path: Path
+) -> None:
+    (tmp_path / "key").mkdir()
+    options = replace(
+        EXACT, context=512, batch=128, sequences=2, prefixes=PrefixOptions(1 << 20, tmp_path / "kept", tmp_path / "key")
+    )
+    prompt = [*range(3, 73)]
+    with Engine(synthetic("llama", "f32"), options) as engine:
+        slots = Slots(engine, keep=True)
+        slot, _ = slots.admit(prompt)
+        engine.decode(prompt, 0, sequence=slot.sequence)
+        slot.tokens += prompt
+        links = engine.states.links(prompt)
+        slots.leave(slot, keep=False)
+        assert engine.states.kept(links) == 0
+        slots.admit([5, 6, 7])
+        assert engine.states.kept(links) == len(links) == 4
+        assert engine.kv_last(slot.sequence) == -1
 
 
 def test_one_long_prompt_does_not_stall_the_others(synthetic: Synthetic) -> None:
