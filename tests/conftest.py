@@ -19,6 +19,7 @@ from edge.demo import MODEL_PATH
 from edge.llm.engine import Engine, EngineOptions
 from edge.models import shapes, synth
 from tests.support import ROOT, TESTS
+from tests.support.forked_modules import fork_modules
 from tests.support.helpers import OwnEngines
 from tests.support.measuring import measure_briefly
 from tests.support.thorough import THOROUGH
@@ -85,6 +86,7 @@ def _engine_processes_of_this_device_are_forked() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if available() and not THOROUGH:
             patch.setattr(session, "Child", partial(session.Child, fork_server=OwnEngines()))
+            fork_modules(patch)
         yield
 
 

@@ -21,7 +21,7 @@ from partition.slices.gguf_slice import limits
 from quant.errors import ModelFileError
 from quant.gguf.file import GgufFile
 from tests.serve.test_engine_process import CONFIG, ENDLESS, WAIT_S, question, text, with_router
-from tests.support import FORKED_COMMAND
+from tests.support.forked_modules import running
 
 MOVED = replace(CONFIG, options={**CONFIG.options, "context": 700})
 
@@ -31,9 +31,8 @@ async def context(model: EngineProcess) -> int:
 
 
 def engines() -> int:
-    """Engine processes of this one; those that render templates are their children."""
-    commands = (child.as_dict(["cmdline"])["cmdline"] or () for child in psutil.Process().children())
-    return len([command for command in commands if FORKED_COMMAND not in command])
+    """Engine processes of this one."""
+    return len(running("edge.serve.child"))
 
 
 async def kill(model: EngineProcess) -> None:

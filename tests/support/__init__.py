@@ -6,3 +6,5 @@ ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
 FORKED_COMMAND = "tests.support.forked_command"  # what fork servers of tests run
 ENGINE = "an engine process"  # asks them for one, in place of a command
+MODULE = "a module"  # and for a process that runs one, which has the end of its name
+MOST_OF_A_NAME = 15  # characters; Linux keeps no more

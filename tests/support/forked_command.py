@@ -1,20 +1,22 @@
 """What a fork server of tests imports, and what each process that it forks does: for helpers.begin a command, for
-OwnEngines an engine process of this device."""
+OwnEngines an engine process of this device, for forked_modules one of this project's modules."""
 
 from __future__ import annotations
 
 import importlib
 import json
 import os
+import runpy
 import signal
 import sys
 import tempfile
 import time
+from pathlib import Path
 from typing import NoReturn
 
 from apps import cli
 from apps.options import quiet_grpc
-from tests.support import ENGINE, ROOT
+from tests.support import ENGINE, MODULE, MOST_OF_A_NAME, ROOT
 from tests.support.foreground import lead_terminal
 from tests.support.forked_server import fork_its_server
 
@@ -25,6 +27,9 @@ for module in (
     "edge.cluster.deployment",
     "edge.llm.chat",
     "edge.planning.deployed",
+    "edge.quantization.gguf_child",
+    "edge.serve.child",
+    "edge.templates.child",
     "edge.worker.daemon",
     "edge.worker.load",
     "edge.worker.rank",
@@ -45,6 +50,8 @@ def run_forked(arguments: list[str], descriptors: list[int]) -> NoReturn:
         os.chdir(arguments[2])
         rank.run_forked(arguments[3:], descriptors)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if arguments[1:2] == [MODULE]:
+        _run_module(*arguments[2:], descriptors=descriptors)
     for place, descriptor in enumerate(descriptors[:3]):
         os.dup2(descriptor, place)
         os.close(descriptor)
@@ -61,3 +68,19 @@ def run_forked(arguments: list[str], descriptors: list[int]) -> NoReturn:
     if arguments[1:2] == ["worker"] and "--memory" not in arguments:
         fork_its_server()
     sys.exit(cli.main())
+
+
+def _run_module(folder: str, module: str, *arguments: str, descriptors: list[int]) -> NoReturn:
+    """Be as `python -m module`, in this folder. A fourth descriptor is its last argument, as a number."""
+    os.setsid()
+    os.chdir(folder)
+    Path("/proc/self/comm").write_text(module[-MOST_OF_A_NAME:])
+    for place, descriptor in enumerate(descriptors[:3]):
+        os.dup2(descriptor, place)
+        os.close(descriptor)
+    sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
+    del sys.modules[module]
+    sys.argv = [module, *arguments, *map(str, descriptors[3:])]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    sys.exit()

@@ -42,7 +42,7 @@ READY = "\x1b[?2004h"
 _OF_OTHER_TERMINALS = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")
 
 
-_fork_server = ForkServer(FORKED_COMMAND)
+fork_server = ForkServer(FORKED_COMMAND)
 
 
 def run_edge(
@@ -86,7 +86,7 @@ def begin(
     """
     words = [str(arg) for arg in args]
     if available() and not THOROUGH and preexec is None:
-        server = on.fork_server if on else _fork_server
+        server = on.fork_server if on else fork_server
         return server.start([json.dumps({**env}), *words], [stream.fileno() for stream in streams])
     given, out, errors, *told = streams
     command = (sys.executable, "-c", _EDGE_THAT_TELLS, str(told[0].fileno())) if told else EDGE
@@ -106,7 +106,7 @@ class OwnEngines:
     """Starts engine processes of this device, as a fork server of its own would."""
 
     def start(self, arguments: Sequence[str], descriptors: Sequence[int]) -> ForkedProcess:
-        return _fork_server.start([json.dumps({**os.environ}), ENGINE, os.getcwd(), *arguments], descriptors)
+        return fork_server.start([json.dumps({**os.environ}), ENGINE, os.getcwd(), *arguments], descriptors)
 
 
 def _given(stdin: str) -> TextIO:

@@ -35,6 +35,7 @@ from quant.gguf.writer import NewTensor, encoded, header
 from quant.mixes import MIXES
 from quant.types import TYPES
 from tests.conftest import Synthetic
+from tests.support.forked_modules import running
 from tests.support.helpers import ROOT, assert_one_line_error, chat_json, run_edge, start_edge, until
 from tests.support.thorough import THOROUGH, thorough
 from tests.support.tiny_gguf import Gguf
@@ -112,7 +113,7 @@ def small(ff: int) -> shapes.Shape:
 
 def children() -> list[psutil.Process]:
     """Quantizing processes of this one."""
-    return [child for child in psutil.Process().children() if "edge.quantization.gguf_child" in child.cmdline()]
+    return running("edge.quantization.gguf_child")
 
 
 # Round trips.

@@ -1,0 +1,103 @@
+"""Modules of this project that run as processes of their own, forked from one that has imported them: for tests of
+what they say, of which hundreds would import the same again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import IO, Any
+
+import psutil
+import pytest
+
+from devices.processes.forking import ForkedProcess
+from edge.serve.messages import MOST_LINE_BYTES
+from tests.support import FORKED_COMMAND, MODULE, MOST_OF_A_NAME
+from tests.support.helpers import fork_server
+
+_MODULE = 3  # the place of its name in a command of `interpreter.module_command`
+
+
+def fork_modules(patch: pytest.MonkeyPatch) -> None:
+    """Let what renders templates, what quantizes, and engine processes of servers of this process be forked."""
+    forked = type("subprocess", (), {**vars(subprocess), "Popen": forked_module})
+    patch.setattr("edge.templates.process.subprocess", forked)
+    patch.setattr("edge.quantization.gguf.subprocess", forked)
+    patch.setattr("edge.serve.process.spawn", _spawn)
+
+
+def _start(module: str, arguments: Sequence[str], descriptors: Sequence[int]) -> ForkedProcess:
+    environment = json.dumps({**os.environ})
+    return fork_server.start([environment, MODULE, os.getcwd(), module, *arguments], descriptors)
+
+
+def forked_module(command: Sequence[str], *, stdin: Any, stdout: Any, stderr: Any, start_new_session: bool) -> Any:
+    """What subprocess.Popen returns for a command of `module_command`, as far as it is used."""
+    assert start_new_session
+    given, taken = _pipe(stdin, os.O_WRONLY), _pipe(stdout, os.O_RDONLY)
+    with open(os.devnull, "r+b") as nothing:
+        errors = nothing.fileno() if stderr == subprocess.DEVNULL else stderr.fileno()
+        process: Any = _start(command[_MODULE], command[_MODULE + 1 :], [given[0], taken[0], errors])
+    for theirs, ours in (given, taken):
+        if ours is not None:
+            os.close(theirs)
+    process.stdin, process.stdout = given[1], taken[1]
+    return process
+
+
+def _pipe(asked: int, flags: int) -> tuple[int, IO[bytes] | None]:
+    """The descriptor for the process, and the other end where a pipe is asked for."""
+    if asked != subprocess.PIPE:
+        return asked, None
+    read, write = os.pipe()
+    return (read, os.fdopen(write, "wb")) if flags == os.O_WRONLY else (write, os.fdopen(read, "rb"))
+
+
+def running(module: str) -> list[psutil.Process]:
+    """The processes of this one that run a module, forked or not."""
+    parents = [psutil.Process(), *(one for one in psutil.Process().children() if FORKED_COMMAND in one.cmdline())]
+    found = []
+    for child in (child for parent in parents for child in parent.children()):
+        with suppress(psutil.NoSuchProcess):  # it has just ended
+            if child.name() == module[-MOST_OF_A_NAME:] or module in child.cmdline():
+                found.append(child)
+    return found
+
+
+class _AsyncProcess:
+    """What is used of asyncio.subprocess.Process."""
+
+    def __init__(self, process: ForkedProcess) -> None:
+        self._process, self.pid = process, process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.poll()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    async def wait(self) -> int:
+        if self._process.poll() is None:
+            loop, handle = asyncio.get_running_loop(), os.pidfd_open(self.pid)
+            ended = asyncio.Event()
+            loop.add_reader(handle, ended.set)
+            try:
+                await ended.wait()
+            finally:
+                loop.remove_reader(handle)
+                os.close(handle)
+        return self._process.wait()
+
+
+async def _spawn(module: str) -> tuple[_AsyncProcess, asyncio.StreamReader, asyncio.StreamWriter]:
+    """As `edge.serve.spawn.spawn`."""
+    ours, theirs = socket.socketpair()
+    with theirs, open(os.devnull) as nothing:
+        process = _start(module, ["--control"], [nothing.fileno(), 1, 2, theirs.fileno()])
+    return _AsyncProcess(process), *await asyncio.open_connection(sock=ours, limit=MOST_LINE_BYTES)
