@@ -51,6 +51,7 @@ _IDLE_S = 7 * 86400.0  # for the next command; whoever lets go earlier closes th
 _MOST_RANKS = 256
 _MOST_FLOATS = 16 << 20
 _MOST_REPEATS = 10_000
+_LEAST_MEASURED_S, _MOST_MEASURED_S = 0.1, 60.0  # of a link, whatever is asked
 _FINISH_S = EXIT_S / 2  # for what is written in the background; the daemon kills whoever does not end
 _MOST_TEXT = 4000  # characters of an error, which may repeat what the owner sent: events have 1 MiB
 
@@ -164,7 +165,7 @@ class Rank:
 
     def _measure(self, asked: pb.Measure) -> pb.Event:
         link = self._link(asked.rank)
-        found = measure(link, min(max(asked.seconds, 0.1), 60.0))
+        found = measure(link, min(max(asked.seconds, _LEAST_MEASURED_S), _MOST_MEASURED_S))
         return pb.Event(
             measured=pb.Measured(
                 kind=link.kind,

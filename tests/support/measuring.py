@@ -15,6 +15,7 @@ _BRIEF = {
     "edge.survey.onnx_times._LONG_S": 0.01,
     "edge.survey.links._PAIR_S": 0.02,
     "edge.survey.links._APART_S": 0.0,
+    "edge.survey.links._ROUNDS": 1,
     "edge.planning.measure._PIECE_S": 0.01,
     "edge.planning.measure._PIECES": 1,
     "edge.planning.onnx_space._ABOUT_S": 0.1,
