@@ -35,7 +35,7 @@ from tests.support.thorough import some
 
 F16 = ROOT / "tests" / "data" / "edge-demo-f16.gguf"
 TEXT = " ".join(islice(statements(random.Random(7)), 100))
-MEASURE = " ".join(islice(statements(random.Random(9)), 256))
+MEASURE = " ".join(islice(statements(random.Random(9)), some(96, 256)))
 SHORT = " ".join(islice(statements(random.Random(7)), 20))
 OTHER = " ".join(islice(statements(random.Random(8)), 120))  # what no choice has seen
 ONE = EngineOptions(threads=1)
