@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import json
 import os
-import select
+import selectors
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -167,10 +167,17 @@ def _piped(waits: bool) -> bytes:
     """All of standard input. waits: say so where nothing comes, because the question alone may have been meant."""
     if sys.stdin is None:
         return b""
-    if waits and not select.select([sys.stdin], [], [], SILENT_S)[0]:
+    if waits and not _has_input(SILENT_S):
         words = "waiting for the text on standard input, to put it before the question"
         say(f"{words}; where there is none, add < /dev/null")
     return sys.stdin.buffer.read()
+
+
+def _has_input(timeout_s: float) -> bool:
+    """Whether standard input has something to read, or ends, within so long."""
+    with selectors.PollSelector() as selector:
+        selector.register(sys.stdin, selectors.EVENT_READ)
+        return bool(selector.select(timeout_s))
 
 
 def _answer_once(args: argparse.Namespace, loaded: Loaded, prompt: str, sampling: SamplingParams) -> int:
