@@ -123,7 +123,9 @@ class ForkedProcess:
         subprocess.TimeoutExpired where it has not ended.
         """
         if self._handle is not None:
-            if not select.select([self._handle], [], [], timeout)[0]:
+            ends = select.poll()  # which takes descriptors above 1024, too
+            ends.register(self._handle, select.POLLIN)
+            if not ends.poll(None if timeout is None else 1e3 * timeout):
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
             os.close(self._handle)
             self._handle = None
