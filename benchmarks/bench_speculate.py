@@ -15,9 +15,10 @@ guesses and without are measured in turn on one engine; each fraction has a conv
 where it learns, has a figure of its own. Ratios are of medians, beside them the least and the largest of any round.
 Predicted is what a plan counts on (`partition.predict.drafts`) for the fraction of guesses that was right: with the
 rows, and on stages the windows, that are the best by the times of passes and of stages as they are here, and with
-nothing that learning costs. The ratio by passes, where these do not overlap, comes of the passes of all answers, the
-first included, and of the median time of a pass of each size: what else the machine does changes it little. Model files
-are written to DIR, and used again where they are there.
+nothing that learning costs. On stages answers are measured with each shape by itself, too: some rows and windows, of
+whose guesses a fixed part is right. The ratio by passes, where these do not overlap, comes of the passes of all
+answers, the first included, and of the median time of a pass of each size: what else the machine does changes it
+little. Model files are written to DIR, and used again where they are there.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from paging_runs import GIB, MIB, Models
 from sides import alternate, compared
 
 from devices.probe import default_threads, own_rss
+from edge.demo import MODEL_PATH
 from edge.llm.engine import Engine
 from edge.llm.generate import generate
 from edge.llm.interface import Checked, TextEngine
@@ -49,6 +51,7 @@ from edge.llm.options import EngineOptions
 from edge.llm.sampler import SamplingParams, Wanted
 from edge.llm.sequence import Session
 from edge.parallel.engine import DistributedEngine
+from edge.planning.measure import windows_s
 from edge.speculate.bench import pass_ms
 from edge.speculate.choice import MOST_ROWS
 from edge.speculate.ngrams import NgramDrafts
@@ -60,6 +63,9 @@ from tests.support.ranks_here import ranks_here
 SECTIONS = ("disk", "resident", "far", "stages")
 CONTEXT = 512
 PROMPT = 32  # tokens
+SHAPES = [(rows, windows) for rows in (1, 2, 4) for windows in (1, 2, 4) if rows * windows > 1]
+SHAPES_RIGHT = 0.75  # of guesses
+_ANSWERS = 3  # of each shape
 _PASSES = 5  # of each size, for what keeps stages busy
 LEAST_ANSWER = 8  # tokens; a prompt with a shorter one is left for another
 DELAY_S = {"far": 5e-3, "stages": 10e-3}  # each way
@@ -80,7 +86,10 @@ CASES = {
     "disk": [Case("8b", 48, (0.75,), 3 * GIB // 2, ">= 2.5"), Case("1b", 96, (0.0, 0.5, 0.75, 0.9), 450 * MIB)],
     "resident": [Case("1b", 128, (0.0, 0.25, 0.5, 0.75, 0.9), asked=">= 0.98")],
     "far": [Case("1b", 96, (0.0, 0.75), asked=">= 2.5 at 0.75")],
-    "stages": [Case("1b", 128, (0.0, 0.75, 0.9, 1.0), asked=">= 1.9 of a text that is copied")],
+    "stages": [
+        Case("1b", 128, (0.0, 0.75, 0.9, 1.0), asked=">= 1.9 of a text that is copied"),
+        Case("demo", 128, (0.0, 0.75, 0.9, 1.0)),  # which computes so little that ways are nearly all there is
+    ],
 }
 TINY = {name: [Case("tiny", LEAST_ANSWER, (0.0, 0.75), 0 if name == "disk" else None)] for name in SECTIONS}
 
@@ -90,7 +99,7 @@ def main() -> None:
     parser.add_argument("--only", choices=SECTIONS)
     parser.add_argument("--work", type=Path, help="folder for model files (default: a temporary one)")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--model", help="measure this case of a section alone: 1b, 8b")
+    parser.add_argument("--model", help="measure this case of a section alone: 1b, 8b, demo")
     parser.add_argument("--tiny", action="store_true", help="the smallest sizes, to see that it works")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
@@ -107,7 +116,13 @@ def main() -> None:
         for section in [args.only] if args.only else SECTIONS:
             cases = (TINY if args.tiny else CASES)[section]
             result[section] = [
-                measured(section, case, models(case.model), Path(name), args.rounds)
+                measured(
+                    section,
+                    case,
+                    MODEL_PATH if case.model == "demo" else models(case.model),
+                    Path(name),
+                    args.rounds,
+                )
                 for case in cases
                 if args.model in (None, case.model)
             ]
@@ -222,6 +237,7 @@ def measured(section: str, case: Case, path: Path, folder: Path, rounds: int) ->
         found = alternate(sides, rounds)
         passes = pass_ms(engine, prompt)
         busy, stages = busy_ms(engine, prompt), engine.stages
+        shapes = [of_shape(engine, *shape, passes, busy) for shape in SHAPES] if busy else []
     rows = [
         {
             "right": right,
@@ -245,6 +261,7 @@ def measured(section: str, case: Case, path: Path, folder: Path, rounds: int) ->
         "pass_ms": {str(size): ms for size, ms in passes.items()},
         "busy_ms": {str(size): ms for size, ms in busy.items()},
         "rows": rows,
+        "shapes": shapes,
         "took_s": time.monotonic() - began,
     }
 
@@ -282,6 +299,21 @@ def predicted(
         "predicted_ratio": passes[1] / times[rows, windows],
         "predicted_rows": rows,
         "predicted_windows": windows,
+    }
+
+
+def of_shape(
+    engine: TextEngine, rows: int, windows: int, passes: dict[int, float], busy: dict[int, float]
+) -> dict[str, Any]:
+    """Answers with windows of one shape, the best of some, beside what a plan predicts."""
+    draft = Draft("any", SHAPES_RIGHT, rows, windows=windows)
+    ms = 1e3 * min(windows_s(engine, PROMPT, draft) for _ in range(_ANSWERS))
+    return {
+        "rows": rows,
+        "windows": windows,
+        "right": SHAPES_RIGHT,
+        "ratio": passes[1] / ms,
+        "predicted_ratio": passes[1] / float(draft.token_s(passes[rows], busy[rows])),
     }
 
 
@@ -325,6 +357,16 @@ def tables(cases: Sequence[dict[str, Any]]) -> str:
             accepted = f"{row['accepted']} of {row['drafted']}"
             shape = f"{row['predicted_ratio']:.2f} | {row['predicted_rows']} x {row['predicted_windows']}"
             lines.append(f"| {row['right']} | {cells} | {row['rows_per_pass']:.1f} | {accepted} | {shape} | {same} |")
+        if case["shapes"]:
+            lines += [
+                "",
+                f"Windows of one shape, {SHAPES_RIGHT:g} of the guesses right:",
+                "",
+                "| rows x windows | of plain | predicted |",
+                "| ---: | ---: | ---: |",
+            ]
+        for one in case["shapes"]:
+            lines.append(f"| {one['rows']} x {one['windows']} | {one['ratio']:.2f} | {one['predicted_ratio']:.2f} |")
         lines.append("")
     return "\n".join(lines)
 

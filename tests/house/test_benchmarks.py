@@ -233,7 +233,8 @@ def test_speculate() -> None:
             assert {row["right"] for row in case["rows"]} == {0.0, 0.75}
             assert all(0 < row["least"] <= row["ratio"] <= row["most"] for row in case["rows"])
             assert all(row["predicted_ratio"] >= 1 for row in case["rows"])
-            assert bool(case["busy_ms"]) == (section == "stages")
+            assert bool(case["busy_ms"]) == bool(case["shapes"]) == (section == "stages")
+            assert all(min(one["ratio"], one["predicted_ratio"]) > 0 for one in case["shapes"])
 
 
 def test_startup() -> None:
