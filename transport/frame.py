@@ -1,24 +1,25 @@
 """Frames: what a message looks like on a link. 16 bytes of header, then the payload.
 
-| bytes | field    | meaning                                                        |
-| 0-3   | magic    | "EDGE"                                                         |
-| 4     | version  | VERSION; another one is refused                                |
-| 5     | kind     | Kind                                                           |
-| 6-7   | reserved | 0                                                              |
-| 8-11  | length   | bytes of payload, little endian; at most MAX_PAYLOAD           |
-| 12-15 | sequence | how many frames went before in this direction, modulo 2 to 32  |
+| bytes | field    | meaning                                                                   |
+| 0-3   | magic    | "EDGE"                                                                    |
+| 4     | version  | VERSION; another one is refused                                           |
+| 5     | kind     | Kind                                                                      |
+| 6-7   | check    | CRC-16 (XMODEM) of the other 14 bytes: a wrong length would be waited for |
+| 8-11  | length   | bytes of payload, little endian; at most MAX_PAYLOAD                      |
+| 12-15 | sequence | how many frames went before in this direction, modulo 2 to 32             |
 """
 
 from __future__ import annotations
 
 import struct
+from binascii import crc_hqx
 from enum import IntEnum
 from typing import Any, NamedTuple, TypeAlias
 
 from transport.errors import ProtocolError
 
 MAGIC = b"EDGE"
-VERSION = 2
+VERSION = 3
 MAX_PAYLOAD = 64 << 20  # bytes: 512 rows of 32,768 floats, larger than any tensor that is sent whole
 HEADER_BYTES = 16
 
@@ -67,13 +68,19 @@ def pack_header(kind: int, length: int, sequence: int) -> bytes:
     """The 16 bytes that go before a payload of `length` bytes. ProtocolError where it is larger than a frame may be."""
     if length > MAX_PAYLOAD:
         raise ProtocolError(f"a frame holds at most {MAX_PAYLOAD} bytes, {length} were to be sent; send it in parts")
-    return _HEADER.pack(MAGIC, VERSION, kind, 0, length, sequence)
+    header = _HEADER.pack(MAGIC, VERSION, kind, 0, length, sequence)
+    return header[:6] + check_of(header).to_bytes(2, "little") + header[8:]
+
+
+def check_of(header: Buffer) -> int:
+    """The check that belongs into a header."""
+    return crc_hqx(header[8:HEADER_BYTES], crc_hqx(header[:6], 0))
 
 
 def parse_header(data: Buffer, sequence: int) -> Header:
     """The header at the start of `data`. ProtocolError says which field is wrong; nothing of the length is believed."""
     try:
-        magic, version, kind, reserved, length, found = _HEADER.unpack_from(data)
+        magic, version, kind, check, length, found = _HEADER.unpack_from(data)
     except struct.error:
         n = len(memoryview(data))
         raise ProtocolError(f"a frame of {n} bytes was cut off inside its header of {HEADER_BYTES}") from None
@@ -83,8 +90,10 @@ def parse_header(data: Buffer, sequence: int) -> Header:
         raise ProtocolError(
             f"the peer speaks version {version} of the protocol, this is version {VERSION}; update both"
         )
-    if kind not in _KINDS or reserved:
-        raise ProtocolError(f"frames of kind {kind} with reserved bytes {reserved} do not exist in version {VERSION}")
+    if check != check_of(data):
+        raise ProtocolError("the header of a frame was damaged on its way: its check is of other bytes")
+    if kind not in _KINDS:
+        raise ProtocolError(f"frames of kind {kind} do not exist in version {VERSION}")
     if length > MAX_PAYLOAD:
         raise ProtocolError(f"a frame of {length} bytes was announced, at most {MAX_PAYLOAD} are allowed")
     if found != sequence:

@@ -33,7 +33,7 @@ from devices.trust.invitation import PREFIX, parse_token
 from partition.slices.recipe import Copy, Literal, Recipe, RecipeError, Zeros
 from tests.support import memory_link
 from transport.errors import LinkClosed, LinkTimeout, ProtocolError, TransportError
-from transport.frame import HEADER_BYTES, MAX_PAYLOAD, Kind, pack_header, parse_frame, parse_header
+from transport.frame import HEADER_BYTES, MAX_PAYLOAD, Kind, check_of, pack_header, parse_frame, parse_header
 from transport.link import CONTROL_BYTES, MAX_REASON, Deadlines
 from transport.measure import answer
 from transport.tcp_link import TcpLink
@@ -86,6 +86,8 @@ def damaged(chance: Chance, good: bytes, sequence: int) -> bytes:
         at, n = chance.randrange(len(data)), chance.randrange(1, 20)
         data[at:at] = data[at : at + n] * chance.randrange(2)
         del data[at : at + n]
+    if len(data) >= HEADER_BYTES and chance.random() < 0.5:  # or what is behind the check would never be reached
+        struct.pack_into("<H", data, 6, check_of(data))
     return bytes(data)
 
 

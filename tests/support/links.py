@@ -21,7 +21,7 @@ from tests.support import memory_link
 from tests.support.shaped_link import Nic, Shape, ShapedLink
 from tests.support.trust import Cluster, shown
 from transport import grpc_link, security
-from transport.frame import Kind, pack_header
+from transport.frame import Kind, check_of, pack_header
 from transport.link import Deadlines, Link
 from transport.relay import relay
 from transport.tcp_link import TcpLink
@@ -52,6 +52,11 @@ def start(work: Callable[..., T], *args: Any) -> Future[T]:
 def frame(payload: bytes = b"", kind: int = Kind.DATA, sequence: int = 0) -> bytes:
     """A whole frame."""
     return pack_header(kind, len(payload), sequence) + payload
+
+
+def checked(data: bytes) -> bytes:
+    """The same bytes with the check that its header should have."""
+    return data[:6] + check_of(data).to_bytes(2, "little") + data[8:]
 
 
 def tcp_sockets() -> tuple[socket.socket, socket.socket]:

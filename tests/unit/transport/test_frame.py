@@ -12,19 +12,28 @@ from hypothesis import strategies as st
 
 from tests.fuzz import fuzz_frames
 from tests.support import ROOT
-from tests.support.links import frame
+from tests.support.links import checked, frame
 from transport.errors import ProtocolError
-from transport.frame import HEADER_BYTES, MAX_PAYLOAD, VERSION, Header, Kind, pack_header, parse_frame, parse_header
+from transport.frame import (
+    HEADER_BYTES,
+    MAX_PAYLOAD,
+    VERSION,
+    Header,
+    Kind,
+    pack_header,
+    parse_frame,
+    parse_header,
+)
 
 SEQUENCES = st.integers(0, 2**32 - 1)
 KINDS = st.sampled_from(Kind)
 
 
 def test_a_header_is_16_bytes_laid_out_as_documented() -> None:
-    assert pack_header(Kind.DATA, 0x01020304, 0x0A0B0C0D) == b"EDGE\x02\x01\0\0\x04\x03\x02\x01\x0d\x0c\x0b\x0a"
-    assert pack_header(Kind.SHAPED, MAX_PAYLOAD, 2**32 - 1) == b"EDGE\x02\x08\0\0\0\0\0\x04\xff\xff\xff\xff"
+    assert pack_header(Kind.DATA, 0x01020304, 0x0A0B0C0D) == b"EDGE\x03\x01\x93w\x04\x03\x02\x01\x0d\x0c\x0b\x0a"
+    assert pack_header(Kind.SHAPED, MAX_PAYLOAD, 2**32 - 1) == b"EDGE\x03\x08/b\0\0\0\x04\xff\xff\xff\xff"
     assert [int(kind) for kind in Kind] == list(range(1, 9))  # numbers on the wire never change their meaning
-    assert (HEADER_BYTES, VERSION, MAX_PAYLOAD) == (16, 2, 64 * 1024 * 1024)
+    assert (HEADER_BYTES, VERSION, MAX_PAYLOAD) == (16, 3, 64 * 1024 * 1024)
 
 
 @pytest.mark.parametrize(
@@ -32,12 +41,10 @@ def test_a_header_is_16_bytes_laid_out_as_documented() -> None:
     [
         (0, b"edge", "a frame starts with b'EDGE', b'edge' came"),
         (0, b"HTTP", "not our protocol"),
-        (4, b"\x01", "the peer speaks version 1 of the protocol, this is version 2; update both"),
+        (4, b"\x01", "the peer speaks version 1 of the protocol, this is version 3; update both"),
         (4, b"\x00", "version 0"),
         (5, b"\x00", "frames of kind 0"),
         (5, b"\x09", "frames of kind 9"),
-        (6, b"\x01", "reserved bytes 1"),
-        (7, b"\x01", "reserved bytes 256"),
         (8, struct.pack("<I", MAX_PAYLOAD + 1), "a frame of 67108865 bytes was announced, at most 67108864"),
         (8, b"\xff\xff\xff\xff", "4294967295 bytes was announced"),
         (8, struct.pack("<I", 4), "announced 4 bytes, 3 came"),
@@ -50,8 +57,18 @@ def test_every_wrong_field_is_refused_and_named(at: int, field: bytes, why: str)
     data = bytearray(frame(b"abc", sequence=7))
     parse_frame(memoryview(data), 7)
     data[at : at + len(field)] = field
+    data = bytearray(checked(data))
     with pytest.raises(ProtocolError, match=why):
         parse_frame(memoryview(data), 7)
+
+
+@given(KINDS, st.integers(0, MAX_PAYLOAD), SEQUENCES, st.integers(0, 8 * HEADER_BYTES - 1))
+def test_a_bit_that_changes_in_a_header_is_noticed(kind: Kind, length: int, sequence: int, bit: int) -> None:
+    """A length that is believed to be larger would be waited for until the deadline."""
+    data = bytearray(pack_header(kind, length, sequence))
+    data[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(ProtocolError, match=r"its check is of other bytes|a frame starts with|speaks version"):
+        parse_header(data, sequence)
 
 
 @pytest.mark.parametrize("n", range(HEADER_BYTES))
@@ -67,7 +84,7 @@ def test_a_payload_larger_than_a_frame_is_not_packed() -> None:
 
 
 def test_nothing_is_reserved_for_a_length_that_is_announced() -> None:
-    data = memoryview(frame(b"")[:8] + struct.pack("<II", MAX_PAYLOAD, 0))
+    data = memoryview(pack_header(Kind.DATA, MAX_PAYLOAD, 0))
     tracemalloc.start()
     try:
         with pytest.raises(ProtocolError, match="announced 67108864 bytes, 0 came"):
@@ -100,7 +117,7 @@ def parses_or_refuses(data: bytes, sequence: int) -> None:
     assert pack_header(*header) == data[:HEADER_BYTES]
 
 
-@given(st.binary(max_size=64) | st.binary(max_size=64).map(lambda rest: b"EDGE\x01\x01\0\0" + rest), SEQUENCES)
+@given(st.binary(max_size=64) | st.binary(max_size=64).map(lambda rest: b"EDGE\x03\x01\0\0" + rest), SEQUENCES)
 @example(b"", 0)
 @example(b"EDGE", 0)
 def test_any_bytes_are_a_frame_or_refused(data: bytes, sequence: int) -> None:

@@ -33,6 +33,7 @@ from tests.support.links import (
     WAIT_S,
     Bench,
     Server,
+    checked,
     frame,
     held,
     secured,
@@ -424,7 +425,8 @@ def test_a_peer_that_stops_reading_is_noticed_and_costs_little_memory(bench: Ben
         (frame(b"abcd")[:4] + bytes([VERSION + 1]) + frame(b"abcd")[5:], f"version {VERSION + 1} of the protocol"),
         (frame(b"abcd", sequence=1), "frame 0 was expected, frame 1 came"),
         (frame(b"abcd", kind=99), "kind 99"),
-        (frame()[:8] + b"\xff\xff\xff\xff" + bytes(4), "4294967295 bytes was announced"),
+        (frame(b"abcd")[:8] + b"\x05" + frame(b"abcd")[9:], "damaged on its way"),
+        (checked(frame()[:8] + b"\xff\xff\xff\xff" + bytes(4)), "4294967295 bytes was announced"),
     ],
 )
 def test_damaged_headers_end_a_link(bench: Bench, kind: str, data: bytes, why: str) -> None:
@@ -477,7 +479,7 @@ def test_nothing_is_reserved_for_what_is_too_large(bench: Bench, kind: str) -> N
         (MAX_PAYLOAD, lambda link: link.receive_into(bytearray(10))),
     ):
         link, raw = bench.raw(kind)
-        raw.send(frame()[:8] + length.to_bytes(4, "little") + bytes(4))
+        raw.send(checked(frame()[:8] + length.to_bytes(4, "little") + bytes(4)))
         tracemalloc.start()
         try:
             with pytest.raises(ProtocolError, match=f"{length} bytes"):
