@@ -18,7 +18,8 @@ from edge.cluster import session
 from edge.demo import MODEL_PATH
 from edge.llm.engine import Engine, EngineOptions
 from edge.models import shapes, synth
-from tests.support import ROOT, TESTS
+from edge.net import dialling
+from tests.support import BRIEF_LINKS, ROOT, TESTS
 from tests.support.forked_modules import fork_modules
 from tests.support.helpers import OwnEngines
 from tests.support.measuring import measure_briefly
@@ -69,6 +70,9 @@ def _garbage_is_looked_for_in_what_a_file_makes() -> Iterator[None]:
 _STATE = tempfile.TemporaryDirectory(prefix="edge-tests-")
 os.environ["XDG_STATE_HOME"] = _STATE.name
 
+# Where a test keeps what it caches elsewhere, matplotlib would list all fonts of the system anew.
+os.environ.setdefault("MPLCONFIGDIR", str(Path(_STATE.name) / "matplotlib"))
+
 # Hundreds of processes are started. Where bytecode may not be written beside the sources, it is written there.
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
     os.environ["PYTHONPYCACHEPREFIX"] = str(Path(_STATE.name) / "bytecode")
@@ -81,10 +85,13 @@ def _nothing_is_kept_of_prompts() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _engine_processes_of_this_device_are_forked() -> Iterator[None]:
-    """As commands are; with EDGE_THOROUGH=1 they are started as people's are."""
+def _processes_are_forked() -> Iterator[None]:
+    """Engine processes and others of this device, as commands are; with EDGE_THOROUGH=1 they are started as people's
+    are, and links are tried for as long."""
     with pytest.MonkeyPatch.context() as patch:
         if available() and not THOROUGH:
+            for name, seconds in BRIEF_LINKS.items():
+                patch.setattr(dialling, name, seconds)
             patch.setattr(session, "Child", partial(session.Child, fork_server=OwnEngines()))
             fork_modules(patch)
         yield

@@ -17,7 +17,7 @@ from typing import NoReturn
 from apps import cli
 from apps.options import quiet_grpc
 from edge import pieces
-from tests.support import ENGINE, MODULE, MOST_OF_A_NAME, ROOT
+from tests.support import BRIEF_LINKS, ENGINE, MODULE, MOST_OF_A_NAME, ROOT
 from tests.support.foreground import lead_terminal
 from tests.support.forked_server import fork_its_server
 
@@ -36,10 +36,8 @@ for module in (
 ):
     importlib.import_module(module)
 dialling, rank = map(importlib.import_module, ("edge.net.dialling", "edge.worker.rank"))
-# Tests ask what is done with figures of links and devices, and not how true they are.
-pieces.PIECE_S = 0.005
-dialling._TRIAL_S, dialling._MEASURE_S = 0.003, 0.01
-rank._LEAST_MEASURED_S = 0.02
+vars(dialling).update(BRIEF_LINKS)
+pieces.PIECE_S, rank._LEAST_MEASURED_S = 0.005, 0.02  # as brief
 
 
 def run_forked(arguments: list[str], descriptors: list[int]) -> NoReturn:

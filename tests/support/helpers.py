@@ -42,7 +42,7 @@ READY = "\x1b[?2004h"
 _OF_OTHER_TERMINALS = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")
 
 
-fork_server = ForkServer(FORKED_COMMAND)
+fork_server = ForkServer(FORKED_COMMAND, "tests.support.often_imported")
 
 
 def run_edge(
