@@ -3,6 +3,7 @@ OwnEngines an engine process of this device, for forked_modules one of this proj
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import json
 import os
@@ -10,7 +11,10 @@ import runpy
 import signal
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -68,7 +72,22 @@ def run_forked(arguments: list[str], descriptors: list[int]) -> NoReturn:
         os.close(begun)
     if arguments[1:2] == ["worker"] and "--memory" not in arguments:
         fork_its_server()
-    sys.exit(cli.main())
+    _end_with(cli.main)
+
+
+def _end_with(run: Callable[[], object]) -> NoReturn:
+    """Run this, and end as an interpreter does; but what is in memory is not taken apart, which takes half of a short
+    command's time."""
+    try:
+        code: object = run()
+    except SystemExit as end:
+        code = end.code
+    if not isinstance(code, int):  # of a module that ran to its end
+        code = 0
+    threading._shutdown()  # waits for threads
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    os._exit(code)
 
 
 def _run_module(folder: str, module: str, *arguments: str, descriptors: list[int]) -> NoReturn:
@@ -83,5 +102,4 @@ def _run_module(folder: str, module: str, *arguments: str, descriptors: list[int
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     del sys.modules[module]
     sys.argv = [module, *arguments, *map(str, descriptors[3:])]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
-    sys.exit()
+    _end_with(partial(runpy.run_module, module, run_name="__main__", alter_sys=True))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,7 +25,7 @@ def fork_its_server() -> None:
         ours.detach()
         _be_alone(theirs)
         serve(theirs, rank.run_forked)
-        sys.exit()
+        os._exit(0)
     theirs.close()
     ours.settimeout(STARTS_S)
     ours.recv(NUMBER.size)  # it is ready
