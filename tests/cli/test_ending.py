@@ -31,7 +31,7 @@ ONE_THREAD = ("--threads", "1")
 # Each with the seconds that it takes at most on a quiet machine: moments are drawn from these.
 COMMANDS: dict[str, tuple[float, tuple[str, ...]]] = {
     "chat": (1.5, ("chat", "MODEL", "-p", "hi", *ENDLESS)),
-    "chat-memory": (1.5, ("chat", "MODEL", "-p", "hi", "--memory", "150MiB", *ENDLESS)),
+    "chat-memory": (1.5, ("chat", "MODEL", "-p", "hi", "--memory", "200MiB", *ENDLESS)),
     "chat-workers": (1.5, ("chat", "MODEL", "-p", "hi", "--workers", "SILENT")),
     "bench": (3.0, ("bench", "MODEL", "--repeats", "20", *ONE_THREAD)),
     "bench-onnx": (2.0, ("bench", "ONNX")),
