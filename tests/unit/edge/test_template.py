@@ -3,6 +3,7 @@
 import os
 import resource
 import signal
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,8 +25,16 @@ MESSAGES = [
 ]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def started_as_people_s_are() -> Iterator[None]:
+    """Processes whose memory and time are their own, and not shared with one that forks them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("edge.templates.process.subprocess", subprocess)
+        yield
+
+
 @pytest.fixture(scope="module")
-def shared() -> Iterator[TemplateProcess]:
+def shared(started_as_people_s_are: None) -> Iterator[TemplateProcess]:
     """A process for tests that leave it alive."""
     process = TemplateProcess()
     yield process
