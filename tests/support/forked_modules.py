@@ -83,9 +83,9 @@ class _AsyncProcess:
         self._process.kill()
 
     async def wait(self) -> int:
-        if self._process.poll() is None:
-            loop, handle = asyncio.get_running_loop(), os.pidfd_open(self.pid)
-            ended = asyncio.Event()
+        with suppress(ProcessLookupError):  # it has ended already
+            handle = os.pidfd_open(self.pid)
+            loop, ended = asyncio.get_running_loop(), asyncio.Event()
             loop.add_reader(handle, ended.set)
             try:
                 await ended.wait()
