@@ -23,13 +23,13 @@ from tests.support import BRIEF_LINKS, ROOT, TESTS
 from tests.support.forked_modules import fork_modules
 from tests.support.helpers import OwnEngines
 from tests.support.measuring import measure_briefly
-from tests.support.thorough import THOROUGH
+from tests.support.thorough import THOROUGH, some
 
 # Tests fork (pexpect does); gRPC would want to be told of it, and sometimes ends the child.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 # A busy machine is no failure; a test that hangs is ended by its own deadlines.
-settings.register_profile("edge", deadline=None)
+settings.register_profile("edge", deadline=None, max_examples=some(50, 100))
 settings.load_profile("edge")
 
 # What is collected, half a million objects, stays to the end: neither is garbage looked for until it is there, nor are
