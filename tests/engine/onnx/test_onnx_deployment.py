@@ -342,13 +342,13 @@ def test_a_worker_without_room(tmp_path: Path) -> None:
     relu = [helper.make_node("Relu", ["x"], ["h"]), helper.make_node("ReduceMax", ["h"], ["y"], keepdims=1)]
     wide = owned(model_of(relu, {"x": [1, 200 << 18]}, ["y"]), tmp_path / "wide.onnx")  # 200 MiB in, 200 MiB out
     with (
-        worker(tmp_path / "small", "--name", "small", "--memory", "200MiB", *ONE_THREAD) as small,
+        worker(tmp_path / "small", "--name", "small", "--memory", "230MiB", *ONE_THREAD) as small,
         Fleet([small.address]) as fleet,
     ):
-        with pytest.raises(NotEnoughMemory, match=r"small needs 400 MiB or more and has 200: cut the model so that"):
+        with pytest.raises(NotEnoughMemory, match=r"small needs 400 MiB or more and has 230: cut the model so that"):
             OnnxDeployment(fleet, wide, plan_for(wide, [small]))
         left({small: 0})
-        # 82 MiB of weights: more than is left of 200 beside the daemon and the engine process.
+        # 82 MiB of weights: more than is left of 230 beside the daemon and the engine process.
         product = [helper.make_node("MatMul", ["x", "w"], ["y"])]
         net = model_of(product, {"x": [1, 72]}, ["y"], {"w": np.zeros((72, 300_000), np.float32)})
         weights = owned(net, tmp_path / "weights.onnx")
