@@ -31,5 +31,8 @@ def failure_reason(words: Iterable[Exception], error: Exception | None = None) -
     """
     found = [(_OF_LINKS.get(getattr(word, "error", ""), 0), word) for word in words]
     if error is not None:
-        found.insert(0, (_OF_LINKS.get(type(error).__name__, 0), error))
+        kind = type(error).__name__
+        # A rank that could not reach another one ends, and then cannot be reached: what it was refused comes first.
+        before = [one for one in found if kind == getattr(one[1], "error", "") == "Refused"]
+        found = [*before, (_OF_LINKS.get(kind, 0), error), *found]
     return min(found, key=lambda one: one[0])[1]

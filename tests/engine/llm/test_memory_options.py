@@ -88,15 +88,15 @@ def test_too_small_a_budget_is_refused_in_one_line_with_the_least() -> None:
 
 def test_chat_within_a_budget(model: Path) -> None:
     paged = chat(
-        model, "--memory", "150MiB", "--window", "17MiB", "--io-threads", "3", "--io-chunk", "64KiB", "--verify"
+        model, "--memory", "180MiB", "--window", "17MiB", "--io-threads", "3", "--io-chunk", "64KiB", "--verify"
     )
     free = chat(model)
     assert paged["token_ids"] == free["token_ids"]
     assert free["memory"] is None
     assert free["paging"] is None
     memory, paging = paged["memory"], paged["paging"]
-    assert memory["budget_bytes"] == 150 * MIB
-    assert sum(memory["parts"].values()) == memory["total_bytes"] <= 150 * MIB
+    assert memory["budget_bytes"] == 180 * MIB
+    assert sum(memory["parts"].values()) == memory["total_bytes"] <= 180 * MIB
     assert paging["window_bytes"] == 17 * MIB
     assert paging["io_threads"] == 3
     assert paging["io_chunk_bytes"] == 64 << 10
@@ -107,19 +107,19 @@ def test_chat_within_a_budget(model: Path) -> None:
 
 
 def test_the_budget_is_said_part_by_part_before_the_answer(model: Path) -> None:
-    done = run_edge("chat", str(model), *ASKED, "--memory", "150MiB")
+    done = run_edge("chat", str(model), *ASKED, "--memory", "180MiB")
     assert done.returncode == 0
     [line] = [line for line in done.stderr.splitlines() if line.startswith("edge chat: memory: ")]
-    for part in ("runtime", "KV cache", "resident weights", "window", "of 150 MiB", "are read for every token"):
+    for part in ("runtime", "KV cache", "resident weights", "window", "of 180 MiB", "are read for every token"):
         assert part in line
 
 
 def test_bench_says_what_was_read(model: Path) -> None:
-    asked = ("--prompt-tokens", "16", "--gen-tokens", "3", "--repeats", "1", "--threads", "1", "--memory", "150MiB")
+    asked = ("--prompt-tokens", "16", "--gen-tokens", "3", "--repeats", "1", "--threads", "1", "--memory", "180MiB")
     done = run_edge("bench", str(model), *asked)
     assert done.returncode == 0, done.stderr
     assert "memory: " in done.stdout
     assert "read a token at" in done.stdout
     result = json.loads(run_edge("bench", str(model), *asked, "--json").stdout)
     assert result["paging"]["prefill"]["bytes_per_token"] < result["paging"]["decode"]["bytes_per_token"] / 4
-    assert result["peak_rss_bytes"] <= 150 * MIB
+    assert result["peak_rss_bytes"] <= 180 * MIB

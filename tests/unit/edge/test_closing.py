@@ -66,6 +66,10 @@ def test_what_says_most_is_raised() -> None:
     assert failure_reason([cut, room], Refused("rank 2: no room")) is room
     assert failure_reason([cut, closed], LinkClosed("rank 1 closed the link")) is cut
     assert failure_reason([gone], ProtocolError("inside a frame")) is gone
+    late = WorkerError("two: rank 0 did not come", "LinkTimeout")
+    unreached = Refused("rank 1 cannot be reached: its engine process went away")
+    assert failure_reason([late, refused], unreached) is refused
+    assert failure_reason([late], unreached) is unreached
     own = LinkTimeout("rank 2 sent nothing for 300 s")
     assert failure_reason([closed, refused], own) is own
     assert failure_reason([], own) is own
