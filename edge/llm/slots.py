@@ -125,13 +125,9 @@ class Slots:
             if slot.busy:
                 continue
             self._put_on_disk(slot)
-            if not slot.kept:
-                continue
             links = states.links(slot.tokens[: slot.kept])
-            if states.kept(links) == len(links):
+            if links and states.kept(links) == len(links):  # it may have had to make room there
                 self._clear(slot)
-            else:  # it had to make room there
-                slot.kept = 0
 
     def cut(self, slot: Slot, length: int) -> None:
         """Hold the first `length` tokens only; none where this cache cannot forget only the others."""
