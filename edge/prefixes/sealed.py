@@ -53,8 +53,8 @@ class SealedBlocks:
         Where the disk is behind, this waits for at most KEEP_WAIT_S, and then drops them.
         """
         with self._changed:
-            if self._closed or links[0] in self._queue:
-                return
+            if self._closed or links[0] in self._queue or len(data) > self.store.max_bytes:
+                return  # the last would never be there, and must not count as if it were to be written
             if not self._changed.wait_for(lambda: self._closed or self._fits(len(data)), KEEP_WAIT_S) or self._closed:
                 self.dropped_blocks += len(links)
                 return
