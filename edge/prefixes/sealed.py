@@ -53,8 +53,8 @@ class SealedBlocks:
         Where the disk is behind, this waits for at most KEEP_WAIT_S, and then drops them.
         """
         with self._changed:
-            if self._closed or links[0] in self._queue or len(data) > self.store.max_bytes:
-                return  # the last would never be there, and must not count as if it were to be written
+            if self._closed or links[0] in self._queue:
+                return
             if not self._changed.wait_for(lambda: self._closed or self._fits(len(data)), KEEP_WAIT_S) or self._closed:
                 self.dropped_blocks += len(links)
                 return
@@ -129,9 +129,11 @@ class SealedBlocks:
         return derived(self._key, b"name", link)
 
     def _queued(self, link: bytes) -> Run | None:
-        """What begins with this link and is still to be written."""
+        """What begins with this link and is still to be written. What is larger than the whole store never will be:
+        the writer only says so."""
         with self._changed:
-            return self._queue.get(link)
+            run = self._queue.get(link)
+        return run if run is not None and len(run.data) < self.store.max_bytes else None
 
     def _fits(self, n_bytes: int) -> bool:
         return not self._queue or self._queued_bytes + n_bytes <= self._queue_limit

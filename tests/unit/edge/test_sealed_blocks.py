@@ -327,6 +327,17 @@ def test_blocks_are_there_before_they_are_written(gate: Gate) -> None:
     assert readers() == []
 
 
+def test_a_block_larger_than_the_store_is_never_there_and_said(gate: Gate) -> None:
+    gate.max_bytes = 1000
+    blocks = SealedBlocks(gate, KEY)
+    one_by_one(blocks, 0, bytes(1500))
+    assert blocks.count(CHAIN) == 0  # while it waits to be written, too
+    gate.may_write.set()
+    assert blocks.close(WAIT_S)
+    assert (blocks.kept_blocks, blocks.dropped_blocks) == (0, 1)
+    assert blocks.problem
+
+
 def test_a_block_is_dropped_where_the_disk_is_far_behind(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sealed, "KEEP_WAIT_S", 0.01)
     blocks = SealedBlocks(gate, KEY)
