@@ -85,7 +85,9 @@ class TokenSampler:
             model, grammar=params.grammar, json_schema=params.json_schema, regex=params.regex, lark=params.lark
         )
         parts = _parts(model, params)
-        self._plain_greedy = parts == [_GREEDY]
+        self._is_greedy = parts[-1] == _GREEDY and not _penalizes(params)
+        self._biased = np.array(list(params.logit_bias), np.intp)
+        self._biases = np.array(list(params.logit_bias.values()), np.float32)
         self._needs = _needs(params)
         self._candidates = native.Candidates(model.n_vocab)
         self._chain = native.Sampler.chain(parts)
@@ -107,7 +109,10 @@ class TokenSampler:
         return self._choice(self._constraint.restrict(logits))
 
     def _choice(self, logits: NDArray[np.float32]) -> int:
-        if self._plain_greedy:
+        if self._is_greedy:  # as the chain, in a tenth of its time
+            if len(self._biased):
+                logits = logits.copy()
+                logits[self._biased] += self._biases
             return int(logits.argmax())
         candidates = self._candidates
         candidates.reset(logits)

@@ -254,11 +254,9 @@ class Scheduler:
         in_all = len(answering) + sum(len(group) for group in self._flying)
         group = answering[: -(-in_all // self._groups)]
         chosen = [(one, 1) for one in group]
-        room = self._engine.batch - len(group)
-        room = min(
-            room,
-            self._budget.rows if in_all else self._engine.chunk(max((one.length for one in prefilling), default=1)),
-        )
+        longest = max((one.length for one in prefilling), default=1)
+        most = self._budget.beside(len(group)) if in_all else self._engine.chunk(longest)
+        room = min(self._engine.batch - len(group), most)
         return chosen + parts(prefilling, room)
 
     def _guess(self, chosen: Sequence[tuple[Running, int]]) -> None:

@@ -70,6 +70,11 @@ def test_headers_that_come_slowly_after_an_answer_are_not_waited_for(url: str, m
         assert is_closed(slow)
 
 
+def test_headers_without_end_are_not_kept(url: str) -> None:
+    with connect(url, b"GET /health HTTP/1.1\r\nHost: localhost\r\nx: ") as long, pytest.raises(ConnectionError):
+        long.sendall(b"x" * (64 << 20))
+
+
 def test_a_body_that_comes_slowly_is_not_waited_for(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "BODY_S", 0.2)
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{"

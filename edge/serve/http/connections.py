@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEADERS_S = 20.0  # for the headers of a request to come
 MOST_IDLE = 256  # connections without a request that is answered
@@ -17,11 +17,11 @@ def bounded_connections() -> type[asyncio.Protocol]:
     MOST_IDLE are open without one, those go that have been so for longest: who asks at once is never among them."""
     idle: dict[Connection, asyncio.TimerHandle] = {}  # the longest first
 
-    class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    class Connection(H11Protocol):  # httptools would take headers without end
         transport: asyncio.Transport
         cycle: Any  # the request that is answered, or was last
 
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             self._note()
             while len(idle) > MOST_IDLE:

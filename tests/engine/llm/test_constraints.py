@@ -96,7 +96,10 @@ def choice(engine: Engine, logits: dict[int, float], accepted: list[int], **opti
     sampler = TokenSampler(engine.model, SamplingParams(**{**GREEDY, **options}))  # type: ignore[arg-type]
     for token in accepted:
         sampler.accept(token, generated=False)
-    return sampler.choose(row)
+    given = row.copy()
+    token = sampler.choose(row)
+    assert (row == given).all()
+    return token
 
 
 def test_penalties_and_biases_change_logits_by_what_they_say(llama: Engine) -> None:

@@ -187,7 +187,7 @@ def test_one_long_prompt_does_not_stall_the_others(synthetic: Synthetic) -> None
     rng = np.random.default_rng(5)
     with Engine(synthetic("llama", "f32"), replace(EXACT, context=512, batch=32, sequences=4)) as engine:
         scheduler = Scheduler(engine, keep=True, clock=lambda: 0.0)
-        scheduler._budget.rows = 8
+        scheduler._budget.rows = 16
         running = scheduler.add(Request([5, 6, 7], 200, ends=False))
         while not any(event.token_id is not None for event in scheduler.step()):
             pass
@@ -197,7 +197,7 @@ def test_one_long_prompt_does_not_stall_the_others(synthetic: Synthetic) -> None
         while long not in order:
             order += [event.request for event in scheduler.step() if event.token_id is not None]
         assert order.index(short) <= 2
-        assert Counter(order)[running] >= 200 // 8  # a token for each chunk of the long prompt
+        assert Counter(order)[running] >= 200 // 16  # a token for each chunk of the long prompt
         scheduler.close()
 
 
@@ -285,6 +285,18 @@ def test_the_budget_follows_the_best_of_what_steps_took() -> None:
     assert rows == 8  # not fewer
     assert step(512, 0.01, beside=False) == 8  # nobody waited
     assert StepBudget(4, lambda: 0.0).rows == 4
+
+
+@pytest.mark.parametrize(
+    ("answers", "rows"), [(1, 63), (8, 72), (15, 65), (16, 64), (24, 72), (64, 64)], ids=lambda n: f"{n}"
+)
+def test_a_step_with_prompts_has_whole_tiles(answers: int, rows: int) -> None:
+    assert StepBudget(512, lambda: 0.0).beside(answers) == rows
+
+
+def test_a_step_with_prompts_has_some_of_them_however_slow_they_are() -> None:
+    slow = StepBudget(4, lambda: 0.0)
+    assert [slow.beside(answers) for answers in (0, 1, 4, 8)] == [4, 4, 12, 8]
 
 
 def test_short_prompts_come_first_and_the_oldest_comes_to_its_end(synthetic: Synthetic) -> None:
