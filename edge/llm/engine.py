@@ -16,11 +16,11 @@ from edge.errors import ContextFull, EngineError
 from edge.llama import llama
 from edge.llama.ggml import forget_views
 from edge.llama.hooks import Hook, NodeHooks
+from edge.llama.thread_choice import ThreadChoice, worth_threads
 from edge.llm.constraint import Mask
 from edge.llm.options import DEFAULTS, EngineOptions, resolve
 from edge.llm.prefixes import keep_prefixes
 from edge.llm.states import States, held_bytes
-from edge.llm.thread_choice import ThreadChoice, worth_threads
 from edge.paging import gpu_layers, memory
 from edge.paging.budget import BudgetOptions
 from edge.paging.gpu_layers import GpuLayers

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edge.planning.formats import PARETO, PLANNED, SAVED, SIMULATED, at_knee, plan_in
+from edge.planning.plan_file import PARETO, PLANNED, SAVED, SIMULATED, at_knee, plan_in
 from partition import fields
 from partition.errors import PlanError
 from partition.plan.plan import Range

@@ -13,7 +13,7 @@ import pytest
 from devices.paths import cache_folder
 from edge.demo import MODEL_PATH
 from edge.planning import front, measuring
-from edge.planning.formats import plan_in
+from edge.planning.plan_file import plan_in
 from edge.survey import links, survey
 from partition.predict.pareto import AXES
 from tests.support.commands import Run, assert_refused, runner

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apps import cli
-from edge.planning.formats import plan_in
+from edge.planning.plan_file import plan_in
 from partition.errors import PlanError
 from partition.predict.prediction import Prediction
 from partition.predict.speeds import LinkSpeed

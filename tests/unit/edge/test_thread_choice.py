@@ -6,11 +6,11 @@ import pytest
 
 from devices.load import OthersLoad
 from edge.demo import MODEL_PATH
+from edge.llama.thread_choice import ThreadChoice, worth_threads
 from edge.llm.engine import Engine, EngineOptions
 from edge.llm.generate import generate
 from edge.llm.sampler import SamplingParams
 from edge.llm.sequence import Session
-from edge.llm.thread_choice import ThreadChoice, worth_threads
 from edge.models import shapes, synth
 from partition.model.model import ModelShape
 from quant.gguf.file import GgufFile
