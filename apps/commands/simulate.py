@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from apps.options import add, argument, positive_int, seed
 from apps.show.table import print_columns, print_json, print_note, print_notes
 from edge.planning import simulation_texts
-from edge.planning.plan_file import SIMULATED
+from partition.plan.formats import SIMULATED
 from quant.text import number_text, seconds_text
 
 if TYPE_CHECKING:

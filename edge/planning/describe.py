@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge.cluster.lost import listed
 from edge.parallel.mirror import SHARE
-from edge.planning.plan_file import PLANNED
+from partition.plan.formats import PLANNED
 from partition.plan.plan import LOCAL
 from partition.predict.pareto import Point
 from partition.predict.prediction import Prediction

@@ -1,5 +1,4 @@
-"""Plans in files: JSON that a person may edit, and what edge plan, edge pareto and edge simulate print with --json.
-Each command that takes a plan takes all of them."""
+"""Plans in files: JSON that a person may edit."""
 
 from __future__ import annotations
 
@@ -13,13 +12,11 @@ from devices.files import write_whole
 from edge.llm.options import MAX_THREADS
 from edge.net.channel import parse_address
 from partition.errors import PlanError
+from partition.plan.formats import plan_in
 from partition.plan.onnx_plan import OnnxPlan
 from partition.plan.plan import LOCAL, Plan
 
 AnyPlan = TypeVar("AnyPlan", Plan, OnnxPlan)
-PLANNED, PARETO, SIMULATED = "edge-planned-1", "edge-pareto-1", "edge-simulated-1"
-SAVED = ("edge-plan-1", "edge-onnx-plan-1")  # partition.plan.plan.FORMAT, partition.plan.onnx_plan.FORMAT
-BESIDE = ("predicted", "devices")  # what a saved plan may have beside itself, to be simulated
 _NUMBERS = re.compile(r"\[[\d,\s]+\]")
 
 
@@ -43,34 +40,6 @@ def save_plan(path: Path, plan: Plan | OnnxPlan, beside: Mapping[str, Any] | Non
     text = json.dumps({**plan.to_json(), **(beside or {})}, indent=1, ensure_ascii=False)
     text = _NUMBERS.sub(lambda found: " ".join(found[0].split()), text)  # a range on one line
     write_whole(path, (text + "\n").encode())
-
-
-def plan_in(values: Any) -> Any:
-    """The plan of such a file, as JSON: of a front the one at the knee. What is no such file stays as it is, for
-    whoever reads plans to refuse it."""
-    if not isinstance(values, dict):
-        return values
-    kind = values.get("format")
-    if kind == SIMULATED:
-        return plan_in(values.get("planned"))
-    if kind == PLANNED:
-        return values.get("plan")
-    if kind == PARETO:
-        chosen = at_knee(values.get("points"))
-        return None if chosen is None else chosen.get("plan")
-    if kind in SAVED:
-        return {name: value for name, value in values.items() if name not in BESIDE}
-    return values
-
-
-def at_knee(points: Any) -> dict[str, Any] | None:
-    """The point of a front at its knee; else the first on the front, or the first of all."""
-    known = [one for one in points if isinstance(one, dict)] if isinstance(points, list) else []
-    for name in ("knee", "on_front"):
-        found = next((one for one in known if one.get(name) is True), None)
-        if found is not None:
-            return found
-    return next(iter(known), None)
 
 
 def _threads(plan: Plan | OnnxPlan) -> list[int | None]:

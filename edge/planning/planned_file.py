@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edge.planning.plan_file import PARETO, PLANNED, SAVED, SIMULATED, at_knee, plan_in
 from partition import fields
 from partition.errors import PlanError
+from partition.plan.formats import PARETO, PLANNED, SAVED, SIMULATED, at_knee, plan_in
 from partition.plan.plan import Range
 from partition.predict.prediction import Prediction
 from partition.simulate.arrivals import MOST_REQUESTS, Arrivals, TraceError, closed, poisson, trace

@@ -13,8 +13,8 @@ import pytest
 from devices.paths import cache_folder
 from edge.demo import MODEL_PATH
 from edge.planning import front, measuring
-from edge.planning.plan_file import plan_in
 from edge.survey import links, survey
+from partition.plan.formats import plan_in
 from partition.predict.pareto import AXES
 from tests.support.commands import Run, assert_refused, runner
 from tests.support.deployments import shared_workers

@@ -14,7 +14,7 @@ from apps import cli
 from apps.options import MOST_WORKERS
 from devices.paths import state_folder
 from edge.demo import MODEL_PATH
-from edge.planning.plan_file import PLANNED, plan_in
+from partition.plan.formats import PLANNED, plan_in
 from partition.predict.measures import OBJECTIVES
 from tests.support.commands import Run, assert_refused, runner, said
 from tests.support.deployments import shared_workers

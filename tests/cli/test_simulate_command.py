@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apps import cli
-from edge.planning.plan_file import plan_in
 from partition.errors import PlanError
+from partition.plan.formats import plan_in
 from partition.predict.prediction import Prediction
 from partition.predict.speeds import LinkSpeed
 from tests.support.commands import Answer, assert_refused
