@@ -1,10 +1,14 @@
-"""Guesses from the text itself: what came the last time the same few tokens stood there."""
+"""Guesses from the text itself: what came where most of the last tokens stood before."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-LENGTHS = (4, 3, 2)  # tokens that must be the same, the longest first; one alone says too little
+LEAST = 2  # tokens that must be the same; one alone says too little
+LONGEST = 64  # tokens that are compared: passages that are alike for longer are as good as one another
+_DIFFERS = 2  # tokens that are the same make up for one that differs: a copy may have its own word here and there
+_MOST_DIFFER = 3  # without any between that are the same: then it is no copy
+_MOST_PLACES = 64  # that are looked at, the last ones first, so that a guess takes no longer in a long text
 
 
 class NgramDrafts:
@@ -12,31 +16,53 @@ class NgramDrafts:
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
-        self._ends: dict[tuple[int, ...], int] = {}  # of each run of tokens: the place behind the last one before now
+        self._last: dict[tuple[int, ...], int] = {}  # by each LEAST tokens: the last place behind them
+        self._previous: list[int] = []  # by place: the one before it that is behind the same tokens; 0: none
+        self._back = 0  # from the end of the text to the place that the last guess was from; 0: none
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Forget what was, and take in a prompt."""
-        self._tokens, self._ends = [], {}
+        self._tokens, self._last, self._previous, self._back = [], {}, [], 0
         self.extend(prompt)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Take in tokens that follow. The run that ends the text is not among those that were seen before."""
+        """Take in tokens that follow. The end of the text is no place: nothing follows there."""
         for token in tokens:
-            end = len(self._tokens)
-            for length in LENGTHS:
-                if end >= length:
-                    self._ends[tuple(self._tokens[end - length :])] = end
+            place, run = len(self._tokens), tuple(self._tokens[-LEAST:])
+            self._previous.append(self._last.get(run, 0))
+            if place >= LEAST:
+                self._last[run] = place
             self._tokens.append(token)
 
     def draft(self, n: int, assumed: Sequence[int] = ()) -> list[int]:
         """At most `n` tokens behind the text and then `assumed`; none where the last ones are new together."""
-        last = [*self._tokens[-LENGTHS[0] :], *assumed]
-        n_tokens = len(self._tokens) + len(assumed)
-        for length in LENGTHS:
-            end = self._ends.get(tuple(last[-length:])) if n_tokens > length else None
-            if end is not None:
-                return self._repeated(end, n, assumed)
-        return []
+        text = [*self._tokens[-LONGEST:], *assumed][-LONGEST:]
+        end = len(self._tokens) + len(assumed)
+        alike = {place: self._alike(place, text) for place in self._places(text, end)}
+        best = max(alike, key=alike.__getitem__, default=0)
+        self._back = end - best if best and alike[best] >= LEAST else 0
+        return self._repeated(best, n, assumed) if self._back else []
+
+    def _places(self, text: Sequence[int], end: int) -> Iterator[int]:
+        """Places behind the last tokens, the last ones first; then where the last guess would have gone on."""
+        place = self._last.get(tuple(text[-LEAST:]), 0)
+        for _ in range(_MOST_PLACES):
+            if not place:
+                break
+            yield place
+            place = self._previous[place]
+        if self._back and end - self._back < len(self._tokens):
+            yield end - self._back
+
+    def _alike(self, place: int, text: Sequence[int]) -> int:
+        """How many tokens before a place are the last ones of `text`, less what those that differ cost."""
+        best = score = 0
+        for back in range(1, min(place, len(text)) + 1):
+            score += 1 if self._tokens[place - back] == text[-back] else -_DIFFERS
+            best = max(best, score)
+            if score <= best - _MOST_DIFFER * _DIFFERS:
+                break
+        return best
 
     def _repeated(self, place: int, n: int, assumed: Sequence[int]) -> list[int]:
         """`n` tokens from a place on; what ends before goes round again."""

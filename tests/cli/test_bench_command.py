@@ -1,5 +1,6 @@
 """`edge bench`: its table, its JSON, what each option does, and bad input."""
 
+import compileall
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from apps.commands.bench import run
 from edge.demo import MODEL_PATH
 from edge.llm.engine import EngineOptions
 from tests.conftest import Synthetic
+from tests.support import ROOT
 from tests.support.helpers import assert_one_line_error, edge_here, run_edge
 
 QUICK = ("--threads", "1", "--prompt-tokens", "16", "--gen-tokens", "4", "--repeats", "2")
@@ -92,6 +94,8 @@ def test_the_table_is_markdown_with_prefill_and_decode() -> None:
 
 
 def test_json_has_the_documented_keys_and_they_agree_with_each_other() -> None:
+    for package in ("apps", "devices", "edge", "partition", "quant", "transport"):  # compiling would take memory
+        compileall.compile_dir(ROOT / package, quiet=2)
     result = bench_json(run=partial(run_edge, preexec=os.setsid))  # not forked: its memory is that of a process
     assert {key: type(value) for key, value in result.items()} == KEYS
     assert all(result[key] > 0 for key, kind in KEYS.items() if kind in (int, float) and key != "others_cores")

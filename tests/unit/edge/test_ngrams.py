@@ -1,0 +1,88 @@
+"""Guesses from the text: as the definition says, for any text, and what is copied is followed to its end."""
+
+import itertools
+import random
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge.speculate.ngrams import _DIFFERS, _MOST_DIFFER, _MOST_PLACES, LEAST, LONGEST, NgramDrafts
+
+TEXTS = st.lists(st.integers(0, 3), max_size=40)
+
+
+def drafts(text: Sequence[int]) -> NgramDrafts:
+    """That took in a text in pieces."""
+    found = NgramDrafts()
+    found.begin(text[: len(text) // 2])
+    for token in text[len(text) // 2 :]:
+        found.extend([token])
+    return found
+
+
+def by_definition(text: Sequence[int], n: int, assumed: Sequence[int]) -> list[int]:
+    whole = [*text, *assumed]
+    found: dict[int, int] = {}
+    for place in range(len(text) - 1, LEAST - 1, -1):
+        equal = [a == b for a, b in zip(reversed(text[:place]), reversed(whole), strict=False)]
+        if len(equal) >= LEAST and all(equal[:LEAST]):
+            scores = list(itertools.accumulate(1 if same else -_DIFFERS for same in equal))
+            bests = list(itertools.accumulate(scores, max))
+            ends = [i for i in range(len(equal)) if scores[i] <= bests[i] - _MOST_DIFFER * _DIFFERS]
+            found[place] = bests[ends[0] if ends else -1]
+    best = max(found, key=found.__getitem__, default=0)
+    following = [*text[best : best + n], *assumed]
+    return [following[i % len(following)] for i in range(n)] if best else []
+
+
+@given(TEXTS, st.integers(1, 9), TEXTS)
+def test_it_is_what_followed_where_most_was_the_same(text: list[int], n: int, assumed: list[int]) -> None:
+    assert drafts(text).draft(n, assumed) == by_definition(text, n, assumed)
+
+
+def test_a_copy_is_followed_where_its_words_repeat() -> None:
+    """Where four tokens stand at several places, those before them tell which one it is."""
+    chosen = random.Random(1)
+    text = [9, 8, *(chosen.choice([(1, 2, 3, 4, 5), (1, 2, 3, 4, 6), (1, 2, 3, 4, 7)]) for _ in range(8))]
+    words = [token for part in text for token in (part if isinstance(part, tuple) else (part,))]
+    copied = NgramDrafts()
+    copied.begin([*words, 0, *words[:2]])
+    for place in range(2, len(words)):
+        assert copied.draft(1) == [words[place]]
+        copied.extend([words[place]])
+
+
+def test_a_copy_with_its_own_words_is_followed_behind_each() -> None:
+    words = [*range(100, 140)]
+    copied = NgramDrafts()
+    copied.begin([*words, 0, *words[:10]])
+    right = []
+    for place in range(10, len(words)):
+        right.append(copied.draft(1) == [words[place]])
+        copied.extend([1 if place % 4 == 1 else words[place]])
+    assert all(right)
+
+
+def test_a_text_that_goes_elsewhere_is_left_behind() -> None:
+    copied = NgramDrafts()
+    copied.begin([*range(100, 140), *range(100, 110)])
+    assert copied.draft(2) == [110, 111]
+    for token in (1, 2, 3):
+        copied.extend([token])
+        last = copied.draft(2)
+    assert last == []
+
+
+def test_a_guess_takes_no_longer_in_a_long_text() -> None:
+    class Counted(list[int]):
+        looked_at = 0
+
+        def __getitem__(self, at):  # type: ignore[no-untyped-def]
+            Counted.looked_at += 1
+            return super().__getitem__(at)
+
+    text = drafts([0] * 20_000)
+    text._tokens = Counted(text._tokens)
+    assert text.draft(4) == [0] * 4
+    assert Counted.looked_at <= (_MOST_PLACES + 1) * LONGEST + 2
