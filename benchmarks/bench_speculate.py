@@ -135,6 +135,8 @@ def main() -> None:
 class Known:
     """Guesses the tokens of an answer that is known, of which this fraction is right."""
 
+    free = False  # as those of a model
+
     def __init__(self, answer: Sequence[int], right: float) -> None:
         wrong = set(random.Random(0).sample(range(len(answer)), round((1 - right) * len(answer))))
         self._guesses = [token ^ 1 if place in wrong else token for place, token in enumerate(answer)]

@@ -18,14 +18,14 @@ MOST_ROWS = SIZES[-1]
 _KEPT = 5  # times of each size; a bad moment is one of them
 _LEAST_PLAIN = 2  # passes of one row before anything else; the faster one counts
 _CLEARLY = 1.05  # times as fast as one row
-_MEMORY = 0.94  # a guess counts so much less with every later one
+_MEMORY = 0.95  # a guess counts so much less with every later one
 _PRIOR = 0.5, 1.0  # before there are any: that part of so many guesses was right
 _PURSE = 0.5  # passes of one row that trials may lose at once
 _DEEPEST = -1.0  # what one trial can take, however long it lasted
 _FILLS = 0.01  # part of a pass of one row that a token brings: in the long run, trials take no more of the time
 _WAIT = 16  # passes between trials while one row is best; doubles
 _MOST_WAIT = 256
-_WAIT_ON = 64  # passes until a size is tried again, one row among others, while more rows are best
+_WAIT_ON = 128  # passes until a size is tried again, one row among others, while more rows are best
 
 
 class RowChoice:
@@ -85,9 +85,10 @@ class RowChoice:
         self._had[size] = self._passes
         if rows > 1:
             self._learn(used - 1, min(used, rows - 1) if tried is None else tried)
-            self._wait = _WAIT if self.best() > 1 else min(2 * self._wait, _MOST_WAIT)
         plain_s = self.plain_s
         gained = used - seconds / plain_s if rows > 1 and plain_s else 0.0
+        if rows > 1:
+            self._wait = _WAIT if self.best() > 1 or gained > 0 else min(2 * self._wait, _MOST_WAIT)
         self._purse = min(_PURSE, max(_DEEPEST, self._purse + gained) + _FILLS * used)
 
     def learned(self, right: int, guesses: int, used: int) -> None:
@@ -96,6 +97,10 @@ class RowChoice:
         self._passes += 1
         self._learn(right, guesses)
         self._purse = min(_PURSE, self._purse + _FILLS * used)
+
+    def watched(self, right: bool) -> None:
+        """Of a pass of one row: whether a guess beside it would have been right."""
+        self._learn(float(right), 1.0)
 
     def tokens(self, size: int) -> float:
         """That a pass of this size gives in the mean."""
@@ -118,5 +123,7 @@ class RowChoice:
         return self._had.get(size, 0)
 
     def _loss(self, size: int) -> float:
-        """What a pass of this size is expected to lose, in passes of one row."""
-        return self.cost(size) - self.tokens(size)
+        """What a pass of this size is expected to lose, in passes of one row. One that was never measured may cost next
+        to nothing: it has its chance however few guesses are right."""
+        accepted = self.accepted if self.seconds(size) else max(self.accepted, _PRIOR[0])
+        return self.cost(size) - tokens_a_pass(accepted, size)

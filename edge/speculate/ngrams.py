@@ -7,12 +7,15 @@ from collections.abc import Iterator, Sequence
 LEAST = 2  # tokens that must be the same; one alone says too little
 LONGEST = 64  # tokens that are compared: passages that are alike for longer are as good as one another
 _DIFFERS = 2  # tokens that are the same make up for one that differs: a copy may have its own word here and there
-_MOST_DIFFER = 3  # without any between that are the same: then it is no copy
-_MOST_PLACES = 64  # that are looked at, the last ones first, so that a guess takes no longer in a long text
+_MOST_DIFFER = 2  # in a row: else it is no copy
+_LEAST_ALIKE = 8  # tokens of a copy, less what those that differ cost: fewer are chance
+_MOST_PLACES = 16  # that are looked at, the last ones first, so that a guess takes no longer in a long text
 
 
 class NgramDrafts:
     """What followed the last tokens where they stood before, in the prompt or in the answer."""
+
+    free = True
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
@@ -38,29 +41,32 @@ class NgramDrafts:
         """At most `n` tokens behind the text and then `assumed`; none where the last ones are new together."""
         text = [*self._tokens[-LONGEST:], *assumed][-LONGEST:]
         end = len(self._tokens) + len(assumed)
-        alike = {place: self._alike(place, text) for place in self._places(text, end)}
-        best = max(alike, key=alike.__getitem__, default=0)
-        self._back = end - best if best and alike[best] >= LEAST else 0
-        return self._repeated(best, n, assumed) if self._back else []
+        same = {place: self._same(place, text) for place in self._places(text)}
+        best = max(same, key=same.__getitem__, default=0)
+        goes_on = end - self._back if self._back else 0
+        if 0 < goes_on < len(self._tokens):
+            alike = self._same(goes_on, text, differing=_MOST_DIFFER)
+            best = goes_on if alike >= _LEAST_ALIKE and alike > same.get(best, 0) else best
+        self._back = end - best if best else 0
+        return self._repeated(best, n, assumed) if best else []
 
-    def _places(self, text: Sequence[int], end: int) -> Iterator[int]:
-        """Places behind the last tokens, the last ones first; then where the last guess would have gone on."""
+    def _places(self, text: Sequence[int]) -> Iterator[int]:
+        """Places behind the last tokens, the last ones first."""
         place = self._last.get(tuple(text[-LEAST:]), 0)
         for _ in range(_MOST_PLACES):
             if not place:
-                break
+                return
             yield place
             place = self._previous[place]
-        if self._back and end - self._back < len(self._tokens):
-            yield end - self._back
 
-    def _alike(self, place: int, text: Sequence[int]) -> int:
-        """How many tokens before a place are the last ones of `text`, less what those that differ cost."""
+    def _same(self, place: int, text: Sequence[int], differing: int = 0) -> int:
+        """How many tokens before a place are the last ones of `text`, up to more that differ than so many in a row;
+        each of those takes away what _DIFFERS says."""
         best = score = 0
         for back in range(1, min(place, len(text)) + 1):
             score += 1 if self._tokens[place - back] == text[-back] else -_DIFFERS
             best = max(best, score)
-            if score <= best - _MOST_DIFFER * _DIFFERS:
+            if score < best - differing * _DIFFERS:
                 break
         return best
 

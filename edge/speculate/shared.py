@@ -10,7 +10,7 @@ from typing import Any
 
 from edge.llm.interface import Answer
 from edge.speculate.choice import MOST_ROWS, SIZES, RowChoice
-from edge.speculate.speculation import Drafts, DraftStats, GuessingDevice, worker_json
+from edge.speculate.speculation import Drafts, DraftStats, GuessingDevice, watch, worker_json
 
 FEW = MOST_ROWS // 2  # requests: of more, each would have one row
 
@@ -49,6 +49,7 @@ class SharedSpeculation:
         self._choices: dict[int, RowChoice] = defaultdict(choice)  # by how many requests there are
         self._choice: RowChoice | None = None  # of the pass that is measured
         self._began = 0.0
+        self._was_plain = False  # the last pass had no guesses
 
     def draft(self, answers: Sequence[Answer], most: int) -> list[Sequence[int]]:
         """Tokens that may follow each of these answers, which are all that run; none where it does not pay. most: rows
@@ -59,7 +60,12 @@ class SharedSpeculation:
             return none
         self._choice = self._choices[len(answers)]
         rows = self._choice.rows(max(1, min(most, MOST_ROWS) // len(answers)))
+        was_plain, self._was_plain = self._was_plain, rows == 1
         if rows == 1:
+            for answer in answers:
+                if was_plain and (drafts := self._drafts.get(answer.number)):
+                    watch(drafts[0], self._news(answer), self._choice)
+                self._of(answer)
             return none
         drafted = [self._of(answer).draft(min(rows, answer.left) - 1) for answer in answers]
         if len(answers) > 1:
@@ -97,12 +103,17 @@ class SharedSpeculation:
         """Figures so far, as docs/serve.md says."""
         return {"draft": self.name, **worker_json(self.device), **self.stats.to_json()}
 
+    def _news(self, answer: Answer) -> Sequence[int]:
+        """Tokens of a request that what guesses for it does not know."""
+        _, known = self._drafts[answer.number]
+        return answer.part(known, answer.length - known)
+
     def _of(self, answer: Answer) -> Drafts:
         """What guesses for a request, with all of its text."""
-        drafts, known = self._drafts.get(answer.number, (None, 0))
-        if drafts is None:
-            drafts, known = self._make(), len(answer.prompt)
-            drafts.begin(answer.prompt)
-        drafts.extend(answer.part(known, answer.length - known))
+        if answer.number not in self._drafts:
+            self._drafts[answer.number] = self._make(), len(answer.prompt)
+            self._drafts[answer.number][0].begin(answer.prompt)
+        drafts, _ = self._drafts[answer.number]
+        drafts.extend(self._news(answer))
         self._drafts[answer.number] = drafts, answer.length
         return drafts

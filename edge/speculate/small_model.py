@@ -16,6 +16,8 @@ _VOCABULARY = ("tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.ggml.tok
 class ModelDrafts:
     """What a smaller model finds the likeliest."""
 
+    free = False
+
     def __init__(self, guesser: Guesser) -> None:
         """guesser: of a model with the vocabulary of the one that checks."""
         self._guesser = guesser

@@ -18,6 +18,8 @@ _LEAST_PLAIN = 3  # passes of one row in an answer, for a mean
 class Drafts(Protocol):
     """Where guesses come from. The same text must always get the same guess."""
 
+    free: bool  # whether a guess takes next to no time
+
     def begin(self, prompt: Sequence[int]) -> None:
         """Forget what was, and take in a prompt."""
 
@@ -26,6 +28,13 @@ class Drafts(Protocol):
 
     def draft(self, n: int, assumed: Sequence[int] = ()) -> list[int]:
         """At most `n` tokens that may follow all these and then `assumed`; fewer, or none, where there is no guess."""
+
+
+def watch(drafts: Drafts, tokens: Sequence[int], choice: RowChoice) -> None:
+    """A pass of one row gave these tokens. Where guessing is free, a guess would have been right or not: that is
+    learned at no cost."""
+    if drafts.free and len(tokens) == 1 and (guess := drafts.draft(1)):
+        choice.watched(guess[0] == tokens[0])
 
 
 class GuessingDevice(Protocol):
@@ -119,15 +128,18 @@ class Speculation:
         self._drafts, self._clock = drafts, clock
         self._began = 0.0  # guessing; or the window before ended, where others were under way behind it
         self._goes_on = False  # such others are under way
+        self._was_plain = False  # the last pass had one row
 
     def begin(self, prompt: Sequence[int]) -> None:
         """An answer to these tokens begins."""
-        self.stats, self._goes_on = SpeculationStats(), False
+        self.stats, self._goes_on, self._was_plain = SpeculationStats(), False, False
         self._drafts.begin(prompt)
 
     def shape(self, chosen: Sequence[int], most_rows: int, most_windows: int) -> tuple[int, int]:
         """Rows of the next windows, and how many of these are to be under way: what pays. chosen: tokens of the answer
         since the last call, or since `begin`."""
+        if self._was_plain:
+            watch(self._drafts, chosen, self.choice)
         self._drafts.extend(chosen)
         if not self._goes_on:
             self._began = self._clock()
@@ -147,6 +159,7 @@ class Speculation:
         self._goes_on = window.right == window.used
         self.windows.checked(window, seconds)
         stats, is_plain = self.stats, window.is_alone and window.rows == 1
+        self._was_plain = is_plain
         stats.drafted += window.rows - window.is_first + sum(window.cancelled)
         stats.accepted += window.used - window.is_first
         stats.passes += 1 + len(window.cancelled)

@@ -100,6 +100,8 @@ def test_guessed_tokens_are_checked_by_all_ranks(one: Worker, how: dict[str, Any
 class EveryOther:
     """Guesses an answer, of which every other token is wrong."""
 
+    free = False
+
     def __init__(self, answer: list[int]) -> None:
         self._answer, self._at = [token ^ (place % 2) for place, token in enumerate(answer)], 0
 

@@ -47,6 +47,8 @@ class Known:
     """Guesses what is told beforehand, of which each `wrong`th token is another one; 0: none. at: places of others that
     are wrong."""
 
+    free = False  # as those of a model
+
     def __init__(self, answers: Answers, wrong: int = 0, at: Sequence[int] = ()) -> None:
         self.answers, self.wrong, self.places, self.at = answers, wrong, at, 0
 

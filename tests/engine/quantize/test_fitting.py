@@ -289,7 +289,8 @@ def test_a_model_that_is_made_to_fit_pages_nothing(mid: Path, tmp_path: Path) ->
     for spare, context, more in ((12, 1024, ()), (16, 2048, ("--kv-type", "q8_0")))[: some(1, 2)]:
         memory = beside + spare * MIB
         out, said = made(memory, context, *more)
-        assert 0.99 * said["budget_bytes"] < said["size_bytes"] == out.stat().st_size <= said["budget_bytes"]
+        # How full it is, of so few tensors, depends on the damages that were measured; tests/unit/quant/test_fit.py.
+        assert 0.9 * said["budget_bytes"] < said["size_bytes"] == out.stat().st_size <= said["budget_bytes"]
         sizes.append(said["size_bytes"])
         asked = ("--memory", f"{memory}B", "--context", str(context), *more)
         done = run_edge("chat", out, *asked, "-p", "hello", "--max-tokens", "4", "--threads", "1", "--json")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.speculate.ngrams import _DIFFERS, _MOST_DIFFER, _MOST_PLACES, LEAST, LONGEST, NgramDrafts
+from edge.speculate.ngrams import _MOST_PLACES, LEAST, LONGEST, NgramDrafts
 
 TEXTS = st.lists(st.integers(0, 3), max_size=40)
 
@@ -22,15 +22,13 @@ def drafts(text: Sequence[int]) -> NgramDrafts:
 
 
 def by_definition(text: Sequence[int], n: int, assumed: Sequence[int]) -> list[int]:
+    """Of the last places behind the last two tokens, the one where most is the same."""
     whole = [*text, *assumed]
-    found: dict[int, int] = {}
-    for place in range(len(text) - 1, LEAST - 1, -1):
-        equal = [a == b for a, b in zip(reversed(text[:place]), reversed(whole), strict=False)]
-        if len(equal) >= LEAST and all(equal[:LEAST]):
-            scores = list(itertools.accumulate(1 if same else -_DIFFERS for same in equal))
-            bests = list(itertools.accumulate(scores, max))
-            ends = [i for i in range(len(equal)) if scores[i] <= bests[i] - _MOST_DIFFER * _DIFFERS]
-            found[place] = bests[ends[0] if ends else -1]
+    places = [i for i in range(len(text) - 1, LEAST - 1, -1) if text[i - LEAST : i] == whole[-LEAST:]][:_MOST_PLACES]
+    found = {}
+    for place in places:
+        equal = (a == b for a, b in zip(reversed(text[:place]), reversed(whole), strict=False))
+        found[place] = sum(1 for _ in itertools.takewhile(bool, equal))
     best = max(found, key=found.__getitem__, default=0)
     following = [*text[best : best + n], *assumed]
     return [following[i % len(following)] for i in range(n)] if best else []

@@ -6,15 +6,27 @@ from collections.abc import Sequence
 import pytest
 
 from edge.speculate.choice import MOST_ROWS, SIZES, RowChoice
+from partition.predict.drafts import tokens_a_pass
 
 FLAT = {1: 1.0, 2: 1.03, 4: 1.0, 8: 1.31}  # weights from a disk: measured, in passes of one row
 STEEP = {1: 1.0, 2: 1.9, 4: 2.8, 8: 6.0}  # weights in memory, one thread
+
+COSTS = {
+    "flat": FLAT,
+    "steep": STEEP,
+    "free": dict.fromkeys(SIZES, 1.0),
+    "far": {1: 1.0, 2: 1.06, 4: 1.15, 8: 1.37},
+    "8b": {1: 1.0, 2: 1.01, 4: 1.22, 8: 2.96},  # in 1.5 GiB, from a disk, one thread
+    "between": {1: 1.0, 2: 1.3, 4: 1.9, 8: 3.2},
+}
 
 
 class Conversation:
     """Passes that take what `costs` says, of guesses of which a fraction is right; deterministic."""
 
-    def __init__(self, costs: dict[int, float], right: float, plain_s: float = 0.1) -> None:
+    def __init__(self, costs: dict[int, float], right: float, plain_s: float = 0.1, free: bool = False) -> None:
+        """free: it is known of passes of one row, too, whether a guess would have been right."""
+        self._free = free
         self.choice, self.costs, self.right, self.plain_s = RowChoice(), costs, right, plain_s
         self.rows: list[int] = []
         self.tokens, self.seconds = 0, 0.0
@@ -33,6 +45,8 @@ class Conversation:
             used += 1
         seconds = self.costs[rows] * self.plain_s * times_as_long
         self.choice.checked(rows, used, seconds)
+        if self._free and rows == 1:
+            self.choice.watched(self._random.random() < self.right)
         self.rows.append(rows)
         self.tokens += used
         self.seconds += seconds
@@ -67,6 +81,21 @@ def test_guesses_that_are_never_right_turn_it_off_within_32_tokens(costs: dict[i
     found.go_on(300)
     assert sum(rows > 1 for rows in found.rows[before:]) <= 8  # trials, ever rarer
     assert found.of_plain > 0.97
+
+
+@pytest.mark.parametrize("right", [0.0, 0.25, 0.5, 0.75, 0.9])
+@pytest.mark.parametrize("name", COSTS)
+def test_free_guesses_come_near_the_best_fixed_size(name: str, right: float) -> None:
+    """In 2,048 tokens, what is learned first among them: at least 0.95 of the better of plain and the best size."""
+    costs = COSTS[name]
+    best = max(tokens_a_pass(right, size) / costs[size] for size in SIZES)
+    assert Conversation(costs, right, free=True).go_on(2048).of_plain >= 0.95 * best
+
+
+def test_what_is_seen_beside_single_rows_decides_whether_dear_rows_are_tried() -> None:
+    found = Conversation(STEEP, 0.9, free=True).go_on(200)
+    assert found.rows.index(4) < 40
+    assert found.rows.index(4) < Conversation(STEEP, 0.9).go_on(200).rows.index(4)  # of which a trial tells one guess
 
 
 def test_it_comes_back_when_guesses_get_right() -> None:

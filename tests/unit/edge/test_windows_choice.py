@@ -50,6 +50,8 @@ ANSWER = plain(1100)
 class Sometimes:
     """Guesses the answer; of its places a fraction is right, and now and then there is no guess."""
 
+    free = False
+
     def __init__(self, right: float, seed: int = 0, ends: float = 0.0) -> None:
         chosen = random.Random(seed)
         self._guesses = [token if chosen.random() < right else token ^ 1 for token in ANSWER]
