@@ -14,7 +14,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -103,7 +103,9 @@ class Worker:
         return server
 
     def _processes(self) -> list[psutil.Process]:
-        return [child for child in psutil.Process(self.process.pid).children(recursive=True) if running(child)]
+        with suppress(psutil.NoSuchProcess):  # it is being killed, and who started it has not been told yet
+            return [child for child in psutil.Process(self.process.pid).children(recursive=True) if running(child)]
+        return []
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Make it end, and check that it leaves nothing."""

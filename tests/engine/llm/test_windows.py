@@ -106,7 +106,7 @@ def test_wherever_a_guess_is_wrong(two: DistributedEngine, plain: Answers, rows:
 
 def test_sampling_penalties_and_grammars_hold(two: DistributedEngine, asked: list[list[int]]) -> None:
     for sampling in (
-        SamplingParams(temperature=1.2, seed=11),
+        *(SamplingParams(temperature=temperature, seed=11) for temperature in (0.5, 1.2, 2.0)),
         replace(GREEDY, repeat_penalty=1.3),
         replace(GREEDY, grammar="root ::= [a-z] root"),
         replace(GREEDY, regex="([0-9][a-z]){12}"),
