@@ -144,7 +144,7 @@ def test_the_end_is_the_same(tmp_path: Path, asked: list[list[int]]) -> None:
 def test_an_answer_is_left_while_windows_are_under_way(two: DistributedEngine, plain: Answers) -> None:
     """What comes of them is nobody else's, and they leave no rows."""
     session = Session(two)
-    for prompt, answer in plain.items():
+    for prompt, answer in [one for one in plain.items() if len(one[1]) > 3]:
         drafter, _ = speculation(Known(plain))
         responses = generate(session, prompt, GREEDY, max_tokens=LENGTH, drafter=drafter)
         assert [next(responses).token_id for _ in range(3)] == answer[:3]
@@ -184,7 +184,7 @@ def test_others_use_the_model_while_windows_are_under_way(
         list(responses)
 
 
-@pytest.mark.parametrize("frames", some((7, 13), tuple(range(1, 40))))
+@pytest.mark.parametrize("frames", some((4, 8), tuple(range(1, 12))))
 def test_a_stage_is_lost_while_windows_are_under_way(
     frames: int, tmp_path: Path, asked: list[list[int]], plain: Answers
 ) -> None:

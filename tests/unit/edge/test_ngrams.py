@@ -72,6 +72,33 @@ def test_a_text_that_goes_elsewhere_is_left_behind() -> None:
     assert last == []
 
 
+def test_what_is_the_same_for_longer_goes_before_where_the_last_guess_would_go_on() -> None:
+    first = [*range(100, 120)]
+    second = [*first[1:15], 9, *first[16:], 8]
+    copied = NgramDrafts()
+    copied.begin([*first, 7, *second, 6, *first[:15]])
+    assert copied.draft(1) == [first[15]]
+    for token in second[14:-1]:
+        copied.extend([token])
+        last = copied.draft(1)
+    assert last == [8]  # 19 tokens are the same there; here 19, less 2 for the one that differs
+
+
+def test_a_short_copy_is_left_at_the_first_token_that_differs() -> None:
+    copied = NgramDrafts()
+    copied.begin([*range(100, 140), *range(100, 105)])
+    assert copied.draft(1) == [105]
+    copied.extend([1])
+    assert copied.draft(1) == []
+
+
+def test_what_differs_far_back_does_not_count_against_a_place() -> None:
+    """Nor does what was the same before it: of two places the one wins that is the same for longer now."""
+    copied = NgramDrafts()
+    copied.begin([1, 2, 3, 4, 9, 5, 6, 77, 8, 4, 5, 6, 88, 1, 2, 3, 4, 0, 5, 6])
+    assert copied.draft(1) == [88]
+
+
 def test_a_guess_takes_no_longer_in_a_long_text() -> None:
     class Counted(list[int]):
         looked_at = 0

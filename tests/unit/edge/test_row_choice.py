@@ -98,6 +98,16 @@ def test_what_is_seen_beside_single_rows_decides_whether_dear_rows_are_tried() -
     assert found.rows.index(4) < Conversation(STEEP, 0.9).go_on(200).rows.index(4)  # of which a trial tells one guess
 
 
+def test_rows_of_unknown_cost_have_their_chance_where_few_guesses_are_right() -> None:
+    choice = RowChoice()
+    for _ in range(40):
+        choice.watched(False)
+        if (rows := choice.rows(MOST_ROWS)) > 1:
+            break
+        choice.checked(1, 1, 1.0)
+    assert rows == 2
+
+
 def test_it_comes_back_when_guesses_get_right() -> None:
     found = Conversation(FLAT, 0.0).go_on(200)
     assert found.choice.best() == 1
