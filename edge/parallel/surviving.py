@@ -163,7 +163,8 @@ class SurvivingEngine:
                 logits = self._do(lambda engine: self._ready.popleft() if self._ready else engine.collect())
             self._log.popleft().into(self._history)  # the oldest that gives logits, by which the log begins
             self._fold()
-        return logits
+            # Whoever looks between two steps takes in those under way, into the same array.
+            return logits.copy() if self._log else logits
 
     @property
     def uncollected(self) -> int:

@@ -18,6 +18,8 @@ from edge.parallel.history import UNKNOWN, History
 from edge.parallel.surviving import MOST_IN_A_ROW, SurvivingEngine
 from partition.plan.plan import Range
 from tests.conftest import Synthetic
+from tests.support.deployments import pipeline
+from tests.support.ranks_here import ranks_here
 from tests.support.thorough import some
 
 # All in F32: what is computed in other portions, or with cells in another order, is then nearly the same.
@@ -306,3 +308,20 @@ def test_what_a_sequence_holds_and_nobody_knows_keeps_an_engine() -> None:
         survivor.go_on_with(lambda: other)
         assert survivor.kv_remove(0, 1)
         assert (survivor.current, survivor.moves) == (first, 0)
+
+
+def test_logits_hold_while_somebody_looks_between_two_steps(tmp_path: Path) -> None:
+    """As the watch for slow devices does in a thread of its own, while tokens are chosen by what was collected."""
+
+    def nobody(error: Exception) -> TextEngine:
+        raise error
+
+    with ranks_here(MODEL_PATH, pipeline(1, 1), OPTIONS, tmp_path) as ranks:
+        engine = SurvivingEngine(ranks, ranks.model, nobody)
+        for sequence in (0, 1):
+            engine.submit([5 + sequence], np.array([0]), np.array([sequence]), np.ones(1, np.int8))
+        first = engine.collect()
+        held = first.copy()
+        engine.between_steps(lambda engine: None)
+        assert (first == held).all()
+        assert (engine.collect() != held).any()
