@@ -16,7 +16,7 @@ _LEAST_PLAIN = 3  # passes of one row in an answer, for a mean
 
 
 class Drafts(Protocol):
-    """Where guesses come from. The same text must always get the same guess."""
+    """Where guesses come from. They decide how fast an answer comes, never what it says."""
 
     free: bool  # whether a guess takes next to no time
 
