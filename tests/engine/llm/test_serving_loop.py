@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from edge.llm.requests import Event, Request, token_logprobs
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.llm.slots import Slot, Slots
-from edge.llm.step_budget import STEP_S, StepBudget, parts
+from edge.llm.step_budget import STEP_S, TILE_ROWS, StepBudget, parts
 from tests.conftest import Synthetic
 from tests.engine.llm.test_scheduler import alone, one, random_requests  # noqa: F401 (a fixture)
 from tests.support.deployments import EXACT, deployed, pipeline, tensor
@@ -182,8 +183,9 @@ def test_what_was_left_while_steps_were_under_way_is_kept_when_the_next_request_
         assert engine.kv_last(slot.sequence) == -1
 
 
-def test_one_long_prompt_does_not_stall_the_others(synthetic: Synthetic) -> None:
-    """While it is computed, each answer gets a token in every step. A later short prompt is not behind it."""
+def test_one_long_prompt_does_not_stall_the_others(synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it is computed, each answer gets a token in every step, and steps have whole tiles. A later short prompt is
+    not behind it."""
     rng = np.random.default_rng(5)
     with Engine(synthetic("llama", "f32"), replace(EXACT, context=512, batch=32, sequences=4)) as engine:
         scheduler = Scheduler(engine, keep=True, clock=lambda: 0.0)
@@ -193,10 +195,17 @@ def test_one_long_prompt_does_not_stall_the_others(synthetic: Synthetic) -> None
             pass
         long = scheduler.add(Request(rng.integers(3, 512, 200).tolist(), 2, ends=False))
         short = scheduler.add(Request([8, 9, 10, 11], 2, ends=False))
-        order = []
+        order, n_rows, submit = list[int](), list[int](), engine.submit
+
+        def counted(tokens: Sequence[int], *rest: Any, **more: Any) -> None:
+            n_rows.append(len(tokens))
+            submit(tokens, *rest, **more)
+
+        monkeypatch.setattr(engine, "submit", counted)
         while long not in order:
             order += [event.request for event in scheduler.step() if event.token_id is not None]
         assert order.index(short) <= 2
+        assert set(n_rows[: n_rows.index(min(n_rows))]) == {TILE_ROWS}  # the last one of the prompt is smaller
         assert Counter(order)[running] >= 200 // 16  # a token for each chunk of the long prompt
         scheduler.close()
 
