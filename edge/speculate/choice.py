@@ -8,14 +8,14 @@ in passes of one row, and so is what trials lose: they are paid from a purse, wh
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from statistics import median_low
 
 from partition.predict.drafts import ROWS, tokens_a_pass
 
 SIZES = ROWS  # of a pass
 MOST_ROWS = SIZES[-1]
 
-_KEPT = 5  # times of each size; a bad moment is one of them
+_KEPT = 8  # times of each size
+_BEST_PART = 4  # one in so many of these was the least disturbed: what else the machine does only adds to a pass
 _LEAST_PLAIN = 2  # passes of one row before anything else; the faster one counts
 _CLEARLY = 1.05  # times as fast as one row
 _MEMORY = 0.95  # a guess counts so much less with every later one
@@ -25,6 +25,7 @@ _DEEPEST = -1.0  # what one trial can take, however long it lasted
 _FILLS = 0.01  # part of a pass of one row that a token brings: in the long run, trials take no more of the time
 _WAIT = 16  # passes between trials while one row is best; doubles
 _MOST_WAIT = 256
+_WAIT_ONCE = 4  # where a size was tried once: that may have been a bad moment
 _WAIT_ON = 128  # passes until a size is tried again, one row among others, while more rows are best
 
 
@@ -48,11 +49,12 @@ class RowChoice:
     @property
     def plain_s(self) -> float:
         """Seconds of a pass of one row; 0 where there was none yet."""
-        return median_low(self._seconds[1]) if self._seconds[1] else 0.0
+        return self.seconds(1) or 0.0
 
     def seconds(self, size: int) -> float | None:
         """What a pass of that size takes; None where there was none yet."""
-        return median_low(self._seconds[size]) if self._seconds[size] else None
+        times = sorted(self._seconds[size])
+        return times[(len(times) - 1) // _BEST_PART] if times else None
 
     def best(self, most: int = MOST_ROWS) -> int:
         """The size that gives the most tokens a second, of those that were measured and are no larger than `most`."""
@@ -71,7 +73,8 @@ class RowChoice:
             return 2 * best
         oldest = min(affordable, key=self._last, default=best)
         if best == 1:
-            due = self._passes - max(map(self._last, SIZES[1:])) >= self._wait
+            once = any(len(self._seconds[size]) == 1 for size in SIZES[1:])
+            due = self._passes - max(map(self._last, SIZES[1:])) >= (_WAIT_ONCE if once else self._wait)
         else:
             due = self._passes - self._last(oldest) >= _WAIT_ON
         return oldest if due else best
@@ -86,7 +89,7 @@ class RowChoice:
         if rows > 1:
             self._learn(used - 1, min(used, rows - 1) if tried is None else tried)
         plain_s = self.plain_s
-        gained = used - seconds / plain_s if rows > 1 and plain_s else 0.0
+        gained = used - min(rows, seconds / plain_s) if rows > 1 and plain_s else 0.0
         if rows > 1:
             self._wait = _WAIT if self.best() > 1 or gained > 0 else min(2 * self._wait, _MOST_WAIT)
         self._purse = min(_PURSE, max(_DEEPEST, self._purse + gained) + _FILLS * used)

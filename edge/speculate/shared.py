@@ -12,7 +12,7 @@ from edge.llm.interface import Answer
 from edge.speculate.choice import MOST_ROWS, SIZES, RowChoice
 from edge.speculate.speculation import Drafts, DraftStats, GuessingDevice, watch, worker_json
 
-FEW = MOST_ROWS // 2  # requests: of more, each would have one row
+FEW = 4  # requests: of more, their own rows share the pass, and guesses bring little
 
 
 @dataclass

@@ -11,7 +11,7 @@ from partition import fields
 from partition.errors import PlanError
 from quant.text import counted
 
-ROWS = (1, 2, 4, 8)  # of a pass: the token before, and the guesses behind it
+ROWS = (1, 2, 4, 8, 16)  # of a pass: the token before, and the guesses behind it
 WINDOWS = (1, 2, 4, 8, 16)  # of rows, under way at once over stages
 _A_STAGE = 2  # windows: one that is computed, and one on its way over a link
 _MOST_ROWS, _MOST_S = 64, 3600.0

@@ -13,7 +13,7 @@ from devices.processes import forking
 from devices.processes.forking import ForkServer
 from edge.cluster.session import RemoteSession
 from edge.errors import WorkerError
-from tests.support.helpers import heed_interrupts, until
+from tests.support.helpers import heed_interrupts, stand_still, until
 from tests.support.workers import SECRET, Worker, gone, worker
 from transport import edge_pb2 as pb
 
@@ -86,7 +86,7 @@ def test_what_stands_still_is_ended_where_no_server_is_left(one: Worker) -> None
         until(
             lambda: gone(server.pid), "the end of the fork server"
         )  # a process that stops before it would be hung up on
-        os.kill(session.pid, signal.SIGSTOP)
+        stand_still(session.pid)
     until(lambda: gone(session.pid), "the end of the engine process")
 
 

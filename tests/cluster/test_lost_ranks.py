@@ -29,7 +29,7 @@ from tests.support.deployments import (
     stages,
     tensor,
 )
-from tests.support.helpers import ROOT, TIMEOUT_S, until
+from tests.support.helpers import ROOT, TIMEOUT_S, stand_still, until
 from tests.support.links import start
 from tests.support.thorough import each_once
 from tests.support.workers import Worker, running, worker
@@ -137,7 +137,7 @@ def test_a_daemon_that_is_killed(tmp_path: Path, two: list[Worker], how: dict[st
 def test_a_rank_that_stands_still(two: list[Worker]) -> None:
     with deployed(two, MODEL_PATH, tensor(1, 1, 1), exchange=Exchange(deadlines=QUICK)) as deployment:
         deployment.engine.decode([5], 0)
-        os.kill(pid_of(deployment, 2), signal.SIGSTOP)
+        stand_still(pid_of(deployment, 2))
         began = time.monotonic()
         with pytest.raises(TransportError, match=r"rank 2 \(two\) sent nothing for 1.5 s") as caught:
             deployment.engine.decode([5], 1)

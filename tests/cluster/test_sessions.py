@@ -29,7 +29,7 @@ from edge.worker import process
 from edge.worker.sessions import LINKS_PER_RANK, MAX_SESSIONS
 from partition.slices.recipe import whole
 from quant.wire import WIRES
-from tests.support.helpers import ROOT, TIMEOUT_S, until
+from tests.support.helpers import ROOT, TIMEOUT_S, stand_still, until
 from tests.support.links import start
 from tests.support.thorough import each_once
 from tests.support.trust import Cluster, held, shown
@@ -527,7 +527,7 @@ def test_an_engine_that_aborts_says_so(remotes: list[Remote]) -> None:
 def test_a_peer_that_stands_still(remotes: list[Remote], transport: str) -> None:
     with sessions(remotes, 2, QUICK) as group:
         connect_all(group, transport)
-        os.kill(group[1].pid, signal.SIGSTOP)
+        stand_still(group[1].pid)
         began = time.monotonic()
         with pytest.raises(WorkerError, match=r"sent nothing for 1.5 s \(step_timeout_s\)") as caught:
             group[0].ask(pb.Command(allreduce=pb.Allreduce(n_floats=100, wire="f32", repeats=1)))
@@ -541,7 +541,7 @@ def test_nobody_waits_for_an_engine_that_stands_still(tmp_path: Path, monkeypatc
     monkeypatch.setattr(process, "EXIT_S", TIMEOUT_S)  # it would be killed after two seconds
     with served(tmp_path) as remote:
         with sessions([remote], 1) as (one,):
-            os.kill(one.pid, signal.SIGSTOP)
+            stand_still(one.pid)
         try:
             for _ in range(5):
                 assert remote.describe()

@@ -13,7 +13,7 @@ from edge.cluster import silence
 from edge.cluster.session import EngineSession
 from edge.cluster.silence import Silence
 from edge.net.peers import BEAT_S
-from tests.support.helpers import ENDLESS, start_edge, until
+from tests.support.helpers import ENDLESS, stand_still, start_edge, until
 from tests.support.workers import SECRET, sessions, worker
 from transport import edge_pb2 as pb
 from transport.errors import LinkClosed
@@ -94,7 +94,7 @@ def test_a_process_that_is_stopped_is_heard_no_more_and_then_again(tmp_path: Pat
         sessions([remote], 1, secret=SECRET) as held,
     ):
         (session,) = held
-        os.kill(session.pid, signal.SIGSTOP)
+        stand_still(session.pid)
         until(lambda: session.silent_s > silence.SILENT_S, "silence")
         os.kill(session.pid, signal.SIGCONT)
         until(lambda: 0 < session.silent_s < silence.SILENT_S, "a word")

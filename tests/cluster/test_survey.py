@@ -1,9 +1,7 @@
 """Devices that are measured, and sessions that do not do what they should."""
 
 import math
-import os
 import queue
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -29,7 +27,7 @@ from partition.predict.hosts import Host
 from partition.predict.speeds import Curve, DeviceSpeed
 from quant.gguf.file import GgufFile
 from tests.support.deployments import ONE_THREAD, own_folders
-from tests.support.helpers import TIMEOUT_S, until
+from tests.support.helpers import TIMEOUT_S, stand_still, until
 from tests.support.links import start
 from tests.support.planning import device
 from tests.support.workers import SECRET, Worker, worker
@@ -169,7 +167,7 @@ def test_an_error_does_not_wait_for_a_device_that_hangs(two: list[Worker], monke
             assert stopped.wait(TIMEOUT_S)
             raise WorkerError("one: not today")
         if session.rank == 2:
-            os.kill(session.pid, signal.SIGSTOP)
+            stand_still(session.pid)
             stopped.set()
         return true(session, *args, **options)
 

@@ -22,7 +22,7 @@ from edge.demo import MODEL_PATH
 from edge.errors import WorkerError
 from edge.slices.digests import Digests
 from partition.slices.recipe import whole
-from tests.support.helpers import EDGE, ROOT, assert_one_line_error, run_edge, until
+from tests.support.helpers import EDGE, ROOT, assert_one_line_error, run_edge, stand_still, until
 from tests.support.workers import LOG_LINE, SECRET, Worker, gone, health, sessions, stalled, worker
 from transport import edge_pb2 as pb
 from transport import rpc
@@ -114,7 +114,7 @@ def test_ends_with_sessions_a_load_and_an_upload_under_way(tmp_path: Path, numbe
     with worker(tmp_path) as one, one.remote() as remote:
         remote.send_slice(recipe, MODEL_PATH, recipe.model_digest)
         with sessions([remote], 2) as (loading, stuck):
-            os.kill(stuck.pid, signal.SIGSTOP)
+            stand_still(stuck.pid)
             loading.tell(pb.Command(load=pb.Load(slice=recipe.model_digest)))
             stuck.tell(pb.Command(load=pb.Load(slice=recipe.model_digest)))
             metadata = ((rpc.SLICE_KEY, "ab" * 32), (rpc.SLICE_BYTES_KEY, "1000"), (rpc.OFFSET_KEY, "0"))

@@ -26,6 +26,7 @@ from edge.serve.served import Generation, Piece
 from partition.errors import PlanError
 from quant.errors import ModelFileError
 from tests.conftest import Synthetic
+from tests.support.helpers import stand_still
 
 T = TypeVar("T")
 CONFIG = EngineConfig(str(MODEL_PATH), {"threads": 1, "sequences": 3, "context": 512}, prefix_cache=0)
@@ -275,7 +276,7 @@ def test_models_are_let_go_where_another_needs_the_memory(tmp_path: Path, monkey
             first = await router.model("first")
             endless = await first.generate(ENDLESS)
             assert first._process is not None
-            os.kill(first._process.pid, signal.SIGSTOP)  # it does not answer while the others are loaded
+            stand_still(first._process.pid)  # it does not answer while the others are loaded
             await router.model("second")
             assert {model.name for model in await router.loaded()} == {"first", "second"}  # the first is in use
             await router.model("third")

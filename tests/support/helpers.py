@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any, TextIO
 
 import pexpect
+import psutil
 import pytest
 from pexpect import fdpexpect
 
@@ -182,6 +183,12 @@ def until(condition: Callable[[], bool], what: str, timeout_s: float = TIMEOUT_S
     while not condition():
         assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
         time.sleep(0.01)
+
+
+def stand_still(pid: int) -> None:
+    """Stop a process, and return when it is. Until then its other threads may go on."""
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, "a process that stands still")
 
 
 def calls(work: Callable[[], object]) -> int:

@@ -14,7 +14,7 @@ from edge.errors import TemplateError
 from edge.templates import child
 from edge.templates.process import CPU_S, TemplateProcess
 from edge.templates.template import CHATML, MAX_SOURCE, TRANSCRIPT, ChatTemplate
-from tests.support.helpers import until
+from tests.support.helpers import stand_still, until
 from tests.support.thorough import thorough
 
 MESSAGES = [
@@ -251,7 +251,7 @@ def test_whatever_happens_to_its_process_the_next_prompt_is_right(monkeypatch: p
     monkeypatch.undo()
     assert template.render([{"role": "user", "content": "b"}]) == "b"
 
-    os.kill(process.pid, signal.SIGSTOP)
+    stand_still(process.pid)
     with pytest.raises(TemplateError, match=r"no answer in 0\.1 s"):
         process.ask({"source": "", "messages": None}, wait_s=0.1)
     assert template.render([{"role": "user", "content": "c"}]) == "c"
@@ -260,7 +260,7 @@ def test_whatever_happens_to_its_process_the_next_prompt_is_right(monkeypatch: p
 def test_ctrl_c_ends_a_rendering_and_its_answer_is_nobodys() -> None:
     process = TemplateProcess()
     template = ChatTemplate("{{ messages[0].content }}", process=process)
-    os.kill(process.pid, signal.SIGSTOP)
+    stand_still(process.pid)
     interrupting = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
     interrupting.start()
     with pytest.raises(KeyboardInterrupt):

@@ -24,7 +24,7 @@ from tests.support.planning import MS, device, linked, work
 from tests.support.random_plans import Case
 from tests.support.thorough import some
 
-STEEP = {1: 1.0, 2: 1.3, 4: 2.0, 8: 4.0}  # of a layer, in passes of one row
+STEEP = {1: 1.0, 2: 1.3, 4: 2.0, 8: 4.0, 16: 8.0}  # of a layer, in passes of one row
 
 
 def counted_s(draft: Draft, stages: Sequence[float], ways: Sequence[float], n_tokens: int, seed: int) -> float:
@@ -238,4 +238,4 @@ def test_windows_are_kept_with_a_plan() -> None:
 def test_one_row_is_tried_where_there_can_be_stages() -> None:
     draft = Draft("ngram", 0.4, 1)
     rows = [[one.draft.rows for one in with_drafts(work(4), draft, devices) if one.draft] for devices in (1, 2)]
-    assert rows == [[2, 4, 8], [1, 2, 4, 8]]
+    assert rows == [[2, 4, 8, 16], [1, 2, 4, 8, 16]]
