@@ -89,7 +89,8 @@ class ServingLoop:
             return
         self._counters["steps"] += 1
         self._counters["preemptions"] = self._scheduler.preemptions
-        self._send(*map(self._message, events))
+        if events:  # a step that was submitted has none yet, and the server need not wake for that
+            self._send(*map(self._message, events))
 
     def _fail(self, error: Exception) -> None:
         """All requests end with this error. Where the engine cannot be used any more it is raised: the process ends,
