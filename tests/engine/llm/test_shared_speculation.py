@@ -15,6 +15,7 @@ from edge.llm.requests import Event, Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.parallel.surviving import SurvivingEngine
+from edge.speculate.choice import MOST_ROWS
 from edge.speculate.ngrams import NgramDrafts
 from edge.speculate.shared import FEW, SharedSpeculation
 from tests.conftest import Synthetic
@@ -124,7 +125,7 @@ def test_many_requests_have_no_guesses(synthetic: Synthetic) -> None:
         rows.clear()
         drafter = known(requests, plain, 0)
         assert [tokens(one) for one in answered(engine, requests, drafter)] == [tokens(one) for one in plain]
-    assert all(n_rows <= 2 * FEW for _, n_rows in rows)
+    assert all(n_rows <= MOST_ROWS for _, n_rows in rows)
     assert all(n_rows == n for n, n_rows in rows if n > FEW)
     assert {n for n, n_rows in rows if n_rows > n} >= {1, 2}
 
@@ -225,7 +226,7 @@ def test_figures_of_steps() -> None:
     for i in range(80):
         drafted = drafter.draft(answers, 16)
         rows = [1 + len(guesses) for guesses in drafted]
-        assert sum(rows) <= 8
+        assert sum(rows) <= MOST_ROWS
         if i % 5 == 4:
             drafter.disturbed()
             now += 100
@@ -237,8 +238,8 @@ def test_figures_of_steps() -> None:
     assert found["draft"] == "known"
     assert found["drafted"] == found["accepted"] > 200
     assert found["passes"] == 80
-    assert 4 < found["rows_per_pass"] <= 8
-    assert 2 < found["gain"] < 4 / 1.25
+    assert 8 < found["rows_per_pass"] <= MOST_ROWS
+    assert 4 < found["gain"] < 8 / 1.25
     drafter.ended(0)
     drafter.ended(1)
     assert drafter.draft([One(i) for i in range(FEW + 1)], 99) == [()] * (FEW + 1)
