@@ -112,7 +112,7 @@ def test_answers_are_the_same_with_guesses(
 
 def test_many_requests_have_no_guesses(synthetic: Synthetic) -> None:
     """Until few are left. All of them together have no more rows than one may have alone."""
-    requests = [replace(one, ends=False, max_tokens=12 + 4 * i) for i, one in enumerate(asked(FEW + 2, 5))]
+    requests = [replace(one, ends=False, max_tokens=12 + 10 * i) for i, one in enumerate(asked(FEW + 2, 5))]
 
     class Watched(Engine):
         def submit(self, tokens, positions, sequences, outputs, **how):  # type: ignore[no-untyped-def]
