@@ -59,7 +59,7 @@ class Scheduler:
         self._slots = Slots(engine, keep=keep)
         self._budget = StepBudget(engine.batch, clock)
         self._events: list[Event] = []  # to be told by the next step
-        self.preemptions = 0
+        self.passes = self.preemptions = 0
         engine.kv_clear()
         for sequence in range(engine.sequences):
             take(engine, sequence, self)
@@ -123,7 +123,7 @@ class Scheduler:
             running.cancelled |= running.number == number  # its logits are under way, and are dropped when they come
 
     def step(self) -> list[Event]:
-        """Admit who waits, submit what can be submitted, else collect what comes: what came of it, in order.
+        """Admit who waits, submit what can be submitted, collect what comes: what came of it, in order.
 
         The errors of the engine; EngineError where a conversation used the engine meanwhile. Then the scheduler is to
         be closed.
@@ -133,7 +133,7 @@ class Scheduler:
         events, self._events = self._events, []
         self._admit()
         submitted = bool(self._ready) and len(self._flying) < self._in_flight and self._submit()
-        if not submitted and self._flying:
+        if self._flying and (not submitted or self._in_flight == 1):  # stages go on with others meanwhile
             events += self._collect()
         return events
 
@@ -231,6 +231,7 @@ class Scheduler:
             self._engine.submit(
                 tokens, np.array(positions), np.array(sequences), np.array(outputs, np.int8), top=top, masks=masks
             )
+        self.passes += 1
         if flying:
             self._flying.append(flying)
         return True

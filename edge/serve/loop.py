@@ -82,14 +82,16 @@ class ServingLoop:
             job()
 
     def _step(self) -> None:
+        scheduler, counters = self._scheduler, self._counters
+        passes, preemptions = scheduler.passes, scheduler.preemptions
         try:
-            events = self._scheduler.step()
+            events = scheduler.step()
         except Exception as error:
             self._fail(error)
             return
-        self._counters["steps"] += 1
-        self._counters["preemptions"] = self._scheduler.preemptions
-        if events:  # a step that was submitted has none yet, and the server need not wake for that
+        counters["steps"] += scheduler.passes - passes
+        counters["preemptions"] += scheduler.preemptions - preemptions
+        if events:  # a part of a prompt brings none, and the server need not wake for that
             self._send(*map(self._message, events))
 
     def _fail(self, error: Exception) -> None:

@@ -80,7 +80,7 @@ def guessing(one: Worker, engine: Engine, steps: Steps = SILENT) -> Iterator[Dra
 def test_answers_are_the_same_and_ids_alone_cross(one: Worker, engine: Engine, plain: Answers) -> None:
     with guessing(one, engine) as device:
         counted = Counted(device)
-        drafter = Speculation(ModelDrafts(counted), "small", device=device, choice=Always())
+        drafter = Speculation(ModelDrafts(counted), "small", device=device, choice=Always(4))
         assert device._loaded is not None
         link = device._loaded.link
         sent, received = link.sent_bytes, link.received_bytes  # while it was made
@@ -133,7 +133,7 @@ def test_its_loss_leaves_the_answer_as_it_was(
                 monkeypatch.setattr(guesses, "GUESS_S", 0.5)
 
         counted = Counted(device, 2, lose)
-        drafter = Speculation(ModelDrafts(counted), "small", device=device, choice=Always())
+        drafter = Speculation(ModelDrafts(counted), "small", device=device, choice=Always(4))
         assert ids(run(engine, first[0], drafter)) == first[1]
         assert drafter.stats.drafted > 0
         assert counted.requests > 2
@@ -161,7 +161,7 @@ def test_it_is_taken_back_when_it_is_there_again(
         begun[0].port = int(begun[0].says(r"INFO listening .*address=\S+:(\d+)\b")[1])
         with DraftDevice(begun[0].address, MODEL_PATH, engine.context, engine.model.n_vocab, steps=steps) as device:
             drafter = Speculation(
-                ModelDrafts(Counted(device, 2, begun[0].kill)), "small", device=device, choice=Always()
+                ModelDrafts(Counted(device, 2, begun[0].kill)), "small", device=device, choice=Always(4)
             )
             assert ids(run(engine, first[0], drafter)) == first[1]
             assert device.is_lost

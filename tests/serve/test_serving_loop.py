@@ -24,11 +24,13 @@ class Told:
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
+        self.empty = 0  # times that it told nothing
         self._changed = threading.Condition()
 
     def send(self, *messages: dict[str, Any]) -> None:
         with self._changed:
             self.messages += messages
+            self.empty += not messages
             self._changed.notify_all()
 
     def of(self, number: int, *keys: str) -> list[dict[str, Any]]:
@@ -74,6 +76,28 @@ def test_that_a_request_was_accepted_is_told_before_anything_of_it(loop: Serving
     assert [next(key for key in ("result", "begun", "piece") if key in m) for m in messages] == [
         "result", "begun", "piece", "piece", "piece",
     ]  # fmt: skip
+
+
+def test_passes_and_tokens_are_counted(told: Told) -> None:
+    """Also over an error. A part of a prompt is a pass, of which there is nothing to tell."""
+    with Engine(MODEL_PATH, EngineOptions(threads=1, context=512, batch=32, sequences=2)) as engine:
+        loop = ServingLoop(engine, None, told.send)
+        thread = run(loop)
+        begin(loop, 1, prompt=[5] * 70, max_tokens=4)
+        told.of(1, "piece")
+        counters = [loop.ask("status", {})["counters"]]
+        assert told.empty == 0
+        loop._in_turn(lambda: loop._fail(EngineError("once")))
+        begin(loop, 2, prompt=[7] * 20, max_tokens=2)
+        told.of(2, "piece")
+        counters.append(loop.ask("status", {})["counters"])
+        loop.end()
+        thread.join(WAIT_S)
+        engine.resume()
+    assert counters == [
+        {"prompt_tokens": 70, "cached_tokens": 0, "generated_tokens": 4, "steps": 3 + 3, "preemptions": 0},
+        {"prompt_tokens": 90, "cached_tokens": 0, "generated_tokens": 6, "steps": 6 + 2, "preemptions": 0},
+    ]
 
 
 def test_what_came_of_guesses_is_told(told: Told) -> None:

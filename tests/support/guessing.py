@@ -21,10 +21,14 @@ Answers = dict[tuple[int, ...], list[int]]
 
 
 class Always(RowChoice):
-    """As many rows as there may be, in every pass."""
+    """As many rows as there may be, in every pass; at most as many as are given."""
+
+    def __init__(self, most: int = MOST_ROWS) -> None:
+        super().__init__()
+        self._most = most
 
     def rows(self, most: int) -> int:
-        return max(size for size in SIZES if size <= most)
+        return max(size for size in SIZES if size <= min(most, self._most))
 
 
 class AlwaysWindows(WindowChoice):
