@@ -86,7 +86,7 @@ def test_passes_and_tokens_are_counted(told: Told) -> None:
         begin(loop, 1, prompt=[5] * 70, max_tokens=4)
         told.of(1, "piece")
         counters = [loop.ask("status", {})["counters"]]
-        assert told.empty == 0
+        empty = told.empty
         loop._in_turn(lambda: loop._fail(EngineError("once")))
         begin(loop, 2, prompt=[7] * 20, max_tokens=2)
         told.of(2, "piece")
@@ -98,6 +98,7 @@ def test_passes_and_tokens_are_counted(told: Told) -> None:
         {"prompt_tokens": 70, "cached_tokens": 0, "generated_tokens": 4, "steps": 3 + 3, "preemptions": 0},
         {"prompt_tokens": 90, "cached_tokens": 0, "generated_tokens": 6, "steps": 6 + 2, "preemptions": 0},
     ]
+    assert empty == 0
 
 
 def test_what_came_of_guesses_is_told(told: Told) -> None:

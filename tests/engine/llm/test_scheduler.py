@@ -346,3 +346,10 @@ def test_requests_come_and_go_and_none_changes_another(synthetic: Synthetic) -> 
         answers.pop(runs, None)
         assert set(ends.values()) <= {"stop", "length"}
         assert [answers.get(number, []) for number in sorted(ends)] == wanted
+
+
+def test_each_step_of_one_device_has_its_tokens(synthetic: Synthetic) -> None:
+    with Engine(synthetic("llama", "f32"), EXACT) as engine, Scheduler(engine) as scheduler:
+        scheduler.add(Request([5, 6, 7], 4, ends=False))
+        assert [len(scheduler.step()) for _ in range(4)] == [1] * 4
+        assert (scheduler.passes, scheduler.busy) == (4, False)
