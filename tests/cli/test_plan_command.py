@@ -185,9 +185,11 @@ def test_a_plan_says_which_guesses_it_counts_on(edge: Run, what_if: Path) -> Non
 
 
 def test_a_model_that_guesses_is_measured(edge: Run) -> None:
-    """The model itself is no smaller, and takes as long for a guess as for a token."""
+    """The model itself is no smaller, and takes about as long for a guess as for a token: what is measured decides
+    whether that pays. Guesses that took no time would pay for sure, all being right."""
     found = said(edge, "--draft", str(MODEL_PATH), "--acceptance", "1")
-    assert found["predicted"]["draft"] is None
+    draft = found["predicted"]["draft"]
+    assert draft is None or draft["guess_s"] > 0
     code, out, _ = edge("--draft", str(MODEL_PATH), "--acceptance", "1")
     assert code == 0
     assert MODEL_PATH.name in out
