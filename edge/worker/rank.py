@@ -52,6 +52,7 @@ _MOST_RANKS = 256
 _MOST_FLOATS = 16 << 20
 _MOST_REPEATS = 10_000
 _LEAST_MEASURED_S, _MOST_MEASURED_S = 0.1, 60.0  # of a link, whatever is asked
+_REMOVALS = 2  # of the folder: `Rank` may just have begun to take links there
 _FINISH_S = EXIT_S / 2  # for what is written in the background; the daemon kills whoever does not end
 _MOST_TEXT = 4000  # characters of an error, which may repeat what the owner sent: events have 1 MiB
 
@@ -276,7 +277,14 @@ def main(argv: list[str] | None = None) -> NoReturn:
     control = TcpLink(socket.socket(fileno=args.control), "the daemon", poll_s=0)
     commands: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     ranks: list[Rank] = []
-    threading.Thread(target=_read, args=(control, commands, args.folder, ranks), daemon=True, name="commands").start()
+    reader = threading.Thread(target=_read, args=(control, commands, args.folder, ranks), daemon=True, name="commands")
+    reader.start()
+
+    def tell(event: pb.Event) -> None:
+        try:
+            emit(control, event)
+        except TransportError:
+            reader.join(EXIT_S)  # the daemon has gone: the reader ends this process
 
     opened = pb.Command.FromString(commands.get()).open
     try:
@@ -285,9 +293,9 @@ def main(argv: list[str] | None = None) -> NoReturn:
         rank = Rank(control, opened, args.host, args.folder, _credentials(args.credentials), lent)
         ranks.append(rank)
     except Exception as error:
-        emit(control, failed(error))
+        tell(failed(error))
         sys.exit(1)
-    emit(control, pb.Event(opened=rank.opened))
+    tell(pb.Event(opened=rank.opened))
     threading.Thread(target=_beat, args=(control,), daemon=True, name="beat").start()
     while True:
         data = commands.get()
@@ -295,8 +303,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
             event = rank.handle(pb.Command.FromString(data))
         except Exception as error:  # whatever it is, the owner must hear of it
             event = failed(error)
-        with suppress(TransportError):  # the daemon has gone, and `_read` is about to end this process
-            emit(control, event)
+        tell(event)
 
 
 def run_forked(arguments: list[str], descriptors: list[int]) -> NoReturn:
@@ -324,7 +331,8 @@ def _read(control: TcpLink, commands: queue.SimpleQueue[bytes], folder: Path, ra
             with suppress(Exception):  # whatever it is, this process ends
                 for rank in ranks:
                     rank.finish()
-            shutil.rmtree(folder, ignore_errors=True)  # nobody else is left to do it where the daemon was killed
+            for _ in range(_REMOVALS):  # nobody else is left to do it where the daemon was killed
+                shutil.rmtree(folder, ignore_errors=True)
             os._exit(0)
 
 

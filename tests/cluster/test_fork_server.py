@@ -13,7 +13,10 @@ from devices.processes import forking
 from devices.processes.forking import ForkServer
 from edge.cluster.session import RemoteSession
 from edge.errors import WorkerError
-from tests.support.helpers import heed_interrupts, stand_still, until
+from edge.worker.limits import ResourceLimits
+from edge.worker.process import Child
+from tests.support.helpers import TIMEOUT_S, heed_interrupts, stand_still, until
+from tests.support.thorough import some
 from tests.support.workers import SECRET, Worker, gone, worker
 from transport import edge_pb2 as pb
 
@@ -119,3 +122,21 @@ def test_a_server_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     assert server._process is not None
     assert server._process.wait(60.0) == -signal.SIGKILL  # it is not left behind
     server.close()
+
+
+def test_a_process_whose_daemon_goes_while_it_begins_leaves_nothing() -> None:
+    """Its threads do not hinder each other in that: one takes links in the folder that another one removes."""
+    server = ForkServer("edge.worker.rank")
+    asked = pb.Open(rank=0, world_size=1, secret=SECRET, connect_timeout_s=9, step_timeout_s=9, send_timeout_s=9)
+    try:
+        for _ in range(some(20, 200)):
+            child = Child("127.0.0.1", None, ResourceLimits(1), "begun", server)
+            child.send(pb.Command(open=asked))
+            child.let_go()
+            assert child._process.wait(TIMEOUT_S) == 0
+            assert not child.folder.exists()
+            while child.receive() is not None:
+                pass
+            assert child.died() is None
+    finally:
+        server.close()
