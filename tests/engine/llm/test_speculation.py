@@ -93,7 +93,7 @@ def test_greedy_answers_are_the_same(
             kinds |= {f"wrong {wrong}": Known(plain, wrong) for wrong in (0, 1)}
         accepted = {}
         for name, guesses in kinds.items():
-            drafter = Speculation(guesses, name, choice=Always())
+            drafter = Speculation(guesses, name, choice=Always(8 if name == "wrong 3" else MOST_ROWS))
             found = {}
             total: Counter[str] = Counter()
             for prompt in asked:
@@ -102,7 +102,7 @@ def test_greedy_answers_are_the_same(
             assert found == plain, name
             accepted[name] = total
     assert accepted["ngram"]["accepted"] > 0
-    assert 0 < accepted["wrong 3"]["accepted"] < 0.7 * accepted["wrong 3"]["drafted"]
+    assert 0.3 < accepted["wrong 3"]["accepted"] / accepted["wrong 3"]["drafted"] < 0.7
     if "model" in kinds:
         assert accepted["wrong 0"]["accepted"] == accepted["wrong 0"]["drafted"] > 50
         assert accepted["wrong 1"]["accepted"] == 0 < accepted["wrong 1"]["drafted"]

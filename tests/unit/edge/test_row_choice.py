@@ -8,7 +8,7 @@ import pytest
 from edge.speculate.choice import MOST_ROWS, SIZES, RowChoice
 from partition.predict.drafts import tokens_a_pass
 
-FLAT = {1: 1.0, 2: 1.03, 4: 1.0, 8: 1.31, 16: 2.2}  # weights from a disk: measured, in passes of one row
+FLAT = {1: 1.0, 2: 1.03, 4: 1.0, 8: 1.31, 16: 2.2}  # weights from a disk: measured up to 8, in passes of one row
 STEEP = {1: 1.0, 2: 1.9, 4: 2.8, 8: 6.0, 16: 12.0}  # weights in memory, one thread
 
 COSTS = {
