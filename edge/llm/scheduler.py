@@ -227,7 +227,7 @@ class Scheduler:
             sequences += [running.slot.sequence] * n_rows
         prompts = sum(n_rows for _, n_rows in chosen if n_rows > 1)
         top, masks = self._wanted(flying)
-        with self._budget.timed(prompts, beside=len(tokens) > prompts):
+        with self._budget.timed(len(tokens), prompts):
             self._engine.submit(
                 tokens, np.array(positions), np.array(sequences), np.array(outputs, np.int8), top=top, masks=masks
             )
@@ -256,7 +256,7 @@ class Scheduler:
         group = answering[: -(-in_all // self._groups)]
         chosen = [(one, 1) for one in group]
         longest = max((one.length for one in prefilling), default=1)
-        most = self._budget.beside(len(group)) if in_all else self._engine.chunk(longest)
+        most = self._budget.beside(len(group), len(prefilling)) if in_all else self._engine.chunk(longest)
         room = min(self._engine.batch - len(group), most)
         return chosen + parts(prefilling, room)
 

@@ -8,37 +8,40 @@ from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 STEP_S = 0.25  # that a step with prompt tokens may take: a reader hardly sees a pause of that
+MOST_STEP_S = 1.0  # and where many wait for each one that is answered
 LEAST_ROWS, FIRST_ROWS = 8, 64
-TILE_ROWS = 16  # that kernels take at once: with TinyLlama's shape 16 rows took 145 ms where 15 took 203, and 14 188
+TILE_ROWS = 16  # that kernels take at once: with TinyLlama's shape 16 rows took 161 ms where 15 took 206, and 14 187
 OLDEST_PART = 4  # of a step's rows for prompts, one in so many is for the oldest
 _REMEMBERED = 8  # steps; the best of them counts, so that a burst of somebody else's work does not
 
 
 class StepBudget:
-    """Follows how fast prompts are computed here. Powers of two: engines learn a graph for each number of rows."""
+    """Follows how fast steps with prompts are computed here, rows of answers among theirs."""
 
     def __init__(self, most_rows: int, clock: Callable[[], float]) -> None:
         """most_rows: of a step. clock: seconds."""
-        self._most, self._clock = most_rows, clock
-        self._rates: deque[float] = deque(maxlen=_REMEMBERED)  # prompt tokens a second
-        self.rows = min(FIRST_ROWS, most_rows)
+        self._clock = clock
+        self._rates: deque[float] = deque(maxlen=_REMEMBERED)  # rows a second
+        self.rows = min(FIRST_ROWS, most_rows)  # that take STEP_S
 
-    def beside(self, answers: int) -> int:
-        """Rows for prompts in a step that has so many answers: near `rows`, so that the step has whole tiles."""
-        whole = (answers + self.rows + TILE_ROWS // 2) // TILE_ROWS * TILE_ROWS
-        return whole - answers if whole > answers else self.rows
+    def beside(self, answers: int, waiting: int = 1) -> int:
+        """Rows for prompts in a step that has so many answers. waiting: prompts that are being computed; where they
+        are more than the answers, the step may take as many times STEP_S, MOST_STEP_S at most. It has whole tiles, and
+        so many that some rows are left for prompts."""
+        times = min(MOST_STEP_S / STEP_S, max(1.0, waiting / max(1, answers)))
+        fitting = int(times * self.rows) // TILE_ROWS
+        return max(fitting, -(-(answers + LEAST_ROWS) // TILE_ROWS)) * TILE_ROWS - answers
 
     @contextmanager
-    def timed(self, prompt_rows: int, *, beside: bool) -> Iterator[None]:
-        """Around a step with so many tokens of prompts. beside: with answers."""
+    def timed(self, rows: int, prompt_rows: int) -> Iterator[None]:
+        """Around a step with so many rows, and so many of these of prompts. One that has little of either says nothing
+        of the other."""
         began = self._clock()
         yield
         took_s = self._clock() - began
-        if not beside or prompt_rows < LEAST_ROWS or took_s <= 0:
-            return
-        self._rates.append(prompt_rows / took_s)
-        fitting = int(max(self._rates) * STEP_S)
-        self.rows = max(min(LEAST_ROWS, self._most), min(1 << max(fitting, 1).bit_length() - 1, self._most))
+        if LEAST_ROWS <= prompt_rows < rows and took_s > 0:
+            self._rates.append(rows / took_s)
+            self.rows = int(max(self._rates) * STEP_S)
 
 
 class Prompt(Protocol):

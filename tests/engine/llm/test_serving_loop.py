@@ -189,7 +189,7 @@ def test_one_long_prompt_does_not_stall_the_others(synthetic: Synthetic, monkeyp
     rng = np.random.default_rng(5)
     with Engine(synthetic("llama", "f32"), replace(EXACT, context=512, batch=32, sequences=4)) as engine:
         scheduler = Scheduler(engine, keep=True, clock=lambda: 0.0)
-        scheduler._budget.rows = 16
+        scheduler._budget.rows = 8  # twice as many while two wait for one
         running = scheduler.add(Request([5, 6, 7], 200, ends=False))
         while not any(event.token_id is not None for event in scheduler.step()):
             pass
@@ -208,6 +208,30 @@ def test_one_long_prompt_does_not_stall_the_others(synthetic: Synthetic, monkeyp
         assert set(n_rows[: n_rows.index(min(n_rows))]) == {TILE_ROWS}  # the last one of the prompt is smaller
         assert Counter(order)[running] >= 200 // 16  # a token for each chunk of the long prompt
         scheduler.close()
+
+
+def test_where_more_prompts_wait_than_there_are_answers_a_step_has_more_of_them(
+    synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Engine(synthetic("llama", "f32"), replace(EXACT, context=512, batch=64, sequences=4)) as engine:
+        scheduler = Scheduler(engine, clock=lambda: 0.0)
+        scheduler._budget.rows = 16
+        scheduler.add(Request([5, 6, 7], 20, ends=False))
+        while not any(event.token_id is not None for event in scheduler.step()):
+            pass
+        for _ in range(3):
+            scheduler.add(Request(list(range(3, 63)), 2, ends=False))
+        n_rows, submit = list[int](), engine.submit
+
+        def counted(tokens: Sequence[int], *rest: Any, **more: Any) -> None:
+            n_rows.append(len(tokens))
+            submit(tokens, *rest, **more)
+
+        monkeypatch.setattr(engine, "submit", counted)
+        for _ in range(2):
+            scheduler.step()
+        scheduler.close()
+    assert n_rows == [48, 48]  # three wait for one
 
 
 def test_an_answer_goes_on_behind_what_was_told_elsewhere(synthetic: Synthetic) -> None:
@@ -277,27 +301,24 @@ def test_the_budget_follows_the_best_of_what_steps_took() -> None:
     now = [0.0]
     budget = StepBudget(512, lambda: now[0])
 
-    def step(rows: int, took_s: float, *, beside: bool = True) -> int:
-        with budget.timed(rows, beside=beside):
+    def step(rows: int, prompt_rows: int, took_s: float) -> int:
+        with budget.timed(rows, prompt_rows):
             now[0] += took_s
         return budget.rows
 
     assert budget.rows == 64
-    assert step(64, 64 / 2000) == 256  # 2,000 tokens a second: 500 in a quarter of one
-    assert step(256, 10.0) == 256  # a burst is not believed
+    assert step(64, 60, 64 / 2048) == 2048 * STEP_S
+    assert step(256, 250, 10.0) == 512  # a burst is not believed
     for _ in range(8):
-        rows = step(budget.rows, budget.rows / 100)
-    assert rows == 16
-    assert rows <= 100 * STEP_S
-    for _ in range(8):
-        rows = step(budget.rows, budget.rows / 1.0)
-    assert rows == 8  # not fewer
-    assert step(512, 0.01, beside=False) == 8  # nobody waited
+        rows = step(64, 32, 0.5)
+    assert rows == 128 * STEP_S  # rows of answers take their part of the time
+    assert step(512, 512, 0.01) == 32  # nobody waited
+    assert step(64, 7, 0.01) == 32  # hardly any prompt
     assert StepBudget(4, lambda: 0.0).rows == 4
 
 
 @pytest.mark.parametrize(
-    ("answers", "rows"), [(1, 63), (8, 72), (15, 65), (16, 64), (24, 72), (64, 64)], ids=lambda n: f"{n}"
+    ("answers", "rows"), [(1, 63), (8, 56), (15, 49), (16, 48), (24, 40), (64, 16)], ids=lambda n: f"{n}"
 )
 def test_a_step_with_prompts_has_whole_tiles(answers: int, rows: int) -> None:
     assert StepBudget(512, lambda: 0.0).beside(answers) == rows
@@ -305,7 +326,14 @@ def test_a_step_with_prompts_has_whole_tiles(answers: int, rows: int) -> None:
 
 def test_a_step_with_prompts_has_some_of_them_however_slow_they_are() -> None:
     slow = StepBudget(4, lambda: 0.0)
-    assert [slow.beside(answers) for answers in (0, 1, 4, 8)] == [4, 4, 12, 8]
+    assert [slow.beside(answers) for answers in (0, 1, 8, 9, 15, 16)] == [16, 15, 8, 23, 17, 16]
+
+
+@pytest.mark.parametrize(
+    ("answers", "waiting", "rows"), [(1, 1, 63), (8, 8, 56), (1, 2, 127), (2, 5, 158), (1, 15, 255), (8, 15, 104)]
+)
+def test_where_more_wait_than_are_answered_a_step_may_take_longer(answers: int, waiting: int, rows: int) -> None:
+    assert StepBudget(512, lambda: 0.0).beside(answers, waiting) == rows
 
 
 def test_short_prompts_come_first_and_the_oldest_comes_to_its_end(synthetic: Synthetic) -> None:
