@@ -38,7 +38,7 @@ PREFILL_ROWS = 64
 DEPTH = 256  # tokens behind a row, where attention is timed
 _PIECES = 5  # of each step that is timed, at least
 _LEAST_BYTES = 96 << 20  # of layers
-_MOST_STEP = 0.3  # of n layers: it is noise that makes a step's own part seem more
+_MOST_STEP = 0.3  # of n layers at their fastest: it is noise that makes a step's own part seem more
 _MOST_S = 3600.0  # no figure is that large
 _OPTIONS = EngineOptions(context=512, batch=512, sequences=max(DECODE_ROWS))
 _ROWS = {
@@ -170,7 +170,8 @@ def device_speed(times: Times, device: str, name: str, memory_bytes: int) -> Dev
     base, n = times.steps["layers"], times.n
     one_s = base.at(1)
     more_s = times.steps["more"].at(1) if "more" in times.steps else 2 * one_s
-    step_s = min(max(0.0, 2 * one_s - more_s), _MOST_STEP * one_s)
+    fastest_s = min(seconds for _, seconds in base.points)  # one row may have had a bad moment
+    step_s = min(max(0.0, 2 * one_s - more_s), _MOST_STEP * fastest_s)
 
     def layers(of: Curve) -> Curve:
         return Curve(tuple((rows, max(0.0, seconds - step_s) / n) for rows, seconds in of.points))

@@ -141,6 +141,13 @@ def test_a_layer_is_its_part_of_what_was_timed() -> None:
     assert found.half_layer_s.at(1) == pytest.approx(9 / 8 * MS)
 
 
+def test_layers_take_time_where_one_row_had_a_bad_moment() -> None:
+    steps = {"layers": curve((1, 40 * MS), (2, 10 * MS), (64, 41 * MS)), "more": curve((1, 18 * MS))}
+    found = device_speed(Times(4, {**steps, "head": curve((1, 7 * MS))}, 0.0, 1, None), "pi:1", "pi", 1)
+    assert found.step_s.at(1) == pytest.approx(3 * MS)
+    assert [found.layer_s.at(n) for n in (1, 2, 64)] == pytest.approx([37 / 4 * MS, 7 / 4 * MS, 38 / 4 * MS])
+
+
 def test_a_sum_takes_slow_devices_longer() -> None:
     def device(layer_s: float) -> Any:
         return device_speed(
