@@ -256,7 +256,7 @@ class Scheduler:
         group = answering[: -(-in_all // self._groups)]
         chosen = [(one, 1) for one in group]
         longest = max((one.length for one in prefilling), default=1)
-        most = self._budget.beside(len(group), len(prefilling)) if in_all else self._engine.chunk(longest)
+        most = self._budget.beside(len(group), len(prefilling) / in_all) if in_all else self._engine.chunk(longest)
         room = min(self._engine.batch - len(group), most)
         return chosen + parts(prefilling, room)
 

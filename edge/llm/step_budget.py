@@ -24,11 +24,11 @@ class StepBudget:
         self._rates: deque[float] = deque(maxlen=_REMEMBERED)  # rows a second
         self.rows = min(FIRST_ROWS, most_rows)  # that take STEP_S
 
-    def beside(self, answers: int, waiting: int = 1) -> int:
-        """Rows for prompts in a step that has so many answers. waiting: prompts that are being computed; where they
-        are more than the answers, the step may take as many times STEP_S, MOST_STEP_S at most. It has whole tiles, and
-        so many that some rows are left for prompts."""
-        times = min(MOST_STEP_S / STEP_S, max(1.0, waiting / max(1, answers)))
+    def beside(self, answers: int, waiting: float = 1.0) -> int:
+        """Rows for prompts in a step that has so many answers. waiting: prompts that are being computed for each answer
+        of the engine, in this step or another; above 1, the step may take as many times STEP_S, MOST_STEP_S at most. It
+        has whole tiles, and so many that some rows are left for prompts."""
+        times = min(MOST_STEP_S / STEP_S, max(1.0, waiting))
         fitting = int(times * self.rows) // TILE_ROWS
         return max(fitting, -(-(answers + LEAST_ROWS) // TILE_ROWS)) * TILE_ROWS - answers
 

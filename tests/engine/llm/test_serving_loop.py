@@ -1,9 +1,11 @@
 """Requests that share steps, prefixes and memory: each is answered as it would be alone."""
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -210,15 +212,23 @@ def test_one_long_prompt_does_not_stall_the_others(synthetic: Synthetic, monkeyp
         scheduler.close()
 
 
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        (1, [48, 64]),  # three wait for one; 48 rows took a quarter of a second, so the batch is what limits
+        (2, [16, 16]),  # three wait for two, each in a group of its own
+    ],
+)
 def test_where_more_prompts_wait_than_there_are_answers_a_step_has_more_of_them(
-    synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch
+    synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch, answers: int, expected: list[int]
 ) -> None:
-    with Engine(synthetic("llama", "f32"), replace(EXACT, context=512, batch=64, sequences=4)) as engine:
-        scheduler = Scheduler(engine, clock=lambda: 0.0)
+    with Engine(synthetic("llama", "f32"), replace(EXACT, context=512, batch=64, sequences=5)) as engine:
+        scheduler = Scheduler(engine, microbatches=answers, clock=partial(next, itertools.count(0.0, STEP_S)))
+        for _ in range(answers):
+            scheduler.add(Request([5, 6, 7], 20, ends=False))
+        while any(one.pending > 1 for one in scheduler.running) or not scheduler.running:
+            scheduler.step()
         scheduler._budget.rows = 16
-        scheduler.add(Request([5, 6, 7], 20, ends=False))
-        while not any(event.token_id is not None for event in scheduler.step()):
-            pass
         for _ in range(3):
             scheduler.add(Request(list(range(3, 63)), 2, ends=False))
         n_rows, submit = list[int](), engine.submit
@@ -231,7 +241,7 @@ def test_where_more_prompts_wait_than_there_are_answers_a_step_has_more_of_them(
         for _ in range(2):
             scheduler.step()
         scheduler.close()
-    assert n_rows == [48, 48]  # three wait for one
+    assert n_rows == expected
 
 
 def test_an_answer_goes_on_behind_what_was_told_elsewhere(synthetic: Synthetic) -> None:
@@ -330,9 +340,10 @@ def test_a_step_with_prompts_has_some_of_them_however_slow_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answers", "waiting", "rows"), [(1, 1, 63), (8, 8, 56), (1, 2, 127), (2, 5, 158), (1, 15, 255), (8, 15, 104)]
+    ("answers", "waiting", "rows"),
+    [(1, 0.5, 63), (8, 1, 56), (1, 2, 127), (2, 2.5, 158), (1, 15, 255), (8, 1.875, 104)],
 )
-def test_where_more_wait_than_are_answered_a_step_may_take_longer(answers: int, waiting: int, rows: int) -> None:
+def test_where_more_wait_than_are_answered_a_step_may_take_longer(answers: int, waiting: float, rows: int) -> None:
     assert StepBudget(512, lambda: 0.0).beside(answers, waiting) == rows
 
 
