@@ -31,6 +31,10 @@ class SequenceStates(Protocol):
         """Tokens of a block that is kept."""
 
     @property
+    def most_read(self) -> int:
+        """Tokens that can be read at once."""
+
+    @property
     def factors(self) -> str:
         """Which of the model's factors turn positions; "" where it has but one kind."""
 

@@ -99,7 +99,7 @@ class Session:
         if not take(self.engine, self.sequence, self):
             self.tokens.clear()
         same = common_prefix(self.tokens, prompt)
-        self.dropped = _dropped_stretch(self.tokens, prompt, same, self.engine.states.block) if in_place else 0
+        self.dropped = _dropped_stretch(self.tokens, prompt, same, self.engine.states.most_read) if in_place else 0
         if self.dropped:
             self._drop(same, self.dropped)
         self.cut(min(common_prefix(self.tokens, prompt), len(prompt) - 1))  # the last token's logits are needed
@@ -313,8 +313,8 @@ def move(
     take(engine, sequence, moved)
     engine.kv_remove(sequence, 0, -1)
     try:
-        for start in range(0, n_tokens, source.states.block):
-            positions = Range(start, min(start + source.states.block, n_tokens))
+        for start in range(0, n_tokens, source.states.most_read):
+            positions = Range(start, min(start + source.states.most_read, n_tokens))
             engine.states.write(sequence, source.states.read(session.sequence, positions))
             if on_progress is not None:
                 on_progress(positions.stop, n_tokens)

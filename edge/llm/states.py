@@ -28,12 +28,13 @@ from quant.types import TensorType
 _HELD_FILES = 4  # at once, within a budget: one waits to be written, two are read, and copies
 _LEAST_HELD = 1 << 20  # bytes
 FINISH_S = 5.0  # for what is still to be written at the end
-BLOCK_TOKENS = 16  # small, so that most of a history is in whole blocks; 70B models have 5 MiB in each
+BLOCK_TOKENS = 8  # small, so that most of a history is in whole blocks; 70B models have 2.5 MiB in each
+READ_TOKENS = 16  # more than a block, as each read of other ranks waits for links
 
 
-def block_tokens(file: GgufFile) -> int:
-    """Tokens of a block: no more than an attention window has, as llama.cpp writes no more."""
-    return min(BLOCK_TOKENS, Metadata(file).count("attention.sliding_window", 0) or BLOCK_TOKENS)
+def in_window(file: GgufFile, tokens: int) -> int:
+    """So many tokens, but no more than an attention window has, as llama.cpp writes no more."""
+    return min(tokens, Metadata(file).count("attention.sliding_window", 0) or tokens)
 
 
 def position_factors(file: GgufFile, context: int) -> str:
@@ -62,7 +63,8 @@ class States:
         self.sealed: SealedBlocks | None = None  # where blocks are kept; None: nowhere
         self.history_key = b""  # makes tokens names of blocks; only rank 0 has it
         self._window = Metadata(file).count("attention.sliding_window", 0) or sys.maxsize
-        self.block = block_tokens(file)
+        self.block = in_window(file, BLOCK_TOKENS)
+        self.most_read = in_window(file, READ_TOKENS)
         self.factors = position_factors(file, context.n_ctx)
 
     @cached_property
@@ -156,11 +158,20 @@ class States:
         """Add the first blocks of what `encode` gave for these positions. All together where that can be, as most of
         what a small state takes llama.cpp is the same for a larger one."""
         check_encoded(data, self.shape, positions)
-        is_all = n_blocks * self.block == len(positions) and not self._transposed
+        n_tokens = n_blocks * self.block
+        is_all = n_tokens == len(positions) and not self._transposed
         if is_all and self._context.write_state(sequence, np.frombuffer(data, np.uint8)):
             return
-        whole = decode(data, self.shape, positions)  # wanted in part, with values transposed, or where cells are free
-        for i in range(n_blocks):
-            at = slice(i * self.block, (i + 1) * self.block)
-            rows = tuple(LayerRows(rows.keys[at], rows.values[at]) for rows in whole.layers)
-            self.write(sequence, KVBlock(Range(positions.start + at.start, positions.start + at.stop), rows))
+        whole = decode(data, self.shape, positions)
+        if not is_all:  # wanted in part, or with values transposed
+            with suppress(EngineError):
+                self.write(sequence, _part(whole, 0, n_tokens))
+                return
+        for start in range(0, n_tokens, self.block):  # where cells are free
+            self.write(sequence, _part(whole, start, start + self.block))
+
+
+def _part(block: KVBlock, start: int, stop: int) -> KVBlock:
+    """Of a block, what is held of these of its tokens."""
+    layers = tuple(LayerRows(rows.keys[start:stop], rows.values[start:stop]) for rows in block.layers)
+    return KVBlock(Range(block.positions.start + start, block.positions.start + stop), layers)

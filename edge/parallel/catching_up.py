@@ -69,9 +69,11 @@ def read_states(engine: TextEngine, sequences: Mapping[int, list[int]]) -> HeldS
     try:
         for one in beginnings(sequences):
             blocks: list[KVBlock] = []
-            for start in range(one.start, len(one.tokens), engine.states.block):
+            for start in range(one.start, len(one.tokens), engine.states.most_read):
                 blocks.append(
-                    engine.states.read(one.sequence, Range(start, min(start + engine.states.block, len(one.tokens))))
+                    engine.states.read(
+                        one.sequence, Range(start, min(start + engine.states.most_read, len(one.tokens)))
+                    )
                 )
                 if not parts and len(blocks) == 1 and blocks[0].n_bytes * _blocks(sequences, engine) > room:
                     return None
@@ -101,7 +103,7 @@ def write_states(engine: TextEngine, held: HeldStates) -> bool:
 
 def _blocks(sequences: Mapping[int, Sequence[int]], engine: TextEngine) -> int:
     """Of all sequences, at most."""
-    return sum(-(-len(tokens) // engine.states.block) for tokens in sequences.values())
+    return sum(-(-len(tokens) // engine.states.most_read) for tokens in sequences.values())
 
 
 def _shared(a: Sequence[int], b: Sequence[int]) -> int:

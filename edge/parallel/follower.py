@@ -88,8 +88,8 @@ def _exchange_block(step: Step, shard: Shard, home: Link) -> None:
     """Send rank 0 this rank's part of a block, or add what it sends."""
     states = _states_for(step, shard)
     sequence, start, end, _ = step.numbers
-    if not 0 <= start < end <= start + states.block:
-        raise ProtocolError(f"positions {start} to {end} were asked for; needed is a block of up to {states.block}")
+    if not 0 <= start < end <= start + states.most_read:
+        raise ProtocolError(f"positions {start} to {end} were asked for; needed are up to {states.most_read}")
     positions = Range(start, end)
     if step.op is Op.READ:
         steps.send_block(home, states.read(sequence, positions), states.shape)

@@ -129,14 +129,14 @@ class MirroredHistory(History):
         left_s = self._allowed_s if most_s is None else most_s
         is_ready = False
         for sequence in list(self._tokens):
-            while left_s > 0 and (new := self._next(sequence, engine.states.block)) is not None:
+            while left_s > 0 and (new := self._next(sequence, engine.states.most_read)) is not None:
                 began = self._clock()
                 if not is_ready:
                     ready()
                     is_ready = True
                 start, link = new
                 is_kept = self._copy(engine, sequence, start, link)
-                self._copied[sequence] = start + engine.states.block if is_kept else _NEVER
+                self._copied[sequence] = start + engine.states.most_read if is_kept else _NEVER
                 took_s = self._clock() - began
                 self.copied_s += took_s
                 left_s -= took_s
@@ -148,7 +148,7 @@ class MirroredHistory(History):
 
     def restore(self, engine: TextEngine, sequence: int, tokens: Sequence[int], start: int) -> int:
         """As `History.restore`."""
-        block = engine.states.block
+        block = engine.states.most_read
         chain = links(self._key, tokens, block)
         there = next((i for i, link in enumerate(chain) if link not in self._blocks), len(chain))
         if there * block <= start:
@@ -186,10 +186,10 @@ class MirroredHistory(History):
 
     def _copy(self, engine: TextEngine, sequence: int, start: int, link: bytes) -> bool:
         """False where no more of a sequence can be copied."""
-        positions = Range(start, start + engine.states.block)
+        positions = Range(start, start + engine.states.most_read)
         n_bytes = len(positions) * self.token_bytes
         if self.held_bytes + n_bytes > self.max_bytes:
-            self._drop_unused(engine.states.block)
+            self._drop_unused(engine.states.most_read)
         if self.held_bytes + n_bytes > self.max_bytes:
             return False
         try:

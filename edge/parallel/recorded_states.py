@@ -44,6 +44,11 @@ class RecordedStates:
         return self._of.block
 
     @property
+    def most_read(self) -> int:
+        """Tokens that can be read at once."""
+        return self._of.most_read
+
+    @property
     def factors(self) -> str:
         """Which factors turn positions."""
         return self._of.factors

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from edge.prefixes.store import PrefixStore
 
 Buffer = bytes | bytearray | memoryview
-MOST_BLOCKS = 8  # of a file
+MOST_BLOCKS = 16  # of a file
 FILE_BYTES = 4 << 20  # of data in a file, unless one block has more: larger files are read no faster
 _HEAD = struct.Struct("<8sI12s")
 _MAGIC = b"edge.kv\x02"

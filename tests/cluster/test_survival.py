@@ -18,7 +18,7 @@ from edge.llm.engine import Engine
 from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
-from edge.llm.states import BLOCK_TOKENS
+from edge.llm.states import READ_TOKENS
 from edge.parallel import surviving
 from edge.parallel.surviving import SurvivingEngine
 from edge.planning.arrange import work_shares
@@ -180,16 +180,16 @@ def test_with_a_spare_the_history_is_not_computed_again(
         for question in QUESTIONS:
             held = chat.context_used
             if question == QUESTIONS[-1]:
-                all_of_it = held // BLOCK_TOKENS * BLOCK_TOKENS * TOKEN_BYTES
+                all_of_it = held // READ_TOKENS * READ_TOKENS * TOKEN_BYTES
                 until(lambda: mirror.held_bytes >= all_of_it, "all is copied")  # noqa: B023
                 two[1].kill()
             responses = list(chat.ask(question, GREEDY, max_tokens=24))
             said.append("".join(response.text for response in responses))
         assert said == undisturbed
         assert model.engine.recoveries == 1
-        assert mirror.restored_tokens > held - 2 * BLOCK_TOKENS > 0
+        assert mirror.restored_tokens > held - 2 * READ_TOKENS > 0
         # Of the history less than a block; beside it parts of the question that were under way.
-        assert model.engine.computed_again < BLOCK_TOKENS + responses[-1].usage.prompt_tokens - held
+        assert model.engine.computed_again < READ_TOKENS + responses[-1].usage.prompt_tokens - held
         assert model.to_json([])["standby"]["mirror"]["restored_tokens"] == mirror.restored_tokens
 
 

@@ -11,13 +11,14 @@ from edge.demo import MODEL_PATH
 from edge.errors import EngineError
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
+from edge.llm.states import READ_TOKENS
 from edge.parallel.mirror import SHARE, MirroredHistory
 from edge.parallel.surviving import SurvivingEngine
 from partition.errors import CannotSlice
 from quant.gguf.file import GgufFile
 
 OPTIONS = EngineOptions(threads=1, context=256, batch=2, sequences=2)
-BLOCK, TOKEN_BYTES = 16, 4096
+TOKEN_BYTES = 4096
 TOKENS = [10 + (7 * i * i + 3 * i) % 400 for i in range(100)]
 LOOK_S = 0.04
 
@@ -68,7 +69,7 @@ class Mirrored:
 
     @property
     def blocks(self) -> int:
-        return self.history.held_bytes // (BLOCK * TOKEN_BYTES)
+        return self.history.held_bytes // (READ_TOKENS * TOKEN_BYTES)
 
     def close(self) -> None:
         self.first.close()
@@ -195,7 +196,7 @@ def test_what_begins_alike_is_copied_once(mirrored: Mirrored) -> None:
 
 
 def test_no_more_is_held_than_may_be_and_what_is_in_use_comes_first() -> None:
-    mirrored = Mirrored(3 * BLOCK * TOKEN_BYTES)
+    mirrored = Mirrored(3 * READ_TOKENS * TOKEN_BYTES)
     mirrored.hold(TOKENS[:64])
     mirrored.engine.answered([])
     assert mirrored.blocks == 3

@@ -19,6 +19,7 @@ from edge.llm.sampler import SamplingParams
 from edge.llm.sequence import Session
 from edge.llm.states import BLOCK_TOKENS
 from edge.prefixes import reading
+from partition.plan.plan import Range
 from quant.gguf.file import GgufFile
 
 GREEDY = SamplingParams(temperature=0)
@@ -62,9 +63,14 @@ def test_a_prompt_that_begins_alike_pays_for_the_rest(options: EngineOptions) ->
     found, last = answered(options, other)
     assert last.usage.restored_tokens == 64
     assert found == answered(replace(options, prefixes=None), other)[0]
-    again, last = answered(options, other)  # four blocks of one file, and what another one has behind them
+    again, last = answered(options, other)  # eight blocks of one file, and what another one has behind them
     assert last.usage.restored_tokens == WHOLE
     assert again == found
+    with Engine(MODEL_PATH, options) as engine:
+        session = Session(engine)
+        session.prefill(other)
+        assert session.restored == WHOLE
+        engine.states.read(0, Range(0, WHOLE))  # refuses positions that are held twice
 
 
 def test_the_answer_is_part_of_the_next_prompt(options: EngineOptions) -> None:
@@ -86,7 +92,7 @@ def test_a_session_continues_its_own_tokens_with_kept_ones(options: EngineOption
 
 
 def test_a_session_continues_in_the_middle_of_a_file(options: EngineOptions) -> None:
-    """Files hold eight blocks, so those of the second are read from its beginning on."""
+    """Files hold sixteen blocks, so those of the second are read from its beginning on."""
     prompt = [*PROMPT, *PROMPT]
     wanted, _ = answered(options, prompt)
     with Engine(MODEL_PATH, options) as engine:
@@ -130,7 +136,7 @@ def test_a_cache_without_room_in_one_piece_takes_block_after_block(options: Engi
             found = list(generate(Session(engine), PROMPT, GREEDY, max_tokens=8))
     assert [response.token_id for response in found] == wanted
     assert found[-1].usage.restored_tokens == WHOLE
-    assert len(sizes) == 1 + WHOLE // BLOCK_TOKENS
+    assert len(sizes) == 2 + WHOLE // BLOCK_TOKENS  # what is wanted of a file, of either kind, then each block
 
 
 def test_what_replaces_a_part_of_a_session_is_kept_as_well(options: EngineOptions) -> None:

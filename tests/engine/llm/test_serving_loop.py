@@ -181,7 +181,7 @@ def test_what_was_left_while_steps_were_under_way_is_kept_when_the_next_request_
         slots.leave(slot, keep=False)
         assert engine.states.kept(links) == 0
         slots.admit([5, 6, 7])
-        assert engine.states.kept(links) == len(links) == 4
+        assert engine.states.kept(links) == len(links) == 8
         assert engine.kv_last(slot.sequence) == -1
 
 

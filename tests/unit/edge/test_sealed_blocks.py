@@ -557,16 +557,16 @@ def restored(tokens: Sequence[int], start: int, runs: Iterable[tuple[memoryview,
 
 def test_blocks_of_one_file_come_back_together(store: PrefixStore) -> None:
     blocks = SealedBlocks(store, KEY)
-    keep_all(blocks, range(20), 8)
-    assert [file.path for file in store.files()] == [path_of(store, links(KEY, range(20), 1)[i]) for i in (0, 8, 16)]
-    assert (blocks.kept_blocks, blocks.kept_bytes) == (20, 8 + 16 + 20)
+    keep_all(blocks, range(40), 16)
+    assert [file.path for file in store.files()] == [path_of(store, links(KEY, range(40), 1)[i]) for i in (0, 16, 32)]
+    assert (blocks.kept_blocks, blocks.kept_bytes) == (40, 16 + 32 + 40)
     again = SealedBlocks(store, KEY)
-    for n in range(21):
+    for n in range(41):
         chain = links(KEY, range(n), 1)
         assert again.count(chain) == restored(range(n), 0, again.take(chain)) == n
-    for start in (8, 16):  # from where a group starts on
-        chain = links(KEY, range(20), 1)[start:]
-        assert again.count(chain) == restored(range(20), start, again.take(chain)) == 20 - start
+    for start in (16, 32):  # from where a group starts on
+        chain = links(KEY, range(40), 1)[start:]
+        assert again.count(chain) == restored(range(40), start, again.take(chain)) == 40 - start
     other = [*range(11), 0, 0]  # shares 11 of them
     assert again.count(links(KEY, other, 1)) == restored(other, 0, again.take(links(KEY, other, 1))) == 11
 
@@ -588,7 +588,7 @@ def test_the_names_of_all_blocks_are_authenticated(store: PrefixStore) -> None:
         path_of(store, chain[0]).write_bytes(head + b"".join(wrong) + rest)
         assert all_of(SealedBlocks(store, KEY).take(chain)) == []
         assert not path_of(store, chain[0]).exists()
-    for count in (0, 1, 2, 4, 8, 9, 2**32 - 1):
+    for count in (0, 1, 2, 4, 16, 17, 2**32 - 1):
         path_of(store, chain[0]).write_bytes(content[:8] + count.to_bytes(4, "little") + content[12:])
         assert SealedBlocks(store, KEY).count(chain) <= 3
         assert all_of(SealedBlocks(store, KEY).take(chain)) == []
@@ -612,16 +612,17 @@ def test_a_group_begins_a_file() -> None:
         a_file = blocks_a_file(block_bytes, 1 << 40)
         assert a_file == 1 or a_file * block_bytes <= 4 << 20
         assert {group_start(i) % a_file for i in range(100)} == {0}
-    assert [blocks_a_file(n, 1 << 40) for n in (1, 360_000, 1 << 20, 5 << 20)] == [8, 8, 4, 1]
+    assert [blocks_a_file(n, 1 << 40) for n in (1, 180_000, 360_000, 1 << 20, 5 << 20)] == [16, 16, 8, 4, 1]
     assert [blocks_a_file(360_000, mib << 20) for mib in (32, 16, 4)] == [8, 4, 1]  # a small store has several files
-    assert [group_start(i) for i in (0, 7, 8, 17)] == [0, 0, 8, 16]
-    assert [blocks_a_file(1, 1 << 40, most) for most in (1, 2, 3, 7, 8, 100)] == [1, 2, 2, 4, 8, 8]  # as windows allow
-    assert MOST_BLOCKS == 8
+    assert [group_start(i) for i in (0, 15, 16, 33)] == [0, 0, 16, 32]
+    most = (1, 2, 3, 7, 8, 100)  # as windows allow
+    assert [blocks_a_file(1, 1 << 40, blocks) for blocks in most] == [1, 2, 2, 4, 8, 16]
+    assert MOST_BLOCKS == 16
 
 
 @given(
     st.lists(
-        st.tuples(st.lists(st.integers(0, 1), max_size=20), st.sampled_from((1, 2, 4, 8)), st.integers(0, 2)),
+        st.tuples(st.lists(st.integers(0, 1), max_size=40), st.sampled_from((1, 2, 4, 8, 16)), st.integers(0, 2)),
         max_size=some(6, 30),
     )
 )
