@@ -17,6 +17,7 @@ from edge.llm.engine import Engine, EngineOptions
 from edge.llm.interface import TextEngine
 from edge.llm.options import PrefixOptions
 from edge.llm.sequence import Session, move
+from edge.llm.states import BLOCK_TOKENS
 from edge.parallel.shard import Shard
 from partition.errors import CannotSlice, StateError
 from partition.plan.plan import Range, Slice
@@ -205,7 +206,7 @@ def test_positions_turned_by_other_factors_are_not_mixed(folder: Path, tmp_path:
         session.keep()
         with pytest.raises(StateError, match="contexts of 256 and 512 tokens"):
             move(session, second)
-    for options, restored in ((long, 0), (short, 32)):
+    for options, restored in ((long, 0), (short, (len(PROMPT) - 1) // BLOCK_TOKENS * BLOCK_TOKENS)):
         with Engine(model, options) as again:
             session = Session(again)
             session.prefill(PROMPT)
@@ -246,7 +247,7 @@ def test_all_ranks_have_read_what_they_keep_before_the_last_step(
             begun.set()
             assert keeping.exception(TIMEOUT_S) is None
         assert ended == [False]
-        assert slow.kept(engine.states.links(PROMPT)) == 2
+        assert slow.kept(engine.states.links(PROMPT)) == len(PROMPT) // BLOCK_TOKENS
 
 
 def test_a_window_that_another_sequence_has_taken_is_not_gone_back_to(folder: Path) -> None:
@@ -280,7 +281,8 @@ def test_kept_blocks_are_read_from_the_beginning_where_a_window_was_taken(folder
         second.prefill(prompt[:150])
         first.prefill([*first.tokens[:50], *(400 + i % 100 for i in range(170))])
         got = second.prefill(prompt)
-        assert (second.tokens, second.restored, second.computed) == (prompt, 208 - 150, 220 - 208)
+        whole = len(prompt) // BLOCK_TOKENS * BLOCK_TOKENS
+        assert (second.tokens, second.restored, second.computed) == (prompt, whole - 150, 220 - whole)
         np.testing.assert_allclose(got, wanted, rtol=1e-3, atol=1e-3)
 
 
