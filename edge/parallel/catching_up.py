@@ -66,15 +66,12 @@ def read_states(engine: TextEngine, sequences: Mapping[int, list[int]]) -> HeldS
     """The keys and values of sequences. None where this model's cannot be read, or are too many for this device."""
     room = _MOST_OF_FREE * available_memory()
     parts: list[tuple[Beginning, list[KVBlock]]] = []
+    at_once = engine.states.most_read
     try:
         for one in beginnings(sequences):
             blocks: list[KVBlock] = []
-            for start in range(one.start, len(one.tokens), engine.states.most_read):
-                blocks.append(
-                    engine.states.read(
-                        one.sequence, Range(start, min(start + engine.states.most_read, len(one.tokens)))
-                    )
-                )
+            for start in range(one.start, len(one.tokens), at_once):
+                blocks.append(engine.states.read(one.sequence, Range(start, min(start + at_once, len(one.tokens)))))
                 if not parts and len(blocks) == 1 and blocks[0].n_bytes * _blocks(sequences, engine) > room:
                     return None
             parts.append((one, blocks))

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from typing import Any, Protocol, TypeVar
 
-from edge.llm.states import BLOCK_TOKENS, READ_TOKENS, in_window
 from edge.parallel import steps
 from edge.parallel.shard import Shard
 from edge.parallel.steps import MOST_LINKS, Op, Step
@@ -42,8 +41,7 @@ class SpreadStates:
         """answers: takes what each other rank says after a step."""
         self._file, self._plan, self._own, self._group = file, plan, shard.engine.states, group
         self._ordered, self._answers = ordered, answers
-        self.block, self.most_read = in_window(file, BLOCK_TOKENS), in_window(file, READ_TOKENS)
-        self.factors = self._own.factors
+        self.block, self.most_read, self.factors = self._own.block, self._own.most_read, self._own.factors
 
     @cached_property
     def _shapes(self) -> list[StateShape]:
