@@ -1,9 +1,11 @@
-"""Plants the faults of faults.toml one by one in a copy of this tree, and shows which the tests notice.
+"""Plants seeded faults one by one in a copy of this tree, and shows which the tests notice.
 
     python tests/faults/plant.py [--all] [ID ...]
 
-Without IDs all are planted. The tests named with a fault are run, with --all the whole suite. The tests must pass
-without a fault first. The exit code is 1 where one is missed that has no reason to be.
+The faults are in the .toml files beside this one, a file for each room of the product. `text` occurs once in `file`,
+and `becomes` is put in its place; `harm` is what it would do to a person; `tests` are those that notice, each a file or
+file::test. Without IDs all are planted. The tests named with a fault are run, with --all the whole suite. The tests
+must pass without a fault first. The exit code is 1 where one is missed that has no reason to be.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).parents[2]
-LIST = Path(__file__).with_name("faults.toml")
+LISTS = Path(__file__).parent
 SUITE_TIMEOUT_S, TESTS_TIMEOUT_S = 3600, 300  # a fault that makes tests hang is noticed, too
 _FAILED = 1  # pytest's exit code where tests ran and some failed
 
@@ -46,15 +48,15 @@ class Fault:
         found = source.count(self.text)
         if found != 1:
             raise ValueError(
-                f"{self.id}: its text occurs {found} times in {self.file}, needed is once; see {LIST.name}"
+                f"{self.id}: its text occurs {found} times in {self.file}, needed is once; see tests/faults"
             )
         return source.replace(self.text, self.becomes)
 
 
 def faults() -> list[Fault]:
     """All that are listed."""
-    with LIST.open("rb") as file:
-        return [Fault(**{**one, "tests": tuple(one["tests"])}) for one in tomllib.load(file)["fault"]]
+    tables = [table for path in sorted(LISTS.glob("*.toml")) for table in tomllib.loads(path.read_text())["fault"]]
+    return [Fault(**{**table, "tests": tuple(table["tests"])}) for table in tables]
 
 
 def copy_of_the_tree(folder: Path) -> None:
@@ -94,7 +96,7 @@ def main() -> int:
     args = parser.parse_args()
     known = {fault.id: fault for fault in faults()}
     if unknown := [name for name in args.ids if name not in known]:
-        parser.error(f"no fault is called {', '.join(unknown)}; see {LIST}")
+        parser.error(f"no fault is called {', '.join(unknown)}; see {LISTS}")
     chosen = [known[name] for name in args.ids or known]
     timeout_s = SUITE_TIMEOUT_S if args.all else TESTS_TIMEOUT_S
     missed = []
