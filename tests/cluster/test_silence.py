@@ -69,6 +69,17 @@ def test_when_it_is_given_up() -> None:
     assert lost == [pi]  # nobody waits for nas
 
 
+def test_a_device_that_stays_silent_is_given_up_once_in_a_while() -> None:
+    """Not at every look: what follows takes longer than that."""
+    pi, lost, looks = Quiet("pi"), [], round(silence.LOST_S / (BEAT_S / 2))
+    one = Silence(lambda: cast(Any, [pi]), lambda line: None, lost=lost.append)
+    one.close()  # this test looks
+    for i in range(1, 3 * looks + 1):
+        pi.silent_s = float(i)
+        one.look()
+    assert lost == [pi] * 3
+
+
 def test_a_session_that_is_over_is_not_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [100.0]
     monkeypatch.setattr("edge.cluster.session.time.monotonic", lambda: now_s[0])

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,12 @@ from edge.llm.engine import Engine, EngineOptions
 from edge.llm.generate import generate
 from edge.llm.interface import TextEngine
 from edge.llm.model import Model
+from edge.llm.options import PrefixOptions
 from edge.llm.requests import Request
 from edge.llm.sampler import MAX_SEED, PENALTY_LAST_N, SamplingParams, TokenSampler, _needs
 from edge.llm.scheduler import Scheduler
 from edge.llm.sequence import Session
+from edge.llm.slots import Slot, Slots
 from edge.parallel.logits import largest
 from tests.conftest import Synthetic
 from tests.support.deployments import EXACT, ONE_THREAD, Grouped, deployed, own_folders, pipeline, stages, tensor
@@ -179,6 +182,50 @@ def test_the_context_is_shared_and_never_overrun(synthetic: Synthetic) -> None:
         assert 32 < longest <= 64
         exactly = Request(list(range(10, 64)), 10, ends=False)
         assert len(Scheduler(engine).run([exactly, exactly])[1]) == 10
+
+
+def test_a_request_that_was_preempted_goes_before_those_that_wait(
+    synthetic: Synthetic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has waited for longer, and what it is told of its prompt does not change where it is restored from disk."""
+    prefixes = PrefixOptions(folder=tmp_path / "kept", key_folder=tmp_path / "own")
+    options = replace(EXACT, context=128, batch=16, outputs=8, sequences=2, prefixes=prefixes)
+    cached: dict[int, set[int]] = {}
+    admitted: list[int] = []
+    restored: list[int] = []
+    admit = Slots.admit
+
+    def told(slots: Slots, history: Sequence[int]) -> tuple[Slot, int]:
+        slot, held = admit(slots, history)
+        restored.extend([held] if held else [])
+        return slot, held
+
+    monkeypatch.setattr(Slots, "admit", told)
+    with (
+        Engine(synthetic("llama", "f32"), options) as engine,
+        Scheduler(engine, keep=True, admitted=admitted.append) as scheduler,
+    ):
+        for first in (10, 60, 110):
+            scheduler.add(Request([*range(first, first + 10)], 90, ends=False))
+        while scheduler.busy:
+            for event in scheduler.step():
+                cached.setdefault(event.request, set()).add(event.cached_tokens)
+        assert scheduler.preemptions > 0
+    assert admitted[:3] == [0, 1, 1]
+    assert restored == [56]  # of its answer, too
+    assert admitted[-1] == 2
+    assert set(cached) == {0, 1, 2}
+    assert all(tokens == {0} for tokens in cached.values())
+
+
+def test_the_sequence_that_was_left_first_is_forgotten_first(synthetic: Synthetic) -> None:
+    options = replace(EXACT, context=64, batch=16, outputs=8, sequences=3)
+    with Engine(synthetic("llama", "f32"), options) as engine:
+        slots = Slots(engine, keep=True)
+        for used, slot in zip((2, 1, 3), slots._slots, strict=True):
+            slot.tokens, slot.used = [5] * 20, used
+        assert slots.make_room(24)
+        assert [len(slot.tokens) for slot in slots._slots] == [20, 0, 20]
 
 
 @pytest.mark.parametrize(

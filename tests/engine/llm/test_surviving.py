@@ -14,6 +14,7 @@ from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
 from edge.parallel import catching_up
+from edge.parallel import surviving as surviving_engine
 from edge.parallel.history import UNKNOWN, History
 from edge.parallel.surviving import MOST_IN_A_ROW, SurvivingEngine
 from partition.plan.plan import Range
@@ -215,6 +216,34 @@ def test_who_asks_after_a_loss_gets_no_logits_of_steps_before_it(synthetic: Synt
         engine.close()
 
 
+def test_who_was_stopped_while_an_engine_caught_up_gets_no_logits_of_steps_before_it(synthetic: Synthetic) -> None:
+    """The engine that took over is sound, and lacks what the history has."""
+    path = synthetic("llama", "f32")
+    engines = [Mortal(100, path)]
+
+    def another(_: Exception) -> Mortal:
+        survivor.stop()
+        engines.append(Mortal(100, path))
+        return engines[-1]
+
+    survivor = SurvivingEngine(engines[0], engines[0].model, another)
+    row = np.array([0]), np.array([0]), np.ones(1, np.int8)
+    with Engine(path, OPTIONS) as whole:
+        survivor.decode([5, 6], 0)
+        survivor.submit([7], np.array([2]), np.array([0]), np.ones(1, np.int8))
+        engines[0].lives = 0
+        with pytest.raises(Interrupted):
+            survivor.collect()
+        survivor.resume()
+        assert survivor.uncollected == 0
+        for engine in (survivor, whole):
+            engine.kv_clear()
+            engine.submit([9], *row)
+        np.testing.assert_allclose(survivor.collect(), whole.collect(), atol=1e-4)
+    for engine in engines:
+        engine.close()
+
+
 def test_what_came_from_elsewhere_cannot_be_computed_again() -> None:
     engines: list[Mortal] = []
     survivor = surviving(random.Random(0), engines)
@@ -325,3 +354,57 @@ def test_logits_hold_while_somebody_looks_between_two_steps(tmp_path: Path) -> N
         engine.between_steps(lambda engine: None)
         assert (first == held).all()
         assert (engine.collect() != held).any()
+
+
+def test_a_model_is_not_quiet_while_logits_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Engine(MODEL_PATH, OPTIONS) as engine:
+        survivor = SurvivingEngine(engine, engine.model, lambda error: engine)
+        survivor.submit([5], np.array([0]), np.array([0]), np.ones(1, np.int8))
+        now_s = surviving_engine.time.monotonic() + 60.0
+        monkeypatch.setattr(surviving_engine.time, "monotonic", lambda: now_s)
+        assert survivor.quiet_s == 0.0
+        survivor.collect()
+        asked_s = now_s
+        monkeypatch.setattr(surviving_engine.time, "monotonic", lambda: asked_s + 30.0)
+        assert survivor.quiet_s == pytest.approx(30.0)
+
+
+class WrittenTo:
+    """An engine that is given keys and values: it takes so many blocks, and then none."""
+
+    def __init__(self, factors: str, takes: int, failed: Exception | None = None) -> None:
+        self.factors, self.takes, self.failed = factors, takes, failed
+        self.blocks: list[Any] = []
+        self.states = self
+
+    def write(self, sequence: int, block: Any) -> None:
+        if len(self.blocks) == self.takes:
+            raise EngineError("no room")
+        self.blocks.append((sequence, block))
+
+    def kv_copy(self, *_: int) -> None:
+        pass
+
+    def kv_clear(self) -> None:
+        self.blocks.clear()
+
+
+def test_keys_that_were_turned_by_other_factors_are_not_taken() -> None:
+    held: Any = catching_up.HeldStates("yarn 2", [(catching_up.Beginning(0, [1, 2], 0, 0), ["a", "b"])])
+    engine: Any = WrittenTo("yarn 2", 9)
+    assert catching_up.write_states(engine, held)
+    assert engine.blocks == [(0, "a"), (0, "b")]
+    other: Any = WrittenTo("yarn 4", 9)
+    assert not catching_up.write_states(other, held)
+    assert other.blocks == []
+
+
+def test_an_engine_that_refused_a_block_is_left_empty() -> None:
+    """Half of a cache would be computed on."""
+    held: Any = catching_up.HeldStates("", [(catching_up.Beginning(0, [1, 2], 0, 0), ["a", "b"])])
+    engine: Any = WrittenTo("", 1)
+    assert not catching_up.write_states(engine, held)
+    assert engine.blocks == []
+    lost: Any = WrittenTo("", 1, EngineError("lost"))
+    with pytest.raises(EngineError, match="no room"):
+        catching_up.write_states(lost, held)

@@ -9,10 +9,12 @@ import grpc
 import pytest
 
 from edge.net.dialling import Dialler
-from edge.net.peers import SECRET_BYTES, Listener, Peer
+from edge.net.peers import HELLO, SECRET_BYTES, Listener, Peer
+from tests.support import memory_link
 from tests.support.trust import Cluster, held, shown
 from transport import security
-from transport.errors import Refused
+from transport.errors import ProtocolError, Refused
+from transport.frame import Kind
 from transport.link import Deadlines
 
 SECRET = bytes(range(SECRET_BYTES))
@@ -60,3 +62,26 @@ def test_over_grpc(cluster: Cluster) -> None:
             dialled(cluster, "grpc", port=port)
     finally:
         server.stop(None).wait()
+
+
+@pytest.mark.parametrize(
+    ("returned", "accepted"),
+    [
+        (HELLO.pack(SECRET, 0, 1), True),
+        (HELLO.pack(SECRET, 1, 0), False),
+        (HELLO.pack(bytes(SECRET_BYTES), 0, 1), False),
+    ],
+)
+def test_a_peer_returns_the_very_hello(returned: bytes, accepted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever does not know the secret cannot."""
+    here, there = memory_link.pair()
+    monkeypatch.setattr(Dialler, "_tcp", lambda *_: here)
+    there.send(returned, Kind.HELLO)
+    dialler = Dialler(0, SECRET, QUICK, None, 0, "tcp")
+    peer = Peer(1, "pi", "127.0.0.1", 0, 1, "s")
+    if accepted:
+        assert dialler.connect("tcp", peer) is here
+    else:
+        with pytest.raises(ProtocolError, match=r"rank 1 \(pi\) did not return our HELLO"):
+            dialler.connect("tcp", peer)
+        assert here.broken is not None

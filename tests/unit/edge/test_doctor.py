@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import sys
 import threading
@@ -167,6 +168,13 @@ def cpus(folder: Path, governor: str, driver: str, limit: int, most: int, thrott
 )
 def test_clocks(tmp_path: Path, governor: str, driver: str, limit: int, level: str, words: str) -> None:
     assert_verdict(machine.clocks(machine.read_clocks(cpus(tmp_path, governor, driver, limit, 4000))), level, words)
+
+
+def test_one_core_that_is_held_back_is_enough(tmp_path: Path) -> None:
+    folder = cpus(tmp_path, "schedutil", "acpi-cpufreq", 4000, 4000)
+    shutil.copytree(folder / "cpu0", folder / "cpu1")
+    (folder / "cpu1" / "cpufreq" / "scaling_max_freq").write_text("1000\n")
+    assert_verdict(machine.clocks(machine.read_clocks(folder)), NOTE, "held at 25% of their highest clock")
 
 
 def test_clocks_of_a_system_that_does_not_say(tmp_path: Path) -> None:
@@ -348,6 +356,7 @@ def test_a_worker_that_is_well() -> None:
         ({"temperature_c": 85.0}, "heat", NOTE, "85 degrees"),
         ({"temperature_c": None}, "heat", OK, "no sensor"),
         ({"battery_percent": 80.0, "plugged": True}, "battery", OK, "80 %"),
+        ({"battery_percent": 10.0, "plugged": None}, "battery", OK, "10 %"),
         ({"battery_percent": 80.0, "plugged": False}, "battery", NOTE, "not plugged in"),
         ({"battery_percent": 19.0, "plugged": False}, "battery", PROBLEM, "19 %, not plugged in"),
         ({"ahead_s": 90.0}, "clock", NOTE, "90.0 s ahead of this device's clock"),

@@ -1,8 +1,14 @@
-"""What a rank makes of the limits it runs under."""
+"""Devices that join: what a rank makes of the limits it runs under, and how often a device is tried."""
+
+from typing import Any
 
 import pytest
 
+from edge.errors import EngineError
 from edge.net import rendezvous
+from edge.survey.joining import TRIES, Newcomers
+from edge.survey.survey import Survey
+from tests.support import planning
 from transport.tcp_link import POLL_S
 
 
@@ -15,3 +21,21 @@ def test_a_rank_polls_unless_its_quota_is_for_computing(
 ) -> None:
     monkeypatch.setattr(rendezvous, "cpu_quota", lambda: quota)
     assert rendezvous.polling_s(threads) == (POLL_S if polls else 0.0)
+
+
+def test_a_device_that_cannot_be_measured_is_tried_so_often_and_then_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried: list[str] = []
+
+    def fails(self: Newcomers, address: str, *_: Any) -> None:
+        tried.append(address)
+        raise EngineError("it went away")
+
+    monkeypatch.setattr(Newcomers, "_measured", fails)
+    no_file: Any = None
+    newcomers = Newcomers(lambda: ["pi:7070"], no_file, "", "auto", insecure=True)
+    known = Survey((planning.device("local", planning.MS),), planning.linked(("local",)))
+    for _ in range(TRIES + 3):
+        assert newcomers.measured(known, lambda done, of: None) is None
+    assert tried == ["pi:7070"] * TRIES

@@ -161,3 +161,11 @@ def test_a_report_crosses_as_it_is() -> None:
     back = Report.from_json(report.to_json())
     assert (back.compute_s, back.links[0]) == (0.25, TCP[0])
     assert back.links[1].why == "a [31m" + "b" * 294
+
+
+def test_the_last_hundred_changes_are_remembered() -> None:
+    watch = watching()
+    for i in range(250):
+        watch.changes.append(f"change {i}: ")
+        watch.changed(TCP, TCP, 0.005)
+    assert [line.partition(":")[0] for line in watch.changes] == [f"change {i}" for i in range(150, 250)]

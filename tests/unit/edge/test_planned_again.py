@@ -6,7 +6,7 @@ from edge.cluster import preflight
 from edge.cluster.deployment import DEFAULT_EXCHANGE
 from edge.demo import MODEL_PATH
 from edge.llm.options import EngineOptions
-from edge.planning.arrange import Arrangement
+from edge.planning.arrange import Arrangement, again
 from edge.planning.surviving import GAIN, Survivor
 from edge.survey.survey import Survey
 from edge.tasks import SILENT
@@ -93,3 +93,14 @@ def test_what_a_given_plan_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     assert preflight.left_here(plan, FILE, digest, EngineOptions(context=256)) == free
     budget = EngineOptions(context=256, memory=90 * MIB)  # of which this process has a part
     assert preflight.left_here(plan, FILE, digest, budget) == free - 30 * MIB
+
+
+def test_of_too_many_devices_the_weakest_are_left_out() -> None:
+    """Ten shared two stages of eight layers; a stage each is more. Those that did most stay."""
+    names = [LOCAL, *(f"{letter}:1" for letter in "abcdefghi")]
+    shares = [10.0, 9.0, 8.0, 7.0, 1.0, 10.0, 9.0, 8.0, 7.0, 2.0]  # "d" did least, then "i"
+    before = make_plan(limits(FILE), "", "", names, stages_of=(5, 5), shares=shares)
+    assert [len(stage.layers) for stage in before.stages] == [4, 4]
+    plan, why = again(before, [name for name in names[1:] if name != "b:1"], FILE, "")
+    assert why == "pipeline, with shares as before"
+    assert set(plan.devices) == set(names) - {"b:1", "d:1"}

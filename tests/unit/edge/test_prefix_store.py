@@ -491,3 +491,46 @@ class StoreMachine(RuleBasedStateMachine):
 
 StoreMachine.TestCase.settings = settings(max_examples=some(40, 500), stateful_step_count=40, deadline=None)
 TestStoreMachine = StoreMachine.TestCase
+
+
+def test_what_is_replaced_removed_or_cleared_is_not_counted_any_more(
+    store: PrefixStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder is not looked through in between: a store knows what it wrote itself."""
+    assert store.write(name(0), b"")
+    monkeypatch.setattr(PrefixStore, "_count", lambda _: None)
+    for _ in range(9):  # 270 KiB in all, 30 at a time
+        assert store.write(name(1), bytes(30 * KIB))
+    assert store.write(name(2), bytes(30 * KIB))
+    store.remove(name(2))
+    assert store._used == 30 * KIB
+    assert store.write(name(3), bytes(60 * KIB))
+    assert there(store) == [0, 1, 3]
+
+
+def test_a_store_that_was_cleared_looks_at_its_folder_again(
+    store: PrefixStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(3):
+        assert store.write(name(n), bytes(30 * KIB))
+    store._until_count = MIB  # as where little was written since it was counted
+    assert store.clear() == 90 * KIB
+    counted: list[int] = []
+    count = PrefixStore._count
+    monkeypatch.setattr(PrefixStore, "_count", lambda self: (counted.append(1), count(self)))
+    assert store.write(name(9), bytes(60 * KIB))
+    assert counted
+    assert store._used == 60 * KIB
+
+
+@pytest.mark.parametrize(("age_s", "stays"), [(0, True), (2 * ABANDONED_S, False), (-2 * ABANDONED_S, False)])
+def test_what_a_killed_process_left_goes_also_where_the_clock_was_ahead(
+    store: PrefixStore, age_s: float, stays: bool
+) -> None:
+    assert store.write(name(1), b"")
+    left = store.folder / f".{name(2).hex()}.kv.abc"
+    left.write_bytes(b"half")
+    written_s = time.time() - age_s
+    os.utime(left, (written_s, written_s))
+    store.clear()
+    assert left.exists() == stays

@@ -15,14 +15,18 @@ from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.sampler import SamplingParams
 from edge.net import dialling
-from edge.net.dialling import OTHER, USUAL, Dialler
+from edge.net.dialling import OTHER, USUAL, Dialled, Dialler
 from edge.net.peers import Listener, Peer
-from edge.net.relink import Order
+from edge.net.relink import Order, Relink, agree
 from edge.parallel import link_watch
+from tests.support import memory_link
 from tests.support.deployments import OPTIONS, deployed, shared_workers, stages, tensor
 from tests.support.workers import SECRET, Worker
-from transport.errors import LinkClosed, TransportError
+from transport.collective import Group
+from transport.errors import LinkClosed, ProtocolError, TransportError
+from transport.frame import Kind
 from transport.link import Deadlines
+from transport.measure import LinkFigures
 from transport.prefer import ROUNDS, Preference
 
 QUICK = Deadlines(connect_timeout_s=1.0, step_timeout_s=5.0, send_timeout_s=5.0)
@@ -149,3 +153,65 @@ def test_a_doorway_takes_whom_it_expects(tmp_path: Path) -> None:
         doorway.close()
         for link in links:
             link.close()
+
+
+def figures(round_trip_s: float, send: float, receive: float) -> LinkFigures:
+    return LinkFigures(round_trip_s, round_trip_s, round_trip_s, send, receive)
+
+
+def test_a_group_plans_for_its_worst_link() -> None:
+    agreed: list[tuple[float, float]] = []
+
+    class Agrees:
+        def agree(self, latency_s: float, bandwidth: float) -> None:
+            agreed.append((latency_s, bandwidth))
+
+    link, _ = memory_link.pair()
+    dialled = [Dialled(link, 0.0, 0.0, of, "", (USUAL,)) for of in (figures(1e-3, 5e6, 9e6), figures(4e-3, 8e6, 7e6))]
+    agree(Agrees(), dict(enumerate(dialled, 1)))  # type: ignore[arg-type]
+    assert agreed == [(2e-3, 5e6)]
+
+
+def test_a_link_that_loses_a_comparison_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, _ = memory_link.pair()
+    fresh, _ = memory_link.pair()
+    dialler = Dialler(0, SECRET, QUICK, None, 0, "auto")
+    now = Dialled(here, 0.0, 0.0, figures(1e-3, 1e6, 1e6), "", (USUAL, OTHER))
+    peer = Peer(1, "pi", "127.0.0.1", 0, 0, "")
+    monkeypatch.setattr(Dialler, "connect", lambda *_: fresh)
+    monkeypatch.setattr(Dialler, "compare", lambda *_: (here.kind, "it is faster"))
+    monkeypatch.setattr(Dialler, "figures", lambda *_: now.figures)
+    stays = Relink(dialler, [peer], {}, {1: now}, None)._dialled(peer, now, here, OTHER, Order.COMPARE)
+    assert stays.link is here
+    assert fresh.broken is not None
+    assert here.broken is None
+
+
+class Door:
+    """A listener that nobody dials: it says what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def expect(self, rank: int) -> None:
+        self.told.append(f"expect {rank}")
+
+    def rest(self) -> None:
+        self.told.append("rest")
+
+
+@pytest.mark.parametrize("word", [b"keep", b"nonsense"])
+def test_a_door_is_shut_again_whatever_becomes_of_a_change(word: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    lower, higher = memory_link.pair()
+    monkeypatch.setattr("edge.net.relink.answer", lambda link: None)  # nothing is measured
+    door: Any = Door()
+    relink = Relink(Dialler(1, SECRET, QUICK, None, 0, "auto"), [], {0: "desk"}, {}, door)
+    for said in (b"other", word):
+        lower.send(said, Kind.CONTROL)
+    group = Group(1, {0: higher})
+    if word == b"keep":
+        relink._serve(group, 0)
+    else:
+        with pytest.raises(ProtocolError, match="was to keep or change its link"):
+            relink._serve(group, 0)
+    assert door.told == ["expect 0", "rest"]

@@ -104,6 +104,18 @@ def test_disks_keep_so_many_slices() -> None:
     assert most(disk={"b:1": need})[0] >= 1
 
 
+def test_what_is_in_place_is_not_sent_again() -> None:
+    """A slice that runs is also the one that is needed after a loss, and takes its room once."""
+    plan = cut(WORKERS)[0]
+
+    def as_before(workers: Sequence[str]) -> tuple[Plan, str]:
+        return plan, ""
+
+    spare = Spares(plan, WORKERS, as_before, FILE, DIGEST).of(1)
+    assert len(spare.plans) == len(WORKERS)
+    assert spare.beside == ()
+
+
 def test_a_loss_that_nothing_is_left_for_is_the_end() -> None:
     def two_at_least(workers: Sequence[str]) -> tuple[Plan, str]:
         if len(workers) < 2:

@@ -12,6 +12,7 @@ import pytest
 
 from edge.errors import TemplateError
 from edge.templates import child
+from edge.templates.child import ROOM_BYTES
 from edge.templates.process import CPU_S, TemplateProcess
 from edge.templates.template import CHATML, MAX_SOURCE, TRANSCRIPT, ChatTemplate
 from tests.support.helpers import stand_still, until
@@ -234,6 +235,17 @@ def test_a_long_conversation_is_no_attack() -> None:
     text = ChatTemplate(CHATML).render(long)
     assert long[0]["content"] in text
     assert text.endswith("assistant\n")
+
+
+def test_a_long_conversation_may_follow_a_short_one() -> None:
+    """The limits of a request end with it: the next one may be larger than they allow."""
+    process = TemplateProcess()
+    template = ChatTemplate("{{ messages[0].content | length }}", process=process)
+    assert template.render(MESSAGES) == "8"
+    before = process.pid
+    assert template.render([{"role": "user", "content": "x" * (8 * ROOM_BYTES)}]) == str(8 * ROOM_BYTES)
+    assert process.pid == before
+    process.close()
 
 
 def test_whatever_happens_to_its_process_the_next_prompt_is_right(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,15 +6,18 @@ import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from partition.errors import StateError
-from partition.plan.plan import Range
+from partition.errors import CannotSlice, StateError
+from partition.plan.plan import Range, Slice
 from partition.plan.tensor import kv_heads
+from partition.state import shape as state_shape
 from partition.state.parts import cut, join
 from partition.state.sequence import KVBlock, LayerRows, check_encoded, decode, encode, encoded_bytes
 from partition.state.shape import LayerShape, StateShape
@@ -245,6 +248,25 @@ def test_known_bytes_of_a_state() -> None:
         *(1, 2, 10, 11),
         *(1, 2, 2, 10, 11, 12, 13),
     )
+
+
+@pytest.mark.parametrize(("head_k", "head_v", "cut_by_heads"), [(64, 64, True), (48, 64, False), (64, 48, False)])
+def test_heads_that_do_not_end_with_a_block_are_not_cut(
+    head_k: int, head_v: int, cut_by_heads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_shape, "cached_windows", lambda *_: None)
+    figures = SimpleNamespace(head_k=head_k, head_v=head_v, n_heads=[4], n_heads_kv=[4], n_layers=1)
+    source: Any = SimpleNamespace(
+        shape=figures, rules=SimpleNamespace(no_states=""), meta={}, heads=4, head_sizes=lambda _: (head_k, head_v),
+        file=SimpleNamespace(architecture="made up"),
+    )  # fmt: skip
+    half = Slice(Range(0, 1), Range(0, 2), Range(0, 8), Range(0, 0), first=True)
+    if cut_by_heads:
+        [layer] = StateShape.of(source, half, TYPES["q8_0"]).layers
+        assert (layer.key_bytes, layer.value_bytes) == (2 * 2 * 34, 2 * 2 * 34)
+    else:
+        with pytest.raises(CannotSlice, match="cannot be cut by heads; use f16"):
+            StateShape.of(source, half, TYPES["q8_0"])
 
 
 def test_transposed_values_are_one_value_after_another() -> None:

@@ -1,0 +1,150 @@
+"""Small promises of a server: each of these was broken once by a change of one line, and no test noticed."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from edge.cluster.deployment import DEFAULT_EXCHANGE
+from edge.demo import MODEL_PATH
+from edge.errors import EngineGone
+from edge.llm.engine import Engine
+from edge.planning.deployed import Deployed
+from edge.serve.apis.messages_fields import MessagesInput, conversation_of
+from edge.serve.apis.metrics import metrics
+from edge.serve.apis.tokens import count_tokens
+from edge.serve.app import create_app
+from edge.serve.config import EngineConfig
+from edge.serve.options import ServeOptions
+from edge.serve.router import Router
+from edge.serve.status import EngineStatus
+from edge.serve.tools.formats import MISTRAL
+from edge.serve.tools.parser import CallParser
+from partition.plan.arrange import make_plan
+from partition.plan.plan import LOCAL
+from partition.slices.gguf_slice import limits
+from tests.serve.scripted import Scripted, ScriptedModels
+from tests.serve.serving import events_of, serving
+from tests.serve.test_streams import ASK, CALL, CHAT, MESSAGES, RESPONSES, TOOLS
+
+CONFIG = EngineConfig(str(MODEL_PATH), {"threads": 1, "sequences": 1, "context": 128}, prefix_cache=0)
+
+
+@pytest.mark.parametrize("host", ["edge.example", "Edge.Example", "EDGE.EXAMPLE:8080"])
+def test_names_of_hosts_have_no_case(host: str) -> None:
+    with serving(create_app(ScriptedModels(), ServeOptions(allow_hosts=("Edge.Example",)))) as url:
+        assert httpx.get(f"{url}/v1/models", headers={"Host": host}).status_code == 200
+
+
+def test_an_empty_list_is_an_answer_and_no_call() -> None:
+    parser = CallParser(MISTRAL, ["weather"])
+    parts = [*parser.add("[TOOL_CALLS][]"), *parser.end()]
+    assert all(isinstance(part, str) for part in parts)
+    assert "[]" in "".join(map(str, parts))
+
+
+def test_the_model_that_was_not_used_for_longest_is_unloaded_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    def available(n_bytes: int) -> None:
+        monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": n_bytes}))
+
+    async def run() -> list[str]:
+        said: list[str] = []
+        router = Router(dict.fromkeys(("first", "second", "third"), CONFIG), say=said.append)
+        try:
+            available(1 << 40)
+            for name in ("first", "second", "first"):  # the last time it is loaded already, and used
+                await router.model(name)
+            available(1 << 20)
+            await router.model("third")
+        finally:
+            await router.close()
+        return [line for line in said if "let go" in line]
+
+    assert [line.partition(":")[0] for line in asyncio.run(run())] == ["second", "first"]
+
+
+@pytest.mark.parametrize("path", TOOLS)
+def test_an_answer_that_is_cut_after_a_call_says_that_it_is_cut(path: str) -> None:
+    models = ScriptedModels()
+    models.scripted.says = f"{CALL} And then?"
+    limit = "max_output_tokens" if path == RESPONSES else "max_tokens"
+    with serving(create_app(models, ServeOptions())) as url:
+        body = {**ASK[path], **TOOLS[path], limit: len(CALL) + 4}
+        told = httpx.post(url + path, json=body, timeout=60).json()
+    if path == CHAT:
+        assert told["choices"][0]["finish_reason"] == "length"
+        assert told["choices"][0]["message"]["tool_calls"]
+    elif path == MESSAGES:
+        assert told["stop_reason"] == "max_tokens"
+    else:
+        assert (told["status"], told["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+
+
+def test_probabilities_are_of_text_and_not_of_calls() -> None:
+    models = ScriptedModels()
+    models.scripted.says = f"{CALL}Done."
+    with serving(create_app(models, ServeOptions())) as url:
+        body = {**ASK[CHAT], **TOOLS[CHAT], "logprobs": True}
+        [choice] = httpx.post(url + CHAT, json=body, timeout=60).json()["choices"]
+    assert choice["message"]["tool_calls"]
+    told = "".join(token["token"] for token in choice["logprobs"]["content"])
+    assert told.endswith("Done.")
+    assert "{" not in told
+
+
+def test_metrics_count_slots_that_compute_and_skip_models_without_counters() -> None:
+    status = asyncio.run(Scripted("one").status())
+    status["slots"] = [{"id": 0, "is_processing": True}, {"id": 1, "is_processing": False}]
+    loading = {key: value for key, value in status.items() if key != "counters"}
+    text = metrics([status, loading]).decode()
+    samples = {s.name: s.value for family in text_string_to_metric_families(text) for s in family.samples}
+    assert samples["edge_slots_busy"] == 1
+    assert samples["edge_slots"] == 8
+    assert text.count('edge_slots_busy{model="one"}') == 1
+
+
+@pytest.mark.parametrize("failed", [True, False])
+def test_a_tool_that_failed_is_told_to_the_model(failed: bool) -> None:
+    result = {"type": "tool_result", "tool_use_id": "t", "content": "no network", "is_error": failed}
+    request = MessagesInput.model_validate({"messages": [{"role": "user", "content": [result]}]})
+    [message] = conversation_of(request, "").messages
+    assert "no network" in message["content"]
+    assert ("Error: no network" in message["content"]) == failed
+
+
+def test_the_failure_of_a_response_has_the_next_number() -> None:
+    models = ScriptedModels()
+    models.scripted.fails = EngineGone("it was killed by signal 9")
+    with serving(create_app(models, ServeOptions())) as url:
+        told = events_of(httpx.post(url + RESPONSES, json={**ASK[RESPONSES], "stream": True}, timeout=60).text)
+    assert told[-1]["type"] == "error"
+    assert [event["sequence_number"] for event in told] == list(range(len(told)))
+    assert len(told) > 2
+
+
+@pytest.mark.parametrize(("prompt", "tokens"), [("Hi", 3), ("\x01Hi", 3)])
+def test_the_token_that_begins_a_text_is_counted_once(prompt: str, tokens: int) -> None:
+    """Templates write it, or the tokenizer adds it."""
+
+    class Templated(Scripted):
+        async def render(self, *_: Any) -> str:
+            return prompt
+
+    request = MessagesInput.model_validate({"messages": [{"role": "user", "content": "Hi"}]})
+    assert asyncio.run(count_tokens(request, Templated())) == {"input_tokens": tokens}
+
+
+def test_status_shows_the_plan_that_runs_now(demo: Engine) -> None:
+    cut = limits(demo.file)
+    before, after = (make_plan(cut, "demo", "", list(devices), "pipeline") for devices in ((LOCAL, "a:1"), (LOCAL,)))
+    deployed = Deployed(demo, before, "measured", DEFAULT_EXCHANGE, ("this device", "a"))
+    status = EngineStatus(demo, deployed, "")
+    assert len(status.to_json()["plan"]["stages"]) == 2
+    deployed.change(after, "a is lost", ("this device",))
+    told = status.to_json()
+    assert len(told["plan"]["stages"]) == 1
+    assert told["why"] == "a is lost"
+    assert [device["name"] for device in told["devices"]] == ["this device"]
