@@ -23,6 +23,7 @@ TINY = {
     "bench_busy_plans.py": "--tiny",
     "bench_context_shift.py": "--tiny --threads 1",
     "bench_distributed.py": "--tiny",
+    "bench_drafts.py": "--tiny",
     "bench_engine.py": f"--model {MODEL_PATH} --prompt-tokens 16 --gen-tokens 3 --rounds 1 --threads 1",
     "bench_onnx_cuts.py": "--tiny",
     "bench_paging.py": "--tiny",
@@ -41,6 +42,7 @@ TINY = {
 SECTION = {
     "bench_bursts.py": "chat",
     "bench_distributed.py": "speed",
+    "bench_drafts.py": "resident",
     "bench_onnx_cuts.py": "cuts",
     "bench_paging.py": "limit",
     "bench_prefixes.py": "memory",
@@ -131,6 +133,16 @@ def test_distributed() -> None:
     assert all(one["tokens_per_s"] > 0 for one in result["pipeline"]["median"].values())
     assert 0 < result["load"]["median_s"]["deploy"] < result["load"]["median_s"]["in all"]
     assert all(row["least"] <= row["ratio"] <= row["most"] for row in result["pipeline"]["compared"])
+
+
+def test_drafts() -> None:
+    result = run("bench_drafts.py", "resident", "far", "paged")
+    for section in ("resident", "far", "paged") if THOROUGH else ("resident",):
+        rows = result[section]["rows"]
+        assert {(row["draft"], row["text"]) for row in rows} == {
+            (draft, text) for draft in ("ngram", "self") for text in ("code", "quotes", "story")
+        }
+        assert all(0 < row["least"] <= row["ratio"] <= row["most"] for row in rows)
 
 
 def test_engine() -> None:

@@ -1,0 +1,205 @@
+"""Speculative decoding on trained weights: acceptance and speed-up of each draft source on three kinds of text.
+
+    python benchmarks/bench_drafts.py [--model FILE] [--only SECTION] [--rounds 3] [--tokens 160] [--json [FILE]]
+
+| section  | the model that verifies                                                        |
+| resident | on this device, one thread, weights in memory                                  |
+| far      | two tensor-parallel ranks, threads of this process, 5 ms on every way          |
+| paged    | on this device, all cores, half of the weights read from the disk every token  |
+
+Texts: a function that is to be given back with one change (`code`), an article that is to be summed up with quotes from
+it (`quotes`), a free story (`story`). Draft sources: `ngram` (prompt lookup), `self` (the same model in fewer bits, as
+`--draft self` makes it), and `q4_1`, the smaller file that the model came from, as a drafting model of its own.
+
+The model is SmolLM2-135M-Instruct, dequantized to F16 so that smaller types of it exist; --model names another. Answers
+are greedy, with a draft source and without in turn on one engine; each source has one conversation, and its first
+answer, where it learns what passes cost, is not counted. Acceptance is the part of drafted tokens that was accepted.
+Speed-ups are ratios of medians, with the least and the largest of any round beside them. `same` says whether all
+answers had the tokens of those without drafts: passes of several rows differ in last bits, so a near tie may part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from report import GIB, STDOUT, environment, run_section, write_json
+from sides import alternate, compared
+
+from devices.probe import default_threads, own_rss
+from edge.demo import MODEL_PATH
+from edge.errors import EngineError
+from edge.llm.chat import Chat
+from edge.llm.engine import Engine
+from edge.llm.interface import TextEngine
+from edge.llm.options import EngineOptions
+from edge.llm.sampler import SamplingParams
+from edge.quantization.gguf import quantize
+from edge.speculate.opened import SELF, Draft, drafts, speculation, with_room
+from edge.speculate.speculation import Speculation
+from edge.templates.process import TemplateProcess
+from quant.gguf.file import GgufFile
+from quant.mixes import mix_by_name
+from tests.real.weights import SMOLLM2
+from tests.support.ranks_here import ranks_here
+
+SECTIONS = ("resident", "far", "paged")
+DELAY_S = 5e-3  # each way, between ranks
+CONTEXT = 1024
+LEAST = 0.98  # of the speed without drafts: asked of every source on every text
+
+_FUNCTION = '''def running_mean(values, width):
+    """Return the mean of each window of `width` values."""
+    if width < 1:
+        raise ValueError("width must be at least 1")
+    total = sum(values[:width])
+    means = [total / width]
+    for i in range(width, len(values)):
+        total += values[i] - values[i - width]
+        means.append(total / width)
+    return means'''
+_ARTICLE = """The lighthouse at Cape Arden was built in 1871 by masons who came from the quarries of the north. Its lamp
+burned whale oil, later paraffin, and from 1926 on electric light. "A keeper never sleeps when the fog is in," wrote
+Hannah Reed, who kept the light for thirty-one years. In the winter of 1909 she rowed out four times in one night and
+brought back eleven sailors from the wreck of the Corinna. The lamp was made automatic in 1983. Today the tower belongs
+to the town, which opens it to visitors from May to September. Last year 14,000 people climbed its 213 steps."""
+QUESTIONS = {
+    "code": f"Give back this Python function with the name `means` changed to `result`, and nothing else:\n\n"
+    f"```python\n{_FUNCTION}\n```",
+    "quotes": f"Sum up this article in three sentences, and quote from it word for word:\n\n{_ARTICLE}",
+    "story": "Tell a story about a young baker who finds a map in a loaf of bread.",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=SECTIONS)
+    parser.add_argument("--model", type=Path, help="a GGUF file of 8 bits or more a weight")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=160, help="of an answer, at most")
+    parser.add_argument("--tiny", action="store_true", help="the bundled model and short answers, to see that it works")
+    parser.add_argument("--json", nargs="?", const=STDOUT, help="write the figures to FILE, or print them")
+    args = parser.parse_args()
+    if args.tiny:
+        args.model, args.rounds, args.tokens = MODEL_PATH, 1, 8
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        model, sources = _sources(args.model, folder)
+        result: dict[str, Any] = {**environment(), "model": model.name, "tokens": args.tokens, "rounds": args.rounds}
+        for section in [args.only] if args.only else SECTIONS:
+            run = partial(measure, section, model, sources, folder, args.tokens, args.rounds)
+            result[section] = run_section(section, run, table, args.json)
+        write_json(result, args.json)
+
+
+def _sources(given: Path | None, folder: Path) -> tuple[Path, dict[str, Draft]]:
+    """The model that verifies, and what may draft for it, by name."""
+    sources: dict[str, Draft] = {"ngram": "ngram"}
+    model = given
+    if model is None:
+        model = folder / "smollm2-135m-f16.gguf"
+        quantize(GgufFile.open(SMOLLM2.path()), model, mix_by_name("f16"))
+        sources["q4_1"] = SMOLLM2.path()
+    with suppress(EngineError):  # it has so few bits that nothing is much smaller
+        sources["self"] = drafts(SELF, model)
+    return model, sources
+
+
+@contextmanager
+def engine_of(section: str, model: Path, draft: Draft, folder: Path) -> Iterator[TextEngine]:
+    """The engine of a section, with room for a draft source."""
+    threads = default_threads() if section == "paged" else 1
+    options = EngineOptions(threads=threads, context=CONTEXT)
+    if section == "far":
+        how = {"parallel": "tensor", "shares": (1, 1)}
+        roomy = with_room(EngineOptions(threads=1, context=CONTEXT, batch=64), draft)
+        with ranks_here(model, how, roomy, folder, delay_s=DELAY_S) as ranks:
+            yield ranks
+        return
+    if section == "paged":
+        with Engine(model, EngineOptions(threads=threads, context=CONTEXT, memory=own_rss() + 2 * GIB)) as whole:
+            memory = whole.memory.total - model.stat().st_size // 2
+        options = EngineOptions(threads=threads, context=CONTEXT, memory=memory)
+    with Engine(model, with_room(options, draft)) as engine:
+        yield engine
+
+
+def measure(
+    section: str, model: Path, sources: dict[str, Draft], folder: Path, tokens: int, rounds: int
+) -> dict[str, Any]:
+    """Answers to each question with each draft source, beside answers without."""
+    rows: list[dict[str, Any]] = []
+    for name, draft in sources.items():
+        with engine_of(section, model, draft, folder) as engine, ExitStack() as stack:
+            for text, question in QUESTIONS.items():
+                drafter = speculation(draft, engine, stack.enter_context)
+                assert drafter is not None
+                rows.append({"draft": name, "text": text, **beside_plain(engine, drafter, question, tokens, rounds)})
+    return {"rows": rows}
+
+
+def beside_plain(engine: TextEngine, drafter: Speculation, question: str, tokens: int, rounds: int) -> dict[str, Any]:
+    """Answers to one question, with drafts and without in turn."""
+    renderer = TemplateProcess()
+    answers: dict[bool, list[int]] = {}
+    drafted = accepted = rows = passes = 0
+    is_same = True
+
+    def answer(*, with_drafts: bool) -> dict[str, float]:
+        nonlocal drafted, accepted, rows, passes, is_same
+        greedy = SamplingParams(temperature=0)
+        chat = Chat(engine, renderer=renderer, drafter=drafter if with_drafts else None)
+        responses = list(chat.ask(question, greedy, max_tokens=tokens))
+        answers[with_drafts] = [one.token_id for one in responses if one.token_id is not None]
+        if with_drafts:
+            stats = drafter.stats
+            drafted, accepted = drafted + stats.drafted, accepted + stats.accepted
+            rows, passes = rows + stats.rows, passes + stats.passes
+            is_same &= answers[True] == answers[False]
+        return {"tokens_per_s": responses[-1].timing.decode_tokens_per_s}
+
+    sides: dict[str, Callable[[], dict[str, float]]] = {
+        "plain": partial(answer, with_drafts=False),
+        "drafted": partial(answer, with_drafts=True),
+    }
+    answer(with_drafts=False)  # to compare with, whoever goes first
+    figures = alternate(sides, rounds)
+    renderer.close()
+    [ratio] = compared(figures, "drafted", "plain")
+    return {
+        "tokens": len(answers[False]),
+        "acceptance": accepted / drafted if drafted else None,
+        "rows_per_pass": rows / passes if passes else None,
+        "plain_tokens_per_s": median(one["tokens_per_s"] for one in figures["plain"]),
+        "tokens_per_s": median(one["tokens_per_s"] for one in figures["drafted"]),
+        **{key: ratio[key] for key in ("ratio", "least", "most")},
+        "same": is_same,
+    }
+
+
+def table(section: dict[str, Any]) -> str:
+    """The figures as Markdown."""
+    lines = [
+        "| draft | text | acceptance | rows a pass | tokens/s without | with | speed-up | least | most | same |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
+    ]
+    for row in section["rows"]:
+        acceptance = "" if row["acceptance"] is None else f"{row['acceptance']:.2f}"
+        figures: Sequence[float] = [row[key] for key in ("plain_tokens_per_s", "tokens_per_s")]
+        ratios = " | ".join(f"{row[key]:.2f}" for key in ("ratio", "least", "most"))
+        lines.append(
+            f"| {row['draft']} | {row['text']} | {acceptance} | {row['rows_per_pass'] or 0:.1f} |"
+            f" {' | '.join(f'{rate:.1f}' for rate in figures)} | {ratios} | {'yes' if row['same'] else 'no'} |"
+        )
+    worst = min(row["ratio"] for row in section["rows"])
+    return "\n".join([*lines, "", f"The least speed-up is {worst:.2f}; asked is at least {LEAST}."])
+
+
+if __name__ == "__main__":
+    main()
