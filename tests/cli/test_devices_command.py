@@ -19,6 +19,7 @@ from devices.discovery import Found
 from devices.errors import DiscoveryError
 from devices.profile import DeviceProfile, describe
 from devices.remembered import Remembered
+from edge.cluster.client import Remote
 from edge.cluster.roster import mark_slow
 from tests.support.fake_worker import FakeWorker, deaf_port, description, fake_worker
 from tests.support.helpers import assert_one_line_error, run_edge
@@ -263,6 +264,18 @@ def test_found_and_given_is_asked_once(
         ("one", addresses[0]),
         ("gone", addresses[1]),
     ]
+
+
+def test_connections_to_all_workers_end(
+    devices: Run, two: tuple[Worker, Worker], announced: list[Found], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To those that were found and to those that were named."""
+    closed: list[str] = []
+    close = Remote.close
+    monkeypatch.setattr(Remote, "close", lambda self: (closed.append(self.name), close(self)))
+    announced.append(Found("one", ("127.0.0.1",), two[0].port, {}))
+    assert devices("--timeout", "0.7", two[1].address, discover=True)[0] == 0
+    assert sorted(closed) == ["one", "two"]
 
 
 def test_nobody_is_there(devices: Run, announced: list[Found]) -> None:

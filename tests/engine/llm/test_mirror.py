@@ -250,6 +250,20 @@ def test_what_was_shifted_is_so_until_it_is_removed(mirrored: Mirrored, start: i
     assert mirrored.engine.computed_again == 50 - restored
 
 
+def test_what_two_sequences_shifted_stays_shifted_in_the_copy() -> None:
+    """From the first position on that either of them had shifted."""
+    history = MirroredHistory(TOKEN_BYTES, 1 << 20)
+    for sequence, first in ((0, 10), (1, 5)):
+        history.add(sequence, 0, TOKENS[:30])
+        history.remove(sequence, first - 2, first)
+        history.shift(sequence, first, -1, -2)
+    assert [len(history._exact(sequence)) for sequence in (0, 1)] == [8, 3]
+    history.copy(0, 1, 20)
+    assert len(history._exact(1)) == 3
+    history.copy(1, 0, 20)
+    assert len(history._exact(0)) == 3
+
+
 def test_nothing_is_shifted_where_all_was_forgotten(mirrored: Mirrored) -> None:
     mirrored.hold(TOKENS[:4])
     mirrored.engine.kv_shift(0, 2, -1, 1)

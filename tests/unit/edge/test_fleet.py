@@ -3,18 +3,21 @@
 import os
 import signal
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from devices.profile import describe
 from edge.cluster import client as remotes
 from edge.cluster import fleet as fleets
 from edge.cluster.client import Remote
-from edge.cluster.fleet import Fleet, device
+from edge.cluster.fleet import Fleet, check_versions, device, label
 from edge.cluster.session import RemoteSession
 from edge.demo import MODEL_PATH
 from edge.errors import WorkerError
+from edge.version import version
 from partition.plan.plan import LOCAL
 from partition.slices.recipe import whole
 from tests.support.deployments import ONE_THREAD, own_folders
@@ -39,6 +42,29 @@ def test_one_device_has_many_addresses(tmp_path: Path) -> None:
             first, second = (fleet.workers[address] for address in addresses)
             assert first is second
             assert fleet.profiles[addresses[0]] is fleet.profiles[addresses[1]]
+
+
+class Named:
+    """A worker that says its name."""
+
+    def __init__(self, name: str, port: int) -> None:
+        self.name = self.label = name
+        self.host, self.port = "10.1.1.1", port
+
+
+def test_devices_of_one_name_are_told_apart_by_their_addresses() -> None:
+    """One that is named as this device is, too."""
+    workers: list[Any] = [Named("pi", 1), Named("pi", 2), Named("desk", 3), Named("nas", 4)]
+    label(workers, "desk")
+    assert [one.label for one in workers] == ["pi at 10.1.1.1:1", "pi at 10.1.1.1:2", "desk at 10.1.1.1:3", "nas"]
+
+
+@pytest.mark.parametrize("changed", ["runtime", "llama_cpp"])
+def test_a_device_with_another_version_takes_no_part(changed: str) -> None:
+    own = replace(describe("pi"), runtime=version("edge-runtime"), llama_cpp=version("llama-cpp-python"))
+    check_versions("pi", own)
+    with pytest.raises(WorkerError, match=r"pi runs .* 9\.9\.9, this device .*; install the same version on both"):
+        check_versions("pi", replace(own, **{changed: "9.9.9"}))
 
 
 def test_what_is_reached_after_the_end_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
