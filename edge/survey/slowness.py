@@ -75,5 +75,4 @@ class Slowness:
         times = statistics.median(self._own[rank])
         self._expected_s[rank] = (self._expected_s[rank] or 0.0) * times
         self._ratios[rank].clear()
-        self._own[rank].clear()
         return Change(rank, times)

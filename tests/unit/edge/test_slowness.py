@@ -11,6 +11,7 @@ from edge.parallel.step_times import StepTime, StepTimes, Summary
 from edge.survey.slow_watch import SlowWatch
 from edge.survey.slowness import IN_A_ROW, LEAST_STEPS, Change, Slowness
 from edge.survey.survey import Survey
+from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL
 from partition.predict.predict import compute_s
 from partition.search.explain import best_of
@@ -157,3 +158,24 @@ def test_steps_of_several_requests_are_measured_by_how_many_there_are(
     assert watch.windows == windows  # of neither there were enough
     look(1, 2, LEAST_STEPS // 2)
     assert watch.windows == windows + 1  # the steps before count
+
+
+def test_a_device_with_two_ranks_is_corrected_by_neither(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its ranks disturb each other: what one of them takes says little of the device."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    pi = "pi:7070"
+    speeds, links = tuple(planning.device(name, 10 * MS) for name in (LOCAL, pi)), planning.linked((LOCAL, pi))
+    work = planning.work(8)
+    plan = make_plan(work.limits, "made up", "", (LOCAL, pi, pi), "pipeline")
+    predicted = compute_s(plan, work, {speed.device: speed for speed in speeds}, links)
+    engine, watch = Timed([StepTimes() for _ in range(3)]), SlowWatch(Survey(speeds, links), work)
+    watch.begin(engine, plan, ("this device", "pi", "pi"))
+    changes: list[str] = []
+    for _ in range(IN_A_ROW):
+        for rank, factor, seconds in zip(engine.ranks, (1, 30, 1), predicted, strict=True):
+            for _ in range(LEAST_STEPS):
+                rank.add(StepTime(1, (seconds or 0.0) * factor))
+        changes += looked(watch, engine)
+    assert changes == ["pi computes 30.0 times as long as it did"]
+    assert watch.survey is not None
+    assert [speed.corrected for speed in watch.survey.speeds] == [1, 1]
