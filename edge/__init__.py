@@ -14,6 +14,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from edge import siblings
+
 if TYPE_CHECKING:
     from devices.errors import ClusterFileError, TrustError
     from edge.api.cluster import Cluster, deploy, deploy_onnx, pareto, plan
@@ -52,6 +54,8 @@ if TYPE_CHECKING:
     from partition.errors import CannotSlice, PlanError
     from quant.errors import ModelFileError, UnknownTypeError
     from transport.errors import TransportError
+
+siblings.import_siblings(*siblings.NEEDED)
 
 _HOMES = {
     "devices.errors": ("ClusterFileError", "TrustError"),
