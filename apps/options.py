@@ -31,7 +31,7 @@ MAX_IO_CHUNK = 256 << 20
 MAX_IN_FLIGHT = 64
 MAX_SEED = 2**32 - 2
 QUANTIZE_MINUTES = 10.0
-ANY_MODEL = "GGUF or ONNX file, or REPO:FILE (default: the bundled model)"
+ANY_MODEL = "GGUF or ONNX file, a known name, or REPO:FILE (default: the bundled model)"
 
 
 T = TypeVar("T")
@@ -133,7 +133,9 @@ def check_usable(cores: Sequence[int], where: str = "--affinity") -> None:
 
 # Options of several commands, as argparse takes them. A command that means more by one gives it other words.
 OPTIONS: dict[str, dict[str, Any]] = {
-    "model": {"nargs": "?", "metavar": "MODEL", "help": "GGUF file or REPO:FILE (default: the bundled model)"},
+    "model": {
+        "nargs": "?", "metavar": "MODEL", "help": "GGUF file, a known name, or REPO:FILE (default: the bundled model)",
+    },
     "--affinity": {"type": cores, "metavar": "CORES", "help": "run on these cores only, such as 0,2-3"},
     "--chunk-tokens": {
         "type": positive_int, "default": 512, "metavar": "N", "help": "computed at a time (default: 512)",
@@ -350,13 +352,14 @@ def check_engine_arguments(args: argparse.Namespace) -> None:
 
 
 def model_path(spec: str | None) -> Path:
-    """The model to run: the bundled one, a local file, or REPO:FILE from the hub (fetched where it is not cached)."""
+    """The model to run: the bundled one, a local file, a model that has a name, or REPO:FILE from the hub. The last two
+    are fetched where they are not here yet."""
     from edge.demo import MODEL_PATH
 
     if spec is None:
         return MODEL_PATH
     from apps.show.progress import progress
-    from edge.models.hub import resolve
+    from edge.models import paths
 
     with progress(f"Fetching {spec}") as show:
-        return resolve(spec, show)
+        return paths.model_path(spec, show)

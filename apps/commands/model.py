@@ -29,9 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(info, "--kv-type", default="f16")
     synth = actions.add_parser("synth", help="write a model of a real one's shape with random weights")
     _add_synth(synth)
-    pull = actions.add_parser("pull", help="fetch a model from the Hugging Face hub and print its path")
-    pull.add_argument("spec", metavar="REPO:FILE", help="OWNER/NAME:FILE.gguf; or a part of the name, such as q4_k_m")
+    pull = actions.add_parser("pull", help="fetch a model by its name or from the Hugging Face hub, and print its path")
+    words = "a known name; or OWNER/NAME:FILE.gguf, where a part of the file's name will do, such as q4_k_m"
+    pull.add_argument("spec", metavar="NAME", help=words)
     listing = actions.add_parser("list", help="what is kept here of models, its size, and when it was used")
+    listing.add_argument("--known", action="store_true", help="models that have a name, which can be fetched by it")
     remove = actions.add_parser("rm", help="remove what is kept of a model")
     remove.add_argument("name", metavar="NAME", help="as edge model list shows it, or OWNER/NAME for all of one")
     remove.add_argument("--yes", action="store_true", help="do not ask")
@@ -132,12 +134,11 @@ def _synth(args: argparse.Namespace) -> int:
 
 
 def _pull(args: argparse.Namespace) -> int:
-    from edge.models import hub
+    from edge.models import paths
     from quant.gguf.file import GgufFile
 
-    repo, file = hub.parse(args.spec)
     with progress(f"fetching {args.spec}") as show:
-        path = hub.pull(repo, file, progress=show)
+        path = paths.pull(args.spec, show)
     size_bytes = GgufFile.open(path).size_bytes
     if args.json:
         return print_json({"path": str(path), "size_bytes": size_bytes})

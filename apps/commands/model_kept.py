@@ -12,8 +12,11 @@ from quant.text import age_text, bytes_text, printable
 
 
 def run_list(args: argparse.Namespace) -> int:
-    """Show all that is kept, the exit code."""
+    """Show all that is kept, or what has a name; the exit code."""
     from edge.models.kept import kept
+
+    if args.known:
+        return _list_known(args.json)
 
     found = kept()
     if args.json:
@@ -25,6 +28,21 @@ def run_list(args: argparse.Namespace) -> int:
         rows = [(one.name, one.kind, bytes_text(one.n_bytes), age_text(now_s - one.used_at_s)) for one in found]
         rows.append((f"{len(found)} in all", "", bytes_text(sum(one.n_bytes for one in found)), ""))
         print_columns(("name", "kind", "size", "used"), rows, whole=("name",))
+    return 0
+
+
+def _list_known(as_json: bool) -> int:
+    from edge.models.known import known_models
+    from edge.models.paths import is_here
+
+    models = [(model, is_here(model)) for model in known_models()]
+    if as_json:
+        return print_json({"known": [{**model.to_json(), "here": here} for model, here in models]})
+    rows = [
+        (model.name, f"about {bytes_text(model.about_bytes)}", model.licence, "yes" if here else "no", model.source)
+        for model, here in models
+    ]
+    print_columns(("name", "size", "licence", "here", "from"), rows, whole=("name",))
     return 0
 
 

@@ -16,11 +16,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from edge.errors import HubError
-from quant.errors import ModelFileError
+from edge.models.wheels import Progress
 from quant.gguf.file import GgufFile
 from quant.text import bytes_text
-
-Progress = Callable[[int, int], None]  # bytes here so far, bytes in all
 
 _SPEC = re.compile(r"(?P<repo>\w[\w.-]*/\w[\w.-]*?)(:(?P<file>.*))?")
 _SPLIT = re.compile(r"(?P<start>.*)-\d{5}-of-(?P<count>\d{5})\.gguf")
@@ -37,21 +35,14 @@ def parse(spec: str) -> tuple[str, str]:
     return match["repo"], match["file"] or ""
 
 
-def resolve(spec: str, progress: Progress | None = None) -> Path:
-    """The model file `spec` means: a local path, or else OWNER/NAME:FILE from the cache, or else from the hub.
+def is_spec(text: str) -> bool:
+    """Whether this can name a model on the hub, and is not rather the path of a file."""
+    return bool(_SPEC.fullmatch(text)) and (not text.endswith(".gguf") or ":" in text)
 
-    Errors as `pull`; ModelFileError for a path where nothing is.
-    """
-    if Path(spec).exists():
-        return Path(spec)
-    if not _SPEC.fullmatch(spec) or (spec.endswith(".gguf") and ":" not in spec):
-        raise ModelFileError(f"no such file: {spec} (a model on the Hugging Face hub is written OWNER/NAME:FILE.gguf)")
-    repo, file = parse(spec)
-    try:
-        names = _chosen(repo, file, _cached_names(repo, _cache()))
-        return _cached(repo, names, _cache())
-    except HubError:
-        return pull(repo, file, progress=progress)
+
+def cached(repo: str, file: str) -> Path:
+    """The model that `pull` would fetch, where the cache has all of it; HubError otherwise."""
+    return _cached(repo, _chosen(repo, file, _cached_names(repo, _cache())), _cache())
 
 
 def pull(

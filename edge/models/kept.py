@@ -12,6 +12,8 @@ from typing import Any
 from devices.paths import cache_folder
 from edge.errors import HubError
 from edge.models.hub import cached_repositories, parts
+from edge.models.known import known_model, known_models
+from edge.models.wheels import models_folder
 from edge.slices.store import SliceStore
 
 _SHOWN_DIGITS = 12  # of digests, in names
@@ -38,11 +40,15 @@ class Kept:
 def kept() -> list[Kept]:
     """All there is, by kind and name. OSError where a cache cannot be read."""
     cache = cache_folder()
-    return [*_fetched(), *_quantized(cache / "types"), *_slices(cache), *_laid_out(cache / "laid-out")]
+    return [*_fetched(), *_of_wheels(), *_quantized(cache / "types"), *_slices(cache), *_laid_out(cache / "laid-out")]
 
 
 def matching(name: str, all_kept: list[Kept]) -> list[Kept]:
-    """Those of a name: as `kept` has it, a repository, or REPO:PART of a file's name. HubError where there is none."""
+    """Those of a name: as `kept` has it, one of the list of known models, a repository, or REPO:PART of a file's name.
+    HubError where there is none."""
+    known = known_model(name)
+    if known is not None and known.repo:
+        name = f"{known.repo}:{known.file.strip('*')}"
     repo, colon, part = name.partition(":")
     found = [one for one in all_kept if one.name == name] or [
         one
@@ -78,6 +84,16 @@ def _fetched() -> Iterator[Kept]:
                 links,
                 lambda folder=folder, links=links: _remove_fetched(folder, links),  # type: ignore[misc]
             )
+
+
+def _of_wheels() -> Iterator[Kept]:
+    """Models out of wheels, and wheels of which only a part has come."""
+    names = {model.wheel.path.name: model.name for model in known_models() if model.wheel}
+    for path in sorted(models_folder().glob("*")):
+        if path.suffix != ".lock":
+            found = path.stat()
+            used_at_s = max(found.st_atime, found.st_mtime)
+            yield Kept(names.get(path.name, path.name), "model", found.st_size, used_at_s, (path,), path.unlink)
 
 
 def _remove_fetched(folder: Path, links: tuple[Path, ...]) -> None:

