@@ -10,7 +10,7 @@ from apps.commands.link import show
 from apps.options import add, address, items, quiet_grpc
 from apps.show.progress import ShownSteps
 from apps.show.table import print_columns, print_json, print_note
-from quant.text import bytes_text
+from quant.text import bytes_text, counted
 
 if TYPE_CHECKING:
     from edge.cluster.roster import Entry, Pair
@@ -109,10 +109,12 @@ def _row(entry: Entry) -> tuple[str, ...]:
     if limit is not None:
         memory += f", limit {bytes_text(limit)}"
     busy = len(entry.state["sessions"]) if entry.state else 0
-    state = entry.membership or ""
-    if busy:
-        state += f", {busy} session{'s' if busy != 1 else ''}"
-    if entry.worker and not entry.worker.secure:
-        state += ", in the clear"
+    from edge.cluster.roster import JOINED
+
+    in_the_clear = entry.worker is not None and not entry.worker.secure
+    # Nobody has joined a cluster who shows no certificate.
+    states = ["" if in_the_clear and entry.membership == JOINED else entry.membership or ""]
+    states += [counted(busy, "session") if busy else "", "in the clear" if in_the_clear else ""]
+    state = ", ".join(filter(None, states))
     what = f"{profile['cpu']}, {profile['system']}"
     return entry.name or "-", entry.address, what, str(profile["threads"]), memory, state

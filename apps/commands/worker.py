@@ -84,6 +84,9 @@ def run(args: argparse.Namespace) -> int:
     # Who listens for this machine alone needs no credentials, and shows none.
     secure = membership is not None and not is_loopback(host)
     log.set_up()
+    if membership is not None and not secure:
+        why = "it listens for this machine alone, so it shows no certificate; with --listen 0.0.0.0:7070 it does"
+        log.info("in-the-clear", name=membership.holder.name, role=membership.holder.role, why=why)
     with signals_are_for_the_program():
         serve(
             DaemonOptions(

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from edge.planning.deployed import Deployed
 
 
+STOPPED = "stopped before an answer began, so the conversation is without this question"
+
+
 @dataclass(frozen=True)
 class Loaded:
     """What there is to talk to."""

@@ -35,6 +35,7 @@ def talk(chat: ServerChat, options: Mapping[str, Any]) -> int:
     from rich.console import Console
     from rich.markup import escape
 
+    from apps.show.answer import STOPPED
     from apps.show.markdown import MarkdownStream
     from apps.show.prompt_line import KEYS, PromptLine
     from quant.text import printable
@@ -43,6 +44,7 @@ def talk(chat: ServerChat, options: Mapping[str, Any]) -> int:
     console, prompt, system = Console(), PromptLine(_COMMANDS), list(chat.messages)
     console.print(f"[dim]{KEYS}[/]\n")
     while True:
+        waits = False  # for the first piece of an answer
         try:
             line = prompt.read()
             if line == "/exit":
@@ -50,11 +52,15 @@ def talk(chat: ServerChat, options: Mapping[str, Any]) -> int:
             if line == "/clear":
                 chat.messages = list(system)
             elif line:
+                waits = True
                 with MarkdownStream(console) as shown:
                     for piece in chat.ask(line, options):
+                        waits = False
                         shown.push(piece)
             console.print()
         except KeyboardInterrupt:
+            if waits:
+                console.print(f"[dim]{STOPPED}; Up brings it back[/]", soft_wrap=True)
             console.print()  # ends the answer: the server hears that nobody reads
         except EOFError:
             return 0

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 
-from apps.show.answer import Loaded, answer, dropped_line
+from apps.show.answer import STOPPED, Loaded, answer, dropped_line
 from apps.show.markdown import MarkdownStream
 from apps.show.prompt_line import KEYS, PromptLine
 from apps.show.table import print_columns
@@ -35,6 +35,17 @@ def talk(loaded: Loaded, sampling: SamplingParams, *, max_tokens: int | None, st
         return _Talk(loaded, sampling, max_tokens, stop).run()
 
 
+_BRINGS_BACK = "/retry asks it again, /edit or Up changes it first"
+
+
+@dataclass(frozen=True)
+class _Question:
+    """Something asked, and whether it was to replace the last exchange."""
+
+    text: str
+    again: bool
+
+
 class _Talk:
     def __init__(self, loaded: Loaded, sampling: SamplingParams, max_tokens: int | None, stop: Sequence[str]) -> None:
         self._chat, self._deployed, self._load_s = loaded.chat, loaded.deployed, loaded.seconds
@@ -44,7 +55,7 @@ class _Talk:
         self._console = Console(highlight=False)
         self._commands: dict[str, tuple[str, Callable[[str], None]]] = {
             "/help": ("what you can type", self._help),
-            "/retry": ("answer the last question again, with the next seed", self._retry),
+            "/retry": ("answer the last question again, with the next seed, or one that was stopped", self._retry),
             "/edit": ("change the last question; Enter asks it in place of the former", self._edit),
             "/undo": ("take back the last question and its answer", self._undo),
             "/clear": ("forget the conversation", self._clear),
@@ -56,6 +67,7 @@ class _Talk:
         }
         self._leaving = False
         self._draft = ""  # the last question, while it is being edited
+        self._unanswered: _Question | None = None  # the last one, where it ended before its answer began
         self._lost: Exception | None = None  # why nothing can be computed any more, where that is so
 
     def run(self) -> int:
@@ -73,6 +85,7 @@ class _Talk:
         prompt = PromptLine({name: what for name, (what, _) in self._commands.items()})
         while not self._leaving:
             draft, self._draft = self._draft, ""
+            unanswered = self._unanswered
             try:
                 line = prompt.read(draft)
             except KeyboardInterrupt:
@@ -85,7 +98,8 @@ class _Talk:
                 if line.startswith("/"):
                     self._run_command(line)
                 else:
-                    self._answer(line, again=bool(draft))
+                    # In place of the last exchange, unless what is edited never became one.
+                    self._answer(line, again=unanswered.again if draft and unanswered else bool(draft))
                 self._console.print()
             except KeyboardInterrupt:
                 self._console.print()  # pressed once more than was needed to stop the answer
@@ -104,10 +118,12 @@ class _Talk:
         """Answer a question; `again`: in place of the last one, or that one where there is no text."""
         stopped = False
         self._last = None
+        self._unanswered = _Question(text or self._chat.last_question or "", again)
         responses = answer(self._chat, text, self._sampling, again=again, max_tokens=self._max_tokens, stop=self._stop)
         with interrupt_stops(self._chat.engine):
             try:
                 first = next(responses)
+                self._unanswered = None
                 with MarkdownStream(self._console) as shown:
                     for response in itertools.chain((first,), responses):
                         self._last = response
@@ -118,7 +134,10 @@ class _Talk:
                 responses.close()  # what was said so far joins the conversation
         self._lost = None
         self._keep()
-        self._console.print(f"[dim]{self._stats_line(stopped)}[/]", soft_wrap=True)
+        if self._unanswered is not None:
+            self._console.print(f"[dim]{STOPPED}; {_BRINGS_BACK}[/]", soft_wrap=True)
+        else:
+            self._console.print(f"[dim]{self._stats_line(stopped)}[/]", soft_wrap=True)
 
     def _keep(self) -> None:
         """Keep the conversation as it is now, where it has a name."""
@@ -161,13 +180,17 @@ class _Talk:
         self._console.print(f"  [dim]{KEYS}[/]")
 
     def _retry(self, _: str) -> None:
-        if self._something_asked():
+        if self._unanswered is not None:
+            self._answer(self._unanswered.text, again=self._unanswered.again)
+        elif self._something_asked():
             # The same seed would give the same answer.
             self._sampling = replace(self._sampling, seed=(self._sampling.seed + 1) % (MAX_SEED + 1))
             self._answer(None, again=True)
 
     def _edit(self, _: str) -> None:
-        if self._something_asked():
+        if self._unanswered is not None:
+            self._draft = self._unanswered.text
+        elif self._something_asked():
             self._draft = self._chat.last_question or ""
 
     def _undo(self, _: str) -> None:
@@ -182,7 +205,7 @@ class _Talk:
 
     def _changed(self, words: str) -> None:
         """The conversation is another one now."""
-        self._last = None
+        self._last, self._unanswered = None, None
         self._keep()
         self._console.print(f"[dim]{words}[/]")
 

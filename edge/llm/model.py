@@ -65,9 +65,11 @@ class Model:
         self._close = close
         self._session = Session(engine)
 
-    def tokenize(self, text: str, *, add_special: bool = True) -> list[int]:
-        """The token ids of a text. add_special: with the tokens that the model expects around one."""
-        return self.engine.model.tokenize(text, add_special=add_special, parse_special=False)
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Return the token ids of a text. add_special: with the tokens that the model expects around one (BOS, EOS).
+        parse_special: text such as "<|im_start|>" becomes its control token; else it is text like any other, which is
+        what a text from somebody else should be."""
+        return self.engine.model.tokenize(text, add_special=add_special, parse_special=parse_special)
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         """The text of tokens; bytes that are no UTF-8 become U+FFFD."""

@@ -124,7 +124,7 @@ def _serve(options: DaemonOptions, worker: Worker, gate: Gate, told: _Told) -> N
         "listening",
         name=worker_options.name,
         address=join_address(worker_options.host, port),
-        security="mutual-tls" if worker_options.credentials else "none",
+        security="mutual-tls" if worker_options.credentials else "in the clear",
         threads=worker_options.threads,
         memory_limit_bytes=worker_options.memory_limit_bytes,
         models=worker_options.models,

@@ -100,8 +100,8 @@ def test_the_table(devices: Run, two: tuple[Worker, Worker]) -> None:
     assert (code, err) == (0, "")
     header, one, other = out.splitlines()
     assert header.split() == ["name", "address", "what", "threads", "memory", "state"]
-    assert re.match(rf"one +{two[0].address} +\S.* Linux .* free, limit 1\.00 GiB +joined, in the clear$", one)
-    assert re.match(rf"two +{two[1].address} +\S.* free +joined, in the clear$", other)
+    assert re.match(rf"one +{two[0].address} +\S.* Linux .* free, limit 1\.00 GiB +in the clear$", one)
+    assert re.match(rf"two +{two[1].address} +\S.* free +in the clear$", other)
 
 
 def test_the_json(devices: Run, two: tuple[Worker, Worker], silent: list[str]) -> None:
@@ -129,7 +129,7 @@ def test_the_json(devices: Run, two: tuple[Worker, Worker], silent: list[str]) -
 
 def test_a_busy_worker_says_so(devices: Run, two: tuple[Worker, Worker]) -> None:
     with two[0].remote() as remote, sessions([remote, remote], 2):
-        assert "joined, 2 sessions, in the clear" in devices(two[0].address)[1]
+        assert "  2 sessions, in the clear" in devices(two[0].address)[1]
 
 
 def test_two_of_three_do_not_answer(devices: Run, two: tuple[Worker, Worker], silent: list[str]) -> None:
@@ -223,7 +223,20 @@ def test_insecure_allows_another_machine_in_the_clear(
     assert "is another machine, and this one has no credentials" in out
     code, out, _ = devices(two[0].address, "--insecure")
     assert code == 0
-    assert "joined, in the clear" in out
+    assert out.splitlines()[1].endswith("  in the clear")
+
+
+def test_a_token_on_loopback_is_said_to_be_unused_in_all_places(tmp_path: Path) -> None:
+    env = {f"XDG_{name}_HOME": str(tmp_path / "owner") for name in ("CONFIG", "CACHE", "STATE")}
+    assert run_edge("cluster", "init", "--name", "desk", env=env).returncode == 0
+    token = run_edge("cluster", "invite", "pi", env=env).stdout.strip()
+    with worker(tmp_path / "pi", "--join", token) as one:
+        assert re.search('INFO listening name=pi .* security="in the clear"', one.log())
+        assert re.search('INFO in-the-clear name=pi role=invited why="it listens for this machine alone', one.log())
+        seen = run_edge("devices", "--no-discover", one.address, env=env)
+        assert re.match(r"pi .*  in the clear$", seen.stdout.splitlines()[1]), seen.stdout + seen.stderr
+    listed = run_edge("cluster", "list", env=env).stdout
+    assert re.search(r"pi +worker, invited, expires", listed)  # it has not joined
 
 
 # --- who was found ---
@@ -248,7 +261,7 @@ def test_who_announces_itself_is_asked(
     announced += [Found("attic", ("127.0.0.1",), two[0].port, {}), Found("gone", ("127.0.0.1",), port(silent[0]), {})]
     code, out, _ = devices("--timeout", "0.7", discover=True)
     assert code == 0  # nobody asked for the one that is gone
-    assert re.search(r"^one .*joined", out, re.MULTILINE)  # its own name, not the announced one
+    assert re.search(r"^one .*in the clear$", out, re.MULTILINE)  # its own name, not the announced one
     assert re.search(r"^gone .*no answer$", out, re.MULTILINE)
     assert re.search(r"^gone: nothing listens at ", out, re.MULTILINE)
 

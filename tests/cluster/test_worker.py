@@ -170,7 +170,7 @@ def test_beyond_this_machine_only_with_trust_or_on_request(tmp_path: Path) -> No
     with worker(tmp_path, "--insecure", listen="0.0.0.0:0") as one, one.remote() as remote:
         assert health(remote.channel)
         assert re.search(r"WARNING insecure address=0\.0\.0\.0 why=\".*whoever", one.log())
-        assert "security=none" in one.log()
+        assert 'security="in the clear"' in one.log()
 
 
 @pytest.mark.parametrize(

@@ -194,7 +194,7 @@ def test_a_worker_without_credentials_is_not_exposed_by_accident(desk: Device, d
     assert "--insecure" in words
 
     alone = pi.worker()  # on loopback, without being asked
-    assert "address=127.0.0.1:7070 security=none" in alone.says("listening.*")[0]
+    assert 'address=127.0.0.1:7070 security="in the clear"' in alone.says("listening.*")[0]
     assert pi.asks("127.0.0.1")[0] == 0
     code, (found,) = desk.asks(alone.address, "--insecure")
     assert (code, found["error"]) == (7, f"nothing listens at {alone.address}")

@@ -12,6 +12,14 @@ from typing import Any
 
 import pytest
 
+from apps.show import terminal as conversation
+from apps.show.answer import Loaded
+from edge.demo import MODEL_PATH
+from edge.llm.chat import Chat
+from edge.llm.engine import load
+from edge.llm.generate import Response
+from edge.llm.options import EngineOptions
+from edge.llm.sampler import SamplingParams
 from tests.support.helpers import ENDLESS, Terminal
 
 STATS = r"TTFT [\d.]+ s  TPOT [\d.]+ ms  [\d.]+ tokens/s  context (\d+)/\d+ \(\d+ %\)"
@@ -308,6 +316,74 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(open_chat: Open, tmp_path: 
     assert re.fullmatch("[a-z]+", messages[1]["content"])  # what was said so far is part of the conversation
     chat.type(CTRL_D)
     assert chat.ends() == 0
+
+
+def test_ctrl_c_while_a_long_text_is_read_keeps_the_question(open_chat: Open, tmp_path: Path) -> None:
+    long = tmp_path / "long.txt"
+    long.write_text("How many minutes are in 3 hours? " * 3000)  # a token at a time: read for minutes
+    chat = open_chat("--file", long, "--batch", "1", "--context", "32768")
+    chat.enter("first")
+    for again in ("/edit", "/retry"):
+        chat.sees("Reading the prompt")
+        chat.type(CTRL_C)
+        chat.sees("stopped before an answer began, so the conversation is without this question; /retry asks it again")
+        chat.ready()
+        chat.enter(again)
+        if again == "/edit":
+            chat.sees("first")
+            chat.enter(" and second")
+    chat.sees("Reading the prompt")
+    chat.type(CTRL_C)
+    chat.ready()
+    chat.type(UP)
+    chat.sees("/retry")
+    chat.type(UP)
+    chat.sees("first and second")
+    chat.type(CTRL_C)
+    chat.ready()
+    assert saved(chat, tmp_path / "chat") == []
+
+
+def interrupted(*_: object, **__: object) -> Iterator[Response]:
+    raise KeyboardInterrupt
+    yield
+
+
+def test_a_question_that_was_stopped_is_asked_as_it_was_meant(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A new one joins the conversation; one that was to replace the last exchange replaces it."""
+    with load(MODEL_PATH, EngineOptions(context=512)) as engine:
+        chat = Chat(engine)
+        talk = conversation._Talk(Loaded(chat, 0.0, None), SamplingParams(temperature=0), 4, ())
+        talk._answer("one")
+
+        def stop(text: str | None, again: bool = False) -> None:
+            with monkeypatch.context() as patch:
+                patch.setattr(conversation, "answer", interrupted)
+                talk._answer(text, again=again)
+
+        def asked() -> list[str]:
+            return [message["content"] for message in chat.messages if message["role"] == "user"]
+
+        stop("two")
+        assert "without this question" in capsys.readouterr().out
+        talk._edit("")
+        assert (talk._draft, asked()) == ("two", ["one"])
+        talk._retry("")
+        assert asked() == ["one", "two"]
+        stop("2", again=True)
+        talk._retry("")
+        assert asked() == ["one", "2"]
+        stop(None, again=True)
+        talk._edit("")
+        assert talk._draft == "2"
+        stop("three")
+        talk._clear("")
+        talk._draft = ""
+        talk._edit("")
+        assert talk._draft == ""
+        assert "nothing was asked yet" in capsys.readouterr().out
 
 
 def test_interrupts_in_a_row_do_not_end_the_program(open_chat: Open) -> None:
