@@ -48,6 +48,7 @@ class EngineOptions:
     batch: int | None = None  # rows one decode may have; None: DEFAULT_BATCH, or what suits a disk weights come from
     sequences: int = 1  # independent sequences sharing the KV cache
     outputs: int | None = None  # rows of one decode that may give logits; None: one a sequence
+    draft_rows: int = 0  # of these, those that are there for drafts alone
     threads: int | None = None  # None: one per physical core this process may use, as far as the model is worth it
     follows_load: bool = False  # of these, those that others leave free; answers are then not the same to the last bit
     gpu_layers: int | None = None  # None: where the build has a GPU, as many as fit and pay there, else 0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from devices.probe import own_rss
@@ -35,6 +35,26 @@ _COMPUTE_OVER_READ = 2.0  # a pass over a prompt's rows should compute for so mu
 
 
 @dataclass(frozen=True)
+class Uses:
+    """Uses of a budget beside the model and its context."""
+
+    results: int = 0  # bytes, of whoever runs the engine
+    prefix_cache: int = 0  # bytes, of blocks on their way to the disk and back
+    more_rows: int = 0  # rows with logits beside one a sequence: their logits are copied when they are collected
+    draft_rows: int = 0  # of these, those that only check drafts
+
+    def parts(self, n_vocab: int) -> dict[str, int]:
+        """Bytes by part."""
+        named = {"results": self.results, "prefix cache": self.prefix_cache, "logits": 4 * n_vocab * self.more_rows}
+        return {name: n for name, n in named.items() if n}
+
+    def savings(self, n_vocab: int) -> dict[str, int]:
+        """Bytes by the option that saves them. Rows of drafts take them twice: in llama.cpp's buffer, and as copies."""
+        named = {"--prefix-cache 0": self.prefix_cache, "--draft off": 2 * 4 * n_vocab * self.draft_rows}
+        return {option: n for option, n in named.items() if n}
+
+
+@dataclass(frozen=True)
 class BudgetOptions:
     """What a person may set; None: measured."""
 
@@ -43,7 +63,7 @@ class BudgetOptions:
     io_threads: int | None = None
     io_chunk: int | None = None  # bytes
     verify: bool = False
-    reserved: int = 0  # bytes, of whoever runs the engine
+    uses: Uses = field(default_factory=Uses)
 
 
 @dataclass(frozen=True)
@@ -79,23 +99,24 @@ def share_out(
     possible."""
     budget, used = options.memory, shape.n_experts_used
     llama.give_back_free()
-    outside = {"runtime": _runtime(budget, model.n_vocab * sizes.sequences)}
-    if options.reserved:
-        outside["results"] = options.reserved
+    outside = {"runtime": _runtime(budget, model.n_vocab * sizes.sequences), **options.uses.parts(model.n_vocab)}
     at_once = used * max(2, sizes.sequences)  # experts of each sequence, or of one and of the next layer
     read = ReadOptions(options.io_threads or DEFAULT_THREADS, options.io_chunk or DEFAULT_CHUNK, options.window)
     smallest = replace(sizes, batch=max(min(_BATCHES[0], sizes.batch), sizes.outputs)) if choose_batch else sizes
     cache = cache_bytes(shape, sizes.context, sizes.kv)
+    savings = options.uses.savings(model.n_vocab)
+    if sizes.context > _LEAST_CONTEXT and (less := cache - cache_bytes(shape, _LEAST_CONTEXT, sizes.kv)) > 0:
+        savings[f"--context {_LEAST_CONTEXT}"] = less
     if sum(outside.values()) + cache > budget:  # a context would take it all before it is refused
         parts = {**outside, **_of_context(model, shape, smallest, roles, dry=path)}
-        _check(shape, parts, least_parts(roles, read, smallest.batch, at_once), budget)
+        _check(shape, parts, least_parts(roles, read, smallest.batch, at_once), budget, savings)
     for proposed in dict.fromkeys((sizes, smallest)):
         sizes = proposed
         parts = {**outside, **_of_context(model, shape, sizes, roles)}
         whole = plan(roles, 1 << 62, read, Speed(1.0, 1.0), sizes.batch, at_once)
         if sum(parts.values()) + sum(whole.parts.values()) <= budget:
             return Share(sizes, parts, read, whole, False)
-    _check(shape, parts, least_parts(roles, read, sizes.batch, at_once), budget)
+    _check(shape, parts, least_parts(roles, read, sizes.batch, at_once), budget, savings)
     before = read, sizes, parts
     read, speed, prefill = _measure(roles, read, options, threads)
     if choose_batch:
@@ -168,7 +189,11 @@ def _context_parts(
     return parts
 
 
-def _check(shape: ModelShape, parts: dict[str, int], least: dict[str, int], budget: int) -> None:
+def _check(
+    shape: ModelShape, parts: dict[str, int], least: dict[str, int], budget: int, savings: Mapping[str, int]
+) -> None:
+    """NotEnoughMemory where the least that is needed is more than the budget. savings: bytes by the option that would
+    save them."""
     all_parts = {**parts, **least}
     total = sum(all_parts.values())
     if total > budget:
@@ -177,8 +202,24 @@ def _check(shape: ModelShape, parts: dict[str, int], least: dict[str, int], budg
         least_mib = -(-without_share * MARGIN_SHARE // ((MARGIN_SHARE - 1) * MIB))
         raise NotEnoughMemory(
             f"{shape.name} needs a budget of at least {least_mib:,} MiB ({words});"
-            f" {budget / MIB:,.0f} MiB were given. Use a larger --memory, a smaller --context, --batch or --kv-type"
+            f" {budget / MIB:,.0f} MiB were given. {_advice(total - budget, savings)}"
         )
+
+
+def _advice(lacking: int, savings: Mapping[str, int]) -> str:
+    """The first of the options that together save what is lacking, with the bytes of each; all, where these are too
+    few."""
+    chosen, left = [], lacking
+    for option, n in savings.items():
+        if left <= 0:
+            break
+        chosen.append(f"{option} (saves {n / MIB:.1f} MiB)")
+        left -= n
+    larger = "a larger --memory, a smaller --batch or --kv-type"
+    if not chosen:
+        return f"Use {larger}"
+    words = " and ".join(filter(None, [", ".join(chosen[:-1]), chosen[-1]]))
+    return f"It fits with {words}; or use {larger}" if left <= 0 else f"{words} would not be enough: use {larger}"
 
 
 def _measure(roles: Roles, read: ReadOptions, options: BudgetOptions, threads: int) -> tuple[ReadOptions, Speed, float]:

@@ -96,11 +96,12 @@ def with_room(options: EngineOptions, draft: Draft) -> EngineOptions:
     if draft == "off":
         return options
     outputs = max(min(MOST_ROWS, options.rows), options.outputs or options.sequences)
+    draft_rows = outputs - (options.outputs or options.sequences)
     reserved = options.reserved
     if isinstance(draft, Path) and options.memory is not None:
         need = ModelInfo.of(draft, options.context, options.kv_type).need
         reserved += need.total - need.parts["runtime"]
-    return replace(options, outputs=outputs, reserved=reserved)
+    return replace(options, outputs=outputs, draft_rows=draft_rows, reserved=reserved)
 
 
 def model_with(draft: Draft, engine: TextEngine, close: Callable[[], None], steps: Steps = SILENT) -> Model:

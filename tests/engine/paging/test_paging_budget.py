@@ -14,6 +14,8 @@ from edge.errors import EngineError, NotEnoughMemory
 from edge.llama.buffers import CallerBuffer
 from edge.llama.llama import Model
 from edge.llm.engine import Engine, EngineOptions
+from edge.llm.options import PrefixOptions
+from edge.llm.states import held_bytes
 from edge.paging import budget, measure
 from edge.paging.direct_file import DirectFile
 from edge.paging.load import load_stub
@@ -21,6 +23,8 @@ from edge.paging.plan import ReadOptions, least_parts, plan
 from edge.paging.reader import Reader
 from edge.paging.roles import Roles, sort_weights
 from edge.paging.window import Source
+from edge.speculate.choice import MOST_ROWS
+from edge.speculate.opened import with_room
 from partition.model.model import ModelShape
 from partition.predict.paging import Speed
 from quant.gguf.file import GgufFile
@@ -89,6 +93,37 @@ def test_too_small_a_budget_is_refused_with_the_least_and_its_parts(made: Made) 
         *("window", "read buffers", "token rows", "experts"),
     }
     assert abs(sum(parts.values()) - paging.named_least(error) / MIB) <= len(parts) / 2 + 1  # each is rounded
+
+
+def test_too_small_a_budget_names_the_options_that_save_enough_and_their_bytes(made: Made, tmp_path: Path) -> None:
+    path = made()
+    prefixes = PrefixOptions(folder=tmp_path / "prefixes", key_folder=tmp_path / "keys")
+    plain = replace(OPTIONS, sequences=1, outputs=None)
+    greedy = replace(with_room(plain, "auto"), prefixes=prefixes)
+    n_vocab = ModelShape.from_gguf(GgufFile.open(path)).n_vocab
+    drafts = 2 * 4 * n_vocab * (min(MOST_ROWS, plain.rows) - 1)
+    held = held_bytes(ModelShape.from_gguf(GgufFile.open(path)))
+    assert greedy.draft_rows == MOST_ROWS - 1
+    with_all, without = least(path, greedy), least(path, plain)
+    assert abs(with_all - without - drafts - held) <= MIB  # each least is rounded up to a MiB
+    message = str(paging.refusal(path, replace(greedy, memory=with_all - MIB)))
+    assert f"It fits with --prefix-cache 0 (saves {held / MIB:.1f} MiB); or use a larger --memory" in message
+    assert "draft off" not in message  # that is not needed
+    paged(path, with_all - MIB, greedy, prefixes=None).close()  # it does fit with that
+    message = str(paging.refusal(path, replace(greedy, memory=2 * paging.RUNTIME)))
+    assert f"and --draft off (saves {drafts / MIB:.1f} MiB) would not be enough" in message
+    assert "--prefix-cache" not in str(paging.refusal(path, replace(plain, memory=without - MIB)))
+
+
+def test_advice_names_no_more_options_than_are_needed() -> None:
+    savings = {"--prefix-cache 0": 10 * MIB, "--draft off": 5 * MIB, "--context 512": 40 * MIB}
+    first, second = "--prefix-cache 0 (saves 10.0 MiB)", "--draft off (saves 5.0 MiB)"
+    assert budget._advice(10 * MIB, savings).startswith(f"It fits with {first}; or use")
+    assert budget._advice(10 * MIB + 1, savings).startswith(f"It fits with {first} and {second}; or use")
+    third = "--context 512 (saves 40.0 MiB)"
+    assert budget._advice(55 * MIB, savings).startswith(f"It fits with {first}, {second} and {third}; or use")
+    assert budget._advice(56 * MIB, savings).startswith(f"{first}, {second} and {third} would not be enough: use")
+    assert budget._advice(MIB, {}) == "Use a larger --memory, a smaller --batch or --kv-type"
 
 
 @pytest.mark.parametrize("given_mib", [9, 12, 24])
