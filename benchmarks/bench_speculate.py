@@ -336,7 +336,7 @@ def known_answer(engine: TextEngine, n_tokens: int) -> tuple[list[int], list[int
 
 def run(engine: TextEngine, prompt: list[int], most: int, drafter: Speculation | None) -> tuple[float, list[int]]:
     """(tokens a second after the first, tokens) of an answer."""
-    greedy = SamplingParams(temperature=0)
+    greedy = SamplingParams(temperature=0, allow_repetition=True)
     responses = list(generate(Session(engine), prompt, greedy, max_tokens=most, drafter=drafter))
     return responses[-1].timing.decode_tokens_per_s, [r.token_id for r in responses if r.token_id is not None]
 

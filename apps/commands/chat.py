@@ -32,13 +32,13 @@ from apps.options import (
     refuse,
     seed,
 )
-from apps.show.answer import Loaded, answer, dropped_line
+from apps.show.answer import Loaded, answer, dropped_line, end_line
 from apps.show.progress import ShownSteps
 from apps.show.progress import say as say_as
 from apps.show.table import print_json
 
 if TYPE_CHECKING:
-    from edge.llm.chat import Chat
+    from edge.llm.chat import Chat, WhenFull
     from edge.llm.engine import Engine
     from edge.llm.generate import Response
     from edge.llm.sampler import SamplingParams
@@ -77,14 +77,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--when-full",
         choices=("shift", "forget", "stop"),
         help="when the context is full: drop the oldest tokens in place and go on (default, where the model can),"
-        " forget the oldest exchanges and compute the rest again, or stop",
+        " forget the oldest exchanges and compute the rest again, or stop; an answer with -p ends where it is full,"
+        " unless shift is given",
+    )
+    parser.add_argument(
+        "--allow-repetition",
+        action="store_const",
+        const=True,
+        help="do not end an answer that says the same over and over",
     )
     sampling = parser.add_argument_group("sampling")
     sampling.add_argument("--temperature", type=number, metavar="T", help="0: always the likeliest (default: 0.7)")
     sampling.add_argument("--top-k", type=natural, metavar="K", help="of the K likeliest (default: 40; 0: all)")
     sampling.add_argument("--top-p", type=number, metavar="P", help="of the likeliest that reach P (default: 0.95)")
     sampling.add_argument("--min-p", type=number, metavar="P", help="of those P times as likely as the first (0.05)")
+    sampling.add_argument("--typical-p", type=number, metavar="P", help="of the most typical that reach P (1: off)")
     sampling.add_argument("--repeat-penalty", type=number, metavar="R", help="above 1: repeat less (default: 1)")
+    sampling.add_argument(
+        "--dry-multiplier", type=number, metavar="M", help="DRY: above 0, prolong repetitions less (default: 0, off)"
+    )
+    sampling.add_argument("--dry-base", type=number, metavar="B", help="DRY: growth with each token (default: 1.75)")
+    sampling.add_argument(
+        "--dry-allowed-length", type=natural, metavar="N", help="DRY: repetitions up to N tokens are free (default: 2)"
+    )
+    sampling.add_argument(
+        "--dry-penalty-last-n", type=natural, metavar="N", help="DRY: look back N tokens (default: all; 0: off)"
+    )
+    sampling.add_argument(
+        "--dry-sequence-breaker",
+        action="append",
+        dest="dry_sequence_breakers",
+        metavar="TEXT",
+        help=r"DRY: repetitions end here; repeatable, in place of newline, colon, quote and *; none: nowhere",
+    )
+    sampling.add_argument(
+        "--xtc-probability", type=number, metavar="P", help="XTC: leave out likely tokens this often (default: 0)"
+    )
+    sampling.add_argument("--xtc-threshold", type=number, metavar="T", help="XTC: likely from T on (default: 0.1)")
     sampling.add_argument("--seed", type=seed, metavar="N", help="same seed, same answer; turns off --prefix-cache")
     sampling.add_argument("--grammar", metavar="FILE", help="GBNF grammar the answer must follow")
     sampling.add_argument("--json-schema", metavar="FILE", help="JSON schema the answer must follow")
@@ -100,6 +129,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--json needs -p TEXT (or a prompt on standard input)")
     if prompt is not None and not prompt.strip():
         raise UsageError("the prompt is empty")
+    if args.dry_sequence_breakers == ["none"]:
+        args.dry_sequence_breakers = []
     if args.url is not None:
         return _ask_server(args, prompt)
     if args.api_key is not None:
@@ -110,9 +141,11 @@ def run(args: argparse.Namespace) -> int:
     check_draft_worker(args)
     devices = distributed.prepare(args)
     sampling = _sampling(args)
+    if sampling.json_schema is not None and (bounds := _bounds_line(sampling.json_schema)):
+        say(f"--json-schema: {bounds}")
     template = _read(args.chat_template) if args.chat_template else None
     path = model_path(args.model)
-    with _loaded(args, path, template, devices) as loaded:
+    with _loaded(args, path, template, devices, once=prompt is not None) as loaded:
         if prompt is None:
             from apps.show.terminal import talk
 
@@ -120,7 +153,11 @@ def run(args: argparse.Namespace) -> int:
         return _answer_once(args, loaded, prompt, sampling)
 
 
-_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed")
+_SAMPLING = (
+    "temperature", "top_k", "top_p", "min_p", "typical_p", "repeat_penalty", "dry_multiplier", "dry_base",
+    "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers", "xtc_probability", "xtc_threshold", "seed",
+    "allow_repetition",
+)  # fmt: skip
 _OF_THIS_PROCESS = (
     "resume", "draft", "draft_worker", "prefix_cache", "chat_template", "when_full", "grammar", "context", "threads",
     "affinity", "batch", "gpu_layers", "memory", "window", "workers", "plan", "shares", "parallel", "insecure", "spare",
@@ -204,6 +241,8 @@ def _answer_once(args: argparse.Namespace, loaded: Loaded, prompt: str, sampling
         sys.stdout.write("\n")
         if last.usage.dropped_tokens:
             say(dropped_line(last.usage))
+        if ending := end_line(last, args.max_tokens, sampling):
+            say(ending)
         return 0
     times: Sequence[Mapping[str, Summary]] = []
     lost: Exception | None = None
@@ -216,6 +255,7 @@ def _answer_once(args: argparse.Namespace, loaded: Loaded, prompt: str, sampling
         "text": "".join(r.text for r in responses),
         "token_ids": [r.token_id for r in responses if r.token_id is not None],
         "finish_reason": last.finish_reason,
+        "repetition": dataclasses.asdict(last.repetition) if last.repetition else None,
         "usage": dataclasses.asdict(last.usage),
         "timing": {"load_s": loaded.seconds, **dataclasses.asdict(last.timing)},
         "speculation": chat.drafter.to_json() if chat.drafter else None,
@@ -231,9 +271,9 @@ def _answer_once(args: argparse.Namespace, loaded: Loaded, prompt: str, sampling
 
 @contextmanager
 def _loaded(
-    args: argparse.Namespace, path: Path, template: str | None, devices: distributed.Devices[Plan] | None
+    args: argparse.Namespace, path: Path, template: str | None, devices: distributed.Devices[Plan] | None, *, once: bool
 ) -> Iterator[Loaded]:
-    """A chat on the loaded model."""
+    """A chat on the loaded model. once: for a single question, whose answer ends where the context is full."""
     document = "\n\n".join(_read(name).strip() for name in args.file)
     from edge.llm.chat import Chat
     from edge.speculate.opened import speculation
@@ -250,7 +290,8 @@ def _loaded(
             words = f"the model was trained for {trained} tokens; beyond them answers get worse"
             say(f"--context {args.context}: {words}")
         drafter = speculation(args.draft, engine, stack.enter_context, ShownSteps())
-        chat = Chat(engine, template=template, renderer=renderer, when_full=args.when_full, drafter=drafter)
+        when_full: WhenFull | None = args.when_full or ("forget" if once else None)
+        chat = Chat(engine, template=template, renderer=renderer, when_full=when_full, drafter=drafter)
         resumed = _resumed(chat, args.resume) if args.resume is not None else None
         chat.system = args.system or chat.system
         chat.document = document or chat.document
@@ -294,6 +335,17 @@ def _sampling(args: argparse.Namespace) -> SamplingParams:
 
     files: dict[str, Any] = {n: _read(path) for n, path in given(args, ("grammar", "json_schema")).items()}
     return SamplingParams(**given(args, _SAMPLING), **files)
+
+
+def _bounds_line(schema: str) -> str | None:
+    """What a person is told of arrays that their schema leaves open; None where there are none."""
+    from edge.bounds.json_arrays import bounded, bounds_line
+
+    try:
+        _, places = bounded(json.loads(schema))
+    except (ValueError, RecursionError):
+        return None  # whoever compiles it says what is wrong
+    return bounds_line(places) if places else None
 
 
 def _read(path: str | Path) -> str:

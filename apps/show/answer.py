@@ -34,6 +34,22 @@ def dropped_line(usage: Usage) -> str:
     return f"context full: the oldest {usage.dropped_tokens} tokens were dropped"
 
 
+def end_line(response: Response, max_tokens: int | None, sampling: SamplingParams) -> str | None:
+    """What a person is told where an answer was cut; None where it was not, or where they asked for it.
+
+    max_tokens: what they asked for.
+    """
+    if response.finish_reason == "repetition":
+        line = f"{response.repetition}; it ends here, --allow-repetition lets it go on"
+    elif response.finish_reason == "length" and response.usage.completion_tokens != max_tokens:
+        line = "the answer ends here: the context is full; --context N makes it larger"
+    else:
+        return None
+    if sampling.json_schema is not None:
+        return f"{line}; the JSON is incomplete"
+    return line if sampling.grammar is None else f"{line}; what the grammar asks for is incomplete"
+
+
 def answer(
     chat: Chat,
     text: str | None,

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from apps.show.progress import say
 from apps.show.table import print_json
 
 if TYPE_CHECKING:
@@ -27,7 +28,16 @@ def answer_once(chat: ServerChat, prompt: str, options: Mapping[str, Any], *, as
         print_json(values, escaped=False)
     else:
         sys.stdout.write("\n")
+        if line := end_line(chat):
+            say(line, command="chat")
     return 0
+
+
+def end_line(chat: ServerChat) -> str | None:
+    """What a person is told where the server ended an answer that repeats itself; None where it did not."""
+    if chat.finish_reason != "repetition":
+        return None
+    return "the answer repeats itself; the server ended it, --allow-repetition lets it go on"
 
 
 def talk(chat: ServerChat, options: Mapping[str, Any]) -> int:
@@ -57,6 +67,8 @@ def talk(chat: ServerChat, options: Mapping[str, Any]) -> int:
                     for piece in chat.ask(line, options):
                         waits = False
                         shown.push(piece)
+                if words := end_line(chat):
+                    console.print(f"[dim]{words}[/]", soft_wrap=True)
             console.print()
         except KeyboardInterrupt:
             if waits:

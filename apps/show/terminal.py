@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from apps.show.answer import STOPPED, Loaded, answer, dropped_line
+from apps.show.answer import STOPPED, Loaded, answer, dropped_line, end_line
 from apps.show.markdown import MarkdownStream
 from apps.show.prompt_line import KEYS, PromptLine
 from apps.show.table import print_columns
@@ -156,6 +156,8 @@ class _Talk:
             ]
         if self._last is not None and self._last.usage.dropped_tokens:
             parts.append(dropped_line(self._last.usage))
+        if self._last is not None and (ended := end_line(self._last, self._max_tokens, self._sampling)):
+            parts.append(ended)
         if self._chat.dropped:
             parts.append(f"{self._chat.dropped} oldest messages forgotten")
         context = self._chat.engine.context

@@ -38,6 +38,12 @@ class Candidates:
         self._rows["id"], self._rows["logit"], self._rows["p"] = self._ids, logits, 0.0
         self._point_at(len(self._ids))
 
+    def drop_impossible(self) -> None:
+        """Leave out tokens with a logit of -inf: typical-p would make no numbers of their probability of 0."""
+        possible = self._rows[self._rows["logit"] > -np.inf]
+        self._rows[: len(possible)] = possible
+        self._point_at(len(possible))
+
     def reset_to(self, token: int) -> None:
         """One token alone, to ask a grammar whether it would take it."""
         self._rows[0] = (token, 0.0, 0.0)
@@ -77,7 +83,7 @@ class Sampler:
         self.handle = handle
 
     @classmethod
-    def chain(cls, parts: Sequence[tuple[str, tuple[float, ...]]]) -> Sampler:
+    def chain(cls, parts: Sequence[tuple[str, tuple[Any, ...]]]) -> Sampler:
         """llama.cpp's samplers one after the other, each as (name, arguments): ("top_k", (40,))."""
         chain = L.llama_sampler_chain_init(L.llama_sampler_chain_default_params())
         for name, arguments in parts:
@@ -87,6 +93,10 @@ class Sampler:
                     L.llama_logit_bias(int(token), bias) for token, bias in zip(flat[::2], flat[1::2], strict=True)
                 ]
                 arguments = (n_vocab, len(biases), (L.llama_logit_bias * len(biases))(*biases))
+            elif name == "dry":
+                *numbers, breakers = arguments
+                texts = [breaker.encode(errors="replace") for breaker in breakers]
+                arguments = (*numbers, (C.c_char_p * len(texts))(*texts), len(texts))
             L.llama_sampler_chain_add(chain, getattr(L, f"llama_sampler_init_{name}")(*arguments))
         return cls(chain)
 

@@ -22,7 +22,6 @@ from edge.templates.template import ChatTemplate, Message
 
 ROLES = ("system", "user", "assistant")
 _FORMAT = "edge-chat-1"
-_LONGEST_ANSWER = 4  # contexts; what drops its own beginning might never end
 
 WhenFull = Literal["shift", "forget", "stop"]
 """What a full context costs. shift: the oldest tokens are dropped in place, also during an answer. forget: the oldest
@@ -122,7 +121,7 @@ class Chat:
 
         Where the context is full the oldest exchanges are forgotten, unless `when_full` is "stop"; `dropped` says how
         many messages. Where not even this message fits, ContextFull, and the conversation is as before. max_tokens:
-        None goes on to the end of the context, with "shift" to four times as many tokens.
+        None goes on to the end of the context, with "shift" until the answer has as many tokens as a context holds.
         """
         asked = [*self.messages, {"role": "user", "content": text}]
         return self._answer(asked, sampling, max_tokens, stop, on_prefill)
@@ -164,7 +163,7 @@ class Chat:
             kept, prompt, is_whole = self._fitting()
             shifts = self.when_full == "shift"
             if shifts and max_tokens is None:
-                max_tokens = _LONGEST_ANSWER * self.engine.context
+                max_tokens = self.engine.context  # what drops its own beginning might never end
             for response in generate(
                 self._session,
                 prompt,

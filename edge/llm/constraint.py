@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.bounds.json_arrays import bounded
 from edge.errors import SamplingError
 from edge.llama import sampling as native
 from edge.llama.llama import Model
@@ -137,9 +138,11 @@ class GuidanceConstraint:
 
 def _of_schema(model: Model, schema: str) -> GuidanceConstraint:
     try:
-        if not isinstance(json.loads(schema), dict):
+        values = json.loads(schema)
+        if not isinstance(values, dict):
             raise SamplingError("a JSON schema must be a JSON object")
-        grammar = _guidance().LLMatcher.grammar_from_json_schema(schema, overrides=_JSON_OPTIONS)
+        text = json.dumps(bounded(values)[0])
+        grammar = _guidance().LLMatcher.grammar_from_json_schema(text, overrides=_JSON_OPTIONS)
     except (ValueError, RecursionError) as error:
         raise SamplingError(f"the JSON schema is not valid JSON: {error}") from error
     return GuidanceConstraint(model, grammar, "JSON schema")

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.bounds.repetition import Repetition, RepetitionDetector
 from edge.errors import SamplingError
 from edge.llama.llama import Model
-from edge.llm.sampler import PENALTY_LAST_N, SamplingParams, TokenSampler, Wanted
+from edge.llm.sampler import SamplingParams, TokenSampler, Wanted
 
 
 class Continuation:
@@ -19,7 +20,7 @@ class Continuation:
     def __init__(
         self,
         model: Model,
-        prompt: Sequence[int],  # token ids; the repetition penalty looks back into them
+        prompt: Sequence[int],  # token ids; penalties look back into them
         sampling: SamplingParams,
         *,
         max_tokens: int | None = None,  # None: until somebody else ends it
@@ -31,11 +32,13 @@ class Continuation:
             raise SamplingError("a stop string must not be empty")
         self._model, self._max_tokens, self._ends = model, max_tokens, ends
         self._sampler = TokenSampler(model, sampling)
-        for token in prompt[-PENALTY_LAST_N:]:
+        for token in prompt[-sampling.looks_back :]:
             self._sampler.accept(token, generated=False)
+        self._detector = RepetitionDetector() if ends and not sampling.allow_repetition else None
         self._text = TextStream(stop)
         self.tokens: list[int] = []  # chosen so far; one that ends a text is not among them
-        self.finish_reason: str | None = None  # "stop", "length", or None while it goes on
+        self.finish_reason: str | None = None  # "stop", "length", "repetition", or None while it goes on
+        self.repetition: Repetition | None = None  # the loop that ended it
 
     def wanted(self, guesses: Sequence[int] = ()) -> Wanted:
         """Which logits suffice behind its tokens so far, and behind each of these, as if they came."""
@@ -47,21 +50,27 @@ class Continuation:
         if self._ends and self._model.is_end(token):
             self.finish_reason = "stop"
             return None
-        self._sampler.accept(token)
-        self.tokens.append(token)
-        text = self._text.push(self._model.piece(token))
+        text = self._add(token)
         if self._text.stopped is not None:
             self.finish_reason = "stop"
         elif len(self.tokens) == self._max_tokens:
             self.finish_reason = "length"
+        elif self.repetition is not None:
+            self.finish_reason = "repetition"
         return text
 
     def follow(self, tokens: Sequence[int]) -> None:
         """Go on behind tokens that were chosen, and whose text was told, elsewhere."""
         for token in tokens:
-            self._sampler.accept(token)
-            self.tokens.append(token)
-            self._text.push(self._model.piece(token))
+            self._add(token)
+
+    def _add(self, token: int) -> str:
+        """Append a token; the text that is certain now."""
+        self._sampler.accept(token)
+        self.tokens.append(token)
+        if self._detector is not None:
+            self.repetition = self._detector.add(token)
+        return self._text.push(self._model.piece(token))
 
     @property
     def stop_string(self) -> str | None:

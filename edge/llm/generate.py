@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.bounds.repetition import Repetition
 from edge.errors import EdgeError
 from edge.llm.continuation import Continuation
 from edge.llm.interface import Drafter
@@ -46,9 +47,10 @@ class Response:
 
     text: str  # new text; may be empty while a character or a stop string is incomplete
     token_id: int | None  # None in the last response, which only says how it ended
-    finish_reason: str | None  # "stop", "length", or None while it goes on
+    finish_reason: str | None  # "stop", "length", "repetition", or None while it goes on
     usage: Usage
     timing: Timing
+    repetition: Repetition | None = None  # the loop that ended the answer
 
 
 def generate(
@@ -106,7 +108,8 @@ def generate(
         session.engine.answered(step_s)
         with suppress(EdgeError):  # it was told already, or keeping is no duty
             session.keep()
-    yield Response(continuation.rest(), None, finish or "stop", clock.usage(), clock.timing())
+    repetition = continuation.repetition if finish == "repetition" else None
+    yield Response(continuation.rest(), None, finish or "stop", clock.usage(), clock.timing(), repetition)
 
 
 def _accept(

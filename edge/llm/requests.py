@@ -52,7 +52,7 @@ class Event:
     request: int  # its number, as `add` gave it
     token_id: int | None  # None where only its end is told
     text: str  # that is certain by now; may be empty while a character or a stop string is incomplete
-    finish_reason: str | None  # "stop", "length", "cancelled", "error", or None while it goes on
+    finish_reason: str | None  # "stop", "length", "repetition", "cancelled", "error"; None while it goes on
     logprobs: TokenLogprobs | None = None
     stop_string: str | None = None  # that ended it
     cached_tokens: int = 0  # of its prompt: that need not be computed

@@ -6,7 +6,7 @@ import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,14 +18,19 @@ from edge.llm.constraint import Mask, constraint_for
 
 MAX_SEED = 2**32 - 2  # llama.cpp takes the next number for "any seed"
 PENALTY_LAST_N = 64  # tokens that penalties look back
+MAX_DRY_LAST_N = 1 << 17  # tokens that DRY can look back
+MAX_DRY_BREAKERS = 64
+MAX_DRY_BREAKER = 40  # bytes; llama.cpp cuts off longer ones
 MAX_PENALTY = 100.0
+DRY_BREAKERS = ("\n", ":", '"', "*")  # llama.cpp's
 MAX_BIASES = 1024
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How the next token is chosen. The filters apply in this order: biases, penalties, top-k, top-p, min-p,
-    temperature. At most one of the last four constrains what the answer looks like.
+    """How the next token is chosen. The samplers are llama.cpp's, in its order: biases, penalties, DRY, top-k,
+    typical-p, top-p, min-p, XTC, temperature. At most one of grammar, json_schema, regex and lark constrains the
+    answer.
     """
 
     temperature: float = 0.7  # 0: always the most likely token
@@ -35,12 +40,21 @@ class SamplingParams:
     repeat_penalty: float = 1.0  # divide the logits of the last PENALTY_LAST_N tokens by this; 1: off
     frequency_penalty: float = 0.0  # taken from the logit of each of those tokens, as often as it is there
     presence_penalty: float = 0.0  # taken once from each of them
+    typical_p: float = 1.0  # keep the tokens nearest to what is expected that together have this probability; 1: all
+    dry_multiplier: float = 0.0  # DRY: penalty for a token that would prolong a repetition; 0: off
+    dry_base: float = 1.75  # the penalty grows by this factor with each token of the repetition
+    dry_allowed_length: int = 2  # tokens of a repetition that cost nothing
+    dry_penalty_last_n: int = -1  # tokens that DRY looks back; -1: all of them, at most MAX_DRY_LAST_N; 0: off
+    dry_sequence_breakers: Sequence[str] = DRY_BREAKERS  # no repetition goes on across these
+    xtc_probability: float = 0.0  # XTC: how often all likely tokens but the least likely of them are left out; 0: never
+    xtc_threshold: float = 0.1  # tokens at least this likely are likely ones; above 0.5: off
     logit_bias: Mapping[int, float] = field(default_factory=dict)  # added to the logits of tokens, by id
     seed: int = field(default_factory=lambda: secrets.randbelow(MAX_SEED + 1))
     grammar: str | None = None  # GBNF; only text its rule `root` derives is generated
     json_schema: str | None = None  # JSON text of a schema; only JSON that fits it is generated
     regex: str | None = None  # only text that this regular expression matches as a whole
     lark: str | None = None  # only text of this grammar, in llguidance's form of Lark
+    allow_repetition: bool = False  # do not end an answer that says the same over and over (edge.bounds.repetition)
 
     def __post_init__(self) -> None:
         """SamplingError names the option that is out of its range."""
@@ -52,6 +66,13 @@ class SamplingParams:
             ("seed", self.seed, 0, MAX_SEED),
             ("frequency_penalty", self.frequency_penalty, -MAX_PENALTY, MAX_PENALTY),
             ("presence_penalty", self.presence_penalty, -MAX_PENALTY, MAX_PENALTY),
+            ("typical_p", self.typical_p, 0, 1),
+            ("dry_multiplier", self.dry_multiplier, 0, MAX_PENALTY),
+            ("dry_base", self.dry_base, 1, MAX_PENALTY),
+            ("dry_allowed_length", self.dry_allowed_length, 0, MAX_DRY_LAST_N),
+            ("dry_penalty_last_n", self.dry_penalty_last_n, -1, MAX_DRY_LAST_N),
+            ("xtc_probability", self.xtc_probability, 0, 1),
+            ("xtc_threshold", self.xtc_threshold, 0, 1),
         )
         for name, value, low, high in ranges:
             if not (low <= value <= high) or value == math.inf:
@@ -59,12 +80,32 @@ class SamplingParams:
                 raise SamplingError(f"{name} must be {needed}, it is {value}")
         if not 0.0 < self.repeat_penalty < math.inf:
             raise SamplingError(f"repeat_penalty must be above 0, it is {self.repeat_penalty}")
+        if len(self.dry_sequence_breakers) > MAX_DRY_BREAKERS or not all(map(_is_breaker, self.dry_sequence_breakers)):
+            raise SamplingError(
+                f"dry_sequence_breakers takes up to {MAX_DRY_BREAKERS} texts, each of 1 to {MAX_DRY_BREAKER} bytes"
+            )
         if any(not math.isfinite(bias) for bias in self.logit_bias.values()) or len(self.logit_bias) > MAX_BIASES:
             raise SamplingError(f"logit_bias takes up to {MAX_BIASES} tokens, each with a finite number")
         if sum(given is not None for given in (self.grammar, self.json_schema, self.regex, self.lark)) > 1:
             raise SamplingError("give one of a GBNF grammar, a JSON schema, a regular expression and a Lark grammar")
         if self.grammar is not None and not self.grammar.strip():
             raise SamplingError("the grammar is empty")  # llama.cpp would take it for none
+
+    @property
+    def looks_back(self) -> int:
+        """Tokens before the next one that its choice depends on, 1 or more."""
+        return max(PENALTY_LAST_N, self.dry_last_n)
+
+    @property
+    def dry_last_n(self) -> int:
+        """Tokens that DRY looks back; 0 where it is off."""
+        if self.dry_multiplier == 0:
+            return 0
+        return MAX_DRY_LAST_N if self.dry_penalty_last_n == -1 else self.dry_penalty_last_n
+
+
+def _is_breaker(text: str) -> bool:
+    return "\0" not in text and 0 < len(text.encode(errors="replace")) <= MAX_DRY_BREAKER
 
 
 class Wanted(NamedTuple):
@@ -85,7 +126,8 @@ class TokenSampler:
             model, grammar=params.grammar, json_schema=params.json_schema, regex=params.regex, lark=params.lark
         )
         parts = _parts(model, params)
-        self._is_greedy = parts[-1] == _GREEDY and not _penalizes(params)
+        self._is_greedy = [part for part in parts if part[0] != "logit_bias"] == [_GREEDY]
+        self._has_typical = params.typical_p < 1
         self._biased = np.array(list(params.logit_bias), np.intp)
         self._biases = np.array(list(params.logit_bias.values()), np.float32)
         self._needs = _needs(params)
@@ -116,6 +158,8 @@ class TokenSampler:
             return int(logits.argmax())
         candidates = self._candidates
         candidates.reset(logits)
+        if self._has_typical:
+            candidates.drop_impossible()
         candidates.apply(self._chain)
         return candidates.selected
 
@@ -136,12 +180,12 @@ def _needs(p: SamplingParams) -> int:
     """How many of the largest logits decide a choice, and with a constraint as many of what it allows; 0: all.
 
     Top-k comes after penalties alone. Those that lower logits lower at most PENALTY_LAST_N, so that those which are the
-    k largest then were among that many more before.
+    k largest then were among that many more before. DRY may lower any number of them.
     """
     raises = p.repeat_penalty < 1 or p.frequency_penalty < 0 or p.presence_penalty < 0 or p.logit_bias
-    if raises:
+    if raises or p.dry_last_n:
         return 0
-    largest = 1 if p.temperature == 0 else p.top_k
+    largest = 1 if p.temperature == 0 and not _excludes_likeliest(p) else p.top_k
     return largest + (PENALTY_LAST_N if largest and _penalizes(p) else 0)
 
 
@@ -149,24 +193,38 @@ def _penalizes(p: SamplingParams) -> bool:
     return p.repeat_penalty != 1 or p.frequency_penalty != 0 or p.presence_penalty != 0
 
 
-_GREEDY: tuple[str, tuple[float, ...]] = ("greedy", ())
+def _excludes_likeliest(p: SamplingParams) -> bool:
+    """Whether a filter may leave out the likeliest token, so that filters matter where the likeliest is chosen, too."""
+    return p.typical_p < 1 or (p.xtc_probability > 0 and p.xtc_threshold <= 0.5)
 
 
-def _parts(model: Model, p: SamplingParams) -> list[tuple[str, tuple[float, ...]]]:
+_GREEDY: tuple[str, tuple[Any, ...]] = ("greedy", ())
+
+
+def _parts(model: Model, p: SamplingParams) -> list[tuple[str, tuple[Any, ...]]]:
     """The chain, as names of llama.cpp's samplers with their arguments."""
-    parts: list[tuple[str, tuple[float, ...]]] = []
+    parts: list[tuple[str, tuple[Any, ...]]] = []
     if p.logit_bias:
         flat = [value for pair in p.logit_bias.items() for value in pair]
         parts.append(("logit_bias", (model.n_vocab, *flat)))
     if _penalizes(p):
         penalties = (p.repeat_penalty, p.frequency_penalty, p.presence_penalty)
         parts.append(("penalties", (model.n_vocab, PENALTY_LAST_N, *penalties)))
-    if p.temperature == 0:
+    if p.dry_last_n:
+        dry = (p.dry_multiplier, p.dry_base, p.dry_allowed_length, p.dry_last_n)
+        parts.append(("dry", (model.vocab, *dry, tuple(p.dry_sequence_breakers))))
+    if p.temperature == 0 and not _excludes_likeliest(p):
         return [*parts, _GREEDY]
     if p.top_k:
         parts.append(("top_k", (p.top_k,)))
+    if p.typical_p < 1:
+        parts.append(("typical", (p.typical_p, 1)))
     if p.top_p < 1:
         parts.append(("top_p", (p.top_p, 1)))
     if p.min_p > 0:
         parts.append(("min_p", (p.min_p, 1)))
+    if p.xtc_probability > 0:
+        parts.append(("xtc", (p.xtc_probability, p.xtc_threshold, 1, p.seed)))
+    if p.temperature == 0:
+        return [*parts, _GREEDY]
     return [*parts, ("temp", (p.temperature,)), ("dist", (p.seed,))]

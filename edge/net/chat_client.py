@@ -32,7 +32,7 @@ class ServerChat:
         self._where, self._url, self._key, self._model = parts.netloc, f"{base}/v1/chat/completions", key, model
         self.messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
         self.usage: dict[str, Any] | None = None  # of the last answer, as the server says
-        self.finish_reason: str | None = None
+        self.finish_reason: str | None = None  # "repetition" where a server such as `edge serve` says so beside it
 
     def ask(self, text: str, options: Mapping[str, Any]) -> Iterator[str]:
         """Ask, and yield the answer as it comes. Both join the conversation, as far as it came; a question without any
@@ -49,7 +49,7 @@ class ServerChat:
             for event in self._events(body):
                 self.usage = event.get("usage") or self.usage
                 for choice in event.get("choices", ()):
-                    self.finish_reason = choice.get("finish_reason") or self.finish_reason
+                    self.finish_reason = choice.get("ended_by") or choice.get("finish_reason") or self.finish_reason
                     piece = choice.get("delta", {}).get("content")
                     if piece:
                         pieces.append(piece)

@@ -48,6 +48,12 @@ class End:
     reason: Reason
     stop_string: str | None
     generated_tokens: int
+    ended_by: str | None = None  # "repetition" where that is why; the clients' types have no such reason
+
+    @property
+    def extra(self) -> dict[str, str]:
+        """The field beside the reason that tells what the reason cannot."""
+        return {"ended_by": self.ended_by} if self.ended_by else {}
 
 
 Delta = Begin | Text | Call | End
@@ -79,8 +85,10 @@ async def deltas_of(answer: Answer, parser: CallParser | None) -> AsyncGenerator
                 yield Text(part, tuple(pieces))
                 pieces.clear()
         if piece.finish_reason is not None:
-            reason: Reason = "length" if piece.finish_reason == "length" else "tool_calls" if called else "stop"
-            yield End(reason, piece.stop_string, tokens)
+            is_cut = piece.finish_reason in ("length", "repetition")
+            reason: Reason = "length" if is_cut else "tool_calls" if called else "stop"
+            ended_by = "repetition" if piece.finish_reason == "repetition" else None
+            yield End(reason, piece.stop_string, tokens, ended_by)
 
 
 async def begin(model: ServedModel, generations: Sequence[Generation]) -> list[Answer]:

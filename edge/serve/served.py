@@ -35,7 +35,7 @@ class Piece:
 
     text: str  # may be empty while a character or a stop string is incomplete
     token_id: int | None = None  # None where only the end is told
-    finish_reason: str | None = None  # "stop", "length", or None while it goes on
+    finish_reason: str | None = None  # "stop", "length", "repetition", or None while it goes on
     stop_string: str | None = None  # the stop string that ended it
     logprob: TokenLogprob | None = None
     alternatives: Sequence[TokenLogprob] = ()  # the likeliest first

@@ -13,6 +13,7 @@ import pytest
 
 from apps.cli import build_parser
 from apps.options import engine_options
+from edge.bounds.repetition import Repetition, first_loop
 from edge.demo import MODEL_PATH
 from edge.llama import llama
 from edge.llm.engine import Engine, EngineOptions
@@ -35,6 +36,7 @@ KEYS = {
     "text": str,
     "token_ids": list,
     "finish_reason": str,
+    "repetition": type(None),
     "usage": {
         "prompt_tokens": int,
         "cached_tokens": int,
@@ -261,8 +263,71 @@ def test_context_is_where_the_answer_ends_at_the_latest(long: tuple[str, ...]) -
     assert 63 <= result["usage"]["prompt_tokens"] + result["usage"]["completion_tokens"] <= 65
 
 
-def test_a_full_context_is_shifted_and_said_to_be(long: tuple[str, ...]) -> None:
-    asked = (*long, *GREEDY, "--max-tokens", "200", "--context", "64")
+def test_one_answer_ends_where_the_context_is_full_and_says_so(tmp_path: Path) -> None:
+    asked = ("-p", "hi", "--grammar", written(tmp_path / "endless.gbnf", ENDLESS), *GREEDY, "--context", "64")
+    result = chat_json(*asked)
+    assert (result["finish_reason"], result["usage"]["dropped_tokens"]) == ("length", 0)
+    assert result["usage"]["prompt_tokens"] + result["usage"]["completion_tokens"] == 65  # the last needs no room
+    said = "edge chat: the answer ends here: the context is full; --context N makes it larger"
+    assert run_chat(*asked).stderr == f"{said}; what the grammar asks for is incomplete\n"
+    assert run_chat(*asked, "--max-tokens", "4").stderr == ""
+
+
+def test_an_answer_that_repeats_itself_is_ended_and_says_so(tmp_path: Path) -> None:
+    asked = ("-p", "hi", *GREEDY, "--grammar", written(tmp_path / "loop.gbnf", 'root ::= "abcd, " root'))
+    asked += ("--context", "600")
+    result = chat_json(*asked)
+    loop = result["repetition"]
+    assert result["finish_reason"] == "repetition"
+    assert first_loop(result["token_ids"]) == (len(result["token_ids"]), Repetition(**loop))
+    done = run_chat(*asked)
+    assert done.stdout == result["text"] + "\n"
+    said = f"the answer repeats the same {loop['period']} tokens, {loop['times']} times so far; it ends here"
+    assert f"{said}, --allow-repetition lets it go on" in done.stderr
+    assert done.stderr.endswith("; what the grammar asks for is incomplete\n")
+    on = chat_json(*asked, "--allow-repetition")
+    assert (on["finish_reason"], on["repetition"]) == ("length", None)
+
+
+def test_arrays_without_a_bound_get_one_that_is_said(tmp_path: Path) -> None:
+    never = {"type": "array", "items": {"enum": ["yes"]}, "minItems": 1}
+    asked = ("-p", "hi", *GREEDY, "--max-tokens", "4")
+    done = run_chat(*asked, "--json-schema", written(tmp_path / "schema.json", json.dumps(never)))
+    assert done.stderr.startswith("edge chat: --json-schema: # is an array without maxItems: 128 items at most")
+    bounded = written(tmp_path / "bounded.json", json.dumps({**never, "maxItems": 2}))
+    assert run_chat(*asked, "--json-schema", bounded).stderr == ""
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("--typical-p", "0.1"),
+        ("--xtc-probability", "1", "--xtc-threshold", "0.01"),
+    ],
+    ids=lambda option: option[0],
+)
+def test_each_sampler_changes_what_is_said(option: tuple[str, ...]) -> None:
+    asked = ("-p", "Tell me of a city, and of a city.", *WILD, "--seed", "1", "--max-tokens", "32")
+    assert chat_json(*asked)["token_ids"] != chat_json(*asked, *option)["token_ids"]
+
+
+def test_dry_and_each_of_its_options_change_what_is_said(tmp_path: Path) -> None:
+    letters = written(tmp_path / "letters.gbnf", "root ::= [a-d] root")
+    asked = ("-p", "hi", *GREEDY, "--max-tokens", "48", "--grammar", letters)
+    assert chat_json(*asked)["token_ids"] != chat_json(*asked, "--dry-multiplier", "0.5")["token_ids"]
+    asked += ("--dry-multiplier", "0.5")
+    plain = chat_json(*asked)["token_ids"]
+    for option in (
+        ("--dry-base", "50"),
+        ("--dry-allowed-length", "20"),
+        ("--dry-penalty-last-n", "0"),
+        ("--dry-sequence-breaker", "a"),
+    ):
+        assert chat_json(*asked, *option)["token_ids"] != plain, option
+
+
+def test_a_full_context_is_shifted_where_that_is_asked_for(long: tuple[str, ...]) -> None:
+    asked = (*long, *GREEDY, "--max-tokens", "200", "--context", "64", "--when-full", "shift")
     result = chat_json(*asked)
     assert result["usage"]["completion_tokens"] == 200
     assert result["usage"]["dropped_tokens"] > 100

@@ -28,6 +28,7 @@ ERRORS = "edge.errors"
 ROOMS = {
     "edge": (
         "edge: errors, names, log lines, work in threads, units",
+        "edge.bounds: what ends answers that would go on for ever",
         "edge.demo: the bundled model",
         "edge.llama: stock llama.cpp, all ctypes",
         "edge.slices: slices of models, cut and kept",

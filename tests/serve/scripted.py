@@ -30,7 +30,8 @@ class ScriptedAnswer:
             raise model.fails
         if model.waits:
             await self.cancelled.wait()
-        yield Piece("", None, "stop" if len(said) == len(model.says) else "length", model.stop_string)
+        ending = model.ending if len(said) == len(model.says) else "length"
+        yield Piece("", None, ending, model.stop_string)
 
     def cancel(self) -> None:
         self.cancelled.set()
@@ -44,6 +45,7 @@ class Scripted:
         self.says = "Hello there."
         self.template = ""
         self.stop_string: str | None = None
+        self.ending = "stop"  # why an answer ends that is not cut
         self.refuses: EdgeError | None = None  # every request
         self.fails: Exception | None = None  # after the text
         self.waits = False  # after the text

@@ -205,6 +205,47 @@ def test_why_an_answer_ended(url: str, model: Scripted, path: str) -> None:
 
 
 @every_api
+def test_an_answer_that_repeats_itself_is_cut_and_says_why(url: str, model: Scripted, path: str) -> None:
+    """The reason is one that the clients' types have; the true one is beside it."""
+    assert "ended_by" not in post(url, path).text
+    model.ending = "repetition"
+    told, events = post(url, path).json(), stream(url, path)
+    if path == RESPONSES:
+        pytest.importorskip("openai").types.responses.Response.model_validate(told)
+        assert (told["status"], told["ended_by"]) == ("incomplete", "repetition")
+        assert events[-1]["response"]["ended_by"] == "repetition"
+    elif path == MESSAGES:
+        pytest.importorskip("anthropic").types.Message.model_validate(told)
+        assert (told["stop_reason"], told["ended_by"]) == ("max_tokens", "repetition")
+        assert events[-2]["delta"]["ended_by"] == "repetition"
+    else:
+        types = pytest.importorskip("openai").types
+        (types.chat.ChatCompletion if path == CHAT else types.Completion).model_validate(told)
+        for choice in (told["choices"][0], events[-1]["choices"][0]):
+            assert (choice["finish_reason"], choice["ended_by"]) == ("length", "repetition")
+
+
+@every_api
+def test_samplers_and_the_switch_for_repetition_reach_the_engine(url: str, model: Scripted, path: str) -> None:
+    fields = {
+        "typical_p": 0.9,
+        "dry_multiplier": 0.8,
+        "dry_base": 2.0,
+        "dry_allowed_length": 3,
+        "dry_penalty_last_n": 64,
+        "dry_sequence_breakers": ["\n"],
+        "xtc_probability": 0.5,
+        "xtc_threshold": 0.2,
+        "allow_repetition": True,
+    }
+    assert post(url, path, **fields).status_code == 200
+    assert {name: model.asked[-1].sampling.get(name) for name in fields} == fields
+    assert post(url, path, dry_sequence_breakers="x").status_code == 400
+    assert post(url, path).status_code == 200
+    assert not fields.keys() & model.asked[-1].sampling.keys()
+
+
+@every_api
 def test_several_answers_are_several_generations(url: str, model: Scripted, path: str) -> None:
     if path in (RESPONSES, MESSAGES):
         post(url, path, n=3)

@@ -164,8 +164,9 @@ async def events(request: ChatRequest, model: str, deltas: Deltas) -> AsyncGener
     usage = Usage()
     calls = [0] * (request.n or 1)
 
-    def chunk(index: int, delta: dict[str, Any], reason: str | None = None, logprobs: Any = None) -> Event:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+    def chunk(index: int, delta: dict[str, Any], end: End | None = None, logprobs: Any = None) -> Event:
+        reason, extra = (end.reason, end.extra) if end else (None, {})
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason, **extra}
         return {**head, "choices": [choice], **({"usage": None} if tells_usage else {})}
 
     async for index, delta in deltas:
@@ -183,7 +184,7 @@ async def events(request: ChatRequest, model: str, deltas: Deltas) -> AsyncGener
             yield chunk(index, {"tool_calls": [more]})
             calls[index] += 1
         elif isinstance(delta, End):
-            yield chunk(index, {}, delta.reason)
+            yield chunk(index, {}, delta)
     if tells_usage:
         yield {**head, "choices": [], "usage": usage.to_json()}
 
@@ -229,6 +230,8 @@ def _add(choice: dict[str, Any], part: dict[str, Any]) -> None:
         choice["logprobs"] = choice["logprobs"] or {"content": []}
         choice["logprobs"]["content"] += part["logprobs"]["content"]
     choice["finish_reason"] = part["finish_reason"] or choice["finish_reason"]
+    if "ended_by" in part:
+        choice["ended_by"] = part["ended_by"]
 
 
 CHAT = Api("/v1/chat/completions", "Continue a conversation.", ChatRequest, asked, events, whole, error_event, "[DONE]")

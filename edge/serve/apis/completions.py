@@ -78,8 +78,9 @@ async def events(request: CompletionRequest, model: str, deltas: Deltas) -> Asyn
     tells_usage = request.include_usage or not request.stream
     usage, offsets = Usage(), dict.fromkeys(range(MAX_ANSWERS), 0)
 
-    def chunk(index: int, text: str, reason: str | None = None, logprobs: Any = None) -> Event:
-        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+    def chunk(index: int, text: str, end: End | None = None, logprobs: Any = None) -> Event:
+        reason, extra = (end.reason, end.extra) if end else (None, {})
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason, **extra}
         return {**head, "choices": [choice], **({"usage": None} if tells_usage else {})}
 
     async for index, delta in deltas:
@@ -89,7 +90,7 @@ async def events(request: CompletionRequest, model: str, deltas: Deltas) -> Asyn
             offsets[index] += len(delta.text)
             yield chunk(index, delta.text, logprobs=logprobs)
         elif isinstance(delta, End):
-            yield chunk(index, "", delta.reason)
+            yield chunk(index, "", delta)
     if tells_usage:
         yield {**head, "choices": [], "usage": usage.to_json()}
 
@@ -115,6 +116,8 @@ def whole(chunks: Sequence[Event]) -> Event:
             choice = choices.setdefault(index, {"index": index, "text": "", "logprobs": None, "finish_reason": None})
             choice["text"] += part["text"]
             choice["finish_reason"] = part["finish_reason"] or choice["finish_reason"]
+            if "ended_by" in part:
+                choice["ended_by"] = part["ended_by"]
             if part["logprobs"]:
                 choice["logprobs"] = choice["logprobs"] or {key: [] for key in part["logprobs"]}
                 for key, values in part["logprobs"].items():

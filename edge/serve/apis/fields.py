@@ -38,6 +38,15 @@ class GeneratingRequest(Fields):
 
     model: str | None = Field(None, description="by default the first of /v1/models")
     stream: bool | None = Field(None, description="send server-sent events as the answer comes")
+    typical_p: float | None = Field(None, description="locally typical sampling; default 1: off")
+    dry_multiplier: float | None = Field(None, description="DRY: penalty for prolonging a repetition; default 0: off")
+    dry_base: float | None = Field(None, description="growth of that penalty with each token; default 1.75")
+    dry_allowed_length: int | None = Field(None, description="tokens of a repetition that cost nothing; default 2")
+    dry_penalty_last_n: int | None = Field(None, description="tokens that DRY looks back; default -1: all, 0: off")
+    dry_sequence_breakers: list[str] | None = Field(None, description='default "\\n", ":", "\\"", "*"')
+    xtc_probability: float | None = Field(None, description="XTC: how often likely tokens are left out; default 0")
+    xtc_threshold: float | None = Field(None, description="tokens this likely count as likely; default 0.1")
+    allow_repetition: bool | None = Field(None, description="true: do not end an answer that repeats itself")
 
     # Fields that would change the answer if they were there, and are not.
     unsupported: ClassVar[tuple[str, ...]] = ()
@@ -100,11 +109,15 @@ class SamplingRequest(GeneratingRequest):
 
 
 CONSTRAINTS = ("grammar", "regex", "lark")
+SAMPLING = (  # fields of sampling that requests of all APIs have
+    "typical_p", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers",
+    "xtc_probability", "xtc_threshold", "allow_repetition",
+)  # fmt: skip
 
 
 def given(request: BaseModel, names: Iterable[str]) -> dict[str, Any]:
     """Fields of sampling that a request has; the APIs' defaults for those that it has not."""
-    told = {name: value for name in names if (value := getattr(request, name, None)) is not None}
+    told = {name: value for name in (*names, *SAMPLING) if (value := getattr(request, name, None)) is not None}
     return DEFAULTS | told
 
 

@@ -74,7 +74,7 @@ async def events(_request: MessagesRequest, model: str, deltas: Deltas) -> Async
         elif isinstance(delta, End):
             for event in stop_text():
                 yield event
-            ended = {"stop_reason": _reason(delta), "stop_sequence": delta.stop_string}
+            ended = {"stop_reason": _reason(delta), "stop_sequence": delta.stop_string, **delta.extra}
             told = {**usage, "output_tokens": delta.generated_tokens}
             yield {"type": "message_delta", "delta": ended, "usage": told}
             yield {"type": "message_stop"}

@@ -62,6 +62,7 @@ async def events(request: ResponsesRequest, model: str, deltas: Deltas) -> Async
                 "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
                 "completed_at": None if cut else now(),
                 "usage": _usage(usage),
+                **delta.extra,
             }
             yield stream.event(f"response.{response['status']}", response=dict(response))
 

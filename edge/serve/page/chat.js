@@ -187,7 +187,8 @@ class Taking {
       this.count(this.pieces);
       this.frame ||= requestAnimationFrame(() => { this.frame = 0; this.show(); });
     }
-    if (choice?.finish_reason === "length") this.message.note = "ended at the limit of tokens";
+    if (choice?.ended_by === "repetition") this.message.note = "ended: it repeats itself";
+    else if (choice?.finish_reason === "length") this.message.note = "ended at the limit of tokens";
     if (event.usage) {
       this.count(event.usage.completion_tokens);
       figures.prompt = event.usage.prompt_tokens;

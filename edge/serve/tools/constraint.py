@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from edge.bounds.json_arrays import bounded
+from edge.serve.http.errors import BadRequest
 from edge.serve.tools.formats import CallFormat
 from edge.serve.tools.functions import Function, FunctionUse, json_text
 
@@ -24,7 +26,7 @@ def constraint(form: CallFormat, use: FunctionUse, text_schema: Mapping[str, Any
     if use.must_call:
         start = ["start: calls"]
     elif text_schema is not None:
-        start = ["start: calls | text", f"text: %json {json_text({**text_schema, **_STYLE}, 'response_format')}"]
+        start = ["start: calls | text", f"text: %json {_json(text_schema, 'response_format')}"]
     elif form.bare:
         start = ["start: calls | TEXT?", rf"TEXT: /[^\s{{\[]{_ANYTHING}/"]
     else:
@@ -39,10 +41,19 @@ def constraint(form: CallFormat, use: FunctionUse, text_schema: Mapping[str, Any
     return "\n".join([*start, *rules, *(_inner(form, number, one) for number, one in enumerate(functions))])
 
 
+def _json(schema: Mapping[str, Any], param: str) -> str:
+    """A schema as its grammar takes it. BadRequest as `json_text`."""
+    try:
+        limited, _ = bounded(schema)
+    except RecursionError:
+        raise BadRequest("the schema is nested too deep", param) from None
+    return json_text({**limited, **_STYLE}, param)
+
+
 def _inner(form: CallFormat, number: int, function: Function) -> str:
     """A call, without the mark before it. The arguments are a grammar of their own, so that references in their schema
     lead where they should."""
-    schema = json_text({"type": "object", **function.parameters, **_STYLE}, "tools")
+    schema = _json({"type": "object", **function.parameters}, "tools")
     space = "\n" if form.closes else ""
     begin = f'{space}{{"name": {json.dumps(function.name)}, "{form.arguments}": '
     arguments = f"arguments_{number}: %json {schema}"

@@ -127,6 +127,11 @@ def test_penalties_and_biases_change_logits_by_what_they_say(llama: Engine) -> N
         ({"regex": "a*", "temperature": 1.0, "top_k": 0}, 0),
         ({"regex": "a*", "logit_bias": {3: 1.0}}, 0),
         ({"grammar": 'root ::= "a"*'}, 0),
+        ({"dry_multiplier": 0.8, "temperature": 1.0}, 0),
+        ({"dry_multiplier": 0.8, "dry_penalty_last_n": 0}, 1),
+        ({"xtc_probability": 0.5, "top_k": 9}, 9),
+        ({"xtc_probability": 0.5, "xtc_threshold": 0.6, "top_k": 9}, 1),
+        ({"typical_p": 0.5, "top_k": 9, "presence_penalty": 0.5}, 73),
     ],
 )
 def test_enough_logits_are_asked_for(llama: Engine, options: dict[str, object], needs: int) -> None:

@@ -17,7 +17,7 @@ from edge.parallel.masks import MOST_BYTES
 from edge.speculate.shared import SharedSpeculation
 from tests.support import ROOT
 from tests.support.deployments import EXACT, pipeline, tensor
-from tests.support.guessing import Always, Known, run
+from tests.support.guessing import Always, Known, ids, run
 from tests.support.ranks_here import ranks_here
 
 MODEL = ROOT / "tests" / "data" / "edge-demo-f16.gguf"
@@ -43,6 +43,15 @@ ALL = (
     SamplingParams(temperature=1.0, top_k=0, seed=7, json_schema=SCHEMA),
     replace(GREEDY, json_schema=SCHEMA, logit_bias={300: 2.0}),
     replace(GREEDY, grammar='root ::= [a-z ]+ "."'),
+)
+# Samplers that look at more than the few likeliest, or at what came before.
+XTC = {"xtc_probability": 0.5, "xtc_threshold": 0.05}
+SAMPLERS = (
+    SamplingParams(temperature=1.1, top_k=12, typical_p=0.8, **XTC, seed=8),
+    SamplingParams(temperature=0, top_k=6, **XTC, seed=1),
+    replace(GREEDY, dry_multiplier=2.0, dry_allowed_length=1),
+    SamplingParams(temperature=1.1, top_k=9, dry_multiplier=2.0, **XTC, seed=9),
+    SamplingParams(temperature=1.3, top_k=9, **XTC, seed=9, json_schema=SCHEMA),
 )
 
 
@@ -88,6 +97,17 @@ def test_answers_are_those_of_one_device(
         ]
     plain = answered(single, [Request(prompt, 24)])
     assert "".join(e.text for e in plain[0]) != "".join(e.text for e in wanted[0])
+
+
+@pytest.mark.parametrize("sampling", SAMPLERS, ids=range(len(SAMPLERS)))
+def test_samplers_draw_what_they_draw_on_one_device(
+    single: Engine, spread: DistributedEngine, prompt: list[int], sampling: SamplingParams
+) -> None:
+    """One request at a time: a step of several adds up in another order, and what is drawn may hang on the last bit."""
+    request = Request(prompt * 2, 24, sampling)
+    (wanted,), (found,) = answered(single, [request]), answered(spread, [request])
+    assert [event.token_id for event in found] == [event.token_id for event in wanted]
+    assert ids(run(spread, request.prompt, None, sampling)) == [e.token_id for e in wanted if e.token_id is not None]
 
 
 @pytest.mark.parametrize("wrong", [0, 2])

@@ -1,0 +1,109 @@
+"""An answer that repeats itself ends at the same token in every loop: alone, beside others, with drafts, spread."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from edge.bounds.repetition import LEAST_TOKENS, Repetition, first_loop
+from edge.demo import MODEL_PATH
+from edge.llm.engine import Engine
+from edge.llm.generate import generate
+from edge.llm.interface import TextEngine
+from edge.llm.requests import Event, Request
+from edge.llm.sampler import SamplingParams
+from edge.llm.scheduler import Scheduler
+from edge.llm.sequence import Session
+from edge.speculate.shared import SharedSpeculation
+from edge.speculate.speculation import Speculation
+from tests.support.deployments import EXACT, pipeline, tensor
+from tests.support.guessing import Always, Known
+from tests.support.ranks_here import ranks_here
+
+PROMPT = [5, 6, 7, 8]
+LOOP = SamplingParams(temperature=0, grammar='root ::= "x" "abcd, "*')
+ROOM = replace(EXACT, context=2048, sequences=2, outputs=16)
+MOST_TOKENS = LEAST_TOKENS + 100
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[Engine]:
+    with Engine(MODEL_PATH, ROOM) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module", params=[tensor(1, 1), pipeline(1, 1)], ids=["ranks", "stages"])
+def spread(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TextEngine]:
+    with ranks_here(MODEL_PATH, request.param, ROOM, tmp_path_factory.mktemp("r")) as engine:
+        yield engine
+
+
+def tokens_of(engine: TextEngine) -> dict[tuple[int, ...], list[int]]:
+    """The whole of the answer that loops, for a drafter that knows it."""
+    responses = generate(Session(engine), PROMPT, replace(LOOP, allow_repetition=True), max_tokens=MOST_TOKENS)
+    return {tuple(PROMPT): [one.token_id for one in responses if one.token_id is not None]}
+
+
+def expected(known: dict[tuple[int, ...], list[int]]) -> tuple[list[int], Repetition]:
+    """What it is ended after, and why."""
+    tokens = known[tuple(PROMPT)]
+    loop = first_loop(tokens)
+    assert loop is not None
+    return tokens[: loop[0]], loop[1]
+
+
+def events(
+    engine: TextEngine, *requests: Request, known: dict[tuple[int, ...], list[int]] | None = None
+) -> list[list[Event]]:
+    drafter = None if known is None else SharedSpeculation(lambda: Known(known, 0), "known", choice=Always)
+    with Scheduler(engine, drafter=drafter) as scheduler:
+        told: dict[int, list[Event]] = {scheduler.add(request): [] for request in requests}
+        while scheduler.busy:
+            for event in scheduler.step():
+                told[event.request].append(event)
+        return list(told.values())
+
+
+def check(engine: TextEngine) -> None:
+    known = tokens_of(engine)
+    wanted, loop = expected(known)
+    for drafter in (None, Speculation(Known(known, 0), "known", choice=Always())):
+        *answer, last = generate(Session(engine), PROMPT, LOOP, drafter=drafter)
+        assert (last.finish_reason, last.repetition) == ("repetition", loop)
+        assert [one.token_id for one in answer] == wanted
+    request = Request(PROMPT, 1000, LOOP)
+    for told in (
+        *events(engine, request, request),
+        *events(engine, request, known=known),
+    ):
+        assert [one.token_id for one in told] == wanted
+        assert [one.finish_reason for one in told] == [None] * (len(wanted) - 1) + ["repetition"]
+
+
+def test_on_one_device(demo: Engine) -> None:
+    check(demo)
+
+
+def test_on_several(spread: TextEngine) -> None:
+    check(spread)
+
+
+def test_an_answer_that_goes_on_elsewhere_ends_at_the_same_token(demo: Engine) -> None:
+    """As one whose process or device was lost: what was told already counts."""
+    generated = expected(tokens_of(demo))[0][:-7]
+    (told,) = events(demo, Request(PROMPT, 1000, LOOP, generated=generated))
+    assert (len(told), told[-1].finish_reason) == (7, "repetition")
+
+
+@pytest.mark.parametrize(
+    "endless", [Request(PROMPT, 500, replace(LOOP, allow_repetition=True)), Request(PROMPT, 500, LOOP, ends=False)]
+)
+def test_it_goes_on_where_that_is_asked_for(demo: Engine, endless: Request) -> None:
+    (told,) = events(demo, endless)
+    assert (len(told), told[-1].finish_reason) == (500, "length")
+
+
+def test_the_limit_of_tokens_comes_first(demo: Engine) -> None:
+    wanted, _ = expected(tokens_of(demo))
+    (told,) = events(demo, Request(PROMPT, len(wanted), LOOP))
+    assert (len(told), told[-1].finish_reason) == (len(wanted), "length")
