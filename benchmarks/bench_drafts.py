@@ -153,7 +153,7 @@ def beside_plain(engine: TextEngine, drafter: Speculation, question: str, tokens
 
     def answer(*, with_drafts: bool) -> dict[str, float]:
         nonlocal drafted, accepted, rows, passes, is_same
-        greedy = SamplingParams(temperature=0)
+        greedy = SamplingParams(temperature=0, allow_repetition=True)
         chat = Chat(engine, renderer=renderer, drafter=drafter if with_drafts else None)
         responses = list(chat.ask(question, greedy, max_tokens=tokens))
         answers[with_drafts] = [one.token_id for one in responses if one.token_id is not None]
