@@ -6,19 +6,34 @@ A process that its own control group holds back is not disturbed: that is its sh
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
+from devices.load import Counted, counted
 from devices.probe import throttled_s
+
+try:
+    import resource
+except ImportError:  # not on this system
+    resource = None  # type: ignore[assignment]
 
 _PROC = Path("/proc")
 _STEAL = 8  # the column of /proc/stat: user, nice, system, idle, iowait, irq, softirq and steal come after the name
 
 
 class Watch:
-    """Counts from when it was made. Systems that do not tell count nothing, as those without /proc."""
+    """Counts from when it was made. A system that tells neither waits of threads nor use of cores counts nothing."""
 
-    def __init__(self, proc: Path = _PROC) -> None:
-        self._proc = proc
+    def __init__(
+        self,
+        proc: Path = _PROC,
+        cores: Callable[[], Counted] = counted,
+        preempted: Callable[[], int] = lambda: _preempted(),
+    ) -> None:
+        """proc: where the kernel tells. cores, preempted: how much all cores were in use, and how often this process
+        had to leave one, for kernels that do not count how long threads wait."""
+        self._proc, self._cores, self._preempted = proc, cores, preempted
+        self._tells = any((proc / "self" / "task").glob("*/schedstat"))
         self._before = self._now()
 
     def lost_s(self) -> float:
@@ -26,12 +41,24 @@ class Watch:
         the host of a virtual machine took from it. Counting goes on from here."""
         now, before = self._now(), self._before
         self._before = now
-        waited, stolen, held = (max(0.0, a - b) for a, b in zip(now, before, strict=True))
+        waited, stolen, held, others, idle, left = (max(0.0, a - b) for a, b in zip(now, before, strict=True))
+        if not self._tells:  # a core that was idle could have run what waited; who never had to leave one did not wait
+            waited = max(0.0, others - stolen - idle) if left else 0.0
         return max(0.0, waited - held) + stolen
 
-    def _now(self) -> tuple[float, float, float]:
-        """Seconds so far: threads waited for a core, the host took, control groups held back."""
-        return _waited_s(self._proc / "self" / "task"), _stolen_s(self._proc / "stat"), throttled_s()
+    def _now(self) -> tuple[float, float, float, float, float, float]:
+        """Seconds so far: threads waited for a core, the host took, control groups held back; others used cores, cores
+        were idle; and how often this process had to leave a core."""
+        stolen, held = _stolen_s(self._proc / "stat"), throttled_s()
+        if self._tells:
+            return _waited_s(self._proc / "self" / "task"), stolen, held, 0.0, 0.0, 0.0
+        clock, used, own = self._cores()
+        return 0.0, stolen, held, used - own, clock * (os.cpu_count() or 1) - used, float(self._preempted())
+
+
+def _preempted() -> int:
+    """How often threads of this process had to leave a core to others so far; 0 where the system does not say."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw if resource else 0
 
 
 def _waited_s(tasks: Path) -> float:

@@ -25,9 +25,8 @@ class Remembered:
     def __init__(self, name: str, folder: Path | None = None) -> None:
         self._path = (folder or state_folder()) / f"{name}.json"
 
-    def get(self, key: str) -> tuple[Any, float] | None:
-        """(value, its age in seconds) under a key; None where there is none, or it is older than
-        a day."""
+    def get(self, key: str, max_age_s: float = MAX_AGE_S) -> tuple[Any, float] | None:
+        """(value, its age in seconds) under a key; None where there is none, or it is older than that."""
         entry: Any = self._read().get(key)
         try:
             age_s = time.time() - float(entry["measured_at"])
@@ -35,7 +34,7 @@ class Remembered:
         except (TypeError, KeyError, ValueError, OverflowError):
             return None
         # From the future: a clock was wrong, so its age is not known.
-        return (value, age_s) if 0 <= age_s <= MAX_AGE_S else None
+        return (value, age_s) if 0 <= age_s <= max_age_s else None
 
     def put(self, key: str, value: Any) -> None:
         """Remember a value, which json.dumps takes, as measured now.

@@ -19,7 +19,7 @@ from partition.plan.plan import LOCAL, Plan
 from partition.predict.cost import Work
 from partition.predict.predict import predict
 from partition.predict.speeds import DeviceSpeed
-from partition.search.explain import best_of
+from partition.search.explain import best_of, busy_words
 from partition.search.planner import Planner
 from partition.slices.gguf_slice import check_tensor, limits
 from quant.gguf.file import GgufFile
@@ -118,11 +118,8 @@ def arrange(
     )
     work = work or work_of(file)
     planner = Planner(work, found.speeds, found.links, name, model_digest, tensor=can_share(file))
-    busy = [speed.name for speed in found.speeds if speed.busy]
-    told_busy = f"; measured while busy: {', '.join(busy)}" if busy else ""
     if parallel == "auto" and shares is None:
         plan, why = best_of(planner)
-        why += told_busy
         return Arrangement(plan, why, found, work)
     kinds = ("tensor", "pipeline") if parallel == "auto" else (parallel,)
     of = {speed.device: speed for speed in found.speeds}
@@ -141,7 +138,8 @@ def arrange(
     kind = min(predicted, key=lambda kind: predicted[kind])
     told = "; ".join(f"{kind} {number_text(seconds * 1e3)} ms" for kind, seconds in predicted.items())
     by = "by measured speed" if shares is None else "as given"
-    return Arrangement(plans[kind], f"{kind}, shares {by}: a token is predicted to take {told}{told_busy}", found, work)
+    why = f"{kind}, shares {by}: a token is predicted to take {told}{busy_words(found.speeds)}"
+    return Arrangement(plans[kind], why, found, work)
 
 
 def again(plan: Plan, workers: Sequence[str], file: GgufFile, model_digest: str) -> tuple[Plan, str]:

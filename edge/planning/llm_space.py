@@ -25,13 +25,14 @@ from edge.survey.profile import ClusterProfile
 from partition.errors import PlanError
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
+from partition.predict.confidence import CLEARLY
 from partition.predict.cost import Work
 from partition.predict.drafts import ROWS, Draft
 from partition.predict.pareto import Point, told, without_repeats
 from partition.predict.predict import predict
 from partition.predict.speeds import DeviceSpeed
 from partition.search.changes import Change, changes
-from partition.search.explain import WORTH, best, best_of, kind_of, reason
+from partition.search.explain import best, best_of, kind_of, reason
 from partition.search.planner import Placed, Planner
 from quant.gguf.file import GgufFile
 
@@ -146,7 +147,7 @@ class LlmSpace(PlanSpace):
         return point, f"{why}; {draft.told(self.names)}" if draft else why
 
     def _best(self, objective: str, caps: Mapping[str, float]) -> tuple[Planner, Placed]:
-        """The best plan, plain unless guesses are WORTH it or no plain one is within the caps."""
+        """The best plan, plain unless guesses are clearly better or no plain one is within the caps."""
         found: list[tuple[Planner, Placed]] = []
         refused: PlanError | None = None
         for work in self._works:
@@ -161,7 +162,7 @@ class LlmSpace(PlanSpace):
 
         def value(one: tuple[Planner, Placed]) -> float:
             plain = one[0].work.draft is None
-            return one[1].objectives[0] / (WORTH if plain else 1.0)
+            return one[1].objectives[0] / (CLEARLY if plain else 1.0)
 
         return min(found, key=value)
 

@@ -22,11 +22,12 @@ from partition.errors import PlanError
 from partition.plan.onnx_cuts import Cut
 from partition.plan.onnx_plan import OnnxPlan
 from partition.plan.plan import LOCAL
+from partition.predict.confidence import is_clearly_less
 from partition.predict.onnx_predict import OnnxDevice, OnnxWork
 from partition.predict.pareto import Point, told, without_repeats
 from partition.predict.speeds import Links
 from partition.search.changes import FASTER, Change, faster_links
-from partition.search.explain import worth
+from partition.search.explain import busy_words, is_busy
 from partition.search.onnx_planner import OnnxPlaced, OnnxPlanner
 from quant.text import number_text, seconds_text
 
@@ -88,14 +89,28 @@ class OnnxSpace(PlanSpace):
         if not found:
             raise PlanError(self._nothing(caps))
         best, single = found[0], self._single(objectives, most)
-        names = self.names
-        if single is not None and single.objectives[0] <= worth(self.known.speeds) * best.objectives[0]:
-            on = names[single.plan.devices[0]]
-            return self.point(single), f"use one device: {_told(objective, single)} on {on} alone; more are no better"
-        beside = "no device alone can do it"
-        if single is not None:
-            beside = f"{_told(objective, single)} on {names[single.plan.devices[0]]} alone"
-        return self.point(best), f"pipeline of {len(best.plan.stages)} stages: {_told(objective, best)}, {beside}"
+        several = f"pipeline of {len(best.plan.stages)} stages: {_told(objective, best)}"
+        if single is None:
+            return self.point(best), f"{several}, no device alone can do it"
+        alone = f"{_told(objective, single)} on {self.names[single.plan.devices[0]]} alone"
+        busy = busy_words(self.known.speeds)
+        if not self._outdoes(best, single, objective):
+            return self.point(single), f"use one device: {alone}; more are no better{busy}"
+        return self.point(best), f"{several}, {alone}{busy}"
+
+    def _outdoes(self, new: OnnxPlaced, old: OnnxPlaced, objective: str) -> bool:
+        """Whether a plan is clearly better than the whole model on one device, however fast that one may be when it is
+        quiet."""
+        if objective not in ("latency", "throughput"):
+            return new.objectives[0] < old.objectives[0]
+        [device] = old.plan.devices
+        speeds = [one.at_best if one.device == device else one for one in self.known.speeds]
+        planner = self.planner(speeds)
+        new_s, old_s = (
+            predicted.latency_s if objective == "latency" else 1 / predicted.throughput_per_s
+            for predicted in (planner.predict(new.plan), planner.predict(old.plan))
+        )
+        return is_clearly_less(new_s, old_s, busy=is_busy(self.known.speeds, new.plan.devices))
 
     def changes(self, objective: str, caps: Mapping[str, float]) -> list[Change]:
         objectives = (objective, *(name for name in caps if name != objective))
@@ -123,11 +138,14 @@ class OnnxSpace(PlanSpace):
             return _best(rounds, {one.device: one.memory_bytes or own_rss() for one in deployment.loaded})
 
     def _single(self, objectives: Sequence[str], most: Sequence[float]) -> OnnxPlaced | None:
-        """The best of the whole model on one device, within what is asked for."""
+        """The whole model on one device, within what is asked for: this device, unless another is clearly better."""
         singles = [
             one for one in self.planner().singles(objectives)
             if all(value <= cap for value, cap in zip(one.objectives, most, strict=True))
         ]  # fmt: skip
+        own = next((one for one in singles if one.plan.devices[0] == LOCAL), None)
+        if own is not None:
+            singles = [own, *(one for one in singles if self._outdoes(one, own, objectives[0]))]
         return min(singles, key=lambda one: one.objectives[0], default=None)
 
     def _nothing(self, caps: Mapping[str, float]) -> str:

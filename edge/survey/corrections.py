@@ -39,7 +39,7 @@ class Corrections:
         if found is None:
             return measured
         factor = math.exp(found[0] / found[1])
-        return replace(measured.times(factor), corrected=factor)
+        return replace(measured.times(factor), corrected=factor, quiet_s=measured.quiet_s)
 
     def learn(self, speed: DeviceSpeed, ratio: float) -> bool:
         """Remember that steps took `ratio` times what `speed` had predicted; False where that is not clear."""

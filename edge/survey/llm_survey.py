@@ -75,12 +75,13 @@ def llm_survey(
         taken, links = survey(devices, timing, closing, transport=transport, fresh=fresh, given=given, on_step=on_step)
     corrections = Corrections()
     speeds = []
-    for rank, (speed, age_s) in enumerate(taken):
+    for rank, one in enumerate(taken):
+        speed = one.times
         said, profile = threads.get(devices.addresses[rank]), devices.profiles[rank]
         room, key, host = timing.rooms[rank], timing.keys[rank], host_of(profile, said)
         if speed.device in given:
             continue
-        new = replace(speed, memory_bytes=room, threads=said, key=key, age_s=age_s, host=host)
+        new = replace(speed, memory_bytes=room, threads=said, key=key, age_s=one.age_s, quiet_s=one.quiet_s, host=host)
         speeds.append(corrections.applied(new))
     if known is None:
         return Survey(tuple(_with_sums(speeds)), links)

@@ -55,10 +55,11 @@ def onnx_survey(
     with CancelScope() as closing:
         timing = _Segments(devices, model, cuts, provider, closing)
         taken, links = survey(devices, timing, closing, transport=transport, fresh=fresh, on_step=on_step)
-    fastest_s = min(sum(times.segments_s) for times, _ in taken)
+    fastest_s = min(sum(one.times.segments_s) for one in taken)
     labels = [*(cut.label for cut in cuts), "the end"]
     speeds = []
-    for rank, (times, age_s) in enumerate(taken):
+    for rank, one in enumerate(taken):
+        times = one.times
         slower = min(_MOST_SLOWER, sum(times.segments_s) / fastest_s) if fastest_s else 1.0
         speeds.append(
             OnnxDevice(
@@ -68,13 +69,14 @@ def onnx_survey(
                 stage_s=times.stage_s + _ITEM_CPU_S * slower,
                 memory_bytes=devices.memory_bytes[rank],
                 runtime_bytes=times.runtime_bytes,
-                age_s=age_s,
+                age_s=one.age_s,
                 busy=times.busy,
+                quiet_s=one.quiet_s,
                 key=timing.keys[rank],
                 host=host_of(devices.profiles[rank]),
             )
         )
-    estimated = sorted({i for times, _ in taken for i in times.estimated})
+    estimated = sorted({i for one in taken for i in one.times.estimated})
     return Survey(tuple(speeds), links, tuple(labels[i] for i in estimated))
 
 

@@ -27,6 +27,9 @@ from partition.predict.hosts import Host
 from partition.predict.onnx_predict import OnnxDevice
 from partition.predict.speeds import DeviceSpeed, Links
 
+OWN_TRIES = 2  # more for this device, after the workers, while it is busy
+QUIET_AGE_S = 30 * 86400.0  # what a quiet moment gave bounds what a busy device can do
+
 Speed = TypeVar("Speed", DeviceSpeed, OnnxDevice)
 
 
@@ -74,6 +77,15 @@ class Taken(Protocol):
 T = TypeVar("T", bound=Taken)
 
 
+@dataclass(frozen=True)
+class DeviceTiming(Generic[T]):
+    """The times of one device, and how far they are to be trusted."""
+
+    times: T
+    age_s: float = 0.0  # since they were measured
+    quiet_s: float | None = None  # `seconds` of the last quiet moment that is remembered; None: there is none
+
+
 class Timing(Protocol[T]):
     """What is timed of one kind of model, and how that is remembered."""
 
@@ -104,12 +116,13 @@ def survey(
     fresh: bool = False,
     given: Mapping[str, T] | None = None,
     on_step: Progress = lambda done, of: None,
-) -> tuple[list[tuple[T, float]], Links]:
-    """Measure the links, this device, and then all workers at once, those of one machine one by one: what each takes,
-    and for how many seconds that is known. closing: ends the sessions; who still waits for one then hears that it was
-    closed.
+) -> tuple[list[DeviceTiming[T]], Links]:
+    """Measure the links, this device, and then all workers at once, those of one machine one by one: what each takes.
+    This device is measured again after the workers while it is busy, as all plans are compared with it alone. closing:
+    ends the sessions; who still waits for one then hears that it was closed.
 
-    A device's times are remembered for a day, but where it was busy only for a minute; fresh: measure them anyway.
+    A device's times are remembered for a day, but where it was busy only for a minute; fresh: measure them anyway. What
+    was measured of a busy device does not replace what a quiet moment of the same day gave.
     given: times by address, of devices that are not to be timed.
     on_step(done, of) is called as links and parts are done. The errors of `timing` and of sessions.
     """
@@ -117,11 +130,11 @@ def survey(
     cache = Remembered(timing.cache)
     given = given or {}
     known = [
-        (given[address], 0.0) if address in given else None if fresh else _known(cache, timing, rank)
+        DeviceTiming(given[address]) if address in given else _known(cache, timing, rank)
         for rank, address in enumerate(devices.addresses)
     ]
     wanting = [
-        address not in given and (one is None or (one[0].busy and one[1] > BUSY_AGE_S))
+        address not in given and (fresh or one is None or (one.times.busy and one.age_s > BUSY_AGE_S))
         for address, one in zip(devices.addresses, known, strict=True)
     ]
     steps = timing.steps * wanting.count(True) + world_size * (world_size - 1) // 2
@@ -131,7 +144,7 @@ def survey(
     def step() -> None:
         closing.check()  # nobody shows progress any more
         done.append(None)
-        on_step(len(done), steps)
+        on_step(min(len(done), steps), steps)
 
     def start(rank: int) -> EngineSession:
         session: EngineSession
@@ -147,15 +160,15 @@ def survey(
         closing.then(session.close)
         return session
 
-    def take(session: EngineSession) -> tuple[T, float]:
+    def take(session: EngineSession) -> DeviceTiming[T]:
         rank = session.rank
         before = known[rank]
         if before is not None and not wanting[rank]:
             return before
         with turn[rank]:
-            taken = better(timing.time(session, step), before[0] if before else None)
-        cache.put(timing.keys[rank], timing.to_json(taken))
-        return taken, 0.0
+            times = timing.time(session, step)
+        known[rank] = kept = _kept(timing, rank, times, before)
+        return kept
 
     pool = ThreadPoolExecutor(world_size, "survey")
     try:
@@ -164,7 +177,11 @@ def survey(
         links = measure_links(sessions, devices.addresses, states, step, fresh=fresh)
         # This device hands out the work, and a lab emulates devices on a part of it: it is measured alone.
         own = results([pool.submit(take, sessions[0])])
-        return [*own, *results(pool.submit(take, session) for session in sessions[1:])], links
+        others = results(pool.submit(take, session) for session in sessions[1:])
+        for _ in range(OWN_TRIES if wanting[0] and others else 0):
+            if own[0].times.busy:
+                own = results([pool.submit(take, sessions[0])])
+        return [*own, *others], links
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
@@ -184,8 +201,7 @@ def host_of(profile: DeviceProfile, threads: int | None = None) -> Host | None:
 
 
 def better(new: T, old: T | None) -> T:
-    """Of two measurements of a device, the one to keep: the new one, but where it was busy and the old one is faster.
-    old: was busy, too."""
+    """The better of two measurements of a device: the new one, but where it was busy and the old one is faster."""
     return new if old is None or not new.busy or new.seconds <= old.seconds else old
 
 
@@ -194,8 +210,33 @@ def own_profile(name: str, threads: int) -> DeviceProfile:
     return describe(name, threads=threads, runtime=version("edge-runtime"), llama_cpp=version("llama-cpp-python"))
 
 
-def _known(cache: Remembered, timing: Timing[T], rank: int) -> tuple[T, float] | None:
-    """What a device is remembered to take, and for how long; None where it has to be measured."""
+def _known(cache: Remembered, timing: Timing[T], rank: int) -> DeviceTiming[T] | None:
+    """What a device is remembered to take; None where it has to be measured."""
     remembered = cache.get(timing.keys[rank])
-    taken = None if remembered is None else timing.read(rank, remembered[0])
-    return None if remembered is None or taken is None else (taken, remembered[1])
+    times = None if remembered is None else timing.read(rank, remembered[0])
+    if remembered is None or times is None:
+        return None
+    return DeviceTiming(times, remembered[1], times.seconds if not times.busy else _quiet_s(timing, rank))
+
+
+def _kept(timing: Timing[T], rank: int, new: T, before: DeviceTiming[T] | None) -> DeviceTiming[T]:
+    """The better of two measurements of a device, remembered. A busy moment is not remembered in place of a quiet one
+    that was faster."""
+    if not new.busy:
+        _quiet(timing).put(timing.keys[rank], new.seconds)
+    kept = better(new, before.times if before else None)
+    if before is not None and kept is before.times and not kept.busy:
+        return before
+    Remembered(timing.cache).put(timing.keys[rank], timing.to_json(kept))
+    return DeviceTiming(kept, 0.0, _quiet_s(timing, rank))
+
+
+def _quiet(timing: Timing[Any]) -> Remembered:
+    """Seconds of devices in their last quiet moments."""
+    return Remembered(f"quiet-{timing.cache}")
+
+
+def _quiet_s(timing: Timing[Any], rank: int) -> float | None:
+    remembered = _quiet(timing).get(timing.keys[rank], QUIET_AGE_S)
+    seconds = remembered[0] if remembered else None
+    return seconds if isinstance(seconds, float) and seconds > 0 else None

@@ -17,6 +17,7 @@ from partition.model.onnx_shapes import Value
 from partition.plan.onnx_cuts import Cut, routes
 from partition.plan.onnx_plan import OnnxPlan
 from partition.plan.plan import LOCAL
+from partition.predict.confidence import least_part
 from partition.predict.hosts import Host, crowding, used
 from partition.predict.prediction import Prediction, StagePrediction
 from partition.predict.speeds import Curve, Links, LinkSpeed
@@ -39,6 +40,7 @@ class OnnxDevice:
     estimate: bool = False  # not measured
     age_s: float = 0.0  # since it was measured
     busy: bool = False  # it was measured while something else kept the device busy
+    quiet_s: float | None = None  # of the whole model, in the last quiet moment that is remembered
     key: str = ""  # that it is remembered under
     host: Host | None = None  # where it runs; None: on a machine of its own
 
@@ -51,7 +53,14 @@ class OnnxDevice:
     def times(self, factor: float) -> OnnxDevice:
         """The same where everything it computes takes so many times as long."""
         segments_s = tuple(seconds * factor for seconds in self.segments_s)
-        return replace(self, segments_s=segments_s, stage_s=self.stage_s * factor)
+        quiet_s = None if self.quiet_s is None else self.quiet_s * factor
+        return replace(self, segments_s=segments_s, stage_s=self.stage_s * factor, quiet_s=quiet_s)
+
+    @property
+    def at_best(self) -> OnnxDevice:
+        """The lower bound of its figures: the same where they were measured in a quiet moment."""
+        part = least_part(self.seconds(0, len(self.segments_s)), self.busy, self.quiet_s)
+        return self if part == 1 else self.times(part)
 
     @cached_property
     def before_s(self) -> tuple[float, ...]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from partition import fields
 from partition.errors import PlanError
+from partition.predict.confidence import least_part
 from partition.predict.hosts import Host, demand
 
 FASTEST_LINK_BYTES_PER_S = 50e9  # 400 Gbit/s: a link that is said to do more contradicts the memory behind it
@@ -66,6 +67,7 @@ class DeviceSpeed:
     estimate: bool = False  # not measured
     age_s: float = 0.0  # since it was measured
     busy: bool = False  # it was measured while something else kept the device busy
+    quiet_s: float | None = None  # of a layer that decodes one row, in the last quiet moment that is remembered
     corrected: float = 1.0  # so many times what was measured: by what its steps in use take
     key: str = ""  # that it is remembered under
     host: Host | None = None  # where it runs; None: on a machine of its own
@@ -79,7 +81,14 @@ class DeviceSpeed:
     def times(self, factor: float) -> DeviceSpeed:
         """The same where everything it computes takes so many times as long."""
         curves = {name: getattr(self, name).times(factor) for name in _CURVES}
-        return replace(self, **curves, token_s=self.token_s * factor)
+        quiet_s = None if self.quiet_s is None else self.quiet_s * factor
+        return replace(self, **curves, token_s=self.token_s * factor, quiet_s=quiet_s)
+
+    @property
+    def at_best(self) -> DeviceSpeed:
+        """The lower bound of its figures: the same where they were measured in a quiet moment."""
+        part = least_part(self.seconds, self.busy, self.quiet_s)
+        return self if part == 1 else self.times(part)
 
     @property
     def seconds(self) -> float:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from partition.errors import PlanError
 from partition.plan.plan import Plan
+from partition.predict.confidence import CLEARLY, CLEARLY_BUSY, is_clearly_less
 from partition.predict.onnx_predict import OnnxDevice
+from partition.predict.predict import predict
 from partition.predict.speeds import DeviceSpeed
 from partition.search.planner import Placed, Planner
 from quant.text import number_text
 
-WORTH = 1.05  # what more devices must be better by than this one alone: predictions are off by some
-WORTH_BUSY = 1.2  # where one of them was measured while busy
 _MIB = 1 << 20
 _UNITS = {  # of an objective as a person reads it
     "latency": (1e3, "ms a token"),
@@ -22,7 +22,7 @@ _UNITS = {  # of an objective as a person reads it
     "energy": (1.0, "J a token"),
 }
 
-_TIMES = ("latency", "throughput", "ttft")  # objectives that more devices have to be WORTH it for
+_TIMES = ("latency", "throughput", "ttft")  # objectives that more devices have to be clearly better by
 
 
 def best_of(planner: Planner) -> tuple[Plan, str]:
@@ -33,27 +33,69 @@ def best_of(planner: Planner) -> tuple[Plan, str]:
 
 
 def best(planner: Planner, objective: str, caps: Mapping[str, float] | None = None) -> Placed:
-    """The best plan by one objective; this device alone, where others bring less than WORTH.
+    """The best plan by one objective; this device alone, where others are not clearly better.
+
+    What was measured of a busy device does not beat this device: more devices have to be clearly better than this one
+    in its quietest moment, with all that were found, or else with those that were measured undisturbed.
 
     caps: what other objectives, or this one, may be at most. PlanError, with need and have, where nothing fits.
     """
-    others = [name for name in caps or {} if name != objective]
-    objectives = (objective, *others)
-    most = [(caps or {}).get(name, math.inf) for name in objectives]
-    found, _ = planner.front(objectives, caps=most)
-    if not found:
+    found = _first(planner, objective, caps)
+    if found is None:
         if caps and (anything := planner.front((objective,))[0]):
             raise PlanError(_out_of_reach(caps, objective, anything[0]))
         raise PlanError(infeasible(planner))
     own = alone(planner, objective, caps)
-    if own is not None and objective in _TIMES and own.objectives[0] <= worth(planner.speeds) * found[0].objectives[0]:
-        return own
-    return found[0]
+    if own is None or objective not in _TIMES or found.plan.world_size == 1:
+        return found
+    if outdoes(planner, found, own, objective):
+        return found
+    confirmed = [speed for speed in planner.speeds[1:] if not speed.busy]
+    if 0 < len(confirmed) < len(planner.speeds) - 1:
+        quiet = planner.like([planner.speeds[0], *confirmed], planner.links)
+        found = _first(quiet, objective, caps)
+        if found is not None and outdoes(quiet, found, own, objective):
+            return found
+    return own
 
 
-def worth(speeds: Iterable[DeviceSpeed | OnnxDevice]) -> float:
-    """What more devices must be better by: more, where what they do was measured while they were busy."""
-    return WORTH_BUSY if any(speed.busy for speed in speeds) else WORTH
+def _first(planner: Planner, objective: str, caps: Mapping[str, float] | None) -> Placed | None:
+    """The plan that is predicted to be the best; None where nothing fits, or is within caps."""
+    others = [name for name in caps or {} if name != objective]
+    most = [(caps or {}).get(name, math.inf) for name in (objective, *others)]
+    found, _ = planner.front((objective, *others), caps=most)
+    return found[0] if found else None
+
+
+def outdoes(planner: Planner, several: Placed, own: Placed, objective: str) -> bool:
+    """Whether several devices are clearly better than the owner's alone, however fast that one may be when it is
+    quiet."""
+    first, *others = planner.speeds
+    of = {speed.device: speed for speed in (first.at_best, *others)}
+    new, old = (_value(planner, placed, of, objective) for placed in (several, own))
+    return is_clearly_less(new, old, busy=is_busy(planner.speeds, several.plan.devices))
+
+
+def _value(planner: Planner, placed: Placed, of: Mapping[str, DeviceSpeed], objective: str) -> float:
+    """An objective that is a time, of a plan on devices of these speeds."""
+    predicted = predict(placed.plan, planner.work, of, planner.links, placed.microbatches)
+    times = {
+        "latency": predicted.latency_s,
+        "throughput": 1 / predicted.throughput_per_s,
+        "ttft": predicted.ttft_s or 0.0,
+    }
+    return times[objective]
+
+
+def is_busy(speeds: Iterable[DeviceSpeed | OnnxDevice], devices: Sequence[str]) -> bool:
+    """Whether one of these devices was measured while it was busy."""
+    return any(speed.busy for speed in speeds if speed.device in devices)
+
+
+def busy_words(speeds: Iterable[DeviceSpeed | OnnxDevice]) -> str:
+    """Which devices were measured while busy, as a clause to add to a reason; nothing where none was."""
+    busy = [speed.name for speed in speeds if speed.busy]
+    return f"; measured while busy: {', '.join(busy)}" if busy else ""
 
 
 def alone(planner: Planner, objective: str, caps: Mapping[str, float] | None = None) -> Placed | None:
@@ -84,16 +126,25 @@ def reason(planner: Planner, placed: Placed, objective: str, caps: Mapping[str, 
     own = alone(planner, objective, caps)
     told = _told(objective, placed.objectives[0])
     if placed.plan.world_size == 1:
-        gain = f"less than {100 * (worth(planner.speeds) - 1):.0f} %" if objective in _TIMES else "no"
-        others = "" if len(planner.speeds) == 1 else f"; with the others it is predicted to be {gain} better"
-        return f"use one device: {told} on this device alone{others}"
+        return f"use one device: {told} on this device alone{_others(planner, objective)}"
     if own is not None:
         beside = f"{_told(objective, own.objectives[0])} on this device alone"
     else:
         beside = (
             "this device alone cannot do it within what was asked" if caps else "this device alone has no room for it"
         )
-    return f"{kind_of(placed.plan)} on {len(set(placed.plan.devices))} devices: {told}, {beside}"
+    busy = busy_words(planner.speeds)
+    return f"{kind_of(placed.plan)} on {len(set(placed.plan.devices))} devices: {told}, {beside}{busy}"
+
+
+def _others(planner: Planner, objective: str) -> str:
+    """Why the other devices are not used, as a clause; nothing where there are none."""
+    if len(planner.speeds) == 1:
+        return ""
+    if objective in _TIMES and (busy := busy_words(planner.speeds)):
+        return f"{busy}, so others would have to be {CLEARLY_BUSY:g} times as fast as this device is when it is quiet"
+    gain = f"less than {100 * (CLEARLY - 1):.0f} %" if objective in _TIMES else "no"
+    return f"; with the others it is predicted to be {gain} better"
 
 
 def kind_of(plan: Plan) -> str:
