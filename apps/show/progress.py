@@ -3,13 +3,15 @@
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from edge.tasks import ShowStep, Steps
 from quant.text import bytes_text, count_text, printable
 
-PLAIN_INTERVAL_S = 5.0
+PLAIN_AFTER_S = 1.0  # the first line of a step: less would only fill a log
+PLAIN_INTERVAL_S = 5.0  # between lines, where it goes on
+STILL_S = 10.0  # between lines, where nothing is told: it is not dead
 SHOW_AFTER_S = 0.3  # a bar for less would only flicker
 
 
@@ -20,7 +22,8 @@ def progress(label: str, total: float | None = None, unit: str = "bytes") -> Ite
         with _Bar(label, total, unit) as bar:
             yield bar.update
     else:
-        yield _Lines(label, total, unit).update
+        with Lines(label, total, unit) as lines:
+            yield lines.update
 
 
 def say(words: str, command: str = "") -> None:
@@ -76,22 +79,62 @@ class _Bar:
         self._rich.update(self._task, completed=n, total=self._total, text=_text(n, self._total, self._unit, what))
 
 
-class _Lines:
-    """A line at most every PLAIN_INTERVAL_S, and none for what is over before the first."""
+class Lines:
+    """A line when it has gone on for PLAIN_AFTER_S, then one at most every PLAIN_INTERVAL_S and at least every STILL_S.
+    None for what is over before the first."""
 
-    def __init__(self, label: str, total: float | None, unit: str) -> None:
-        self._label = label
-        self._total = total
-        self._unit = unit
-        self._next_s = time.monotonic() + PLAIN_INTERVAL_S
+    def __init__(
+        self,
+        label: str,
+        total: float | None,
+        unit: str,
+        *,
+        clock: Callable[[], float] = lambda: time.monotonic(),
+        ticking: bool = True,
+    ) -> None:
+        """ticking: a thread calls `tick` while it lasts."""
+        self._label, self._total, self._unit = label, total, unit
+        self._clock, self._began_s = clock, clock()
+        self._next_s, self._still_s = self._began_s + PLAIN_INTERVAL_S, self._began_s + PLAIN_AFTER_S
+        self._state = ""  # how far it is, in words
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="progress", daemon=True) if ticking else None
+
+    def __enter__(self) -> "Lines":
+        if self._thread:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self._thread:
+            self._thread.join()
 
     def update(self, n: float, total: float | None = None, what: str = "") -> None:
         """`n` units are done, of `total` where that is news. what: it is at now."""
         self._total = total or self._total
-        now_s = time.monotonic()
-        if now_s >= self._next_s:
-            self._next_s = now_s + PLAIN_INTERVAL_S
-            print(f"{self._label}: {_text(n, self._total, self._unit, what)}", file=sys.stderr, flush=True)
+        with self._lock:
+            self._state = _text(n, self._total, self._unit, what)
+            if (now_s := self._clock()) >= self._next_s:
+                self._print(now_s, f"{self._label}: {self._state}")
+
+    def tick(self) -> float:
+        """Print a line where none was for too long: the seconds until the next is due."""
+        with self._lock:
+            now_s = self._clock()
+            if now_s >= self._still_s:
+                so_far = f", {now_s - self._began_s:.0f} s so far" if now_s - self._began_s >= STILL_S else ""
+                self._print(now_s, f"{self._label}: {self._state or 'begun'}{so_far}")
+            return self._still_s - now_s
+
+    def _print(self, now_s: float, line: str) -> None:
+        self._next_s, self._still_s = now_s + PLAIN_INTERVAL_S, now_s + STILL_S
+        print(printable(line), file=sys.stderr, flush=True)
+
+    def _run(self) -> None:
+        while not self._over.wait(self.tick()):
+            pass
 
 
 def _text(n: float, total: float | None, unit: str, what: str) -> str:

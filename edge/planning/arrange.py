@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edge.cluster.fleet import Fleet, device
 from edge.parallel.step_times import Summary
+from edge.planning.in_use import UsedPlans, by_use, token_s
 from edge.survey.corrections import correct
 from edge.survey.llm_survey import llm_survey
 from edge.survey.survey import Survey
@@ -16,10 +17,11 @@ from partition.errors import CannotSlice, PlanError
 from partition.model.model import ModelShape
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
+from partition.predict.confidence import is_clearly_less
 from partition.predict.cost import Work
 from partition.predict.predict import predict
 from partition.predict.speeds import DeviceSpeed
-from partition.search.explain import best_of, busy_words
+from partition.search.explain import best, busy_words, is_busy, reason
 from partition.search.planner import Planner
 from partition.slices.gguf_slice import check_tensor, limits
 from quant.gguf.file import GgufFile
@@ -41,12 +43,23 @@ class Arrangement:
     survey: Survey[DeviceSpeed] | None  # None where nothing had to be measured
     work: Work | None = None  # that it was predicted for
 
-    def learn(self, plan: Plan, times: Sequence[Mapping[str, Summary]]) -> list[str]:
+    def learn(self, plan: Plan, times: Sequence[Mapping[str, Summary]], *, disturbed: bool = False) -> list[str]:
         """Correct what was measured by what steps of this plan took, for the next one: a sentence for each device that
-        was clearly off. times: of each rank, with steps of one row."""
+        was clearly off, and one where the plan was. times: of each rank, with steps of one row. disturbed: whether
+        other programs had this device's cores meanwhile."""
         if self.survey is None or self.work is None:
             return []
-        return correct(plan, self.work, self.survey.speeds, self.survey.links, times)
+        off = self.far_off(plan, times)
+        lines = correct(plan, self.work, self.survey.speeds, self.survey.links, times, disturbed=disturbed)
+        return [*lines, *(f"{clause}; the next plan goes by that" for clause in off)]
+
+    def far_off(self, plan: Plan, times: Sequence[Mapping[str, Summary]]) -> list[str]:
+        """A clause, where a token of a plan over several devices took far longer than predicted, which is then
+        remembered; else nothing. times: as for `learn`."""
+        took_s, predicted_s = token_s(times), self._predicted_s(plan)
+        if took_s is None or plan.world_size == 1 or not UsedPlans().learn(plan, predicted_s, took_s):
+            return []
+        return [f"a token took {number_text(1e3 * took_s)} ms, where {number_text(1e3 * predicted_s)} were predicted"]
 
     def left_here(self, plan: Plan) -> int | None:
         """Bytes of this device's memory that a plan leaves, by prediction; None where nothing was measured. plan: with
@@ -56,9 +69,19 @@ class Arrangement:
         of = {device(speed.device): speed for speed in self.survey.speeds}
         return of[LOCAL].memory_bytes - predict(plan, self.work, of, self.survey.links).memory_bytes.get(LOCAL, 0)
 
-    def predicted_s(self, plan: Plan) -> float:
-        """Seconds of a token, by what was measured; infinite where that says that it cannot be, or nothing was. plan:
-        with addresses as `device` writes them."""
+    def pays(self, plan: Plan, current: Plan, by: float) -> bool:
+        """Whether a plan is clearly better than the one that runs, `by` so many times at least, by what was measured
+        and by what tokens took in use. plans: with addresses as `device` writes them."""
+        if self.survey is None:
+            return False
+        at_best = replace(
+            self, survey=replace(self.survey, speeds=(self.survey.speeds[0].at_best, *self.survey.speeds[1:]))
+        )
+        new, old = (max(at_best._predicted_s(one), UsedPlans().took_s(one) or 0.0) for one in (plan, current))
+        return is_clearly_less(new, old, busy=plan.world_size > 1 and is_busy(self.survey.speeds, plan.devices), by=by)
+
+    def _predicted_s(self, plan: Plan) -> float:
+        """Seconds of a token, by what was measured; infinite where that says that it cannot be, or nothing was."""
         if self.survey is None or self.work is None:
             return math.inf
         try:
@@ -75,9 +98,7 @@ class Arrangement:
         if self.survey is None or self.work is None:
             return None
         there = [speed for speed in self.survey.speeds if device(speed.device) in (LOCAL, *workers)]
-        return best_of(
-            Planner(self.work, there, self.survey.links, name_of(file), model_digest, tensor=can_share(file))
-        )
+        return chosen(Planner(self.work, there, self.survey.links, name_of(file), model_digest, tensor=can_share(file)))
 
 
 def arrange(
@@ -119,7 +140,7 @@ def arrange(
     work = work or work_of(file)
     planner = Planner(work, found.speeds, found.links, name, model_digest, tensor=can_share(file))
     if parallel == "auto" and shares is None:
-        plan, why = best_of(planner)
+        plan, why = chosen(planner)
         return Arrangement(plan, why, found, work)
     kinds = ("tensor", "pipeline") if parallel == "auto" else (parallel,)
     of = {speed.device: speed for speed in found.speeds}
@@ -140,6 +161,13 @@ def arrange(
     by = "by measured speed" if shares is None else "as given"
     why = f"{kind}, shares {by}: a token is predicted to take {told}{busy_words(found.speeds)}"
     return Arrangement(plans[kind], why, found, work)
+
+
+def chosen(planner: Planner) -> tuple[Plan, str]:
+    """The plan to take for the least latency, and why, in one line. PlanError, with need and have, where nothing
+    fits."""
+    placed, in_use = by_use(planner, best(planner, "latency"))
+    return placed.plan, reason(planner, placed, "latency") + in_use
 
 
 def again(plan: Plan, workers: Sequence[str], file: GgufFile, model_digest: str) -> tuple[Plan, str]:

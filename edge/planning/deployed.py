@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from devices.busy import Watch
 from edge.cluster.deployment import DEFAULT_EXCHANGE, Exchange
 from edge.cluster.fleet import Fleet
 from edge.cluster.standby import Standby
@@ -28,6 +30,8 @@ from partition.model.check import check_loadable
 from partition.model.model import ModelShape
 from partition.plan.plan import Plan
 from quant.gguf.file import GgufFile
+
+DISTURBED = 0.05  # of the time: threads waited for longer, so other programs had this device's cores
 
 
 @dataclass(frozen=True)
@@ -157,12 +161,13 @@ def deployed(
         ) as survivor:
             names = tuple(fleet.workers[d].label if d in fleet.workers else d for d in plan.devices)
             survives = survivor.start(fleet, plan)
+            others, began = Watch(), time.monotonic()
             model = Deployed(survives, plan, why, placement.exchange, names, survivor.standby)
             survivor.changed = model.change
             yield model
             survivor.stay()
             if made is not None and options.sequences == 1 and not survives.recoveries + survives.moves:
-                _learn(made, model, steps)
+                _learn(made, model, steps, disturbed=others.lost_s() > DISTURBED * (time.monotonic() - began))
 
 
 def alone(path: Path, options: EngineOptions, plan: Plan, steps: Steps = SILENT) -> Engine:
@@ -216,8 +221,8 @@ def _with_own(plan: Plan, own: Mapping[str, Any]) -> Plan:
     return replace(plan, stages=(replace(first, shards=(shard, *rest)), *others))
 
 
-def _learn(made: Arrangement, model: Deployed, steps: Steps) -> None:
+def _learn(made: Arrangement, model: Deployed, steps: Steps, *, disturbed: bool) -> None:
     """Correct what was measured by what steps took, and say so."""
     with suppress(EdgeError):  # a rank has gone: the next session sees to it
-        for line in made.learn(model.plan, model.times()):
+        for line in made.learn(model.plan, model.times(), disturbed=disturbed):
             steps.say(line)

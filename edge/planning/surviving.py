@@ -286,11 +286,14 @@ class Survivor:
             self._steps.say(f"{joined.name} joined; the plan stays as it is")
 
     def _look_for_slow(self) -> None:
-        """Where devices became slow, or fast again, say so, and offer a plan that is clearly better by now."""
+        """Where devices became slow, or fast again, or tokens take far longer than predicted, say so, and offer a plan
+        that is clearly better by now."""
         self._slow_at = time.monotonic() + BUSY_S
         check = self._check_quiet if self._is_quiet() else self._check_open
         if self.slow.is_due:
             self._engine.between_steps(self.slow.look)
+            if self._arranged is not None and self._options.sequences == 1:
+                self.slow.found += self._arranged.far_off(self._current, self.slow.first_times())
         if not (words := "; ".join(self.slow.found)):
             return
         try:
@@ -321,9 +324,7 @@ class Survivor:
     def _pays(self, plan: Plan) -> bool:
         """Whether a plan is clearly better than the one that runs. Of plans that were given, the fullest is."""
         made = self._arranged
-        if made is None or made.survey is None:
-            return plan != self._current
-        return GAIN * made.predicted_s(plan) < made.predicted_s(self._current)
+        return made.pays(plan, self._current, GAIN) if made and made.survey else plan != self._current
 
     def _offer(self, words: str, is_worth: Callable[[Plan], bool], check: Progress) -> bool:
         """Plan over those that answer, and let that take over where it is worth it; whether it is. check: ends it by

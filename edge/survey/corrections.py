@@ -16,7 +16,7 @@ from pathlib import Path
 
 from devices.remembered import Remembered
 from edge.parallel.step_times import Summary
-from partition.plan.plan import Plan
+from partition.plan.plan import LOCAL, Plan
 from partition.predict.cost import Work
 from partition.predict.predict import compute_s
 from partition.predict.speeds import DeviceSpeed, Links
@@ -85,15 +85,20 @@ def correct(
     links: Links,
     times: Sequence[Mapping[str, Summary]],
     corrections: Corrections | None = None,
+    *,
+    disturbed: bool = False,
 ) -> list[str]:
-    """Correct what the plan went by, for the next one. times: of each rank, as its steps of one row took. A sentence
-    for each device that was clearly off."""
+    """Correct what the plan went by, for the next one. times: of each rank, as its steps of one row took. disturbed:
+    other programs had this device's cores meanwhile, so it is not taken to be slower. A sentence for each device that
+    was clearly off."""
     corrections = corrections or Corrections()
     of = {speed.device: speed for speed in speeds}
     said = []
     predicted = compute_s(plan, work, of, links)
     for device, predicted_s, took in zip(plan.devices, predicted, times, strict=True):
         ratio = took_times(took.get("decode"), predicted_s)
+        if disturbed and device == LOCAL and ratio > 1:
+            continue
         if plan.devices.count(device) == 1 and corrections.learn(of[device], ratio):
             more = f"{100 * (ratio - 1):.0f} % longer" if ratio > 1 else f"{100 * (1 - ratio):.0f} % less"
             said.append(

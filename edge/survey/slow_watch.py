@@ -9,7 +9,7 @@ from edge.cluster.fleet import device
 from edge.cluster.roster import mark_slow
 from edge.llm.interface import TextEngine
 from edge.parallel.engine import DistributedEngine
-from edge.parallel.step_times import KEPT
+from edge.parallel.step_times import KEPT, Summary
 from edge.survey.corrections import Corrections
 from edge.survey.slowness import LEAST_STEPS, Change, Slowness
 from edge.survey.survey import Survey
@@ -29,6 +29,7 @@ class SlowWatch:
         self.survey, self._work = survey, work  # the survey is corrected by what is seen
         self.windows = 0  # that were looked at
         self.found: list[str] = []  # a clause for each device that is clearly slower or faster than it was
+        self._first: list[dict[str, Summary]] | None = None  # of each rank, at the first look at steps of one row
         self._engine: DistributedEngine | None = None
         self._slowness: dict[int, Slowness] = {}  # by rows of a step
         self._seen = 0  # decode steps
@@ -38,6 +39,7 @@ class SlowWatch:
         self._engine = engine if isinstance(engine, DistributedEngine) else None
         self._plan, self._names, self._seen = plan, tuple(names), 0
         self._slowness.clear()
+        self._first = None
 
     @property
     def is_due(self) -> bool:
@@ -54,7 +56,10 @@ class SlowWatch:
         if steps < LEAST_STEPS:  # others follow
             return
         self._seen = self._engine.own_times.decoded
-        found = [rank.get("decode") for rank in self._engine.times(last=last, rows=rows)]
+        times = self._engine.times(last=last, rows=rows)
+        if rows == 1 and self._first is None:
+            self._first = times
+        found = [rank.get("decode") for rank in times]
         if not all(one is not None and one.steps >= LEAST_STEPS for one in found):
             return
         self.windows += 1
@@ -64,6 +69,11 @@ class SlowWatch:
         if changes:  # what other numbers of rows were expected to take holds no longer
             self._slowness = {rows: slowness}
         self.found += [self._corrected(change) for change in changes]
+
+    def first_times(self) -> list[dict[str, Summary]]:
+        """Of each rank, with steps of one row, at the first look since the plan began; after that, nothing."""
+        times, self._first = self._first or [], [] if self._first is not None else None
+        return times
 
     def _expected_s(self, rows: int) -> list[float | None]:
         if self.survey is not None and self._work is not None:

@@ -67,13 +67,13 @@ def _first(planner: Planner, objective: str, caps: Mapping[str, float] | None) -
     return found[0] if found else None
 
 
-def outdoes(planner: Planner, several: Placed, own: Placed, objective: str) -> bool:
+def outdoes(planner: Planner, several: Placed, own: Placed, objective: str, took: float = 0.0) -> bool:
     """Whether several devices are clearly better than the owner's alone, however fast that one may be when it is
-    quiet."""
+    quiet. took: the objective as it was in use, where that is known to be worse than predicted."""
     first, *others = planner.speeds
     of = {speed.device: speed for speed in (first.at_best, *others)}
     new, old = (_value(planner, placed, of, objective) for placed in (several, own))
-    return is_clearly_less(new, old, busy=is_busy(planner.speeds, several.plan.devices))
+    return is_clearly_less(max(new, took), old, busy=is_busy(planner.speeds, several.plan.devices))
 
 
 def _value(planner: Planner, placed: Placed, of: Mapping[str, DeviceSpeed], objective: str) -> float:

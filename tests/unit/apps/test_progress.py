@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from apps.show import progress as progress_module
-from apps.show.progress import progress
+from apps.show.progress import PLAIN_AFTER_S, PLAIN_INTERVAL_S, STILL_S, Lines, progress
 from tests.support.helpers import until
 
 
@@ -54,3 +54,41 @@ def test_no_lines_for_a_short_job(capsys: pytest.CaptureFixture[str]) -> None:
     with progress("Loading", 2048) as show:
         show(2048)
     assert capsys.readouterr() == ("", "")
+
+
+def test_what_takes_long_says_so_though_nothing_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    """A line soon after it began, and then one every ten seconds, with how far it is."""
+    now_s = 100.0
+    lines = Lines("Measuring plans", 3, "plans", clock=lambda: now_s, ticking=False)
+
+    def told(at_s: float) -> tuple[str, float]:
+        """What a look at this second prints, and when the next is due."""
+        nonlocal now_s
+        now_s = 100.0 + at_s
+        due_s = lines.tick()
+        return capsys.readouterr().err, due_s
+
+    assert told(PLAIN_AFTER_S - 0.25) == ("", 0.25)
+    assert told(PLAIN_AFTER_S) == ("Measuring plans: begun\n", STILL_S)
+    lines.update(1, what="on this device")
+    assert told(PLAIN_AFTER_S + STILL_S - 0.5) == ("", 0.5)
+    at_s = PLAIN_AFTER_S + STILL_S
+    assert told(at_s) == ("Measuring plans: 1 of 3 plans, 33 %, on this device, 11 s so far\n", STILL_S)
+    assert told(at_s + STILL_S) == ("Measuring plans: 1 of 3 plans, 33 %, on this device, 21 s so far\n", STILL_S)
+    now_s += PLAIN_INTERVAL_S
+    lines.update(2)
+    assert capsys.readouterr().err == "Measuring plans: 2 of 3 plans, 67 %\n"
+    assert told(at_s + STILL_S + PLAIN_INTERVAL_S)[1] == STILL_S  # that was a line, too
+
+
+def test_a_thread_looks_while_it_lasts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(progress_module, "PLAIN_AFTER_S", 0)
+    seen = ""
+
+    def said() -> bool:
+        nonlocal seen
+        seen += capsys.readouterr().err
+        return "Loading: begun\n" in seen
+
+    with progress("Loading", 2048):
+        until(said, "a line is there")

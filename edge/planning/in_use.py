@@ -1,0 +1,68 @@
+"""Plans that were in use: where tokens took far longer than predicted, the next choice goes by what they took.
+
+Predictions add up what each device takes alone. Ranks that are held up wait for each other, which no figure of one
+device shows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from devices.remembered import Remembered
+from edge.cluster.fleet import device
+from edge.parallel.step_times import Summary
+from partition.plan.plan import Plan
+from partition.search.explain import alone, kind_of, outdoes
+from partition.search.planner import Placed, Planner
+from quant.text import number_text
+
+FAR = 1.5  # times what was predicted: less is corrected device by device
+AGE_S = 3600.0  # what held the ranks up may be over then
+_LEAST_STEPS = 16
+
+
+class UsedPlans:
+    """Seconds of a token under plans that took far longer than predicted, by model, devices and kind of plan."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._remembered = Remembered("plans-in-use", folder)
+
+    def learn(self, plan: Plan, predicted_s: float, took_s: float) -> bool:
+        """Remember what a token took, where that is FAR from what was predicted; whether it is."""
+        is_far = took_s > FAR * predicted_s
+        if is_far:
+            self._remembered.put(_key(plan), took_s)
+        return is_far
+
+    def took_s(self, plan: Plan) -> float | None:
+        """Seconds of a token under such a plan in the last hour; None where it was as predicted, or not in use."""
+        remembered = self._remembered.get(_key(plan), AGE_S)
+        seconds = remembered[0] if remembered else None
+        return seconds if isinstance(seconds, float) and seconds > 0 else None
+
+
+def token_s(times: Sequence[Mapping[str, Summary]]) -> float | None:
+    """Seconds of a token of one request, waits included, by the fast tenth of the steps of this device; None where
+    there were too few. times: of each rank, this device's first."""
+    decode = times[0].get("decode") if times else None
+    if decode is None or decode.steps < _LEAST_STEPS:
+        return None
+    return (decode.compute_ms.p10 + decode.communication_ms.p10) / 1e3
+
+
+def by_use(planner: Planner, placed: Placed, used: UsedPlans | None = None) -> tuple[Placed, str]:
+    """The plan that is taken for the least latency, and a clause that says why where it is not the one given: this
+    device alone, where that one took longer in use."""
+    took_s = (used or UsedPlans()).took_s(placed.plan) if placed.plan.world_size > 1 else None
+    own = alone(planner, "latency") if took_s is not None else None
+    if took_s is None or own is None or outdoes(planner, placed, own, "latency", took_s):
+        return placed, ""
+    several = f"{kind_of(placed.plan)} on {len(set(placed.plan.devices))} devices"
+    predicted = f"{number_text(1e3 * placed.objectives[0])} were predicted"
+    return own, f"; in use, {several} took {number_text(1e3 * took_s)} ms a token, where {predicted}"
+
+
+def _key(plan: Plan) -> str:
+    return json.dumps([plan.model_digest, kind_of(plan), sorted(set(map(device, plan.devices)))])
