@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-from apps.errors import EXIT_BUG, exit_code
+from apps.errors import EXIT_BUG, EXIT_INTERRUPTED, exit_code
 from edge.ending import end_by_signals, signalled, terminated
 
 COMMANDS = (
@@ -18,7 +18,7 @@ COMMANDS = (
     "devices", "link", "plan", "pareto", "lab", "simulate", "cluster", "doctor",
 )  # fmt: skip
 
-EXIT_INTERRUPTED, EXIT_CLOSED_PIPE, EXIT_TERMINATED = 130, 141, 143
+EXIT_CLOSED_PIPE, EXIT_TERMINATED = 141, 143
 
 
 class Parser(argparse.ArgumentParser):

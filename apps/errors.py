@@ -14,7 +14,7 @@ _NAMES = {
     130: "Interrupted",
 }
 EXIT_CODES = {name: code for code, names in _NAMES.items() for name in names.split()}
-EXIT_BUG, EXIT_NO_ROOM = 1, 4
+EXIT_BUG, EXIT_NO_ROOM, EXIT_INTERRUPTED = 1, 4, 130
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 

@@ -21,6 +21,7 @@ from devices.files import remove_temporary
 
 GRACE_S = 0.6  # for the ordinary end, from the first signal on
 _SHOW_CURSOR = "\x1b[?25h"  # a progress bar hides it
+_grace_s = GRACE_S
 _ended_by_signals = False
 _terminated = False
 _signalled = threading.Event()
@@ -51,12 +52,25 @@ def signals_are_for_the_program() -> Iterator[None]:
         _ended_by_signals = before
 
 
+@contextmanager
+def grace(seconds: float) -> Iterator[None]:
+    """Inside, the ordinary end has so long from the first signal on: for what is worth being written. A second signal
+    ends the process as soon as ever."""
+    global _grace_s
+    before, _grace_s = _grace_s, seconds
+    try:
+        yield
+    finally:
+        _grace_s = before
+
+
 def end_soon(number: int) -> None:
     """Called from a thread that has seen a signal: ends the process after a moment, where signals do that."""
     if not _ended_by_signals or number not in (signal.SIGINT, signal.SIGTERM):
         return
+    seconds = GRACE_S if _signalled.is_set() else _grace_s
     _signalled.set()
-    threading.Thread(target=_end, args=(number,), name="ending", daemon=True).start()
+    threading.Thread(target=_end, args=(number, seconds), name="ending", daemon=True).start()
 
 
 def _watch(reader: socket.socket, _writer: socket.socket) -> None:
@@ -65,8 +79,8 @@ def _watch(reader: socket.socket, _writer: socket.socket) -> None:
         end_soon(number[0])
 
 
-def _end(number: int) -> NoReturn:
-    time.sleep(GRACE_S)
+def _end(number: int, after_s: float) -> NoReturn:
+    time.sleep(after_s)
     with suppress(Exception):  # nothing may keep this process
         remove_temporary()
         if sys.stderr.isatty():

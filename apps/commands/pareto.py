@@ -6,20 +6,23 @@ import argparse
 import json
 import shlex
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apps.commands import planning
-from apps.errors import UsageError
+from apps.errors import EXIT_INTERRUPTED, UsageError
 from apps.options import add, check_output, items, natural
-from apps.show.progress import ShownSteps
+from apps.show.progress import ShownSteps, say
 from apps.show.table import print_columns, print_json
 
 if TYPE_CHECKING:
+    from edge.cluster.fleet import Fleet
     from edge.pictures.front_points import Result
     from edge.planning.front import Front
     from edge.planning.space import PlanSpace
 
+_WRITING_S = 10.0  # for what was measured, after a signal
 HELP = "Explore the trade-off between latency and throughput over all ways to place a model."
 AXES = ("latency", "throughput", "memory", "energy")  # partition.predict.pareto.AXES, so that --help stays quick
 
@@ -44,19 +47,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Find, measure, show and write."""
+    """Find, measure, show and write; where measuring is interrupted, what is known by then."""
     _check(args)
+    from edge.ending import grace
     from edge.planning.front import Front
 
-    with planning.spaces(args, args.types or ()) as (spaces, fleet):
+    with ExitStack() as stack:
+        spaces, fleet = stack.enter_context(planning.spaces(args, args.types or ()))
         front = Front(spaces, args.axes)
-        if args.measure:
-            front.measure(args.measure, fleet, fresh=args.fresh, steps=ShownSteps())
+        stack.enter_context(grace(_WRITING_S))
+        code = _measure(args, front, fleet)
         result = front.to_json()
-    _write(args, result, spaces)
-    if args.pick is not None:
+        _write(args, result, spaces)
+    if args.pick is not None and not code:
         _pick(args, result, front)
-    return 0
+    return code
+
+
+def _measure(args: argparse.Namespace, front: Front, fleet: Fleet | None) -> int:
+    """Measure what is asked for: 0, or the exit code where that is interrupted."""
+    from edge.errors import Interrupted
+
+    try:
+        if args.measure:
+            front.measure(args.measure, fleet, fresh=args.fresh, steps=ShownSteps("pareto"))
+        return 0
+    except (KeyboardInterrupt, SystemExit, Interrupted):
+        words = f"interrupted after {len(front.measured)} of {args.measure} plans"
+        say(f"{words}; the same command goes on from there", "pareto")
+        return EXIT_INTERRUPTED
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -47,13 +47,16 @@ class Front:
         self.errors: dict[str, str] = {}  # why plans could not be measured, likewise
 
     def measure(self, most: int, fleet: Fleet | None, *, fresh: bool = False, steps: Steps = SILENT) -> None:
-        """Run the `most` most promising plans on their devices. From then on the front goes by what was measured.
+        """Run the `most` most promising plans on their devices. From then on the front goes by what was measured, also
+        where this is interrupted.
 
         What was measured in the last day is taken from then, unless `fresh`.
         """
-        self.measured, self.errors = measure(
-            self.points, self.space_of, fleet, self.axes, most, fresh=fresh, steps=steps
-        )
+        self.measured, self.errors = {}, {}
+        measure(
+            self.points, self.space_of, fleet, self.axes, most,
+            fresh=fresh, steps=steps, found=self.measured, errors=self.errors,
+        )  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
         """The object of `edge pareto --json`: what was planned with, and all plans, those of the front first."""

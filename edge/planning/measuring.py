@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from devices.remembered import Remembered
 from edge.cluster.fleet import Fleet
-from edge.errors import EdgeError
+from edge.errors import EdgeError, Interrupted
 from edge.tasks import SILENT, Steps
 from partition.predict.pareto import Point, promising
 
@@ -24,6 +24,7 @@ Measurements = dict[str, Values]
 VISITS = 3  # of a plan, at most
 SCATTER = 0.15  # between rounds, or visits: more, and it is measured again
 OFF = 0.5  # of the prediction: likewise
+INTERRUPTED = "interrupted before it was measured"
 
 
 def measure(
@@ -35,14 +36,17 @@ def measure(
     *,
     fresh: bool = False,
     steps: Steps = SILENT,
+    found: Measurements | None = None,
+    errors: dict[str, str] | None = None,
 ) -> tuple[Measurements, dict[str, str]]:
     """(what the `most` most promising plans did, why others could not be measured), by the key of a point.
 
-    Each is remembered as soon as it is measured, so that an interrupted command goes on where it was.
+    found, errors: filled with the same as it comes, for who goes on after an interruption. Each plan is remembered as
+    soon as it is measured, so that an interrupted command goes on where it was.
     """
     remembered = Remembered("measured-plans")
-    found: Measurements = {}
-    errors: dict[str, str] = {}
+    found = {} if found is None else found
+    errors = {} if errors is None else errors
     runnable = [points[i] for i in promising(points, axes) if of[points[i].key].can_run(points[i])]
     chosen = runnable[:most]
     keys = {point.key: of[point.key].measured_key(point, fleet) for point in chosen}
@@ -50,29 +54,37 @@ def measure(
         known = None if fresh else remembered.get(keys[point.key])
         if known is not None and "visits" in known[0]:  # else of an older version
             found[point.key] = known[0] | {"age_s": round(known[1], 1)}
-    for visit in range(VISITS):
-        wanted = [point for point in chosen if point.key not in errors and in_doubt(point, found.get(point.key))]
-        if not wanted:
-            break
-        with steps.step("Measuring again" if visit else "Measuring plans", len(wanted), "plans") as show:
-            for i, point in enumerate(wanted):
-                show(i, what=point.label)
-                space = of[point.key]
-                try:
-                    values = space.measure(point, fleet).to_json()
-                except EdgeError as error:
-                    errors[point.key] = str(error)
-                    steps.say(f"{point.label} could not be measured: {error}")
-                    continue
-                values["memory_bytes"] = {space.names.get(d, d): n for d, n in values["memory_bytes"].items()}
-                merged = better(found.get(point.key), values)
-                remembered.put(keys[point.key], merged)
-                found[point.key] = merged | {"age_s": 0.0}
-            show(len(wanted))
+    try:
+        for visit in range(VISITS):
+            wanted = [point for point in chosen if point.key not in errors and in_doubt(point, found.get(point.key))]
+            if not wanted:
+                break
+            with steps.step("Measuring again" if visit else "Measuring plans", len(wanted), "plans") as show:
+                for i, point in enumerate(wanted):
+                    show(i, what=point.label)
+                    space = of[point.key]
+                    try:
+                        values = space.measure(point, fleet).to_json()
+                    except Interrupted:
+                        raise
+                    except EdgeError as error:
+                        errors[point.key] = str(error)
+                        steps.say(f"{point.label} could not be measured: {error}")
+                        continue
+                    values["memory_bytes"] = {space.names.get(d, d): n for d, n in values["memory_bytes"].items()}
+                    merged = better(found.get(point.key), values)
+                    remembered.put(keys[point.key], merged)
+                    found[point.key] = merged | {"age_s": 0.0}
+                show(len(wanted))
+    except (KeyboardInterrupt, SystemExit, Interrupted):
+        errors |= {point.key: INTERRUPTED for point in chosen if point.key not in found.keys() | errors.keys()}
+        raise
     for point in chosen:
         if point.key in found and point.predicted.latency_s > (1 + OFF) * found[point.key]["latency_s"]:
             of[point.key].forget(point)  # nothing makes a plan faster: its devices were measured in a bad moment
-    return found, {key: error for key, error in errors.items() if key not in found}
+    for key in found.keys() & errors.keys():  # it was measured, though not once more
+        del errors[key]
+    return found, errors
 
 
 def in_doubt(point: Point, found: Values | None) -> bool:

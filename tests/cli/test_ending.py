@@ -1,6 +1,7 @@
 """Ctrl-C and SIGTERM end every command soon, at any moment, without a traceback and with nothing left behind."""
 
 import os
+import queue
 import random
 import signal
 import socket
@@ -136,3 +137,18 @@ def test_an_error_that_a_signal_caused_in_native_code_is_an_interruption(monkeyp
     assert cli.main([]) == cli.EXIT_INTERRUPTED
     noted.clear()
     assert cli.main([]) == cli.EXIT_BUG
+
+
+def test_what_is_worth_being_written_has_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second signal does not wait for it."""
+    ends: queue.Queue[tuple[int, float]] = queue.Queue()
+    monkeypatch.setattr(ending, "_end", lambda number, after_s: ends.put((number, after_s)))
+    monkeypatch.setattr(ending, "_ended_by_signals", True)
+    monkeypatch.setattr(ending, "_signalled", threading.Event())
+    with ending.grace(7.0):
+        for after_s in (7.0, ending.GRACE_S):
+            ending.end_soon(signal.SIGINT)
+            assert ends.get(timeout=ENDS_S) == (signal.SIGINT, after_s)
+    monkeypatch.setattr(ending, "_signalled", threading.Event())
+    ending.end_soon(signal.SIGTERM)
+    assert ends.get(timeout=ENDS_S) == (signal.SIGTERM, ending.GRACE_S)

@@ -13,6 +13,7 @@ import pytest
 from devices.paths import cache_folder
 from edge.demo import MODEL_PATH
 from edge.planning import front, measuring
+from edge.planning.llm_space import LlmSpace
 from edge.survey import links, survey
 from partition.plan.formats import plan_in
 from partition.predict.pareto import AXES
@@ -104,6 +105,48 @@ def test_measured_once_a_day(edge: Run, one: Worker, tmp_path: Path, monkeypatch
     assert second["age_s"] >= 10
     assert {**second, "age_s": 0} == {**first, "age_s": 0}  # nothing was measured
     assert [path.name for path in tmp_path.iterdir()] == ["front.json"]
+
+
+def test_an_interrupted_one_writes_what_it_knows(
+    edge: Run, one: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while the second plan is measured: the first is in all files, and the same command goes on from there."""
+    for doubt in ("SCATTER", "OFF"):
+        monkeypatch.setattr(measuring, doubt, 1e9)
+    measured: list[str] = []
+    stops = True
+    measure = LlmSpace.measure
+
+    def until_stopped(space: LlmSpace, point: Any, fleet: Any) -> Any:
+        if measured and stops:
+            raise KeyboardInterrupt
+        measured.append(point.key)
+        return measure(space, point, fleet)
+
+    monkeypatch.setattr(LlmSpace, "measure", until_stopped)
+    data, html, png = (tmp_path / f"front.{ending}" for ending in ("json", "html", "png"))
+    # Another context than elsewhere, so that no plan was measured before.
+    asked = ("--context", "496", "--prompt-tokens", "16", "--concurrency", "2", "--measure", "2", "--json", data)
+    command = (*asked, "--html", html, "--png", png, "--workers", one.address, "--insecure")
+    code, _, error = edge(*command, "--save", tmp_path / "plan.json", "--pick", "latency")
+    assert code == 130, error
+    assert "edge pareto: interrupted after 1 of 2 plans" in error
+    points = json.loads(data.read_text())["points"]
+    [kept] = [point for point in points if point["measured"]]
+    assert [point["measured"] for point in points if point["error"]] == [None]
+    assert {point["error"] for point in points} == {None, measuring.INTERRUPTED}
+    assert html.read_text().rstrip().endswith("</html>")
+    assert png.read_bytes().endswith(b"IEND\xaeB`\x82")
+    assert not (tmp_path / "plan.json").exists()  # nothing is picked from a part
+    stops = False
+    monkeypatch.setattr(links, "_NOISE_S", 1e9)  # a link is as it was, however busy
+    monkeypatch.setattr(survey, "BUSY_AGE_S", 1e9)  # and so are the devices
+    code, _, error = edge(*command, "--force")
+    assert code == 0, error
+    points = json.loads(data.read_text())["points"]
+    assert sum(point["measured"] is not None for point in points) == 2
+    assert len(measured) == len(set(measured)) == 2
+    assert kept["plan"] in [point["plan"] for point in points if point["measured"]]
 
 
 def test_plans_with_guesses_are_points(edge: Run, what_if: Path, tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.remembered import Remembered
+from edge.errors import Interrupted
 from edge.planning.front import pick
-from edge.planning.measuring import VISITS, better, in_doubt, is_off, measure
+from edge.planning.measuring import INTERRUPTED, VISITS, better, in_doubt, is_off, measure
 from partition.predict.pareto import judged
 from tests.support.deployments import own_folders
 
@@ -138,6 +139,32 @@ def test_a_bad_moment_is_not_kept_for_a_day() -> None:
     found = run(Space(random.Random(0), busy=0.0), [point])
     assert found["k"]["latency_s"] < 0.104
     assert found["k"]["ttft_s"] < 0.104
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), SystemExit(143), Interrupted("stopped")])
+def test_what_was_measured_before_an_interruption_is_kept(stop: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    space = Space(random.Random(0), busy=0.0)
+    points = [Point(key, 0.1, 0.1) for key in "abc"]
+    order = iter([None, stop])
+    measure_one = space.measure
+
+    def until_stopped(point: Any, fleet: Any) -> Any:
+        if (error := next(order)) is not None:
+            raise error
+        return measure_one(point, fleet)
+
+    monkeypatch.setattr(space, "measure", until_stopped)
+    measured: dict[str, dict[str, Any]] = {}
+    errors: dict[str, str] = {}
+    of: Any = dict.fromkeys("abc", space)
+    with pytest.raises(type(stop)):
+        measure(points, of, None, AXES, 3, found=measured, errors=errors)  # type: ignore[arg-type]
+    [done] = measured
+    assert errors == dict.fromkeys(set("abc") - {done}, INTERRUPTED)
+    monkeypatch.setattr(space, "measure", measure_one)
+    space.order.clear()
+    assert set(run(space, points)) == set("abc")
+    assert done not in space.order  # the next command goes on from there
 
 
 def test_visits_end() -> None:
