@@ -129,7 +129,27 @@ def test_what_threads_wait_and_what_the_host_takes(tmp_path: Path, monkeypatch: 
     system(tmp_path, {"1": 1_200_000_000, "2": 600_000_000}, 15)
     assert watch.lost_s() == pytest.approx(0.2 + 0.1 + 0.05)
     assert watch.lost_s() == 0  # it counts from the last time on
-    assert busy.Watch(tmp_path / "nothing").lost_s() == 0
+
+
+@pytest.mark.parametrize(
+    ("used_s", "own_s", "preempted", "lost_s"),
+    [
+        (2.0, 1.0, 9, 1.0),  # this process wanted both cores, and another one had half of them
+        (1.5, 1.0, 9, 0.0),  # the core that was idle for half of the time was free for it
+        (1.8, 1.0, 9, 0.6),
+        (2.0, 1.0, 0, 0.0),  # it never had to leave its core: it wanted no other
+        (2.0, 2.0, 9, 0.0),
+    ],
+)
+def test_kernels_that_do_not_count_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, used_s: float, own_s: float, preempted: int, lost_s: float
+) -> None:
+    """One second on two cores: seconds in use, seconds of this process, and how often it had to leave a core."""
+    monkeypatch.setattr(busy, "throttled_s", lambda: 0.0)
+    monkeypatch.setattr(busy.os, "cpu_count", lambda: 2)
+    cores, left = iter([(10.0, 5.0, 3.0), (11.0, 5.0 + used_s, 3.0 + own_s)]), iter([4, 4 + preempted])
+    watch = busy.Watch(tmp_path / "nothing", lambda: next(cores), lambda: next(left))
+    assert watch.lost_s() == pytest.approx(lost_s)
 
 
 def test_a_quota_is_no_disturbance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
