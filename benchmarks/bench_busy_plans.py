@@ -1,6 +1,7 @@
 """Plans that are made and measured while a neighbour takes both cores in bursts: how much worse is what is chosen?
 
     python benchmarks/bench_busy_plans.py [--tries 5] [--measure 4] [--model FILE] [--json]
+    python benchmarks/bench_busy_plans.py --load 0,1,2 [--tries 5] [--model FILE] [--json]
 
 Starts two workers on loopback, of one thread each. In bursts of 10 to 500 ms at random, with pauses as long, it runs
 `edge pareto --measure` and `edge plan` anew every time, with a cache of their own. Then, without bursts, the plans they
@@ -20,7 +21,9 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import product
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from bursts import Neighbour, bursts
@@ -28,6 +31,7 @@ from bursts import Neighbour, bursts
 _EDGE = [sys.executable, "-m", "apps.cli"]
 _FEW = ["--context", "512", "--prompt-tokens", "16", "--concurrency", "2", "--threads", "1", "--insecure"]
 _STARTS_S, _ENDS_S, _RUN_S = 60.0, 10.0, 900.0
+_WRONG = 1.15  # times as long as this device alone
 
 
 @contextmanager
@@ -69,7 +73,11 @@ def _env(folder: Path) -> dict[str, str]:
 
 def edge(folder: Path, *args: str) -> dict[str, Any]:
     """What a command prints with --json."""
-    done = subprocess.run([*_EDGE, *args, *_FEW, "--json"], env=_env(folder), capture_output=True, timeout=_RUN_S)
+    return _printed(folder, *args, *_FEW, "--json")
+
+
+def _printed(folder: Path, *args: str) -> dict[str, Any]:
+    done = subprocess.run([*_EDGE, *args], env=_env(folder), capture_output=True, timeout=_RUN_S)
     if done.returncode:
         raise SystemExit(done.stderr.decode()[-2000:])
     found: dict[str, Any] = json.loads(done.stdout)
@@ -93,6 +101,40 @@ def _name(point: dict[str, Any]) -> str:
     return json.dumps([[shard["device"] for shard in stage["shards"]] for stage in point["plan"]["stages"]])
 
 
+@contextmanager
+def loops(n: int) -> Iterator[None]:
+    """So many processes that compute without a pause, until the end of the block."""
+    loop = f"import time\nend = time.monotonic() + {_RUN_S}\nwhile time.monotonic() < end: pass"
+    with ExitStack() as stack:
+        for _ in range(n):
+            stack.enter_context(running([sys.executable, "-c", loop]))
+        yield
+
+
+def beside_load(folder: Path, model: list[str], there: str, n: int) -> dict[str, Any]:
+    """What the plan that is found beside so many loops takes, and what this device takes alone right after."""
+    size = ["--context", "256", "--prompt-tokens", "16", "--gen-tokens", "48", "--repeats", "3", "--json"]
+    with loops(n):
+        several = _printed(folder, "bench", *model, *size, "--workers", there, "--insecure")
+        alone = _printed(folder, "bench", *model, *size)
+    took = {"auto_ms": several["decode_ms_median"], "alone_ms": alone["decode_ms_median"]}
+    devices = {shard["device"] for stage in several["plan"]["stages"] for shard in stage["shards"]}
+    return {"loops": n, "devices": len(devices), **took, "why": several["why"]}
+
+
+def print_loads(rows: list[dict[str, Any]]) -> None:
+    """A line for each load: how often the choice was wrong, and by how much."""
+    print("| loops | tries | several devices | wrong | the plan, ms a token | this device alone, ms | worst |")
+    print("| ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    for n in sorted({row["loops"] for row in rows}):
+        some = [row for row in rows if row["loops"] == n]
+        several = [row for row in some if row["devices"] > 1]
+        times = [row["auto_ms"] / row["alone_ms"] for row in several]
+        wrong, worst = sum(one > _WRONG for one in times), max(times, default=1.0)
+        took = (f"{median(row[of] for row in some):.1f}" for of in ("auto_ms", "alone_ms"))
+        print(f"| {n} | {len(some)} | {len(several)} | {wrong} | {' | '.join(took)} | {worst:.2f} times |")
+
+
 def main() -> None:
     """Print a table: for each try, how much worse the choices are than the best of what was considered."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -100,6 +142,7 @@ def main() -> None:
     parser.add_argument("--measure", type=int, default=4)
     parser.add_argument("--tiny", action="store_true", help="see that it works; the figures mean nothing")
     parser.add_argument("--model", help="default: the bundled one")
+    parser.add_argument("--load", help="loops beside which plans are made, such as 0,1,2")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     model, n_workers, neighbour, n_calm = [args.model] if args.model else [], 2, Neighbour(), 4 * args.measure
@@ -111,6 +154,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="edge-busy-") as name, workers(Path(name), n_workers) as addresses:
         there = ",".join(addresses)
         folder = Path(name)
+        if args.load:
+            rows = []
+            for n, i in product(map(int, args.load.split(",")), range(args.tries)):
+                rows.append(beside_load(folder / f"load{n}-{i}", model, there, n))
+                print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+            print(json.dumps({"loads": rows})) if args.json else print_loads(rows)
+            return
         calm = quiet(folder / ("p0" if args.tiny else "quiet"), model, there, n_calm)
         for i in range(args.tries):
             with bursts(i, neighbour, 2 * _RUN_S):

@@ -27,7 +27,7 @@ from partition.predict.hosts import Host
 from partition.predict.onnx_predict import OnnxDevice
 from partition.predict.speeds import DeviceSpeed, Links
 
-OWN_TRIES = 2  # more for this device, after the workers, while it is busy
+OWN_TRIES = 1  # more for this device, after the workers, while it is busy
 QUIET_AGE_S = 30 * 86400.0  # what a quiet moment gave bounds what a busy device can do
 
 Speed = TypeVar("Speed", DeviceSpeed, OnnxDevice)
@@ -144,7 +144,7 @@ def survey(
     def step() -> None:
         closing.check()  # nobody shows progress any more
         done.append(None)
-        on_step(min(len(done), steps), steps)
+        on_step(len(done), steps)
 
     def start(rank: int) -> EngineSession:
         session: EngineSession
@@ -160,13 +160,13 @@ def survey(
         closing.then(session.close)
         return session
 
-    def take(session: EngineSession) -> DeviceTiming[T]:
+    def take(session: EngineSession, on_step: Callable[[], None] = step) -> DeviceTiming[T]:
         rank = session.rank
         before = known[rank]
         if before is not None and not wanting[rank]:
             return before
         with turn[rank]:
-            times = timing.time(session, step)
+            times = timing.time(session, on_step)
         known[rank] = kept = _kept(timing, rank, times, before)
         return kept
 
@@ -180,7 +180,7 @@ def survey(
         others = results(pool.submit(take, session) for session in sessions[1:])
         for _ in range(OWN_TRIES if wanting[0] and others else 0):
             if own[0].times.busy:
-                own = results([pool.submit(take, sessions[0])])
+                own = results([pool.submit(take, sessions[0], closing.check)])
         return [*own, *others], links
     finally:
         pool.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,127 @@
+"""Plans of a trained model that are made while something else has the cores: this device alone is the prior.
+
+Nothing here depends on how fast a machine is. What is asserted is the choice, given the figures that were recorded.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from devices.paths import state_folder
+from devices.remembered import Remembered
+from edge.cluster.fleet import Fleet
+from edge.planning.arrange import Arrangement, arrange, work_of
+from edge.slices.local import OwnSlices
+from partition.plan.arrange import make_plan
+from partition.plan.plan import LOCAL, Plan
+from partition.predict.confidence import CLEARLY, CLEARLY_BUSY
+from partition.predict.predict import predict
+from partition.predict.speeds import speed_to_json
+from quant.gguf.file import GgufFile
+from tests.support.commands import runner
+from tests.support.deployments import shared_workers
+from tests.support.measuring import measure_briefly
+from tests.support.workers import Worker
+
+CONTEXT = 256
+LOADED_S = 300.0  # the loops end by themselves then
+SLOWED = 4.0  # times that this device was measured to take longer than in a quiet moment
+
+
+@pytest.fixture(scope="module", autouse=True)
+def measured_briefly() -> Iterator[None]:
+    """How true figures are is no matter here."""
+    with pytest.MonkeyPatch.context() as patch:
+        measure_briefly(patch)
+        yield
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Worker]]:
+    with shared_workers(tmp_path_factory, "one", "two") as workers:
+        yield workers
+
+
+@pytest.fixture(scope="module")
+def beside_load(two: list[Worker], smollm2_file: GgufFile) -> Arrangement:
+    """A plan that was made beside two loops, with nothing remembered."""
+    loop = f"import time\nend = time.monotonic() + {LOADED_S}\nprint(flush=True)\nwhile time.monotonic() < end: pass"
+    with ExitStack() as stack:
+        for _ in range(2):
+            process = stack.enter_context(subprocess.Popen([sys.executable, "-c", loop], stdout=subprocess.PIPE))
+            stack.callback(process.kill)
+            assert process.stdout is not None
+            process.stdout.readline()
+        addresses = [one.address for one in two]
+        digest = OwnSlices().model_digest(smollm2_file.path)
+        with Fleet(addresses) as fleet:
+            return arrange(
+                fleet, addresses, smollm2_file, digest, work=work_of(smollm2_file, context=CONTEXT), threads=1
+            )
+
+
+@pytest.fixture(scope="module")
+def smollm2_file() -> GgufFile:
+    from tests.real import weights
+
+    return GgufFile.open(weights.SMOLLM2.path())
+
+
+def alone(arranged: Arrangement) -> Plan:
+    assert arranged.work is not None
+    return make_plan(arranged.work.limits, "", "", [LOCAL], "pipeline")
+
+
+def seconds(arranged: Arrangement, plan: Plan) -> float:
+    """Of a token, with this device as fast as it may be."""
+    assert arranged.survey is not None
+    assert arranged.work is not None
+    own, *others = arranged.survey.speeds
+    return predict(
+        plan, arranged.work, {one.device: one for one in (own.at_best, *others)}, arranged.survey.links
+    ).latency_s
+
+
+def test_a_plan_made_beside_a_load_is_clearly_better_or_one_device(beside_load: Arrangement) -> None:
+    assert beside_load.survey is not None
+    busy = [speed for speed in beside_load.survey.speeds if speed.busy]
+    assert ("measured while busy: " + ", ".join(speed.name for speed in busy) in beside_load.why) == bool(busy)
+    if beside_load.plan.world_size == 1:
+        assert beside_load.why.startswith("use one device: ")
+        return
+    disturbed = any(speed.device in beside_load.plan.devices for speed in busy)
+    gain = seconds(beside_load, alone(beside_load)) / seconds(beside_load, beside_load.plan)
+    assert gain > (CLEARLY_BUSY if disturbed else CLEARLY)
+
+
+def test_one_device_runs_where_its_quiet_moment_is_known(
+    beside_load: Arrangement, two: list[Worker], smollm2_file: GgufFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The figures that were recorded, made those of a bad moment: this device is known to do better than they say."""
+    assert beside_load.survey is not None
+    own = beside_load.survey.speeds[0]
+    speeds = Remembered("speeds")
+    entry = speeds.get(own.key)
+    assert entry is not None
+    slow = speed_to_json(own.times(SLOWED)) | {"busy": True}
+    speeds.put(own.key, slow)
+    Remembered("quiet-speeds").put(own.key, own.seconds)
+    asked = ("-p", "The capital of France is", "--temperature", "0", "--max-tokens", "8", "--context", str(CONTEXT))
+    there = ("--workers", ",".join(one.address for one in two), "--parallel", "auto", "--threads", "1")
+    code, out, error = runner(capsys, "chat")(smollm2_file.path, *asked, *there, "--json")
+    assert code == 0, error
+    found: dict[str, Any] = json.loads(out)
+    assert "Paris" in found["text"]
+    assert found["why"].startswith("use one device: ")
+    assert "measured while busy: this device" in found["why"]
+    assert len(found["ranks"]) == 1
+    kept = json.loads((state_folder() / "speeds.json").read_text())
+    assert time.time() - kept[own.key]["measured_at"] < LOADED_S
