@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from edge.cluster.fleet import Fleet, device
 from edge.parallel.step_times import Summary
-from edge.planning.in_use import UsedPlans, by_use, token_s
 from edge.survey.corrections import correct
+from edge.survey.in_use import UsedPlans, token_s
 from edge.survey.llm_survey import llm_survey
 from edge.survey.survey import Survey
 from partition.errors import CannotSlice, PlanError
@@ -21,8 +21,8 @@ from partition.predict.confidence import is_clearly_less
 from partition.predict.cost import Work
 from partition.predict.predict import predict
 from partition.predict.speeds import DeviceSpeed
-from partition.search.explain import best, busy_words, is_busy, reason
-from partition.search.planner import Planner
+from partition.search.explain import alone, best, busy_words, is_busy, kind_of, outdoes, reason
+from partition.search.planner import Placed, Planner
 from partition.slices.gguf_slice import check_tensor, limits
 from quant.gguf.file import GgufFile
 from quant.text import number_text
@@ -167,7 +167,19 @@ def chosen(planner: Planner) -> tuple[Plan, str]:
     """The plan to take for the least latency, and why, in one line. PlanError, with need and have, where nothing
     fits."""
     placed, in_use = by_use(planner, best(planner, "latency"))
-    return placed.plan, reason(planner, placed, "latency") + in_use
+    return placed.plan, reason(planner, placed, "latency", in_use=in_use)
+
+
+def by_use(planner: Planner, placed: Placed, used: UsedPlans | None = None) -> tuple[Placed, str]:
+    """The plan that is taken for the least latency, and a clause that says why where it is not the one given: this
+    device alone, where that one took longer in use."""
+    took_s = (used or UsedPlans()).took_s(placed.plan) if placed.plan.world_size > 1 else None
+    own = alone(planner, "latency") if took_s is not None else None
+    if took_s is None or own is None or outdoes(planner, placed, own, "latency", took_s):
+        return placed, ""
+    several = f"{kind_of(placed.plan)} on {len(set(placed.plan.devices))} devices"
+    predicted = f"{number_text(1e3 * placed.objectives[0])} were predicted"
+    return own, f"; in use, {several} took {number_text(1e3 * took_s)} ms a token, where {predicted}"
 
 
 def again(plan: Plan, workers: Sequence[str], file: GgufFile, model_digest: str) -> tuple[Plan, str]:

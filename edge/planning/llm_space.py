@@ -16,9 +16,8 @@ from edge.llama.llama import Model
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
 from edge.parallel.mirror import SHARE, MirroredHistory, mirror_of, not_copied
-from edge.planning.arrange import can_share, name_of
+from edge.planning.arrange import by_use, can_share, name_of
 from edge.planning.drafted import with_draft_held, with_drafts
-from edge.planning.in_use import by_use
 from edge.planning.measure import Measured, measured
 from edge.planning.space import MOST_SUBSETS_OF, PlanSpace
 from edge.survey.llm_survey import REMEMBERED
@@ -145,7 +144,7 @@ class LlmSpace(PlanSpace):
         in_use = ""
         if objective == "latency" and not caps:
             placed, in_use = by_use(planner, placed)
-        why = reason(planner, placed, objective, caps) + in_use
+        why = reason(planner, placed, objective, caps, in_use)
         point = self.point(placed.plan, placed.microbatches, planner.work)
         draft = point.predicted.draft
         return point, f"{why}; {draft.told(self.names)}" if draft else why

@@ -121,12 +121,15 @@ def _told(objective: str, value: float) -> str:
     return f"{number_text(value * factor)} {unit}"
 
 
-def reason(planner: Planner, placed: Placed, objective: str, caps: Mapping[str, float] | None = None) -> str:
-    """Why this plan, in one line. caps: what objectives were to be at most."""
+def reason(
+    planner: Planner, placed: Placed, objective: str, caps: Mapping[str, float] | None = None, in_use: str = ""
+) -> str:
+    """Why this plan, in one line. caps: what objectives were to be at most. in_use: why not several devices, where that
+    is known from what they did; "" where it is predicted."""
     own = alone(planner, objective, caps)
     told = _told(objective, placed.objectives[0])
     if placed.plan.world_size == 1:
-        return f"use one device: {told} on this device alone{_others(planner, objective)}"
+        return f"use one device: {told} on this device alone{in_use or _others(planner, objective)}"
     if own is not None:
         beside = f"{_told(objective, own.objectives[0])} on this device alone"
     else:

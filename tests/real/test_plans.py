@@ -28,20 +28,11 @@ from partition.predict.speeds import speed_to_json
 from quant.gguf.file import GgufFile
 from tests.support.commands import runner
 from tests.support.deployments import shared_workers
-from tests.support.measuring import measure_briefly
 from tests.support.workers import Worker
 
 CONTEXT = 256
 LOADED_S = 300.0  # the loops end by themselves then
 SLOWED = 4.0  # times that this device was measured to take longer than in a quiet moment
-
-
-@pytest.fixture(scope="module", autouse=True)
-def measured_briefly() -> Iterator[None]:
-    """How true figures are is no matter here."""
-    with pytest.MonkeyPatch.context() as patch:
-        measure_briefly(patch)
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +42,8 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Worker]]:
 
 
 @pytest.fixture(scope="module")
-def beside_load(two: list[Worker], smollm2_file: GgufFile) -> Arrangement:
-    """A plan that was made beside two loops, with nothing remembered."""
+def beside_load(measured_briefly: None, two: list[Worker], smollm2_file: GgufFile) -> Arrangement:
+    """A plan that was made beside two loops, with nothing remembered. How true its figures are is no matter."""
     loop = f"import time\nend = time.monotonic() + {LOADED_S}\nprint(flush=True)\nwhile time.monotonic() < end: pass"
     with ExitStack() as stack:
         for _ in range(2):

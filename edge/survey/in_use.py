@@ -14,9 +14,6 @@ from devices.remembered import Remembered
 from edge.cluster.fleet import device
 from edge.parallel.step_times import Summary
 from partition.plan.plan import Plan
-from partition.search.explain import alone, kind_of, outdoes
-from partition.search.planner import Placed, Planner
-from quant.text import number_text
 
 FAR = 1.5  # times what was predicted: less is corrected device by device
 AGE_S = 3600.0  # what held the ranks up may be over then
@@ -24,7 +21,7 @@ _LEAST_STEPS = 16
 
 
 class UsedPlans:
-    """Seconds of a token under plans that took far longer than predicted, by model, devices and kind of plan."""
+    """Seconds of a token under plans that took far longer than predicted, by model, devices and widths of stages."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._remembered = Remembered("plans-in-use", folder)
@@ -52,17 +49,6 @@ def token_s(times: Sequence[Mapping[str, Summary]]) -> float | None:
     return (decode.compute_ms.p10 + decode.communication_ms.p10) / 1e3
 
 
-def by_use(planner: Planner, placed: Placed, used: UsedPlans | None = None) -> tuple[Placed, str]:
-    """The plan that is taken for the least latency, and a clause that says why where it is not the one given: this
-    device alone, where that one took longer in use."""
-    took_s = (used or UsedPlans()).took_s(placed.plan) if placed.plan.world_size > 1 else None
-    own = alone(planner, "latency") if took_s is not None else None
-    if took_s is None or own is None or outdoes(planner, placed, own, "latency", took_s):
-        return placed, ""
-    several = f"{kind_of(placed.plan)} on {len(set(placed.plan.devices))} devices"
-    predicted = f"{number_text(1e3 * placed.objectives[0])} were predicted"
-    return own, f"; in use, {several} took {number_text(1e3 * took_s)} ms a token, where {predicted}"
-
-
 def _key(plan: Plan) -> str:
-    return json.dumps([plan.model_digest, kind_of(plan), sorted(set(map(device, plan.devices)))])
+    widths = [len(stage.shards) for stage in plan.stages]
+    return json.dumps([plan.model_digest, widths, sorted(set(map(device, plan.devices)))])
