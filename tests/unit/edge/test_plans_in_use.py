@@ -144,6 +144,17 @@ def test_a_busy_device_that_joins_has_to_be_worth_more() -> None:
     assert not pays({"busy": True, "quiet_s": 5 * MS}, {})
 
 
+@pytest.mark.parametrize(("quiet_s", "pays"), [(10 * MS, True), (1.5 * MS, False)])
+def test_a_busy_device_is_left_only_where_it_is_slow_when_quiet(quiet_s: float, pays: bool) -> None:
+    own = replace(SPEEDS[0], busy=True, quiet_s=quiet_s)
+    speeds = (own, planning.device(PI, MS, half_s=0.6 * MS))
+    planner = Planner(WORK, speeds, LINKS, "made up", "")
+    several = planner.front(("latency",))[0][0].plan
+    assert several.world_size == 2
+    alone = planner.only_own().front(("latency",))[0][0].plan
+    assert Arrangement(alone, "", Survey(speeds, LINKS), WORK).pays(several, alone, 1.1) == pays
+
+
 @pytest.mark.parametrize(("disturbed", "factor"), [(False, 3.0), (True, 1.0)])
 def test_a_disturbed_device_is_not_taken_to_be_slower(disturbed: bool, factor: float, tmp_path: Path) -> None:
     plan, _ = several()
