@@ -2,6 +2,7 @@
 
     python benchmarks/bench_busy_plans.py [--tries 5] [--measure 4] [--model FILE] [--json]
     python benchmarks/bench_busy_plans.py --load 0,1,2 [--tries 5] [--model FILE] [--json]
+    python benchmarks/bench_busy_plans.py --made-up 1000 [--json]
 
 Starts two workers on loopback, of one thread each. In bursts of 10 to 500 ms at random, with pauses as long, it runs
 `edge pareto --measure` and `edge plan` anew every time, with a cache of their own. Then, without bursts, the plans they
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -21,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -28,6 +31,7 @@ from typing import Any
 
 from bursts import Neighbour, bursts
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
 _EDGE = [sys.executable, "-m", "apps.cli"]
 _FEW = ["--context", "512", "--prompt-tokens", "16", "--concurrency", "2", "--threads", "1", "--insecure"]
 _STARTS_S, _ENDS_S, _RUN_S = 60.0, 10.0, 900.0
@@ -135,6 +139,38 @@ def print_loads(rows: list[dict[str, Any]]) -> None:
         print(f"| {n} | {len(some)} | {len(several)} | {wrong} | {' | '.join(took)} | {worst:.2f} times |")
 
 
+def made_up(n: int) -> dict[str, Any]:
+    """How often several devices are chosen that are slower than this one alone, of n drawn surveys, and at most by how
+    many times: by what was measured with a margin of 20 %, and as edge chooses."""
+    from partition.predict.predict import predict
+    from partition.predict.speeds import LinkSpeed
+    from partition.search.explain import alone, best
+    from partition.search.planner import Planner
+    from tests.support.planning import MS, device, linked, work
+
+    names, doing, times = ("local", "a:1", "b:1"), work(6), {"margin": [], "edge": []}  # type: ignore[var-annotated]
+    for seed in range(n):
+        draw = random.Random(seed)
+        layers_s = [draw.uniform(0.5, 5) * MS for _ in names]
+        true = [device(name, s, half_s=draw.uniform(0.5, 0.9) * s) for name, s in zip(names, layers_s, strict=True)]
+        slowed = [draw.choice([1.0, draw.uniform(1.1, 10)]) for _ in names]
+        told = [replace(one.times(by), busy=by > 1) for one, by in zip(true, slowed, strict=True)]
+        links = linked(names, LinkSpeed(draw.uniform(0.02, 0.5) * MS, 1e8))
+        planner = Planner(doing, told, links, "m", "")
+        own, first = alone(planner, "latency"), planner.front(("latency",))[0][0]
+        assert own is not None
+        busy = 1.2 if any(one.busy for one in told) else 1.05
+        margin = own if own.objectives[0] <= busy * first.objectives[0] else first
+        of = {one.device: one for one in true}
+        own_s = predict(own.plan, doing, of, links).latency_s
+        for rule, placed in (("margin", margin), ("edge", best(planner, "latency"))):
+            times[rule].append(predict(placed.plan, doing, of, links).latency_s / own_s)
+    return {
+        rule: {"wrong": sum(one > _WRONG for one in all_), "worst": max(all_), "faster": sum(one < 1 for one in all_)}
+        for rule, all_ in times.items()
+    } | {"surveys": n}
+
+
 def main() -> None:
     """Print a table: for each try, how much worse the choices are than the best of what was considered."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -143,8 +179,12 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="see that it works; the figures mean nothing")
     parser.add_argument("--model", help="default: the bundled one")
     parser.add_argument("--load", help="loops beside which plans are made, such as 0,1,2")
+    parser.add_argument("--made-up", type=int, help="surveys to draw; nothing else is done")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    if args.made_up:
+        print(json.dumps(made_up(args.made_up)))
+        return
     model, n_workers, neighbour, n_calm = [args.model] if args.model else [], 2, Neighbour(), 4 * args.measure
     if args.tiny:  # with one survey for all
         _EDGE[-1] = "tests.support.measuring"

@@ -145,6 +145,8 @@ def deployed(
         plan, why, made, digest = _arranged(placement, fleet, file, options, steps)
         on_plan(plan)
         if fleet is None or (plan.world_size == 1 and placement.seek is None):
+            # One request alone has as many threads as others leave free, as without workers.
+            options = replace(options, follows_load=options.sequences == 1)
             engine = stack.enter_context(alone(path, options, plan, steps))
             yield Deployed(engine, plan, why, placement.exchange, ("this device",))
             return

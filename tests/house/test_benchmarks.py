@@ -119,6 +119,16 @@ def test_busy_plans() -> None:
     assert rows[0] == 0  # the one plan that was measured is the best of those that were
 
 
+def test_choices_of_made_up_figures() -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "bench_busy_plans.py"), "--made-up", "20", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["surveys"] == 20
+    assert found["edge"]["wrong"] == 0
+    assert found["margin"]["faster"] >= found["edge"]["faster"] > 0
+
+
 def test_distributed() -> None:
     result = run("bench_distributed.py", "speed", "pipeline", "load")
     assert set(result["speed"]["median"]) == {"two threads", "one thread", "tcp", "grpc"}

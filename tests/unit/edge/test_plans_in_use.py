@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from devices.remembered import Remembered
+from edge.demo import MODEL_PATH
+from edge.llm.options import EngineOptions
 from edge.parallel.step_times import StepTime, StepTimes, Summary
+from edge.planning import deployed as module
 from edge.planning.arrange import Arrangement, by_use, chosen
 from edge.survey.corrections import Corrections, correct
 from edge.survey.in_use import AGE_S, FAR, UsedPlans, token_s
 from edge.survey.survey import Survey
+from edge.tasks import Steps
+from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
 from partition.predict.predict import compute_s
 from partition.search.explain import best
 from partition.search.planner import Planner
+from partition.slices.gguf_slice import limits
+from quant.gguf.file import GgufFile
 from tests.support import planning
 from tests.support.clock import Clock
 from tests.support.deployments import own_folders
@@ -172,3 +180,20 @@ def test_a_correction_leaves_the_quiet_moment(tmp_path: Path) -> None:
     by_now = Corrections(tmp_path).applied(busy)
     assert by_now.seconds == pytest.approx(5 * MS)
     assert by_now.at_best.seconds == pytest.approx(4 * MS)
+
+
+@pytest.mark.parametrize("sequences", [1, 2])
+def test_one_request_on_one_device_has_the_threads_that_are_free(
+    sequences: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = make_plan(limits(GgufFile.open(MODEL_PATH)), "", "", [LOCAL], "pipeline")
+    loaded: list[EngineOptions] = []
+
+    def load(path: Path, options: EngineOptions, steps: Steps) -> AbstractContextManager[None]:
+        loaded.append(options)
+        return nullcontext()
+
+    monkeypatch.setattr(module, "load", load)
+    with module.deployed(MODEL_PATH, module.Placement(plan=plan), EngineOptions(sequences=sequences)):
+        pass
+    assert [options.follows_load for options in loaded] == [sequences == 1]
