@@ -105,18 +105,9 @@ def test_one_device_runs_where_its_quiet_moment_is_known(
     slow = speed_to_json(own.times(SLOWED)) | {"busy": True}
     speeds.put(own.key, slow)
     Remembered("quiet-speeds").put(own.key, own.seconds)
-    asked = (
-        "-p",
-        "What is the capital of France?",
-        "--temperature",
-        "0",
-        "--max-tokens",
-        "16",
-        "--context",
-        str(CONTEXT),
-    )
+    asked = ("-p", "Who wrote Romeo and Juliet?", "--max-tokens", "24", "--context", str(CONTEXT))
     there = ("--workers", ",".join(one.address for one in two), "--parallel", "auto", "--threads", "1")
-    code, out, error = runner(capsys, "chat")(smollm2_file.path, *asked, *there, "--json")
+    code, out, error = runner(capsys, "chat")(smollm2_file.path, *asked, *there, "--temperature", "0", "--json")
     assert code == 0, error
     found: dict[str, Any] = json.loads(out)
     assert "William Shakespeare" in found["text"]
