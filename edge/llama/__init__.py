@@ -1,1 +1,1 @@
-"""Stock llama.cpp: tensors, models, samplers, the quantizer, hooks in its graphs. All ctypes of the project is here."""
+"""Stock llama.cpp: tensors, models, samplers, the quantizer, hooks in its graphs. Nearly all ctypes is here."""

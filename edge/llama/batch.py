@@ -1,4 +1,4 @@
-"""Rows of a decode, as llama.cpp is given them. One of eight files with ctypes."""
+"""Rows of a decode, as llama.cpp is given them. One of nine files with ctypes."""
 
 from __future__ import annotations
 

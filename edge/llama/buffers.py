@@ -1,4 +1,4 @@
-"""Weights in memory of our own: llama.cpp asks where a tensor may lie, and we answer. One of eight files with ctypes.
+"""Weights in memory of our own: llama.cpp asks where a tensor may lie, and we answer. One of nine files with ctypes.
 
 llama.cpp takes a buffer type for the weights. Ours reserves addresses and notes every tensor; nothing is loaded. Where
 a tensor really lies is set later, and may change between two nodes of a graph.

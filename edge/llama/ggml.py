@@ -1,4 +1,4 @@
-"""ggml, under llama.cpp: the layout of its tensors, the nodes of a graph, quantization. One of eight files with ctypes.
+"""ggml, under llama.cpp: the layout of its tensors, the nodes of a graph, quantization. One of nine files with ctypes.
 
 Importing this module reads one tensor both through ggml's accessors and through our copy of its struct, and raises
 EngineError if the two disagree: the layout belongs to one exact version of llama-cpp-python.

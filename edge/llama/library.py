@@ -1,4 +1,4 @@
-"""Which llama.cpp is used, and that it is the one this runtime was written for. One of eight files with ctypes.
+"""Which llama.cpp is used, and that it is the one this runtime was written for. One of nine files with ctypes.
 
 llama-cpp-python brings its own, built where it was installed. Another, built before, is used where `LLAMA_CPP_LIB_PATH`
 names its folder, or where llama-cpp-python has none and the system does. Importing this module asks it for its version

@@ -1,4 +1,4 @@
-"""llama.cpp as Python objects: models, contexts, batches. One of eight files with ctypes.
+"""llama.cpp as Python objects: models, contexts, batches. One of nine files with ctypes.
 
 Everything above works with numpy arrays and plain numbers. Handles are closed by `close()`; objects that native code
 calls back into (log, progress and node callbacks) are kept referenced for as long as it may call them.

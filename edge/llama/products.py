@@ -1,4 +1,4 @@
-"""Matrix products outside of llama.cpp's graphs, with the same kernels. One of eight files with ctypes."""
+"""Matrix products outside of llama.cpp's graphs, with the same kernels. One of nine files with ctypes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""llama.cpp's quantizer. One of eight files with ctypes.
+"""llama.cpp's quantizer. One of nine files with ctypes.
 
 It ends the process where it meets what it does not expect, and cannot be stopped: it is meant for a process of its own.
 """

@@ -1,4 +1,4 @@
-"""llama.cpp's samplers as Python objects, and the candidates they choose from. One of eight files with ctypes.
+"""llama.cpp's samplers as Python objects, and the candidates they choose from. One of nine files with ctypes.
 
 What native code prints straight to file descriptor 2, caught.
 """

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import difflib
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -30,14 +31,15 @@ def create_app(models: ServedModels, options: ServeOptions) -> Starlette:
     """All APIs and the page. TrustError where other machines would be answered without a key."""
     check(options)
     page = _page()
-    routes = [Route(one.path, one.handle, methods=[one.method]) for one in endpoints(models, options)]
+    answered = endpoints(models, options)
+    routes = [Route(one.path, one.handle, methods=[one.method]) for one in answered]
     return Starlette(
         routes=[*routes, *(Route(path, handle) for path, handle in page.items())],
         middleware=[Middleware(Security, options=options, open_paths={"/health", *page})],
         exception_handlers={
             EdgeError: _failed,
             ValidationError: _failed,
-            HTTPException: _failed,
+            HTTPException: _not_answered([one.path for one in answered]),
             ClientDisconnect: _gone,
             Exception: _failed,
         },
@@ -62,6 +64,25 @@ async def _failed(request: Request, error: Exception) -> Response:
     failed = failure(error)
     body = error_body(failed, anthropic=is_anthropic(request.url.path))
     return Json(body, failed.status, dict(failed.headers))
+
+
+def _not_answered(paths: Sequence[str]) -> Callable[[Request, Exception], Awaitable[Response]]:
+    """Tells of errors of HTTP; of a path that is not there, which there are."""
+
+    async def tell(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        path = request.url.path
+        if error.status_code == 404:
+            near = difflib.get_close_matches(path, paths, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            words = f"there is no {path[:200]} here; {hint}there are {', '.join(sorted(paths))}"
+            error = HTTPException(404, words)
+        elif error.status_code == 405:
+            allowed = (error.headers or {}).get("Allow", "")
+            error = HTTPException(405, f"{path} takes {allowed}, not {request.method[:20]}", error.headers)
+        return await _failed(request, error)
+
+    return tell
 
 
 async def _gone(_request: Request, _error: Exception) -> Response:

@@ -15,8 +15,10 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any
 
+from devices.processes.memory import give_back_memory
 from edge.serve.config import EngineConfig
 from edge.serve.loop import ServingLoop
 from edge.serve.messages import MOST_LINE_BYTES, error_json
@@ -24,6 +26,7 @@ from edge.speculate.opened import shared_speculation
 from edge.tasks import ShowStep, Steps
 
 _PREPARING = 4  # threads
+_LARGE_BYTES = 1 << 20  # of what is asked: what preparing it took is given back to the system
 
 
 class Control:
@@ -44,8 +47,11 @@ class Control:
     def lines(self) -> Iterator[dict[str, Any]]:
         """What the server says, until it goes: also where it leaves what it was told unread."""
         with suppress(ConnectionError), self._socket.makefile("rb") as stream:
-            while line := stream.readline(MOST_LINE_BYTES):
-                yield json.loads(line)
+            yield from map(_message, iter(partial(stream.readline, MOST_LINE_BYTES), b""))
+
+
+def _message(line: bytes) -> dict[str, Any]:
+    return {**json.loads(line), "is_large": len(line) > _LARGE_BYTES}
 
 
 class _ToldSteps(Steps):
@@ -71,7 +77,7 @@ def main() -> int:
     messages = control.lines()
     steps = _ToldSteps(control)
     try:
-        config = EngineConfig.from_json(next(messages)).with_draft(steps)
+        config = EngineConfig.from_json(next(messages)["config"]).with_draft(steps)
         with config.loaded(steps) as (engine, deployed), ExitStack() as stack:
             drafter = shared_speculation(config.drafts, engine, stack.enter_context, steps)
             loop = ServingLoop(engine, deployed, control.send, drafter)
@@ -98,7 +104,7 @@ def _read(messages: Iterator[dict[str, Any]], loop: ServingLoop, control: Contro
 
 
 def _answer(message: dict[str, Any], loop: ServingLoop, send: Callable[..., None]) -> None:
-    number, what, arguments = message["id"], message["do"], message.get("with", {})
+    number, what, arguments = message["id"], message["do"], message.pop("with", {})
     try:
         if what == "generate":
             loop.generate(number, **arguments)  # says itself that it was accepted, before anything comes of it
@@ -106,6 +112,10 @@ def _answer(message: dict[str, Any], loop: ServingLoop, send: Callable[..., None
             send({"id": number, "result": loop.ask(what, arguments)})
     except Exception as error:
         send({"id": number, "error": error_json(error)})
+    finally:
+        if message["is_large"]:
+            del arguments
+            give_back_memory()
 
 
 if __name__ == "__main__":

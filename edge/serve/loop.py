@@ -16,9 +16,10 @@ from edge.llm.requests import Event, Request, Running
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.planning.deployed import Deployed
-from edge.serve.embedder import Embedder
+from edge.serve.embedder import MOST_TOKENS, Embedder
 from edge.serve.messages import error_json, logprob_json
 from edge.serve.status import EngineStatus
+from edge.serve.texts import Tokenizer
 from edge.templates.process import TemplateProcess
 from edge.templates.template import ChatTemplate
 from partition.model.generation import generates
@@ -50,6 +51,7 @@ class ServingLoop:
         self._template = ChatTemplate.for_model(engine.file.metadata, special["bos"], special["eos"], self._renderer)
         self._about = EngineStatus(engine, deployed, self._template.source)
         self._longest = min(engine.context, engine.shape.context_length or engine.context)  # tokens of one request
+        self._tokenizer = Tokenizer(engine.model, engine.file)
         self._embedder: Embedder | None = None
         self._times: deque[float] = deque()  # when tokens came, of the last seconds
         self._counters = {"prompt_tokens": 0, "cached_tokens": 0, "generated_tokens": 0, "steps": 0, "preemptions": 0}
@@ -238,18 +240,23 @@ class ServingLoop:
         """The token ids of what is to be continued."""
         prompt, messages = generation["prompt"], generation["messages"]
         if messages is not None:
+            self._tokenizer.check_messages(messages, self._longest)
             text = self._rendered(messages, generation["tools"])
             starts_with_bos = bool(self._bos) and text.startswith(self._bos)
-            return self._engine.model.tokenize(text, add_special=not starts_with_bos, parse_special=True)
-        tokens = self._tokens(prompt)
+            return self._tokenizer.tokenize(text, self._longest, add_special=not starts_with_bos, parse_special=True)
+        tokens = self._tokens(prompt, self._longest)
         if not tokens:
             raise ContextFull("the prompt is empty: there is nothing to continue")
         return tokens
 
-    def _tokens(self, text: str | Sequence[int]) -> list[int]:
-        """Token ids of a text, or checked ones. SamplingError for an id that is none."""
+    def _tokens(self, text: str | Sequence[int], most: int) -> list[int]:
+        """Token ids of a text that may have so many, or checked ones. SamplingError for an id that is none, ContextFull
+        for a text that is far too long."""
         if isinstance(text, str):
-            return self._engine.model.tokenize(text, add_special=True, parse_special=False)
+            return self._tokenizer.tokenize(text, most)
+        return self._checked(text)
+
+    def _checked(self, text: Sequence[int]) -> list[int]:
         n_vocab = self._engine.model.n_vocab
         if bad := [token for token in text if not 0 <= token < n_vocab]:
             raise SamplingError(f"{bad[0]} is no token: ids are from 0 to {n_vocab - 1}")
@@ -263,7 +270,7 @@ class ServingLoop:
         return self._engine.model.tokenize(text, add_special=add_special, parse_special=parse_special)
 
     def _ask_pieces(self, tokens: list[int]) -> list[str]:
-        return [self._engine.model.piece(token, special=True).decode("latin-1") for token in self._tokens(tokens)]
+        return [self._engine.model.piece(token, special=True).decode("latin-1") for token in self._checked(tokens)]
 
     def _ask_render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
         return self._rendered(messages, tools)
@@ -277,7 +284,7 @@ class ServingLoop:
             raise EngineError("this model runs on several devices, and embeddings need one; serve it without --workers")
         if self._engine.paging is not None:
             raise EngineError("this model runs within a memory budget, and embeddings need a context of their own")
-        tokenized = [self._tokens(text) for text in texts]
+        tokenized = [self._tokens(text, MOST_TOKENS) for text in texts]
         vectors = self._in_turn(lambda: [self._embed(tokens) for tokens in tokenized])
         return {"embeddings": vectors, "tokens": sum(map(len, tokenized))}
 

@@ -10,6 +10,7 @@ from devices.errors import TrustError
 from edge.net.channel import is_loopback
 
 MAX_BODY_BYTES = 32 << 20  # a prompt of a million tokens has four
+MAX_BODIES_BYTES = 64 << 20  # of all requests together; each is several times as large while it is read
 PING_S = 10.0  # proxies end what is silent for half a minute
 
 
@@ -24,6 +25,7 @@ class ServeOptions:
     allow_origins: tuple[str, ...] = ()  # of other pages whose scripts may ask, "https://example.org"; "*": all
     allow_hosts: tuple[str, ...] = ()  # names of this server beside its own
     max_body_bytes: int = MAX_BODY_BYTES
+    max_bodies_bytes: int = MAX_BODIES_BYTES
     ping_s: float = PING_S  # between two signs of life in a stream that has nothing to say
     tls_cert: Path | None = None  # PEM of the server's certificate, and those that vouch for it
     tls_key: Path | None = None  # PEM of its key, not encrypted; both or none

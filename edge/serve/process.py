@@ -247,7 +247,7 @@ class EngineProcess:
         process, reader, writer = await spawn("edge.serve.child")
         loaded = asyncio.get_running_loop().create_future()
         self._process, self._writer, self._loaded, self._fatal = process, writer, loaded, None
-        self._tell(config.to_json())
+        self._tell({"config": config.to_json()})
         self._reader = asyncio.create_task(self._listen(reader, process, loaded))
         if self._is_closing():  # since it was asked to, and found no process then
             await self._end_process()

@@ -181,7 +181,12 @@ def test_paths_and_methods_that_are_not_there(url: str) -> None:
         told = httpx.get(url + path)
         assert told.status_code == 404
         assert (told.json().get("type") == "error") == anthropic
-    assert httpx.get(url + "/v1/chat/completions").status_code == 405
+    near = httpx.get(url + "/v1/chat/completion").json()["error"]["message"]
+    assert "no /v1/chat/completion here" in near
+    assert "did you mean /v1/chat/completions?" in near
+    assert "/v1/embeddings" in near
+    told = httpx.get(url + "/v1/chat/completions")
+    assert (told.status_code, told.json()["error"]["message"]) == (405, "/v1/chat/completions takes POST, not GET")
     assert httpx.delete(url + "/v1/models").status_code == 405
 
 

@@ -57,6 +57,22 @@ def test_pages_of_other_origins_may_not_ask(url: str) -> None:
         assert "access-control-allow-origin" not in refused.headers
 
 
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_what_a_browser_asks_for_another_page_without_an_origin_is_refused(url: str, site: str) -> None:
+    picture = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"}
+    for path in (MODELS, "/health", "/"):
+        refused = httpx.get(url + path, headers={**BEARER, **picture})
+        assert (refused.status_code, refused.json()["error"]["type"]) == (403, "permission_error")
+    link = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+    assert httpx.get(url + "/", headers=link).status_code == 200  # somebody follows a link to the page
+    assert httpx.get(url + MODELS, headers={**BEARER, **link}).status_code == 403
+    assert httpx.post(url + "/health", headers={**BEARER, **link}).status_code == 403
+    allowed = {**BEARER, "Origin": "https://app.example", "Sec-Fetch-Site": site}
+    assert httpx.get(url + MODELS, headers=allowed).status_code == 200
+    for own in ("same-origin", "none"):
+        assert httpx.get(url + MODELS, headers={**BEARER, "Sec-Fetch-Site": own}).status_code == 200
+
+
 def test_a_page_that_is_allowed_may_ask(url: str) -> None:
     origin = {"Origin": "https://app.example"}
     answered = httpx.post(url + CHAT, json=ASK, headers={**BEARER, **origin})

@@ -11,12 +11,17 @@ from edge.serve.apis.chat import asked as chat_asked
 from edge.serve.apis.completions import TokenId
 from edge.serve.apis.fields import Fields
 from edge.serve.apis.messages_fields import MessagesInput, conversation_of
+from edge.serve.http.errors import BadRequest
 from edge.serve.served import ServedModel
+
+# Of a text whose tokens are told or counted, which need not fit into a context. A million takes about a second.
+MOST_CHARACTERS = 4 << 20
+MOST_TOKENS = 1 << 20
 
 
 class TokenizeRequest(Fields):
     model: str | None = None
-    content: str
+    content: str = Field(max_length=MOST_CHARACTERS)
     add_special: bool = Field(False, description="with the tokens that begin and end a text")
     parse_special: bool = Field(True, description="names of special tokens are these tokens")
     with_pieces: bool = Field(False, description="each token with its text, or its bytes where they are none")
@@ -24,7 +29,7 @@ class TokenizeRequest(Fields):
 
 class DetokenizeRequest(Fields):
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: list[TokenId] = Field(max_length=MOST_TOKENS)
 
 
 async def tokenize(request: TokenizeRequest, model: ServedModel) -> dict[str, Any]:
@@ -60,6 +65,8 @@ async def count_tokens(request: MessagesInput, model: ServedModel) -> dict[str, 
     """How many tokens the prompt of a conversation has."""
     said = conversation_of(request, await template_of(model))
     prompt = await model.render(said.messages, said.tools)
+    if len(prompt) > MOST_CHARACTERS:
+        raise BadRequest(f"the prompt has {len(prompt)} characters, {MOST_CHARACTERS} are the most", "messages")
     plain = await model.tokenize(prompt, add_special=False, parse_special=True)
     full = await model.tokenize(prompt, add_special=True, parse_special=True)
     # Templates that begin with the token that begins a text have it once, not twice.

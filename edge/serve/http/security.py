@@ -1,4 +1,4 @@
-"""Who is answered: the names of this server, pages of other origins, keys, and how much a request may send."""
+"""Who is answered: the names of this server, pages of other origins, keys, and how much requests may send."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edge.serve.http.errors import error_body, failure, is_anthropic
+from edge.serve.http.incoming import BodyRoom, IncomingBody
 from edge.serve.options import ServeOptions
 
 # The page loads nothing but its own files, is shown in no other page, and sends nothing elsewhere.
@@ -24,6 +25,7 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 ALLOWED_METHODS = "GET, POST"
+_ELSEWHERE = ("cross-site", "same-site")  # a browser says so of a request that is not of the server's own page
 PREFLIGHT_S = 600  # that a browser remembers what another page may ask
 
 
@@ -37,6 +39,7 @@ class Security:
         self._hosts = {name.lower() for name in ("localhost", options.host, socket.gethostname(), *options.allow_hosts)}
         self._origins = frozenset(options.allow_origins)
         self._max_body = options.max_body_bytes
+        self._room = BodyRoom(max(options.max_bodies_bytes, options.max_body_bytes))
         self._open_paths = frozenset(open_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -45,36 +48,46 @@ class Security:
             return
         headers = Headers(scope=scope)
         origin = headers.get("origin")
-        begun = False
+        body = IncomingBody(receive, headers, self._max_body, self._room)
+        begun = drains = False
 
         async def answer(message: Message) -> None:
-            nonlocal begun
+            nonlocal begun, drains
             if message["type"] == "http.response.start":
                 begun = True
+                # Who sends slowly (408) is not waited for any longer.
+                drains = message["status"] >= 400 and message["status"] != 408 and not body.is_complete
                 told = MutableHeaders(scope=message)
                 told.update(HEADERS)
+                if drains:
+                    told["Connection"] = "close"
                 if origin is not None and self._is_allowed(origin):
                     told.update({"Access-Control-Allow-Origin": origin, "Cross-Origin-Resource-Policy": "cross-origin"})
                     told.add_vary_header("Origin")
+            elif drains and not message.get("more_body", False):
+                await send({**message, "more_body": True})
+                await body.drain()
+                message = {"type": "http.response.body"}
             await send(message)
 
         try:
             self._check(scope["path"], headers, scope["method"])
+            body.check()
             if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
                 await _preflight(headers)(scope, receive, answer)
                 return
-            await self.app(scope, _bounded(receive, self._max_body), answer)
+            await self.app(scope, body.receive, answer)
         except HTTPException as error:
             if begun:
                 raise
             failed = failure(error)
-            body = error_body(failed, anthropic=is_anthropic(scope["path"]))
-            # What is left of a body is not waited for.
-            response = JSONResponse(body, failed.status, {**failed.headers, "Connection": "close"})
-            await response(scope, receive, answer)
+            told = error_body(failed, anthropic=is_anthropic(scope["path"]))
+            await JSONResponse(told, failed.status, dict(failed.headers))(scope, receive, answer)
+        finally:
+            body.close()
 
     def _check(self, path: str, headers: Headers, method: str) -> None:
-        """HTTPException for who must not be answered, and for a body that says it is too large."""
+        """HTTPException for who must not be answered."""
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not self._is_own_name(hosts[0]):
             raise HTTPException(
@@ -85,6 +98,8 @@ class Security:
             raise HTTPException(
                 403, f"pages of {', '.join(origins)!r:.200} may not ask this server; --allow-origin allows one"
             )
+        if not origins and headers.get("sec-fetch-site") in _ELSEWHERE and not self._is_link(path, headers, method):
+            raise HTTPException(403, "pages of other origins may not ask this server; --allow-origin allows one")
         if method == "OPTIONS" and origins and "access-control-request-method" in headers:
             return  # a browser asks without the key whether it may ask
         if path not in self._open_paths and not self._has_key(headers):
@@ -93,9 +108,6 @@ class Security:
                 "a key of this server is needed: `Authorization: Bearer KEY` or `x-api-key: KEY`",
                 {"WWW-Authenticate": "Bearer"},
             )
-        length = headers.get("content-length", "0")
-        if length.isdecimal() and int(length[:20]) > self._max_body:
-            raise _too_large(self._max_body)
 
     def _is_own_name(self, host: str) -> bool:
         """Whether a Host header names this server. A name that somebody else's DNS leads here does not."""
@@ -114,6 +126,11 @@ class Security:
             return urlsplit(origin).netloc == host or self._is_allowed(origin)
         except ValueError:
             return False
+
+    def _is_link(self, path: str, headers: Headers, method: str) -> bool:
+        """Whether somebody follows a link to the page of this server."""
+        followed = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) == ("navigate", "document")
+        return method == "GET" and path in self._open_paths and followed
 
     def _is_allowed(self, origin: str) -> bool:
         return "*" in self._origins or origin in self._origins
@@ -136,22 +153,3 @@ def _preflight(headers: Headers) -> Response:
             "Access-Control-Max-Age": str(PREFLIGHT_S),
         },
     )
-
-
-def _bounded(receive: Receive, most: int) -> Receive:
-    """Receives a body of at most so many bytes. HTTPException at the first that is too many."""
-    left = most
-
-    async def bounded() -> Message:
-        nonlocal left
-        message = await receive()
-        left -= len(message.get("body", b""))
-        if left < 0:
-            raise _too_large(most)
-        return message
-
-    return bounded
-
-
-def _too_large(most: int) -> HTTPException:
-    return HTTPException(413, f"the request has more than {most} bytes; send less")

@@ -1,0 +1,123 @@
+"""Bodies of requests as they come in: bounded one by one and all together, and what is refused of them read past."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+import anyio
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import Message, Receive
+
+from devices.processes.memory import give_back_memory
+
+SHORT_BYTES = 64 << 10  # of a body: so much of each needs no room, so that a question never waits for long texts
+ROOM_S = 10.0  # that a request waits for room
+RETRY_S = 10  # after which a client may ask again: large requests that were there are answered, or were given up
+GIVE_BACK_S = 1.0  # after the last large body was answered, until what they took is given back to the system
+DRAIN_BYTES = 64 << 20  # of a refused body that are read and dropped, so that its client comes to read the answer
+DRAIN_S = 10.0  # for these to come
+
+
+class BodyRoom:
+    """Bytes that all bodies together may have in memory. Who comes first has room first. For one event loop."""
+
+    def __init__(self, n_bytes: int) -> None:
+        self.n_bytes = self._free = n_bytes
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    async def take(self, n_bytes: int) -> None:
+        """Take so many bytes once they are free. HTTPException (503) where they are not within ROOM_S."""
+        if not self._waiting and n_bytes <= self._free:
+            self._free -= n_bytes
+            return
+        turn = asyncio.get_running_loop().create_future()
+        waits = (n_bytes, turn)
+        self._waiting.append(waits)
+        try:
+            await asyncio.wait_for(asyncio.shield(turn), ROOM_S)
+        except asyncio.TimeoutError:
+            if not turn.done():
+                raise HTTPException(
+                    503,
+                    f"large requests fill the {self.n_bytes} bytes that this server has for them; ask again later,"
+                    f" or send less: up to {SHORT_BYTES} bytes need not wait",
+                    {"Retry-After": str(RETRY_S)},
+                ) from None
+        except BaseException:
+            if turn.done():
+                self.give(n_bytes)
+            raise
+        finally:
+            if not turn.done():
+                self._waiting.remove(waits)
+                self._serve()  # whoever waited behind this one
+
+    def give(self, n_bytes: int) -> None:
+        """Give them back; once all are free, also to the system."""
+        self._free += n_bytes
+        self._serve()
+        if self._free == self.n_bytes:
+            asyncio.get_running_loop().call_later(GIVE_BACK_S, give_back_memory)
+
+    def _serve(self) -> None:
+        while self._waiting and self._waiting[0][0] <= self._free:
+            n_bytes, turn = self._waiting.popleft()
+            self._free -= n_bytes
+            turn.set_result(None)
+
+
+class IncomingBody:
+    """The body of one request, of at most so many bytes, with the room it takes."""
+
+    def __init__(self, receive: Receive, headers: Headers, most: int, room: BodyRoom) -> None:
+        length = headers.get("content-length", "0")
+        self._receive, self._most, self._room = receive, most, room
+        self._declared = int(length[:20]) if length.isdecimal() else 0
+        self._received = self._taken = 0
+        self.is_complete = self._declared == 0 and "transfer-encoding" not in headers  # nothing of it is to come
+
+    def check(self) -> None:
+        """HTTPException (413) for a body that says it is too large."""
+        if self._declared > self._most:
+            raise self._too_large()
+
+    async def receive(self) -> Message:
+        """What comes next. HTTPException where it is too much, or has no room. A length that is known takes its room
+        at once: requests that each wait for more while they hold a part would wait for each other."""
+        await self._take(self._declared)
+        message = await self._next()
+        if self._received > self._most:
+            raise self._too_large()
+        await self._take(self._received)
+        return message
+
+    async def drain(self) -> None:
+        """Read past what is left, within bounds. A connection that is closed with bytes unread is reset, and its client
+        never sees the answer."""
+        with anyio.move_on_after(DRAIN_S):
+            last = self._received + DRAIN_BYTES
+            while not self.is_complete and self._received < last:
+                await self._next()
+
+    def close(self) -> None:
+        """Give its room back."""
+        taken, self._taken = self._taken, 0
+        if taken:
+            self._room.give(taken)
+
+    async def _next(self) -> Message:
+        message = await self._receive()
+        self._received += len(message.get("body", b""))
+        self.is_complete = not message.get("more_body", False)  # also where its client has gone
+        return message
+
+    async def _take(self, n_bytes: int) -> None:
+        needed = n_bytes - self._taken
+        if n_bytes > SHORT_BYTES and needed > 0:
+            await self._room.take(needed)
+            self._taken += needed
+
+    def _too_large(self) -> HTTPException:
+        return HTTPException(413, f"the request has more than {self._most} bytes; send less")

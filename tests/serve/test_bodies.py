@@ -1,0 +1,141 @@
+"""Bodies of requests: how many bytes there may be at a time, and that clients read why one was refused."""
+
+import asyncio
+import json
+import socket
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+
+from edge.serve.app import create_app
+from edge.serve.http import incoming
+from edge.serve.http.incoming import SHORT_BYTES, BodyRoom, IncomingBody
+from edge.serve.options import ServeOptions
+from tests.serve.scripted import ScriptedModels
+from tests.serve.serving import serving
+
+MOST, TOTAL = 400_000, 500_000
+CHAT = "/v1/chat/completions"
+ASK = {"messages": [{"role": "user", "content": "Hi"}]}
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with serving(create_app(ScriptedModels(), ServeOptions(max_body_bytes=MOST, max_bodies_bytes=TOTAL))) as address:
+        yield address
+
+
+def half_sent(url: str, length: int, sent: int = 1000) -> socket.socket:
+    """A connection with a request that says it has so many bytes, of which fewer come."""
+    at = urlsplit(url)
+    connection = socket.create_connection((at.hostname, at.port), 60)
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n"
+    connection.sendall(head.encode() + b" " * sent)
+    return connection
+
+
+def chat_of(n_bytes: int) -> bytes:
+    return json.dumps(ASK).encode().ljust(n_bytes)
+
+
+def test_bodies_have_room_together_and_short_ones_need_none(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(incoming, "ROOM_S", 0.2)
+    with half_sent(url, 300_000):
+        assert httpx.post(url + "/tokenize", content=b"{}", timeout=60).status_code == 400  # the head came before
+        refused = httpx.post(url + CHAT, content=chat_of(300_000), timeout=60)
+        assert refused.status_code == 503
+        assert refused.headers["retry-after"] == str(incoming.RETRY_S)
+        assert f"{TOTAL} bytes" in refused.json()["error"]["message"]
+        assert httpx.post(url + CHAT, content=chat_of(SHORT_BYTES), timeout=60).status_code == 200
+        assert httpx.post(url + CHAT, content=chat_of(TOTAL - 300_000), timeout=60).status_code == 200
+    # The client has gone, and so has what it took: this waits for that, at most as long as a usual request does.
+    monkeypatch.setattr(incoming, "ROOM_S", 60.0)
+    assert httpx.post(url + CHAT, content=chat_of(300_000), timeout=120).status_code == 200
+
+
+def test_a_body_of_unknown_length_takes_room_as_it_comes(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(incoming, "ROOM_S", 0.2)
+    body = chat_of(300_000)
+    parts = [body[at : at + 50_000] for at in range(0, len(body), 50_000)]
+    assert httpx.post(url + CHAT, content=iter(parts), timeout=60).status_code == 200
+    with half_sent(url, 300_000):
+        httpx.post(url + "/tokenize", content=b"{}", timeout=60)
+        assert httpx.post(url + CHAT, content=iter(parts), timeout=60).status_code == 503
+
+
+@pytest.mark.parametrize("path", [CHAT, "/nothing", "/v1/models"])
+def test_a_client_that_sends_all_of_what_is_refused_reads_the_answer(url: str, path: str) -> None:
+    at = urlsplit(url)
+    length = 20 << 20  # far more than sockets hold between them
+    with socket.create_connection((at.hostname, at.port), 60) as connection:
+        connection.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n".encode())
+        connection.sendall(b" " * length)  # a connection that is reset raises
+        answer = connection.makefile("rb").read()
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert f"more than {MOST} bytes" in answer.decode()
+
+
+def test_not_more_than_a_bound_is_read_past(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(incoming, "DRAIN_BYTES", 100_000)
+    sent = half_sent(url, 999_999_999)
+    with sent, pytest.raises(ConnectionError):
+        sent.sendall(b" " * 999_000_000)
+
+
+def test_who_sends_nothing_more_of_what_is_refused_is_not_waited_for(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(incoming, "DRAIN_S", 0.2)
+    with half_sent(url, MOST + 1) as connection:
+        assert connection.makefile("rb").read().startswith(b"HTTP/1.1 413 ")  # until it is closed
+
+
+def test_room_is_given_in_turn_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        room, order = BodyRoom(100), []
+
+        async def asks(name: str, n_bytes: int) -> None:
+            await room.take(n_bytes)
+            order.append(name)
+
+        await room.take(60)
+        large, small = asyncio.create_task(asks("large", 80)), asyncio.create_task(asks("small", 10))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert order == []  # also the small one waits for its turn, or the large one might wait for ever
+        room.give(60)
+        await asyncio.gather(large, small)
+        assert order == ["large", "small"]
+        left = asyncio.create_task(asks("left", 50))
+        behind = asyncio.create_task(asks("behind", 10))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        left.cancel()  # its client has gone
+        await asyncio.gather(left, behind, return_exceptions=True)
+        assert order == ["large", "small", "behind"]
+        room.give(80 + 10 + 10)
+        await room.take(100)  # nothing was lost
+        monkeypatch.setattr(incoming, "ROOM_S", 0.0)
+        with pytest.raises(HTTPException, match="100 bytes"):
+            await room.take(1)
+
+    asyncio.run(scenario())
+
+
+def test_an_answered_body_gives_its_room_back_once() -> None:
+    async def scenario() -> None:
+        async def receive() -> dict[str, object]:
+            return {"type": "http.request", "body": b" " * 100_000, "more_body": False}
+
+        room = BodyRoom(100_000)
+        for _ in range(3):
+            body = IncomingBody(receive, Headers({"content-length": "100000"}), 200_000, room)
+            await body.receive()
+            assert body.is_complete
+            body.close()
+            body.close()
+        await room.take(100_000)
+
+    asyncio.run(scenario())
