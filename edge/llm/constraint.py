@@ -23,6 +23,12 @@ _TOKENIZERS: WeakKeyDictionary[Model, Any] = WeakKeyDictionary()  # making one t
 # Between tokens of JSON: what a small model would else fill with spaces without end.
 _JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _LONGEST_REASON = 300  # characters
+_PLAIN = {  # words for what llguidance has a code for
+    "NoExtensionBias": "no text can follow it; look for parts that contradict each other, or that match nothing",
+    "NoExtension": "no text can follow it; look for parts that contradict each other, or that match nothing",
+    "LexerTooComplex": "it is too complex; make it smaller",
+    "ParserTooComplex": "it is too complex; make it smaller",
+}
 Mask = NDArray[np.bool_]  # [n_vocab]: tokens that may come next
 _MARK = b"\x02"  # a character that no text has
 
@@ -133,7 +139,7 @@ class GuidanceConstraint:
     def _check(self) -> None:
         if self._matcher.is_error():
             reason = " ".join(str(self._matcher.get_error()).partition("<state>")[0].split())[:_LONGEST_REASON]
-            raise SamplingError(f"this {self._kind} cannot be used: {reason}")
+            raise SamplingError(f"this {self._kind} cannot be used: {_PLAIN.get(reason, reason)}")
 
 
 def _of_schema(model: Model, schema: str) -> GuidanceConstraint:

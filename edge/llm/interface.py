@@ -42,6 +42,10 @@ class SequenceStates(Protocol):
     def keeps(self) -> bool:
         """Whether blocks of this model are kept on disk."""
 
+    @property
+    def problem(self) -> str | None:
+        """Why something was not kept, the first time, in one line; None where nothing was amiss."""
+
     def describe(self) -> str:
         """How much is kept where."""
 

@@ -24,6 +24,9 @@ MAX_DRY_BREAKER = 40  # bytes; llama.cpp cuts off longer ones
 MAX_PENALTY = 100.0
 DRY_BREAKERS = ("\n", ":", '"', "*")  # llama.cpp's
 MAX_BIASES = 1024
+MAX_BIAS = 1e6  # more than any two logits differ by, and few enough to be added to one
+MAX_TEMPERATURE = 1e4
+MAX_REPEAT_PENALTY = 100.0
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         """SamplingError names the option that is out of its range."""
         ranges = (
-            ("temperature", self.temperature, 0, math.inf),
+            ("temperature", self.temperature, 0, MAX_TEMPERATURE),
             ("top_k", self.top_k, 0, math.inf),
             ("top_p", self.top_p, 0, 1),
             ("min_p", self.min_p, 0, 1),
@@ -78,14 +81,20 @@ class SamplingParams:
             if not (low <= value <= high) or value == math.inf:
                 needed = f"{low} or more" if high == math.inf else f"from {low} to {high}"
                 raise SamplingError(f"{name} must be {needed}, it is {value}")
-        if not 0.0 < self.repeat_penalty < math.inf:
-            raise SamplingError(f"repeat_penalty must be above 0, it is {self.repeat_penalty}")
+        if not 1 / MAX_REPEAT_PENALTY <= self.repeat_penalty <= MAX_REPEAT_PENALTY:
+            raise SamplingError(
+                f"repeat_penalty must be from {1 / MAX_REPEAT_PENALTY} to {MAX_REPEAT_PENALTY}, it is"
+                f" {self.repeat_penalty}"
+            )
         if len(self.dry_sequence_breakers) > MAX_DRY_BREAKERS or not all(map(_is_breaker, self.dry_sequence_breakers)):
             raise SamplingError(
                 f"dry_sequence_breakers takes up to {MAX_DRY_BREAKERS} texts, each of 1 to {MAX_DRY_BREAKER} bytes"
             )
-        if any(not math.isfinite(bias) for bias in self.logit_bias.values()) or len(self.logit_bias) > MAX_BIASES:
-            raise SamplingError(f"logit_bias takes up to {MAX_BIASES} tokens, each with a finite number")
+        if len(self.logit_bias) > MAX_BIASES:
+            raise SamplingError(f"logit_bias takes up to {MAX_BIASES} tokens, there are {len(self.logit_bias)}")
+        for token, bias in self.logit_bias.items():
+            if not -MAX_BIAS <= bias <= MAX_BIAS:
+                raise SamplingError(f"logit_bias of token {token} must be from {-MAX_BIAS} to {MAX_BIAS}, it is {bias}")
         if sum(given is not None for given in (self.grammar, self.json_schema, self.regex, self.lark)) > 1:
             raise SamplingError("give one of a GBNF grammar, a JSON schema, a regular expression and a Lark grammar")
         if self.grammar is not None and not self.grammar.strip():

@@ -95,6 +95,11 @@ class States:
         """Whether blocks of this model are kept."""
         return self.sealed is not None and self._known
 
+    @property
+    def problem(self) -> str | None:
+        """Why something was not kept, the first time, in one line; None where nothing was amiss."""
+        return None if self.sealed is None else self.sealed.problem
+
     def describe(self) -> str:
         """How much is kept where, in a line for people."""
         if self.sealed is None:

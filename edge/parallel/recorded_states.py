@@ -58,6 +58,11 @@ class RecordedStates:
         """Whether blocks are kept."""
         return self._of.keeps
 
+    @property
+    def problem(self) -> str | None:
+        """As `States.problem`."""
+        return self._of.problem
+
     def describe(self) -> str:
         """How much is kept where."""
         return self._of.describe()

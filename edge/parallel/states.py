@@ -80,6 +80,11 @@ class SpreadStates:
         """Whether blocks are kept on this device; the others answer that they have none where they do not."""
         return self._own.keeps
 
+    @property
+    def problem(self) -> str | None:
+        """As `States.problem`, of this device."""
+        return self._own.problem
+
     def describe(self) -> str:
         """As `States.describe`, of this device."""
         return self._own.describe()

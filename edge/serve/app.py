@@ -35,7 +35,7 @@ def create_app(models: ServedModels, options: ServeOptions) -> Starlette:
     routes = [Route(one.path, one.handle, methods=[one.method]) for one in answered]
     return Starlette(
         routes=[*routes, *(Route(path, handle) for path, handle in page.items())],
-        middleware=[Middleware(Security, options=options, open_paths={"/health", *page})],
+        middleware=[Middleware(Security, options=options, open_paths={"/health", "/v1/health", *page})],
         exception_handlers={
             EdgeError: _failed,
             ValidationError: _failed,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -19,6 +20,7 @@ from edge.serve.apis.messages import MESSAGES
 from edge.serve.apis.messages_fields import MessagesInput
 from edge.serve.apis.metrics import metrics
 from edge.serve.apis.models import model_json, model_list
+from edge.serve.apis.native import NATIVE, NativeEmbeddingsRequest, native_embeddings
 from edge.serve.apis.responses import RESPONSES
 from edge.serve.http.bodies import Json, read, unless_gone
 from edge.serve.http.generating import answers
@@ -26,7 +28,16 @@ from edge.serve.http.openapi import Endpoint, openapi
 from edge.serve.options import ServeOptions
 from edge.serve.served import ServedModel, ServedModels
 
-ANSWERING: tuple[Api[Any], ...] = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
+ANSWERING: tuple[Api[Any], ...] = (CHAT, COMPLETIONS, RESPONSES, MESSAGES, NATIVE)
+# Paths that clients of llama.cpp's server ask for, which has them beside the usual ones.
+ALIASES = {
+    "/chat/completions": "/v1/chat/completions",
+    "/responses": "/v1/responses",
+    "/completions": "/completion",
+    "/models": "/v1/models",
+    "/embeddings": "/embedding",
+    "/v1/health": "/health",
+}
 R = TypeVar("R", bound=BaseModel)
 
 
@@ -37,7 +48,7 @@ def endpoints(models: ServedModels, options: ServeOptions) -> list[Endpoint]:
         return Response(metrics(await state.statuses(models)), media_type=CONTENT_TYPE_LATEST)
 
     async def one_model(http: Request) -> Response:
-        return Json(model_json(models, http.path_params["name"]))
+        return Json(await model_json(models, http.path_params["name"]))
 
     async def described(_http: Request) -> Response:
         return Json(openapi(told))
@@ -58,6 +69,13 @@ def endpoints(models: ServedModels, options: ServeOptions) -> list[Endpoint]:
             models,
         ),
         _post("/v1/embeddings", "Tell texts as vectors.", EmbeddingsRequest, embeddings, models),
+        _post(
+            "/embedding",
+            "Tell texts as vectors, as llama.cpp's server has it.",
+            NativeEmbeddingsRequest,
+            native_embeddings,
+            models,
+        ),
         _post("/tokenize", "Tell the tokens of a text.", tokens.TokenizeRequest, tokens.tokenize, models),
         _post("/detokenize", "Tell the text of tokens.", tokens.DetokenizeRequest, tokens.detokenize, models),
         _post("/apply-template", "Tell the prompt of a chat.", ChatRequest, tokens.apply_template, models),
@@ -72,6 +90,8 @@ def endpoints(models: ServedModels, options: ServeOptions) -> list[Endpoint]:
         Endpoint("GET", "/metrics", "Tell figures to Prometheus.", figures),
         Endpoint("GET", "/openapi.json", "Tell all this.", described),
     ]
+    by_path = {one.path: one for one in told}
+    told += [replace(by_path[usual], path=path) for path, usual in ALIASES.items()]
     return told
 
 

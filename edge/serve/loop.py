@@ -53,6 +53,7 @@ class ServingLoop:
         self._longest = min(engine.context, engine.shape.context_length or engine.context)  # tokens of one request
         self._tokenizer = Tokenizer(engine.model, engine.file)
         self._embedder: Embedder | None = None
+        self._said_problem = False  # why prompts are not kept: said once, and not for each of them
         self._times: deque[float] = deque()  # when tokens came, of the last seconds
         self._counters = {"prompt_tokens": 0, "cached_tokens": 0, "generated_tokens": 0, "steps": 0, "preemptions": 0}
 
@@ -95,6 +96,9 @@ class ServingLoop:
         counters["preemptions"] += scheduler.preemptions - preemptions
         if events:  # a part of a prompt brings none, and the server need not wake for that
             self._send(*map(self._message, events))
+        if not self._said_problem and (problem := self._engine.states.problem) is not None:
+            self._said_problem = True
+            self._send({"say": problem})
 
     def _fail(self, error: Exception) -> None:
         """All requests end with this error. Where the engine cannot be used any more it is raised: the process ends,
@@ -241,7 +245,7 @@ class ServingLoop:
         prompt, messages = generation["prompt"], generation["messages"]
         if messages is not None:
             self._tokenizer.check_messages(messages, self._longest)
-            text = self._rendered(messages, generation["tools"])
+            text = self._rendered(messages, generation["tools"], generation["variables"])
             starts_with_bos = bool(self._bos) and text.startswith(self._bos)
             return self._tokenizer.tokenize(text, self._longest, add_special=not starts_with_bos, parse_special=True)
         tokens = self._tokens(prompt, self._longest)
@@ -262,9 +266,14 @@ class ServingLoop:
             raise SamplingError(f"{bad[0]} is no token: ids are from 0 to {n_vocab - 1}")
         return list(text)
 
-    def _rendered(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
+    def _rendered(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+    ) -> str:
         with self._renderer_lock:
-            return self._template.render(messages, tools=tools)
+            return self._template.render(messages, tools=tools, variables=variables)
 
     def _ask_tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
         return self._engine.model.tokenize(text, add_special=add_special, parse_special=parse_special)
@@ -272,8 +281,10 @@ class ServingLoop:
     def _ask_pieces(self, tokens: list[int]) -> list[str]:
         return [self._engine.model.piece(token, special=True).decode("latin-1") for token in self._checked(tokens)]
 
-    def _ask_render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
-        return self._rendered(messages, tools)
+    def _ask_render(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], variables: dict[str, Any]
+    ) -> str:
+        return self._rendered(messages, tools, variables)
 
     def _ask_status(self) -> dict[str, Any]:
         found: dict[str, Any] = self._in_turn(self.status)

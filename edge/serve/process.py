@@ -15,6 +15,7 @@ import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
 from edge.errors import EdgeError, EngineGone, Overloaded
@@ -65,6 +66,11 @@ class EngineProcess:
     def failed(self) -> Exception | None:
         """Why nothing can be asked of it any more; None while it can."""
         return self._failed
+
+    @property
+    def known(self) -> Mapping[str, Any]:
+        """As `about`, as it was when the model was last loaded, without waiting for it."""
+        return self._about
 
     @property
     def busy(self) -> bool:
@@ -126,9 +132,15 @@ class EngineProcess:
         """As ServedModel."""
         return [piece.encode("latin-1") for piece in await self._ask("pieces", {"tokens": list(tokens)})]
 
-    async def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+    async def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
         """As ServedModel."""
-        arguments = {"messages": [dict(m) for m in messages], "tools": [dict(t) for t in tools]}
+        lists = {"messages": [dict(m) for m in messages], "tools": [dict(t) for t in tools]}
+        arguments = {**lists, "variables": dict(variables)}
         return str(await self._ask("render", arguments))
 
     async def embed(self, texts: Sequence[str | Sequence[int]]) -> tuple[list[list[float]], int]:

@@ -13,6 +13,7 @@ import psutil
 
 from edge.errors import UnknownModel
 from edge.serve.config import EngineConfig
+from edge.serve.model_files import ModelFile, ModelFiles
 from edge.serve.process import EngineProcess
 from partition.plan.plan import Plan
 
@@ -30,6 +31,7 @@ class Router:
         lines for people."""
         self._configs = dict(configs)
         self._queue, self._say = queue, say
+        self._files = ModelFiles()
         self._processes: dict[str, EngineProcess] = {}
         self._used: dict[str, int] = {}  # when a model was last asked for
         self._times = itertools.count()
@@ -66,6 +68,15 @@ class Router:
     async def loaded(self) -> Sequence[EngineProcess]:
         """As ServedModels."""
         return [process for process in self._processes.values() if process.failed is None]
+
+    def file(self, name: str) -> ModelFile:
+        """As ServedModels."""
+        return self._files.about(self._configs[name].path)
+
+    async def running(self, name: str) -> Mapping[str, Any]:
+        """As ServedModels."""
+        process = self._processes.get(name)
+        return process.known if process is not None and process.failed is None else {}
 
     async def use_plan(self, name: str | None, plan: Mapping[str, Any]) -> None:
         """As ServedModels. What has begun goes on where whoever asked for it has gone."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Protocol
+
+from edge.serve.model_files import ModelFile
 
 
 @dataclass(frozen=True)
@@ -14,6 +17,7 @@ class Generation:
     prompt: str | Sequence[int] | None = None  # a text or token ids, continued as they are
     messages: Sequence[Mapping[str, Any]] | None = None  # of a chat, for the model's template
     tools: Sequence[Mapping[str, Any]] = ()  # JSON of functions, as the template takes them
+    variables: Mapping[str, Any] = field(default_factory=dict)  # of the template, beside what it always has
     max_tokens: int | None = None  # None: until the context is full
     stop: Sequence[str] = ()
     sampling: Mapping[str, Any] = field(default_factory=dict)  # fields of SamplingParams that are given
@@ -70,7 +74,12 @@ class ServedModel(Protocol):
     async def pieces(self, tokens: Sequence[int]) -> list[bytes]:
         """The bytes of each token. SamplingError for an id that is none."""
 
-    async def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+    async def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
         """The prompt's text of a chat. TemplateError."""
 
     async def embed(self, texts: Sequence[str | Sequence[int]]) -> tuple[list[list[float]], int]:
@@ -101,6 +110,12 @@ class ServedModels(Protocol):
 
     async def loaded(self) -> Sequence[ServedModel]:
         """Those that are loaded now."""
+
+    def file(self, name: str) -> ModelFile:
+        """What is known of the file of a model that is there; read where that is new, so not for the event loop."""
+
+    async def running(self, name: str) -> Mapping[str, Any]:
+        """`about` of a model that is loaded; else nothing."""
 
     async def use_plan(self, name: str | None, plan: Mapping[str, Any]) -> None:
         """Run a model as another plan says, from now on; answers that are under way go on there. PlanError."""

@@ -99,6 +99,7 @@ class _Renderer:
                 tools=request["tools"] or None,
                 documents=None,
                 **request["special"],
+                **request["variables"],
             ):
                 length += len(piece)
                 if length > MAX_CHARACTERS:

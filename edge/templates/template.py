@@ -6,12 +6,17 @@ What a template sees is what Hugging Face gives it: messages, a few flags, the s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from edge.errors import TemplateError
 from edge.templates.process import TemplateProcess
 
 MAX_SOURCE = 1 << 20  # characters of a template; published ones have up to 20,000
+# Variables that every template is given.
+RESERVED = frozenset(
+    "messages add_generation_prompt raise_exception strftime_now tools documents bos_token eos_token".split()
+)
 Message = Mapping[str, Any]
 """{"role": "system" | "user" | "assistant", "content": text}, and what a template knows beside, such as tool calls."""
 
@@ -67,16 +72,21 @@ class ChatTemplate:
         messages: Sequence[Message],
         *,
         tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] = MappingProxyType({}),
         add_generation_prompt: bool = True,
     ) -> str:
-        """The prompt text. tools: functions that the model may call, as JSON has them. TemplateError where the template
-        refuses these messages, does not end, or takes more memory than it may."""
-        return self._ask([dict(m) for m in messages], tools, add_generation_prompt)
+        """The prompt text. tools: functions that the model may call, as JSON has them. variables: what this template
+        knows beside what all have (`RESERVED`), such as `enable_thinking`; data as JSON has it. TemplateError where the
+        template refuses these messages, does not end, or takes more memory than it may."""
+        if reserved := RESERVED & variables.keys():
+            raise TemplateError(f"chat template: {', '.join(sorted(reserved))} cannot be given as a variable")
+        return self._ask([dict(m) for m in messages], tools, variables, add_generation_prompt)
 
     def _ask(
         self,
         messages: list[dict[str, Any]] | None,
         tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] = MappingProxyType({}),
         add_generation_prompt: bool = False,
     ) -> str:
         return self._process.ask(
@@ -85,6 +95,7 @@ class ChatTemplate:
                 "special": self._special,
                 "messages": messages,
                 "tools": [dict(tool) for tool in tools],
+                "variables": dict(variables),
                 "add_generation_prompt": add_generation_prompt,
             }
         )

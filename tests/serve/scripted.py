@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from edge.errors import EdgeError, SamplingError, UnknownModel
+from edge.serve.model_files import ModelFile
 from edge.serve.served import Answer, Generation, Piece, ServedModel, TokenLogprob
 
 
@@ -75,7 +77,12 @@ class Scripted:
             raise SamplingError("token ids are from 0 to 255")
         return [bytes([token]) for token in tokens]
 
-    async def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+    async def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
         return "".join(f"{one['role']}: {one['content']}\n" for one in messages)
 
     async def embed(self, texts: Sequence[str | Sequence[int]]) -> tuple[list[list[float]], int]:
@@ -116,6 +123,12 @@ class ScriptedModels:
 
     async def loaded(self) -> Sequence[ServedModel]:
         return [self.scripted]
+
+    def file(self, name: str) -> ModelFile:
+        return ModelFile(1_700_000_000, 10, 2048, 256, 64, 1000)
+
+    async def running(self, name: str) -> Mapping[str, Any]:
+        return await self.scripted.about()
 
     async def use_plan(self, name: str | None, plan: Mapping[str, Any]) -> None:
         self.plans.append(plan)

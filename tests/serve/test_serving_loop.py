@@ -2,6 +2,8 @@
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +11,9 @@ import pytest
 from edge.demo import MODEL_PATH
 from edge.errors import EngineError, SamplingError
 from edge.llm.engine import Engine, EngineOptions
+from edge.llm.options import PrefixOptions
 from edge.llm.scheduler import Scheduler
+from edge.prefixes import store
 from edge.serve.loop import ServingLoop
 from edge.serve.messages import error_json, error_of, generation_json
 from edge.serve.served import Generation
@@ -174,6 +178,24 @@ def test_where_the_engine_is_lost_the_process_ends_and_nobody_hears_an_error(
     with pytest.raises(EngineError, match="pi is lost"):
         loop.run()
     assert not any("error" in message for message in told.messages)
+
+
+def test_why_prompts_are_not_kept_is_said_once(told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store.shutil, "disk_usage", lambda folder: SimpleNamespace(total=1 << 40, used=1 << 40, free=0))
+    kept = PrefixOptions(folder=tmp_path / "kept", key_folder=tmp_path)
+    with Engine(MODEL_PATH, EngineOptions(threads=1, context=512, sequences=2, prefixes=kept)) as engine:
+        loop = ServingLoop(engine, None, told.send)
+        thread = run(loop)
+        begin(loop, 1, prompt="One kilobyte has 1024 bytes, and a megabyte has as many kilobytes. " * 8, max_tokens=2)
+        told.of(1, "piece")
+        engine.states.finish()  # until it was tried
+        for number in (2, 3):
+            begin(loop, number, prompt="Hello", max_tokens=3)
+            told.of(number, "piece")
+        loop.end()
+        thread.join(WAIT_S)
+    [said] = [message["say"] for message in told.messages if "say" in message]
+    assert f"a prompt is not kept in {kept.folder}" in said
 
 
 def test_errors_cross_with_their_classes() -> None:

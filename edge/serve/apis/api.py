@@ -38,6 +38,6 @@ class Api(Generic[R]):
     request: type[R]
     asked: Callable[[R, str], Asked]  # with the source of the model's template; BadRequest
     events: Callable[[R, str, Deltas], AsyncGenerator[Event, None]]  # with the model's name
-    whole: Callable[[Sequence[Event]], Event]
+    whole: Callable[[Sequence[Event]], Event | Sequence[Event]]
     failed: Callable[[Failure, int], Event]  # the last event of a stream that fails after so many
     last: str | None = None  # what ends a stream beside its events

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -15,10 +15,13 @@ from edge.serve.apis.fields import (
     FunctionName,
     JsonObject,
     SamplingRequest,
+    TextType,
     constrained,
     repeated,
 )
 from edge.serve.apis.openai_fields import ResponseFormat, Usage, error_event, new_id, now, text_schema, token_logprobs
+from edge.serve.apis.other_fields import CHAT_REFUSED, OPENAI_IGNORED, Refused
+from edge.serve.apis.variables import TemplateVariables, template_variables
 from edge.serve.deltas import Begin, Call, Deltas, End, Text
 from edge.serve.http.errors import BadRequest
 from edge.serve.served import Generation
@@ -28,8 +31,10 @@ from edge.serve.tools.prompt import Message
 
 
 class TextPart(Fields):
-    type: Literal["text"]
+    type: TextType
     text: str
+
+    ignored = frozenset({"prompt_cache_breakpoint"})
 
 
 class CalledFunction(Fields):
@@ -49,6 +54,10 @@ class ChatMessage(Fields):
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = Field(None, description="for templates that know it")
+
+    refused: ClassVar[Refused] = {"audio": (), "function_call": (), "refusal": ("",)}
+    ignored = frozenset({"annotations"})
 
 
 class FunctionFields(Fields):
@@ -82,13 +91,17 @@ class ChatRequest(SamplingRequest):
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = Field(None, description="true: more than one call where some must come")
     response_format: ResponseFormat | None = None
+    reasoning_effort: str | None = Field(None, max_length=40, description="for templates that know it")
+    chat_template_kwargs: TemplateVariables | None = Field(None, description="variables of the model's chat template")
 
-    unsupported = ("functions", "function_call", "audio", "prediction", "web_search_options")
+    refused: ClassVar[Refused] = {**SamplingRequest.refused, **CHAT_REFUSED}
+    ignored = SamplingRequest.ignored | OPENAI_IGNORED | {"prediction"}
 
     @property
     def template_matters(self) -> bool:
-        """Where there are functions, or were."""
-        return bool(self.tools) or any(one.role == "tool" or one.tool_calls for one in self.messages)
+        """Where there are functions, or were; and where it may know of reasoning."""
+        parts = any(one.role == "tool" or one.tool_calls or one.reasoning_content for one in self.messages)
+        return bool(self.tools) or parts or self.reasoning_effort is not None
 
 
 def asked(request: ChatRequest, template: str) -> Asked:
@@ -100,10 +113,12 @@ def asked(request: ChatRequest, template: str) -> Asked:
         _use(request),
         template,
         text_schema(request.response_format),
+        template_variables(template, request.chat_template_kwargs, request.reasoning_effort),
     )
     generation = Generation(
         messages=said.messages,
         tools=said.tools,
+        variables=said.variables,
         max_tokens=request.max_completion_tokens or request.max_tokens,
         stop=request.stops(),
         sampling=constrained(request.sampling(), said.sampling),
@@ -141,8 +156,9 @@ def _message(message: ChatMessage) -> Message:
         ]
     if message.tool_call_id is not None:
         told["tool_call_id"] = message.tool_call_id
-    if message.name is not None:
-        told["name"] = message.name
+    for key in ("name", "reasoning_content"):
+        if (value := getattr(message, key)) is not None:
+            told[key] = value
     return told
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -19,6 +19,7 @@ from edge.serve.apis.openai_fields import (
     text_schema,
     token_text,
 )
+from edge.serve.apis.other_fields import COMPLETIONS_REFUSED, OPENAI_IGNORED, Refused
 from edge.serve.deltas import Deltas, End, Text
 from edge.serve.http.errors import BadRequest
 from edge.serve.served import Generation, Piece
@@ -35,7 +36,8 @@ class CompletionRequest(SamplingRequest):
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     response_format: ResponseFormat | None = None
 
-    unsupported = ("suffix", "echo", "best_of")
+    refused: ClassVar[Refused] = {**SamplingRequest.refused, **COMPLETIONS_REFUSED}
+    ignored = SamplingRequest.ignored | OPENAI_IGNORED
 
 
 def prompts_of(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import struct
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from edge.serve.apis.completions import Tokens, prompts_of
 from edge.serve.apis.fields import MAX_BATCH, Fields
+from edge.serve.apis.other_fields import Refused
 from edge.serve.http.errors import BadRequest
 from edge.serve.served import ServedModel
 
@@ -19,6 +20,9 @@ class EmbeddingsRequest(Fields):
     input: str | Tokens | list[str] | list[Tokens] = Field(description="a text, its tokens, or several of either")
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(None, ge=1, description="must be what the model has")
+
+    refused: ClassVar[Refused] = {"embd_normalize": (2,)}  # vectors have the length 1 by the norm of that number
+    ignored = frozenset({"user"})
 
 
 async def embeddings(request: EmbeddingsRequest, model: ServedModel) -> dict[str, Any]:

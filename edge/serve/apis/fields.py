@@ -6,9 +6,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic_core import PydanticCustomError
 from typing_extensions import Self
 
+from edge.serve.apis.other_fields import (
+    LLAMA_IGNORED,
+    LLAMA_REFUSED,
+    VLLM_IGNORED,
+    VLLM_REFUSED,
+    Refused,
+    asks_for_nothing,
+    refusal,
+)
 from edge.serve.http.errors import BadRequest
 from edge.serve.served import Generation
 
@@ -26,15 +36,24 @@ FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
 
 
 class Fields(BaseModel):
-    """A part of a request: types are not converted; fields that are not known are left out."""
+    """A part of a request: types are not converted; fields that nobody knows are left out."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+    refused: ClassVar[Refused] = {}  # fields that would change the answer if they were there, and are not
+    ignored: ClassVar[frozenset[str]] = frozenset()  # known fields that would not
+
+    @model_validator(mode="after")
+    def _refuse(self) -> Self:
+        """An error where a field asks for what is not there; silence would be a wrong answer."""
+        for name, value in (self.model_extra or {}).items():
+            if name in self.refused and not asks_for_nothing(value, self.refused[name]):
+                raise PydanticCustomError("refused", "{words}", {"words": refusal(name), "field": name})
+        return self
 
 
 class GeneratingRequest(Fields):
     """What all requests for answers have."""
-
-    model_config = ConfigDict(extra="allow")
 
     model: str | None = Field(None, description="by default the first of /v1/models")
     stream: bool | None = Field(None, description="send server-sent events as the answer comes")
@@ -48,16 +67,8 @@ class GeneratingRequest(Fields):
     xtc_threshold: float | None = Field(None, description="tokens this likely count as likely; default 0.1")
     allow_repetition: bool | None = Field(None, description="true: do not end an answer that repeats itself")
 
-    # Fields that would change the answer if they were there, and are not.
-    unsupported: ClassVar[tuple[str, ...]] = ()
-
-    @model_validator(mode="after")
-    def _refuse_unsupported(self) -> Self:
-        """ValueError where a field asks for what is not there; silence would be a wrong answer."""
-        asked = [name for name in self.unsupported if (self.model_extra or {}).get(name) not in (None, False)]
-        if asked:
-            raise ValueError(f"{', '.join(asked)}: not supported; leave it out")
-        return self
+    refused: ClassVar[Refused] = {**LLAMA_REFUSED, **VLLM_REFUSED}
+    ignored = LLAMA_IGNORED | VLLM_IGNORED
 
     @property
     def template_matters(self) -> bool:
@@ -67,6 +78,24 @@ class GeneratingRequest(Fields):
 
 class StreamOptions(Fields):
     include_usage: bool | None = None
+
+    ignored = frozenset({"include_obfuscation"})  # there is none
+
+
+def _text_only(kind: str) -> str:
+    if kind not in TEXT_TYPES:
+        raise PydanticCustomError(
+            "not_text",
+            "a part of the type {kind} is not taken: this server reads text, no pictures, sound or files; say in"
+            " words what is in it",
+            {"kind": repr(kind[:80])},
+        )
+    return kind
+
+
+TEXT_TYPES = ("text", "input_text", "output_text")
+TextType = Annotated[str, AfterValidator(_text_only), Field(json_schema_extra={"enum": list(TEXT_TYPES)})]
+"""The type of a part of a message."""
 
 
 class SamplingRequest(GeneratingRequest):

@@ -26,8 +26,6 @@ class MessagesRequest(MessagesInput):
     top_k: int | None = None
     top_p: float | None = None
 
-    unsupported = ("container", "mcp_servers", "context_management")
-
 
 def asked(request: MessagesRequest, template: str) -> Asked:
     """The conversation. BadRequest."""
@@ -35,6 +33,7 @@ def asked(request: MessagesRequest, template: str) -> Asked:
     generation = Generation(
         messages=said.messages,
         tools=said.tools,
+        variables=said.variables,
         max_tokens=request.max_tokens,
         stop=request.stop_sequences or (),
         sampling=constrained(given(request, ("temperature", "top_k", "top_p")), said.sampling),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
-from edge.serve.apis.fields import Fields, FunctionName, GeneratingRequest, JsonObject
+from edge.serve.apis.fields import Fields, FunctionName, GeneratingRequest, JsonObject, TextType
+from edge.serve.apis.other_fields import MESSAGES_IGNORED, MESSAGES_REFUSED, Refused
+from edge.serve.apis.variables import TemplateVariables, template_variables
 from edge.serve.http.errors import BadRequest
 from edge.serve.tools.asking import Conversation, conversation
 from edge.serve.tools.functions import Function, FunctionUse
@@ -14,8 +16,10 @@ from edge.serve.tools.prompt import Message
 
 
 class TextBlock(Fields):
-    type: Literal["text"]
+    type: TextType
     text: str
+
+    ignored = frozenset({"cache_control", "citations"})
 
 
 class ToolUseBlock(Fields):
@@ -24,12 +28,16 @@ class ToolUseBlock(Fields):
     name: FunctionName
     input: JsonObject
 
+    ignored = frozenset({"cache_control", "caller", "toolset_name"})
+
 
 class ToolResultBlock(Fields):
     type: Literal["tool_result"]
     tool_use_id: str
     content: str | list[TextBlock] | None = None
     is_error: bool | None = None
+
+    ignored = frozenset({"cache_control", "toolset_name"})
 
 
 class ThinkingBlock(Fields):
@@ -38,7 +46,20 @@ class ThinkingBlock(Fields):
     type: Literal["thinking", "redacted_thinking"]
 
 
-Block = Annotated[TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock, Field(discriminator="type")]
+def _kind(block: Any) -> str:
+    """Which block it is; what is none of the others is read as text, and refused as none."""
+    kind = block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
+    kinds = {"tool_use": "call", "tool_result": "result", "thinking": "thinking", "redacted_thinking": "thinking"}
+    return kinds.get(kind, "text") if isinstance(kind, str) else "text"
+
+
+Block = Annotated[
+    Annotated[TextBlock, Tag("text")]
+    | Annotated[ToolUseBlock, Tag("call")]
+    | Annotated[ToolResultBlock, Tag("result")]
+    | Annotated[ThinkingBlock, Tag("thinking")],
+    Discriminator(_kind),
+]
 
 
 class InputMessage(Fields):
@@ -52,6 +73,9 @@ class AnthropicTool(Fields):
     description: str | None = None
     input_schema: JsonObject
     strict: bool | None = None
+
+    refused: ClassVar[Refused] = {"allowed_callers": (["direct"],), "defer_loading": (), "input_examples": ([],)}
+    ignored = frozenset({"cache_control", "eager_input_streaming"})
 
 
 class ToolChoice(Fields):
@@ -68,6 +92,14 @@ class OutputFormat(Fields):
 class OutputConfig(Fields):
     format: OutputFormat | None = None
 
+    refused: ClassVar[Refused] = {"effort": ("high",), "task_budget": ()}
+
+
+class Thinking(Fields):
+    type: Literal["enabled", "disabled", "adaptive"] = Field(description="enabled: for templates that know it")
+
+    ignored = frozenset({"budget_tokens", "display"})  # max_tokens holds for the whole answer
+
 
 class MessagesInput(GeneratingRequest):
     """What stands in the prompt."""
@@ -77,12 +109,18 @@ class MessagesInput(GeneratingRequest):
     tools: list[AnthropicTool] | None = None
     tool_choice: ToolChoice | None = None
     output_config: OutputConfig | None = None
+    thinking: Thinking | None = None
+    chat_template_kwargs: TemplateVariables | None = Field(None, description="variables of the model's chat template")
+
+    refused: ClassVar[Refused] = {**GeneratingRequest.refused, **MESSAGES_REFUSED}
+    ignored = GeneratingRequest.ignored | MESSAGES_IGNORED
 
     @property
     def template_matters(self) -> bool:
-        """Where there are functions, or were."""
+        """Where there are functions, or were; and where it may know of thinking."""
         blocks = [block for message in self.messages if isinstance(message.content, list) for block in message.content]
-        return bool(self.tools) or any(isinstance(block, ToolUseBlock | ToolResultBlock) for block in blocks)
+        calls = any(isinstance(block, ToolUseBlock | ToolResultBlock) for block in blocks)
+        return bool(self.tools) or calls or self.thinking is not None
 
 
 def conversation_of(request: MessagesInput, template: str) -> Conversation:
@@ -94,7 +132,9 @@ def conversation_of(request: MessagesInput, template: str) -> Conversation:
     said = [part for message in request.messages for part in _messages(message)]
     output = request.output_config.format if request.output_config else None
     schema = output.json_schema if output else None
-    return conversation([*system, *said], _use(functions, request.tool_choice), template, schema)
+    thinking = request.thinking.type if request.thinking else None
+    variables = template_variables(template, request.chat_template_kwargs, thinking=thinking)
+    return conversation([*system, *said], _use(functions, request.tool_choice), template, schema, variables)
 
 
 def _use(functions: list[Function], choice: ToolChoice | None) -> FunctionUse:

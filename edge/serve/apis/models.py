@@ -1,29 +1,54 @@
-"""/v1/models, as OpenAI and Anthropic have it: with the keys of both."""
+"""/v1/models, as OpenAI, Anthropic and llama.cpp's server have it: with the keys of all."""
 
 from __future__ import annotations
 
+import asyncio
+import datetime
 from typing import Any
 
 from edge.errors import UnknownModel
 from edge.serve.served import ServedModels
-
-_CREATED = "1970-01-01T00:00:00Z"  # nobody knows when
 
 
 async def model_list(models: ServedModels) -> dict[str, Any]:
     """All models."""
     names = list(models.names)
     ends = {"first_id": names[0] if names else None, "last_id": names[-1] if names else None}
-    return {"object": "list", "data": [_model(name) for name in names], "has_more": False, **ends}
+    data = [await _model(models, name) for name in names]
+    return {"object": "list", "data": data, "has_more": False, **ends}
 
 
-def model_json(models: ServedModels, name: str) -> dict[str, Any]:
+async def model_json(models: ServedModels, name: str) -> dict[str, Any]:
     """One of them. UnknownModel."""
     if name not in models.names:
         raise UnknownModel(f"there is no model {name!r:.200}; there is {', '.join(models.names)}")
-    return _model(name)
+    return await _model(models, name)
 
 
-def _model(name: str) -> dict[str, Any]:
-    openai = {"id": name, "object": "model", "created": 0, "owned_by": "edge"}
-    return {**openai, "type": "model", "display_name": name, "created_at": _CREATED}
+async def _model(models: ServedModels, name: str) -> dict[str, Any]:
+    """A model under the names that clients look for: a request may have `context_length` tokens with its answer. Of a
+    model that is not loaded, that is what it was trained for; loaded, it may be fewer."""
+    file = await asyncio.to_thread(models.file, name)
+    running = await models.running(name)
+    trained, context = file.trained_context, running.get("context")
+    longest = min(context, trained or context) if context else trained
+    created = datetime.datetime.fromtimestamp(file.created, datetime.timezone.utc)
+    return {
+        "id": name,
+        "object": "model",
+        "created": file.created,
+        "owned_by": "edge",
+        "context_length": longest,
+        "max_model_len": longest,  # as vLLM has it
+        "type": "model",
+        "display_name": name,
+        "created_at": created.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "meta": {
+            "n_ctx": longest,
+            "n_ctx_train": trained,
+            "n_embd": file.embedding,
+            "n_params": file.parameters,
+            "n_vocab": file.vocabulary,
+            "size": file.size_bytes,
+        },
+    }

@@ -28,6 +28,8 @@ class JsonSchema(Fields):
     name: str = "answer"
     json_schema: JsonObject = Field({}, alias="schema")
 
+    ignored = frozenset({"description", "strict"})  # an answer is always held to it
+
 
 class JsonOfSchema(Fields):
     type: Literal["json_schema"]

@@ -31,6 +31,7 @@ def asked(request: ResponsesRequest, template: str) -> Asked:
     generation = Generation(
         messages=said.messages,
         tools=said.tools,
+        variables=said.variables,
         max_tokens=request.max_output_tokens,
         sampling=constrained(given(request, _SAMPLING), said.sampling),
         logprobs=(request.top_logprobs or 0) if LOGPROBS in (request.include or ()) else None,

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from edge.serve.apis.chat import called
-from edge.serve.apis.fields import MAX_LOGPROBS, MAX_SEED, Fields, FunctionName, GeneratingRequest, JsonObject
+from edge.serve.apis.fields import (
+    MAX_LOGPROBS,
+    MAX_SEED,
+    Fields,
+    FunctionName,
+    GeneratingRequest,
+    JsonObject,
+    StreamOptions,
+    TextType,
+)
+from edge.serve.apis.other_fields import OPENAI_IGNORED, RESPONSES_REFUSED, Refused
+from edge.serve.apis.variables import TemplateVariables, template_variables
 from edge.serve.http.errors import BadRequest
 from edge.serve.tools.asking import Conversation, conversation
 from edge.serve.tools.functions import Function, FunctionUse
@@ -17,14 +28,18 @@ LOGPROBS = "message.output_text.logprobs"
 
 
 class InputText(Fields):
-    type: Literal["input_text", "output_text"]
+    type: TextType
     text: str
+
+    ignored = frozenset({"annotations", "logprobs", "prompt_cache_breakpoint"})
 
 
 class MessageItem(Fields):
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[InputText]
+
+    ignored = frozenset({"id", "phase", "status"})
 
 
 class FunctionCallItem(Fields):
@@ -33,11 +48,17 @@ class FunctionCallItem(Fields):
     name: FunctionName
     arguments: str = Field(description="JSON of an object")
 
+    refused: ClassVar[Refused] = {"namespace": ()}
+    ignored = frozenset({"async", "caller", "id", "status"})
+
 
 class FunctionOutputItem(Fields):
     type: Literal["function_call_output"]
     call_id: str
     output: str | list[InputText]
+
+    refused: ClassVar[Refused] = {"namespace": ()}
+    ignored = frozenset({"caller", "id", "name", "status"})
 
 
 class ReasoningItem(Fields):
@@ -55,6 +76,9 @@ class FunctionTool(Fields):
     description: str | None = None
     parameters: JsonObject | None = None
     strict: bool | None = None
+
+    refused: ClassVar[Refused] = {"allowed_callers": (["direct"],), "async": (), "defer_loading": ()}
+    ignored = frozenset({"output_schema"})
 
 
 class NamedFunction(Fields):
@@ -75,9 +99,20 @@ class JsonOfSchema(Fields):
     name: str = "answer"
     json_schema: JsonObject = Field(alias="schema")
 
+    ignored = frozenset({"description", "strict"})  # an answer is always held to it
+
 
 class TextFields(Fields):
     format: Annotated[PlainText | AnyJson | JsonOfSchema, Field(discriminator="type")] | None = None
+
+    refused: ClassVar[Refused] = {"verbosity": ("medium",)}
+
+
+class Reasoning(Fields):
+    effort: str | None = Field(None, max_length=40, description="for templates that know it")
+
+    refused: ClassVar[Refused] = {"mode": ("standard",)}
+    ignored = frozenset({"context", "generate_summary", "summary"})  # there is no reasoning apart from the answer
 
 
 class ResponsesRequest(GeneratingRequest):
@@ -100,15 +135,21 @@ class ResponsesRequest(GeneratingRequest):
     tool_choice: Literal["auto", "none", "required"] | NamedFunction | None = None
     parallel_tool_calls: bool | None = Field(None, description="true: more than one call where some must come")
 
-    unsupported = ("previous_response_id", "conversation", "background", "prompt")
+    reasoning: Reasoning | None = None
+    chat_template_kwargs: TemplateVariables | None = Field(None, description="variables of the model's chat template")
+    stream_options: StreamOptions | None = None
+
+    refused: ClassVar[Refused] = {**GeneratingRequest.refused, **RESPONSES_REFUSED}
+    # An input that is too long is refused in words, not cut: `truncation` could only be heard of there.
+    ignored = GeneratingRequest.ignored | OPENAI_IGNORED | {"background_options", "max_tool_calls", "truncation"}
 
     @property
     def template_matters(self) -> bool:
-        """Where there are functions, or were."""
+        """Where there are functions, or were; and where it may know of reasoning."""
         called = not isinstance(self.input, str) and any(
             isinstance(item, FunctionCallItem | FunctionOutputItem) for item in self.input
         )
-        return bool(self.tools) or called
+        return bool(self.tools) or called or self.reasoning is not None
 
 
 def conversation_of(request: ResponsesRequest, template: str) -> Conversation:
@@ -131,7 +172,8 @@ def conversation_of(request: ResponsesRequest, template: str) -> Conversation:
     schema: JsonObject | None = {"type": "object"} if isinstance(wanted, AnyJson) else None
     if isinstance(wanted, JsonOfSchema):
         schema = wanted.json_schema
-    return conversation(said, use, template, schema)
+    effort = request.reasoning.effort if request.reasoning else None
+    return conversation(said, use, template, schema, template_variables(template, request.chat_template_kwargs, effort))
 
 
 def _messages(items: list[Item]) -> list[Message]:

@@ -58,13 +58,13 @@ async def detokenize(request: DetokenizeRequest, model: ServedModel) -> dict[str
 async def apply_template(request: ChatRequest, model: ServedModel) -> dict[str, Any]:
     """The prompt of a chat."""
     [generation, *_] = chat_asked(request, await template_of(model)).generations
-    return {"prompt": await model.render(generation.messages or (), generation.tools)}
+    return {"prompt": await model.render(generation.messages or (), generation.tools, generation.variables)}
 
 
 async def count_tokens(request: MessagesInput, model: ServedModel) -> dict[str, Any]:
     """How many tokens the prompt of a conversation has."""
     said = conversation_of(request, await template_of(model))
-    prompt = await model.render(said.messages, said.tools)
+    prompt = await model.render(said.messages, said.tools, said.variables)
     if len(prompt) > MOST_CHARACTERS:
         raise BadRequest(f"the prompt has {len(prompt)} characters, {MOST_CHARACTERS} are the most", "messages")
     plain = await model.tokenize(prompt, add_special=False, parse_special=True)

@@ -113,12 +113,11 @@ def error_body(failed: Failure, *, anthropic: bool) -> dict[str, Any]:
 
 def _invalid(error: ValidationError) -> Failure:
     """The deepest field that is wrong: of the members of a union, the one that fits best."""
-    wrong = max(
-        error.errors(include_url=False, include_context=False, include_input=False), key=lambda e: len(e["loc"])
-    )
+    wrong = max(error.errors(include_url=False, include_input=False), key=lambda e: len(e["loc"]))
     at = ".".join(str(part) for part in wrong["loc"] if isinstance(part, int) or _is_field(part))
     what = wrong["msg"].removeprefix("Value error, ")
-    return Failure(400, (f"{at}: {what}" if at else what)[:1000], param=at or None)
+    field = wrong.get("ctx", {}).get("field", "")  # of the part that is wrong
+    return Failure(400, (f"{at}: {what}" if at else what)[:1000], param=".".join(filter(None, (at, field))) or None)
 
 
 def _is_field(part: str) -> bool:

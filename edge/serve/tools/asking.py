@@ -23,6 +23,7 @@ class Conversation:
     sampling: Mapping[str, Any]
     form: CallFormat | None  # None: there are no calls
     names: frozenset[str]
+    variables: Mapping[str, Any]  # of the template
 
     def parser(self) -> CallParser | None:
         """For one answer; None where it is text alone."""
@@ -34,6 +35,7 @@ def conversation(
     use: FunctionUse,
     template: str,
     text_schema: Mapping[str, Any] | None = None,
+    variables: Mapping[str, Any] | None = None,
 ) -> Conversation:
     """template: the source of the model's. text_schema: JSON that the answer must be, where it is no call. BadRequest
     for what cannot be told to a model."""
@@ -57,4 +59,5 @@ def conversation(
         sampling,
         form,
         frozenset(one.name for one in use.callable),
+        variables or {},
     )

@@ -1,0 +1,188 @@
+"""/completion and /embedding in the forms of llama.cpp's own server, for clients made for that one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field, JsonValue, PrivateAttr
+
+from edge.serve.apis.api import Api, Asked, Event
+from edge.serve.apis.completions import CompletionRequest, Tokens, prompts_of
+from edge.serve.apis.embeddings import EmbeddingsRequest, embeddings
+from edge.serve.apis.fields import MAX_ANSWERS, MAX_LOGPROBS, MAX_SEED, Fields, JsonObject, constrained, repeated
+from edge.serve.apis.openai_fields import error_event, finite, text_schema, token_text
+from edge.serve.apis.other_fields import Refused
+from edge.serve.deltas import Begin, Deltas, End, Text
+from edge.serve.http.errors import BadRequest
+from edge.serve.served import Generation, Piece, ServedModel, TokenLogprob
+from edge.serve.tools.functions import json_text
+
+# What llama.cpp's server does with a field that is left out.
+DEFAULTS = {"temperature": 0.8, "top_p": 0.95, "top_k": 40, "min_p": 0.05}
+NEVER = -1e6  # a bias that no logit makes up for
+_STOPS = {"stop": "eos", "length": "limit"}
+_ANY_SEED = (-1, 2**32 - 1)
+_clock = time.monotonic
+
+Bias = Annotated[list[JsonValue], Field(min_length=2, max_length=2)]
+
+
+class NativeRequest(CompletionRequest):
+    max_tokens: int | None = Field(None, ge=-1, description="as n_predict")
+    n_predict: int | None = Field(None, ge=-1, description="-1, the default: until the context is full")
+    seed: int | None = Field(None, ge=-1, le=MAX_SEED + 1, description="-1: any")
+    logit_bias: dict[int, float] | list[Bias] | None = Field(  # type: ignore[assignment]
+        None, description="[[ID, bias or false], ...]"
+    )
+    json_schema: JsonObject | None = Field(None, description="the answer is JSON of it")
+    n_probs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="tell so many of the likeliest tokens")
+    n_cmpl: int | None = Field(None, ge=1, le=MAX_ANSWERS, description="as n")
+    return_tokens: bool | None = Field(None, description="tell the tokens of the answer")
+
+    _arrived: float = PrivateAttr(default_factory=lambda: _clock())
+
+    @property
+    def wants_tokens(self) -> bool:
+        """Whether the response tells token ids."""
+        return bool(self.return_tokens) or bool(self.n_probs)
+
+
+class NativeEmbeddingsRequest(Fields):
+    model: str | None = None
+    content: str | Tokens | list[str] | list[Tokens] | None = Field(None, description="a text, or several")
+    input: str | Tokens | list[str] | list[Tokens] | None = Field(None, description="as content")
+
+    refused: ClassVar[Refused] = {**EmbeddingsRequest.refused, "encoding_format": ("float",)}
+
+
+def asked(request: NativeRequest, _template: str) -> Asked:
+    """Each prompt, as often as it is asked for. BadRequest."""
+    prompts, n = prompts_of(request.prompt, "prompt"), request.n_cmpl or request.n or 1
+    if len(prompts) * n > MAX_ANSWERS:
+        raise BadRequest(f"{len(prompts)} prompts with {n} answers each: {MAX_ANSWERS} are the most", "prompt")
+    limit = request.n_predict if request.n_predict is not None else request.max_tokens
+    if limit == 0:
+        raise BadRequest(
+            "n_predict is 0: an answer has 1 token or more, -1 is as many as there is room for", "n_predict"
+        )
+    schema = request.json_schema if request.json_schema is not None else text_schema(request.response_format)
+    held_to = {} if schema is None else {"json_schema": json_text(schema, "json_schema")}
+    logprobs = request.n_probs if request.n_probs else request.logprobs
+    generation = Generation(
+        max_tokens=None if limit in (None, -1) else limit,
+        stop=request.stops(),
+        sampling=constrained(_sampling(request), held_to),
+        logprobs=logprobs if logprobs is not None or not request.wants_tokens else 0,
+    )
+    told = [Generation(**{**vars(generation), "prompt": prompt}) for prompt in prompts]
+    return Asked([one for generation in told for one in repeated(generation, n)])
+
+
+def _sampling(request: NativeRequest) -> dict[str, Any]:
+    sampling = request.sampling()
+    given = {name: value for name in DEFAULTS if (value := getattr(request, name)) is not None}
+    if sampling.get("seed") in _ANY_SEED:
+        del sampling["seed"]
+    if isinstance(request.logit_bias, list):
+        sampling["logit_bias"] = dict(map(_bias, request.logit_bias))
+    return {**sampling, **DEFAULTS, **given}
+
+
+def _bias(pair: Sequence[Any]) -> tuple[int, float]:
+    token, bias = pair
+    if isinstance(token, bool) or not isinstance(token, int):
+        raise BadRequest(f"logit_bias: {token!r:.80} is no token id; /tokenize tells the ids of a text", "logit_bias")
+    if bias is False:
+        return token, NEVER
+    if isinstance(bias, bool) or not isinstance(bias, int | float):
+        raise BadRequest(f"logit_bias: {bias!r:.80} is no number, and not false", "logit_bias")
+    return token, float(bias)
+
+
+async def events(request: NativeRequest, model: str, deltas: Deltas) -> AsyncGenerator[Event, None]:
+    """Texts as they come; the last event of each answer tells what the whole response does."""
+    begun: dict[int, tuple[Begin, float]] = {}
+    async for index, delta in deltas:
+        if isinstance(delta, Begin):
+            begun[index] = delta, _clock()
+        elif isinstance(delta, Text):
+            yield {**_content(request, index, delta.text, delta.pieces), "stop": False}
+        elif isinstance(delta, End):
+            begin, at = begun[index]
+            yield {
+                **_content(request, index, "", ()),
+                "stop": True,
+                "id_slot": -1,
+                "model": model,
+                "tokens_predicted": delta.generated_tokens,
+                "tokens_evaluated": begin.prompt_tokens,
+                "tokens_cached": begin.cached_tokens,
+                "truncated": False,
+                "stop_type": "word" if delta.stop_string is not None else _STOPS.get(delta.reason, "eos"),
+                "stopping_word": delta.stop_string or "",
+                "generation_settings": request.model_dump(mode="json", exclude={"prompt"}, exclude_none=True),
+                "timings": _timings(
+                    begin, delta.generated_tokens, (at - request._arrived) * 1e3, (_clock() - at) * 1e3
+                ),
+            }
+
+
+def _content(request: NativeRequest, index: int, text: str, pieces: Sequence[Piece]) -> dict[str, Any]:
+    told = [piece.logprob.token_id for piece in pieces if piece.logprob is not None] if request.wants_tokens else []
+    content: dict[str, Any] = {"index": index, "content": text, "tokens": told}
+    if request.n_probs:
+        content["completion_probabilities"] = [
+            {**_token(piece.logprob), "top_logprobs": [_token(one) for one in piece.alternatives]}
+            for piece in pieces
+            if piece.logprob is not None
+        ]
+    return content
+
+
+def _token(one: TokenLogprob) -> dict[str, Any]:
+    told = {"id": one.token_id, "token": token_text(one), "bytes": list(one.piece)}
+    return {**told, "logprob": finite(one.logprob)}
+
+
+def _timings(begin: Begin, predicted: int, prompt_ms: float, predicted_ms: float) -> dict[str, float]:
+    """Milliseconds from the request to its first token, waiting included, and from there to the end."""
+    computed = begin.prompt_tokens - begin.cached_tokens
+    return {
+        "cache_n": begin.cached_tokens,
+        "prompt_n": computed,
+        "prompt_ms": prompt_ms,
+        "prompt_per_token_ms": prompt_ms / max(computed, 1),
+        "prompt_per_second": computed / max(prompt_ms, 1e-3) * 1e3,
+        "predicted_n": predicted,
+        "predicted_ms": predicted_ms,
+        "predicted_per_token_ms": predicted_ms / max(predicted, 1),
+        "predicted_per_second": predicted / max(predicted_ms, 1e-3) * 1e3,
+    }
+
+
+def whole(told: Sequence[Event]) -> Event | Sequence[Event]:
+    """The response that the events amount to; a list where there are several answers."""
+    answers: dict[int, dict[str, Any]] = {}
+    for event in told:
+        answer = answers.setdefault(event["index"], {"content": "", "tokens": []})
+        lists = ("tokens", "completion_probabilities")
+        joined = {key: answer.get(key, type(event[key])()) + event[key] for key in ("content", *lists) if key in event}
+        answers[event["index"]] = {**answer, **event, **joined}
+    several = [answers[index] for index in sorted(answers)]
+    return several[0] if len(several) == 1 else several
+
+
+async def native_embeddings(request: NativeEmbeddingsRequest, model: ServedModel) -> list[Mapping[str, Any]]:
+    """The embedding of each text."""
+    texts = request.content if request.content is not None else request.input
+    if texts is None:
+        raise BadRequest("content is needed: a text, its tokens, or several of either", "content")
+    told = await embeddings(EmbeddingsRequest.model_validate({"input": texts}), model)
+    return [{"index": one["index"], "embedding": [one["embedding"]]} for one in told["data"]]
+
+
+NATIVE = Api(
+    "/completion", "Continue texts, as llama.cpp's server has it.", NativeRequest, asked, events, whole, error_event
+)

@@ -1,0 +1,172 @@
+"""Fields that requests may have and that are not done here: those of other servers, and of parts of the APIs.
+
+A field that would change the answer is refused, unless it asks for what is done anyway. One that would not is ignored.
+docs/serve.md has both lists; the tests walk the types of the official clients, so that none is dropped in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+Refused = Mapping[str, tuple[Any, ...]]
+"""Fields, each with the values beside null and false that ask for nothing."""
+
+LLAMA_REFUSED: Refused = {
+    "add_generation_prompt": (True,),
+    "dynatemp_range": (0,),
+    "grammar_lazy": (),
+    "grammar_triggers": ([],),
+    "ignore_eos": (),
+    "lora": ([],),
+    "min_keep": (0,),
+    "mirostat": (0,),
+    "multimodal_data": ([],),
+    "n_cmpl": (1,),
+    "n_indent": (0,),
+    "n_predict": (-1,),
+    "n_probs": (0,),
+    "parse_tool_calls": (True,),
+    "post_sampling_probs": (),
+    "reasoning_budget": (-1,),
+    "reasoning_format": ("none", "auto"),
+    "repeat_last_n": (64,),
+    "response_fields": ([],),
+    "return_tokens": (),
+    "samplers": ([],),
+    "t_max_predict_ms": (0, -1),
+    "thinking_budget_tokens": (-1,),
+    "thinking_forced_open": (),
+    "top_n_sigma": (0, -1),
+}
+# Places in the cache, figures beside the answer, and what matters only where something else is refused.
+LLAMA_IGNORED = frozenset(
+    "cache_prompt dynatemp_exponent id_slot mirostat_eta mirostat_tau n_cache_reuse n_discard n_keep return_progress"
+    " sse_ping_interval t_max_prompt_ms timings_per_token".split()
+)
+
+VLLM_REFUSED: Refused = {
+    "allowed_token_ids": ([],),
+    "bad_words": ([],),
+    "chat_template": (),
+    "continue_final_message": (),
+    "documents": ([],),
+    "enable_thinking": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "include_stop_str_in_output": (),
+    "length_penalty": (1,),
+    "logits_processors": ([],),
+    "min_tokens": (0,),
+    "prompt_logprobs": (),
+    "repetition_penalty": (1,),
+    "stop_token_ids": ([],),
+    "structured_outputs": (),
+    "truncate_prompt_tokens": (-1,),
+    "use_beam_search": (),
+}
+VLLM_IGNORED = frozenset("priority request_id skip_special_tokens spaces_between_special_tokens".split())
+
+# What a provider does with requests of many people, or keeps: nothing of it is here.
+OPENAI_IGNORED = frozenset(
+    "metadata prompt_cache_key prompt_cache_options prompt_cache_retention safety_identifier service_tier store"
+    " user".split()
+)
+CHAT_REFUSED: Refused = {
+    "audio": (),
+    "echo": (),
+    "json_schema": (),
+    "prompt": (),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "modalities": (["text"],),
+    "moderation": (),
+    "suffix": (),
+    "best_of": (1,),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+COMPLETIONS_REFUSED: Refused = {
+    "best_of": (1,),
+    "chat_template_kwargs": ({},),
+    "echo": (),
+    "json_schema": (),
+    "suffix": ("",),
+}
+# Fields of chats that responses have not, and of responses that are not done.
+RESPONSES_REFUSED: Refused = {
+    "access_programs": ([],),
+    "background": (),
+    "context_management": ([],),
+    "conversation": (),
+    "grammar": (),
+    "image": (),
+    "json_schema": (),
+    "lark": (),
+    "logit_bias": ({},),
+    "logprobs": (),
+    "moderation": (),
+    "n": (1,),
+    "previous_response_id": (),
+    "prompt": (),
+    "regex": (),
+    "response_format": ({"type": "text"},),
+    "stop": ([],),
+}
+MESSAGES_REFUSED: Refused = {
+    "compaction": (),
+    "container": (),
+    "context_management": (),
+    "fallbacks": ([],),
+    "frequency_penalty": (0,),
+    "grammar": (),
+    "json_schema": (),
+    "lark": (),
+    "logit_bias": ({},),
+    "mcp_servers": ([],),
+    "min_p": (0,),
+    "n": (1,),
+    "output_format": (),
+    "presence_penalty": (0,),
+    "prompt": (),
+    "regex": (),
+    "repeat_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "seed": (),
+    "speed": ("standard",),
+    "stop": ([],),
+    "thread": (),
+}
+MESSAGES_IGNORED = frozenset(
+    "betas billing_policy cache_control diagnostics fallback_credit_token inference_geo metadata service_tier"
+    " user_profile_id workspace_id".split()
+)
+
+# What to say in place of some of them.
+INSTEAD: Mapping[str, str] = {
+    "enable_thinking": 'say chat_template_kwargs: {"enable_thinking": ...}',
+    "guided_grammar": "say grammar or lark",
+    "guided_json": "say response_format",
+    "guided_regex": "say regex",
+    "json_schema": "say response_format",
+    "n_cmpl": "say n",
+    "n_predict": "say max_tokens",
+    "n_probs": "say logprobs",
+    "output_format": "say output_config.format",
+    "repetition_penalty": "say repeat_penalty",
+    "structured_outputs": "say response_format",
+}
+
+
+def asks_for_nothing(value: Any, neutral: tuple[Any, ...]) -> bool:
+    """Whether a value of a refused field asks for what is done anyway. 1 is no True here, and 0 no False."""
+    if value is None or value is False:
+        return True
+    return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral)
+
+
+def refusal(field: str) -> str:
+    """Why a field is refused."""
+    return f"{field} is not done here, and would change the answer; {INSTEAD.get(field, 'leave it out')}"

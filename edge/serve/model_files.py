@@ -1,0 +1,50 @@
+"""What files of models say of them, read once while a file stays as it is."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge.errors import EdgeError
+from partition.model.model import ModelShape
+from quant.gguf.file import GgufFile
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """A file, and its model where it has one that can be read."""
+
+    created: int  # when it was last written, in seconds since 1970; 0: it is not there
+    size_bytes: int = 0
+    trained_context: int | None = None  # tokens
+    vocabulary: int | None = None
+    embedding: int | None = None  # values of a hidden state
+    parameters: int | None = None
+
+
+class ModelFiles:
+    """Files by path. A header takes some milliseconds to read, and clients ask for all models at once."""
+
+    def __init__(self) -> None:
+        self._read: dict[str, tuple[tuple[int, int], ModelFile]] = {}
+
+    def about(self, path: str) -> ModelFile:
+        """What there is to know of a file."""
+        try:
+            status = os.stat(path)
+        except OSError:
+            return ModelFile(0)
+        version = status.st_mtime_ns, status.st_size
+        known = self._read.get(path)
+        if known is None or known[0] != version:
+            known = self._read[path] = version, _read(path, int(status.st_mtime), status.st_size)
+        return known[1]
+
+
+def _read(path: str, created: int, size_bytes: int) -> ModelFile:
+    with suppress(EdgeError, OSError):  # who asks for this model hears why
+        shape = ModelShape.from_gguf(GgufFile.open(Path(path)))
+        return ModelFile(created, size_bytes, shape.context_length or None, shape.n_vocab, shape.n_embd, shape.n_params)
+    return ModelFile(created, size_bytes)

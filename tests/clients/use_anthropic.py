@@ -1,0 +1,30 @@
+"""Anthropic's own client."""
+
+from anthropic import Anthropic
+from common import MODEL, QUESTION, SCHEMA, URL, follows, main, said, streamed
+
+client = Anthropic(base_url=URL, api_key="none", max_retries=0)
+ASKED = {"model": MODEL, "max_tokens": 200, "messages": [{"role": "user", "content": QUESTION}]}
+
+
+def hello() -> str:
+    return said(client.messages.create(**ASKED).content[0].text)
+
+
+def stream() -> str:
+    with client.messages.stream(**ASKED) as told:
+        return streamed(list(told.text_stream))
+
+
+def tools() -> str:
+    tool = {"name": "forecast", "description": "The weather of a city.", "input_schema": SCHEMA}
+    told = client.messages.create(**ASKED, tools=[tool], tool_choice={"type": "any"})
+    return follows(next(block for block in told.content if block.type == "tool_use").input)
+
+
+def structured() -> str:
+    form = {"format": {"type": "json_schema", "schema": SCHEMA}}
+    return follows(client.messages.create(**ASKED, output_config=form).content[0].text)
+
+
+main({"hello": hello, "stream": stream, "tools": tools, "structured": structured})

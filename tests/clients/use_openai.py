@@ -1,0 +1,36 @@
+"""OpenAI's own client: chats and responses."""
+
+from common import MODEL, QUESTION, SCHEMA, URL, follows, main, said, streamed
+from openai import OpenAI
+
+client = OpenAI(base_url=f"{URL}/v1", api_key="none", max_retries=0)
+MESSAGES = [{"role": "user", "content": QUESTION}]
+FUNCTION = {"name": "forecast", "description": "The weather of a city.", "parameters": SCHEMA}
+LIMIT = {"model": MODEL, "max_tokens": 200}
+
+
+def hello() -> str:
+    return said(client.chat.completions.create(messages=MESSAGES, **LIMIT).choices[0].message.content)
+
+
+def stream() -> str:
+    chunks = client.chat.completions.create(messages=MESSAGES, stream=True, **LIMIT)
+    return streamed([chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices])
+
+
+def tools() -> str:
+    told = client.chat.completions.create(
+        messages=MESSAGES, tools=[{"type": "function", "function": FUNCTION}], tool_choice="required", **LIMIT
+    )
+    return follows(told.choices[0].message.tool_calls[0].function.arguments)
+
+
+def structured() -> str:
+    schema = {"type": "json_schema", "json_schema": {"name": "trip", "schema": SCHEMA, "strict": True}}
+    told = client.chat.completions.create(messages=MESSAGES, response_format=schema, **LIMIT)
+    follows(told.choices[0].message.content)
+    schema = {"format": {"type": "json_schema", "name": "trip", "schema": SCHEMA, "strict": True}}
+    return follows(client.responses.create(input=QUESTION, model=MODEL, max_output_tokens=200, text=schema).output_text)
+
+
+main({"hello": hello, "stream": stream, "tools": tools, "structured": structured})

@@ -1,0 +1,253 @@
+"""No known field of a request is dropped in silence: it works, is ignored because it changes nothing, or is a 400."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from edge.demo import MODEL_PATH
+from edge.errors import SamplingError
+from edge.llm.sampler import MAX_BIAS, SamplingParams
+from edge.serve.apis import chat, fields, messages, messages_fields, native, openai_fields, responses_fields
+from edge.serve.apis.completions import CompletionRequest
+from edge.serve.apis.embeddings import EmbeddingsRequest
+from edge.serve.apis.other_fields import asks_for_nothing
+from edge.serve.app import create_app
+from edge.serve.options import ServeOptions
+from tests.serve.scripted import ScriptedModels
+from tests.serve.serving import serving
+from tests.support import ROOT
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+HI = [{"role": "user", "content": "Hi"}]
+CHAT = ("/v1/chat/completions", {"messages": HI})
+COMPLETIONS = ("/v1/completions", {"prompt": "Hi"})
+RESPONSES = ("/v1/responses", {"input": "Hi"})
+MESSAGES = ("/v1/messages", {"messages": HI, "max_tokens": 5})
+NATIVE = ("/completion", {"prompt": "Hi"})
+Api = tuple[str, dict[str, Any]]
+# The options of /completion in the README of llama.cpp's server.
+LLAMA = """prompt temperature dynatemp_range dynatemp_exponent top_k top_p min_p n_predict n_indent n_keep n_cmpl
+n_cache_reuse stream stop repeat_penalty repeat_last_n presence_penalty frequency_penalty mirostat mirostat_tau
+mirostat_eta grammar json_schema seed ignore_eos logit_bias n_probs min_keep t_max_predict_ms id_slot cache_prompt
+return_tokens samplers timings_per_token return_progress sse_ping_interval post_sampling_probs response_fields
+lora""".split()
+
+
+def names(request: type[BaseModel]) -> set[str]:
+    """All fields of a part of a request that something is known of."""
+    own = {one.alias or name for name, one in request.model_fields.items()}
+    assert issubclass(request, fields.Fields)
+    return own | set(request.refused) | request.ignored
+
+
+def test_no_field_of_the_official_clients_is_unknown() -> None:
+    import anthropic.types as claude
+    from anthropic.types import message_count_tokens_params, message_create_params
+    from anthropic.types.beta import message_create_params as beta
+    from openai.types import chat as gpt
+    from openai.types import completion_create_params, embedding_create_params, responses, shared_params
+    from openai.types.chat import completion_create_params as chat_params
+    from openai.types.responses import response_create_params, response_input_item_param
+    from openai.types.shared_params import response_format_json_schema
+
+    pairs: list[tuple[type[BaseModel], Any]] = [
+        (chat.ChatRequest, chat_params.CompletionCreateParamsBase),
+        (chat.ChatMessage, gpt.ChatCompletionUserMessageParam),
+        (chat.ChatMessage, gpt.ChatCompletionAssistantMessageParam),
+        (chat.ChatMessage, gpt.ChatCompletionToolMessageParam),
+        (chat.TextPart, gpt.ChatCompletionContentPartTextParam),
+        (chat.FunctionFields, shared_params.FunctionDefinition),
+        (fields.StreamOptions, gpt.ChatCompletionStreamOptionsParam),
+        (openai_fields.JsonSchema, response_format_json_schema.JSONSchema),
+        (CompletionRequest, completion_create_params.CompletionCreateParamsBase),
+        (EmbeddingsRequest, embedding_create_params.EmbeddingCreateParams),
+        (responses_fields.ResponsesRequest, response_create_params.ResponseCreateParamsBase),
+        (responses_fields.FunctionTool, responses.FunctionToolParam),
+        (responses_fields.MessageItem, responses.EasyInputMessageParam),
+        (responses_fields.MessageItem, responses.ResponseOutputMessageParam),
+        (responses_fields.InputText, responses.ResponseInputTextParam),
+        (responses_fields.InputText, responses.ResponseOutputTextParam),
+        (responses_fields.FunctionCallItem, responses.ResponseFunctionToolCallParam),
+        (responses_fields.FunctionOutputItem, response_input_item_param.FunctionCallOutput),
+        (responses_fields.TextFields, responses.ResponseTextConfigParam),
+        (responses_fields.JsonOfSchema, responses.ResponseFormatTextJSONSchemaConfigParam),
+        (responses_fields.Reasoning, shared_params.Reasoning),
+        (fields.StreamOptions, response_create_params.StreamOptions),
+        (messages.MessagesRequest, message_create_params.MessageCreateParamsBase),
+        (messages.MessagesRequest, beta.MessageCreateParamsBase),
+        (messages_fields.MessagesInput, message_count_tokens_params.MessageCountTokensParams),
+        (messages_fields.TextBlock, claude.TextBlockParam),
+        (messages_fields.ToolUseBlock, claude.ToolUseBlockParam),
+        (messages_fields.ToolResultBlock, claude.ToolResultBlockParam),
+        (messages_fields.AnthropicTool, claude.ToolParam),
+        (messages_fields.OutputConfig, claude.OutputConfigParam),
+        (messages_fields.ToolChoice, claude.ToolChoiceToolParam),
+    ]
+    dropped = {
+        f"{request.__name__}.{name}"
+        for request, theirs in pairs
+        for name in set(theirs.__annotations__) - names(request)
+    }
+    assert not dropped, "say of each whether it works, changes nothing, or is refused (edge/serve/apis/other_fields.py)"
+
+
+def test_no_option_of_llama_server_is_unknown() -> None:
+    others = (chat.ChatRequest, CompletionRequest, responses_fields.ResponsesRequest, messages.MessagesRequest)
+    assert set(LLAMA) <= names(native.NativeRequest)
+    for request in others:
+        assert set(LLAMA) <= names(request), request
+
+
+def test_the_docs_name_all_that_is_refused_and_ignored() -> None:
+    page = (ROOT / "docs" / "serve.md").read_text()
+    for request in (chat.ChatRequest, CompletionRequest, responses_fields.ResponsesRequest, messages.MessagesRequest):
+        missing = [name for name in (*request.refused, *request.ignored) if f"`{name}`" not in page]
+        assert not missing, request
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with serving(create_app(ScriptedModels(), ServeOptions())) as address:
+        yield address
+
+
+def post(url: str, api: Api, **more: Any) -> httpx.Response:
+    return httpx.post(url + api[0], json={**api[1], **more}, timeout=60)
+
+
+@pytest.mark.parametrize("api", [CHAT, COMPLETIONS, RESPONSES, MESSAGES], ids=lambda api: api[0])
+def test_what_would_change_the_answer_is_refused_by_name(url: str, api: Api) -> None:
+    request = {
+        CHAT[0]: chat.ChatRequest,
+        COMPLETIONS[0]: CompletionRequest,
+        RESPONSES[0]: responses_fields.ResponsesRequest,
+        MESSAGES[0]: messages.MessagesRequest,
+    }[api[0]]
+    with httpx.Client(base_url=url, timeout=60) as client:
+        for name in request.refused:
+            told = client.post(api[0], json={**api[1], name: "something"})
+            assert told.status_code == 400, name
+            error = told.json()["error"]
+            assert error["message"].startswith(f"{name} is not done here")
+            assert error.get("param", name) == name  # Anthropic's form has no place for it
+        harmless = {name: (neutral or (None,))[0] for name, neutral in request.refused.items()}
+        ignored = dict.fromkeys(request.ignored - request.model_fields.keys(), "something")
+        told = client.post(api[0], json={**api[1], **harmless, **ignored})
+        assert told.status_code == 200, told.text
+
+
+def test_a_value_that_asks_for_nothing() -> None:
+    assert asks_for_nothing(None, ())
+    assert asks_for_nothing(False, ())
+    assert asks_for_nothing(0.0, (0,))
+    assert not asks_for_nothing(True, (1,))
+    assert not asks_for_nothing(0.1, (0,))
+    assert not asks_for_nothing([1], ([],))
+
+
+@pytest.mark.parametrize(
+    ("api", "body", "word"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "image_url"),
+        (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input_image"),
+        (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "image"),
+        (MESSAGES, {"messages": [{"role": "user", "content": [{"type": 5}]}]}, "content.0"),
+    ],
+    ids=range(4),
+)  # fmt: skip
+def test_pictures_are_refused_in_words(url: str, api: Api, body: dict[str, Any], word: str) -> None:
+    message = post(url, api, **body).json()["error"]["message"]
+    assert word in message
+    assert "no pictures" in message or word == "content.0"
+
+
+@pytest.mark.parametrize(
+    ("api", "more", "word"),
+    [
+        (CHAT, {"chat_template_kwargs": {"messages": []}}, "messages"),
+        (CHAT, {"chat_template_kwargs": {"a b": 1}}, "chat_template_kwargs"),
+        (CHAT, {"chat_template_kwargs": {f"a{n}": 1 for n in range(65)}}, "chat_template_kwargs"),
+        (CHAT, {"reasoning_effort": "high"}, "reasoning_effort"),
+        (RESPONSES, {"reasoning": {"effort": "high"}}, "reasoning_effort"),
+        (MESSAGES, {"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
+        (CHAT, {"messages": [{"role": "assistant", "content": "", "refusal": "no"}]}, "refusal"),
+        (MESSAGES, {"output_config": {"effort": "low"}}, "effort"),
+        (NATIVE, {"n_predict": 0}, "n_predict"),
+        (NATIVE, {"logit_bias": [["word", 1]]}, "logit_bias"),
+        (NATIVE, {"logit_bias": [[5, True]]}, "logit_bias"),
+        (NATIVE, {"logit_bias": [[5]]}, "logit_bias"),
+        (NATIVE, {"seed": -2}, "seed"),
+        (NATIVE, {"n_cmpl": 65}, "n_cmpl"),
+        (NATIVE, {"prompt": ["a"] * 33, "n_cmpl": 2}, "64"),
+        (NATIVE, {"mirostat": 2}, "mirostat"),
+        (("/embedding", {}), {}, "content"),
+        (("/embedding", {"content": "a"}), {"encoding_format": "base64"}, "encoding_format"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done(url: str, api: Api, more: dict[str, Any], word: str) -> None:
+    told = post(url, api, **more)
+    assert (told.status_code, word in told.json()["error"]["message"]) == (400, True), told.text
+
+
+def test_variables_come_to_the_template() -> None:
+    models = ScriptedModels()
+    models.scripted.template = "{{ enable_thinking }} {{ reasoning_effort }} {{ tools }}"
+    with serving(create_app(models, ServeOptions())) as url:
+        for api, more, variables in (
+            (CHAT, {"chat_template_kwargs": {"a": False, "x": [1]}}, {"a": False, "x": [1]}),
+            (CHAT, {"reasoning_effort": "low"}, {"reasoning_effort": "low"}),
+            (CHAT, {"reasoning_effort": "none"}, {"reasoning_effort": "none", "enable_thinking": False}),
+            (RESPONSES, {"reasoning": {"effort": "high"}}, {"reasoning_effort": "high"}),
+            (MESSAGES, {"thinking": {"type": "enabled", "budget_tokens": 9}}, {"enable_thinking": True}),
+            (MESSAGES, {"thinking": {"type": "disabled"}}, {"enable_thinking": False}),
+            (MESSAGES, {"thinking": {"type": "adaptive"}}, {}),
+        ):  # fmt: skip
+            assert post(url, api, **more).status_code == 200
+            assert models.scripted.asked[-1].variables == variables
+        thought = {"role": "assistant", "content": "b", "reasoning_content": "because"}
+        assert post(url, CHAT, messages=[*HI, thought]).status_code == 200
+        assert (models.scripted.asked[-1].messages or [])[-1]["reasoning_content"] == "because"
+
+
+def test_a_template_renders_variables() -> None:
+    from edge.templates.template import ChatTemplate, TemplateError
+
+    template = ChatTemplate("{{ 'on' if enable_thinking else 'off' }} {{ bos_token }}", bos="<s>")
+    assert template.render(HI) == "off <s>"
+    assert template.render(HI, variables={"enable_thinking": True}) == "on <s>"
+    with pytest.raises(TemplateError, match="bos_token"):
+        template.render(HI, variables={"bos_token": "x"})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"logit_bias": {5: 1e308}}, {"logit_bias": {5: -MAX_BIAS * 2}}, {"temperature": 1e308}, {"repeat_penalty": 1e308},
+     {"repeat_penalty": 1e-320}],
+    ids=str,
+)  # fmt: skip
+def test_numbers_that_no_logit_can_take(given: dict[str, Any]) -> None:
+    with pytest.raises(SamplingError, match=f"{next(iter(given))}.* must be from"):
+        SamplingParams(**given)
+
+
+def test_a_constraint_that_nothing_follows_is_told_in_words(server: str) -> None:
+    told = post(server, CHAT, regex=r"[^\s\S]")
+    assert told.status_code == 400
+    assert "NoExtension" not in told.text
+    assert "no text can follow it" in told.json()["error"]["message"]
+
+
+def test_models_tell_their_context_and_when_they_were_written(server: str) -> None:
+    [model] = httpx.get(f"{server}/v1/models").json()["data"]
+    assert model["created"] == int(MODEL_PATH.stat().st_mtime)
+    assert model["created_at"].startswith("20")
+    assert model["context_length"] == model["max_model_len"] == model["meta"]["n_ctx_train"] == 1024
+    assert model["meta"]["size"] == MODEL_PATH.stat().st_size
+    assert httpx.get(f"{server}/v1/models/{model['id']}").json() == model
+    assert httpx.get(f"{server}/models").json()["data"] == [model]
