@@ -6,7 +6,7 @@ from common import MODEL, QUESTION, SCHEMA, URL, follows, main, said, streamed
 from smolagents import OpenAIServerModel, tool
 from smolagents.models import ChatMessage, MessageRole
 
-model = OpenAIServerModel(MODEL, api_base=f"{URL}/v1", api_key="none", max_tokens=200)
+model = OpenAIServerModel(MODEL, api_base=f"{URL}/v1", api_key="none", max_tokens=200, temperature=0)
 ASKED = [ChatMessage(role=MessageRole.USER, content=[{"type": "text", "text": QUESTION}])]
 
 
