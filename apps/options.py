@@ -142,9 +142,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "--cluster": {"type": Path, "metavar": "FILE", "help": "devices and links: cluster.toml"},
     "--context": {"type": argument(units.whole(1, MAX_CONTEXT)), "metavar": "N"},
-    "--dim": {"action": "append", "type": dimension, "metavar": "NAME=N", "help": "size of an open ONNX dimension"},
+    "--dim": {
+        "action": "append", "type": dimension, "metavar": "NAME=N",
+        "help": "size of an open ONNX dimension, also as INPUT[AXIS]=N",
+    },
     "--force": {"action": "store_true", "help": "overwrite files"},
     "--gpu-layers": {"type": natural, "metavar": "N"},
+    "--input": {
+        "action": "append", "metavar": "[NAME=]FILE",
+        "help": "a picture, or a .npz file with an array for each ONNX input; may be given more than once",
+    },
     "--in-flight": {
         "type": in_flight, "metavar": "N", "help": "inputs in flight for throughput (default: what fills it)",
     },

@@ -30,7 +30,7 @@ def main() -> None:
         Fleet(devices, insecure=True) as fleet,
         OnnxDeployment(fleet, model, model.plan(devices, cuts[:1])) as deployment,
     ):
-        measured = partial(sweep, deployment, model, cuts, model.noise(), repeats=asked["repeats"])
+        measured = partial(sweep, deployment, model, cuts, model.sample, repeats=asked["repeats"])
         rounds = [[_values(one) for one in measured()] for _ in range(asked["rounds"])]
     print(json.dumps(rounds))
 

@@ -124,7 +124,7 @@ def _onnx_alone(asked: dict[str, Any]) -> float:
 
     model = OnnxSource.of(load(Path(asked["model"])), {})
     with OnnxEngine(Path(asked["model"]), 1) as engine:
-        return measure(in_turn(engine.run), model.noise(), 6, 1).latency_ms_median / 1e3
+        return measure(in_turn(engine.run), model.sample, 6, 1).latency_ms_median / 1e3
 
 
 if __name__ == "__main__":

@@ -98,10 +98,10 @@ def items(text: str) -> list[str]:
 
 
 def dimension(text: str) -> tuple[str, int]:
-    """The name of a dimension and its value, from "NAME=N"."""
+    """The name of a dimension and its size, from "NAME=N" or "INPUT[AXIS]=N"."""
     name, equals, value = text.rpartition("=")
     if not equals or not name:
-        raise ValueError(f"needs NAME=N, got {text!r}")
+        raise ValueError(f"needs NAME=N or INPUT[AXIS]=N, got {text!r}")
     return name, positive_int(value)
 
 

@@ -302,16 +302,18 @@ class Boundary(_message.Message):
     def __init__(self, tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., inner: _Optional[bool] = ..., passed: _Optional[int] = ...) -> None: ...
 
 class Tensor(_message.Message):
-    __slots__ = ("name", "type", "shape", "open")
+    __slots__ = ("name", "type", "shape", "open", "any_rank")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
+    ANY_RANK_FIELD_NUMBER: _ClassVar[int]
     name: str
     type: str
     shape: _containers.RepeatedScalarFieldContainer[int]
     open: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, name: _Optional[str] = ..., type: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., open: _Optional[_Iterable[int]] = ...) -> None: ...
+    any_rank: bool
+    def __init__(self, name: _Optional[str] = ..., type: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., open: _Optional[_Iterable[int]] = ..., any_rank: _Optional[bool] = ...) -> None: ...
 
 class Loading(_message.Message):
     __slots__ = ("fraction",)

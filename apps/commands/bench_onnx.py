@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from edge.onnx.model import OnnxSource
     from edge.planning.onnx_sweep import CutSpeed
 
-OWN = ("cuts", "dim", "in_flight", "no_local")
+OWN = ("cuts", "dim", "input", "in_flight", "no_local")
 _OF_TEXT = (
     "prompt_tokens", "gen_tokens", "requests", "kv_type", "flash_attention", "context", "batch", "affinity",
     "gpu_layers", "repack", "memory", "window", "io_threads", "io_chunk", "parallel", "shares", "plan", "save_plan",
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("ONNX models", "on this device, or on this one and a worker, or on two workers")
     words = "all, distinct, blocks, or labels: A,B (default: blocks, where there are any)"
     group.add_argument("--cuts", metavar="WHICH", help=words)
-    add(group, "--dim", help="value of an open dimension (default: 1)")
+    add(group, "--dim", "--input")
     group.add_argument("--no-local", action="store_true", help="no stage on this device: --workers names two")
     add(group, "--in-flight")
 
@@ -52,7 +52,8 @@ def run(args: argparse.Namespace) -> int:
     from partition.errors import PlanError
     from partition.plan.onnx_cuts import choose
 
-    model = sized(Path(args.model), dict(args.dim or ()))
+    model = sized(Path(args.model), dict(args.dim or ()), args.input or ())
+    model.check_places(2)
     cuts = choose(model.graph, args.cuts or "auto")
     if not cuts:
         raise PlanError(f"{model.name} has no cuts of that kind; --cuts all shows every one")

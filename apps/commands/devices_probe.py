@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to measure, and how to print it."""
     parser.add_argument("model", nargs="?", metavar="MODEL", help="GGUF or ONNX: show what devices take for its parts")
     group = parser.add_argument_group("with a model")
-    add(group, "--cluster", "--workers", "--insecure", "--dim")
+    add(group, "--cluster", "--workers", "--insecure", "--dim", "--input")
     others = ("transport", "wire", "threads", "memory", "context", "concurrency", "prompt_tokens", "kv_type")
     parser.set_defaults(**dict.fromkeys(others))
     parser.add_argument("--fresh", action="store_true", help="measure now, also what was measured within a day")
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         if args.folder is not None:
             raise UsageError("--folder is of this machine alone; leave MODEL out")
         return _run_model(args)
-    refuse(args, ("cluster", "workers", "insecure", "dim"), "is for a MODEL: name one")
+    refuse(args, ("cluster", "workers", "insecure", "dim", "input"), "is for a MODEL: name one")
     if args.folder is not None and not args.folder.is_dir():
         raise UsageError(f"--folder needs a folder that exists; {args.folder} is none")
     from edge.survey.machine import machine_rows, this_machine

@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, onnx: bool = False) -> Non
     if onnx:
         add(group, "--workers", help="a stage on this device and on each of these, in this order: HOST[:PORT],...")
         group.add_argument("--no-local", action="store_true", help="no stage on this device")
-        words = "cut after these (default: by estimated work)"
+        words = "cut after these (default: by the work of nodes)"
         group.add_argument("--cut", type=_cuts, metavar="LABEL,...", help=words)
         add(group, "--shares", help="what part of the work each device is to do")
     else:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from edge.planning.space import PlanSpace
 
 _OF_TEXT = ("context", "prompt_tokens", "kv_type", "memory", "draft", "draft_worker", "acceptance")
-_OF_ONNX = ("dim",)
+_OF_ONNX = ("dim", "input")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     work.add_argument("--concurrency", type=in_flight, metavar="C", help=words)
     work.add_argument("--prompt-tokens", type=positive_int, metavar="N", help="of a prompt (default: 128)")
     add(work, "--kv-type", help="of stored keys and values (default: f16)")
-    add(work, "--dim")
+    add(work, "--dim", "--input")
     add_draft_arguments(work, "off")
     words = "of guesses, the part that is right (default: as usual for such guesses)"
     work.add_argument("--acceptance", type=between(0, 1), metavar="A", help=words)
@@ -83,7 +83,7 @@ def spaces(args: argparse.Namespace, types: tuple[str, ...] = ()) -> Iterator[tu
             check_onnx()
             check_dimensions(args.dim or [])
         named = given(args, [field.name for field in fields(PlanOptions)])
-        options, steps = PlanOptions(dims=dict(args.dim or []), **named), ShownSteps()
+        options, steps = PlanOptions(dims=dict(args.dim or []), inputs=args.input or (), **named), ShownSteps()
         with_workers = (path, cluster.devices, cluster.fleet, cluster.notes, options)
         found = of_model(*with_workers, types=types, insecure=cluster.insecure, steps=steps)
         yield found, cluster.fleet

@@ -26,13 +26,7 @@ HELP = "Run an ONNX model on a picture or on arrays, and measure its latency and
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL.onnx")
-    parser.add_argument(
-        "--input",
-        action="append",
-        default=[],
-        metavar="[NAME=]FILE",
-        help="a picture, or a .npz file with an array for each input; may be given more than once",
-    )
+    add(parser, "--input", default=[])
     parser.add_argument("--output", metavar="FILE", help="write the outputs here, as a .npz file")
     add(parser, "--force", help="overwrite it")
     parser.add_argument("--labels", metavar="FILE", help="names of the classes, one a line: print the likeliest")
@@ -113,8 +107,8 @@ def _there(args: argparse.Namespace, scaling: Scaling | None, devices: distribut
     from edge.llama.interrupt import interrupt_stops
     from edge.onnx.file import load
     from edge.onnx.inputs import path_of, read
-    from edge.onnx.model import OnnxSource, declared_inputs, dims_of, with_dims
-    from edge.onnx.signature import fit
+    from edge.onnx.model import OnnxSource, declared_inputs
+    from edge.onnx.signature import with_dims
     from edge.planning.onnx_deployed import stage_rows
     from edge.quantization.onnx_compare import errors
 
@@ -125,11 +119,8 @@ def _there(args: argparse.Namespace, scaling: Scaling | None, devices: distribut
     if args.save_plan is not None:
         others = [Path(name) for name in (args.labels, args.output) if name is not None]
         check_output(args.save_plan, [*read_files, *map(path_of, args.input), *others], force=True)
-    declared = declared_inputs(file)
-    fixed = with_dims(declared, dict(args.dim))
-    given = read(fixed, args.input, scaling)
-    fit(fixed, given.feeds)
-    model = OnnxSource.of(file, dims_of(declared, given.feeds))
+    given = read(with_dims(declared_inputs(file), dict(args.dim)), args.input, scaling)
+    model = OnnxSource.of(file, dict(args.dim), given.feeds)
     with distributed.deployed_onnx(args, devices, model) as deployed:
         pipeline, wire = deployed.pipeline, deployed.wire
         measure = partial(_measure, feeds=given.feeds, repeats=args.repeats, window=args.in_flight)

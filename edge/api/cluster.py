@@ -243,12 +243,11 @@ def _pipeline(
 ) -> Flow:
     from edge.onnx.bench import in_turn
     from edge.onnx.engine import OnnxEngine
-    from edge.onnx.file import load
-    from edge.onnx.model import OnnxSource
+    from edge.onnx.model import sized
     from edge.planning.onnx_surviving import OnnxPlacement, SurvivingDeployment
 
     path, dims = choice.model, dict(choice.options.dims)
-    source = OnnxSource.of(load(path), dims)
+    source = sized(path, dims, choice.options.inputs)
     source.check(chosen)
     if chosen.own is not None and not chosen.remote:
         engine = OnnxEngine(path, chosen.own.threads, chosen.own.provider, dims=dims)

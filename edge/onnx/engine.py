@@ -18,8 +18,8 @@ from edge.errors import EngineError, Interrupted
 from edge.onnx.file import first_line, load, tensors
 from edge.onnx.providers import open_session
 from edge.onnx.runtime import refusals, runtime
-from edge.onnx.samples import Feeds, Input, SamplesError, inputs_of
-from edge.onnx.signature import Output, fit, outputs_of, shape_of
+from edge.onnx.samples import Feeds, Input, inputs_of
+from edge.onnx.signature import Output, fit, open_sizes, outputs_of, shape_of, with_dims
 from quant.errors import ModelFileError
 
 _BAD_NODE = re.compile(r"Bad node spec for node\. Name: (.*) OpType: (\S+)")
@@ -48,10 +48,10 @@ class OnnxEngine:
         """Load the file `model`, or what such a file holds, with all its weights.
 
         threads: one per physical core where None. provider: such as "cuda"; where None, the best of this build that
-        takes the model. What it lacks runs on the CPU. dims: values for dimensions that the model leaves open, which
-        are fixed from then on. buffers: sets of memory for outputs, used in turn: what `run` gives is valid until the
-        run that comes so many later begins, and at most so many run at once. 0: every run makes new arrays, which the
-        caller may keep.
+        takes the model. What it lacks runs on the CPU. dims: sizes for dimensions that the model leaves open, by name
+        or as "input[axis]", which are fixed from then on. buffers: sets of memory for outputs, used in turn: what `run`
+        gives is valid until the run that comes so many later begins, and at most so many run at once. 0: every run
+        makes new arrays, which the caller may keep.
 
         OSError where the file cannot be read; ModelFileError for what is no valid ONNX model, or has inputs or outputs
         that are no tensors of numbers; EngineError for a provider that is not there and for an operator that ONNX
@@ -61,21 +61,18 @@ class OnnxEngine:
         self.threads = threads or default_threads()
         name = self.path.name if self.path else "the model"
         graph, self.files = _checked(model)  # what was read: the file, and those with weights beside it
-        for one in graph.input:
-            if one.type.HasField("tensor_type") and not one.type.tensor_type.HasField("shape"):
-                raise ModelFileError(f"{name}: input {one.name!r} is declared without a shape; export it with one")
-        open_dims = {dim.dim_param for one in graph.input for dim in one.type.tensor_type.shape.dim if dim.dim_param}
-        for dim in dims or {}:
-            if dim not in open_dims:
-                there = ", ".join(map(repr, sorted(open_dims))) or "none"
-                raise SamplesError(f"{name} leaves no dimension {dim!r} open; those with names are: {there}")
+        shapeless = {one.name for one in (*graph.input, *graph.output) if not one.type.tensor_type.HasField("shape")}
+        sizes = open_sizes(tuple(map(_declared, graph.input)), dims or {})
+        named = {dim.dim_param for one in graph.input for dim in one.type.tensor_type.shape.dim}
+        overrides = {key: size for key, size in sizes.items() if key in named}
         nodes = {f"{n.domain}:{n.op_type}": n.name or n.output[0] for n in reversed(graph.node)}
         del graph  # the weights, a second time
         source = model if isinstance(model, bytes) else str(model)
-        opened = open_session(source, name, self.threads, provider, dims or {}, nodes)
+        opened = open_session(source, name, self.threads, provider, overrides, nodes)
         self.provider, self.fell_back_from = opened.provider, opened.fell_back_from
-        self.inputs: tuple[Input, ...] = inputs_of(opened.session)
-        self.outputs: tuple[Output, ...] = outputs_of(opened.session)
+        others = {key: size for key, size in sizes.items() if key not in named}  # ONNX Runtime has no name for them
+        self.inputs: tuple[Input, ...] = with_dims(inputs_of(opened.session, shapeless), others)
+        self.outputs: tuple[Output, ...] = outputs_of(opened.session, shapeless)
         self._names = [one.name for one in self.outputs]
         self._session: Any = opened.session
         self._options = self._new_options()
@@ -201,6 +198,12 @@ def _checked(model: Path | bytes) -> tuple[Any, frozenset[Path]]:
         if found := _BAD_NODE.search(str(exc.__cause__)):
             raise ModelFileError(f"{exc} (node {found[1]!r}, {found[2]})") from exc
         raise
+
+
+def _declared(value: Any) -> Input:
+    """An input as the model's file has it; for its open dimensions."""
+    dims = value.type.tensor_type.shape.dim
+    return Input(value.name, "", tuple(str(d.dim_param) if not d.dim_value > 0 else d.dim_value for d in dims))
 
 
 def _parsed(content: bytes) -> Any:

@@ -51,18 +51,28 @@ class _Target:
 
     batch: int | None  # None: it has no such axis
     channels: int
-    height: int
-    width: int
+    height: int | None  # None: the picture's own, or as the other side is scaled
+    width: int | None
     channels_first: bool
+
+    def size(self, own: tuple[int, int]) -> tuple[int, int]:
+        """Width and height of a picture that has these of its own."""
+        width, height = own
+        if self.width is None and self.height is None:
+            return own
+        if self.width is None:
+            return max(1, round(width * (self.height or 0) / height)), self.height or 0
+        return self.width, self.height or max(1, round(height * self.width / width))
 
 
 def picture(path: Path, one: Input, scaling: Scaling | None) -> Picture:
     """The picture in `path` as the input takes it: N x C x H x W or N x H x W x C, or either without N.
 
     It is turned as its EXIF data say, resized to H x W with its sides stretched, and RGB, or gray where there is one
-    channel. Where the model takes several at once, it is repeated. scaling: for inputs of floats; where None, that of
-    ImageNet for RGB, and 0 to 1 for gray. Inputs of uint8 take pixels as they are. OSError where it cannot be read;
-    SamplesError for what is no picture, or for an input that takes none; NotEnoughMemory.
+    channel. Where the model leaves H and W open, it keeps its size; where one of them, its proportions. Where the model
+    takes several at once, it is repeated. scaling: for inputs of floats; where None, that of ImageNet for RGB, and 0 to
+    1 for gray. Inputs of uint8 take pixels as they are. OSError where it cannot be read; SamplesError for what is no
+    picture, or for an input that takes none; NotEnoughMemory.
     """
     target = _target(one)
     dtype = dtype_of(one.type)
@@ -84,8 +94,9 @@ def picture(path: Path, one: Input, scaling: Scaling | None) -> Picture:
             pixels = np.broadcast_to(pixels, (target.batch, *pixels.shape))
         array = np.ascontiguousarray(pixels)
     except MemoryError as exc:
-        raise NotEnoughMemory(f"{path} does not fit into memory at {target.width} x {target.height}") from exc
-    return Picture(array, used, _note(path, was, target, used))
+        raise NotEnoughMemory(f"{path} does not fit into memory as the input {one.name!r} takes it") from exc
+    height, width = array.shape[-2:] if target.channels_first else array.shape[-3:-1]
+    return Picture(array, used, _note(path, was, (width, height), target, used))
 
 
 def _scaling(scaling: Scaling | None, channels: int) -> Scaling:
@@ -101,7 +112,7 @@ def _scaling(scaling: Scaling | None, channels: int) -> Scaling:
 
 
 def _target(one: Input) -> _Target:
-    """What the input takes. SamplesError for one that does not look like a picture, or leaves its size open."""
+    """What the input takes. SamplesError for one that does not look like a picture."""
     shape = one.shape
     first = len(shape) in (3, 4) and shape[-3] in _MODES
     if not first and not (len(shape) in (3, 4) and shape[-1] in _MODES):
@@ -111,13 +122,11 @@ def _target(one: Input) -> _Target:
         )
     channels, height, width = shape[-3:] if first else (shape[-1], *shape[-3:-1])
     for what, dim in (("height", height), ("width", width)):
-        if isinstance(dim, str):
-            how = "a .npz file" if dim == "?" else f"it with --dim {dim}=N, or a .npz file"
-            raise SamplesError(f"input {one.name!r} leaves its {what} open, in {shape_text(shape)}; give {how}")
-        if dim < 1:
+        if isinstance(dim, int) and dim < 1:
             raise SamplesError(f"input {one.name!r} has a {what} of {dim}, which no picture has")
     batch = None if len(shape) == 3 else shape[0] if isinstance(shape[0], int) else 1
-    return _Target(batch, int(channels), int(height), int(width), first)
+    fixed_height, fixed_width = (None if isinstance(side, str) else side for side in (height, width))
+    return _Target(batch, int(channels), fixed_height, fixed_width, first)
 
 
 def _pixels(path: Path, target: _Target) -> tuple[Array, tuple[int, int]]:
@@ -130,11 +139,12 @@ def _pixels(path: Path, target: _Target) -> tuple[Array, tuple[int, int]]:
         try:
             with Image.open(file, formats=_FORMATS) as image:
                 turned = _eight_bits(ImageOps.exif_transpose(image))
-                sized = turned.convert(_MODES[target.channels]).resize(
-                    (target.width, target.height), Image.Resampling.BILINEAR
-                )
-                return np.asarray(sized).reshape(target.height, target.width, target.channels), turned.size
-        except MemoryError:
+                width, height = target.size(turned.size)
+                if width * height > (Image.MAX_IMAGE_PIXELS or width * height):
+                    raise SamplesError(f"{path} would have {width} x {height} pixels; give --dim for both of its sides")
+                sized = turned.convert(_MODES[target.channels]).resize((width, height), Image.Resampling.BILINEAR)
+                return np.asarray(sized).reshape(height, width, target.channels), turned.size
+        except (MemoryError, SamplesError):
             raise
         except (Image.DecompressionBombWarning, Image.DecompressionBombError) as exc:
             raise SamplesError(f"{path} has too many pixels to be a usual picture: {first_line(exc)}") from exc
@@ -153,8 +163,9 @@ def _eight_bits(image: Image) -> Image:
     return fromarray((np.asarray(image) >> 8).astype(np.uint8))
 
 
-def _note(path: Path, was: tuple[int, int], target: _Target, used: Scaling | None) -> str:
-    parts = [f"{path.name}, {was[0]} x {was[1]} pixels, became {target.width} x {target.height}"]
+def _note(path: Path, was: tuple[int, int], now: tuple[int, int], target: _Target, used: Scaling | None) -> str:
+    became = f"became {now[0]} x {now[1]}" if now != was else "kept its size"
+    parts = [f"{path.name}, {was[0]} x {was[1]} pixels, {became}"]
     parts.append("RGB" if target.channels == 3 else "gray")
     if used:
         mean, std = (", ".join(f"{value:g}" for value in values) for values in (used.mean, used.std))

@@ -13,15 +13,18 @@ from itertools import pairwise
 from pathlib import Path
 
 from devices.files import removed_at_end
-from edge.errors import NotEnoughMemory
+from edge.errors import EngineError, NotEnoughMemory
 from edge.onnx.file import OnnxFile, load
-from edge.onnx.samples import TYPES, Feeds, Input, SamplesError, made_up
+from edge.onnx.inputs import read
+from edge.onnx.observed import ObservedRun
+from edge.onnx.samples import ANY_SHAPE, TYPES, Feeds, Input, SamplesError, made_up
+from edge.onnx.signature import dims_of, fit, with_dims
 from edge.onnx.wire import Array, Boundary, Tensor
 from edge.slices.local import OwnSlices
 from partition.errors import CannotSlice, PlanError
 from partition.model.onnx_graph import OnnxGraph
 from partition.model.onnx_shapes import Value, type_name
-from partition.plan.onnx_cuts import Cut, cut_at, cuts, stage_io
+from partition.plan.onnx_cuts import Cut, cut_at, cuts, places_text, stage_io
 from partition.plan.onnx_plan import OnnxPlan, OnnxStage
 from partition.plan.plan import Range
 from partition.slices.onnx_recipe import stage_recipe
@@ -51,12 +54,24 @@ class OnnxSource:
     file: OnnxFile
     graph: OnnxGraph  # looked at with sizes for all open dimensions
     digest: str  # SHA-256 of the model's file, without files beside it
+    sample: Feeds  # an input: the one that was given, or a made-up one; the graph has its sizes
+    unrun: str = ""  # why the model could not be run on it, where shapes were wanted that only a run tells
 
     @classmethod
-    def of(cls, file: OnnxFile, dims: Mapping[str, int]) -> OnnxSource:
-        """The model, looked at with these sizes of its open dimensions, as `dims_of` names them. The errors of
-        OnnxGraph."""
-        return cls(file, OnnxGraph.of(file.model, dims), OwnSlices().model_digest(file.path))
+    def of(cls, file: OnnxFile, dims: Mapping[str, int], feeds: Feeds | None = None) -> OnnxSource:
+        """The model, looked at with these sizes of its open dimensions, and with those of `feeds`, an input; where
+        there is none, others are 1. Shapes that cannot be inferred are those of a run of the input.
+
+        SamplesError for a size that no input asks for, and an input that does not fit; the errors of OnnxGraph.
+        """
+        declared = declared_inputs(file)
+        fixed = with_dims(declared, dims)
+        if feeds is None:
+            feeds = _noise(fixed)
+        fit(fixed, feeds)
+        run = ObservedRun(file, feeds)
+        graph = OnnxGraph.of(file.model, dims_of(declared, feeds), run.shapes)
+        return cls(file, graph, OwnSlices().model_digest(file.path), feeds, run.failed)
 
     @property
     def name(self) -> str:
@@ -67,18 +82,6 @@ class OnnxSource:
     def inputs(self) -> tuple[Input, ...]:
         """What it takes."""
         return declared_inputs(self.file)
-
-    def noise(self) -> Feeds:
-        """A made-up input of the sizes that the graph is looked at with; the same each time."""
-        fixed = [
-            Input(one.name, one.type, self.graph.values[one.name].shape if one.name in self.graph.values else one.shape)
-            for one in self.inputs
-        ]
-        try:
-            return next(made_up(tuple(fixed), 1))
-        except MemoryError as error:
-            shapes = ", ".join(f"{one.name} {list(one.shape)}" for one in fixed)
-            raise NotEnoughMemory(f"memory ran out for an input of {shapes}; choose smaller dimensions") from error
 
     def plan(self, devices: Sequence[str], cuts: Sequence[Cut]) -> OnnxPlan:
         """The plan that cuts here, with a stage for each of `devices`."""
@@ -111,6 +114,28 @@ class OnnxSource:
     def _labels(self) -> dict[int, str]:
         """Of all cuts, by position: a sweep asks for each of them."""
         return {cut.position: cut.label for cut in cuts(self.graph)}
+
+    def check_places(self, devices: int) -> None:
+        """PlanError where it cannot be cut in enough places for so many devices; it says why."""
+        if words := self.places_text(devices):
+            raise PlanError(words)
+
+    def places_text(self, devices: int) -> str:
+        """Why it cannot have a stage on each of so many devices; "" where it can."""
+        found = cuts(self.graph)
+        if len(found) + 1 >= devices:
+            return ""
+        words = places_text(self.graph, found)
+        return f"{words}; an input that it takes would tell more, as {self.unrun}" if self.unrun else words
+
+    def node_seconds(self, threads: int | None) -> list[float] | None:
+        """What each node of the graph takes on this device, in a run of the sample; None where it has no room, or does
+        not run."""
+        try:
+            run = ObservedRun(self.file, self.sample)
+            return run.node_seconds([node.place for node in self.graph.nodes], threads)
+        except (EngineError, NotEnoughMemory):
+            return None
 
     def parts(self, plan: OnnxPlan) -> list[Part]:
         """The stages of a plan that was checked. CannotSlice where one is too large to be sent, or its shapes are not
@@ -154,50 +179,42 @@ class OnnxSource:
 
 
 def declared_inputs(file: OnnxFile) -> tuple[Input, ...]:
-    """What a model takes, as ONNX Runtime would say it. SamplesError for what is no tensor with a shape."""
+    """What a model takes, as ONNX Runtime would say it. SamplesError for what is no tensor of numbers."""
     found = []
     for value in file.model.graph.input:
         tensor = value.type.tensor_type
-        kind = type_name(tensor.elem_type) if value.type.HasField("tensor_type") and tensor.HasField("shape") else None
+        kind = type_name(tensor.elem_type) if value.type.HasField("tensor_type") else None
         if kind not in _NAMES:
-            what = kind or "no tensor of numbers with a shape"
+            what = kind or "no tensor of numbers"
             raise SamplesError(f"input {value.name!r} is {what}; such a model cannot be cut")
         shape = tuple(
             dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else dim.dim_param or "?"
             for dim in tensor.shape.dim
         )
-        found.append(Input(value.name, _NAMES[kind], shape))
+        found.append(Input(value.name, _NAMES[kind], shape if tensor.HasField("shape") else ANY_SHAPE))
     return tuple(found)
 
 
-def dims_of(inputs: Sequence[Input], feeds: Mapping[str, Array]) -> dict[str, int]:
-    """The sizes that these arrays give to open dimensions: by name, or as "input[axis]" for those without."""
-    return {
-        f"{one.name}[{axis}]" if dim == "?" else str(dim): feeds[one.name].shape[axis]
-        for one in inputs
-        for axis, dim in enumerate(one.shape)
-        if isinstance(dim, str)
-    }
+def sized(path: Path, dims: Mapping[str, int], inputs: Sequence[str] | Mapping[str, Array] = ()) -> OnnxSource:
+    """The model in a file, with these sizes of open dimensions; those of `inputs` for others, or 1.
 
-
-def with_dims(inputs: Sequence[Input], dims: Mapping[str, int]) -> tuple[Input, ...]:
-    """The same inputs with these sizes for open dimensions that have names. SamplesError for a name that none has."""
-    for name in dims:
-        if not any(name in one.shape for one in inputs):
-            there = ", ".join(sorted({repr(dim) for one in inputs for dim in one.shape if isinstance(dim, str)}))
-            raise SamplesError(f"the model leaves no dimension {name!r} open; those with names are: {there or 'none'}")
-    return tuple(
-        Input(one.name, one.type, tuple(dims.get(dim, dim) if isinstance(dim, str) else dim for dim in one.shape))
-        for one in inputs
-    )
-
-
-def sized(path: Path, dims: Mapping[str, int]) -> OnnxSource:
-    """The model in a file, with these sizes of open dimensions and 1 for others. The errors of `load`, `with_dims` and
-    OnnxGraph."""
+    inputs: arrays by name, or pictures and arrays as "FILE" or "NAME=FILE"; none: they are made up. The errors of
+    `load`, of `edge.onnx.inputs.read` and of `OnnxSource.of`.
+    """
     file = load(path)
-    declared = declared_inputs(file)
-    return OnnxSource.of(file, dims_of(declared, next(made_up(with_dims(declared, dims), 1))))
+    if isinstance(inputs, Mapping):
+        return OnnxSource.of(file, dims, dict(inputs) or None)
+    feeds = read(with_dims(declared_inputs(file), dims), inputs, None).feeds if inputs else None
+    return OnnxSource.of(file, dims, feeds)
+
+
+def _noise(inputs: tuple[Input, ...]) -> Feeds:
+    """A made-up input, with 1 for every open dimension; the same each time."""
+    try:
+        return next(made_up(inputs, 1))
+    except MemoryError as error:
+        shapes = ", ".join(f"{one.name} {list(one.made_up_shape)}" for one in inputs)
+        raise NotEnoughMemory(f"memory ran out for an input of {shapes}; choose smaller dimensions") from error
 
 
 _NAMES = {name: type_ for type_, name in TYPES.items()}  # as ONNX Runtime calls what numpy calls so
@@ -210,6 +227,6 @@ def _boundary(values: tuple[Value, ...], inner: bool, passed: int) -> Boundary:
 def _tensor(value: Value) -> Tensor:
     try:
         open_dims = tuple(i for i, dim in enumerate(value.dims) if isinstance(dim, str))
-        return Tensor(value.name, value.type, value.shape, open_dims)
+        return Tensor(value.name, value.type, value.shape, open_dims, not value.ranked)
     except ValueError as error:
         raise CannotSlice(f"{error}; cut the model elsewhere") from None

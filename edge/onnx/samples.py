@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,9 @@ TYPES = {"tensor(float)": "float32", "tensor(double)": "float64", "tensor(float1
 TYPES |= {f"tensor({u}int{bits})": f"{u}int{bits}" for u in ("", "u") for bits in (8, 16, 32, 64)}
 
 
+ANY_SHAPE = ("...",)  # of what a model declares without a shape
+
+
 class SamplesError(ModelFileError):
     """Samples that do not fit the model: missing inputs, other shapes or types, or a file that holds none."""
 
@@ -34,7 +37,7 @@ class Input:
 
     name: str
     type: str  # as ONNX Runtime calls it: "tensor(float)"
-    shape: tuple[int | str, ...]  # a name or "?" where the caller chooses
+    shape: tuple[int | str, ...]  # a name or "?" where the caller chooses; ANY_SHAPE where all of it is
 
     @property
     def made_up_shape(self) -> tuple[int, ...]:
@@ -42,16 +45,22 @@ class Input:
         return tuple(dim if isinstance(dim, int) else 1 for dim in self.shape)
 
 
-def inputs_of(session: Any) -> tuple[Input, ...]:
-    """What a session takes. SamplesError for what no array can be given to, such as text or a sequence."""
+def inputs_of(session: Any, shapeless: Collection[str] = ()) -> tuple[Input, ...]:
+    """What a session takes. shapeless: those without a shape, which a session calls scalars. SamplesError for what no
+    array can be given to, such as text or a sequence."""
     found = tuple(
-        Input(value.name, value.type, tuple(d if isinstance(d, int) and d >= 0 else str(d or "?") for d in value.shape))
+        Input(value.name, value.type, ANY_SHAPE if value.name in shapeless else shape_of_session(value.shape))
         for value in session.get_inputs()
     )
     for one in found:
         if one.type not in TYPES:
             raise SamplesError(f"input {one.name!r} is a {one.type}; values can be given to tensors of numbers only")
     return found
+
+
+def shape_of_session(shape: Iterable[Any]) -> tuple[int | str, ...]:
+    """A shape as a session has it, with a name or "?" for open dimensions."""
+    return tuple(dim if isinstance(dim, int) and dim >= 0 else str(dim or "?") for dim in shape)
 
 
 def made_up(inputs: tuple[Input, ...], n: int, seed: int = 0) -> Iterator[Feeds]:

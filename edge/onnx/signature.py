@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from edge.onnx.samples import TYPES, Input, SamplesError
+from edge.onnx.samples import ANY_SHAPE, TYPES, Input, SamplesError, shape_of_session
+from partition.errors import PlanError
+from partition.model.onnx_dims import dim_key, dim_sizes
 from quant.errors import ModelFileError
 
 Array = npt.NDArray[Any]
@@ -23,7 +25,7 @@ class Output:
 
     name: str
     type: str  # as ONNX Runtime calls it: "tensor(float)"
-    shape: Shape  # a name or "?" where it depends on the inputs
+    shape: Shape  # a name or "?" where it depends on the inputs; ANY_SHAPE where all of it does
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -39,12 +41,13 @@ def dtype_of(type_name: str) -> np.dtype[Any]:
     return np.dtype(TYPES[type_name])
 
 
-def outputs_of(session: Any) -> tuple[Output, ...]:
-    """What a session gives. ModelFileError, with its name, for an output that is no tensor of numbers."""
+def outputs_of(session: Any, shapeless: Collection[str] = ()) -> tuple[Output, ...]:
+    """What a session gives. shapeless: those that the model declares without a shape; a session that infers none calls
+    them scalars. ModelFileError, with its name, for an output that is no tensor of numbers."""
     found = []
     for value in session.get_outputs():
-        shape = tuple(dim if isinstance(dim, int) and dim >= 0 else str(dim or "?") for dim in value.shape)
-        found.append(Output(value.name, value.type, shape))
+        open_shape = not value.shape and value.name in shapeless
+        found.append(Output(value.name, value.type, ANY_SHAPE if open_shape else shape_of_session(value.shape)))
         try:
             dtype_of(value.type)
         except ModelFileError as exc:
@@ -67,6 +70,8 @@ def fit(inputs: tuple[Input, ...], feeds: Mapping[str, Array]) -> dict[str, int]
         if not isinstance(array, np.ndarray) or have != dtype_of(one.type):
             raise SamplesError(f"input {one.name!r} takes values of type {dtype_of(one.type)}; it has {have}")
         shape = array.shape
+        if one.shape == ANY_SHAPE:
+            continue
         named = list(zip(one.shape, shape, strict=False))
         if len(shape) != len(one.shape) or any(isinstance(need, int) and need != got for need, got in named):
             raise SamplesError(
@@ -85,8 +90,44 @@ def fit(inputs: tuple[Input, ...], feeds: Mapping[str, Array]) -> dict[str, int]
 
 def shape_of(output: Output, dims: Mapping[str, int]) -> tuple[int, ...] | None:
     """The output's shape with these values of the open dimensions; None where that does not tell."""
+    if output.shape == ANY_SHAPE:
+        return None
     known = tuple(dims.get(dim) if isinstance(dim, str) else dim for dim in output.shape)
     return None if None in known else tuple(dim for dim in known if dim is not None)
+
+
+def open_sizes(inputs: Sequence[Input], dims: Mapping[str, int]) -> dict[str, int]:
+    """The sizes that a person gives to open dimensions, by name or as "input[axis]", by the key that the graph knows
+    them by. SamplesError for one that no input leaves open, and for two sizes of one dimension."""
+    try:
+        return dim_sizes({one.name: one.shape for one in inputs if one.shape != ANY_SHAPE}, dims)
+    except PlanError as error:
+        raise SamplesError(str(error)) from None
+
+
+def with_dims(inputs: Sequence[Input], dims: Mapping[str, int]) -> tuple[Input, ...]:
+    """The same inputs with these sizes for open dimensions. Errors as of `open_sizes`."""
+    sizes = open_sizes(inputs, dims)
+    return tuple(
+        replace(
+            one,
+            shape=tuple(
+                sizes.get(dim_key(one.name, axis, dim), dim) if isinstance(dim, str) else dim
+                for axis, dim in enumerate(one.shape)
+            ),
+        )
+        for one in inputs
+    )
+
+
+def dims_of(inputs: Sequence[Input], feeds: Mapping[str, Array]) -> dict[str, int]:
+    """The sizes that these arrays give to open dimensions, by their keys."""
+    return {
+        dim_key(one.name, axis, dim): feeds[one.name].shape[axis]
+        for one in inputs
+        for axis, dim in enumerate(one.shape)
+        if isinstance(dim, str) and one.shape != ANY_SHAPE
+    }
 
 
 def shape_text(shape: Shape) -> str:

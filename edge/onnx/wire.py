@@ -11,6 +11,7 @@ gets, goes as it is.
 | 4-7   | number of the item, from 0 on |
 | 8-    | float32 for each stage passed: the seconds it computed; then uint32 for each dimension of each tensor |
 
+A tensor that may have any number of dimensions sends this number first, and MOST_DIMS of them, the last ones 0.
 At one boundary all of them have the same length, so that a receiver takes header and frame in one system call.
 All little-endian.
 """
@@ -62,6 +63,7 @@ class Tensor:
     type: str  # as numpy calls it, one of those in edge.onnx.samples
     shape: tuple[int, ...]  # as the model was cut for
     open: tuple[int, ...] = ()  # the dimensions that may have other sizes
+    any_rank: bool = False  # it may have another number of dimensions, of any size
 
     def __post_init__(self) -> None:
         named = f"tensor {self.name!r:.80}"
@@ -69,9 +71,9 @@ class Tensor:
             raise ValueError(f"{named} is of type {self.type!r:.40}, which does not cross a wire")
         if len(self.shape) > MOST_DIMS:
             raise ValueError(f"{named} has {len(self.shape)} dimensions, at most {MOST_DIMS} cross")
-        if any(dim < 1 for dim in self.shape) or not set(self.open) <= set(range(len(self.shape))):
-            raise ValueError(f"{named} has the shape {list(self.shape)!s:.80}; needed are sizes of 1 or more")
-        if self.n_bytes > MOST_TENSOR_BYTES:
+        if any(dim < 0 for dim in self.shape) or not set(self.open) <= set(range(len(self.shape))):
+            raise ValueError(f"{named} has the shape {list(self.shape)!s:.80}; needed are sizes of 0 or more")
+        if not self._is_small(self.shape):
             raise ValueError(f"{named} has {self.n_bytes:,} bytes, at most {MOST_TENSOR_BYTES:,} cross")
 
     @property
@@ -79,13 +81,35 @@ class Tensor:
         """Of the shape as the model was cut for."""
         return math.prod(self.shape) * np.dtype(self.type).itemsize
 
+    def _is_small(self, shape: Sequence[int]) -> bool:
+        """Whether so many values may cross. A size of 0 makes the others no smaller: numpy refuses large ones."""
+        return math.prod(max(dim, 1) for dim in shape) * np.dtype(self.type).itemsize <= MOST_TENSOR_BYTES
+
     def takes(self, shape: Sequence[int]) -> bool:
         """Whether it may have this shape."""
-        return (
-            len(shape) == len(self.shape)
-            and all(dim == own or i in self.open for i, (dim, own) in enumerate(zip(shape, self.shape, strict=True)))
-            and math.prod(shape) * np.dtype(self.type).itemsize <= MOST_TENSOR_BYTES
+        fits = len(shape) == len(self.shape) and all(
+            dim == own or i in self.open for i, (dim, own) in enumerate(zip(shape, self.shape, strict=True))
         )
+        return (fits or (self.any_rank and len(shape) <= MOST_DIMS)) and self._is_small(shape)
+
+    @property
+    def words(self) -> int:
+        """How many numbers its shape takes in a header."""
+        return 1 + MOST_DIMS if self.any_rank else len(self.shape)
+
+    def to_words(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """A shape as these numbers."""
+        if not self.any_rank:
+            return tuple(shape)
+        return (len(shape), *shape, *(0,) * (MOST_DIMS - len(shape)))
+
+    def from_words(self, words: Sequence[int]) -> tuple[int, ...]:
+        """The shape in these numbers. ProtocolError for more dimensions than there can be."""
+        if not self.any_rank:
+            return tuple(words)
+        if words[0] > MOST_DIMS:
+            raise ProtocolError(f"{self.name!r:.80} came with {words[0]} dimensions, at most {MOST_DIMS} cross")
+        return tuple(words[1 : 1 + words[0]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +127,7 @@ class Boundary:
     @property
     def layout(self) -> struct.Struct:
         """Of an item's header: operation, wire type, 0, number, seconds, dimensions."""
-        return _layout(self.passed, sum(len(tensor.shape) for tensor in self.tensors))
+        return _layout(self.passed, sum(tensor.words for tensor in self.tensors))
 
 
 @cache
@@ -128,7 +152,7 @@ def send(link: Link, boundary: Boundary, item: Item, tensors: Mapping[str, Array
         return
     assert len(item.compute_s) == boundary.passed, "every stage adds its seconds"
     arrays = [np.asarray(tensors[tensor.name], order="C") for tensor in boundary.tensors]
-    dims = [dim for array in arrays for dim in array.shape]
+    dims = [n for tensor, a in zip(boundary.tensors, arrays, strict=True) for n in tensor.to_words(a.shape)]
     head = boundary.layout.pack(item.op, WIRE_NAMES.index(item.wire), 0, item.number, *item.compute_s, *dims)
     wire = WIRES[item.wire] if boundary.inner else None
     pieces = _pieces(arrays, wire)
@@ -187,8 +211,8 @@ class Receiver:
         if dims != self._dims or not self._shapes:
             at, shapes = 0, []
             for tensor in self._boundary.tensors:
-                shape = dims[at : at + len(tensor.shape)]
-                at += len(shape)
+                shape = tensor.from_words(dims[at : at + tensor.words])
+                at += tensor.words
                 if not tensor.takes(shape):
                     raise ProtocolError(
                         f"{self._link.peer} sent {tensor.name!r} of shape {list(shape)}; it is cut for {tensor.shape}"

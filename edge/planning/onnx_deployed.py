@@ -95,7 +95,7 @@ class Deployed:
 def deployed(model: OnnxSource, placement: OnnxPlacement, *, steps: Steps = SILENT) -> Iterator[Deployed]:
     """The model on its devices until the end of the block, its stages loaded. The errors of Fleet and OnnxDeployment,
     and PlanError for cuts that do not exist."""
-    plan, why = _plan(placement, model)
+    plan, why = _plan(placement, model, steps)
     workers = tuple(one for one in plan.devices if one != LOCAL)
     cluster = Cluster.of_addresses(dict.fromkeys(map(device, workers)))
     with (
@@ -105,18 +105,22 @@ def deployed(model: OnnxSource, placement: OnnxPlacement, *, steps: Steps = SILE
         yield Deployed(deployment, placement.transport, placement.wire)
 
 
-def _plan(placement: OnnxPlacement, model: OnnxSource) -> tuple[OnnxPlan, str]:
+def _plan(placement: OnnxPlacement, model: OnnxSource, steps: Steps) -> tuple[OnnxPlan, str]:
     """The plan, and why it is this one."""
     if placement.plan is not None:
         return placement.plan, placement.why
+    model.check_places(len(placement.devices))
     if placement.cuts is not None:
         return model.plan(placement.devices, [cut_at(model.graph, where) for where in placement.cuts]), "as --cut says"
     shares = placement.shares or (1.0,) * len(placement.devices)
     places = choose(model.graph, "auto")
     if len(places) < len(shares):
         places = choose(model.graph, "all")
-    why = "as --shares says, by estimated work" if placement.shares else "equal parts of the estimated work"
-    return model.plan(placement.devices, split(model.graph, places, shares)), why
+    with steps.step(f"Timing the nodes of {model.name}"):
+        seconds = model.node_seconds(placement.threads)
+    work = "estimated work" if seconds is None else "work as this device does it"
+    why = f"as --shares says, by {work}" if placement.shares else f"equal parts of the {work}"
+    return model.plan(placement.devices, split(model.graph, places, shares, seconds)), why
 
 
 def stage_rows(

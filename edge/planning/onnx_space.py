@@ -95,7 +95,8 @@ class OnnxSpace(PlanSpace):
         alone = f"{_told(objective, single)} on {self.names[single.plan.devices[0]]} alone"
         busy = busy_words(self.known.speeds)
         if not self._outdoes(best, single, objective):
-            return self.point(single), f"use one device: {alone}; more are no better{busy}"
+            why = self.model.places_text(2) or f"more are no better{busy}"
+            return self.point(single), f"use one device: {alone}; {why}"
         return self.point(best), f"{several}, {alone}{busy}"
 
     def _outdoes(self, new: OnnxPlaced, old: OnnxPlaced, objective: str) -> bool:
@@ -123,7 +124,7 @@ class OnnxSpace(PlanSpace):
         return [point.key, self._transport, self._wire, str(self._in_flight), *sizes]
 
     def measure(self, point: Point, fleet: Fleet | None) -> Measured:
-        plan, feeds = point.plan, self.model.noise()
+        plan, feeds = point.plan, self.model.sample
         assert isinstance(plan, OnnxPlan)
         about = round(_ABOUT_S / ROUNDS / point.predicted.latency_s)
         repeats = max(_LEAST_REPEATS, min(_MOST_REPEATS, about))

@@ -61,7 +61,7 @@ def sweep_here(
 ) -> tuple[Speed, Iterator[CutSpeed]]:
     """The whole model, and each cut in turn, on this device alone. The errors of OnnxEngine."""
     with OnnxEngine(model.file.path, threads) as engine:
-        whole = measure(in_turn(engine.run), model.noise(), repeats, 1)
+        whole = measure(in_turn(engine.run), model.sample, repeats, 1)
     return whole, stages_here(model, cuts, repeats, threads)
 
 
@@ -84,7 +84,7 @@ def sweep_devices(
         Fleet(last, insecure=insecure) as fleet,
         OnnxDeployment(fleet, model, model.plan(last, []), transport=transport) as deployment,
     ):
-        whole = measure(deployment.start().map, model.noise(), repeats, window)
+        whole = measure(deployment.start().map, model.sample, repeats, window)
 
     def cut_by_cut() -> Iterator[CutSpeed]:
         workers = [device for device in devices if device != LOCAL]
@@ -93,7 +93,7 @@ def sweep_devices(
             Fleet(workers, insecure=insecure) as fleet,
             OnnxDeployment(fleet, model, plan, transport=transport, threads=threads) as deployment,
         ):
-            yield from sweep(deployment, model, cuts, model.noise(), repeats=repeats, window=window, wire=wire)
+            yield from sweep(deployment, model, cuts, model.sample, repeats=repeats, window=window, wire=wire)
 
     return whole, cut_by_cut()
 
@@ -102,7 +102,7 @@ def stages_here(model: OnnxSource, cuts: Sequence[Cut], repeats: int, threads: i
     """Each cut in turn, on this device: what both stages take, one after the other."""
     for cut in cuts:
         stage_s = []
-        item, tensors = Item(Op.RUN), model.noise()
+        item, tensors = Item(Op.RUN), model.sample
         for part in model.parts(model.plan((LOCAL, "other"), [cut])):
             with OnnxEngine(part.content, threads) as engine:
                 stage = LoadedStage(engine, part.takes, part.gives)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from devices.cluster_file import Cluster as ClusterFile
 from edge.cluster.deployment import Exchange
@@ -38,6 +39,7 @@ class PlanOptions:
     kv_type: str = "f16"  # of stored keys and values
     concurrency: int | None = None  # requests, or inputs, at once for the throughput
     dims: Mapping[str, int] = field(default_factory=dict)  # sizes of dimensions that an ONNX model leaves open
+    inputs: Sequence[str] | Mapping[str, Any] = ()  # of an ONNX model: files, or arrays by name; none: made up
     wire: str = "f32"  # type of floats between devices
     transport: str = "auto"  # of links
     threads: int | None = None  # of this device
@@ -155,12 +157,11 @@ def _llm_space(
 def _onnx_space(
     path: Path, cluster: ClusterFile, fleet: Fleet | None, notes: Sequence[str], options: PlanOptions, steps: Steps
 ) -> PlanSpace:
-    from edge.onnx.file import load  # an extra
-    from edge.onnx.model import OnnxSource
+    from edge.onnx.model import sized  # an extra
     from edge.planning.onnx_space import OnnxSpace
     from edge.survey.onnx_survey import onnx_speeds
 
-    model = OnnxSource.of(load(path), dict(options.dims))
+    model = sized(path, options.dims, options.inputs)
     with steps.step("Measuring devices", unit="steps") as show:
         known, cuts = onnx_speeds(
             model,

@@ -19,7 +19,6 @@ from edge.survey.onnx_times import Times, probes, timed
 from edge.survey.profile import ClusterProfile, profiled
 from edge.survey.survey import Devices, Survey, host_of, survey
 from edge.tasks import CancelScope, Progress
-from partition.errors import CannotSlice
 from partition.plan.onnx_cuts import Cut, choose
 from partition.predict.onnx_predict import OnnxDevice
 
@@ -124,7 +123,8 @@ def onnx_speeds(
 ) -> tuple[ClusterProfile[OnnxDevice], list[Cut]]:
     """Measure the devices that answer, and estimate the presets: what is known, and the candidate cuts. The errors of
     `onnx_survey`."""
-    cuts, unknown = _cuts(model)
+    cuts = choose(model.graph, "auto")
+    few = model.places_text(len(cluster.devices))
     found = onnx_survey(
         fleet,
         tuple(fleet.workers) if fleet else (),
@@ -135,15 +135,9 @@ def onnx_speeds(
         fresh=fresh,
         on_step=on_step,
     )
-    return profiled(cluster, found, lambda device: _estimated(device, model, cuts), [*notes, *unknown]), cuts
-
-
-def _cuts(model: OnnxSource) -> tuple[list[Cut], list[str]]:
-    """The candidates, and a note where unknown shapes leave none: the whole model can still run on one device."""
-    try:
-        return choose(model.graph, "auto"), []
-    except CannotSlice as error:
-        return [], [f"planned for one device at a time: {error}"]
+    return profiled(
+        cluster, found, lambda device: _estimated(device, model, cuts), [*notes, few] if few else notes
+    ), cuts
 
 
 def _estimated(device: ClusterDevice, model: OnnxSource, cuts: Sequence[Cut]) -> OnnxDevice:

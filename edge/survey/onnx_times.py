@@ -180,7 +180,8 @@ def times_of(
     known = [(group, took) for group, took in zip(groups, seconds, strict=True) if took is not None]
     if not known:
         raise EngineError(
-            f"{device}: no part of the model has room and runs on made-up input, so it cannot be measured"
+            f"{device}: no part of the model has room and runs on made-up input, so it cannot be measured;"
+            " give an input that it takes"
         )
     stage_s = 0.0
     if whole_s is not None and len(known) == len(groups) > 1:

@@ -65,7 +65,9 @@ def _given(message: Any) -> dict[str, Any]:
 
 
 def _boundary_message(boundary: Boundary) -> pb.Boundary:
-    tensors = [pb.Tensor(name=t.name, type=t.type, shape=t.shape, open=t.open) for t in boundary.tensors]
+    tensors = [
+        pb.Tensor(name=t.name, type=t.type, shape=t.shape, open=t.open, any_rank=t.any_rank) for t in boundary.tensors
+    ]
     return pb.Boundary(tensors=tensors, inner=boundary.inner, passed=boundary.passed)
 
 
@@ -79,7 +81,7 @@ def _boundary(message: pb.Boundary, field: str) -> Boundary:
 def _tensor(message: pb.Tensor, field: str) -> Tensor:
     from edge.onnx.wire import Tensor
 
-    given = (message.name, message.type, tuple(message.shape), tuple(message.open))
+    given = (message.name, message.type, tuple(message.shape), tuple(message.open), message.any_rank)
     return _named(lambda: Tensor(*given), field)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -12,6 +13,9 @@ from typing import Any
 from partition.errors import CannotSlice
 from partition.model.onnx_cost import flops
 from partition.model.onnx_shapes import Value, inferred, type_bytes, type_name
+
+# Gives the element type and the shape of tensors that it is asked for, as far as it can: from a run of the model.
+Observe = Callable[[Sequence[str]], Mapping[str, tuple[str, tuple[int, ...]]]]
 
 _RANDOM = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"}
 _SCOPES = "pkg.torch.onnx.name_scopes"  # where PyTorch's newer exporter keeps the names of modules
@@ -49,23 +53,32 @@ class OnnxGraph:
     unknown: str  # why some tensors have no shape: the words of shape inference; "" where it has none
 
     @classmethod
-    def of(cls, model: Any, dims: Mapping[str, int] = MappingProxyType({})) -> OnnxGraph:
+    def of(
+        cls, model: Any, dims: Mapping[str, int] = MappingProxyType({}), observe: Observe | None = None
+    ) -> OnnxGraph:
         """The graph of an onnx.ModelProto, with its weights or without their data, looked at with these dimensions.
 
-        dims: sizes of open dimensions, by name, or as "input[axis]" for those without. PlanError where one is missing,
-        too many, or not positive. CannotSlice for nodes out of order, a tensor that is made twice or never, or an
-        input without a shape.
+        dims: sizes of open dimensions, by name, or as "input[axis]". observe: is asked for tensors whose shape cannot
+        be inferred. PlanError where a size is missing, too many, or not positive. CannotSlice for nodes out of order,
+        or a tensor that is made twice or never.
         """
         listed = flat_nodes(model)
         held = {t.name for t in model.graph.initializer} | {s.values.name for s in model.graph.sparse_initializer}
         inputs = [value.name for value in model.graph.input if value.name not in held]
         outputs = [value.name for value in model.graph.output]
         constant = _constants(listed, held, inputs, outputs)
-        values, reason = inferred(model, listed, constant, dims)
+        shapes = inferred(model, listed, constant, dims)
+        values = shapes.values
         live = _live(listed, constant, outputs)
-        sources = _Sources(model, listed, constant, values)
         used = {name for place in live for name in uses(listed[place])} | set(outputs)
         crossing = {name for name in used if name not in constant} | set(outputs)
+        lacking = sorted(crossing - values.keys())
+        if lacking and observe is not None:
+            values |= {name: shapes.observed(name, *one) for name, one in observe(lacking).items()}
+        for name in outputs:  # nothing needs to know the shape of what leaves the last stage before it is there
+            if name not in values and name in shapes.types:
+                values[name] = Value(name, shapes.types[name], (), (), ranked=False)
+        sources = _Sources(model, listed, constant, values)
         nodes = tuple(_node(listed[i], i, constant, used, values, sources) for i in live)
         return cls(
             nodes,
@@ -73,7 +86,7 @@ class OnnxGraph:
             tuple(name for name in inputs if name in used),
             tuple(dict.fromkeys(outputs)),
             MappingProxyType({name: sources.n_bytes[name] for node in nodes for name in node.weights}),
-            reason,
+            shapes.unknown,
         )
 
     @cached_property
@@ -87,6 +100,15 @@ class OnnxGraph:
         """The last node that uses a tensor, by name; for outputs of the graph, which leave after it, their number."""
         found = {name: i for i, node in enumerate(self.nodes) for name in node.inputs}
         return found | dict.fromkeys(self.outputs, len(self.nodes))
+
+    @cached_property
+    def folded(self) -> frozenset[str]:
+        """What convolutions give to a normalization alone. Runtimes multiply its factors into the weights: rounded
+        there, and not behind, trained networks give other last digits."""
+        uses = Counter(name for node in self.nodes for name in node.inputs) + Counter(self.outputs)
+        alone = {node.inputs[0] for node in self.nodes if node.op == "BatchNormalization" and len(node.inputs) == 1}
+        given = {name for node in self.nodes if node.op in ("Conv", "ConvTranspose") for name in node.outputs}
+        return frozenset(name for name in alone & given if uses[name] == 1)
 
     @property
     def flops(self) -> int:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from partition.errors import CannotSlice, PlanError
+from partition.errors import PlanError
+from partition.model.onnx_dims import dim_key, dim_keys, dim_sizes
 
 _KEEP = 1024  # bytes: larger weights are known by shape alone; smaller ones, such as target shapes, with their values
 _BITS = re.compile(r"[a-z]+(\d+)")  # in the name of a type; bool has none
 _STANDARD = ("", "ai.onnx", "ai.onnx.ml")
+_CROSSING = {"float32", "float64", "float16", "bool"} | {f"{u}int{bits}" for u in ("", "u") for bits in (8, 16, 32, 64)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,12 @@ class Value:
     type: str  # as numpy calls it: "float32"; in ONNX's words where numpy has none: "bfloat16"
     shape: tuple[int, ...]
     dims: tuple[int | str, ...]  # as the model has them: a name, or "" for an open dimension without one
+    ranked: bool = True  # False: another input may give it another number of dimensions
+
+    @property
+    def crosses(self) -> bool:
+        """Whether it can go from stage to stage: numpy has its type."""
+        return self.type in _CROSSING
 
     @property
     def n_bytes(self) -> int:
@@ -54,27 +62,45 @@ def elem_type(type_name: str) -> int:
     return int(onnx.TensorProto.DataType.Value(name.upper()))
 
 
-def inferred(
-    model: Any, nodes: Sequence[Any], constants: Iterable[str], dims: Mapping[str, int]
-) -> tuple[dict[str, Value], str]:
-    """The tensors whose shape can be told, by name, and why others cannot be: the words of shape inference, or "".
+@dataclass(frozen=True)
+class Shapes:
+    """What is known of the tensors of a graph."""
+
+    values: dict[str, Value]  # those whose shape is known
+    types: dict[str, str]  # element types, also of tensors whose shape is not known
+    ranks: dict[str, int] = field(default_factory=dict)  # also of those with open dimensions
+    unknown: str = ""  # why some have no shape, in the words of shape inference
+
+    def observed(self, name: str, type_name: str, shape: tuple[int, ...]) -> Value:
+        """The value of a tensor whose shape was seen in a run: another run may give it others."""
+        return Value(name, type_name, shape, ("",) * len(shape), self.ranks.get(name) == len(shape))
+
+
+def inferred(model: Any, nodes: Sequence[Any], constants: Iterable[str], dims: Mapping[str, int]) -> Shapes:
+    """Infer the shapes of tensors from those of the inputs.
 
     nodes: of the model, functions inlined. constants: names of what depends on no input. dims: the size of each open
-    dimension, by its name, or as "input[axis]" where it has none. PlanError for an open dimension of an input without
-    a size, and for a size that no input asks for. CannotSlice for an input without a shape.
+    dimension, by its name, or as "input[axis]". PlanError for an open dimension of an input without a size, and for a
+    size that no input asks for.
     """
     held = {tensor.name for tensor in (*model.graph.initializer, *(s.values for s in model.graph.sparse_initializer))}
     inputs = [value for value in model.graph.input if value.name not in held]
     sizes = _sizes(inputs, dims)
     skeleton = _skeleton(model, nodes, inputs)
     symbols = {key for key in sizes if not key.endswith("]")}
-    open_types = _types(skeleton) if sizes else {}
+    open_types = _types(skeleton)[0] if sizes else {}
     _bind(skeleton, sizes)
-    found: dict[str, Value] = {}
-    types = _types(skeleton)
+    types, unknown = _types(skeleton)
+    found = Shapes({}, {})
     for name, (elem, shape) in types.items():
         known = type_name(elem)
-        if known is None or shape is None or not all(isinstance(dim, int) for dim in shape):
+        if known is None:
+            continue
+        found.types[name] = known
+        if shape is None:
+            continue
+        found.ranks[name] = len(shape)
+        if not all(isinstance(dim, int) for dim in shape):
             continue
         sized = tuple(int(dim) for dim in shape)
         left: tuple[int | str, ...] = sized
@@ -83,34 +109,24 @@ def inferred(
             left = known_dims if known_dims is not None and len(known_dims) == len(sized) else ("",) * len(sized)
         # Names that shape inference makes up mean nothing to anybody.
         told = tuple(dim if isinstance(dim, int) or dim in symbols else "" for dim in left)
-        found[name] = Value(name, known, sized, told)
+        found.values[name] = Value(name, known, sized, told)
     fixed = set(constants)
-    missing = [name for node in nodes for name in node.output if name and name not in found and name not in fixed]
-    return found, _reason(skeleton) if missing else ""
+    if all(name in found.values or name in fixed for node in nodes for name in node.output if name):
+        return found
+    return Shapes(found.values, found.types, found.ranks, unknown or _reason(skeleton))
 
 
 def _sizes(inputs: Sequence[Any], dims: Mapping[str, int]) -> dict[str, int]:
-    """The size of every open dimension, by its key in `dims`."""
-    sizes: dict[str, int] = {}
+    """The size of every open dimension, by its key."""
+    shapes: dict[str, list[int | str]] = {}
     for value in inputs:
-        tensor = value.type.tensor_type
-        if not value.type.HasField("tensor_type") or not tensor.HasField("shape"):
-            raise CannotSlice(
-                f"input {value.name!r} has no shape in the model; export it with the shapes of its inputs"
-            )
-        for axis, dim in enumerate(tensor.shape.dim):
-            if not _is_open(dim):
-                continue
-            key = dim.dim_param or f"{value.name}[{axis}]"
-            if key not in dims:
-                raise PlanError(f"input {value.name!r}: dimension {axis} ({key}) is open; needed is a size for {key!r}")
-            sizes[key] = dims[key]
-    for key, size in dims.items():
+        tensor = value.type.tensor_type  # without dimensions where the model declares no shape
+        shapes[value.name] = [str(dim.dim_param) if _is_open(dim) else dim.dim_value for dim in tensor.shape.dim]
+    sizes = dim_sizes(shapes, dims)
+    for key, axes in dim_keys(shapes).items():
         if key not in sizes:
-            known = f"open are {', '.join(sizes)}" if sizes else "the inputs have no open dimension"
-            raise PlanError(f"a size is given for {key!r}, which no input has; {known}")
-        if size < 1:
-            raise PlanError(f"the size of {key!r} is {size}; needed is 1 or more")
+            name, _, axis = axes[0].removesuffix("]").rpartition("[")
+            raise PlanError(f"input {name!r}: dimension {axis} ({key}) is open; needed is a size for {key!r}")
     return sizes
 
 
@@ -183,19 +199,21 @@ def _bind(skeleton: Any, sizes: Mapping[str, int]) -> None:
     """Give the open dimensions their sizes."""
     for value in (*skeleton.graph.input, *skeleton.graph.value_info, *skeleton.graph.output):
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
-            key = dim.dim_param or f"{value.name}[{axis}]"
+            key = dim_key(value.name, axis, str(dim.dim_param))
             if _is_open(dim) and key in sizes:
                 dim.dim_value = sizes[key]
 
 
-def _types(skeleton: Any) -> dict[str, tuple[int, tuple[int | str, ...] | None]]:
-    """Element type and shape of every tensor; a dimension is its size, its name or "", an unknown shape is None."""
+def _types(skeleton: Any) -> tuple[dict[str, tuple[int, tuple[int | str, ...] | None]], str]:
+    """Element type and shape of every tensor; a dimension is its size, its name or "", an unknown shape is None. And
+    why nothing but what the model declares is known, where inference fails; else ""."""
     import onnx
 
+    graph, failed = skeleton.graph, ""
     try:
         graph = onnx.shape_inference.infer_shapes(skeleton, data_prop=True).graph
     except Exception as exc:  # InferenceError, and others for what cannot be encoded
-        raise CannotSlice(f"the shapes of the model's tensors cannot be inferred: {_first_line(exc)}") from exc
+        failed = _first_line(exc)
     found: dict[str, tuple[int, tuple[int | str, ...] | None]] = {}
     for value in (*graph.value_info, *graph.input, *graph.output):
         tensor = value.type.tensor_type
@@ -204,7 +222,7 @@ def _types(skeleton: Any) -> dict[str, tuple[int, tuple[int | str, ...] | None]]
             found[value.name] = (tensor.elem_type, dims if tensor.HasField("shape") else None)
     for held in graph.initializer:
         found[held.name] = (held.data_type, tuple(held.dims))
-    return found
+    return found, failed
 
 
 def _reason(skeleton: Any) -> str:

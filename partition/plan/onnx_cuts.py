@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -11,6 +11,7 @@ from partition.errors import CannotSlice, PlanError
 from partition.model.onnx_graph import OnnxGraph
 from partition.model.onnx_labels import labels
 from partition.model.onnx_shapes import Value
+from quant.text import counted
 
 _NEAR = 5  # labels that an error names
 _MOST = 10_000_000  # tensors over all cuts: far more than any network has, and what memory takes
@@ -41,10 +42,10 @@ class StageIO:
 
 
 def cuts(graph: OnnxGraph) -> list[Cut]:
-    """Every valid cut, in topological order: between two nodes, where the shape of all that crosses is known.
+    """Every valid cut, in topological order: between two nodes, where type and shape of all that crosses are known.
 
-    A graph of one node has none. Outputs that are made before a cut cross it, so that all leave from the last stage.
-    CannotSlice, which names a node, where unknown shapes leave none.
+    A graph of one node has none. Nor is there one between a convolution and its normalization, which are computed as
+    one. Outputs that are made before a cut cross it, so that all leave from the last stage.
     """
     names = labels(graph)
     crossing = _crossings(graph)
@@ -53,16 +54,31 @@ def cuts(graph: OnnxGraph) -> list[Cut]:
     n = len(graph.nodes)
     found: list[Cut] = []
     for at in range(1, n):
-        tensors = tuple(graph.values[name] for name in crossing[at] if name in graph.values)
-        if len(tensors) < len(crossing[at]):
+        if not all(_crosses(graph, name) for name in crossing[at]):
             continue
+        tensors = tuple(graph.values[name] for name in crossing[at])
         payload = sum(value.n_bytes for value in tensors)
         label, block = names[at - 1]
         flops = (costs[at], costs[n] - costs[at])
         found.append(Cut(at, label, block, True, tensors, payload, (before[at], after[at]), flops))
-    if not found and n > 1:
-        raise CannotSlice(_unknown(graph, crossing[1:n]))
     return [_marked(graph, cut, following) for cut, following in pairwise(found)] + found[-1:]
+
+
+def check_enough(graph: OnnxGraph, found: Sequence[Cut], devices: int) -> None:
+    """PlanError where a graph with these cuts cannot have a stage for each of so many devices."""
+    if len(found) + 1 < devices:
+        raise PlanError(places_text(graph, found))
+
+
+def places_text(graph: OnnxGraph, found: Sequence[Cut]) -> str:
+    """How many devices a graph with these cuts can run on, and why no more."""
+    n = len(graph.nodes)
+    places, devices = counted(len(found), "place") if found else "no place", counted(len(found) + 1, "device")
+    why = f"it has {counted(n, 'node')}"
+    lacking = [names for names in _crossings(graph)[1:n] if not all(_crosses(graph, name) for name in names)]
+    if lacking:
+        why = _refusal(graph, lacking)
+    return f"the network can be cut in {places}, so it runs on at most {devices}: {why}"
 
 
 def cut_at(graph: OnnxGraph, where: str | int) -> Cut:
@@ -82,13 +98,16 @@ def _cut_of(found: list[Cut], graph: OnnxGraph, where: str | int) -> Cut:
             for cut in found:
                 if cut.position == at:
                     return cut
-            raise CannotSlice(_unknown(graph, [_crossing(graph, at)]))
-        raise PlanError(f"there is no cut at {at}; needed is a position of 1 to {n - 1}, or a label")
+            raise CannotSlice(_refusal(graph, [_crossing(graph, at)]))
+        if found:
+            raise PlanError(f"there is no cut at {at}; needed is a position of 1 to {n - 1}, or a label")
+    if not found or isinstance(where, int):
+        raise PlanError(places_text(graph, found))
     known = [cut.label for cut in found]
     near = difflib.get_close_matches(where, known, _NEAR, 0.3)
     blocks = [cut.label for cut in found if cut.block]
     told = near or blocks[:_NEAR] or known[:_NEAR]
-    raise PlanError(f"there is no cut after {where[:200]!r}; near ones: {', '.join(told) or 'none, it has one node'}")
+    raise PlanError(f"there is no cut after {where[:200]!r}; near ones: {', '.join(told)}")
 
 
 def choose(graph: OnnxGraph, which: str) -> list[Cut]:
@@ -159,18 +178,27 @@ def _crossings(graph: OnnxGraph) -> list[list[str]]:
 
 
 def _values(graph: OnnxGraph, names: list[str]) -> tuple[Value, ...]:
-    if not all(name in graph.values for name in names):
-        raise CannotSlice(_unknown(graph, [names]))
+    if not all(_crosses(graph, name) for name in names):
+        raise CannotSlice(_refusal(graph, [names]))
     return tuple(graph.values[name] for name in names)
 
 
-def _unknown(graph: OnnxGraph, crossing: list[list[str]]) -> str:
-    """What to say where the shape of something that crosses is not known."""
-    name = next(name for names in crossing for name in names if name not in graph.values)
+def _crosses(graph: OnnxGraph, name: str) -> bool:
+    return name in graph.values and graph.values[name].crosses and name not in graph.folded
+
+
+def _refusal(graph: OnnxGraph, crossing: Sequence[Sequence[str]]) -> str:
+    """Why nothing can be cut where these tensors cross."""
+    name = next(name for names in crossing for name in names if not _crosses(graph, name))
     maker = graph.makers.get(name, -1)
     who = f"{graph.nodes[maker]}" if maker >= 0 else "an input or a constant"
+    if name in graph.folded:
+        return f"{who} and the normalization behind it are computed as one, so nothing can be cut there"
+    if name in graph.values:
+        return f"{who}: {name!r} is of type {graph.values[name].type}, which does not cross between devices"
     reason = f": {graph.unknown}" if graph.unknown else ""
-    return f"{who}: the shape of {name!r} depends on data or cannot be inferred, so nothing can be cut there{reason}"
+    why = "depends on data or cannot be inferred, or it is no tensor"
+    return f"{who}: the shape of {name!r} {why}, so nothing can be cut there{reason}"
 
 
 def _weights(graph: OnnxGraph) -> tuple[list[int], list[int]]:

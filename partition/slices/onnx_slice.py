@@ -73,5 +73,5 @@ def _declared(declared: Any, value: Value) -> Any:
 
     if declared is not None and declared.type.tensor_type.HasField("shape"):
         return declared
-    dims = [None if dim == "" else dim for dim in value.dims]
+    dims = [None if dim == "" else dim for dim in value.dims] if value.ranked else None
     return onnx.helper.make_tensor_value_info(value.name, elem_type(value.type), dims)

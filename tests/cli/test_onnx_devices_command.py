@@ -12,6 +12,7 @@ import onnx
 import pytest
 from onnx import helper
 
+import edge as api
 from apps import options
 from apps.commands import distributed
 from apps.options import worker_addresses
@@ -95,7 +96,11 @@ def test_a_pipeline_gives_what_one_device_gives(edge: Run, two: Two, net: Path, 
     assert found["latency_ms_median"] > sum(stage["compute_ms_median"] for stage in found["stages"]) / 2
     assert found["throughput_per_s"] > 0
     assert found["in_flight"] >= 3
-    assert (found["why"], found["wire"], found["wire_errors"]) == ("equal parts of the estimated work", "f32", None)
+    assert (found["why"], found["wire"], found["wire_errors"]) == (
+        "equal parts of the work as this device does it",
+        "f32",
+        None,
+    )
     assert (found["provider"], found["threads"]) == (None, None)
     assert [(s["provider"], s["fell_back_from"], s["threads"]) for s in found["stages"]] == [("cpu", [], 1)] * 2
     assert asked(edge, net, image)["stages"] is None
@@ -275,6 +280,59 @@ def test_which_cuts_are_measured_is_said_by_a_word(edge: Run, tmp_path: Path) ->
     assert [cut["label"] for cut in distinct] == [every[-1]["label"]]
 
 
+def test_a_network_that_cannot_be_cut_says_so_everywhere(edge: Run, two: Two, tmp_path: Path) -> None:
+    path, given = tmp_path / "one.onnx", tmp_path / "x.npz"
+    onnx.save(
+        onnx.shape_inference.infer_shapes(model_of([helper.make_node("Relu", ["x"], ["y"])], {"x": [4]}, ["y"])),
+        str(path),
+    )
+    np.savez(given, x=np.ones(4, np.float32))
+    words = "the network can be cut in no place, so it runs on at most 1 device: it has 1 node"
+    workers = ("--workers", both(two))
+    for cut in ((), ("--cut", "here,there"), ("--shares", "1,1,1")):
+        assert_refused(edge("run", path, "--input", given, *workers, *cut), 2, words)
+    assert_refused(edge("bench", path, "--workers", two[0].address), 2, words)
+    assert_refused(edge("bench", path), 2, words)
+    for command in ("plan", "pareto"):
+        code, out, error = edge(command, path, *workers)
+        assert code == 0, error
+        assert words in out + error
+    with api.Cluster([one.address for one in two]) as cluster:
+        choice = api.plan(path, cluster, objective="throughput")
+        assert words in choice.why
+        with api.deploy_onnx(choice, cluster) as network:
+            assert network.run({"x": np.ones(4, np.float32)})["y"].tolist() == [1.0] * 4
+
+
+def test_inputs_say_what_made_up_ones_cannot(edge: Run, two: Two, tmp_path: Path) -> None:
+    """Made-up input is no shape to reshape to, so no shape behind it is known."""
+    nodes = [
+        helper.make_node("Reshape", ["x", "shape"], ["a"]),
+        helper.make_node("MatMul", ["a", "w"], ["b"]),
+        helper.make_node("Relu", ["b"], ["y"]),
+    ]
+    model = model_of(nodes, {"x": ["n", 6]}, ["y"], {"w": np.ones((3, 5), np.float32)})
+    model.graph.input.append(helper.make_tensor_value_info("shape", onnx.TensorProto.INT64, [2]))
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None))
+    path, given = tmp_path / "reshape.onnx", tmp_path / "given.npz"
+    onnx.save(model, str(path))
+    np.savez(given, x=np.arange(12, dtype=np.float32).reshape(2, 6), shape=np.array([4, 3]))
+    workers = ("--workers", both(two))
+    bench = ("bench", path, "--repeats", "1", "--cuts", "all", "--json")
+    assert_refused(edge(*bench), 2, "an input that it takes would tell more, as ONNX Runtime cannot run reshape.onnx")
+    for devices in ((), ("--workers", two[0].address)):
+        found = said(edge(*bench, "--input", given, *devices))
+        assert [cut["payload_bytes"] for cut in found["cuts"]] == [4 * 3 * 4, 4 * 5 * 4]
+    probed = said(edge("devices", "probe", path, *workers, "--input", given, "--json"))
+    assert {len(device["speeds"]["segments_s"]) for device in probed["devices"]} <= {2, 3}
+    planned = said(edge("plan", path, *workers, "--input", given, "--json"))
+    assert planned["kind"] == "onnx"
+    assert_refused(edge("bench", path, "--input", given, "--dim", "n=3"), 3, "takes the shape (3, 6); it has (2, 6)")
+    assert_refused(edge("plan", MODEL_PATH, "--input", given), 2, "--input is of ONNX models")
+    ran = said(edge("run", path, "--input", given, *workers, "--repeats", "0", "--json"))
+    assert [stage["nodes"] for stage in ran["stages"]] == [[0, 1], [1, 2], [2, 3]]
+
+
 @pytest.mark.parametrize(
     ("args", "code", "words"),
     [
@@ -289,7 +347,7 @@ def test_which_cuts_are_measured_is_said_by_a_word(edge: Run, tmp_path: Path) ->
         (("--workers", "TWO", "--plan", "x.json"), 2, "leave one of them out"),
         (("--workers", "127.0.0.1:1"), 7, "127.0.0.1:1"),
         (("--workers", "TWO", "--dim", "batch=5"), 3, "takes the shape (5, 3, 32, 32)"),
-        (("--workers", "TWO", "--dim", "n=5"), 3, "leaves no dimension 'n' open"),
+        (("--workers", "TWO", "--dim", "n=5"), 3, "a size is given for 'n', which no input has; open are batch"),
     ],
 )
 def test_what_cannot_be(
@@ -332,6 +390,7 @@ def test_options_that_are_none(
         (("gguf", "--no-local"), "--no-local is for ONNX models"),
         (("gguf", "--cuts", "all"), "--cuts is for ONNX models"),
         (("gguf", "--in-flight", "2"), "--in-flight is for ONNX models"),
+        (("gguf", "--input", "x.npz"), "--input is for ONNX models"),
     ],
 )
 def test_what_cannot_be_measured(edge: Run, net: Path, args: tuple[str, ...], words: str) -> None:

@@ -85,21 +85,61 @@ def test_a_picture(
 
 @pytest.mark.parametrize(
     ("kind", "shape", "dims"),
-    [(U8, ("n", 3, 5, 7), ()), (U8, (5, 7, 3), ()), (U8, (2, 1, 5, 7), ()), (U8, ("n", 3, "h", 7), ("h=5", "n=2"))],
+    [
+        (U8, ("n", 3, 5, 7), ()),
+        (U8, (5, 7, 3), ()),
+        (U8, (2, 1, 5, 7), ()),
+        (U8, ("n", 3, "h", 7), ("h=5", "n=2")),
+        (U8, ("?", 3, "?", "?"), ("x[2]=5", "x[3]=7")),
+        (U8, ("n", "h", "?", 3), ("x[1]=5", "x[2]=7")),
+    ],
 )
 def test_pictures_are_resized_to_the_model(
     tmp_path: Path, photo: Path, edge_run: Run, kind: int, shape: tuple[str | int, ...], dims: tuple[str, ...]
 ) -> None:
     options = [word for dim in dims for word in ("--dim", dim)]
     found = outputs(edge_run, echo(tmp_path, ("x", kind, shape)), "--input", photo, *options)["out_x"]
-    sizes = dict(dim.split("=") for dim in dims) | ({} if "n=2" in dims else {"n": "1"})
-    assert found.shape == tuple(int(sizes.get(str(dim), dim)) for dim in shape)
+    sizes = {"n": "1", "x[0]": "1"} | dict(dim.split("=") for dim in dims)
+    keyed = [sizes.get(dim, sizes.get(f"x[{i}]")) if isinstance(dim, str) else dim for i, dim in enumerate(shape)]
+    assert found.shape == tuple(int(dim or 0) for dim in keyed)
     gray = 1 in found.shape[1:]
     with Image.open(photo) as image:
         expected = np.asarray(image.convert("L" if gray else "RGB").resize((7, 5), Image.Resampling.BILINEAR))
     planes = expected[..., None] if gray else expected
     for one in found if found.ndim == 4 else [found]:
-        assert np.array_equal(one if found.ndim == 3 else one.transpose(1, 2, 0), planes)
+        assert np.array_equal(one if shape[-1] == 3 else one.transpose(1, 2, 0), planes)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dims", "size"),
+    [
+        (("n", 3, "h", "w"), (), (HIGH, WIDE)),
+        (("?", 3, "?", "?"), (), (HIGH, WIDE)),
+        (("h", "w", 3), (), (HIGH, WIDE)),
+        (("n", 3, 2 * HIGH, "w"), (), (2 * HIGH, 2 * WIDE)),
+        (("n", 3, "?", "?"), ("x[3]=" + str(3 * WIDE),), (3 * HIGH, 3 * WIDE)),
+        (("n", 3, 1, "w"), (), (1, max(1, round(WIDE / HIGH)))),
+    ],
+)
+def test_a_picture_has_a_size_of_its_own(
+    tmp_path: Path,
+    photo: Path,
+    edge_run: Run,
+    shape: tuple[str | int, ...],
+    dims: tuple[str, ...],
+    size: tuple[int, int],
+) -> None:
+    options = [word for dim in dims for word in ("--dim", dim)]
+    model = echo(tmp_path, ("x", U8, shape))
+    found = outputs(edge_run, model, "--input", photo, *options)["out_x"]
+    found = found if found.ndim == 3 else found[0].transpose(1, 2, 0)
+    assert found.shape == (*size, 3)
+    with Image.open(photo) as image:
+        resized = np.asarray(image.convert("RGB").resize(size[::-1], Image.Resampling.BILINEAR))
+    assert np.array_equal(found, resized)
+    kept = size == (HIGH, WIDE)
+    _, note, _ = edge_run(model, "--input", photo, *options)
+    assert ("pixels, kept its size" if kept else f"became {size[1]} x {size[0]}") in note
 
 
 def test_pictures_of_other_kinds(tmp_path: Path, edge_run: Run) -> None:
@@ -216,12 +256,10 @@ def test_what_is_read_is_never_written_over(tmp_path: Path, photo: Path, edge_ru
             3,
             "input 'x' is given twice, the second time by x.npz",
         ),
-        (
-            ("--input", "photo.png"),
-            3,
-            "leaves its height open, in (n, 3, h, 7); give it with --dim h=N, or a .npz file",
-        ),
-        (("--input", "photo.png", "--dim", "q=5"), 3, "no dimension 'q' open; those with names are: 'h', 'n'"),
+        (("--input", "photo.png", "--dim", "q=5"), 3, "a size is given for 'q', which no input has; open are n, h"),
+        (("--input", "photo.png", "--dim", "x[3]=5"), 3, "a size is given for 'x[3]', which no input has; open are"),
+        (("--input", "photo.png", "--dim", "h=5", "--dim", "x[2]=6"), 3, "one size for all inputs; 5 and 6 are given"),
+        (("--input", "photo.png", "--dim", "x[2]=50000000"), 3, "would have 7 x 50000000 pixels"),
         (("--input", "photo.png", "--dim", "h=5", "--dim", "h=6"), 2, "--dim gives one dimension two values"),
         (("--input", "photo.png", "--mean", "1"), 2, "--mean and --std go together"),
         (("--input", "photo.png", "--mean", "1", "--std", "1", "--scale", "2"), 2, "leave --mean out"),
@@ -260,7 +298,7 @@ def test_bad_input(
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("--dim", "h"), "needs NAME=N, got 'h'"),
+        (("--dim", "h"), "needs NAME=N or INPUT[AXIS]=N, got 'h'"),
         (("--dim", "h=0"), "--dim: needs a whole number, 1 or more"),
         (("--mean", "1,a", "--std", "1"), "--mean: needs a number, got 'a'"),
         (("--mean", "1", "--std", "1,0,1"), "--std: needs numbers other than 0"),

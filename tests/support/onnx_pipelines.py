@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
@@ -20,7 +19,6 @@ from edge.onnx.model import OnnxSource, Part
 from edge.onnx.pipeline import Ends, Pipeline
 from edge.onnx.stage import LoadedStage
 from edge.onnx.wire import Array
-from partition.model.onnx_graph import OnnxGraph
 from partition.plan.onnx_cuts import Cut, cuts
 from partition.plan.onnx_plan import OnnxPlan
 from partition.plan.plan import LOCAL
@@ -129,9 +127,7 @@ def owned(model: ModelProto, path: Path, **how: Any) -> OnnxSource:
     if not all(value.HasField("type") for value in model.graph.output):
         model = onnx.shape_inference.infer_shapes(model)
     file = onnx_file.load(saved(model, path, **how))
-    dims = dict.fromkeys((d.dim_param for v in model.graph.input for d in v.type.tensor_type.shape.dim), 1)
-    dims.pop("", None)
-    return OnnxSource(file, OnnxGraph.of(file.model, dims), hashlib.sha256(path.read_bytes()).hexdigest())
+    return OnnxSource.of(file, {})
 
 
 def at(model: OnnxSource, *positions: int) -> list[Cut]:

@@ -19,7 +19,7 @@ from edge.onnx.engine import OnnxEngine
 from edge.onnx.pipeline import Result
 from edge.onnx.providers import available
 from edge.onnx.runtime import runtime
-from edge.onnx.samples import SamplesError
+from edge.onnx.samples import ANY_SHAPE, SamplesError
 from edge.onnx.wire import Array
 from quant.errors import ModelFileError
 from tests.support.helpers import TIMEOUT_S, until
@@ -75,7 +75,21 @@ def test_the_batch_is_the_callers(engine: OnnxEngine) -> None:
         assert (fixed.inputs[0].shape, fixed.outputs[0].shape) == ((4, 64), (4, 10))
         with pytest.raises(SamplesError, match=r"'x' takes the shape \(4, 64\); it has \(6, 64\)"):
             fixed.run({"x": vectors(6)})
-    with pytest.raises(SamplesError, match="no dimension 'n' open; those with names are: 'batch'"):
+    with OnnxEngine(mlp().SerializeToString(), 1, dims={"x[0]": 4}) as fixed:
+        assert (fixed.inputs[0].shape, fixed.outputs[0].shape) == ((4, 64), (4, 10))
+    for nameless in (None, "?"):
+        unnamed = mlp()
+        for value in (unnamed.graph.input[0], unnamed.graph.output[0]):
+            value.type.tensor_type.shape.dim[0].Clear()
+            if nameless:
+                value.type.tensor_type.shape.dim[0].dim_param = nameless
+        with OnnxEngine(unnamed.SerializeToString(), 1, dims={"x[0]": 4}) as fixed:
+            assert fixed.run({"x": vectors(4)})["y"].shape == (4, 10)
+            with pytest.raises(SamplesError, match=r"'x' takes the shape \(4, 64\); it has \(6, 64\)"):
+                fixed.run({"x": vectors(6)})
+        with pytest.raises(SamplesError, match=r"for '\?', which no input has; open are x\[0\]"):
+            OnnxEngine(unnamed.SerializeToString(), dims={"?": 4})
+    with pytest.raises(SamplesError, match="a size is given for 'n', which no input has; open are batch"):
         OnnxEngine(mlp().SerializeToString(), dims={"n": 4})
 
 
@@ -179,12 +193,19 @@ def test_operators_that_are_not_there(
             OnnxEngine(model)
 
 
+def test_inputs_and_outputs_without_a_shape() -> None:
+    """They are no scalars, though ONNX Runtime says so."""
+    with OnnxEngine(graph([node("Neg", ["x"], ["y"])], [("x", F32, None)], [("y", F32, None)]), 1, buffers=2) as engine:
+        assert engine.inputs[0].shape == engine.outputs[0].shape == ANY_SHAPE
+        for shape in ((), (3,), (2, 0, 1), (1, 2, 3, 4)):
+            x = np.ones(shape, np.float32)
+            assert np.array_equal(engine.run({"x": x})["y"], -x)
+
+
 def test_what_is_no_model() -> None:
     for content in (b"", b"text", mlp().SerializeToString()[:-50]):
         with pytest.raises(ModelFileError):
             OnnxEngine(content)
-    with pytest.raises(ModelFileError, match="'x' is declared without a shape"):
-        OnnxEngine(graph([node("Identity", ["x"], ["y"])], [("x", F32, None)], [("y", F32, (1,))]))
     text = graph([node("Identity", ["x"], ["y"])], [("x", TensorProto.STRING, (1,))], [("y", TensorProto.STRING, (1,))])
     with pytest.raises(ModelFileError, match=r"'x' is a tensor\(string\)"):
         OnnxEngine(text)

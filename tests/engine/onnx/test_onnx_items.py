@@ -73,12 +73,13 @@ def some(draw: st.DrawFn) -> tuple[Boundary, dict[str, Array]]:
     tensors, values = [], {}
     for i in range(draw(st.integers(0, 4))):
         dtype = np.dtype(draw(st.sampled_from(sorted(TYPES.values()))))
-        shape = draw(arrays.array_shapes(min_dims=0, max_dims=4, max_side=5))
+        shape = draw(arrays.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5))
         finite = {"elements": {"allow_nan": False, "allow_infinity": False, "min_value": -1000, "max_value": 1000}}
         array = draw(arrays.arrays(dtype, shape, **finite if dtype.kind == "f" else {}))
         if draw(st.booleans()):
             array = np.array(array, order="F")
-        tensors.append(Tensor(f"t{i}", dtype.name, shape))
+        any_rank = draw(st.booleans())
+        tensors.append(Tensor(f"t{i}", dtype.name, (2, 3) if any_rank else shape, any_rank=any_rank))
         values[f"t{i}"] = array
     return Boundary(tuple(tensors), draw(st.booleans()), draw(st.integers(0, 5))), values
 
@@ -246,7 +247,8 @@ def test_tensors_of_another_length(payload: bytes, kind: Kind, words: str) -> No
         (("h", "bfloat16", (1,)), "tensor 'h' is of type 'bfloat16', which does not cross a wire"),
         (("h", "complex64", (1,)), "complex64"),
         (("h", "object", (1,)), "object"),
-        (("h", "float32", (0,)), "has the shape [0]; needed are sizes of 1 or more"),
+        (("h", "float32", (-1,)), "has the shape [-1]; needed are sizes of 0 or more"),
+        (("h", "float32", (0, 1 << 30)), "at most 1,073,741,824 cross"),
         (("h", "float32", (-1, 2)), "has the shape [-1, 2]"),
         (("h", "float32", (2,), (1,)), "has the shape [2]"),
         (("h", "float32", (2,), (-1,)), "has the shape [2]"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from onnx import TensorProto, helper
 from edge.quantization.onnx import quantize
 from partition.errors import CannotSlice, PlanError
 from partition.model.onnx_graph import OnnxGraph
-from partition.plan.onnx_cuts import cut_at, cuts, stage_io
+from partition.plan.onnx_cuts import check_enough, cut_at, cuts, stage_io
 from tests.support.onnx_files import quick, saved  # noqa: F401 (fixture)
 from tests.support.onnx_graphs import mlp
 from tests.support.onnx_networks import chain, model_of
@@ -20,6 +21,7 @@ from tests.support.onnx_networks import chain, model_of
 
 def test_open_dimensions_need_sizes() -> None:
     model = model_of([helper.make_node("Relu", ["x"], ["y"])], {"x": ["batch", 3, None]}, ["y"])
+    assert OnnxGraph.of(model, {"batch": 0, "x[2]": 5}).values["y"].shape == (0, 3, 5)
     graph = OnnxGraph.of(model, {"batch": 2, "x[2]": 5})
     assert graph.values["y"].shape == (2, 3, 5)
     assert graph.values["y"].dims == ("batch", 3, "")
@@ -27,7 +29,7 @@ def test_open_dimensions_need_sizes() -> None:
         ({"x[2]": 5}, r"input 'x': dimension 0 \(batch\) is open; needed is a size for 'batch'"),
         ({"batch": 2}, r"input 'x': dimension 2 \(x\[2\]\) is open"),
         ({"batch": 2, "x[2]": 5, "width": 3}, r"'width', which no input has; open are batch, x\[2\]"),
-        ({"batch": 0, "x[2]": 5}, "the size of 'batch' is 0; needed is 1 or more"),
+        ({"batch": -1, "x[2]": 5}, "the size of 'batch' is -1; needed is 0 or more"),
     ):
         with pytest.raises(PlanError, match=message):
             OnnxGraph.of(model, dims)
@@ -35,9 +37,13 @@ def test_open_dimensions_need_sizes() -> None:
         OnnxGraph.of(chain(("Relu", "")), {"batch": 1})
     model.graph.input[0].type.tensor_type.shape.dim[2].dim_value = -1  # as some exporters write it
     assert OnnxGraph.of(model, {"batch": 2, "x[2]": 5}).values["y"].dims == ("batch", 3, "")
-    model.graph.input[0].type.tensor_type.ClearField("shape")
-    with pytest.raises(CannotSlice, match="input 'x' has no shape"):
-        OnnxGraph.of(model)
+    model.graph.input[0].type.tensor_type.shape.dim[2].dim_param = "?"
+    graph = OnnxGraph.of(model, {"x[0]": 2, "x[2]": 5})
+    assert (graph.values["y"].shape, graph.values["y"].dims) == ((2, 3, 5), ("batch", 3, ""))
+    with pytest.raises(PlanError, match="'batch' has one size for all inputs; 3 and 2 are given"):
+        OnnxGraph.of(model, {"batch": 3, "x[0]": 2, "x[2]": 5})
+    with pytest.raises(PlanError, match=r"for '\?', which no input has; open are batch, x\[2\]"):
+        OnnxGraph.of(model, {"batch": 3, "?": 5})
 
 
 def test_shapes_that_are_computed() -> None:
@@ -69,18 +75,54 @@ def test_nothing_is_cut_where_a_shape_depends_on_data() -> None:
         cut_at(graph, 2)
     with pytest.raises(CannotSlice, match="finder"):
         stage_io(graph, 2, 4)
-    with pytest.raises(CannotSlice, match=r"node 'y' \(Cast\)"):
-        stage_io(graph, 1, 4)
+    [last] = stage_io(graph, 1, 4).tensors_out  # nothing is behind it that would have to know
+    assert (last.name, last.type, last.ranked) == ("y", "float32", False)
     alone = OnnxGraph.of(model_of(nodes[1:], {"r": [4]}, ["y"]))
-    with pytest.raises(CannotSlice, match="finder"):
-        cuts(alone)
+    assert cuts(alone) == []
+    words = r"in no place, so it runs on at most 1 device: node 'finder' \(NonZero\): the shape of 'found' depends"
+    with pytest.raises(PlanError, match=words):
+        check_enough(alone, [], 2)
+    check_enough(alone, [], 1)
+
+
+def test_shapes_that_were_seen() -> None:
+    nodes = [
+        helper.make_node("NonZero", ["x"], ["found"]),
+        helper.make_node("Squeeze", ["found"], ["less"]),
+        helper.make_node("Cast", ["less"], ["y"], to=TensorProto.FLOAT),
+    ]
+    asked: list[str] = []
+
+    def observe(names: Sequence[str]) -> dict[str, tuple[str, tuple[int, ...]]]:
+        asked.extend(names)
+        return {"found": ("int64", (2, 5)), "less": ("int64", (5,))}
+
+    graph = OnnxGraph.of(model_of(nodes, {"x": [4, 4]}, ["y"]), {}, observe)
+    assert asked == ["found", "less", "y"]
+    first, second = cuts(graph)
+    assert [(v.shape, v.dims, v.ranked, v.n_bytes) for v in first.tensors] == [((2, 5), ("", ""), True, 80)]
+    assert [(v.shape, v.dims, v.ranked, v.n_bytes) for v in second.tensors] == [((5,), ("",), False, 40)]
+
+
+def test_what_numpy_has_no_type_for_does_not_cross() -> None:
+    nodes = [
+        helper.make_node("Cast", ["x"], ["small"], "shrink", to=TensorProto.BFLOAT16),
+        helper.make_node("Cast", ["small"], ["again"], to=TensorProto.FLOAT),
+        helper.make_node("Relu", ["again"], ["y"]),
+    ]
+    graph = OnnxGraph.of(model_of(nodes, {"x": [4]}, ["y"]))
+    assert [cut.position for cut in cuts(graph)] == [2]
+    with pytest.raises(CannotSlice, match=r"node 'shrink' \(Cast\): 'small' is of type bfloat16, which does not cross"):
+        cut_at(graph, 1)
+    with pytest.raises(PlanError, match=r"in 1 place, so it runs on at most 2 devices: node 'shrink'"):
+        check_enough(graph, cuts(graph), 3)
 
 
 def test_why_a_shape_cannot_be_inferred_is_said() -> None:
     nodes = [helper.make_node("MatMul", ["x", "w"], ["bad"], "wrong"), helper.make_node("Relu", ["bad"], ["y"])]
     graph = OnnxGraph.of(model_of(nodes, {"x": [1, 4]}, ["y"], {"w": np.ones((3, 3), np.float32)}))
-    with pytest.raises(CannotSlice, match=r"node 'wrong' \(MatMul\): the shape of 'bad'.*[Ii]ncompatible dimensions"):
-        cuts(graph)
+    with pytest.raises(PlanError, match=r"node 'wrong' \(MatMul\): the shape of 'bad'.*[Ii]ncompatible dimensions"):
+        check_enough(graph, cuts(graph), 2)
 
 
 def test_models_that_are_no_graph() -> None:

@@ -106,7 +106,7 @@ def test_stages_of_real_graphs_equal_the_whole(name: str) -> None:
     # From slices only: where most tensors cross, and three and four stages.
     widest = max(len(cut.tensors) for cut in found)
     plans = [[rng.choice([cut.position for cut in found if len(cut.tensors) == widest])]]
-    plans += [sorted(rng.sample(range(1, n), stages - 1)) for stages in (3, 4)]
+    plans += [sorted(rng.sample([cut.position for cut in found], stages - 1)) for stages in (3, 4)]
     for positions in plans:
         worst = max(worst, difference(expected, pipeline(model, graph, positions, feeds)[output]))
     if ALL:

@@ -49,7 +49,7 @@ def worth(graph: OnnxGraph, chosen: Sequence[Cut], shares: Sequence[float]) -> t
 def test_no_other_cuts_are_better(graph: OnnxGraph, shares: list[float]) -> None:
     places = cuts(graph)
     if len(shares) - 1 > len(places):
-        with pytest.raises(PlanError, match=f"{len(shares)} devices, and the graph can be cut in {len(places)} places"):
+        with pytest.raises(PlanError, match=f"so it runs on at most {len(places) + 1} device"):
             split(graph, places, shares)
         return
     found = split(graph, places, shares)
@@ -57,6 +57,28 @@ def test_no_other_cuts_are_better(graph: OnnxGraph, shares: list[float]) -> None
     assert positions == sorted(set(positions))
     best = min(worth(graph, chosen, shares) for chosen in combinations(places, len(shares) - 1))
     assert worth(graph, found, shares) == best
+
+
+@settings(max_examples=some(25, 100))
+@given(graphs(), st.lists(st.sampled_from([1.0, 2.0, 0.5]), min_size=1, max_size=3), st.data())
+def test_measured_stages_that_are_alike_are_chosen_by_what_crosses(
+    graph: OnnxGraph, shares: list[float], data: st.DataObject
+) -> None:
+    places, n = cuts(graph), len(graph.nodes)
+    seconds = data.draw(st.lists(st.integers(0, 100).map(float), min_size=n, max_size=n))
+    if len(shares) - 1 > len(places):
+        return
+
+    def slowest(chosen: Sequence[Cut]) -> float:
+        bounds = [0, *(cut.position for cut in chosen), n]
+        parts = zip(pairwise(bounds), shares, strict=True)
+        return max(sum(seconds[start:stop]) / (share / max(shares)) for (start, stop), share in parts)
+
+    every = list(combinations(places, len(shares) - 1))
+    alike = [chosen for chosen in every if slowest(chosen) <= 1.05 * min(map(slowest, every))]
+    found = split(graph, places, shares, seconds)
+    assert tuple(found) in alike
+    assert sum(cut.payload_bytes for cut in found) == min(sum(cut.payload_bytes for cut in one) for one in alike)
 
 
 def test_shares_are_respected() -> None:

@@ -1,0 +1,87 @@
+"""The graphs that the onnx package tests runtimes with, cut: they give what the whole gives."""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, numpy_helper
+from onnx.backend.test.case.node import collect_testcases
+from onnx.backend.test.loader import load_model_tests
+
+from edge.onnx.file import load
+from edge.onnx.model import OnnxSource
+from partition.plan.onnx_cuts import cuts
+from tests.support.onnx_graphs import TOLERANCES, difference
+from tests.support.onnx_graphs import runs as runs_whole
+from tests.support.onnx_pipelines import running
+from tests.support.thorough import THOROUGH
+
+_KINDS = ("simple", "pytorch-operator", "pytorch-converted")  # of models that come with inputs
+_PARTS = 8
+_EACH = 1 if THOROUGH else 16  # of the graphs, which are some 400
+_MOST = 4  # pipelines of each graph
+# Each place in them is crossed by a sequence of tensors.
+_OF_SEQUENCES = {f"test_sequence_model{i}" for i in range(1, 9)}
+
+Feeds = dict[str, np.typing.NDArray[Any]]
+
+
+@cache
+def graphs() -> list[tuple[str, ModelProto, Feeds]]:
+    """Those of two nodes or more, with tensors for all inputs."""
+    found = []
+    for kind in _KINDS:
+        for case in load_model_tests(kind=kind):
+            model = onnx.load(Path(case.model_dir) / "model.onnx")
+            held = {tensor.name for tensor in model.graph.initializer}
+            names = [value.name for value in model.graph.input if value.name not in held]
+            files = [Path(case.model_dir) / "test_data_set_0" / f"input_{i}.pb" for i in range(len(names))]
+            found.append((case.name, model, dict(zip(names, map(_tensor, files), strict=True))))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it makes values that are infinite
+        cases = collect_testcases(None)
+    for case in cases:
+        values = case.data_sets[0][0]
+        if all(isinstance(value, (np.ndarray, np.generic)) for value in values):
+            names = [value.name for value in case.model.graph.input]
+            found.append((case.name, case.model, dict(zip(names, map(np.asarray, values), strict=False))))
+    return [one for one in found if len(one[1].graph.node) > 1 or one[1].functions]
+
+
+def _tensor(path: Path) -> np.typing.NDArray[Any]:
+    tensor = onnx.TensorProto()
+    tensor.ParseFromString(path.read_bytes())
+    return np.asarray(numpy_helper.to_array(tensor))
+
+
+@pytest.mark.parametrize("part", range(_PARTS))
+def test_stages_give_what_the_whole_gives(part: int, tmp_path: Path) -> None:
+    seen = 0
+    for name, model, feeds in graphs()[part :: _PARTS * _EACH]:
+        path = tmp_path / f"{name}.onnx"
+        path.write_bytes(model.SerializeToString())
+        try:
+            [outputs] = runs_whole(path, tuple(feeds.values()))
+        except Exception:  # ONNX Runtime has not all of ONNX, and no class for that
+            continue
+        source = OnnxSource.of(load(path), {}, feeds)
+        places = [cut.position for cut in cuts(source.graph)]
+        assert places or len(source.graph.nodes) < 2 or name in _OF_SEQUENCES, source.places_text(2)
+        pipelines = [(at,) for at in places] + ([(places[0], places[-1])] if len(places) > 1 else [])
+        for several in pipelines if THOROUGH else pipelines[:: max(1, len(pipelines) // _MOST)]:
+            with running(source, tmp_path, *several) as one:
+                given = one.pipeline.run(feeds).outputs
+            for value, array in zip(model.graph.output, outputs, strict=True):
+                assert (given[value.name].dtype, given[value.name].shape) == (array.dtype, array.shape), (name, several)
+                if np.array_equal(array, given[value.name], equal_nan=array.dtype.kind == "f"):
+                    continue  # also where it is infinite
+                apart = difference(array, given[value.name])
+                assert apart <= TOLERANCES.get(array.dtype.name, 0), (name, several, value.name)
+        seen += 1
+    assert seen
