@@ -11,7 +11,7 @@ import ctypes as C
 import functools
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,6 +135,8 @@ class Model:
         params.vocab_only = vocabulary_only
         if own is not None:
             params.tensor_buft_overrides = own.overrides
+        self.path = os.path.abspath(path)
+        self.at_close = ExitStack()  # what is made of this model, and ends with it
         self.own_memory = own  # llama.cpp points into it
 
         @L.llama_progress_callback  # type: ignore[untyped-decorator]
@@ -172,6 +174,7 @@ class Model:
         self.is_recurrent: bool = L.llama_model_is_recurrent(self._handle) or L.llama_model_is_hybrid(self._handle)
 
     def close(self) -> None:
+        self.at_close.close()
         if self._handle:
             L.llama_model_free(self._handle)
             self._handle = None

@@ -10,7 +10,6 @@ import itertools
 import os
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -125,14 +124,12 @@ def _depth(gbnf: str) -> int:
     return max(itertools.accumulate((c == "(") - (c == ")") for c in gbnf), default=0)
 
 
-_stderr_lock = threading.Lock()
-
-
 @contextmanager
 def native_stderr() -> Iterator[list[str]]:
-    """The lines printed inside the block, known after it: llama.cpp's grammar parser says it nowhere else."""
+    """The lines printed inside the block, known after it: llama.cpp's grammar parser says it nowhere else. No other
+    thread may print meanwhile."""
     lines: list[str] = []
-    with _stderr_lock, tempfile.TemporaryFile() as sink:
+    with tempfile.TemporaryFile() as sink:
         sys.stderr.flush()
         kept = os.dup(2)
         try:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.bounds.repetition import Repetition, RepetitionDetector
+from edge.constraints.constraint import always_wanted
 from edge.errors import SamplingError
 from edge.llama.llama import Model
 from edge.llm.sampler import SamplingParams, TokenSampler, Wanted
@@ -26,12 +27,13 @@ class Continuation:
         max_tokens: int | None = None,  # None: until somebody else ends it
         stop: Sequence[str] = (),  # strings that end the answer and are not part of its text
         ends: bool = True,  # False: also after a token that ends a text, for measuring
+        given_up: Callable[[], bool] = always_wanted,  # as of a TokenSampler
     ) -> None:
         """SamplingError where the sampling options, the grammar or a stop string cannot be used."""
         if any(not s for s in stop):
             raise SamplingError("a stop string must not be empty")
         self._model, self._max_tokens, self._ends = model, max_tokens, ends
-        self._sampler = TokenSampler(model, sampling)
+        self._sampler = TokenSampler(model, sampling, given_up)
         for token in prompt[-sampling.looks_back :]:
             self._sampler.accept(token, generated=False)
         self._detector = RepetitionDetector() if ends and not sampling.allow_repetition else None

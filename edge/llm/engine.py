@@ -12,12 +12,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.constraints.constraint import Mask
 from edge.errors import ContextFull, EngineError
 from edge.llama import llama
 from edge.llama.ggml import forget_views
 from edge.llama.hooks import Hook, NodeHooks
 from edge.llama.thread_choice import ThreadChoice, worth_threads
-from edge.llm.constraint import Mask
 from edge.llm.options import DEFAULTS, EngineOptions, resolve
 from edge.llm.prefixes import keep_prefixes
 from edge.llm.states import States, held_bytes

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.constraints.constraint import Mask
 from edge.llama.llama import Model
-from edge.llm.constraint import Mask
 from edge.llm.engine import Outputs
 from edge.paging.gpu_layers import GpuLayers
 from edge.paging.memory import MemoryNeed

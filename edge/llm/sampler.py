@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.constraints.constraint import Mask, always_wanted, constraint_for
 from edge.errors import SamplingError
 from edge.llama import sampling as native
 from edge.llama.llama import Model
-from edge.llm.constraint import Mask, constraint_for
 
 MAX_SEED = 2**32 - 2  # llama.cpp takes the next number for "any seed"
 PENALTY_LAST_N = 64  # tokens that penalties look back
@@ -127,13 +127,11 @@ class Wanted(NamedTuple):
 class TokenSampler:
     """Chooses tokens for one generation; it remembers what it accepted."""
 
-    def __init__(self, model: Model, params: SamplingParams) -> None:
-        """SamplingError where the biases, the grammar or the schema cannot be used."""
+    def __init__(self, model: Model, params: SamplingParams, given_up: Callable[[], bool] = always_wanted) -> None:
+        """given_up: whether nobody waits for it any more, asked while a constraint is compiled. SamplingError where the
+        biases, the grammar or the schema cannot be used."""
         if not all(0 <= token < model.n_vocab for token in params.logit_bias):
             raise SamplingError(f"logit_bias names a token that is none: ids are from 0 to {model.n_vocab - 1}")
-        self._constraint = constraint_for(
-            model, grammar=params.grammar, json_schema=params.json_schema, regex=params.regex, lark=params.lark
-        )
         parts = _parts(model, params)
         self._is_greedy = [part for part in parts if part[0] != "logit_bias"] == [_GREEDY]
         self._has_typical = params.typical_p < 1
@@ -142,6 +140,14 @@ class TokenSampler:
         self._needs = _needs(params)
         self._candidates = native.Candidates(model.n_vocab)
         self._chain = native.Sampler.chain(parts)
+        self._constraint = constraint_for(
+            model,
+            grammar=params.grammar,
+            json_schema=params.json_schema,
+            regex=params.regex,
+            lark=params.lark,
+            given_up=given_up,
+        )
 
     def wanted(self, guesses: Sequence[int] = ()) -> Wanted:
         """What suffices for the next choice, and for those behind each of these tokens, as if it came."""

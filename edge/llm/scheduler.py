@@ -19,8 +19,8 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.constraints.constraint import Mask, always_wanted
 from edge.errors import ContextFull, EdgeError, EngineError, SamplingError
-from edge.llm.constraint import Mask
 from edge.llm.continuation import Continuation
 from edge.llm.interface import StepDrafter, TextEngine
 from edge.llm.requests import Event, Request, Running, token_logprobs
@@ -80,8 +80,9 @@ class Scheduler:
         having = {*self._ready, *(one for group in self._flying for one in group)}
         return sorted(having, key=lambda one: one.slot.sequence if one.slot else -1)
 
-    def prepare(self, request: Request) -> Running:
+    def prepare(self, request: Request, given_up: Callable[[], bool] = always_wanted) -> Running:
         """A request that `enqueue` can take: all that can be wrong with it is found here. Any thread may do this.
+        given_up: whether nobody waits for it any more.
 
         ContextFull where it alone does not fit, SamplingError for options that cannot be used.
         """
@@ -98,8 +99,13 @@ class Scheduler:
             max_tokens=request.max_tokens,
             stop=request.stop,
             ends=request.ends,
+            given_up=given_up,
         )
-        continuation.follow(request.generated)
+        try:
+            continuation.follow(request.generated)
+        except SamplingError:
+            continuation.close()
+            raise
         return Running(number, request, continuation)
 
     def enqueue(self, running: Running) -> int:

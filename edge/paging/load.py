@@ -158,7 +158,9 @@ def load_stub(file: GgufFile) -> tuple[llama.Model, CallerBuffer]:
 
         try:
             with llama.heard_log(listen):
-                return llama.Model(path, repack=False, own=own), own
+                model = llama.Model(path, repack=False, own=own)
+                model.path = str(file.path)  # the stub is removed
+                return model, own
         except EngineError as error:
             raise EngineError(str(error).replace(str(path), str(file.path))) from None
 

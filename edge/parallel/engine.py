@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.constraints.constraint import Mask
 from edge.errors import EngineError, Interrupted
 from edge.llama import llama
-from edge.llm.constraint import Mask
 from edge.llm.engine import Outputs, check_room, check_shift, has_windows
 from edge.net.relink import LinkState, Order, Relink, Report
 from edge.parallel import steps

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import time
 
+from edge.constraints.constraint import Mask
 from edge.errors import EngineError
-from edge.llm.constraint import Mask
 from edge.llm.states import States
 from edge.net.relink import Order, Relink, Report
 from edge.parallel import logits, masks, steps

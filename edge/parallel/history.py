@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.constraints.constraint import Mask
 from edge.errors import EngineError
-from edge.llm.constraint import Mask
 from edge.llm.interface import TextEngine
 
 UNKNOWN = -1  # a token whose keys and values came from elsewhere

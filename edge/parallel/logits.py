@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.llm.constraint import Mask
+from edge.constraints.constraint import Mask
 from edge.parallel.masks import MOST_BYTES, pack
 from partition.plan.plan import Range
 from transport.errors import ProtocolError

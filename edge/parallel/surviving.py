@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.constraints.constraint import Mask
 from edge.errors import EdgeError, EngineError, Interrupted
 from edge.llama.llama import Model
-from edge.llm.constraint import Mask
 from edge.llm.engine import Outputs
 from edge.llm.interface import SequenceStates, TextEngine
 from edge.paging.gpu_layers import GpuLayers

@@ -27,6 +27,8 @@ from edge.tasks import ShowStep, Steps
 
 _PREPARING = 4  # threads
 _LARGE_BYTES = 1 << 20  # of what is asked: what preparing it took is given back to the system
+_CONSTRAINING = 2  # threads for requests whose answers are constrained: compiling may take a second of a processor
+_CONSTRAINTS = ("grammar", "json_schema", "regex", "lark")
 
 
 class Control:
@@ -92,15 +94,24 @@ def main() -> int:
 
 def _read(messages: Iterator[dict[str, Any]], loop: ServingLoop, control: Control) -> None:
     """Hand over what the server asks; in threads where it takes time."""
-    with ThreadPoolExecutor(_PREPARING, thread_name_prefix="prepare") as pool:
+    with (
+        ThreadPoolExecutor(_PREPARING, thread_name_prefix="prepare") as pool,
+        ThreadPoolExecutor(_CONSTRAINING, thread_name_prefix="constrain") as constraining,
+    ):
         for message in messages:
             if message["do"] == "cancel":
                 loop.cancel(message["id"])
             else:
                 if message["do"] == "generate":
                     loop.expect(message["id"])
-                pool.submit(_answer, message, loop, control.send)
+                threads = constraining if _is_constrained(message) else pool
+                threads.submit(_answer, message, loop, control.send)
     loop.end()
+
+
+def _is_constrained(message: Mapping[str, Any]) -> bool:
+    sampling = message.get("with", {}).get("sampling", {})
+    return any(sampling.get(name) is not None for name in _CONSTRAINTS)
 
 
 def _answer(message: dict[str, Any], loop: ServingLoop, send: Callable[..., None]) -> None:

@@ -44,7 +44,7 @@ class ServingLoop:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._numbers: dict[int, int] = {}  # the server's number of a request, by the scheduler's
         self._requests: dict[int, Running] = {}  # by the server's number
-        self._preparing: dict[int, bool] = {}  # whether requests were cancelled that have not begun
+        self._preparing: dict[int, threading.Event] = {}  # of requests that have not begun: set where cancelled
         self._renderer_lock, self._renderer = threading.Lock(), TemplateProcess()
         special = {name: self._special(name) for name in ("bos", "eos")}
         self._bos = special["bos"]
@@ -154,7 +154,7 @@ class ServingLoop:
 
     def expect(self, number: int) -> None:
         """A request is about to be prepared: from now on it can be cancelled."""
-        self._preparing[number] = False
+        self._preparing[number] = threading.Event()
 
     def cancel(self, number: int) -> None:
         """End a request within a step."""
@@ -163,9 +163,9 @@ class ServingLoop:
             running = self._requests.get(number)
             if running is not None:
                 self._scheduler.cancel(running.number)
-            elif number in self._preparing:
-                self._preparing[number] = True
 
+        if (preparing := self._preparing.get(number)) is not None:
+            preparing.set()  # at once: a constraint may be compiling
         self._jobs.put(job)
 
     def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:
@@ -198,7 +198,10 @@ class ServingLoop:
     def generate(self, number: int, **generation: Any) -> None:
         """Prepare a request, and let it wait for its turn. All that can be wrong with it is raised."""
         try:
-            running = self._scheduler.prepare(self._request(generation))
+            given_up = self._preparing[number].is_set
+            if given_up():
+                raise EngineError("the request was cancelled before it was prepared")
+            running = self._scheduler.prepare(self._request(generation), given_up)
         except BaseException:
             self._preparing.pop(number, None)
             raise
@@ -231,7 +234,7 @@ class ServingLoop:
 
     def _begin(self, number: int, running: Running) -> None:
         self._send({"id": number, "result": {"prompt_tokens": len(running.request.prompt)}})
-        if self._preparing.pop(number, False):
+        if self._preparing.pop(number).is_set():
             running.continuation.close()
             piece = {"text": "", "finish_reason": "cancelled"}
             self._send({"id": number, "piece": piece, "cached_tokens": 0})

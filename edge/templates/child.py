@@ -9,15 +9,13 @@ from __future__ import annotations
 import datetime
 import json
 import os
-import resource
-import signal
 import sys
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
 
+from devices.processes.limits import die_first, limit_cpu, limit_memory
 from edge.errors import TemplateError
 from edge.templates.process import CPU_S
 from edge.templates.sandbox import MAX_CHARACTERS, Sandbox
@@ -25,14 +23,11 @@ from edge.templates.sandbox import MAX_CHARACTERS, Sandbox
 ROOM_BYTES = 24 << 20  # that a request may take beside what its own messages do
 _ROOM_A_CHARACTER = 24  # bytes: some copies of a text, in the widest characters
 _LONGEST_REASON = 500  # characters of what a template says when it fails
-_STATM = Path("/proc/self/statm")
 
 
 def main() -> int:
     """Answer until the parent has gone; 0."""
-    with suppress(OSError):  # where there is such a thing: a lack of memory ends this process, and not its parent
-        Path("/proc/self/oom_score_adj").write_text("1000")
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    die_first()
     renderer = _Renderer()
     for line in sys.stdin.buffer:
         request = json.loads(line)
@@ -51,24 +46,14 @@ def main() -> int:
 
 def _limit(characters: int) -> None:
     """Allow one request about messages of so many characters."""
-    signal.setitimer(signal.ITIMER_PROF, CPU_S)  # ends the process, also in native code
-    if not _STATM.exists():
-        return  # macOS limits no address space
-    held = int(_STATM.read_text().split()[0]) * resource.getpagesize()
-    _limit_memory(held + ROOM_BYTES + _ROOM_A_CHARACTER * characters)
+    limit_cpu(CPU_S)
+    limit_memory(ROOM_BYTES + _ROOM_A_CHARACTER * characters)
 
 
 def _lift_limits() -> None:
     """Until the next request, which comes from the parent, as large as it is."""
-    signal.setitimer(signal.ITIMER_PROF, 0)
-    _limit_memory(resource.RLIM_INFINITY)
-
-
-def _limit_memory(size_bytes: int) -> None:
-    _, most = resource.getrlimit(resource.RLIMIT_AS)
-    if most != resource.RLIM_INFINITY and not 0 <= size_bytes <= most:
-        size_bytes = most
-    resource.setrlimit(resource.RLIMIT_AS, (size_bytes, most))
+    limit_cpu(0)
+    limit_memory(None)
 
 
 def _line(**answer: str) -> bytes:

@@ -37,6 +37,7 @@ ROOMS = {
         "edge.paging: weights larger than memory",
         "edge.prefixes: keys and values of prompts, kept on disk",
         "edge.templates: chat templates, rendered apart",
+        "edge.constraints: what answers must look like, compiled and followed apart",
         "edge.llm: a language model on one device",
         "edge.onnx: a network in ONNX on one device, and its stages",
         "edge.parallel: ranks that compute one step together",

@@ -30,6 +30,7 @@ cli.build_parser()  # imports what it needs
 for module in (
     "apps.show.terminal",
     "edge.cluster.deployment",
+    "edge.constraints.child",
     "edge.llm.chat",
     "edge.planning.deployed",
     "edge.quantization.gguf_child",

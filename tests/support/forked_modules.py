@@ -24,10 +24,12 @@ _MODULE = 3  # the place of its name in a command of `interpreter.module_command
 
 
 def fork_modules(patch: pytest.MonkeyPatch) -> None:
-    """Let what renders templates, what quantizes, and engine processes of servers of this process be forked."""
+    """Let what renders templates, follows constraints or quantizes, and engine processes of servers of this process be
+    forked."""
     forked = type("subprocess", (), {**vars(subprocess), "Popen": forked_module})
     patch.setattr("edge.templates.process.subprocess", forked)
     patch.setattr("edge.quantization.gguf.subprocess", forked)
+    patch.setattr("edge.constraints.process.subprocess", forked)
     patch.setattr("edge.serve.process.spawn", _spawn)
 
 

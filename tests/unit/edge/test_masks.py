@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.llm.constraint import Mask
+from edge.constraints.constraint import Mask
 from edge.parallel.masks import Form, pack, unpack
 from transport.errors import ProtocolError
 

@@ -1,4 +1,4 @@
-"""What an answer must look like: a JSON schema, a regular expression or a grammar, as tokens that may come next.
+"""What may come next of a JSON schema, a regular expression or a grammar, in the process that follows it (child.py).
 
 llguidance compiles schemas, regular expressions and its own Lark grammars, and refuses what it cannot hold in full.
 GBNF grammars are llama.cpp's own.
@@ -7,9 +7,9 @@ GBNF grammars are llama.cpp's own.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,6 @@ from edge.errors import SamplingError
 from edge.llama import sampling as native
 from edge.llama.llama import Model
 
-_TOKENIZERS: WeakKeyDictionary[Model, Any] = WeakKeyDictionary()  # making one takes up to a second
 # Between tokens of JSON: what a small model would else fill with spaces without end.
 _JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _LONGEST_REASON = 300  # characters
@@ -29,52 +28,34 @@ _PLAIN = {  # words for what llguidance has a code for
     "LexerTooComplex": "it is too complex; make it smaller",
     "ParserTooComplex": "it is too complex; make it smaller",
 }
-Mask = NDArray[np.bool_]  # [n_vocab]: tokens that may come next
 _MARK = b"\x02"  # a character that no text has
+Mask = NDArray[np.bool_]  # [n_vocab]: tokens that may come next
 
 
-class Constraint(Protocol):
+class Matcher(Protocol):
     """Which tokens may come next. It remembers the tokens it accepted."""
 
     def allows(self, token: int) -> bool:
         """Whether this token may come next."""
 
-    def masks(self, guesses: Sequence[int]) -> list[Mask | None] | None:
-        """What may come next, and then behind each of these tokens, as if it came; None behind one that may not. None
-        for all where it takes longer to find than logits on their way."""
+    def mask(self) -> Mask:
+        """What may come next. SamplingError where nothing may, or where it cannot be told."""
 
-    def restrict(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The logits [n_vocab] with -inf for tokens that may not come next."""
+    def masks(self, guesses: Sequence[int]) -> list[Mask | None]:
+        """What may come next, and then behind each of these tokens, as if it came; None behind one that may not."""
 
     def accept(self, token: int) -> None:
-        """A token came."""
-
-    def close(self) -> None:
-        """Free it."""
+        """A token came. SamplingError where the constraint cannot be followed behind it."""
 
 
-def constraint_for(
-    model: Model, *, grammar: str | None, json_schema: str | None, regex: str | None, lark: str | None
-) -> Constraint | None:
-    """The constraint of the one that is given; None where none is. SamplingError where it cannot be used."""
-    if grammar is not None:
-        return GbnfConstraint(model, grammar)
-    if json_schema is not None:
-        return _of_schema(model, json_schema)
-    if regex is not None:
-        return GuidanceConstraint(model, _guidance().LLMatcher.grammar_from_regex(regex), "regular expression")
-    if lark is not None:
-        return GuidanceConstraint(model, _guidance().LLMatcher.grammar_from_lark(lark), "grammar")
-    return None
-
-
-class GbnfConstraint:
+class GbnfMatcher:
     """Only text that the rule `root` of a GBNF grammar derives."""
 
     def __init__(self, model: Model, gbnf: str) -> None:
         """SamplingError where llama.cpp cannot parse it."""
         self._sampler = native.Sampler.grammar(model, gbnf)
         self._candidates = native.Candidates(model.n_vocab)
+        self._zeros = np.zeros(model.n_vocab, np.float32)
 
     def allows(self, token: int) -> bool:
         """Asking about one token is far cheaper than about all."""
@@ -82,54 +63,46 @@ class GbnfConstraint:
         self._candidates.apply(self._sampler)
         return self._candidates.first_allowed
 
-    def masks(self, guesses: Sequence[int]) -> None:
-        """None: llama.cpp takes 37 ms for a mask of 128,256 tokens, and their logits 4 ms over 1 Gbit/s."""
-
-    def restrict(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        self._candidates.reset(logits)
+    def mask(self) -> Mask:
+        self._candidates.reset(self._zeros)
         self._candidates.apply(self._sampler)
-        return self._candidates.logits
+        return _checked(np.isfinite(self._candidates.logits), "grammar")
+
+    def masks(self, guesses: Sequence[int]) -> list[Mask | None]:
+        raise NotImplementedError("llama.cpp's grammars are not asked for masks ahead")
 
     def accept(self, token: int) -> None:
         self._sampler.accept(token)
 
-    def close(self) -> None:
-        self._sampler.close()
 
-
-class GuidanceConstraint:
+class GuidanceMatcher:
     """What llguidance compiles."""
 
-    def __init__(self, model: Model, grammar: str, kind: str) -> None:
+    def __init__(self, tokenizer: Any, n_vocab: int, grammar: str, kind: str) -> None:
         """kind: what it was made from, for messages. SamplingError where it cannot be compiled."""
-        self._matcher = _guidance().LLMatcher(_tokenizer(model), grammar, log_level=0)
-        self._kind, self._n_vocab = kind, model.n_vocab
+        self._matcher = _guidance().LLMatcher(tokenizer, grammar, log_level=0)
+        self._kind, self._n_vocab = kind, n_vocab
         self._check()
 
     def allows(self, token: int) -> bool:
         return bool(self._matcher.validate_tokens([token]) == 1)
 
+    def mask(self) -> Mask:
+        allowed = self._mask(self._matcher)
+        self._check()
+        return _checked(allowed, self._kind)
+
     def masks(self, guesses: Sequence[int]) -> list[Mask | None]:
-        ahead = self._matcher.deep_copy()  # what goes wrong here is told by `restrict`, where it matters
+        ahead = self._matcher.deep_copy()  # what goes wrong here is told by `mask`, where it matters
         masks = [self._mask(ahead)]
         for guess in guesses:
             ahead.consume_token(guess)
             masks.append(self._mask(ahead))
         return masks
 
-    def restrict(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        allowed = self._mask(self._matcher)
-        self._check()
-        if allowed is None or not allowed.any():
-            raise SamplingError(f"this {self._kind} leaves no token that could come next")
-        return np.where(allowed, logits, np.float32(-np.inf))
-
     def accept(self, token: int) -> None:
         self._matcher.consume_token(token)
         self._check()
-
-    def close(self) -> None:
-        """Nothing to free."""
 
     def _mask(self, matcher: Any) -> Mask | None:
         """None where the matcher has an error, or comes to one now."""
@@ -142,16 +115,67 @@ class GuidanceConstraint:
             raise SamplingError(f"this {self._kind} cannot be used: {_PLAIN.get(reason, reason)}")
 
 
-def _of_schema(model: Model, schema: str) -> GuidanceConstraint:
-    try:
-        values = json.loads(schema)
-        if not isinstance(values, dict):
-            raise SamplingError("a JSON schema must be a JSON object")
-        text = json.dumps(bounded(values)[0])
-        grammar = _guidance().LLMatcher.grammar_from_json_schema(text, overrides=_JSON_OPTIONS)
-    except (ValueError, RecursionError) as error:
-        raise SamplingError(f"the JSON schema is not valid JSON: {error}") from error
-    return GuidanceConstraint(model, grammar, "JSON schema")
+def _checked(mask: Mask | None, kind: str) -> Mask:
+    if mask is None or not mask.any():
+        raise SamplingError(f"this {kind} leaves no token that could come next")
+    return mask
+
+
+class Matchers:
+    """Makes matchers for the vocabulary of one model."""
+
+    def __init__(self, model: Model) -> None:
+        self._model, self.n_vocab = model, model.n_vocab
+
+    def matcher(self, kind: str, source: str) -> Matcher:
+        """A matcher of one of KINDS. SamplingError where it cannot be used."""
+        return _MAKE[kind](self, source)
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """llguidance's; making it takes up to a second. SamplingError where this vocabulary has none."""
+        from llguidance import LLTokenizer, TokenizerWrapper
+
+        vocabulary = _Vocabulary(self._model)
+        if vocabulary.eos_token_id is None:
+            raise SamplingError("this model has no token that ends a text, so its answers cannot be constrained")
+        return LLTokenizer(TokenizerWrapper(vocabulary), eos_token=vocabulary.ends)
+
+    def gbnf(self, source: str) -> Matcher:
+        """Of a GBNF grammar."""
+        return GbnfMatcher(self._model, source)
+
+    def json_schema(self, source: str) -> Matcher:
+        """Of the JSON text of a schema."""
+        guidance = _guidance()
+        try:
+            values = json.loads(source)
+            if not isinstance(values, dict):
+                raise SamplingError("a JSON schema must be a JSON object")
+            text = json.dumps(bounded(values)[0])
+            grammar = guidance.LLMatcher.grammar_from_json_schema(text, overrides=_JSON_OPTIONS)
+        except (ValueError, RecursionError) as error:
+            raise SamplingError(f"the JSON schema is not valid JSON: {error}") from error
+        return self._guided(grammar, "JSON schema")
+
+    def regex(self, source: str) -> Matcher:
+        """Of a regular expression."""
+        return self._guided(_guidance().LLMatcher.grammar_from_regex(source), "regular expression")
+
+    def lark(self, source: str) -> Matcher:
+        """Of a grammar in llguidance's form of Lark."""
+        return self._guided(_guidance().LLMatcher.grammar_from_lark(source), "grammar")
+
+    def _guided(self, grammar: str, kind: str) -> Matcher:
+        return GuidanceMatcher(self.tokenizer, self._model.n_vocab, grammar, kind)
+
+
+_MAKE: dict[str, Callable[[Matchers, str], Matcher]] = {
+    "grammar": Matchers.gbnf,
+    "json_schema": Matchers.json_schema,
+    "regex": Matchers.regex,
+    "lark": Matchers.lark,
+}
 
 
 def _guidance() -> Any:
@@ -201,14 +225,3 @@ class _Vocabulary:
                 tokens.append(self._by_piece[text[at : at + length]])
             at += length or 1
         return tokens
-
-
-def _tokenizer(model: Model) -> Any:
-    if model not in _TOKENIZERS:
-        from llguidance import LLTokenizer, TokenizerWrapper
-
-        vocabulary = _Vocabulary(model)
-        if vocabulary.eos_token_id is None:
-            raise SamplingError("this model has no token that ends a text, so its answers cannot be constrained")
-        _TOKENIZERS[model] = LLTokenizer(TokenizerWrapper(vocabulary), eos_token=vocabulary.ends)
-    return _TOKENIZERS[model]

@@ -1,0 +1,186 @@
+"""What an answer must look like, as whoever chooses its tokens sees it: a process that says which may come next.
+
+Grammars are code of strangers. A small one may take for ever to compile, or to follow, and native code cannot be
+interrupted. So nothing of them runs in this process (child.py): what takes too long is ended there, with its answer.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import signal
+import socket
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.constraints.process import COMPILE_S, ROOM_BYTES, TOKEN_S, process_of
+from edge.errors import SamplingError
+from edge.llama.llama import Model
+from quant.text import bytes_text
+
+WAIT_S = 20.0  # for an answer, where the process gets little of a processor
+_LOOK_S = 0.1  # between looks at whether anybody still waits
+_NAMES = {"grammar": "grammar", "json_schema": "JSON schema", "regex": "regular expression", "lark": "grammar"}
+Mask = NDArray[np.bool_]  # [n_vocab]: tokens that may come next
+
+
+def always_wanted() -> bool:
+    """Nobody gives up."""
+    return False
+
+
+class Constraint:
+    """Which tokens may come next. It remembers the tokens it accepted. All methods raise SamplingError where it cannot
+    be followed, or takes too much to follow."""
+
+    def __init__(
+        self, model: Model, kind: str, source: str, given_up: Callable[[], bool] = always_wanted, wait_s: float = WAIT_S
+    ) -> None:
+        """kind: a key of _NAMES. given_up: whether nobody waits for it any more, asked meanwhile."""
+        self._n_vocab, self._kind, self._wait_s = model.n_vocab, kind, wait_s
+        self._has_begun = False
+        self._error: SamplingError | None = None
+        try:
+            self._socket = process_of(model).start(tokenizer=kind != "grammar")
+        except OSError as error:
+            raise SamplingError(f"the process that follows a {_NAMES[kind]} cannot be started: {error}") from error
+        self._socket.settimeout(wait_s)
+        self._stream = self._socket.makefile("rb")
+        self._end = weakref.finalize(self, _close, self._stream, self._socket)
+        try:
+            n_vocab = self._ask({"kind": kind, "source": source}, given_up)["n_vocab"]
+            if n_vocab != self._n_vocab:
+                raise SamplingError(f"{model.path} was changed since it was loaded: it has {n_vocab} tokens now")
+        except BaseException:
+            self.close()
+            raise
+        self._has_begun = True
+
+    def allows(self, token: int) -> bool:
+        """Whether this token may come next."""
+        return bool(self._ask({"allows": token})["allowed"])
+
+    def masks(self, guesses: Sequence[int]) -> list[Mask | None] | None:
+        """What may come next, and then behind each of these tokens, as if it came; None behind one that may not. None
+        for all where it takes longer to find than logits on their way: llama.cpp takes 37 ms for a mask of 128,256
+        tokens of a GBNF grammar, and their logits 4 ms over 1 Gbit/s."""
+        if self._kind == "grammar":
+            return None
+        try:
+            return self._rows(self._ask({"masks": list(guesses)}))
+        except SamplingError:
+            return None  # told by the next question, where it ends this answer alone
+
+    def restrict(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The logits [n_vocab] with -inf for tokens that may not come next."""
+        (allowed,) = self._rows(self._ask({}))
+        assert allowed is not None
+        return np.where(allowed, logits, np.float32(-np.inf))
+
+    def accept(self, token: int) -> None:
+        """A token came. What is wrong with it is raised by the next question: nobody waits here."""
+        if self._error is None:
+            try:
+                self._send({"accept": token})
+            except TimeoutError:
+                self._failed(f"was not {self._done} in {self._wait_s:g} s: the machine is busy")
+
+    def close(self) -> None:
+        """End its process."""
+        self._end()
+
+    def _rows(self, answer: dict[str, Any]) -> list[Mask | None]:
+        """The masks behind an answer."""
+        rows: list[Mask | None] = []
+        for is_there in answer["mask"]:
+            packed = self._stream.read(-(-self._n_vocab // 8)) if is_there else b""
+            if is_there and len(packed) * 8 < self._n_vocab:
+                raise self._failed(self._why({}))
+            rows.append(np.unpackbits(np.frombuffer(packed, np.uint8), count=self._n_vocab) > 0 if is_there else None)
+        return rows
+
+    def _ask(self, request: dict[str, Any], given_up: Callable[[], bool] = always_wanted) -> dict[str, Any]:
+        if self._error is not None:
+            raise self._error
+        try:
+            self._send(request)
+            self._wait(given_up)
+            answer: dict[str, Any] = json.loads(self._line() or b"{}")
+        except TimeoutError:
+            raise self._failed(f"was not {self._done} in {self._wait_s:g} s: the machine is busy") from None
+        if "error" in answer:
+            self._error = SamplingError(answer["error"])
+            raise self._error
+        if "ended" in answer or not answer:
+            raise self._failed(self._why(answer))
+        return answer
+
+    def _wait(self, given_up: Callable[[], bool]) -> None:
+        """Until there is an answer. TimeoutError."""
+        deadline, readable = time.monotonic() + self._wait_s, select.poll()
+        readable.register(self._socket, select.POLLIN)
+        while not readable.poll(1e3 * _LOOK_S):
+            if given_up():
+                raise self._failed("is not wanted any more: who asked has gone")
+            if time.monotonic() > deadline:
+                raise TimeoutError
+
+    def _line(self) -> bytes:
+        try:
+            return self._stream.readline()
+        except ConnectionResetError:  # it ended, and had not read all
+            return b""
+
+    def _send(self, request: dict[str, Any]) -> None:
+        with suppress(BrokenPipeError, ConnectionResetError):  # why it ended is read by who asks
+            self._socket.sendall(json.dumps(request).encode() + b"\n")
+
+    def _failed(self, reason: str) -> SamplingError:
+        """The error, which all later questions have, too. Nothing is left that could follow it."""
+        self.close()
+        self._error = SamplingError(f"this {_NAMES[self._kind]} {reason}")
+        return self._error
+
+    @property
+    def _done(self) -> str:
+        return "followed" if self._has_begun else "compiled"
+
+    def _why(self, answer: dict[str, Any]) -> str:
+        """The reason why its process ended."""
+        code = answer.get("ended")
+        if code == -signal.SIGPROF:
+            most = f"{TOKEN_S:g} s a token" if self._has_begun else f"{COMPILE_S:g} s"
+            return f"takes more than {most} of processor time to be {self._done}; simplify it"
+        if code is None:
+            return f"cannot be {self._done}: the process that does so was ended"
+        how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        return f"cannot be {self._done} within {bytes_text(ROOM_BYTES)} of memory: its process {how}; simplify it"
+
+
+def _close(stream: BinaryIO, its_socket: socket.socket) -> None:
+    stream.close()
+    its_socket.close()
+
+
+def constraint_for(
+    model: Model,
+    *,
+    grammar: str | None,
+    json_schema: str | None,
+    regex: str | None,
+    lark: str | None,
+    given_up: Callable[[], bool] = always_wanted,
+) -> Constraint | None:
+    """The constraint of the one that is given; None where none is. SamplingError where it cannot be used, or where
+    nobody waits for it any more."""
+    given = {"grammar": grammar, "json_schema": json_schema, "regex": regex, "lark": lark}
+    for kind, source in given.items():
+        if source is not None:
+            return Constraint(model, kind, source, given_up)
+    return None

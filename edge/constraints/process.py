@@ -1,0 +1,81 @@
+"""The process that follows the constraints of a model's answers, as its parent sees it: started when it is first
+needed, and replaced where it ended."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import threading
+import weakref
+
+from devices.processes.interpreter import module_command
+from edge.llama.llama import Model
+
+COMPILE_S = 1.0  # of processor time; a schema of 100 properties takes 0.02 s
+TOKEN_S = 0.05  # of processor time for each token of an answer, on average
+MOST_AT_ONCE_S = 0.5  # of processor time for one token, where those before took less
+ROOM_BYTES = 192 << 20  # of memory beside the vocabulary
+WITH_TOKENIZER, WITHOUT = b"t", b"-"
+
+_processes: weakref.WeakKeyDictionary[Model, ConstraintProcess] = weakref.WeakKeyDictionary()
+_processes_lock = threading.Lock()
+
+
+def process_of(model: Model) -> ConstraintProcess:
+    """The one process of a model; it ends when the model is closed."""
+    with _processes_lock:
+        if model not in _processes:
+            _processes[model] = process = ConstraintProcess(model.path)
+            model.at_close.callback(process.close)
+        return _processes[model]
+
+
+class ConstraintProcess:
+    """Forks a process for each constraint; for all threads."""
+
+    def __init__(self, path: str) -> None:
+        """path: of the model whose vocabulary it needs."""
+        self._path, self._lock = path, threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+
+    def start(self, *, tokenizer: bool) -> socket.socket:
+        """A socket to a new fork, which ends when this socket is closed. tokenizer: llguidance's is needed. OSError
+        where that cannot be started."""
+        ours, theirs = socket.socketpair()
+        with theirs, self._lock:
+            kind = WITH_TOKENIZER if tokenizer else WITHOUT
+            try:
+                socket.send_fds(self._running(), [kind], [theirs.fileno()])
+            except BrokenPipeError:  # it was killed meanwhile
+                socket.send_fds(self._running(), [kind], [theirs.fileno()])
+        return ours
+
+    def close(self) -> None:
+        """End it, and what it forked."""
+        with self._lock:
+            self._end()
+
+    def _running(self) -> socket.socket:
+        if self._control is not None and self._process is not None and self._process.poll() is None:
+            return self._control
+        self._end()
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                module_command("edge.constraints.child"),
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for us
+            )
+        self._control.sendall(self._path.encode() + b"\n")
+        return self._control
+
+    def _end(self) -> None:
+        if self._control is not None:
+            self._control.close()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        self._process = self._control = None
