@@ -60,6 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--port", type=port, default=PORT, metavar="N", help=f"0: any free one (default: {PORT})")
     words = f"that requests need, repeatable; {KEY_VARIABLE} in the environment is one, which others cannot see"
     group.add_argument("--api-key", action="append", default=[], metavar="KEY", help=words)
+    words = "that has keys, one in each line"
+    group.add_argument("--api-key-file", type=Path, metavar="FILE", help=words)
+    words = "let who has one key notice, by the speed of an answer, what was asked with another (default: it cannot)"
+    group.add_argument("--shared-prefixes", action="store_true", help=words)
     words = "scripts of pages from there may ask, such as https://example.org; repeatable"
     group.add_argument("--allow-origin", action="append", default=[], metavar="URL", help=words)
     words = "the server is called so, too; repeatable"
@@ -102,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
     from edge.serve.options import ServeOptions
     from edge.serve.server import serve
 
-    keys = (*args.api_key, *filter(None, [os.environ.get(KEY_VARIABLE)]))
+    keys = (*args.api_key, *filter(None, [os.environ.get(KEY_VARIABLE)]), *_keys_in(args.api_key_file))
     options = ServeOptions(
         args.host,
         args.port,
@@ -112,12 +116,26 @@ def run(args: argparse.Namespace) -> int:
         tuple(args.allow_host),
         tls_cert=args.tls_cert,
         tls_key=args.tls_key,
+        shared_prefixes=args.shared_prefixes,
         front=args.front,
     )
     say_where = partial(print, "listening on", flush=True)
     with signals_are_for_the_program():
         serve(configs, options, queue=args.queue, say=say, listening=say_where)
     return 0
+
+
+def _keys_in(path: Path | None) -> list[str]:
+    """The lines of a file of keys. OSError, UsageError for a file without any, or of no text."""
+    if path is None:
+        return []
+    try:
+        keys = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except UnicodeDecodeError:
+        keys = []
+    if not keys:
+        raise UsageError(f"--api-key-file {path} has no keys; write one in each line")
+    return keys
 
 
 def _check_front(path: Path) -> None:

@@ -55,8 +55,8 @@ class SequenceStates(Protocol):
     def write(self, sequence: int, block: KVBlock) -> None:
         """Add to a sequence what `read` gave, here or elsewhere."""
 
-    def links(self, tokens: Sequence[int]) -> list[bytes]:
-        """The names of the whole blocks of a history."""
+    def links(self, tokens: Sequence[int], namespace: str = "") -> list[bytes]:
+        """The names of the whole blocks of a history, in a namespace."""
 
     def keep(self, sequence: int, start: int, links: Sequence[bytes]) -> None:
         """Keep blocks of a sequence from position `start` on, each under its link."""

@@ -43,6 +43,7 @@ class Request:
     ends: bool = True  # False: also after a token that ends a text, for measuring
     logprobs: int | None = None  # how many alternatives are told with each token; None: no probabilities at all
     generated: Sequence[int] = ()  # the beginning of the answer, where it was told already
+    namespace: str = ""  # of those whose prompts it may share keys and values with
 
 
 @dataclass(frozen=True)

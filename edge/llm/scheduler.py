@@ -192,7 +192,7 @@ class Scheduler:
             if self._slots.restores and self._flying:
                 return  # states are read between steps
             self._waiting.popleft()
-            running.slot, held = self._slots.admit(running.history)
+            running.slot, held = self._slots.admit(running.history, running.request.namespace)
             if running.cached_tokens is None:
                 running.cached_tokens = min(held, len(running.request.prompt))
             self._ready.append(running)

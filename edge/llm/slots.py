@@ -24,6 +24,7 @@ class Slot:
     def __init__(self, sequence: int) -> None:
         self.sequence = sequence
         self.tokens: list[int] = []
+        self.namespace = ""  # whose these are: requests of others must not notice that they are there
         self.busy = False
         self.used = 0  # when it was left; the lowest number goes first
         self.kept = 0  # tokens that are on disk
@@ -57,20 +58,24 @@ class Slots:
             self._clear(min(idle, key=lambda slot: slot.used))
         return True
 
-    def admit(self, history: Sequence[int]) -> tuple[Slot, int]:
-        """A slot for a request, and how many tokens of its history it holds: from another sequence, or from disk. The
-        last token is always to be computed, for its logits."""
+    def admit(self, history: Sequence[int], namespace: str = "") -> tuple[Slot, int]:
+        """A slot for a request, and how many tokens of its history it holds: from another sequence of its namespace, or
+        from disk. The last token is always to be computed, for its logits."""
         idle = [slot for slot in self._slots if not slot.busy]
         slot = min(idle, key=lambda slot: (bool(slot.tokens), slot.used))
         if self._keep:
-            shared = {other: common_prefix(other.tokens, history[:-1]) for other in self._slots}
+            own = {other: other.tokens if other.namespace == namespace else [] for other in self._slots}
+            shared = {other: common_prefix(tokens, history[:-1]) for other, tokens in own.items()}
             like = max(self._slots, key=lambda other: (shared[other], other in idle))
             if like in idle and (2 * shared[like] >= len(like.tokens) or slot.tokens):
                 slot = like  # most of it is of use, or something must go anyway
             elif shared[like]:
                 self._clear(slot)
                 self._engine.kv_copy(like.sequence, slot.sequence, 0, -1)
-                slot.tokens = list(like.tokens)
+                slot.tokens, slot.namespace = list(like.tokens), namespace
+            if slot.namespace != namespace:
+                self._clear(slot)
+                slot.namespace = namespace
             self.cut(slot, common_prefix(slot.tokens, history[:-1]))
             self._restore(slot, history)
         else:
@@ -95,7 +100,7 @@ class Slots:
             return
         first = group_start(kept)
         with suppress(EdgeError):  # the engine's failure is told by the next step, and keeping is no duty
-            links = states.links(slot.tokens[: whole * states.block])
+            links = states.links(slot.tokens[: whole * states.block], slot.namespace)
             states.keep(slot.sequence, first * states.block, links[first:])
             slot.kept = whole * states.block
 
@@ -105,7 +110,7 @@ class Slots:
         if not states.keeps:
             return
         first, whole = group_start(len(slot.tokens) // states.block), (len(history) - 1) // states.block
-        links = states.links(history[: whole * states.block])[first:]
+        links = states.links(history[: whole * states.block], slot.namespace)[first:]
         links = links[: states.kept(links)]
         start = first * states.block
         if start + len(links) * states.block <= len(slot.tokens):
@@ -125,7 +130,7 @@ class Slots:
             if slot.busy:
                 continue
             self._put_on_disk(slot)
-            links = states.links(slot.tokens[: slot.kept])
+            links = states.links(slot.tokens[: slot.kept], slot.namespace)
             if links and states.kept(links) == len(links):  # it may have had to make room there
                 self._clear(slot)
 

@@ -118,9 +118,9 @@ class States:
         except CannotSlice:
             return False
 
-    def links(self, tokens: Sequence[int]) -> list[bytes]:
-        """The names of the whole blocks of a history, each for all tokens up to its end."""
-        return links(self.history_key, tokens, self.block)
+    def links(self, tokens: Sequence[int], namespace: str = "") -> list[bytes]:
+        """The names of the whole blocks of a history, each for all tokens up to its end, in a namespace."""
+        return links(self.history_key, tokens, self.block, namespace)
 
     def keep(self, sequence: int, start: int, links: Sequence[bytes]) -> None:
         """Keep the blocks of a sequence from position `start` on, where a group of blocks starts (`group_start`), each

@@ -77,9 +77,9 @@ class RecordedStates:
             self._do(lambda engine: engine.states.write(sequence, block))
             self._history.add(sequence, block.positions.start, [UNKNOWN] * len(block.positions))
 
-    def links(self, tokens: Sequence[int]) -> list[bytes]:
+    def links(self, tokens: Sequence[int], namespace: str = "") -> list[bytes]:
         """As `States.links`."""
-        links = self._of.links(tokens)
+        links = self._of.links(tokens, namespace)
         blocks = (list(tokens[i : i + self.block]) for i in range(0, len(tokens), self.block))
         self._tokens = dict(zip(links, blocks, strict=False))
         return links

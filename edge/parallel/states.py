@@ -89,9 +89,9 @@ class SpreadStates:
         """As `States.describe`, of this device."""
         return self._own.describe()
 
-    def links(self, tokens: Sequence[int]) -> list[bytes]:
+    def links(self, tokens: Sequence[int], namespace: str = "") -> list[bytes]:
         """As `States.links`."""
-        return self._own.links(tokens)
+        return self._own.links(tokens, namespace)
 
     def keep(self, sequence: int, start: int, links: Sequence[bytes]) -> None:
         """As `States.keep`, on all ranks. All have read what they keep when this returns."""

@@ -52,8 +52,9 @@ def derived(key: bytes, *parts: bytes) -> bytes:
     return hmac.digest(key, message, hashlib.sha256)
 
 
-def links(key: bytes, tokens: Sequence[int], block: int) -> list[bytes]:
-    """A name of 32 bytes for each whole block of tokens, made of the block's tokens and the name before it.
+def links(key: bytes, tokens: Sequence[int], block: int, namespace: str = "") -> list[bytes]:
+    """A name of 32 bytes for each whole block of tokens, made of the block's tokens and the name before it. The first
+    is made of the namespace, too: the same tokens have other names in another one.
 
     So a link stands for all tokens up to the end of its block: prompts share just the links of the blocks that they
     begin with. block: tokens of a block, at least 1. Tokens count as 32-bit integers, little-endian.
@@ -63,7 +64,7 @@ def links(key: bytes, tokens: Sequence[int], block: int) -> list[bytes]:
     chain: list[bytes] = []
     for start in range(0, len(tokens) - block + 1, block):
         data = struct.pack(f"<{block}i", *tokens[start : start + block])
-        chain.append(derived(key, chain[-1] if chain else b"", data))
+        chain.append(derived(key, chain[-1] if chain else namespace.encode(), data))
     return chain
 
 

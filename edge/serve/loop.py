@@ -230,6 +230,7 @@ class ServingLoop:
             (*generation["stop"], *stops),
             logprobs=generation["logprobs"],
             generated=generation["generated"],
+            namespace=generation["namespace"],
         )
 
     def _begin(self, number: int, running: Running) -> None:

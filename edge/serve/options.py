@@ -30,6 +30,7 @@ class ServeOptions:
     tls_cert: Path | None = None  # PEM of the server's certificate, and those that vouch for it
     tls_key: Path | None = None  # PEM of its key, not encrypted; both or none
     front: Path | None = None  # JSON that `edge pareto --json` wrote
+    shared_prefixes: bool = False  # who has one key may notice what was asked with another
 
 
 def check(options: ServeOptions) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sse_starlette import EventSourceResponse, ServerSentEvent
@@ -22,6 +22,7 @@ from edge.serve.apis.tokens import template_of
 from edge.serve.deltas import begin, merged
 from edge.serve.http.bodies import Json, read, to_json, unless_gone
 from edge.serve.http.errors import failure, is_anthropic
+from edge.serve.http.security import namespace_of
 from edge.serve.served import Answer, ServedModels
 
 SEND_S = 60.0  # a reader that takes nothing for so long has gone
@@ -42,7 +43,7 @@ def answers(api: Api[R], models: ServedModels, ping_s: float) -> Callable[[Reque
 
     async def endpoint(http: Request) -> Response:
         request = await read(http, api.request)
-        beginning = asyncio.ensure_future(_begun(api, models, request))
+        beginning = asyncio.ensure_future(_begun(api, models, request, namespace_of(http.scope)))
         try:
             await unless_gone(http, _known(beginning, STATUS_S if request.stream else None))
             if request.stream:  # where a model is being loaded, there are signs of life meanwhile
@@ -57,14 +58,15 @@ def answers(api: Api[R], models: ServedModels, ping_s: float) -> Callable[[Reque
     return endpoint
 
 
-async def _begun(api: Api[R], models: ServedModels, request: R) -> _Begun:
+async def _begun(api: Api[R], models: ServedModels, request: R, namespace: str) -> _Begun:
     """What can be wrong with a request is raised here, before anything is told of its answers."""
     model = await models.model(request.model)
     template = ""
     if request.template_matters:
         template = await template_of(model)
     asked = api.asked(request, template)
-    return _Begun(model.name, asked, await begin(model, asked.generations))
+    generations = [replace(one, namespace=namespace) for one in asked.generations]
+    return _Begun(model.name, asked, await begin(model, generations))
 
 
 async def _known(beginning: asyncio.Future[_Begun], limit_s: float | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import ipaddress
 import socket
@@ -26,6 +27,7 @@ HEADERS = {
 }
 ALLOWED_METHODS = "GET, POST"
 _ELSEWHERE = ("cross-site", "same-site")  # a browser says so of a request that is not of the server's own page
+_NAMESPACE = "edge.namespace"  # in the scope of a request
 PREFLIGHT_S = 600  # that a browser remembers what another page may ask
 
 
@@ -35,7 +37,7 @@ class Security:
     def __init__(self, app: ASGIApp, options: ServeOptions, open_paths: Collection[str]) -> None:
         """open_paths: these need no key."""
         self.app = app
-        self._keys = tuple(key.encode() for key in options.api_keys)
+        self._namespaces = {key.encode(): _namespace(key, options) for key in options.api_keys}
         self._hosts = {name.lower() for name in ("localhost", options.host, socket.gethostname(), *options.allow_hosts)}
         self._origins = frozenset(options.allow_origins)
         self._max_body = options.max_body_bytes
@@ -71,7 +73,7 @@ class Security:
             await send(message)
 
         try:
-            self._check(scope["path"], headers, scope["method"])
+            scope[_NAMESPACE] = self._checked(scope["path"], headers, scope["method"])
             body.check()
             if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
                 await _preflight(headers)(scope, receive, answer)
@@ -86,8 +88,8 @@ class Security:
         finally:
             body.close()
 
-    def _check(self, path: str, headers: Headers, method: str) -> None:
-        """HTTPException for who must not be answered."""
+    def _checked(self, path: str, headers: Headers, method: str) -> str:
+        """The namespace of who asks. HTTPException for who must not be answered."""
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not self._is_own_name(hosts[0]):
             raise HTTPException(
@@ -101,13 +103,15 @@ class Security:
         if not origins and headers.get("sec-fetch-site") in _ELSEWHERE and not self._is_link(path, headers, method):
             raise HTTPException(403, "pages of other origins may not ask this server; --allow-origin allows one")
         if method == "OPTIONS" and origins and "access-control-request-method" in headers:
-            return  # a browser asks without the key whether it may ask
-        if path not in self._open_paths and not self._has_key(headers):
+            return ""  # a browser asks without the key whether it may ask
+        namespace = self._namespace_of(headers)
+        if path not in self._open_paths and namespace is None:
             raise HTTPException(
                 401,
                 "a key of this server is needed: `Authorization: Bearer KEY` or `x-api-key: KEY`",
                 {"WWW-Authenticate": "Bearer"},
             )
+        return namespace or ""
 
     def _is_own_name(self, host: str) -> bool:
         """Whether a Host header names this server. A name that somebody else's DNS leads here does not."""
@@ -135,12 +139,27 @@ class Security:
     def _is_allowed(self, origin: str) -> bool:
         return "*" in self._origins or origin in self._origins
 
-    def _has_key(self, headers: Headers) -> bool:
-        """Whether one of the keys is given. All are compared, each in constant time."""
+    def _namespace_of(self, headers: Headers) -> str | None:
+        """That of the key that is given; None where none of the keys is. All are compared, each in constant time."""
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         given = [headers.get("x-api-key", ""), bearer.strip() if scheme.lower() == "bearer" else ""]
-        equal = [hmac.compare_digest(one.encode(), key) for key in self._keys for one in given]
-        return any(equal) or not self._keys
+        equal = [
+            namespace
+            for key, namespace in self._namespaces.items()
+            for one in given
+            if hmac.compare_digest(one.encode(), key)
+        ]
+        return equal[0] if equal else None if self._namespaces else ""
+
+
+def _namespace(key: str, options: ServeOptions) -> str:
+    """Where prompts of this key are kept: what names it and does not tell it."""
+    return "" if options.shared_prefixes else hashlib.sha256(f"edge prefixes of {key}".encode()).hexdigest()
+
+
+def namespace_of(scope: Scope) -> str:
+    """The namespace of a request that was let in."""
+    return str(scope.get(_NAMESPACE, ""))
 
 
 def _preflight(headers: Headers) -> Response:

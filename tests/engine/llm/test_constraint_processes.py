@@ -74,10 +74,7 @@ def test_what_takes_too_much_is_refused_and_the_next_is_followed(
 def test_one_that_explodes_under_way_ends_alone_and_says_why_each_time(model: Model) -> None:
     other, late = Constraint(model, "grammar", 'root ::= "edge!"'), Constraint(model, "grammar", _LATE)
     with pytest.raises(SamplingError, match=r"grammar takes more than .* a token of processor time to be followed"):
-        for token in model.tokenize(_BEFORE, add_special=False, parse_special=False):
-            assert late.allows(token)
-            late.accept(token)
-        late.restrict(np.zeros(model.n_vocab, np.float32))
+        followed(late, model)
     with pytest.raises(SamplingError, match="to be followed"):
         late.allows(0)
     late.accept(0)  # nobody is told
