@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from edge.errors import EdgeError
 from edge.pictures.page import AXES
-from edge.serve.endpoints import endpoints
+from edge.serve.endpoints import HEALTH, endpoints
 from edge.serve.http.bodies import Json
 from edge.serve.http.errors import error_body, failure, is_anthropic
 from edge.serve.http.security import Security
@@ -35,7 +35,7 @@ def create_app(models: ServedModels, options: ServeOptions) -> Starlette:
     routes = [Route(one.path, one.handle, methods=[one.method]) for one in answered]
     return Starlette(
         routes=[*routes, *(Route(path, handle) for path, handle in page.items())],
-        middleware=[Middleware(Security, options=options, open_paths={"/health", "/v1/health", *page})],
+        middleware=[Middleware(Security, options=options, open_paths={*HEALTH, *page})],
         exception_handlers={
             EdgeError: _failed,
             ValidationError: _failed,

@@ -101,6 +101,8 @@ def _read(messages: Iterator[dict[str, Any]], loop: ServingLoop, control: Contro
         for message in messages:
             if message["do"] == "cancel":
                 loop.cancel(message["id"])
+            elif message["do"] == "beat":  # here, whatever all other threads do
+                control.send({"id": message["id"], "result": loop.beat()})
             else:
                 if message["do"] == "generate":
                     loop.expect(message["id"])

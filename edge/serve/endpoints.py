@@ -36,8 +36,8 @@ ALIASES = {
     "/completions": "/completion",
     "/models": "/v1/models",
     "/embeddings": "/embedding",
-    "/v1/health": "/health",
 }
+HEALTH = ("/health", "/v1/health")
 R = TypeVar("R", bound=BaseModel)
 
 
@@ -46,6 +46,10 @@ def endpoints(models: ServedModels, options: ServeOptions) -> list[Endpoint]:
 
     async def figures(_http: Request) -> Response:
         return Response(metrics(await state.statuses(models)), media_type=CONTENT_TYPE_LATEST)
+
+    async def healthy(_http: Request) -> Response:
+        told = state.health(models)
+        return Json(told, 200 if told["status"] == "ok" else 503)
 
     async def one_model(http: Request) -> Response:
         return Json(await model_json(models, http.path_params["name"]))
@@ -86,7 +90,7 @@ def endpoints(models: ServedModels, options: ServeOptions) -> list[Endpoint]:
         _get("/v1/front", "Tell the plans that there are to choose from.", lambda: state.front(options.front)),
         _get("/props", "Tell of the default model.", lambda: state.props(models)),
         _get("/slots", "Tell which answers are in the making.", lambda: state.slots(models)),
-        _get("/health", "Tell that the server is there.", state.health),
+        *(Endpoint("GET", path, "Tell whether the models answer.", healthy) for path in HEALTH),
         Endpoint("GET", "/metrics", "Tell figures to Prometheus.", figures),
         Endpoint("GET", "/openapi.json", "Tell all this.", described),
     ]

@@ -6,8 +6,8 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from edge.errors import ContextFull, EngineError, SamplingError
@@ -54,6 +54,7 @@ class ServingLoop:
         self._tokenizer = Tokenizer(engine.model, engine.file)
         self._embedder: Embedder | None = None
         self._said_problem = False  # why prompts are not kept: said once, and not for each of them
+        self._began: float | None = None  # what the engine thread does now
         self._times: deque[float] = deque()  # when tokens came, of the last seconds
         self._counters = {"prompt_tokens": 0, "cached_tokens": 0, "generated_tokens": 0, "steps": 0, "preemptions": 0}
 
@@ -82,13 +83,15 @@ class ServingLoop:
                 return True
             if job is None:
                 return False
-            job()
+            with self._at_one_thing():
+                job()
 
     def _step(self) -> None:
         scheduler, counters = self._scheduler, self._counters
         passes, preemptions = scheduler.passes, scheduler.preemptions
         try:
-            events = scheduler.step()
+            with self._at_one_thing():
+                events = scheduler.step()
         except Exception as error:
             self._fail(error)
             return
@@ -99,6 +102,14 @@ class ServingLoop:
         if not self._said_problem and (problem := self._engine.states.problem) is not None:
             self._said_problem = True
             self._send({"say": problem})
+
+    @contextmanager
+    def _at_one_thing(self) -> Iterator[None]:
+        self._began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._began = None
 
     def _fail(self, error: Exception) -> None:
         """All requests end with this error. Where the engine cannot be used any more it is raised: the process ends,
@@ -146,6 +157,11 @@ class ServingLoop:
         return logprob_json(token, self._engine.model.piece(token, special=True), logprob)
 
     # --- all threads ---
+
+    def beat(self) -> dict[str, Any]:
+        """For how long the engine thread has been at one step; None: it waits for requests."""
+        began = self._began
+        return {"busy_s": None if began is None else time.monotonic() - began}
 
     def end(self) -> None:
         """Let `run` return, and what is computed now be dropped."""

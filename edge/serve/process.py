@@ -15,6 +15,7 @@ import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -24,6 +25,7 @@ from edge.serve.config import EngineConfig
 from edge.serve.messages import error_of, generation_json, piece_of
 from edge.serve.served import Generation
 from edge.serve.spawn import exit_code, how_ended, spawn
+from edge.serve.watch import DEADLINES, Deadlines, Watch
 
 LOAD_S = 3600.0  # for a model to be loaded: on several devices parts of it may have to be sent
 ANSWER_S = 660.0  # for what is no generation
@@ -42,7 +44,15 @@ class _NoAnswer(EngineGone):
 class EngineProcess:
     """As `edge.serve.served.ServedModel`; for one event loop."""
 
-    def __init__(self, name: str, config: EngineConfig, *, queue: int, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        config: EngineConfig,
+        *,
+        queue: int,
+        say: Callable[[str], None],
+        deadlines: Deadlines = DEADLINES,
+    ) -> None:
         """queue: requests that may wait beside those that are answered. say: told lines for people."""
         self.name, self.config, self.restarts = name, config, 0
         self._queue, self._say = queue, say
@@ -53,6 +63,7 @@ class EngineProcess:
         self._loaded: asyncio.Future[None] | None = None  # whether the process has loaded the model
         self._reader: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()  # held, or they might be collected
+        self._watch = Watch(deadlines)
         self._asked: dict[int, asyncio.Future[Any]] = {}
         self._answers: dict[int, ProcessAnswer] = {}  # that have not ended, whichever process makes them
         self._ready = asyncio.Event()
@@ -71,6 +82,11 @@ class EngineProcess:
     def known(self) -> Mapping[str, Any]:
         """As `about`, as it was when the model was last loaded, without waiting for it."""
         return self._about
+
+    @property
+    def health(self) -> dict[str, Any]:
+        """As an item of `ServedModels.health`."""
+        return self._watch.to_json(self._failed)
 
     @property
     def busy(self) -> bool:
@@ -268,6 +284,11 @@ class EngineProcess:
         except asyncio.TimeoutError:
             await self._end_process()
             raise EngineGone(f"{self.name} was not loaded in {LOAD_S:g} s") from None
+        self._watch.begin(partial(self._ask, "beat", {}), partial(self._end_stuck, process))
+
+    def _end_stuck(self, process: asyncio.subprocess.Process, reason: str) -> None:
+        self._fatal = EngineGone(f"{self.name}: {reason}, and was ended")
+        process.kill()
 
     async def _load_as_before(self, error: Exception) -> None:
         """Run again as before a move that failed. EngineGone where that fails, too."""
@@ -302,6 +323,7 @@ class EngineProcess:
         reason: Exception = EngineGone(f"{self.name} was told to end")
         if by_itself:
             reason = self._fatal or EngineGone(how_ended(self.name, code))
+            self._watch.leave(str(reason))
             self._process = None
             if self._writer is not None:
                 self._writer.close()
@@ -356,6 +378,7 @@ class EngineProcess:
     async def _end_process(self) -> None:
         """End the process in use, and wait for it."""
         self._ready.clear()
+        self._watch.leave(None)
         process, self._process = self._process, None
         if self._writer is not None:
             self._writer.close()

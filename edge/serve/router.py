@@ -78,6 +78,10 @@ class Router:
         process = self._processes.get(name)
         return process.known if process is not None and process.failed is None else {}
 
+    def health(self) -> Sequence[Mapping[str, Any]]:
+        """As ServedModels."""
+        return [process.health for process in self._processes.values()]
+
     async def use_plan(self, name: str | None, plan: Mapping[str, Any]) -> None:
         """As ServedModels. What has begun goes on where whoever asked for it has gone."""
         name = self._known(name)

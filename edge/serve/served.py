@@ -118,5 +118,9 @@ class ServedModels(Protocol):
     async def running(self, name: str) -> Mapping[str, Any]:
         """`about` of a model that is loaded; else nothing."""
 
+    def health(self) -> Sequence[Mapping[str, Any]]:
+        """Of each that was loaded whether it answers: `state` (waiting, computing, loading, silent, restarting or
+        failed), `busy_s` where it computes, and `reason` where it does not answer."""
+
     async def use_plan(self, name: str | None, plan: Mapping[str, Any]) -> None:
         """Run a model as another plan says, from now on; answers that are under way go on there. PlanError."""

@@ -130,5 +130,8 @@ class ScriptedModels:
     async def running(self, name: str) -> Mapping[str, Any]:
         return await self.scripted.about()
 
+    def health(self) -> Sequence[Mapping[str, Any]]:
+        return [{"state": "waiting"}]
+
     async def use_plan(self, name: str | None, plan: Mapping[str, Any]) -> None:
         self.plans.append(plan)

@@ -114,7 +114,8 @@ def test_keys(url: str, headers: dict[str, str], status: int) -> None:
 
 def test_health_needs_no_key_and_everything_is_served_with_strict_headers(url: str) -> None:
     told = httpx.get(url + "/health")
-    assert told.json() == {"status": "ok"}
+    assert told.json() == {"status": "ok", "models": [{"state": "waiting"}]}
+    assert httpx.get(url + "/v1/health").json() == told.json()
     assert told.headers["x-content-type-options"] == "nosniff"
     assert "default-src 'self'" in told.headers["content-security-policy"]
     assert "frame-ancestors 'none'" in told.headers["content-security-policy"]

@@ -23,9 +23,11 @@ class PlanRequest(Fields):
     plan: JsonObject = Field(description="as `edge pareto --json` and `edge plan --json` write it")
 
 
-async def health() -> dict[str, str]:
-    """That the server is there."""
-    return {"status": "ok"}
+def health(models: ServedModels) -> dict[str, Any]:
+    """Whether the models answer; `reason` where one does not. No names: it is told without a key."""
+    told = models.health()
+    reasons = [one["reason"] for one in told if "reason" in one]
+    return {"status": "error", "reason": reasons[0], "models": told} if reasons else {"status": "ok", "models": told}
 
 
 async def props(models: ServedModels) -> dict[str, Any]:

@@ -1,0 +1,122 @@
+"""Whether a model answers: told, and where it does not, its process is ended and the next goes on."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from edge.demo import MODEL_PATH
+from edge.errors import EngineGone
+from edge.serve.app import create_app
+from edge.serve.config import EngineConfig
+from edge.serve.options import ServeOptions
+from edge.serve.process import EngineProcess
+from edge.serve.served import Generation
+from edge.serve.watch import Deadlines, Watch
+from tests.serve.scripted import ScriptedModels
+from tests.serve.serving import serving
+
+CONFIG = EngineConfig(str(MODEL_PATH), {"threads": 1, "sequences": 3, "context": 512}, prefix_cache=0)
+ASKED = Generation(prompt="Tell me", max_tokens=300, sampling={"temperature": 0.0, "logit_bias": {4: -100.0}})
+SOON = Deadlines(ask_s=0.25, silent_s=0.5, stuck_s=2.0)
+WAIT_S = 90.0
+
+
+async def until(process: EngineProcess, *states: str) -> list[Mapping[str, Any]]:
+    """All that is told of a process until it was in each of these states, one after the other."""
+    told = [process.health]
+    for state in states:
+        while told[-1]["state"] != state:
+            await asyncio.sleep(0.01)
+            if process.health != told[-1]:
+                told.append(process.health)
+    return told
+
+
+def test_a_process_that_says_nothing_is_told_ended_and_its_answers_go_on() -> None:
+    said: list[str] = []
+
+    async def run() -> None:
+        process = EngineProcess("demo", CONFIG, queue=4, say=said.append, deadlines=SOON)
+        assert process.health == {"state": "loading"}
+        try:
+            await process.start()
+            alone = [piece.token_id async for piece in await process.generate(ASKED)]
+            answer = await process.generate(ASKED)
+            tokens = [(await anext(aiter(answer))).token_id]
+            assert process._process is not None
+            os.kill(process._process.pid, signal.SIGSTOP)
+            told = await until(process, "silent", "restarting", "waiting")
+            silent = next(one for one in told if one["state"] == "silent")
+            assert "has said nothing for 0.5 s" in silent["reason"]
+            restarting = next(one for one in told if one["state"] == "restarting")
+            assert restarting["reason"] == "demo: its process has said nothing for 2 s, and was ended"
+            tokens += [piece.token_id async for piece in answer]
+            assert tokens == alone
+            assert process.restarts == 1
+        finally:
+            await process.close()
+
+    asyncio.run(asyncio.wait_for(run(), WAIT_S))
+    assert any("said nothing for 2 s, and was ended; it is started again" in line for line in said)
+    assert not [one for one in psutil.Process().children() if one.status() == psutil.STATUS_STOPPED]
+
+
+def test_a_step_may_take_long_and_not_for_ever() -> None:
+    """By a process that is always there, and computes ever longer at one step."""
+    ended: list[str] = []
+    states: list[Mapping[str, Any]] = []
+
+    async def run() -> None:
+        watch, beats = Watch(Deadlines(ask_s=0.01, step_s=600.0)), iter([None, 1.5, 599.0, 0.1, 600.0, 600.5, None])
+
+        async def beat() -> Mapping[str, Any]:
+            states.append(watch.to_json())
+            return {"busy_s": next(beats)}
+
+        watch.begin(beat, ended.append)
+        while not ended:
+            await asyncio.sleep(0)
+        watch.leave("so it ended")
+        assert watch.to_json() == {"state": "restarting", "reason": "so it ended"}
+
+    asyncio.run(asyncio.wait_for(run(), WAIT_S))
+    assert ended == ["one step takes more than 600 s"]
+    waiting: Mapping[str, Any] = {"state": "waiting"}
+    computing = [{"state": "computing", "busy_s": busy_s} for busy_s in (1.5, 599.0, 0.1, 600.0)]
+    assert states == [waiting, waiting, *computing]
+
+
+def test_a_process_that_ended_is_not_ended_again() -> None:
+    async def run() -> None:
+        watch = Watch(Deadlines(ask_s=0.01))
+
+        async def gone() -> Mapping[str, Any]:
+            raise EngineGone("it ended")
+
+        watch.begin(gone, pytest.fail)
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    asyncio.run(run())
+
+
+def test_who_asks_hears_503_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = ScriptedModels()
+    answers = {"state": "computing", "busy_s": 80.0}
+    silent = {"state": "silent", "reason": "an engine process has said nothing for 10 s"}
+    with serving(create_app(models, ServeOptions(api_keys=("sk",)))) as url:
+        for told in ([answers, {"state": "loading"}], [answers, silent]):
+            monkeypatch.setattr(models, "health", lambda told=told: told)
+            for path in ("/health", "/v1/health"):
+                said = httpx.get(url + path)
+                if silent in told:
+                    assert said.status_code == 503
+                    assert said.json() == {"status": "error", "reason": silent["reason"], "models": told}
+                else:
+                    assert (said.status_code, said.json()) == (200, {"status": "ok", "models": told})
