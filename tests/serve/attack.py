@@ -1,0 +1,165 @@
+"""Hostile constraints against a server, each left by its client after a moment, ten at a time, beside chats.
+
+    python -m tests.serve.attack MODEL
+
+asks all of them of `edge serve MODEL`, and prints what came of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import psutil
+
+from tests.cli.test_serve_command import served
+from tests.support.hostile import Constraint, hostile_constraints
+
+AT_ONCE, CHATS = 10, 4
+MOMENT_S = 1.0  # that a client waits
+WAIT_S = 300.0  # for anything at all
+SETTLE_S = 120.0  # for memory to be given back
+LOOK_S = 0.05
+# Sums that do not depend on who else is there, so that answers can be compared.
+EXACT = ("--kv-type", "f32", "--flash-attention", "off", "--draft", "off", "--batch", "63", "--prefix-cache", "0")
+QUESTIONS = [f"What is {a} plus {b}?" for a, b in ((3, 4), (27, 38), (5, 61), (40, 2))]
+_CHILD = "edge.constraints.child"
+
+
+@dataclass
+class Outcome:
+    """What came of an attack."""
+
+    statuses: Counter[str] = field(default_factory=Counter)  # of hostile requests; "left": by the client
+    longest_s: float = 0.0  # that a process lived which followed a constraint
+    chats: int = 0  # answered meanwhile, each as before
+    fewest_chats: int = 0  # of one of those who chat
+    longest_chat_s: float = 0.0
+    grown_bytes: int = 0  # of the server and its processes, afterwards
+    left_over: list[str] = field(default_factory=list)  # processes, afterwards
+    threads: int = 0  # more than before, afterwards
+
+
+async def attack(url: str, server: psutil.Process, constraints: Sequence[Constraint]) -> Outcome:
+    """Ask for all of these. AssertionError where a chat is answered wrongly."""
+    outcome, ended = Outcome(), asyncio.Event()
+    async with httpx.AsyncClient(base_url=url, timeout=WAIT_S, limits=httpx.Limits(max_connections=64)) as client:
+        for mild in (("regex", "[a-z]{3}"), ("grammar", 'root ::= "yes"'), ("json_schema", '{"type":"integer"}')):
+            assert (await client.post("/v1/chat/completions", content=_body(*mild))).status_code == 200
+        expected = [await _answer(client, question) for question in QUESTIONS]
+        memory, threads = _memory(server), _threads(server)
+        chats = [asyncio.create_task(_chat(client, n, expected, outcome, ended)) for n in range(CHATS)]
+        watching = asyncio.create_task(_watch(server, outcome, ended))
+        waiting = asyncio.Semaphore(AT_ONCE)
+        await asyncio.gather(*(_hostile(url, waiting, one, outcome) for one in constraints))
+        ended.set()
+        counts = await asyncio.gather(*chats)
+        await watching
+        outcome.chats, outcome.fewest_chats = sum(counts), min(counts)
+        deadline = time.monotonic() + SETTLE_S
+        while time.monotonic() < deadline:
+            outcome.grown_bytes = _memory(server) - memory
+            outcome.left_over = [one.name() for one in _forks(server)]
+            outcome.threads = _threads(server) - threads
+            if outcome.grown_bytes < 64 << 20 and not outcome.left_over and outcome.threads <= 0:
+                break
+            await asyncio.sleep(LOOK_S)
+        assert [await _answer(client, question) for question in QUESTIONS] == expected
+    return outcome
+
+
+async def _hostile(url: str, waiting: asyncio.Semaphore, constraint: Constraint, outcome: Outcome) -> None:
+    async with waiting, httpx.AsyncClient(base_url=url, timeout=WAIT_S) as client:
+        try:
+            asked = client.post("/v1/chat/completions", content=_body(*constraint))
+            status = str((await asyncio.wait_for(asked, MOMENT_S)).status_code)
+        except asyncio.TimeoutError:
+            status = "left"
+        outcome.statuses[status] += 1
+
+
+def _body(kind: str, source: str) -> str:
+    """A schema goes as it is, also where it is no JSON."""
+    ask = {"messages": [{"role": "user", "content": "Go on."}], "max_tokens": 200, "temperature": 1.0}
+    if kind != "json_schema":
+        return json.dumps({**ask, kind: source})
+    schema = f'{{"type": "json_schema", "json_schema": {{"name": "it", "schema": {source}}}}}'
+    return f'{json.dumps(ask)[:-1]}, "response_format": {schema}}}'
+
+
+async def _answer(client: httpx.AsyncClient, question: str) -> str:
+    ask = {"messages": [{"role": "user", "content": question}], "max_tokens": 24, "temperature": 0}
+    told = await client.post("/v1/chat/completions", json=ask)
+    assert told.status_code == 200, told.text
+    return str(told.json()["choices"][0]["message"]["content"])
+
+
+async def _chat(
+    client: httpx.AsyncClient, n: int, expected: Sequence[str], outcome: Outcome, ended: asyncio.Event
+) -> int:
+    """How many answers came; each as it was before."""
+    count = 0
+    while not ended.is_set() or not count:
+        which = (n + count) % len(QUESTIONS)
+        began = time.monotonic()
+        assert await _answer(client, QUESTIONS[which]) == expected[which]
+        outcome.longest_chat_s = max(outcome.longest_chat_s, time.monotonic() - began)
+        count += 1
+    return count
+
+
+async def _watch(server: psutil.Process, outcome: Outcome, ended: asyncio.Event) -> None:
+    while not ended.is_set():
+        for fork in _forks(server):
+            outcome.longest_s = max(outcome.longest_s, time.time() - fork.create_time())
+        await asyncio.sleep(LOOK_S)
+
+
+def _all(server: psutil.Process) -> list[psutil.Process]:
+    return [server, *server.children(recursive=True)]
+
+
+def _forks(server: psutil.Process) -> list[psutil.Process]:
+    """The processes that follow a constraint now."""
+    found = []
+    for one in _all(server):
+        try:
+            parent = one.parent()
+            if _CHILD in one.cmdline() and parent is not None and _CHILD in parent.cmdline():
+                found.append(one)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def _memory(server: psutil.Process) -> int:
+    total = 0
+    for one in _all(server):
+        try:
+            total += one.memory_info().rss
+        except psutil.NoSuchProcess:
+            continue
+    return total
+
+
+def _threads(server: psutil.Process) -> int:
+    """Of the server and the engine process: what else there is has one thread each."""
+    return sum(one.num_threads() for one in _all(server)[:2])
+
+
+def attacked(model: Path, constraints: Sequence[Constraint]) -> Outcome:
+    """What came of an attack on `edge serve` with this model."""
+    with served(str(model), "--requests", "8", "--context", "4096", *EXACT) as server:
+        return asyncio.run(attack(server.url, psutil.Process(server.process.pid), constraints))
+
+
+if __name__ == "__main__":
+    began = time.monotonic()
+    print(json.dumps({**vars(attacked(Path(sys.argv[1]), hostile_constraints())), "s": time.monotonic() - began}))

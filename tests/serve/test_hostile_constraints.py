@@ -1,0 +1,18 @@
+"""Constraints that are made to stop a server do not: chats go on beside them, and nothing of them is left."""
+
+from edge.demo import MODEL_PATH
+from tests.serve.attack import attacked
+from tests.support.hostile import doubling, hostile_constraints
+from tests.support.thorough import some
+
+
+def test_chats_go_on_and_nothing_is_left() -> None:
+    grammars = [("grammar", doubling(30))] * 4
+    constraints = [*grammars, *hostile_constraints()[:: some(9, 1)]]
+    outcome = attacked(MODEL_PATH, constraints)
+    assert set(outcome.statuses) <= {"200", "400", "left"}
+    assert outcome.statuses.total() == len(constraints)
+    assert outcome.fewest_chats >= 1
+    assert not outcome.left_over
+    assert outcome.threads <= 0
+    assert outcome.grown_bytes < 64 << 20
