@@ -167,6 +167,32 @@ def test_models_of_the_hub_s_cache_are_served_by_their_names(tmp_path: Path) -> 
         assert server.answer() == "3 plus 4 is 7."
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_keys_of_a_file_share_what_was_computed_where_they_are_told_to(tmp_path: Path, shared: bool) -> None:
+    file = tmp_path / "keys"
+    file.write_text("sk-first\n\n  sk-second  \n")
+    with served(
+        "--api-key-file", str(file), *(["--shared-prefixes"] if shared else []), "--prefix-cache", "0"
+    ) as server:
+        cached = []
+        for key in ("sk-first", "sk-second", "sk-first"):
+            told = server.post("/v1/chat/completions", ASK, Authorization=f"Bearer {key}")
+            cached.append(told["usage"]["prompt_tokens_details"]["cached_tokens"] > 0)
+        assert cached == [False, shared, True]
+        with pytest.raises(urllib.error.HTTPError) as refusal:
+            server.get("/v1/models")
+        assert refusal.value.code == 401
+
+
+@pytest.mark.parametrize("content", [b"", b" \n\n", b"\xff\xfe"])
+def test_a_file_without_keys_is_refused(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "keys"
+    file.write_bytes(content)
+    code, said = refused("--api-key-file", str(file))
+    assert code == 2
+    assert f"{file} has no keys" in said
+
+
 def test_who_is_answered_is_chosen_by_options() -> None:
     options = ("--api-key", "sesame", "--allow-host", "edge.example", "--allow-origin", "https://pages.example")
     with served(*options, "--queue", "1", EDGE_API_KEY="barley") as server:

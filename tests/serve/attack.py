@@ -23,7 +23,8 @@ from tests.cli.test_serve_command import served
 from tests.support.hostile import Constraint, hostile_constraints
 
 AT_ONCE, CHATS = 10, 4
-MOMENT_S = 1.0  # that a client waits
+MOMENTS_S = (0.5, 1.0, 4.0)  # that clients wait, one after the other
+MOST_THREADS = 6  # that pools start when all of them are needed for the first time, and keep
 WAIT_S = 300.0  # for anything at all
 SETTLE_S = 120.0  # for memory to be given back
 LOOK_S = 0.05
@@ -58,7 +59,7 @@ async def attack(url: str, server: psutil.Process, constraints: Sequence[Constra
         chats = [asyncio.create_task(_chat(client, n, expected, outcome, ended)) for n in range(CHATS)]
         watching = asyncio.create_task(_watch(server, outcome, ended))
         waiting = asyncio.Semaphore(AT_ONCE)
-        await asyncio.gather(*(_hostile(url, waiting, one, outcome) for one in constraints))
+        await asyncio.gather(*(_hostile(url, waiting, n, one, outcome) for n, one in enumerate(constraints)))
         ended.set()
         counts = await asyncio.gather(*chats)
         await watching
@@ -68,18 +69,18 @@ async def attack(url: str, server: psutil.Process, constraints: Sequence[Constra
             outcome.grown_bytes = _memory(server) - memory
             outcome.left_over = [one.name() for one in _forks(server)]
             outcome.threads = _threads(server) - threads
-            if outcome.grown_bytes < 64 << 20 and not outcome.left_over and outcome.threads <= 0:
+            if outcome.grown_bytes < 64 << 20 and not outcome.left_over and outcome.threads <= MOST_THREADS:
                 break
             await asyncio.sleep(LOOK_S)
         assert [await _answer(client, question) for question in QUESTIONS] == expected
     return outcome
 
 
-async def _hostile(url: str, waiting: asyncio.Semaphore, constraint: Constraint, outcome: Outcome) -> None:
+async def _hostile(url: str, waiting: asyncio.Semaphore, n: int, constraint: Constraint, outcome: Outcome) -> None:
     async with waiting, httpx.AsyncClient(base_url=url, timeout=WAIT_S) as client:
         try:
             asked = client.post("/v1/chat/completions", content=_body(*constraint))
-            status = str((await asyncio.wait_for(asked, MOMENT_S)).status_code)
+            status = str((await asyncio.wait_for(asked, MOMENTS_S[n % len(MOMENTS_S)])).status_code)
         except asyncio.TimeoutError:
             status = "left"
         outcome.statuses[status] += 1

@@ -92,6 +92,27 @@ def test_a_step_may_take_long_and_not_for_ever() -> None:
     assert states == [waiting, waiting, *computing]
 
 
+def test_a_process_that_answers_late_now_and_then_is_left_alone() -> None:
+    told: list[Mapping[str, Any]] = []
+
+    async def run() -> None:
+        watch = Watch(Deadlines(ask_s=0.01, silent_s=0.01, stuck_s=0.03))
+
+        async def beat() -> Mapping[str, Any]:
+            told.append(watch.to_json())
+            if len(told) % 2:
+                await asyncio.Event().wait()
+            return {"busy_s": None}
+
+        watch.begin(beat, pytest.fail)
+        while len(told) < 20:
+            await asyncio.sleep(0.01)
+        watch.leave(None)
+
+    asyncio.run(asyncio.wait_for(run(), WAIT_S))
+    assert [one["state"] for one in told] == ["waiting", "silent"] * 10
+
+
 def test_a_process_that_ended_is_not_ended_again() -> None:
     async def run() -> None:
         watch = Watch(Deadlines(ask_s=0.01))
