@@ -72,7 +72,8 @@ class Slots:
             elif shared[like]:
                 self._clear(slot)
                 self._engine.kv_copy(like.sequence, slot.sequence, 0, -1)
-                slot.tokens, slot.namespace = list(like.tokens), namespace
+                slot.tokens = list(like.tokens)
+                slot.namespace = namespace
             if slot.namespace != namespace:
                 self._clear(slot)
                 slot.namespace = namespace

@@ -23,7 +23,7 @@ from tests.cli.test_serve_command import served
 from tests.support.hostile import Constraint, hostile_constraints
 
 AT_ONCE, CHATS = 10, 4
-MOMENTS_S = (0.5, 1.0, 4.0)  # that clients wait, one after the other
+MOMENTS_S = (0.25, 1.0, 2.5)  # that clients wait, one after the other
 MOST_THREADS = 6  # that pools start when all of them are needed for the first time, and keep
 WAIT_S = 300.0  # for anything at all
 SETTLE_S = 120.0  # for memory to be given back
@@ -51,7 +51,7 @@ class Outcome:
 async def attack(url: str, server: psutil.Process, constraints: Sequence[Constraint]) -> Outcome:
     """Ask for all of these. AssertionError where a chat is answered wrongly."""
     outcome, ended = Outcome(), asyncio.Event()
-    async with httpx.AsyncClient(base_url=url, timeout=WAIT_S, limits=httpx.Limits(max_connections=64)) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=WAIT_S, limits=httpx.Limits(max_keepalive_connections=0)) as client:
         for mild in (("regex", "[a-z]{3}"), ("grammar", 'root ::= "yes"'), ("json_schema", '{"type":"integer"}')):
             assert (await client.post("/v1/chat/completions", content=_body(*mild))).status_code == 200
         expected = [await _answer(client, question) for question in QUESTIONS]
@@ -110,7 +110,8 @@ async def _chat(
     while not ended.is_set() or not count:
         which = (n + count) % len(QUESTIONS)
         began = time.monotonic()
-        assert await _answer(client, QUESTIONS[which]) == expected[which]
+        answer = await _answer(client, QUESTIONS[which])
+        assert answer == expected[which], f"{answer!r} where {expected[which]!r} was right"
         outcome.longest_chat_s = max(outcome.longest_chat_s, time.monotonic() - began)
         count += 1
     return count
