@@ -12,13 +12,14 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
 import psutil
 
+from edge.demo import MODEL_PATH
 from tests.cli.test_serve_command import served
 from tests.support.hostile import Constraint, hostile_constraints
 
@@ -28,9 +29,15 @@ MOST_THREADS = 6  # that pools start when all of them are needed for the first t
 WAIT_S = 300.0  # for anything at all
 SETTLE_S = 120.0  # for memory to be given back
 LOOK_S = 0.05
-# Sums that do not depend on who else is there, so that answers can be compared.
-EXACT = ("--kv-type", "f32", "--flash-attention", "off", "--draft", "off", "--batch", "63", "--prefix-cache", "0")
-QUESTIONS = [f"What is {a} plus {b}?" for a, b in ((3, 4), (27, 38), (5, 61), (40, 2))]
+OPTIONS = ("--requests", "8", "--context", "4096", "--draft", "off", "--prefix-cache", "0")
+# What the bundled model is asked, and what it says; and a trained one, whose words depend on who else is there.
+SUMS = {f"What is {a} plus {b}?": f"{a} plus {b} is {a + b}." for a, b in ((3, 4), (27, 38), (5, 61), (40, 2))}
+FACTS = {
+    "Who wrote Romeo and Juliet?": "Shakespeare",
+    "What is the capital of France?": "Paris",
+    "What is the capital of Italy?": "Rome",
+    "What is the largest ocean on Earth?": "Pacific",
+}
 _CHILD = "edge.constraints.child"
 
 
@@ -40,7 +47,7 @@ class Outcome:
 
     statuses: Counter[str] = field(default_factory=Counter)  # of hostile requests; "left": by the client
     longest_s: float = 0.0  # that a process lived which followed a constraint
-    chats: int = 0  # answered meanwhile, each as before
+    chats: int = 0  # answered rightly meanwhile
     fewest_chats: int = 0  # of one of those who chat
     longest_chat_s: float = 0.0
     grown_bytes: int = 0  # of the server and its processes, afterwards
@@ -48,15 +55,20 @@ class Outcome:
     threads: int = 0  # more than before, afterwards
 
 
-async def attack(url: str, server: psutil.Process, constraints: Sequence[Constraint]) -> Outcome:
-    """Ask for all of these. AssertionError where a chat is answered wrongly."""
+async def attack(
+    url: str, server: psutil.Process, constraints: Sequence[Constraint], questions: Mapping[str, str]
+) -> Outcome:
+    """Ask for all of these. questions: of the chats, with words of the right answers; AssertionError for another."""
     outcome, ended = Outcome(), asyncio.Event()
-    async with httpx.AsyncClient(base_url=url, timeout=WAIT_S, limits=httpx.Limits(max_keepalive_connections=0)) as client:
+    async with httpx.AsyncClient(
+        base_url=url, timeout=WAIT_S, limits=httpx.Limits(max_keepalive_connections=0)
+    ) as client:
         for mild in (("regex", "[a-z]{3}"), ("grammar", 'root ::= "yes"'), ("json_schema", '{"type":"integer"}')):
             assert (await client.post("/v1/chat/completions", content=_body(*mild))).status_code == 200
-        expected = [await _answer(client, question) for question in QUESTIONS]
+        for question in questions:
+            await _ask(client, question, questions[question])
         memory, threads = _memory(server), _threads(server)
-        chats = [asyncio.create_task(_chat(client, n, expected, outcome, ended)) for n in range(CHATS)]
+        chats = [asyncio.create_task(_chat(client, n, questions, outcome, ended)) for n in range(CHATS)]
         watching = asyncio.create_task(_watch(server, outcome, ended))
         waiting = asyncio.Semaphore(AT_ONCE)
         await asyncio.gather(*(_hostile(url, waiting, n, one, outcome) for n, one in enumerate(constraints)))
@@ -72,7 +84,8 @@ async def attack(url: str, server: psutil.Process, constraints: Sequence[Constra
             if outcome.grown_bytes < 64 << 20 and not outcome.left_over and outcome.threads <= MOST_THREADS:
                 break
             await asyncio.sleep(LOOK_S)
-        assert [await _answer(client, question) for question in QUESTIONS] == expected
+        for question in questions:
+            await _ask(client, question, questions[question])
     return outcome
 
 
@@ -95,23 +108,23 @@ def _body(kind: str, source: str) -> str:
     return f'{json.dumps(ask)[:-1]}, "response_format": {schema}}}'
 
 
-async def _answer(client: httpx.AsyncClient, question: str) -> str:
+async def _ask(client: httpx.AsyncClient, question: str, words: str) -> None:
     ask = {"messages": [{"role": "user", "content": question}], "max_tokens": 24, "temperature": 0}
     told = await client.post("/v1/chat/completions", json=ask)
     assert told.status_code == 200, told.text
-    return str(told.json()["choices"][0]["message"]["content"])
+    answer = told.json()["choices"][0]["message"]["content"]
+    assert words in answer, f"{question} {answer}"
 
 
 async def _chat(
-    client: httpx.AsyncClient, n: int, expected: Sequence[str], outcome: Outcome, ended: asyncio.Event
+    client: httpx.AsyncClient, n: int, questions: Mapping[str, str], outcome: Outcome, ended: asyncio.Event
 ) -> int:
-    """How many answers came; each as it was before."""
+    """How many right answers came."""
     count = 0
     while not ended.is_set() or not count:
-        which = (n + count) % len(QUESTIONS)
+        question = list(questions)[(n + count) % len(questions)]
         began = time.monotonic()
-        answer = await _answer(client, QUESTIONS[which])
-        assert answer == expected[which], f"{answer!r} where {expected[which]!r} was right"
+        await _ask(client, question, questions[question])
         outcome.longest_chat_s = max(outcome.longest_chat_s, time.monotonic() - began)
         count += 1
     return count
@@ -156,12 +169,14 @@ def _threads(server: psutil.Process) -> int:
     return sum(one.num_threads() for one in _all(server)[:2])
 
 
-def attacked(model: Path, constraints: Sequence[Constraint]) -> Outcome:
+def attacked(model: Path, constraints: Sequence[Constraint], questions: Mapping[str, str]) -> Outcome:
     """What came of an attack on `edge serve` with this model."""
-    with served(str(model), "--requests", "8", "--context", "4096", *EXACT) as server:
-        return asyncio.run(attack(server.url, psutil.Process(server.process.pid), constraints))
+    with served(str(model), *OPTIONS) as server:
+        return asyncio.run(attack(server.url, psutil.Process(server.process.pid), constraints, questions))
 
 
 if __name__ == "__main__":
     began = time.monotonic()
-    print(json.dumps({**vars(attacked(Path(sys.argv[1]), hostile_constraints())), "s": time.monotonic() - began}))
+    model = Path(sys.argv[1])
+    came = attacked(model, hostile_constraints(), SUMS if model.samefile(MODEL_PATH) else FACTS)
+    print(json.dumps({**vars(came), "s": time.monotonic() - began}))

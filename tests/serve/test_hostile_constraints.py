@@ -1,7 +1,7 @@
 """Constraints that are made to stop a server do not: chats go on beside them, and nothing of them is left."""
 
 from edge.demo import MODEL_PATH
-from tests.serve.attack import MOST_THREADS, attacked
+from tests.serve.attack import MOST_THREADS, SUMS, attacked
 from tests.support.hostile import doubling, hostile_constraints
 from tests.support.thorough import some
 
@@ -9,7 +9,7 @@ from tests.support.thorough import some
 def test_chats_go_on_and_nothing_is_left() -> None:
     grammars = [("grammar", doubling(30))] * 4
     constraints = [*grammars, *hostile_constraints()[:: some(9, 1)]]
-    outcome = attacked(MODEL_PATH, constraints)
+    outcome = attacked(MODEL_PATH, constraints, SUMS)
     assert set(outcome.statuses) <= {"200", "400", "left"}
     assert outcome.statuses.total() == len(constraints)
     assert outcome.fewest_chats >= 1
