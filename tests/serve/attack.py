@@ -33,10 +33,10 @@ OPTIONS = ("--requests", "8", "--context", "4096", "--draft", "off", "--prefix-c
 # What the bundled model is asked, and what it says; and a trained one, whose words depend on who else is there.
 SUMS = {f"What is {a} plus {b}?": f"{a} plus {b} is {a + b}." for a, b in ((3, 4), (27, 38), (5, 61), (40, 2))}
 FACTS = {
-    "Who wrote Romeo and Juliet?": "Shakespeare",
-    "What is the capital of France?": "Paris",
-    "What is the capital of Italy?": "Rome",
-    "What is the largest ocean on Earth?": "Pacific",
+    "Where is the Eiffel Tower?": "Paris",
+    "Which planet is called the red planet?": "Mars",
+    "What is the chemical symbol of gold?": "Au",
+    "In which country is Tokyo?": "Japan",
 }
 _CHILD = "edge.constraints.child"
 
