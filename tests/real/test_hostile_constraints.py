@@ -8,7 +8,7 @@ from tests.support.thorough import some
 
 
 def test_chats_go_on_beside_hostile_constraints(smollm2: Path) -> None:
-    constraints = [*[("grammar", doubling(30))] * 4, *hostile_constraints()[:: some(12, 1)]]
+    constraints = [*[("grammar", doubling(30))] * 4, *hostile_constraints()[:: some(16, 1)]]
     outcome = attacked(smollm2, constraints, FACTS)
     assert set(outcome.statuses) <= {"200", "400", "left"}
     assert outcome.fewest_chats >= 1

@@ -8,7 +8,7 @@ from tests.support.thorough import some
 
 def test_chats_go_on_and_nothing_is_left() -> None:
     grammars = [("grammar", doubling(30))] * 4
-    constraints = [*grammars, *hostile_constraints()[:: some(9, 1)]]
+    constraints = [*grammars, *hostile_constraints()[:: some(16, 1)]]
     outcome = attacked(MODEL_PATH, constraints, SUMS)
     assert set(outcome.statuses) <= {"200", "400", "left"}
     assert outcome.statuses.total() == len(constraints)
