@@ -9,6 +9,7 @@ then {"id", "begun"} once it is computed, {"id", "piece"} until one has a finish
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -66,3 +67,11 @@ def _logprob(values: list[Any]) -> TokenLogprob:
 def logprob_json(token: int, piece: bytes, logprob: float) -> list[Any]:
     """A token with its probability, as it crosses."""
     return [token, piece.decode("latin-1"), logprob]
+
+
+def settle(future: asyncio.Future[Any], message: Mapping[str, Any]) -> None:
+    """Give a future the result in an answer, or its error."""
+    if "error" in message:
+        future.set_exception(error_of(message["error"]))
+    else:
+        future.set_result(message["result"])

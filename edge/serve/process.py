@@ -22,7 +22,7 @@ from typing import Any
 from edge.errors import EdgeError, EngineGone, Overloaded
 from edge.serve.answer import ProcessAnswer
 from edge.serve.config import EngineConfig
-from edge.serve.messages import error_of, generation_json, piece_of
+from edge.serve.messages import error_of, generation_json, piece_of, settle
 from edge.serve.served import Generation
 from edge.serve.spawn import exit_code, how_ended, spawn
 from edge.serve.watch import DEADLINES, Deadlines, Watch
@@ -139,10 +139,8 @@ class EngineProcess:
 
     async def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """As ServedModel."""
-        found: list[int] = await self._ask(
-            "tokenize", {"text": text, "add_special": add_special, "parse_special": parse_special}
-        )
-        return found
+        options = {"add_special": add_special, "parse_special": parse_special}
+        return list(await self._ask("tokenize", {"text": text, **options}))
 
     async def pieces(self, tokens: Sequence[int]) -> list[bytes]:
         """As ServedModel."""
@@ -156,14 +154,12 @@ class EngineProcess:
     ) -> str:
         """As ServedModel."""
         lists = {"messages": [dict(m) for m in messages], "tools": [dict(t) for t in tools]}
-        arguments = {**lists, "variables": dict(variables)}
-        return str(await self._ask("render", arguments))
+        return str(await self._ask("render", {**lists, "variables": dict(variables)}))
 
     async def embed(self, texts: Sequence[str | Sequence[int]]) -> tuple[list[list[float]], int]:
         """As ServedModel."""
-        given = [text if isinstance(text, str) else list(text) for text in texts]
-        found = await self._ask("embed", {"texts": given})
-        return found["embeddings"], found["tokens"]
+        embedded = await self._ask("embed", {"texts": [t if isinstance(t, str) else list(t) for t in texts]})
+        return embedded["embeddings"], embedded["tokens"]
 
     async def status(self) -> dict[str, Any]:
         """As ServedModel."""
@@ -184,8 +180,7 @@ class EngineProcess:
         try:
             while True:
                 try:
-                    asked = generation_json(answer.generation, answer.tokens)
-                    await self._ask("generate", asked, answer.number)
+                    await self._ask("generate", generation_json(answer.generation, answer.tokens), answer.number)
                     break
                 except _NoAnswer:
                     raise
@@ -240,7 +235,7 @@ class EngineProcess:
             answer = self._answers.get(message["id"])
             if answer is not None and "result" in message:  # now: its pieces may come before who asked goes on
                 answer.accepted, answer.prompt_tokens = True, message["result"]["prompt_tokens"]
-            _settle(future, message)
+            settle(future, message)
         elif (answer := self._answers.get(message["id"])) is not None:
             self._told(answer, message)
 
@@ -339,8 +334,8 @@ class EngineProcess:
         for answer in under_way:
             answer.ends += answer.begun
             if answer.ends >= ENDS_IN_A_ROW:
-                self._end(answer, EngineGone(str(reason)))
-        self._fail_asked(EngineGone(str(reason)))
+                self._end(answer, reason)
+        self._fail_asked(reason)
         self._ended_in_a_row += 1
         self.restarts += 1
         task = asyncio.create_task(self._restart(reason, [one for one in under_way if one.number in self._answers]))
@@ -403,10 +398,3 @@ class EngineProcess:
         for future in self._asked.values():
             if not future.done():
                 future.set_exception(reason)
-
-
-def _settle(future: asyncio.Future[Any], message: Mapping[str, Any]) -> None:
-    if "error" in message:
-        future.set_exception(error_of(message["error"]))
-    else:
-        future.set_result(message["result"])

@@ -65,7 +65,7 @@ def test_headers_that_come_slowly_after_an_answer_are_not_waited_for(url: str, m
         while line := answer.readline().strip():
             if line.lower().startswith(b"content-length"):
                 n_bytes = int(line.split(b":")[1])
-        assert answer.read(n_bytes) == b'{"status":"ok"}'
+        assert answer.read(n_bytes).startswith(b'{"status":"ok",')
         slow.sendall(request[:20])  # the usual limit between two requests does not hold any more
         assert is_closed(slow)
 
