@@ -247,6 +247,26 @@ def add_draft_arguments(parser: argparse._ActionsContainer, default: str) -> Non
     parser.add_argument("--draft-worker", type=address, metavar="ADDRESS", help=words)
 
 
+def add_reproducible_argument(parser: argparse._ActionsContainer) -> None:
+    """Whether the same command gives the same tokens each time."""
+    words = "the same command gives the same tokens each time on these devices, for some speed (docs/reproducible.md)"
+    parser.add_argument("--reproducible", action="store_true", help=words)
+
+
+def settle(args: argparse.Namespace) -> None:
+    """With --reproducible: turn off what would follow time. UsageError for options that ask for it."""
+    if not args.reproducible:
+        return
+    why = "depends on how long steps take, so answers would not be the same each time: leave it or --reproducible out"
+    if args.draft not in (None, "off"):
+        raise UsageError(f"--draft {args.draft} {why}")
+    if args.prefix_cache:
+        raise UsageError("--prefix-cache changes in which steps a prompt is computed: leave it or --reproducible out")
+    if args.workers == AUTO:
+        raise UsageError("--workers auto takes those that are found: name them, or leave --reproducible out")
+    args.draft, args.prefix_cache = "off", 0
+
+
 def check_draft_worker(args: argparse.Namespace) -> None:
     """UsageError where a worker is to guess, and --draft names no model for it. To be called before gRPC is loaded."""
     if getattr(args, "draft_worker", None) is None:  # edge devices probe MODEL has no such option
@@ -325,13 +345,14 @@ def byte_size_or_none(text: str) -> int:
 def engine_options(args: argparse.Namespace, sequences: int = 1, *, follows_load: bool = False) -> EngineOptions:
     """The parsed engine options, for so many sequences. follows_load: without --threads, there are as many as others
     leave free. UsageError for options that do not go together."""
-    from edge.llm.options import EngineOptions, PrefixOptions
+    from edge.llm.options import EngineOptions, PrefixOptions, reproducible
 
     check_engine_arguments(args)
     names = {field.name for field in fields(EngineOptions)}
     options = {name: value for name, value in vars(args).items() if name in names}
     prefixes = PrefixOptions.of(getattr(args, "prefix_cache", 0))
     made = EngineOptions(**options, prefixes=prefixes, sequences=sequences, follows_load=follows_load)
+    made = reproducible(made) if getattr(args, "reproducible", False) else made
     if getattr(args, "draft", None) is None:
         return made
     from apps.show.progress import ShownSteps

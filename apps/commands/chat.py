@@ -22,6 +22,7 @@ from apps.options import (
     add_draft_arguments,
     add_engine_arguments,
     add_prefix_argument,
+    add_reproducible_argument,
     check_draft_worker,
     engine_options,
     given,
@@ -31,6 +32,7 @@ from apps.options import (
     positive_int,
     refuse,
     seed,
+    settle,
 )
 from apps.show.answer import Loaded, answer, dropped_line, end_line
 from apps.show.progress import ShownSteps
@@ -117,6 +119,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sampling.add_argument("--seed", type=seed, metavar="N", help="same seed, same answer; turns off --prefix-cache")
     sampling.add_argument("--grammar", metavar="FILE", help="GBNF grammar the answer must follow")
     sampling.add_argument("--json-schema", metavar="FILE", help="JSON schema the answer must follow")
+    add_reproducible_argument(sampling)
     add_engine_arguments(parser)
     distributed.add_arguments(parser)
 
@@ -135,6 +138,9 @@ def run(args: argparse.Namespace) -> int:
         return _ask_server(args, prompt)
     if args.api_key is not None:
         raise UsageError("--api-key is for a server; name it with --url URL")
+    settle(args)
+    if args.reproducible and args.seed is None:
+        args.seed = 0
     if args.seed is not None and args.prefix_cache is None:
         args.prefix_cache = 0  # what was kept is not the same to the last bit, and the answer is to be
     args.draft = args.draft or ("auto" if args.seed is None else "off")  # passes of several rows are not, either
@@ -161,6 +167,7 @@ _SAMPLING = (
 _OF_THIS_PROCESS = (
     "resume", "draft", "draft_worker", "prefix_cache", "chat_template", "when_full", "grammar", "context", "threads",
     "affinity", "batch", "gpu_layers", "memory", "window", "workers", "plan", "shares", "parallel", "insecure", "spare",
+    "reproducible",
 )  # fmt: skip
 
 

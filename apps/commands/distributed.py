@@ -206,6 +206,7 @@ def deployed(args: argparse.Namespace, devices: Devices[Plan], path: Path, seque
         insecure=args.insecure,
         own=given(args, ("threads", "affinity", "gpu_layers", "memory")),
         seek=announced if devices.joining else None,
+        reproducible=getattr(args, "reproducible", False),
         **given(args, ("parallel", "shares", "spare")),
     )
     with running(path, placement, engine_options(args, sequences), steps=ShownSteps(), on_plan=save) as model:

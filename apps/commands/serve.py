@@ -15,12 +15,14 @@ from apps.options import (
     add_draft_arguments,
     add_engine_arguments,
     add_prefix_argument,
+    add_reproducible_argument,
     argument,
     check_draft_worker,
     check_engine_arguments,
     check_installed,
     given,
     model_path,
+    settle,
 )
 from apps.show.progress import say as say_as
 from edge import units
@@ -72,12 +74,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--tls-cert", type=Path, metavar="FILE", help=words)
     group.add_argument("--tls-key", type=Path, metavar="FILE", help="the certificate's key, PEM, not encrypted")
     requests, queue = argument(units.whole(1, MAX_REQUESTS)), argument(units.whole(0, MAX_QUEUE))
-    words = f"that are answered at once by each model (default: {REQUESTS})"
-    group.add_argument("--requests", type=requests, default=REQUESTS, metavar="N", help=words)
+    words = f"that are answered at once by each model (default: {REQUESTS}; with --reproducible 1)"
+    group.add_argument("--requests", type=requests, metavar="N", help=words)
     words = f"that may wait beside them; more are told to ask later (default: {QUEUE})"
     group.add_argument("--queue", type=queue, default=QUEUE, metavar="N", help=words)
     add_prefix_argument(group, "prompts")
     add_draft_arguments(group, "auto")
+    add_reproducible_argument(group)
     words = "front to choose plans from on the page, as `edge pareto --json` prints it"
     group.add_argument("--front", type=Path, metavar="FILE", help=words)
     distributed.add_arguments(parser)
@@ -91,6 +94,13 @@ def run(args: argparse.Namespace) -> int:
     insecure = args.insecure
     asks_workers = (args.workers or args.plan or args.draft_worker) is not None
     args.insecure = insecure and asks_workers  # else it is about clients alone
+    settle(args)
+    if args.reproducible and (args.requests or 1) > 1:
+        raise UsageError(
+            f"--requests {args.requests}: what a request gets depends on those that share its steps, so"
+            " --reproducible answers one at a time; leave one of them out"
+        )
+    args.requests = args.requests or (1 if args.reproducible else REQUESTS)
     check_draft_worker(args)
     devices = distributed.prepare(args)
     check_engine_arguments(args)
@@ -188,5 +198,6 @@ def _config(args: argparse.Namespace, path: Path, devices: distributed.Devices[P
         draft=args.draft or DRAFTS[0],
         draft_worker=args.draft_worker,
         insecure=args.insecure,
+        reproducible=args.reproducible,
         **several,
     )

@@ -23,10 +23,12 @@ from edge.planning.choice import PlanChoice
 from edge.planning.deployed import alone
 from edge.planning.describe import beside
 from edge.planning.front import Front
+from edge.planning.reproducible import SameCuts
+from edge.planning.reproducible import settled as settled_plan
 from edge.planning.spaces import DEFAULTS, PlanOptions, spaces
 from edge.planning.surviving import Survivor
 from edge.slices.local import OwnSlices
-from edge.speculate.opened import drafts, model_with, with_room
+from edge.speculate.opened import drafts, model_with, settled, with_room
 from edge.survey.profile import reachable
 from edge.tasks import SILENT, Steps
 from edge.units import as_bytes
@@ -160,6 +162,7 @@ def deploy(
     draft: PathLike = "off",
     draft_worker: str | None = None,
     spare: int | Literal["auto"] = 0,
+    reproducible: bool = False,
     steps: Steps = SILENT,
     **options: Any,
 ) -> Model:
@@ -168,7 +171,7 @@ def deploy(
     exchange: how tensors travel; None: as the plan's options say. memory: bytes, or a text such as "3GiB", for this
     device. prefix_cache: as for `load`; each device keeps its part. draft, draft_worker: as for `load`. spare: losses
     of devices to be ready for, by slices in place and a copy of keys and values here; "auto": as many as devices lend
-    room for. options: other fields of
+    room for. reproducible: as for `load`, also where a device is lost. options: other fields of
     EngineOptions; context, sequences, threads, memory and kv_type that are not given are those the plan was made for.
 
     Where a device is lost, another plan takes over, with those that answer; `steps` says so.
@@ -186,6 +189,8 @@ def deploy(
         prefixes=PrefixOptions.of(as_bytes(prefix_cache)),
         **{**planned, "kv_type": work.kv_type, **options},
     )
+    if reproducible:
+        chosen, engine_options = settled_plan(chosen), settled(engine_options, guesses)
     engine_options = with_room(engine_options, guesses)
     if chosen.world_size == 1:
         engine = alone(choice.model, engine_options, chosen, steps)
@@ -194,7 +199,8 @@ def deploy(
     file = GgufFile.open(choice.model)
     travel = exchange or Exchange(work.transport, wire=work.wire)
     digest = OwnSlices().model_digest(file.path)
-    survivor = Survivor(file, digest, engine_options, travel, steps, cluster.insecure, spare=spare)
+    survivors = SameCuts if reproducible else Survivor
+    survivor = survivors(file, digest, engine_options, travel, steps, cluster.insecure, spare=spare)
     try:
         running = survivor.start(fleet, chosen)
     except BaseException:

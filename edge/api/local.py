@@ -13,7 +13,7 @@ from edge.quantization.fit import FitOptions, fit_file
 from edge.quantization.gguf import Outcome
 from edge.quantization.gguf import quantize as to_mix
 from edge.quantization.text_file import BUNDLED, read_text
-from edge.speculate.opened import drafts, model_with, with_room
+from edge.speculate.opened import drafts, model_with, settled, with_room
 from edge.units import as_bytes
 from quant.gguf.file import GgufFile
 from quant.mixes import mix_by_name
@@ -26,6 +26,7 @@ def load(
     prefix_cache: int | str = 0,
     draft: PathLike = "off",
     draft_worker: str | None = None,
+    reproducible: bool = False,
     **options: Any,
 ) -> Model:
     """A language model on this device, loaded.
@@ -35,6 +36,8 @@ def load(
     prefix_cache: bytes, or a text, of disk space for what is computed of prompts: it is not computed again after a
     restart. draft: how tokens of single answers are guessed, several of which one pass checks: "ngram", the file of a
     smaller model, "self", "auto" or "off". draft_worker: HOST or HOST:PORT of a worker that is to guess, by that model.
+    reproducible: the same program gets the same tokens each time on this device, for some speed; answers need a seed or
+    a temperature of 0.
     options: the other fields of EngineOptions: context, sequences, threads, ...
 
     ModelFileError, NotEnoughMemory, EngineError, HubError; with a worker also WorkerError, TransportError, and
@@ -43,7 +46,8 @@ def load(
     path = model_path(model)
     prefixes = PrefixOptions.of(as_bytes(prefix_cache))
     guesses = drafts(draft, path, worker=draft_worker)
-    engine = Engine(path, with_room(EngineOptions(memory=as_bytes(memory), prefixes=prefixes, **options), guesses))
+    asked = EngineOptions(memory=as_bytes(memory), prefixes=prefixes, **options)
+    engine = Engine(path, with_room(settled(asked, guesses) if reproducible else asked, guesses))
     return model_with(guesses, engine, engine.close)
 
 

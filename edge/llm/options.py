@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from devices.paths import state_folder
@@ -24,6 +24,7 @@ MAX_BYTES = 1 << 60
 MAX_IO_THREADS = 64
 MAX_IO_CHUNK = 256 << 20  # bytes
 DEFAULT_BATCH = 512  # tokens of a prompt in one pass over the weights
+_WITHOUT_FLASH = ("f16", "f32", "bf16")  # types of a KV cache that need no flash attention
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,39 @@ class EngineOptions:
 
 
 DEFAULTS = EngineOptions()
+
+
+def reproducible(options: EngineOptions) -> EngineOptions:
+    """The same with everything set that last bits depend on, and that would else follow free memory or measurements.
+
+    Flash attention is off: from 512 cells on, llama.cpp shares the keys of a row out to threads, so its sums depend on
+    how many threads there are. Without it they do not, and threads may follow the load. EngineError for options that
+    cannot give the same tokens from run to run.
+    """
+    if options.sequences > 1:
+        raise EngineError(
+            f"{options.sequences} sequences share steps, and what a row gives depends on the rows beside it;"
+            " reproducible answers come one at a time: leave sequences out"
+        )
+    if options.flash_attention == "on":
+        raise EngineError("flash attention depends on the number of threads; reproducible answers need it off")
+    if options.kv_type not in _WITHOUT_FLASH:
+        raise EngineError(
+            f"a KV cache of {options.kv_type} needs flash attention, which depends on the number of threads;"
+            f" reproducible answers need one of {', '.join(_WITHOUT_FLASH)}"
+        )
+    if options.prefixes is not None:
+        raise EngineError(
+            "with kept prompts a prompt is computed in other portions from run to run; reproducible answers need"
+            " prefix_cache=0"
+        )
+    return replace(
+        options,
+        batch=options.rows,
+        flash_attention="off",
+        repack=True if options.repack is None else options.repack,
+        gpu_layers=options.gpu_layers or 0,
+    )
 
 
 def resolve(options: EngineOptions, shape: ModelShape) -> tuple[int, int, TensorType]:

@@ -34,11 +34,20 @@ def beginnings(sequences: Mapping[int, list[int]]) -> Iterator[Beginning]:
         done[sequence] = tokens
 
 
-def compute(engine: TextEngine, sequences: Mapping[int, list[int]], check: Callable[[], None], history: History) -> int:
+def compute(
+    engine: TextEngine,
+    sequences: Mapping[int, list[int]],
+    check: Callable[[], None],
+    history: History,
+    exact: bool = False,
+) -> int:
     """Compute the tokens of sequences, which are empty, but for those that `history` restores: how many those were.
 
-    check: called now and then; what it raises ends it.
+    check: called now and then; what it raises ends it. exact: in the very steps that they were computed in before, as
+    last bits depend on the rows of a step.
     """
+    if exact:
+        return sum(_compute_exactly(engine, *one, check, history) for one in sequences.items())
     computed = 0
     for one in beginnings(sequences):
         start, tokens = one.start, one.tokens
@@ -52,6 +61,24 @@ def compute(engine: TextEngine, sequences: Mapping[int, list[int]], check: Calla
             start += len(chunk)
             computed += len(chunk)
     return computed
+
+
+def _compute_exactly(
+    engine: TextEngine, sequence: int, tokens: list[int], check: Callable[[], None], history: History
+) -> int:
+    start = history.restore(engine, sequence, tokens, 0)
+    begun, _ = history.step_at(sequence, start)
+    if 0 < start < len(tokens) and begun < start:  # what was restored ends inside a step
+        engine.kv_remove(sequence, begun, -1)
+        start = begun
+    first = start
+    while start < len(tokens):
+        check()
+        _, end = history.step_at(sequence, start)
+        step = tokens[start:end]
+        engine.decode(step, start, sequence=sequence, outputs="none")
+        start += len(step)
+    return start - first
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@ done to them, so that it can be done again."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,9 +24,11 @@ class History:
 
     def __init__(self) -> None:
         self._tokens: dict[int, dict[int, int]] = {}
+        self._starts: dict[int, set[int]] = {}  # by sequence: the first position of each step
 
     def add(self, sequence: int, start: int, tokens: Sequence[int]) -> None:
-        """Tokens at start, start + 1, ... of a sequence."""
+        """Tokens at start, start + 1, ... of a sequence, which one step computed."""
+        self._starts.setdefault(sequence, set()).add(start)
         held = self._tokens.setdefault(sequence, {})
         held.update(zip(range(start, start + len(tokens)), map(int, tokens), strict=True))
 
@@ -33,27 +36,40 @@ class History:
         """Positions [start, end) are forgotten; -1: to the end."""
         held = self._tokens.get(sequence, {})
         self._tokens[sequence] = {at: token for at, token in held.items() if not _inside(at, start, end)}
+        self._starts[sequence] = {at for at in self._starts.get(sequence, ()) if not _inside(at, start, end)}
 
     def copy(self, source: int, target: int, start: int = 0, end: int = -1) -> None:
         """`target` holds positions [start, end) of `source`, too."""
         held = self._tokens.get(source, {})
         shared = {at: token for at, token in held.items() if _inside(at, start, end)}
         self._tokens[target] = {**self._tokens.get(target, {}), **shared}
+        starts = {at for at in self._starts.get(source, ()) if _inside(at, start, end)}
+        self._starts[target] = self._starts.get(target, set()) | starts
 
     def shift(self, sequence: int, start: int, end: int, delta: int) -> None:
         """Positions [start, end) are others by `delta`."""
         held = self._tokens.get(sequence, {})
         self._tokens[sequence] = {at + delta * _inside(at, start, end): token for at, token in held.items()}
+        starts = self._starts.get(sequence, ())
+        self._starts[sequence] = {at + delta * _inside(at, start, end) for at in starts}
 
     def clear(self) -> None:
         """Nothing is held."""
         self._tokens.clear()
+        self._starts.clear()
 
     def copied(self) -> History:
         """Another one that holds the same."""
         other = History()
         other._tokens = {sequence: dict(held) for sequence, held in self._tokens.items()}
+        other._starts = {sequence: set(starts) for sequence, starts in self._starts.items()}
         return other
+
+    def step_at(self, sequence: int, position: int) -> tuple[int, int | None]:
+        """The positions [start, end) of the step that computed this one; end: None for the last step."""
+        starts = sorted(self._starts.get(sequence, ()))
+        after = bisect_right(starts, position)
+        return starts[after - 1] if after else 0, starts[after] if after < len(starts) else None
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -106,8 +122,10 @@ class Rows:
 
     def into(self, history: History) -> None:
         """Do it to a history."""
-        for token, position, sequence in zip(self.tokens, self.positions, self.sequences, strict=True):
-            history.add(int(sequence), int(position), (int(token),))
+        breaks = np.flatnonzero((np.diff(self.sequences) != 0) | (np.diff(self.positions) != 1)) + 1
+        for rows in np.split(np.arange(len(self.tokens)), breaks):  # of one sequence, at consecutive positions
+            first = rows[0]
+            history.add(int(self.sequences[first]), int(self.positions[first]), self.tokens[rows].tolist())
 
     def on(self, engine: TextEngine) -> None:
         """Begin it on an engine."""

@@ -25,6 +25,7 @@ from edge.parallel.catching_up import compute, read_states, write_states
 from edge.parallel.history import Change, History, Rows
 from edge.parallel.mirror import AFTER_S
 from edge.parallel.recorded_states import RecordedStates
+from edge.parallel.steps import chunk_rows
 
 Floats = NDArray[np.float32]
 T = TypeVar("T")
@@ -69,6 +70,8 @@ class SurvivingEngine:
         self._is_gone = False  # there is no engine, as a move failed
         self._asked_at = time.monotonic()
         self.recoveries = self.moves = 0
+        self.exact = False  # a loss is made good in the very steps there were; prompts come in the first engine's
+        self._stages = engine.stages
         self.losses_in_a_row = 0  # while one thing was done, the one that another engine is asked for included
         self.computed_again = 0  # tokens, where other engines took over
 
@@ -173,7 +176,7 @@ class SurvivingEngine:
 
     def chunk(self, n: int) -> int:
         """Tokens of a prompt of `n` that should go into one decode."""
-        return self.current.chunk(n)
+        return chunk_rows(n, self.batch, self._stages) if self.exact else self.current.chunk(n)
 
     def stop(self) -> None:
         """Make later steps raise Interrupted."""
@@ -280,7 +283,7 @@ class SurvivingEngine:
         engine = self.current
         engine.kv_clear()
         self._ready.clear()
-        self.computed_again += compute(engine, self._history.sequences(), self._check, self._history)
+        self.computed_again += compute(engine, self._history.sequences(), self._check, self._history, self.exact)
         for event in self._log:
             event.on(engine)
             if event.gives:
@@ -348,7 +351,7 @@ class SurvivingEngine:
         self.moves += 1
         found.kv_clear()
         if held is None or not write_states(found, held):
-            self.computed_again += compute(found, sequences, self._check, self._history)
+            self.computed_again += compute(found, sequences, self._check, self._history, self.exact)
         self._is_behind = False
 
     def _take_in(self, engine: TextEngine) -> None:

@@ -21,6 +21,7 @@ from edge.parallel.engine import DistributedEngine
 from edge.parallel.step_times import Summary
 from edge.parallel.surviving import SurvivingEngine
 from edge.planning.arrange import Arrangement, arrange, work_of
+from edge.planning.reproducible import SameCuts, check_settled, settled
 from edge.planning.surviving import Survivor
 from edge.slices.local import OwnSlices
 from edge.survey.joining import Seek
@@ -48,6 +49,7 @@ class Placement:
     own: Mapping[str, Any] = field(default_factory=dict)  # fields of this device's shard that a person has set
     spare: int | str = 0  # losses of devices that are prepared for; "auto": as many as there is room for
     seek: Seek | None = None  # for workers that join while it runs; None: those named are all
+    reproducible: bool = False  # the same tokens from run to run, for options that are (`edge.llm.options`)
 
 
 @dataclass
@@ -138,11 +140,14 @@ def deployed(
     """
     file = GgufFile.open(path)
     check_loadable(file)
+    if placement.reproducible:
+        check_settled(placement.plan, placement.parallel, placement.shares)
     with ExitStack() as stack:
         fleet = None
         if placement.workers:
             fleet = stack.enter_context(Fleet(placement.workers, insecure=placement.insecure))
         plan, why, made, digest = _arranged(placement, fleet, file, options, steps)
+        plan = settled(plan) if placement.reproducible else plan
         on_plan(plan)
         if fleet is None or (plan.world_size == 1 and placement.seek is None):
             # One request alone has as many threads as others leave free, as without workers.
@@ -150,7 +155,8 @@ def deployed(
             engine = stack.enter_context(alone(path, options, plan, steps))
             yield Deployed(engine, plan, why, placement.exchange, ("this device",))
             return
-        with Survivor(
+        survivors = SameCuts if placement.reproducible else Survivor
+        with survivors(
             file,
             digest,
             options,

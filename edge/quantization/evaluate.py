@@ -73,13 +73,13 @@ def evaluate(
     """
     paths = [Path(reference), *map(Path, models)]
     shapes = [_shape(path) for path in paths]
-    chunks = _common_chunks(paths, text, chunk_tokens, most)
+    chunks = common_chunks(paths, text, chunk_tokens, most)
     n_vocab = shapes[0].n_vocab
     options = options_for(options, chunk_tokens, n_vocab)
     if options.memory is not None:
         options = replace(options, reserved=results_bytes(options, n_vocab))
     results = []
-    with _temporary(4 * len(chunks) * chunks.scored * n_vocab if models else 0) as kept:
+    with temporary(4 * len(chunks) * chunks.scored * n_vocab if models else 0) as kept:
         for number, (path, shape) in enumerate(zip(paths, shapes, strict=True)):
             kept.seek(0)
             scores = _Scores()
@@ -128,7 +128,7 @@ def _shape(path: Path) -> ModelShape:
     return ModelShape.from_gguf(file)
 
 
-def _common_chunks(paths: Sequence[Path], text: str, size: int, most: int | None) -> Chunks:
+def common_chunks(paths: Sequence[Path], text: str, size: int, most: int | None) -> Chunks:
     """The text in tokens, which must be the same for all: known before the first model computes for an hour."""
     found: list[tuple[Chunks, int]] = []
     for path in paths:
@@ -147,7 +147,7 @@ def _common_chunks(paths: Sequence[Path], text: str, size: int, most: int | None
 
 
 @contextmanager
-def _temporary(n_bytes: int) -> Iterator[IO[bytes]]:
+def temporary(n_bytes: int) -> Iterator[IO[bytes]]:
     """A file without a name, which is gone with this process. OSError where `n_bytes` do not fit on its disk."""
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free - _KEEP_FREE

@@ -82,7 +82,7 @@ def main() -> int:
         config = EngineConfig.from_json(next(messages)["config"]).with_draft(steps)
         with config.loaded(steps) as (engine, deployed), ExitStack() as stack:
             drafter = shared_speculation(config.drafts, engine, stack.enter_context, steps)
-            loop = ServingLoop(engine, deployed, control.send, drafter)
+            loop = ServingLoop(engine, deployed, control.send, drafter, reproducible=config.reproducible)
             control.send({"ready": loop.status()})
             threading.Thread(target=_read, args=(messages, loop, control), name="control", daemon=True).start()
             loop.run()

@@ -37,6 +37,7 @@ class EngineConfig:
     spare: int | str = 0  # losses that are prepared for, or "auto"
     draft: str = "off"  # what guesses tokens, as `edge.speculate.opened.drafts` has it
     draft_worker: str | None = None  # the address of the device that guesses by that model; None: this one
+    reproducible: bool = False  # the same request gives the same tokens, whatever was asked before
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -68,12 +69,13 @@ class EngineConfig:
 
     def engine_options(self) -> EngineOptions:
         """As an engine takes them. EngineError for one that is out of its range."""
-        from edge.llm.options import EngineOptions, PrefixOptions, resolve
+        from edge.llm.options import EngineOptions, PrefixOptions, reproducible, resolve
         from edge.speculate.opened import with_room
         from partition.model.model import ModelShape
         from quant.gguf.file import GgufFile
 
         asked = EngineOptions(**self.options, prefixes=PrefixOptions.of(self.prefix_cache))
+        asked = reproducible(asked) if self.reproducible else asked
         options = with_room(asked, self.drafts)
         if options.context is not None or options.memory is not None:
             return options
@@ -101,7 +103,7 @@ class EngineConfig:
         own = {name: self.options.get(name) for name in ("threads", "gpu_layers", "memory")}
         placement = Placement(
             workers, plan, "as the plan says", self.parallel, self.shares, exchange, self.insecure, own, self.spare,
-            announced if self.joining else None,
+            announced if self.joining else None, self.reproducible,
         )  # fmt: skip
         with deployed(path, placement, options, steps=steps) as model:
             yield model.engine, model

@@ -37,9 +37,13 @@ class ServingLoop:
         deployed: Deployed | None,
         send: Callable[..., None],
         drafter: StepDrafter | None = None,
+        *,
+        reproducible: bool = False,
     ) -> None:
-        """send: tells the server messages. drafter: guesses tokens."""
+        """send: tells the server messages. drafter: guesses tokens. reproducible: a request shares nothing with those
+        before it, and without a seed of its own it has 0."""
         self._engine, self._deployed, self._send, self._drafter = engine, deployed, send, drafter
+        self._reproducible, self._seed = reproducible, {"seed": 0} if reproducible else {}
         self._scheduler = self._new_scheduler()
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._numbers: dict[int, int] = {}  # the server's number of a request, by the scheduler's
@@ -123,7 +127,7 @@ class ServingLoop:
         self._scheduler = self._new_scheduler()
 
     def _new_scheduler(self) -> Scheduler:
-        return Scheduler(self._engine, keep=True, drafter=self._drafter, admitted=self._admitted)
+        return Scheduler(self._engine, keep=not self._reproducible, drafter=self._drafter, admitted=self._admitted)
 
     def _admitted(self, number: int) -> None:
         """Should this process end now, this request may be why."""
@@ -242,7 +246,7 @@ class ServingLoop:
         return Request(
             prompt,
             min(room, asked or room),
-            SamplingParams(**{**generation["sampling"], "logit_bias": biases}),
+            SamplingParams(**{**self._seed, **generation["sampling"], "logit_bias": biases}),
             (*generation["stop"], *stops),
             logprobs=generation["logprobs"],
             generated=generation["generated"],

@@ -13,7 +13,7 @@ from edge.llm.engine import Engine
 from edge.llm.info import ModelInfo
 from edge.llm.interface import TextEngine
 from edge.llm.model import Model
-from edge.llm.options import EngineOptions
+from edge.llm.options import EngineOptions, reproducible
 from edge.llm.sequence import LikeliestTokens
 from edge.models.paths import PathLike, model_path
 from edge.quantization.of_type import of_type
@@ -102,6 +102,14 @@ def with_room(options: EngineOptions, draft: Draft) -> EngineOptions:
         need = ModelInfo.of(draft, options.context, options.kv_type).need
         reserved += need.total - need.parts["runtime"]
     return replace(options, outputs=outputs, draft_rows=draft_rows, reserved=reserved)
+
+
+def settled(options: EngineOptions, draft: Draft) -> EngineOptions:
+    """As `reproducible` of edge/llm/options.py. EngineError also where tokens are guessed: how many a pass has follows
+    from what passes take, and last bits from how many it has."""
+    if draft != "off":
+        raise EngineError('guesses depend on how long passes take; reproducible answers need draft="off"')
+    return reproducible(options)
 
 
 def model_with(draft: Draft, engine: TextEngine, close: Callable[[], None], steps: Steps = SILENT) -> Model:

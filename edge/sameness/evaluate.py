@@ -1,0 +1,155 @@
+"""What routes make of a model: perplexity, and divergence from a reference and from one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.llama.interrupt import interrupt_stops
+from edge.quantization.divergence import Chunks, Summary, divergence, log_softmax, summarize
+from edge.quantization.evaluate import common_chunks, temporary
+from edge.sameness.routes import Route
+
+Floats = NDArray[np.float32]
+
+COLUMNS = ("route", "perplexity", "mean KL", "top-1", "KL from one device", "top-1 of it", "of the spread")
+
+
+@dataclass(frozen=True)
+class Sameness:
+    """One route, and how near it is."""
+
+    name: str
+    reference: Summary  # beside the reference file
+    one_device: Summary  # beside the same file on one device
+
+
+@dataclass(frozen=True)
+class Routes:
+    """All of them: one device first, then the settings of llama.cpp that make up the spread, then the others."""
+
+    results: Sequence[Sameness]
+    n_settings: int
+
+    @property
+    def spread(self) -> float:
+        """The largest mean divergence, from one device, among llama.cpp's own settings on it."""
+        return max(one.one_device.mean_divergence for one in self.results[1 : 1 + self.n_settings])
+
+    def of_spread(self, one: Sameness) -> float:
+        """A route's divergence from one device in units of the spread; 0 where both are 0."""
+        mean = one.one_device.mean_divergence
+        return mean / self.spread if self.spread else (0.0 if mean == 0 else float("inf"))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, as docs/cli.md says."""
+        return {
+            "scored_tokens": self.results[0].reference.tokens,
+            "spread": self.spread,
+            "routes": [
+                {
+                    "route": one.name,
+                    "setting": 0 < i <= self.n_settings,
+                    "perplexity": one.reference.perplexity,
+                    "perplexity_error": one.reference.perplexity_error,
+                    "mean_divergence": one.reference.mean_divergence,
+                    "top_1_agreement": one.reference.top_1_agreement,
+                    "one_device": {
+                        "mean_divergence": one.one_device.mean_divergence,
+                        "divergence_99": one.one_device.divergence_99,
+                        "top_1_agreement": one.one_device.top_1_agreement,
+                    },
+                }
+                for i, one in enumerate(self.results)
+            ],
+        }
+
+    def rows(self) -> list[list[str]]:
+        """What COLUMNS name, of each route."""
+        return [
+            [
+                one.name,
+                f"{one.reference.perplexity:.3f}",
+                f"{one.reference.mean_divergence:.5f}",
+                f"{100 * one.reference.top_1_agreement:.2f} %",
+                f"{one.one_device.mean_divergence:.6f}",
+                f"{100 * one.one_device.top_1_agreement:.2f} %",
+                f"{self.of_spread(one):.2f}" if i else "-",
+            ]
+            for i, one in enumerate(self.results)
+        ]
+
+
+def chunks_of(paths: Sequence[Path], text: str, size: int, most: int | None) -> Chunks:
+    """The text in tokens that all these models share. The errors of `evaluate`."""
+    return common_chunks(paths, text, size, most)
+
+
+def compare_routes(
+    reference: Route,
+    one_device: Route,
+    settings: Sequence[Route],
+    others: Sequence[Route],
+    chunks: Chunks,
+    n_vocab: int,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+) -> Routes:
+    """Each route's predictions of `chunks` beside those of `reference`, which has another file perhaps, and those of
+    `one_device`. settings: of llama.cpp on one device, which make up the spread.
+
+    OSError where the disk has no room for what both predict; the errors of engines and deployments.
+    """
+    routes = (reference, one_device, *settings, *others)
+    total = len(routes) * len(chunks) * chunks.scored
+    results, done = [], 0
+    n_bytes = 4 * len(chunks) * chunks.scored * n_vocab
+    with temporary(n_bytes) as first, temporary(n_bytes) as second:
+        of_reference, of_one = (_rows_in(file, chunks, n_vocab) for file in (first, second))
+        for number, route in enumerate(routes):
+            scores = _Scores(len(chunks) * chunks.scored)
+            with route.opened() as engine, interrupt_stops(engine):
+                for i, place, logits in route.predict(engine, chunks):
+                    log_p = log_softmax(logits[np.newaxis])[0]
+                    if number == 0:
+                        of_reference[i, place] = log_p
+                    if number == 1:
+                        of_one[i, place] = log_p
+                    target = int(chunks.targets(i)[place])
+                    if number:
+                        scores.add(i * chunks.scored + place, target, log_p, of_reference[i, place], of_one[i, place])
+                    done += 1
+                    progress(done, total)
+            if number:
+                results.append(scores.of(route.name))
+        del of_reference, of_one
+    return Routes(results, len(settings))
+
+
+def _rows_in(file: IO[bytes], chunks: Chunks, n_vocab: int) -> Floats:
+    return np.memmap(file, np.float32, "w+", shape=(len(chunks), chunks.scored, n_vocab))
+
+
+class _Scores:
+    """Every scored prediction of one route."""
+
+    def __init__(self, n: int) -> None:
+        self._nll = np.full(n, np.nan)
+        self._divergence = np.full((2, n), np.nan)  # from the reference, and from one device
+        self._agree = np.zeros((2, n), np.bool_)
+
+    def add(self, at: int, target: int, log_p: Floats, *others: Floats) -> None:
+        """The prediction number `at`, beside the reference's and one device's."""
+        self._nll[at] = -float(log_p[target])
+        for k, other in enumerate(others):
+            self._divergence[k, at] = divergence(other[np.newaxis], log_p[np.newaxis])[0]
+            self._agree[k, at] = other.argmax() == log_p.argmax()
+
+    def of(self, name: str) -> Sameness:
+        """Of all; a place that no row came for is NaN in them."""
+        found = (summarize(self._nll, self._divergence[k], self._agree[k]) for k in range(2))
+        return Sameness(name, *found)

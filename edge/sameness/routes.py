@@ -1,0 +1,139 @@
+"""Routes: ways to compute what a model says of a text.
+
+The first half of a chunk is a prompt, and the predictions of the second half are scored. Each row of logits is yielded
+with the chunk it belongs to and its place among those that are scored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import EngineError
+from edge.llm.interface import TextEngine
+from edge.llm.sequence import Session
+from edge.quantization.divergence import Chunks
+
+Floats = NDArray[np.float32]
+Row = tuple[int, int, Floats]  # chunk, place among its scored predictions, logits [n_vocab], which hold until the next
+Predict = Callable[[TextEngine, Chunks], Iterator[Row]]
+
+
+def at_once(engine: TextEngine, chunks: Chunks) -> Iterator[Row]:
+    """The second half as a prompt is: as many rows a pass as may give logits."""
+    for i in range(len(chunks)):
+        tokens, first = chunks.inputs(i).tolist(), chunks.size // 2
+        Session(engine).prefill(tokens[:first])
+        yield from _rest(engine, i, tokens, first)
+
+
+def _rest(engine: TextEngine, i: int, tokens: list[int], start: int) -> Iterator[Row]:
+    """The predictions of chunk `i` from position `start` on, behind all before it."""
+    first, end, step = len(tokens) // 2, len(tokens) - 1, min(engine.batch, engine.outputs)
+    for at in range(start, end, step):
+        logits = engine.decode(tokens[at : min(end, at + step)], at, outputs="all")
+        for place, row in enumerate(logits, at - first):
+            yield i, place, row
+
+
+def after_loss(lose: Callable[[], None]) -> Predict:
+    """As `at_once`, and in the middle of what is scored of each chunk a device is lost. lose: has that happen."""
+
+    def predict(engine: TextEngine, chunks: Chunks) -> Iterator[Row]:
+        for i in range(len(chunks)):
+            tokens, first = chunks.inputs(i).tolist(), chunks.size // 2
+            Session(engine).prefill(tokens[:first])
+            middle = first + chunks.scored // 2
+            for place, row in enumerate(engine.decode(tokens[first:middle], first, outputs="all").copy()):
+                yield i, place, row
+            lose()
+            yield from _rest(engine, i, tokens, middle)
+
+    return predict
+
+
+def one_by_one(engine: TextEngine, chunks: Chunks) -> Iterator[Row]:
+    """A row a pass."""
+    for i in range(len(chunks)):
+        tokens, first = chunks.inputs(i).tolist(), chunks.size // 2
+        session = Session(engine)
+        yield i, 0, session.prefill(tokens[: first + 1])
+        for place in range(1, chunks.scored):
+            yield i, place, session.step(tokens[first + place])
+
+
+def drafted(rows: int) -> Predict:
+    """Passes of so many rows, as guesses are checked; the second half of each was guessed wrong and is forgotten."""
+
+    def predict(engine: TextEngine, chunks: Chunks) -> Iterator[Row]:
+        for i in range(len(chunks)):
+            tokens, first = chunks.inputs(i).tolist(), chunks.size // 2
+            session = Session(engine)
+            yield i, 0, session.prefill(tokens[: first + 1])
+            place = 1
+            while place < chunks.scored:
+                right = min(rows // 2, chunks.scored - place)
+                start = first + place
+                wrong = min(rows - right, engine.context - start - right)
+                logits = session.check([*tokens[start : start + right], *[tokens[first]] * wrong])
+                kept = logits[:right].copy()  # to forget is a call of the engine
+                session.forget(wrong)
+                for row in kept:
+                    yield i, place, row
+                    place += 1
+
+    return predict
+
+
+def kept(engine: TextEngine, chunks: Chunks) -> Iterator[Row]:
+    """As `at_once`, behind a prompt whose keys and values were read from disk. EngineError where none were kept."""
+    for i in range(len(chunks)):
+        tokens, first = chunks.inputs(i).tolist(), chunks.size // 2
+        before = Session(engine)
+        before.prefill(tokens[:first])
+        before.keep()
+        engine.kv_clear()
+        session = Session(engine)  # which holds nothing in the cache
+        session.prefill(tokens[:first])
+        if not session.restored:
+            raise EngineError("nothing of the prompt was kept on disk; is there room for it, and is it long enough?")
+        yield from _rest(engine, i, tokens, first)
+
+
+def streams(n: int) -> Predict:
+    """Steps with a row of each of `n` chunks, after their prompts in turn."""
+
+    def predict(engine: TextEngine, chunks: Chunks) -> Iterator[Row]:
+        first = chunks.size // 2
+        for begin in range(0, len(chunks), n):
+            group = range(begin, min(begin + n, len(chunks)))
+            engine.kv_clear()
+            tokens = [chunks.inputs(i) for i in group]
+            for sequence, i in enumerate(group):
+                for start in range(0, first + 1, engine.batch):
+                    part = tokens[sequence][start : min(first + 1, start + engine.batch)]
+                    last = start + len(part) == first + 1
+                    logits = engine.decode(part, start, sequence=sequence, outputs="last" if last else "none")
+                yield i, 0, logits
+            everybody = np.arange(len(group))
+            for place in range(1, chunks.scored):
+                rows = np.array([one[first + place] for one in tokens], np.int32)
+                at = np.full(len(group), first + place)
+                engine.submit(rows, at, everybody, np.ones(len(group), np.int8))
+                for i, row in zip(group, engine.collect(), strict=True):
+                    yield i, place, row
+
+    return predict
+
+
+@dataclass(frozen=True)
+class Route:
+    """One way."""
+
+    name: str  # for people
+    opened: Callable[[], AbstractContextManager[TextEngine]]
+    predict: Predict = at_once

@@ -1,0 +1,92 @@
+"""The routes that are compared where nobody names any: settings of llama.cpp, and what this runtime adds to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from edge.llm.engine import Engine
+from edge.llm.interface import TextEngine
+from edge.llm.options import EngineOptions, PrefixOptions
+from edge.sameness.routes import Predict, Route, at_once, drafted, kept, one_by_one, streams
+
+STREAMS = 8
+ROWS = 8  # of a pass with guesses
+_SMALL_BATCH = 32
+_OUTPUTS = 64  # rows of a pass that give logits
+
+Opened = Callable[[EngineOptions], AbstractContextManager[TextEngine]]
+
+
+def options_for(options: EngineOptions, chunk_tokens: int) -> EngineOptions:
+    """`options` for engines that compute chunks of so many tokens, with room for guesses."""
+    batch = min(options.rows, chunk_tokens)
+    return replace(options, context=chunk_tokens, batch=batch, outputs=min(batch, _OUTPUTS), sequences=1)
+
+
+def here(path: Path, options: EngineOptions, name: str = "one device") -> Route:
+    """A model on this device. options: of `options_for`."""
+    return Route(name, partial(_engine, path, options))
+
+
+def settings(path: Path, options: EngineOptions) -> list[Route]:
+    """llama.cpp's own settings on this device, other than those of `options`."""
+    flash = "off" if options.flash_attention != "off" else "on"
+    changed = {
+        f"flash attention {flash}": replace(options, flash_attention=flash),
+        f"steps of {_SMALL_BATCH} rows": _in_steps(options),
+        "weights not repacked": replace(options, repack=False),
+    }
+    other = replace(options, threads=1 if options.threads != 1 else 2)
+    return [
+        *(here(path, one, name) for name, one in changed.items()),
+        Route("a row a pass", partial(_engine, path, options), one_by_one),
+        Route(f"the same, threads: {other.threads}", partial(_engine, path, other), one_by_one),
+    ]
+
+
+def ways(options: EngineOptions, opened: Opened, where: str = "") -> list[Route]:
+    """What answers may be computed by. opened: an engine with these options. where: it is, for
+    people."""
+    behind = f", {where}" if where else ""
+    wide = replace(options, context=STREAMS * (options.context or 1), sequences=STREAMS, outputs=STREAMS)
+    return [
+        Route(f"passes of {ROWS} rows{behind}", partial(opened, options), drafted(ROWS)),
+        Route(f"kept prompt{behind}", partial(_keeping, options, opened), kept),
+        Route(f"{STREAMS} streams{behind}", partial(opened, wide), streams(STREAMS)),
+    ]
+
+
+def elsewhere(options: EngineOptions, opened: Opened, where: str, predict: Predict = at_once) -> Route:
+    """A model on other engines than this device's own. where: they are, for people."""
+    return Route(where, partial(opened, options), predict)
+
+
+def _in_steps(options: EngineOptions) -> EngineOptions:
+    batch = min(_SMALL_BATCH, options.rows)
+    return replace(options, batch=batch, outputs=batch)
+
+
+@contextmanager
+def _engine(path: Path, options: EngineOptions) -> Iterator[TextEngine]:
+    with Engine(path, options) as engine:
+        yield engine
+
+
+def opened_here(path: Path) -> Opened:
+    """Engines of this device for a model."""
+    return partial(_engine, path)
+
+
+@contextmanager
+def _keeping(options: EngineOptions, opened: Opened) -> Iterator[TextEngine]:
+    """This device's blocks go to a folder that is removed; workers keep theirs in their own."""
+    with (
+        TemporaryDirectory(prefix="edge-kept-") as folder,
+        opened(replace(options, prefixes=PrefixOptions(folder=Path(folder)))) as engine,
+    ):
+        yield engine

@@ -1,0 +1,46 @@
+"""A worker inside this process, for engine processes on this device that links of other processes here can reach."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import grpc
+
+from devices.names import host_name
+from devices.paths import cache_folder, state_folder
+from devices.probe import default_threads
+from edge.net.channel import join_address
+from edge.slices.digests import Digests
+from edge.slices.local import CACHE_BYTES
+from edge.slices.store import SliceStore
+from edge.worker.service import Worker, WorkerOptions
+from transport import rpc
+from transport.gate import Gate
+from transport.grpc_link import CHANNEL_OPTIONS
+
+_HOST = "127.0.0.1"
+_THREADS = 16  # that answer calls; a session keeps one for as long as it lasts
+_CONNECTIONS = 64
+
+
+@contextmanager
+def worker_here() -> Iterator[str]:
+    """The address of a worker that only this machine can reach, until the end of the block."""
+    # Half of the cores: those that ask compute here, too, and threads beyond the cores wait for each other.
+    threads = max(1, default_threads() // 2)
+    options = WorkerOptions(host_name(), _HOST, threads, None, None, None, prefix_bytes=0)
+    gate = Gate(_CONNECTIONS)
+    worker = Worker(options, SliceStore(cache_folder() / "slices", CACHE_BYTES), Digests(state_folder()), gate)
+    pool = ThreadPoolExecutor(_THREADS, "worker here")
+    server = grpc.server(pool, interceptors=[rpc.Admission(worker.admit)], options=[*CHANNEL_OPTIONS])
+    try:
+        server.add_generic_rpc_handlers((worker.handlers(),))
+        port = server.add_insecure_port(f"{_HOST}:0")
+        server.start()
+        yield join_address(_HOST, port)
+    finally:
+        worker.close()
+        server.stop(0).wait()
+        gate.close()
