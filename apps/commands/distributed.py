@@ -26,6 +26,7 @@ from apps.show.progress import ShownSteps
 from apps.show.table import print_note
 
 if TYPE_CHECKING:
+    from edge.llm.options import EngineOptions
     from edge.onnx.model import OnnxSource
     from edge.planning import onnx_deployed
     from edge.planning.deployed import Deployed
@@ -180,8 +181,15 @@ def _asked(args: argparse.Namespace, kind: type[AnyPlan]) -> Devices[AnyPlan] | 
 
 
 @contextmanager
-def deployed(args: argparse.Namespace, devices: Devices[Plan], path: Path, sequences: int = 1) -> Iterator[Deployed]:
-    """The model at `path` on these devices, for so many sequences, until the end of the block.
+def deployed(
+    args: argparse.Namespace,
+    devices: Devices[Plan],
+    path: Path,
+    sequences: int = 1,
+    options: EngineOptions | None = None,
+) -> Iterator[Deployed]:
+    """The model at `path` on these devices, for so many sequences, until the end of the block. options: in place of
+    those that `args` say.
 
     The errors of `edge.planning.deployed`.
     """
@@ -209,7 +217,8 @@ def deployed(args: argparse.Namespace, devices: Devices[Plan], path: Path, seque
         reproducible=getattr(args, "reproducible", False),
         **given(args, ("parallel", "shares", "spare")),
     )
-    with running(path, placement, engine_options(args, sequences), steps=ShownSteps(), on_plan=save) as model:
+    options = options or engine_options(args, sequences)
+    with running(path, placement, options, steps=ShownSteps(), on_plan=save) as model:
         yield model
 
 

@@ -1,10 +1,15 @@
-"""`edge evaluate`: what smaller models cost in quality, and whether they are faster, as a table, JSON and a picture."""
+"""`edge evaluate`: what smaller models cost in quality, and whether they are faster, as a table, JSON and a picture.
+And how near to one device the ways are in which one model can be computed."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from apps.commands import distributed
 from apps.errors import UsageError
 from apps.options import (
     add,
@@ -12,9 +17,16 @@ from apps.options import (
     model_path,
     options_of_chunks,
     positive_int,
+    refuse,
 )
 from apps.show.progress import ShownSteps
 from apps.show.table import print_columns, print_json
+
+if TYPE_CHECKING:
+    from apps.commands.distributed import Devices
+    from edge.llm.interface import TextEngine
+    from edge.llm.options import EngineOptions
+    from partition.plan.plan import Plan
 
 HELP = "Compare models with one they were made from: perplexity, divergence, size and speed."
 
@@ -29,15 +41,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--speed", action=argparse.BooleanOptionalAction, default=True, help="measure decode and prefill (default: yes)"
     )
+    parser.add_argument(
+        "--routes", action="store_true", help="the ways to compute the last model, on this device and over --workers"
+    )
     add(parser, "--png", "--json")
     add_engine_arguments(parser)
+    distributed.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and show; the exit code."""
+    devices = distributed.prepare(args)
     options = options_of_chunks(args)
     if args.tokens is not None and args.tokens < args.chunk_tokens:
         raise UsageError(f"--tokens {args.tokens} is less than one chunk of {args.chunk_tokens}; see --chunk-tokens")
+    if args.routes or devices is not None:
+        return _routes(args, options, devices)
     if args.png:
         from edge.pictures.canvas import check_picture
 
@@ -53,8 +72,7 @@ def run(args: argparse.Namespace) -> int:
     files = [path.name for path in paths]
     # Folders are named where files are not told apart without them.
     names = [str(path) if files.count(path.name) > 1 else path.name for path in paths]
-    most = args.tokens // args.chunk_tokens if args.tokens else None
-    how = {"chunk_tokens": args.chunk_tokens, "most": most, "speed": args.speed}
+    how = {"chunk_tokens": args.chunk_tokens, "most": _most(args), "speed": args.speed}
     evaluation = compare(paths, names, text, options, **how, steps=ShownSteps())
     if args.png:
         from edge.pictures.quality import draw_evaluation
@@ -69,3 +87,50 @@ def run(args: argparse.Namespace) -> int:
     scored = f"{values['scored_tokens']} predictions on {where}; KL divergence in nats from {names[0]}"
     print_columns(COLUMNS, evaluation.rows(), ("model",), [scored, *evaluation.notes])
     return 0
+
+
+def _routes(args: argparse.Namespace, options: EngineOptions, devices: Devices[Plan] | None) -> int:
+    """Compare the ways to compute the last model."""
+    refuse(args, ("png",), "draws several models, and --routes and --workers compare ways to compute one; leave it out")
+    if len(args.models) > 1:
+        raise UsageError(f"one model is computed in several ways, {len(args.models)} were given beside the reference")
+    from edge.quantization.text_file import BUNDLED, read_text
+    from edge.sameness.evaluate import COLUMNS, chunks_of, compare_routes
+    from edge.sameness.standard import elsewhere, here, opened_here, options_for, settings, ways
+    from partition.model.model import ModelShape
+    from quant.gguf.file import GgufFile
+
+    source = args.text or BUNDLED
+    reference, path = (model_path(spec) for spec in (args.reference, *(args.models or [args.reference])))
+    chunks = chunks_of([reference, path], read_text(source), args.chunk_tokens, _most(args))
+    options = options_for(options, args.chunk_tokens)
+    others = ways(options, opened_here(path))
+    if devices is not None:
+
+        @contextmanager
+        def over(asked: EngineOptions) -> Iterator[TextEngine]:
+            with distributed.deployed(args, devices, path, options=asked) as model:
+                yield model.engine
+
+        others += [elsewhere(options, over, "the devices"), *ways(options, over, "the devices")]
+    n_vocab = ModelShape.from_gguf(GgufFile.open(path)).n_vocab
+    with ShownSteps().step("Evaluating", unit="predictions") as show:
+        found = compare_routes(
+            here(reference, options), here(path, options), settings(path, options), others, chunks, n_vocab, show
+        )
+    if args.json:
+        head = {"reference": str(reference), "model": str(path), "text": str(source)}
+        return print_json({**head, "chunk_tokens": args.chunk_tokens, **found.to_json()})
+    where = args.text or "the bundled text"
+    notes = [
+        f"{len(chunks) * chunks.scored} predictions on {where}; KL divergence in nats from {reference.name}, and from"
+        " one device",
+        "of the spread: KL from one device, over the largest among llama.cpp's own settings",
+    ]
+    print_columns(COLUMNS, found.rows(), ("route",), notes)
+    return 0
+
+
+def _most(args: argparse.Namespace) -> int | None:
+    """Chunks of the text; None: all."""
+    return args.tokens // args.chunk_tokens if args.tokens else None

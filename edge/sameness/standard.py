@@ -41,12 +41,11 @@ def settings(path: Path, options: EngineOptions) -> list[Route]:
         f"steps of {_SMALL_BATCH} rows": _in_steps(options),
         "weights not repacked": replace(options, repack=False),
     }
-    other = replace(options, threads=1 if options.threads != 1 else 2)
-    return [
-        *(here(path, one, name) for name, one in changed.items()),
-        Route("a row a pass", partial(_engine, path, options), one_by_one),
-        Route(f"the same, threads: {other.threads}", partial(_engine, path, other), one_by_one),
-    ]
+    routes = [here(path, one, name) for name, one in changed.items()]
+    routes.append(Route("a row a pass", partial(_engine, path, options), one_by_one))
+    if options.threads != 1:
+        routes.append(Route("the same on 1 thread", partial(_engine, path, replace(options, threads=1)), one_by_one))
+    return routes
 
 
 def ways(options: EngineOptions, opened: Opened, where: str = "") -> list[Route]:

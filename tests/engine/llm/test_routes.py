@@ -1,0 +1,90 @@
+"""Routes: every way to compute a model gives the predictions that one pass over the text gives, each in its place."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from edge.demo import MODEL_PATH
+from edge.errors import EngineError
+from edge.llm.engine import Engine
+from edge.llm.options import EngineOptions
+from edge.quantization.divergence import Chunks, Summary, log_probabilities
+from edge.quantization.text_file import BUNDLED, read_text
+from edge.sameness.evaluate import Routes, Sameness, chunks_of, compare_routes
+from edge.sameness.routes import Predict, after_loss, at_once, drafted, kept, one_by_one, streams
+from edge.sameness.standard import here, opened_here, options_for, settings, ways
+
+SIZE = 40
+# In F32: rows of other passes give nearly the same, and a row in the wrong place does not.
+OPTIONS = options_for(EngineOptions(threads=1, kv_type="f32", flash_attention="off"), SIZE)
+NEAR = 0.02  # of a log-probability
+
+
+@pytest.fixture(scope="module")
+def chunks() -> Chunks:
+    return chunks_of([MODEL_PATH], read_text(BUNDLED), SIZE, 3)
+
+
+def predicted(predict: Predict, chunks: Chunks, options: EngineOptions = OPTIONS) -> np.ndarray:
+    """The logits of every scored place; each must come once."""
+    with Engine(MODEL_PATH, options) as engine:
+        found = np.full((len(chunks), chunks.scored, engine.model.n_vocab), np.nan, np.float32)
+        for i, place, row in predict(engine, chunks):
+            assert np.isnan(found[i, place]).all()
+            found[i, place] = row
+    assert not np.isnan(found).any()
+    return found
+
+
+@pytest.mark.parametrize(
+    "predict", [at_once, one_by_one, drafted(8), streams(8), streams(2), after_loss(lambda: None)],
+    ids=["at once", "one by one", "drafted", "streams", "streams in turn", "after a loss"],
+)  # fmt: skip
+def test_each_gives_every_prediction(predict: Predict, chunks: Chunks) -> None:
+    wide = replace(OPTIONS, context=8 * SIZE, sequences=8, outputs=32)
+    found = predicted(predict, chunks, wide)
+    with Engine(MODEL_PATH, OPTIONS) as engine:
+        for i in range(len(chunks)):
+            expected = log_probabilities(engine, chunks.inputs(i))
+            shifted = found[i] - np.log(np.exp(found[i]).sum(axis=1, keepdims=True))
+            assert np.abs(shifted - expected).max() < NEAR
+
+
+def test_a_loss_comes_once_in_each_chunk(chunks: Chunks) -> None:
+    lost: list[int] = []
+    predicted(after_loss(lambda: lost.append(1)), chunks)
+    assert len(lost) == len(chunks)
+
+
+def test_a_prompt_that_was_not_kept_is_no_route(chunks: Chunks) -> None:
+    with pytest.raises(EngineError, match="nothing of the prompt was kept"):
+        predicted(kept, chunks)
+
+
+def test_all_of_them_beside_one_device(chunks: Chunks) -> None:
+    one = here(MODEL_PATH, OPTIONS)
+    found = compare_routes(
+        one, one, settings(MODEL_PATH, OPTIONS), ways(OPTIONS, opened_here(MODEL_PATH)), chunks, 2048
+    )
+    values = found.to_json()
+    assert [row["setting"] for row in values["routes"]] == [False, *[True] * 4, *[False] * 3]
+    assert values["scored_tokens"] == len(chunks) * chunks.scored
+    assert values["routes"][0]["mean_divergence"] == values["routes"][0]["one_device"]["mean_divergence"] == 0
+    assert values["routes"][1]["route"] == "flash attention on"
+    assert values["routes"][1]["one_device"]["mean_divergence"] > 0
+    assert max(row["one_device"]["mean_divergence"] for row in values["routes"]) < NEAR**2
+    assert "the same on 1 thread" in [one.name for one in settings(MODEL_PATH, replace(OPTIONS, threads=2))]
+
+
+def summary(mean: float) -> Summary:
+    return Summary(3, 2.0, 0.1, mean, mean, mean, mean, 1.0)
+
+
+def test_the_spread_is_the_largest_of_the_settings() -> None:
+    means = {"one device": 0.0, "a": 0.002, "b": 0.004, "2 ranks": 0.006}
+    found = Routes([Sameness(name, summary(0.01), summary(mean)) for name, mean in means.items()], 2)
+    assert found.spread == 0.004
+    assert [row[-1] for row in found.rows()] == ["-", "0.50", "1.00", "1.50"]
+    nothing = Routes([Sameness(name, summary(0.01), summary(0.0)) for name in "xyz"], 1)
+    assert nothing.of_spread(nothing.results[2]) == 0
