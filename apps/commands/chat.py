@@ -116,7 +116,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--xtc-probability", type=number, metavar="P", help="XTC: leave out likely tokens this often (default: 0)"
     )
     sampling.add_argument("--xtc-threshold", type=number, metavar="T", help="XTC: likely from T on (default: 0.1)")
-    sampling.add_argument("--seed", type=seed, metavar="N", help="same seed, same answer; turns off --prefix-cache")
+    sampling.add_argument("--seed", type=seed, metavar="N", help="same seed, same draws; turns off --prefix-cache")
     sampling.add_argument("--grammar", metavar="FILE", help="GBNF grammar the answer must follow")
     sampling.add_argument("--json-schema", metavar="FILE", help="JSON schema the answer must follow")
     add_reproducible_argument(sampling)

@@ -38,7 +38,6 @@ def run(capsys: pytest.CaptureFixture[str], two: Two) -> Iterator[Run]:
         (["--workers", "auto"], "--workers auto"),
         (["--flash-attention", "on"], "flash attention"),
         (["--kv-type", "q8_0"], "q8_0"),
-        (["--url", "http://127.0.0.1:1"], "--reproducible"),
     ],
 )
 def test_what_would_follow_time_is_refused(options: list[str], words: str) -> None:
@@ -46,6 +45,11 @@ def test_what_would_follow_time_is_refused(options: list[str], words: str) -> No
     assert done.returncode != 0
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_server_decides_for_itself() -> None:
+    done = edge_here("chat", "-p", "x", "--reproducible", "--url", "http://127.0.0.1:1")
+    assert_one_line_error(done, 2, "--reproducible is about a model that is loaded here")
 
 
 def test_several_requests_at_once_are_refused() -> None:

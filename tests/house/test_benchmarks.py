@@ -31,6 +31,7 @@ TINY = {
     "bench_plans.py": "--tiny --rounds 1",
     "bench_prefixes.py": "--tiny",
     "bench_quantize.py": "--tiny",
+    "bench_sameness.py": "--tiny",
     "bench_serve.py": "--tiny",
     "bench_slices.py": "--megabytes 8 --rounds 1 --seconds 0.2 --wires loopback",
     "bench_speculate.py": "--tiny",
@@ -226,6 +227,14 @@ def test_quantize() -> None:
         if "without_group" not in row:  # memory groups are for root, where there are any
             assert 0 < row["group"]["anonymous_bytes"] <= row["group"]["max_usage_bytes"] <= 2 << 30
     assert all(row["decode_s"] > 0 and row["kernels_s"] > 0 for row in result["kernels"]["rows"])
+
+
+def test_sameness() -> None:
+    [figures] = [part for part in run("bench_sameness.py").values() if isinstance(part, dict)]
+    routes = {one["route"]: one["one_device"]["mean_divergence"] for one in figures["routes"]}
+    assert routes["3 stages"] == 0  # the same bits
+    assert 0 < routes["2 ranks"] < 0.01
+    assert 0 <= routes["2 ranks, a loss in each chunk"] < 0.01
 
 
 def test_serve() -> None:

@@ -44,6 +44,7 @@ ROOMS = {
         "edge.worker: the daemon and its engine processes",
         "edge.cluster: the owner's side of workers, and deployments",
         "edge.quantization: smaller models",
+        "edge.sameness: how near the ways are to compute one model",
         "edge.speculate: guesses at the next tokens, and when they pay",
         "edge.survey: what devices and links can do, measured",
         "edge.doctor: what is wrong with devices and links, and what to do",

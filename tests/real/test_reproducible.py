@@ -1,7 +1,6 @@
 """With --reproducible the same command gives the same answer each time, also where a device is lost in the middle."""
 
 import random
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -37,14 +36,14 @@ def asked(model: Path, *args: str) -> str:
 
 def disturbed(model: Path, lose: Callable[[], None], after: int, *args: str) -> str:
     """The answer of a run in which something is lost after so many bytes of it."""
-    process: subprocess.Popen[bytes] = start_edge("chat", str(model), "-p", PROMPT, *ASKED, *args)
-    assert process.stdout is not None
-    assert process.stderr is not None
-    text = process.stdout.read(after)
-    lose()
-    text += process.stdout.read()
-    said = process.stderr.read().decode()
-    assert process.wait() == 0, said
+    with start_edge("chat", str(model), "-p", PROMPT, *ASKED, *args) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        text = process.stdout.read(after)
+        lose()
+        text += process.stdout.read()
+        said = process.stderr.read().decode()
+        assert process.wait() == 0, said
     assert "going on with" in said
     return text.decode()
 
