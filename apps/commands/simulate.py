@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from apps.commands import simulation_texts
 from apps.options import add, argument, positive_int, seed
+from apps.show import simulation_texts
 from apps.show.table import print_columns, print_json, print_note, print_notes
 from partition.plan.formats import SIMULATED
 from quant.text import number_text, seconds_text
