@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from edge.onnx import file as onnx_file
 from edge.onnx.runtime import quiet_tools, refusals, session
 from edge.onnx.samples import Input, Samples, inputs_of, made_up, open_dims
 from edge.quantization import onnx_tools
-from edge.quantization.onnx_compare import Comparison, OutputError, compare
+from edge.quantization.onnx_compare import Comparison, OutputError, compare, differ
 from quant.errors import ModelFileError, UnknownTypeError
 from quant.text import number_text
 from quant.whole_file import check_room
@@ -33,10 +33,17 @@ TYPES = ("int8", "int4")
 BLOCK_SIZES = (16, 32, 64, 128, 256)  # values that share a scale in int4
 DEFAULT_BLOCK_SIZE = 32  # the least error of them but for 16, which takes a fifth more room
 
+_FAR = 0.25  # a relative error of an output above which a person is warned
 _STEPS = 4
 _COPIES = 5  # of the weights, that are on the disk at once while the tools work
 _MADE_UP = 8  # samples to compare with, without any given
 _COMPARED = 32  # of those given
+_OPEN_SIZES = (
+    64,
+    256,
+    512,
+    1,
+)  # of axes that the caller chooses, in made-up samples: a small picture, a moment of sound
 
 
 @dataclass(frozen=True)
@@ -51,7 +58,8 @@ class Quantized:
     weights_quantized: int  # tensors that are no vectors
     weights_left: int  # of those, in floats
     samples_made_up: bool
-    open_dims: dict[str, tuple[str, ...]]  # by input; 1 in made-up samples
+    open_dims: dict[str, tuple[str, ...]]  # by input
+    open_size: int | None  # of those at the end of an input, in made-up samples; others were 1
     comparison: Comparison | None
     not_compared: str | None  # why
     threads: int
@@ -70,7 +78,14 @@ class Quantized:
             notes.append("Made-up samples are random; give real ones with --calibration for an error that counts.")
             if self.open_dims:
                 dims = "; ".join(f"{name}: {', '.join(dims)}" for name, dims in self.open_dims.items())
-                notes.append(f"Dimensions that the model leaves open were 1 in them ({dims}).")
+                end = "" if self.open_size == 1 else f"{self.open_size} at the end of an input, otherwise "
+                notes.append(f"Dimensions that the model leaves open were {end}1 in them ({dims}).")
+        if compared and (far := [one for one in compared.outputs if (one.relative_l2 or 0) > _FAR]):
+            worst = max(far, key=lambda one: one.relative_l2 or 0)
+            notes.append(
+                f"Output {worst.name!r} is off by {worst.relative_l2:.0%} of its size: check the quantized model on"
+                " real inputs before it is used, or keep the float model."
+            )
         if self.not_compared:
             notes.append(f"Not compared: {self.not_compared}.")
         if compared and any(output.max_abs is None for output in compared.outputs):
@@ -93,6 +108,7 @@ class Quantized:
             "samples": compared.samples if compared else 0,
             "samples_made_up": self.samples_made_up,
             "open_dimensions": {name: list(dims) for name, dims in self.open_dims.items()},
+            "open_size": self.open_size,
             "outputs": [_output_json(output) for output in compared.outputs] if compared else [],
             "not_compared": self.not_compared,
             "threads": self.threads,
@@ -159,9 +175,9 @@ def quantize(
             quantized, left = onnx_tools.count_weights(prepared, made)
         done(3, _STEPS)
         if not quantized:
-            raise EngineError(_nothing(source, type_name))
+            raise EngineError(_nothing(source, method, onnx_tools.has_branches(prepared)))
         after = session(made, threads, f"the quantized {source.name}")
-        comparison, reason = _compared(reference, after, inputs, samples)
+        comparison, open_size, reason = _compared(reference, after, inputs, samples)
         written = made.with_name(data.name)
         size = sum(path.stat().st_size for path in (made, written) if path.exists())
         beside = data if written.exists() else None
@@ -180,6 +196,7 @@ def quantize(
         weights_left=left,
         samples_made_up=samples is None,
         open_dims=dict(open_dims(inputs)),
+        open_size=open_size,
         comparison=comparison,
         not_compared=reason,
         threads=threads,
@@ -212,19 +229,45 @@ def _samples(reference: Any, calibration: Path | None) -> tuple[tuple[Input, ...
 
 def _compared(
     reference: Any, quantized: Any, inputs: tuple[Input, ...], samples: Samples | None
-) -> tuple[Comparison | None, str | None]:
-    """The comparison, or why there is none. EngineError where the float model runs and the quantized one does not."""
+) -> tuple[Comparison | None, int | None, str | None]:
+    """The comparison, the length of open axes in made-up samples, or why there is none. EngineError where the float
+    model runs and the quantized one does not."""
     if samples is not None:
-        return compare(reference, quantized, islice(samples, _COMPARED)), None
+        return compare(reference, quantized, islice(samples, _COMPARED)), None, None
     if not inputs:
-        return None, "the model takes no tensors of numbers"
-    feeds = list(made_up(inputs, _MADE_UP))
-    try:
-        with refusals("run the float model on made-up inputs"):
-            reference.run(None, feeds[0])
-    except EngineError as exc:
-        return None, f"{exc}; give samples with --calibration to compare"
-    return compare(reference, quantized, feeds), None
+        return None, None, "the model takes no tensors of numbers"
+    size, reason = _open_size(reference, inputs)
+    if size is None:
+        return None, None, reason
+    return compare(reference, quantized, made_up(with_open(inputs, size), _MADE_UP)), size, None
+
+
+def _open_size(reference: Any, inputs: tuple[Input, ...]) -> tuple[int | None, str | None]:
+    """The first of _OPEN_SIZES with which the float model runs on made-up inputs and tells them apart, or else runs at
+    all; None, and the reason with the first of them, where it runs with none."""
+    runs, reason = None, None
+    for size in _OPEN_SIZES if with_open(inputs, 2) != with_open(inputs, 1) else (1,):
+        feeds = list(made_up(with_open(inputs, size), 2))
+        try:
+            with refusals("run the float model on made-up inputs"):
+                first, second = (reference.run(None, feed) for feed in feeds)
+        except EngineError as exc:
+            reason = reason or f"{exc}; give samples with --calibration to compare"
+            continue
+        runs = runs or size
+        if any(differ(a, b) for a, b in zip(first, second, strict=True)):
+            return size, None
+    return runs, reason
+
+
+def with_open(inputs: tuple[Input, ...], size: int) -> tuple[Input, ...]:
+    """Inputs whose open axes at the end are `size` long, and others, the first one included, 1."""
+    made = []
+    for one in inputs:
+        last = max((i for i, dim in enumerate(one.shape) if isinstance(dim, int)), default=0)
+        shape = (d if isinstance(d, int) else size if i > max(last, 0) else 1 for i, d in enumerate(one.shape))
+        made.append(replace(one, shape=tuple(shape)))
+    return tuple(made)
 
 
 def _output_json(output: OutputError) -> dict[str, Any]:
@@ -237,7 +280,17 @@ def _output_json(output: OutputError) -> dict[str, Any]:
     }
 
 
-def _nothing(source: Path, type_name: str) -> str:
-    if type_name == "int4":
+def _nothing(source: Path, method: str, in_branches: bool) -> str:
+    if in_branches and method == "static":
+        return (
+            f"{source} has its weights in branches (of an If or a Loop), where ONNX Runtime fixes no ranges; leave out"
+            " --calibration: then ranges are found in every run, in branches too"
+        )
+    if in_branches and method == "weights":
+        return (
+            f"{source} has its weights in branches (of an If or a Loop), where ONNX Runtime makes no int4; use"
+            " --type int8 without --calibration"
+        )
+    if method == "weights":
         return f"{source} has no matrix product or table with a constant weight, which int4 is for; use --type int8"
     return f"{source} has no convolution or matrix product with a constant weight in floats: nothing to quantize"

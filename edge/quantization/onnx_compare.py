@@ -79,6 +79,11 @@ def errors(expected: Feeds, found: Feeds) -> tuple[OutputError, ...]:
     return tuple(made)
 
 
+def differ(a: object, b: object) -> bool:
+    """Whether two outputs of a model are not the same."""
+    return not (isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and np.array_equal(a, b))
+
+
 class _Sums:
     """One output's figures, added up over the samples."""
 

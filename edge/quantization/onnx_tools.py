@@ -16,7 +16,8 @@ from edge.onnx.samples import Feeds
 
 _PER_CHANNEL_OPSET = 13  # from here on a scale can belong to a channel
 _LEAST_OPSET = 11  # what is older the tools convert to this version, and stumble over its Upsample
-_TURNED = "_transposed"
+_TURNED, _FLAT = "_transposed", "_flat"
+_PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM")
 _INT8_COMPUTE = (
     4  # accuracy_level of MatMulNBits: multiply in 8 bits; 3 to 5 times as fast as in floats, no worse measured
 )
@@ -43,6 +44,8 @@ def prepared(staged: Path, external: bool, eight_bits: bool, fixed: bool) -> Pat
         raise EngineError(
             "8 bits are made of floats of 32 bits, and its weights have 16; export it in float32, or use int4"
         )
+    if eight_bits and not fixed:
+        staged = _weights_in_branches(staged, external)
     # Symbolic shapes would need another package (sympy); the tools only use those that are known.
     quant_pre_process(
         str(staged),
@@ -53,7 +56,7 @@ def prepared(staged: Path, external: bool, eight_bits: bool, fixed: bool) -> Pat
         all_tensors_to_one_file=True,
         external_data_location="prepared.onnx.data",
     )
-    return path if fixed else _transposed_once(path, external)
+    return _flat_biases(path, external) if fixed else _transposed_once(path, external)
 
 
 def dynamic(prepared: Path, made: Path, external: bool) -> None:
@@ -63,8 +66,13 @@ def dynamic(prepared: Path, made: Path, external: bool) -> None:
     # Unsigned weights: ConvInteger with signed ones has no fast kernel (3 to 6 times slower than floats, measured),
     # and unsigned products cannot saturate on processors without dot products of 8 bits.
     quantize_dynamic(
-        prepared, made, per_channel=True, weight_type=QuantType.QUInt8, use_external_data_format=external
-    )  # fmt: skip
+        prepared,
+        made,
+        per_channel=True,
+        weight_type=QuantType.QUInt8,
+        use_external_data_format=external,
+        extra_options={"EnableSubgraph": True},
+    )
 
 
 def static(prepared: Path, made: Path, external: bool, samples: Iterable[Feeds]) -> None:
@@ -154,9 +162,92 @@ def _transposed_once(path: Path, external: bool) -> Path:
     return path
 
 
+def _weights_in_branches(path: Path, external: bool) -> Path:
+    """The model with weights that only one branch (of an If, a Loop) uses moved into that branch, where the tool looks
+    for them."""
+    import onnx
+
+    model = onnx.load(path)
+    if not _move_into_branches(model.graph):
+        return path
+    path = path.with_name("branches.onnx")
+    onnx.save_model(model, str(path), save_as_external_data=external, location=f"{path.name}.data")
+    return path
+
+
+def _move_into_branches(graph: Any) -> bool:
+    """Whether an initializer of `graph` was moved into the one branch that uses it, or further in."""
+    branches = [branch for node in graph.node for branch in _branches(node)]
+    used = _names_used(graph) | {value.name for value in graph.output}
+    moved = False
+    for tensor in list(graph.initializer):
+        users = [branch for branch in branches if tensor.name in _all_names_used(branch)]
+        if len(users) == 1 and tensor.name not in used and len(tensor.dims) > 1:
+            users[0].initializer.append(tensor)
+            graph.initializer.remove(tensor)
+            moved = True
+    further = [_move_into_branches(branch) for branch in branches]  # all of them, so a list
+    return moved or any(further)
+
+
+def _branches(node: Any) -> Iterator[Any]:
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def _names_used(graph: Any) -> set[str]:
+    """What the nodes of a graph take, without those in its branches."""
+    return {name for node in graph.node for name in node.input}
+
+
+def _all_names_used(graph: Any) -> set[str]:
+    """What a graph takes, its branches and their outputs included."""
+    inside = [_all_names_used(branch) for node in graph.node for branch in _branches(node)]
+    return _names_used(graph).union({value.name for value in graph.output}, *inside)
+
+
+def _flat_biases(path: Path, external: bool) -> Path:
+    """The model with biases of a Gemm of shape (1, n) written as (n): the tool takes the first axis for channels."""
+    import onnx
+    from onnx import numpy_helper
+
+    graph = (model := onnx.load(path)).graph
+    held = {tensor.name: tensor for tensor in graph.initializer}
+    flat: set[str] = set()
+    for node in graph.node:
+        if node.op_type == "Gemm" and len(node.input) > 2 and node.input[2] in held:
+            name, dims = node.input[2], list(held[node.input[2]].dims)
+            if len(dims) == 2 and dims[0] == 1:
+                node.input[2] = name + _FLAT
+                flat.add(name)
+    if not flat:
+        return path
+    for name in sorted(flat):
+        graph.initializer.append(numpy_helper.from_array(numpy_helper.to_array(held[name])[0], name + _FLAT))
+    path = path.with_name("flat.onnx")
+    onnx.save_model(model, str(path), save_as_external_data=external, location=f"{path.name}.data")
+    return path
+
+
+def has_branches(path: Path) -> bool:
+    """Whether a model has weights, or products, inside an If or a Loop."""
+    import onnx
+
+    graph = onnx.load(path, load_external_data=False).graph
+    return any(_matrix_products(branch) for node in graph.node for branch in _branches(node))
+
+
+def _matrix_products(graph: Any) -> bool:
+    return any(
+        node.op_type in _PRODUCTS or any(_matrix_products(branch) for branch in _branches(node)) for node in graph.node
+    )
+
+
 def _has_subgraphs(graph: Any) -> bool:
     """Whether weights may be used where we do not look."""
-    return any(attribute.HasField("g") or attribute.graphs for node in graph.node for attribute in node.attribute)
+    return any(True for node in graph.node for _ in _branches(node))
 
 
 def count_weights(prepared: Path, made: Path) -> tuple[int, int]:
@@ -171,7 +262,7 @@ def _matrices(path: Path) -> tuple[set[str], set[str]]:
 
     of = onnx.TensorProto
     floats, integers = set(), set()
-    for tensor in onnx.load(path, load_external_data=False).graph.initializer:
+    for tensor in _initializers(onnx.load(path, load_external_data=False).graph):
         if sum(dim > 1 for dim in tensor.dims) < 2:
             continue  # also with axes of 1, as scales of channels have them
         if tensor.data_type in (of.FLOAT, of.FLOAT16, of.BFLOAT16, of.DOUBLE):
@@ -179,6 +270,14 @@ def _matrices(path: Path) -> tuple[set[str], set[str]]:
         elif tensor.data_type in (of.UINT8, of.INT8, of.UINT4, of.INT4):
             integers.add(tensor.name)
     return floats, {name for name in integers if not name.endswith(("_zero_point", "_zero_points"))}
+
+
+def _initializers(graph: Any) -> Iterator[Any]:
+    """Those of a graph and of all branches in it."""
+    yield from graph.initializer
+    for node in graph.node:
+        for branch in _branches(node):
+            yield from _initializers(branch)
 
 
 def _is_table(graph: Any, node: Any) -> bool:

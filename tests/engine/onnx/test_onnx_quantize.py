@@ -246,3 +246,75 @@ def test_what_made_up_inputs_cannot_run_is_written_and_not_compared(tmp_path: Pa
     assert "--calibration" in (made.not_compared or "")
     given = samples(tmp_path / "x.npz", x=vectors(3, 128))
     assert quantize(source, tmp_path / "out.onnx", "int4", given).comparison is not None
+
+
+def test_weights_in_branches(tmp_path: Path) -> None:
+    """Weights in the graph around an If, of which each of its branches uses one."""
+    rng = np.random.default_rng(0)
+    weights = [numpy_helper.from_array(rng.standard_normal((64, 64), np.float32), f"w{i}") for i in range(2)]
+    branches = [
+        helper.make_graph(
+            [helper.make_node("MatMul", ["x", f"w{i}"], [f"y{i}"])],
+            f"branch{i}",
+            [],
+            [helper.make_tensor_value_info(f"y{i}", TensorProto.FLOAT, ["n", 64])],
+        )
+        for i in range(2)
+    ]
+    graph = helper.make_graph(
+        [helper.make_node("If", ["first"], ["y"], then_branch=branches[0], else_branch=branches[1])],
+        "graph",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 64]),
+            helper.make_tensor_value_info("first", TensorProto.BOOL, []),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 64])],
+        weights,
+    )
+    source = saved(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "in")
+    made = quantize(source, tmp_path / "int8.onnx", "int8")
+    assert (made.weights_quantized, made.weights_left) == (2, 0)
+    x = vectors()
+    for first in (True, False):
+        expected, found = (run(path, x, np.array(first))[0] for path in (source, tmp_path / "int8.onnx"))
+        assert 0 < np.linalg.norm(found - expected) < 0.03 * np.linalg.norm(expected)
+    calibration = samples(tmp_path / "x.npz", x=x[:, None], first=np.ones(6, np.bool_))
+    for type_name, given in (("int8", calibration), ("int4", None)):
+        with pytest.raises(EngineError, match="weights in branches"):
+            quantize(source, tmp_path / "out.onnx", type_name, given)
+
+
+def test_a_bias_that_is_a_row(tmp_path: Path) -> None:
+    """A product and a sum are fused to a Gemm, whose bias then has the shape (1, n)."""
+    model = mlp((64, 64, 64), gemm=True)
+    bias = model.graph.node[0].input[2]
+    [tensor] = [one for one in model.graph.initializer if one.name == bias]
+    del tensor.dims[:]
+    tensor.dims.extend([1, 64])
+    source = saved(model, tmp_path / "row.onnx")
+    made = quantize(source, tmp_path / "int8.onnx", "int8", samples(tmp_path / "x.npz", x=vectors()))
+    assert (made.method, made.weights_left) == ("static", 0)
+    assert cosine(made) > 0.99
+
+
+def test_open_axes_are_as_long_as_the_model_needs(tmp_path: Path) -> None:
+    """A sum over all values but the first three: 0 for an axis of 1."""
+    constants = {"from": [3], "to": [1 << 40], "axes": [2]}
+    weight = numpy_helper.from_array(np.ones((3, 4), np.float32), "w")
+    graph = helper.make_graph(
+        [
+            helper.make_node("Slice", ["x", "from", "to", "axes"], ["cut"]),
+            helper.make_node("ReduceSum", ["cut", "axes"], ["s"], keepdims=0),
+            helper.make_node("MatMul", ["s", "w"], ["y"]),
+        ],
+        "graph",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, "length"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 4])],
+        [weight, *(numpy_helper.from_array(np.array(values), name) for name, values in constants.items())],
+    )
+    source = saved(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "in")
+    made = quantize(source, tmp_path / "out.onnx", "int8")
+    assert made.open_size == made.to_json()["open_size"] == 64
+    assert made.comparison is not None
+    assert made.comparison.outputs[0].relative_l2 is not None  # null of outputs that are all 0
+    assert any("were 64 at the end of an input, otherwise 1" in note for note in made.notes)
