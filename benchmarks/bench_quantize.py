@@ -1,10 +1,11 @@
 """The quantizer: what types cost in quality, sizes between them, memory, and whether kernels foretell a model's speed.
 
-    python benchmarks/bench_quantize.py [--only types|fit|memory|kernels] [--work DIR] [--json [FILE]]
+    python benchmarks/bench_quantize.py [--only SECTION] [--model FILE] [--work DIR] [--json [FILE]]
 
 | section | question                                                                                            |
 | types   | what does each type cost the bundled model in quality, with and without an importance matrix?        |
 | fit     | is a file that is fitted to a size better than the best uniform type of no greater size?             |
+| trained | the same of a model with trained weights, as it is and off every grid, on prose nothing was chosen with |
 | memory  | how much memory does a 7B shape take to quantize, a 1.1B folder to convert, and how long beside the  |
 |         | disk and beside llama.cpp's quantizer called directly?                                               |
 | kernels | is a type's decode speed in a model what its kernel's speed says?                                    |
@@ -34,8 +35,10 @@ from typing import Any
 
 import quantize_runs
 import quantize_tables
+import quantize_trained
 from report import environment, run_section, write_json
 
+from devices.probe import default_threads
 from edge.demo.grammar import statements
 from edge.errors import EngineError
 from edge.llm.options import EngineOptions
@@ -47,7 +50,7 @@ from quant.gguf.file import GgufFile
 from quant.mixes import MIXES
 from quant.types import TYPES
 
-SECTIONS = ("types", "fit", "memory", "kernels")
+SECTIONS = ("types", "fit", "trained", "memory", "kernels")
 MODEL = Path(__file__).parent.parent / "tests" / "data" / "edge-demo-f16.gguf"
 CALIBRATION_SEED, HELD_OUT_SEED = 1, 2
 SENTENCES = 3000
@@ -78,6 +81,7 @@ def main() -> None:
         folder = Path(name)
         args.work = args.work or folder
         os.environ.update({f"XDG_{kind}_HOME": str(folder / kind.lower()) for kind in ("CONFIG", "CACHE", "STATE")})
+        args.trained = args.model
         args.model = quantize_runs.tiny_model(folder) if args.tiny else MODEL
         for section in [args.only] if args.only else SECTIONS:
             run = partial(RUNS[section], folder, args)
@@ -91,7 +95,8 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=SECTIONS)
     parser.add_argument("--work", type=Path, metavar="DIR", help="for model files (default: a folder that is deleted)")
-    parser.add_argument("--minutes", type=float, default=10.0, help="that `fit` measures, once (default: 10)")
+    parser.add_argument("--model", type=Path, metavar="FILE", help="of `trained` (default: the bundled one)")
+    parser.add_argument("--minutes", type=float, default=10.0, help="of each fit (default: 10)")
     parser.add_argument("--rounds", type=int, default=3, help="of `kernels` (default: 3)")
     parser.add_argument("--png", type=Path, metavar="FILE", help="draw what `fit` found")
     parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write all figures")
@@ -214,6 +219,16 @@ def fit(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     return {"tokens": qualities[0].summary.tokens, "rows": rows, "uniform": beside}
 
 
+# --- trained ---
+
+
+def trained(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Fitted files of a model with trained weights beside types of their size."""
+    model = args.trained or MODEL
+    how = {"minutes": 0.01 if args.tiny else args.minutes, "chunks": 1 if args.tiny else CHUNKS}
+    return quantize_trained.trained(model, folder, **how, threads=default_threads(), tiny=args.tiny)
+
+
 # --- what depends on the machine ---
 
 
@@ -230,6 +245,7 @@ def kernels(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
 RUNS: dict[str, Callable[[Path, argparse.Namespace], dict[str, Any]]] = {
     "types": types,
     "fit": fit,
+    "trained": trained,
     "memory": memory,
     "kernels": kernels,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,36 @@ def fit(r: Mapping[str, Any]) -> str:
             *_slow(r["rows"]),
         ]
     )
+
+
+def trained(r: Mapping[str, Any]) -> str:
+    """The result as Markdown."""
+    parts = [f"{r['model']}, {r['minutes']:g} minutes, {r['threads']} threads; KL in nats a token, on text held out."]
+    for which, one in r["models"].items():
+        lines = [
+            [
+                f"{row['size_of']}, {row['size_bytes']:,}",
+                f"{row['kl']:.5f}",
+                *(_type(row, how) for how in ("with", "without")),
+                f"{row['kl'] / min(row.get('kl_with', math.inf), row.get('kl_without', math.inf)):.2f}",
+                f"{row['expected']:.5f}",
+                f"{row['measured']:.5f}",
+                f"{row['exact']}",
+                f"{row['took_s']:.0f}",
+            ]
+            for row in one["rows"]
+        ]
+        header = ["size of", "fitted", "best type with a matrix", "without", "fitted / best"]
+        header += ["calibration text: expected", "measured", "tensors without loss", "s"]
+        types = [[t["type"], t["how"], f"{t['size_bytes']:,}", f"{t['perplexity']:.3f}", f"{t['kl']:.5f}"]
+                 for t in one["types"]]  # fmt: skip
+        parts.append(f"{which}: {one['tokens']:,} tokens scored, perplexity {one['perplexity']:.3f} in F16.")
+        parts += [table(header, lines), table(["", "matrix", "bytes", "perplexity", "KL"], types)]
+    return "\n\n".join(parts)
+
+
+def _type(row: Mapping[str, Any], how: str) -> str:
+    return f"{row[how]}, {row[f'kl_{how}']:.5f}" if how in row else "-"
 
 
 def draw_fit(r: Mapping[str, Any], path: Path) -> None:

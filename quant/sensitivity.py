@@ -1,11 +1,14 @@
 """What a model suffers when one of its tensors gets another type: measured figures, and what follows for the others."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 _NEGLIGIBLE = 1e-5  # an error of the weights, such as F16 has, that needs no measuring
+# Weights that lie on the grid of a type come back from it with about 4e-8, which is the rounding of F16. Others have
+# 3e-5 with the widest type there is, q8_0.
+EXACT = 1e-6
 
 
 @dataclass(frozen=True)
@@ -16,6 +19,8 @@ class Sensitivity:
     errors: Mapping[str, Mapping[str, float]]  # of the weights: squared, over their squares, weighed by importance
     spent_s: float  # on measuring, or that there was for it
     left_s: float = 0.0  # of it, where less was enough for the size that was asked for
+    # Of all tensors at once, in some choices: the sum of their damages, and what was measured.
+    wholes: Sequence[tuple[float, float]] = ()
 
     def damage(self, tensor: str, kind: str) -> float:
         """Nats a token: measured, or where that was not done, what a measured type suggests.
@@ -31,12 +36,36 @@ class Sensitivity:
         if not known or error == 0:
             assert error <= _NEGLIGIBLE, f"{tensor} was not measured"
             return 0.0
+        if error <= EXACT:
+            return 0.0  # the values are as they were
         nearest = min(known, key=lambda name: abs(math.log(errors[name] / error)))
         return measured[nearest] * error / errors[nearest]
 
+    def together(self, damage: float) -> float:
+        """Nats a token of a whole file, whose tensors' damages have this sum.
+
+        A sum is too small where damages are large, because errors of one tensor change what the next one does with its
+        own. By how much depends on the model, so it is measured of some choices for all tensors at once, and the factor
+        is interpolated between these, over the logarithm of the sum. Beyond them it is that of the nearest.
+        """
+        import numpy as np
+
+        known = sorted((math.log(sum_), math.log(whole / sum_)) for sum_, whole in self.wholes if min(sum_, whole) > 0)
+        if not known or damage <= 0:
+            return damage
+        sums, factors = zip(*known, strict=True)
+        return damage * math.exp(float(np.interp(math.log(damage), sums, factors)))
+
     def to_json(self) -> dict[str, Any]:
         """As `from_json` reads it."""
-        return {"spent_s": self.spent_s, "left_s": self.left_s, "damages": self.damages, "errors": self.errors}
+        wholes = [list(pair) for pair in self.wholes]
+        return {
+            "spent_s": self.spent_s,
+            "left_s": self.left_s,
+            "damages": self.damages,
+            "errors": self.errors,
+            "wholes": wholes,
+        }
 
     @classmethod
     def from_json(cls, values: Any) -> "Sensitivity":
@@ -46,7 +75,8 @@ class Sensitivity:
                 {str(tensor): {str(kind): _figure(x) for kind, x in row.items()} for tensor, row in values[key].items()}
                 for key in ("damages", "errors")
             )
-            found = cls(damages, errors, _figure(values["spent_s"]), _figure(values.get("left_s", 0.0)))
+            wholes = tuple((_figure(sum_), _figure(whole)) for sum_, whole in values.get("wholes", ()))
+            found = cls(damages, errors, _figure(values["spent_s"]), _figure(values.get("left_s", 0.0)), wholes)
             for tensor, row in damages.items():
                 if (not row and max(errors[tensor].values()) > _NEGLIGIBLE) or row.keys() - errors[tensor].keys():
                     raise ValueError(f"{tensor} was not measured")

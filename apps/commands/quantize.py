@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--types", type=items, metavar="T,T", help=words)
     words = "and not among those that decode slower here than a larger one, if possible"
     parser.add_argument("--fast", action="store_true", help=words)
-    words = f"that --size and --fit measure, once (default: {QUANTIZE_MINUTES:.0f})"
+    words = f"that --size and --fit may take, all in all (default: {QUANTIZE_MINUTES:.0f})"
     parser.add_argument("--minutes", type=between(0.001, 10_000), metavar="N", help=words)
     add(parser, "--threads")
     add(parser, "--force", help="overwrite OUT")

@@ -111,6 +111,8 @@ def _print(args: argparse.Namespace, made: Made) -> None:
         rows.insert(1, ("of the budget", f"{100 * values['size_bytes'] / made.budget:.2f} %"))
         figures = f"{made.fitted.measured_divergence:.5f} nats a token, expected {made.fitted.expected_divergence:.5f}"
         rows.append(("KL divergence", figures))
+        if exact := values["exact_tensors"]:
+            rows.append(("without loss", ", ".join(f"{n} tensors on the grid of {kind}" for kind, n in exact.items())))
     print_table(f"{args.output}: {made.word}", rows)
     if made.outcome.misfits:
         first = made.outcome.misfits[0]

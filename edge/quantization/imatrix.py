@@ -45,12 +45,13 @@ def collect(
     output: bool = False,
     dataset: str = "",
     progress: Progress | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> ImportanceMatrix:
     """The importance matrix of a model on `text`, cut into chunks of so many tokens, `most` of them or all.
 
-    Every chunk is computed with an empty cache. within_s: no chunk begins later. output: also for the output matrix, or
-    the token table where that is the output matrix, too. dataset: what the text is called in the file. The context and
-    outputs of `options` are replaced by what the chunks need.
+    Every chunk is computed with an empty cache. within_s: no chunk begins later, by `clock`. output: also for the
+    output matrix, or the token table where that is the output matrix, too. dataset: what the text is called in the
+    file. The context and outputs of `options` are replaced by what the chunks need.
 
     TextError where the text is too short; EngineError where the model computes what is no number; what Engine raises;
     Interrupted after Ctrl-C.
@@ -66,9 +67,9 @@ def collect(
         chunks = Chunks.cut(engine.model, text, chunk_tokens, most)
         # The last layer leaves out rows that give no logits: all of them do.
         step = min(engine.batch, engine.outputs)
-        began, done = time.monotonic(), 0
+        began, done = clock(), 0
         for i in range(len(chunks)):
-            if i and within_s is not None and time.monotonic() - began > within_s:
+            if i and within_s is not None and clock() - began > within_s:
                 break
             tokens = chunks.inputs(i)
             engine.kv_clear()

@@ -26,8 +26,8 @@ from quant.types import TYPES, TensorType
 
 # What weights are quantized to. Narrower types exist; models lose most of what they know with them.
 KINDS = (
-    "iq2_xxs", "iq2_xs", "q2_k", "iq3_xxs", "iq3_s", "q3_k", "iq4_xs", "iq4_nl", "q4_0", "q4_k", "q5_0", "q5_k", "q6_k",
-    "q8_0",
+    "iq2_xxs", "iq2_xs", "q2_k", "iq3_xxs", "iq3_s", "q3_k", "iq4_xs", "iq4_nl", "q4_0", "q4_k", "q4_1", "q5_0",
+    "q5_k", "q5_1", "q6_k", "q8_0",
 )  # fmt: skip
 COLUMNS = 2048  # of the matrices that types are timed with
 _MATRIX_BYTES = 16 << 20  # of one type; all together are more than caches hold, so that each is read from memory

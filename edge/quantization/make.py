@@ -62,6 +62,7 @@ class Made:
             "budget_bytes": self.budget,
             "expected_divergence": fitted.expected_divergence if fitted else None,
             "measured_divergence": fitted.measured_divergence if fitted else None,
+            "exact_tensors": dict(Counter(fitted.exact.values())) if fitted else {},
             "gap": fitted.gap if fitted and math.isfinite(fitted.gap) else None,
             "slow_types": dict(fitted.slow) if fitted else {},
         }

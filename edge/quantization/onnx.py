@@ -286,11 +286,6 @@ def _nothing(source: Path, method: str, in_branches: bool) -> str:
             f"{source} has its weights in branches (of an If or a Loop), where ONNX Runtime fixes no ranges; leave out"
             " --calibration: then ranges are found in every run, in branches too"
         )
-    if in_branches and method == "weights":
-        return (
-            f"{source} has its weights in branches (of an If or a Loop), where ONNX Runtime makes no int4; use"
-            " --type int8 without --calibration"
-        )
     if method == "weights":
         return f"{source} has no matrix product or table with a constant weight, which int4 is for; use --type int8"
     return f"{source} has no convolution or matrix product with a constant weight in floats: nothing to quantize"

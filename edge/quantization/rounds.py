@@ -23,6 +23,18 @@ def in_order(probes: Sequence[str], bits_per_weight: float) -> list[str]:
     return sorted(probes, key=lambda name: (name != _FIRST, abs(TYPES[name].bits_per_weight - bits_per_weight)))
 
 
+class TimePlan:
+    """When each stage must have ended, so that all of them together take no longer than was asked for."""
+
+    def __init__(self, within_s: float, clock: Callable[[], float]) -> None:
+        """clock: seconds; the plan begins now."""
+        self.within_s, self._clock, self._began = within_s, clock, clock()
+
+    def left_s(self, share: float = 1.0) -> float:
+        """Seconds until this share of the time is over; 0 where it is."""
+        return max(0.0, share * self.within_s - (self._clock() - self._began))
+
+
 class Settling:
     """Compares the choices that follow from more and more rounds."""
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import pairwise, zip_longest
 
 import numpy as np
 
@@ -35,6 +36,7 @@ from edge.quantization.divergence import (
 from edge.quantization.rounds import Damages, measure_rounds
 from edge.quantization.tensor_rows import TensorRows
 from partition.model.model import ModelShape, block_of
+from quant.fit import Choice
 from quant.gguf.file import GgufFile
 from quant.mixes import NEED_IMPORTANCE
 from quant.sensitivity import Sensitivity
@@ -50,22 +52,42 @@ _MOST_REFERENCE = 512 << 20  # bytes of predictions to compare with
 _PROBES_AT_LEAST = 2  # that chunks and groups are chosen for
 _MEMORY_SHARE = 4  # a group takes at most this part of what memory is free
 _QUANTIZE_S = 30e-9  # that a thread needs for a value in the first types
+_WHOLE_S = 300e-9  # that it needs in the slowest of those that a whole file has
+_SIZES = (CHUNK_TOKENS, CHUNK_TOKENS // 2, CHUNK_TOKENS // 4)  # of chunks; shorter ones where there is little time
 
 
 def measure_errors(
-    rows: Mapping[str, TensorRows], kinds: Mapping[str, Iterable[TensorType]], threads: int, progress: Progress
+    rows: Mapping[str, TensorRows],
+    kinds: Mapping[str, Iterable[TensorType]],
+    threads: int,
+    progress: Progress,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> dict[str, dict[str, float]]:
-    """The errors of tensors in types, as `TensorRows.errors` has them."""
+    """The errors of tensors in types, as `TensorRows.errors` has them.
+
+    is_over: whether time is up. From then on a tensor has the errors of the like one of the layer before, because they
+    are relative, and differ little between layers. One of each kind is always read.
+    """
+    like: dict[object, list[str]] = {}
+    for name in rows:
+        like.setdefault((_kind(name), frozenset(kinds[name])), []).append(name)
+    order = [name for turn in zip_longest(*like.values()) for name in turn if name is not None]
+    found: dict[str, dict[str, float]] = {}
     pool = ThreadPoolExecutor(threads)
     try:
-        jobs = {name: pool.submit(one.errors, list(kinds[name])) for name, one in rows.items()}
-        found: dict[str, dict[str, float]] = {}
-        for name, job in jobs.items():
-            found[name] = job.result()
-            progress(len(found), len(jobs))
-        return found
+        for start in range(0, len(order), threads):
+            if start >= len(like) and is_over():
+                break
+            names = order[start : start + threads]
+            jobs = [pool.submit(rows[name].errors, list(kinds[name])) for name in names]
+            found |= {name: job.result() for name, job in zip(names, jobs, strict=True)}
+            progress(len(found), len(order))
     finally:
         pool.shutdown(cancel_futures=True)  # also at Ctrl-C
+    for names in like.values():
+        for before, name in pairwise(names):
+            found.setdefault(name, found[before])
+    return {name: found[name] for name in rows}
 
 
 def measure_damages(
@@ -80,14 +102,18 @@ def measure_damages(
     order: Sequence[str] = PROBES,
     known: Damages | None = None,
     after_round: Callable[[Damages], bool] = lambda damages: False,
+    whole: Callable[[Damages], Sequence[Mapping[str, Choice]]] = lambda damages: (),
+    whole_left_s: Callable[[], float] = lambda: 0.0,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Sensitivity:
     """The sensitivities of tensors of a file, in about `within_s`. Of those that no graph uses as they are, none.
 
     errors: of the types of `probes`, and any others. progress: as `measure_rounds` tells it. order: of the types to
-    measure. known: damages that need no measuring. after_round: whether what is known now is enough. TextError where
-    the text is too short; what Engine raises; Interrupted after Ctrl-C.
+    measure. known: damages that need no measuring. after_round: whether what is known now is enough. whole: choices for
+    all tensors at once, which are measured, too, while `whole_left_s` leaves time. clock: seconds. TextError
+    where the text is too short; what Engine raises; Interrupted after Ctrl-C.
     """
-    began = time.monotonic()
+    began = clock()
     weights: dict[str, list[Weight]] = {}
     shape = ModelShape.from_gguf(file)
     options = options_for(EngineOptions(threads=threads, repack=False, gpu_layers=0), CHUNK_TOKENS, shape.n_vocab)
@@ -95,18 +121,18 @@ def measure_damages(
         engine = stack.enter_context(Engine(file.path, options, [_finds(rows, weights)]))
         stack.enter_context(interrupt_stops(engine))
         pool = stack.enter_context(ThreadPoolExecutor(threads))
-        probe = _Probe(engine, Chunks.cut(engine.model, text, most=MOST_CHUNKS))
+        probe = _Probe(engine, text, clock)
         names = [name for name in rows if name in weights and any(errors[name].get(probe, 0) for probe in PROBES)]
         values = sum(rows[name].rows * rows[name].columns for name in names)
-        left = (within_s - (time.monotonic() - began)) / _PROBES_AT_LEAST - values * _QUANTIZE_S / threads
-        probe.use(int(left / max(1, len(names)) / probe.pass_s))
+        left = (within_s - (clock() - began)) / _PROBES_AT_LEAST - values * _QUANTIZE_S / threads
+        probe.use_within(left / max(1, len(names)))
         groups = _groups({name: rows[name] for name in names}, int(left / probe.pass_s))
         damages = {name: dict((known or {}).get(name, {})) for name in names}
 
         def measure(name: str, group: list[str]) -> None:
             measurable = [one for one in group if errors[one].get(name, 0) > 0]
             if measurable:
-                loss = probe.loss({one: (rows[one], weights[one]) for one in measurable}, TYPES[name], pool)
+                loss = probe.loss({one: (rows[one], weights[one], TYPES[name]) for one in measurable}, pool)
                 shares = {one: errors[one][name] * rows[one].rows for one in measurable}
                 for one, share in shares.items():
                     damages[one][name] = loss * share / sum(shares.values())
@@ -118,10 +144,17 @@ def measure_damages(
             measure,
             after_round,
             within_s=within_s,
-            clock=lambda: time.monotonic() - began,
+            clock=lambda: clock() - began,
             progress=progress,
         )
-    return Sensitivity(damages, {name: errors[name] for name in names}, within_s, left_s)
+        wholes, slow_s = [], values * _WHOLE_S / threads
+        for choices in whole(damages) if values <= available_memory() // _MEMORY_SHARE else ():
+            changed = {n: (rows[n], weights[n], c.type) for n, c in choices.items() if n in damages}
+            changed = {n: one for n, one in changed.items() if one[2].id != rows[n].type.id}
+            left = whole_left_s() - slow_s
+            if changed and left > 0 and left > 2 * probe.use_within(left / 3):  # one for the reference
+                wholes.append((sum(choice.damage for choice in choices.values()), probe.loss(changed, pool)))
+    return Sensitivity(damages, {name: errors[name] for name in names}, within_s, left_s, tuple(wholes))
 
 
 def probes(rows: TensorRows) -> list[TensorType]:
@@ -133,13 +166,18 @@ def probes(rows: TensorRows) -> list[TensorType]:
 class _Probe:
     """The model with all its weights as they are, and what it predicts."""
 
-    def __init__(self, engine: Engine, chunks: Chunks) -> None:
-        self._engine, self._chunks = engine, chunks
+    def __init__(self, engine: Engine, text: str, clock: Callable[[], float]) -> None:
+        self._engine, self._text = engine, text
         self._inputs: list[Tokens] = []
         self._reference: list[Floats] = []
-        began = time.monotonic()
+        self._cut(CHUNK_TOKENS)
+        began = clock()
         self.use(1)
-        self._chunk_s = time.monotonic() - began
+        self._token_s = (clock() - began) / CHUNK_TOKENS
+
+    def _cut(self, size: int) -> None:
+        self._chunks = Chunks.cut(self._engine.model, self._text, size, MOST_CHUNKS)
+        self._inputs, self._reference = [], []
 
     def use(self, n: int) -> None:
         """Compare so many chunks: as many as there are, and have room, and one at least."""
@@ -148,17 +186,26 @@ class _Probe:
             self._inputs.append(self._chunks.inputs(i))
             self._reference.append(log_probabilities(self._engine, self._inputs[i]))
 
+    def use_within(self, pass_s: float) -> float:
+        """Compare as much text as takes so long: several chunks, or where one takes longer, a shorter one. Returns the
+        seconds that it will take."""
+        size = next((n for n in _SIZES if n * self._token_s <= pass_s), _SIZES[-1])
+        if size != self._chunks.size:
+            self._cut(size)
+        self.use(int(pass_s / size / self._token_s) if self._token_s else MOST_CHUNKS)
+        return self.pass_s
+
     @property
     def pass_s(self) -> float:
         """Seconds of one comparison."""
-        return self._chunk_s * len(self._inputs)
+        return self._token_s * sum(len(one) for one in self._inputs)
 
     def loss(
-        self, changed: Mapping[str, tuple[TensorRows, Sequence[Weight]]], kind: TensorType, pool: ThreadPoolExecutor
+        self, changed: Mapping[str, tuple[TensorRows, Sequence[Weight], TensorType]], pool: ThreadPoolExecutor
     ) -> float:
-        """Mean KL divergence, nats, when these tensors have another type."""
+        """Mean KL divergence, nats, when these tensors have other types."""
         with ExitStack() as stack:
-            for rows, weights in changed.values():
+            for rows, weights, kind in changed.values():
                 space = rows.quantized(kind, pool)
                 stack.callback(space.close)
                 for weight in weights:
@@ -199,10 +246,14 @@ def _groups(rows: Mapping[str, TensorRows], most: int) -> list[list[str]]:
     while True:
         groups: dict[tuple[str, int, int], list[str]] = {}
         for name, one in rows.items():
-            layer = block_of(name)
-            kind = name if layer is None else re.sub(r"\d+", "", name, count=1)
+            layer, kind = block_of(name), _kind(name)
             part = 0 if layer is None else layer // min(size, max(1, room // (one.rows * one.columns)))
             groups.setdefault((kind, part, one.type.id), []).append(name)
         if len(groups) <= most or size >= len(rows):
             return list(groups.values())
         size += 1
+
+
+def _kind(name: str) -> str:
+    """The name of a tensor without its layer."""
+    return name if block_of(name) is None else re.sub(r"\d+", "", name, count=1)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from edge.llama.address_space import AddressSpace
 from edge.llama.ggml import dequantize_rows, quantize_rows
 from quant.gguf.file import GgufFile, TensorInfo
+from quant.sensitivity import EXACT
 from quant.types import TensorType
 
 Floats = NDArray[np.float32]
@@ -57,12 +58,19 @@ class TensorRows:
         return space
 
     def errors(self, kinds: Iterable[TensorType]) -> dict[str, float]:
-        """By type: the squared error of the weights over their squares, both weighed by importance; of a sample."""
+        """By type: the squared error of the weights over their squares, both weighed by importance; of a sample, or of
+        all values where the sample lies on the grid of a type."""
         parts = list(self._parts(_CHUNK_VALUES // 16))
         step = max(1, len(parts) * (_CHUNK_VALUES // 16) // _SAMPLE_VALUES)
+        found = self._errors(kinds, parts[::step])
+        exact = [kind for kind in kinds if found[kind.name] <= EXACT and kind.block > 1 and kind.id != self.type.id]
+        return {**found, **(self._errors(exact, parts) if exact and step > 1 else {})}
+
+    def _errors(self, kinds: Iterable[TensorType], parts: Iterable[tuple[int, int]]) -> dict[str, float]:
+        """The same of some rows."""
         sums = dict.fromkeys((kind.name for kind in kinds), 0.0)
         total = 0.0
-        for part in parts[::step]:
+        for part in parts:
             values, weights = self.values(*part), self._weights(part[0])
             total += _weighed(values, weights)
             for kind in kinds:

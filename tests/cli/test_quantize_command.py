@@ -34,8 +34,8 @@ HF = ROOT / "tests" / "data" / "hf"
 TEXT = " ".join(islice(statements(random.Random(7)), 60))
 KEYS = {
     "input", "output", "type", "source_bytes", "size_bytes", "bits_per_weight", "type_bytes", "types", "misfits",
-    "imatrix", "budget_bytes", "expected_divergence", "measured_divergence", "gap", "slow_types", "duration_s",
-    "report",
+    "imatrix", "budget_bytes", "expected_divergence", "measured_divergence", "exact_tensors", "gap", "slow_types",
+    "duration_s", "report",
 }  # fmt: skip
 KERNEL_KEYS = {
     "type", "bits_per_weight", "decode_gweights_per_s", "prefill_gweights_per_s", "repacked", "slower_than",

@@ -2,8 +2,10 @@
 
 import json
 import random
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from edge.llama.buffers import Weight
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
 from edge.quantization import sensitivity
-from edge.quantization.divergence import CHUNK_TOKENS, Chunks, options_for
+from edge.quantization.divergence import CHUNK_TOKENS, options_for
 from edge.quantization.evaluate import evaluate
 from edge.quantization.gguf import quantize
 from edge.quantization.imatrix import collect
@@ -27,7 +29,7 @@ from edge.quantization.tensor_rows import TensorRows
 from quant.gguf.file import GgufFile
 from quant.gguf.imatrix import read_imatrix
 from quant.mixes import MIXES
-from quant.sensitivity import Sensitivity
+from quant.sensitivity import EXACT, Sensitivity
 from quant.types import TYPES, TensorType
 from tests.conftest import Synthetic
 from tests.support.helpers import ROOT
@@ -105,8 +107,24 @@ def test_damage_where_nothing_is_known() -> None:
 
 
 def test_it_is_kept_as_json() -> None:
-    again = Sensitivity.from_json(json.loads(json.dumps(TABLE.to_json())))
-    assert again == TABLE
+    for table in (TABLE, replace(TABLE, left_s=3.0, wholes=((0.02, 0.03), (0.5, 1.0)))):
+        assert Sensitivity.from_json(json.loads(json.dumps(table.to_json()))) == table
+
+
+def test_values_on_the_grid_of_a_type_lose_nothing() -> None:
+    found = Sensitivity({"a": {"q4_0": 0.02}}, {"a": {"q4_0": 4e-3, "q4_1": 4e-8, "q5_0": 1e-3, "q8_0": 3e-5}}, 9)
+    assert found.damage("a", "q4_1") == 0 < found.damage("a", "q8_0") < found.damage("a", "q5_0")
+
+
+def test_a_whole_file_costs_the_sum_times_what_others_cost() -> None:
+    found = replace(TABLE, wholes=((0.16, 0.28), (0.01, 0.01)))
+    assert found.together(0.16) == pytest.approx(0.28)
+    assert found.together(0.01) == pytest.approx(0.01)
+    assert found.together(0.04) == pytest.approx(0.04 * 1.75**0.5)  # half way between them
+    assert found.together(0.32) == pytest.approx(0.56)  # beyond what is known, as the nearest
+    assert found.together(0.001) == pytest.approx(0.001)
+    assert found.together(0.0) == 0
+    assert TABLE.together(0.3) == 0.3  # nothing is known
 
 
 @pytest.mark.parametrize(
@@ -126,6 +144,8 @@ def test_it_is_kept_as_json() -> None:
         {"spent_s": 1, "damages": {"a": {"q4_k": 1}}, "errors": {"a": {"q2_k": 1}}},
         {"spent_s": 1, "damages": {"a": {"q4_k": 1}}, "errors": {}},
         {"spent_s": None, "damages": {}, "errors": {}},
+        {"spent_s": 1, "damages": {}, "errors": {}, "wholes": [[1]]},
+        {"spent_s": 1, "damages": {}, "errors": {}, "wholes": [[1, -1]]},
     ],
 )
 def test_what_is_no_table_is_a_value_error(values: Any) -> None:
@@ -179,6 +199,39 @@ def test_errors_fall_with_the_bits_and_are_weighed() -> None:
     assert TensorRows(file, name, importance).errors(kinds("q4_k"))["q4_k"] < errors["q4_k"]
 
 
+@pytest.mark.parametrize("kind", ["q4_0", "q4_1", "q5_0", "q8_0"])
+def test_the_grid_of_a_type_is_seen_in_wider_floats(tmp_path: Path, kind: str) -> None:
+    """Of all values: one row in the middle that lies elsewhere is noticed."""
+    name = "blk.2.ffn_down.weight"
+    quantize(GgufFile.open(F16), tmp_path / "grid.gguf", MIXES["q8_0"], types={name: TYPES[kind]}, threads=1)
+    quantize(GgufFile.open(tmp_path / "grid.gguf"), tmp_path / "f16.gguf", MIXES["f16"], threads=1)
+    file = GgufFile.open(tmp_path / "f16.gguf")
+    assert file.tensors[name].type.name == "f16"
+    rows = TensorRows(file, name, np.ones(file.tensors[name].shape[0], np.float32))
+    found = rows.errors(kinds("q4_0", "iq4_nl", "q4_1", "q5_0", "q8_0"))
+    assert found[kind] <= EXACT
+    others = {other for other in found if TYPES[other].bits_per_weight <= TYPES[kind].bits_per_weight} - {kind}
+    assert all(found[other] > 100 * EXACT for other in others)
+    values = np.frombuffer(file.data(name), np.float16).reshape(rows.rows, -1).copy()
+    values[1] = np.random.default_rng(0).standard_normal(values.shape[1])
+    rows._bytes = values.view(np.uint8)
+    assert rows.errors(kinds(kind))[kind] > EXACT
+
+
+def test_errors_that_are_not_read_in_time_are_those_of_the_layer_before() -> None:
+    file = GgufFile.open(F16)
+    names = [f"blk.{i}.{what}.weight" for i in range(4) for what in ("attn_q", "ffn_up")]
+    rows = {name: TensorRows(file, name, None) for name in names}
+    asked: list[int] = []
+    types = dict.fromkeys(names, kinds("q4_0", "q8_0"))
+    found = measure_errors(rows, types, 1, lambda done, total: asked.append(done), lambda: len(asked) == 3)
+    assert asked == [1, 2, 3]
+    assert list(found) == names
+    assert found["blk.1.attn_q.weight"] == rows["blk.1.attn_q.weight"].errors(types[names[0]])
+    assert found["blk.1.attn_q.weight"] == found["blk.3.attn_q.weight"] != found["blk.0.attn_q.weight"]
+    assert found["blk.0.ffn_up.weight"] == found["blk.3.ffn_up.weight"]
+
+
 # Measured in memory, and in a file.
 
 
@@ -217,11 +270,11 @@ def test_weights_are_as_before_afterwards(synthetic: Synthetic) -> None:
     with Engine(file.path, options, [_finds(names, found)]) as engine, ThreadPoolExecutor(1) as pool:
         before = engine.decode([1, 2, 3], 0, outputs="all").copy()
         assert found.keys() == names.keys()
-        probe = _Probe(engine, Chunks.cut(engine.model, TEXT, most=1))
-        changed = {n: (TensorRows(file, n, None), found[n]) for n in names}
-        losses = [probe.loss(changed, TYPES["q4_0"], pool) for _ in range(2)]
+        probe = _Probe(engine, TEXT, time.monotonic)
+        changed = {n: (TensorRows(file, n, None), found[n], TYPES["q4_0"]) for n in names}
+        losses = [probe.loss(changed, pool) for _ in range(2)]
         assert losses[0] == losses[1] > 0
-        assert probe.loss({}, TYPES["q4_0"], pool) == 0
+        assert probe.loss({}, pool) == 0
         engine.kv_clear()
         np.testing.assert_array_equal(engine.decode([1, 2, 3], 0, outputs="all"), before)
 
