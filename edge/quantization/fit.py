@@ -63,7 +63,7 @@ class Progress(Protocol):
 
 _CALIBRATION_CHUNKS = 32
 # Parts of the time, at the end of which a stage has ended. What follows the last is for writing and checking.
-_CALIBRATED, _READ, _MEASURED, _WHOLE = 0.2, 0.35, 0.6, 0.7
+_CALIBRATED, _READ, _MEASURED, _WHOLE = 0.15, 0.3, 0.5, 0.6
 _ANCHORS = (0.03, 0.15)  # of the way from the smallest file to the model as it is: sizes that are measured whole
 _SECOND = 3.0  # times as long as writing took, that must be left for another try and its check
 _KEPT = "sensitivity.json"
