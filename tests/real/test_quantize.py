@@ -90,6 +90,7 @@ def test_every_tensor_lies_on_the_grid_it_comes_from(smollm2: Path, grid: Path) 
         assert [kind for kind, error in errors.items() if error <= EXACT] == [own], (name, errors)
 
 
+@pytest.mark.thorough  # a minute of two cores that do nothing else
 def test_a_file_on_a_grid_keeps_it(smollm2: Path, grid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     options = FitOptions(None, KINDS, within_s=MEASURE_S / 2, threads=2)
@@ -101,7 +102,7 @@ def test_a_file_on_a_grid_keeps_it(smollm2: Path, grid: Path, tmp_path: Path, mo
     assert made.measured_divergence < 0.01  # of activations in 8 bits; in q5_0 it is 0.04
 
 
-@pytest.mark.thorough  # a minute of two cores that do nothing else
+@pytest.mark.thorough  # minutes
 @pytest.mark.parametrize("name", SIZES)
 def test_a_fitted_file_diverges_less_than_any_type_of_its_size(permuted: Permuted, name: str) -> None:
     best = min(permuted.losses[other] for other in BEST[name])

@@ -272,6 +272,7 @@ def test_weights_in_branches(tmp_path: Path) -> None:
         weights,
     )
     source = saved(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "in")
+    assert not onnx.load(onnx_tools._weights_in_branches(source, external=False)).graph.initializer  # all have moved
     made = quantize(source, tmp_path / "int8.onnx", "int8")
     assert (made.weights_quantized, made.weights_left) == (2, 0)
     x = vectors()
