@@ -212,7 +212,7 @@ def _noise(inputs: tuple[Input, ...]) -> Feeds:
     """A made-up input, with 1 for every open dimension; the same each time."""
     try:
         return next(made_up(inputs, 1))
-    except MemoryError as error:
+    except (MemoryError, ValueError) as error:  # numpy has the second for more bytes than there can be
         shapes = ", ".join(f"{one.name} {list(one.made_up_shape)}" for one in inputs)
         raise NotEnoughMemory(f"memory ran out for an input of {shapes}; choose smaller dimensions") from error
 

@@ -284,7 +284,7 @@ def test_up_status_and_down(tmp_path: Path) -> None:
         identity = lab_id(labs_folder() / "up")
         options = ["--insecure"] if state["shaped"] else []
         seen = run_edge("devices", device["address"], "--no-discover", *options)
-        assert "joined" in seen.stdout
+        assert "in the clear" in seen.stdout
         assert device["address"] in run_edge("lab", "status").stdout
     finally:
         done = run_edge("lab", "down")

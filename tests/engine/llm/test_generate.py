@@ -171,7 +171,7 @@ def test_a_json_schema_is_obeyed(demo: Engine) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"temperature": -1.0}, "temperature must be 0 or more, it is -1"),
+        ({"temperature": -1.0}, "temperature must be from 0 to 10000.0, it is -1"),
         ({"top_p": 1.5}, "top_p must be from 0 to 1, it is 1.5"),
     ],
 )

@@ -198,8 +198,8 @@ def test_a_request_that_was_preempted_goes_before_those_that_wait(
     restored: list[int] = []
     admit = Slots.admit
 
-    def told(slots: Slots, history: Sequence[int]) -> tuple[Slot, int]:
-        slot, held = admit(slots, history)
+    def told(slots: Slots, history: Sequence[int], namespace: str) -> tuple[Slot, int]:
+        slot, held = admit(slots, history, namespace)
         restored.extend([held] if held else [])
         return slot, held
 

@@ -163,9 +163,10 @@ def test_a_shifted_context_goes_on_the_same() -> None:
     """The context is full several times in one answer."""
     with Engine(MODEL_PATH, replace(ROOM, context=96)) as engine:
         texts = []
+        endless = replace(GREEDY, grammar="root ::= [a-z ] root", allow_repetition=True)
         for drafter in (None, Speculation(NgramDrafts(), "ngram", choice=Always())):
             chat = Chat(engine, system="Answer briefly.", drafter=drafter)
-            responses = list(chat.ask("Count from one to ten.", replace(GREEDY, grammar="root ::= [a-z ] root")))
+            responses = list(chat.ask("Count from one to ten.", endless, max_tokens=300))
             texts.append(("".join(r.text for r in responses), responses[-1].usage.dropped_tokens))
         assert texts[0] == texts[1]
         assert texts[0][1] > 96
