@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from edge.parallel.step_times import Summary
     from partition.plan.plan import Plan
 
-HELP = "Talk to a model: the bundled one, a GGUF file, or REPO:FILE from the Hugging Face hub."
+HELP = "Talk to a model: the bundled one, a GGUF file, a known name, or REPO:FILE from the Hugging Face hub."
 
 say = partial(say_as, command="chat")
 SILENT_S = 3.0  # after so long without piped text it is said that it is waited for

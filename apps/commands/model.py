@@ -13,7 +13,7 @@ from apps.show.progress import progress
 from apps.show.table import print_json, print_table
 from quant.text import bytes_text, count_text
 
-HELP = "Look at a model file, fetch one from the Hugging Face hub, list and remove those kept, or write a random one."
+HELP = "Look at a model file, fetch one, list and remove those kept, or write a random one."
 
 _FIGURES = (
     "layers", "embd", "ff", "heads", "vocab", "kv", "head_size", "experts", "experts_used", "expert_ff", "context",

@@ -182,7 +182,11 @@ def deploy(
     chosen, work = choice.plan, choice.options
     if isinstance(chosen, OnnxPlan):
         raise PlanError(f"{choice.model.name} is a network in ONNX: deploy it with deploy_onnx")
-    planned = {"context": work.context, "sequences": work.concurrency or 1, "threads": work.threads}
+    planned = {
+        "context": work.context,
+        "sequences": 1 if reproducible else work.concurrency or 1,
+        "threads": work.threads,
+    }
     guesses = drafts(draft, choice.model, steps, worker=draft_worker, insecure=cluster.insecure)
     engine_options = EngineOptions(
         memory=as_bytes(memory) or work.memory,

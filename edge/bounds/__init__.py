@@ -1,1 +1,1 @@
-"""What ends answers that would go on for ever."""
+"""Bounds that end answers which would go on for ever."""

@@ -1,1 +1,1 @@
-"""What answers must look like, compiled and followed in processes of their own, which can be killed."""
+"""Constraints on answers, compiled and followed in processes of their own, which can be killed."""

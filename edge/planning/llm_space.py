@@ -16,7 +16,7 @@ from edge.llama.llama import Model
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
 from edge.parallel.mirror import SHARE, MirroredHistory, mirror_of, not_copied
-from edge.planning.arrange import by_use, can_share, name_of
+from edge.planning.arrange import by_use, can_share, chosen, name_of
 from edge.planning.drafted import with_draft_held, with_drafts
 from edge.planning.measure import Measured, measured
 from edge.planning.space import MOST_SUBSETS_OF, PlanSpace
@@ -32,7 +32,7 @@ from partition.predict.pareto import Point, told, without_repeats
 from partition.predict.predict import predict
 from partition.predict.speeds import DeviceSpeed
 from partition.search.changes import Change, changes
-from partition.search.explain import best, best_of, kind_of, reason
+from partition.search.explain import best, kind_of, reason
 from partition.search.planner import Placed, Planner
 from quant.gguf.file import GgufFile
 
@@ -183,7 +183,7 @@ class LlmSpace(PlanSpace):
 
         def planned(workers: Sequence[str]) -> tuple[Plan, str]:
             there = [i for i, speed in enumerate(self.known.speeds) if speed.device in (LOCAL, *workers)]
-            return best_of(self.planner(there)) if workers else (alone, "")
+            return chosen(self.planner(there)) if workers else (alone, "")
 
         def left(plan: Plan) -> int:
             held = predict(plan, self.work, speeds, self.known.links).memory_bytes

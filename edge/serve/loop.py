@@ -41,9 +41,9 @@ class ServingLoop:
         reproducible: bool = False,
     ) -> None:
         """send: tells the server messages. drafter: guesses tokens. reproducible: a request shares nothing with those
-        before it, and without a seed of its own it has 0."""
+        before it, and without a seed of its own it has its place among the answers to one prompt."""
         self._engine, self._deployed, self._send, self._drafter = engine, deployed, send, drafter
-        self._reproducible, self._seed = reproducible, {"seed": 0} if reproducible else {}
+        self._reproducible = reproducible
         self._scheduler = self._new_scheduler()
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._numbers: dict[int, int] = {}  # the server's number of a request, by the scheduler's
@@ -243,10 +243,11 @@ class ServingLoop:
             raise SamplingError(f"max_tokens is {asked}: an answer has 1 token or more")
         biases = {int(token): bias for token, bias in generation["sampling"].get("logit_bias", {}).items()}
         stops = () if generation["messages"] is None else self._template.stops
+        seed = {"seed": generation["place"]} if self._reproducible else {}
         return Request(
             prompt,
             min(room, asked or room),
-            SamplingParams(**{**self._seed, **generation["sampling"], "logit_bias": biases}),
+            SamplingParams(**{**seed, **generation["sampling"], "logit_bias": biases}),
             (*generation["stop"], *stops),
             logprobs=generation["logprobs"],
             generated=generation["generated"],

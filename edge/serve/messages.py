@@ -2,9 +2,10 @@
 
 A line is a message of the server, or a list of messages of the process: all that one step brought.
 
-From the server: {"id", "do": what, "with": arguments}, or {"id", "do": "cancel"}. From the process: {"say": a line for
-people}, {"ready": status}, {"fatal": error}; of what was asked {"id", "result"} or {"id", "error"}, and of a generation
-then {"id", "begun"} once it is computed, {"id", "piece"} until one has a finish reason, or {"id", "error"}.
+From the server: {"config"}, then {"id", "do": what, "with": arguments}, such as "beat", or {"id", "do": "cancel"}.
+From the process: {"say": a line for people}, {"ready": status}, {"fatal": error}; of what was asked {"id", "result"} or
+{"id", "error"}, and of a generation then {"id", "begun"} once it is computed, {"id", "piece"} until one has a finish
+reason, or {"id", "error"}.
 """
 
 from __future__ import annotations

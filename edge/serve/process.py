@@ -25,7 +25,7 @@ from edge.serve.config import EngineConfig
 from edge.serve.messages import error_of, generation_json, piece_of, settle
 from edge.serve.served import Generation
 from edge.serve.spawn import exit_code, how_ended, spawn
-from edge.serve.watch import DEADLINES, Deadlines, Watch
+from edge.serve.watch import DEADLINES, RESTARTING, Deadlines, Watch
 
 LOAD_S = 3600.0  # for a model to be loaded: on several devices parts of it may have to be sent
 ANSWER_S = 660.0  # for what is no generation
@@ -318,7 +318,7 @@ class EngineProcess:
         reason: Exception = EngineGone(f"{self.name} was told to end")
         if by_itself:
             reason = self._fatal or EngineGone(how_ended(self.name, code))
-            self._watch.leave(str(reason))
+            self._watch.leave(RESTARTING)
             self._process = None
             if self._writer is not None:
                 self._writer.close()
@@ -352,6 +352,7 @@ class EngineProcess:
                     try:
                         await self._load(self.config)
                     except (EdgeError, OSError) as error:
+                        self._say(f"{error}; it is not started again")
                         self._give_up(error)
         await self._go_on(under_way)
 
@@ -395,6 +396,5 @@ class EngineProcess:
             self._end(answer, reason)
 
     def _fail_asked(self, reason: Exception) -> None:
-        for future in self._asked.values():
-            if not future.done():
-                future.set_exception(reason)
+        for future in (one for one in self._asked.values() if not one.done()):
+            future.set_exception(reason)

@@ -21,6 +21,7 @@ class Generation:
     max_tokens: int | None = None  # None: until the context is full
     stop: Sequence[str] = ()
     sampling: Mapping[str, Any] = field(default_factory=dict)  # fields of SamplingParams that are given
+    place: int = 0  # among the answers to one prompt
     namespace: str = ""  # of those who may notice, by its speed, that a prompt like theirs was asked before
     logprobs: int | None = None  # alternatives told with each token; 0: its own probability alone; None: nothing
 

@@ -13,6 +13,9 @@ from typing import Any
 
 from edge.errors import EngineGone
 
+# Whoever asks for health needs no key, so it tells neither names nor paths.
+RESTARTING = "its engine process ended; the next is being started, and the log says why"
+
 
 @dataclass(frozen=True)
 class Deadlines:
@@ -52,7 +55,7 @@ class Watch:
     def to_json(self, failed: Exception | None = None) -> dict[str, Any]:
         """As an item of `ServedModels.health`. failed: why no process is started any more."""
         if failed is not None:
-            return {"state": "failed", "reason": str(failed)}
+            return {"state": "failed", "reason": "its model cannot be run; the log says why"}
         if self._ended_by is not None:
             return {"state": "restarting", "reason": self._ended_by}
         if self._silent_s >= self._deadlines.silent_s:

@@ -28,7 +28,7 @@ ERRORS = "edge.errors"
 ROOMS = {
     "edge": (
         "edge: errors, names, log lines, work in threads, units",
-        "edge.bounds: what ends answers that would go on for ever",
+        "edge.bounds: bounds that end answers which would go on for ever",
         "edge.demo: the bundled model",
         "edge.llama: stock llama.cpp, all ctypes",
         "edge.slices: slices of models, cut and kept",
@@ -37,7 +37,7 @@ ROOMS = {
         "edge.paging: weights larger than memory",
         "edge.prefixes: keys and values of prompts, kept on disk",
         "edge.templates: chat templates, rendered apart",
-        "edge.constraints: what answers must look like, compiled and followed apart",
+        "edge.constraints: constraints on answers, compiled and followed apart",
         "edge.llm: a language model on one device",
         "edge.onnx: a network in ONNX on one device, and its stages",
         "edge.parallel: ranks that compute one step together",

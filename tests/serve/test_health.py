@@ -17,7 +17,7 @@ from edge.serve.config import EngineConfig
 from edge.serve.options import ServeOptions
 from edge.serve.process import EngineProcess
 from edge.serve.served import Generation
-from edge.serve.watch import Deadlines, Watch
+from edge.serve.watch import RESTARTING, Deadlines, Watch
 from tests.serve.scripted import ScriptedModels
 from tests.serve.serving import serving
 
@@ -55,7 +55,8 @@ def test_a_process_that_says_nothing_is_told_ended_and_its_answers_go_on() -> No
             silent = next(one for one in told if one["state"] == "silent")
             assert "has said nothing for 0.5 s" in silent["reason"]
             restarting = next(one for one in told if one["state"] == "restarting")
-            assert restarting["reason"] == "demo: its process has said nothing for 2 s, and was ended"
+            assert restarting["reason"] == RESTARTING
+            assert not any("demo" in one.get("reason", "") for one in told)
             tokens += [piece.token_id async for piece in answer]
             assert tokens == alone
             assert process.restarts == 1

@@ -135,3 +135,11 @@ def test_an_answer_of_the_engine(server: str) -> None:
     assert post(server, **{**asked, "prompt": tokens})["content"] == told["content"]
     forbidden = post(server, **asked, logit_bias=[[told["tokens"][0], False]])
     assert forbidden["tokens"][0] != told["tokens"][0]
+
+
+def test_what_is_told_back_is_short(url: str, model: Scripted) -> None:
+    """Fields that nobody knows, and long ones, would come back with each answer."""
+    told = post(url, "/completion", prompt="Hi", temperature=0.5, junk="x" * 999, grammar='root ::= "a"')
+    settings = told["generation_settings"]
+    assert settings["temperature"] == 0.5
+    assert not {"junk", "grammar", "prompt"} & settings.keys()

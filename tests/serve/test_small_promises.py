@@ -13,6 +13,7 @@ from edge.demo import MODEL_PATH
 from edge.errors import EngineGone
 from edge.llm.engine import Engine
 from edge.planning.deployed import Deployed
+from edge.serve.apis.fields import repeated
 from edge.serve.apis.messages_fields import MessagesInput, conversation_of
 from edge.serve.apis.metrics import metrics
 from edge.serve.apis.tokens import count_tokens
@@ -20,6 +21,7 @@ from edge.serve.app import create_app
 from edge.serve.config import EngineConfig
 from edge.serve.options import ServeOptions
 from edge.serve.router import Router
+from edge.serve.served import Generation
 from edge.serve.status import EngineStatus
 from edge.serve.tools.formats import MISTRAL
 from edge.serve.tools.parser import CallParser
@@ -148,3 +150,11 @@ def test_status_shows_the_plan_that_runs_now(demo: Engine) -> None:
     assert len(told["plan"]["stages"]) == 1
     assert told["why"] == "a is lost"
     assert [device["name"] for device in told["devices"]] == ["this device"]
+
+
+def test_several_answers_have_places() -> None:
+    """By which they differ where no seed is given and answers are reproducible."""
+    generation = Generation(prompt="Hi")
+    assert [one.place for one in repeated(generation, 3)] == [0, 1, 2]
+    seeded = [one.sampling["seed"] for one in repeated(Generation(prompt="Hi", sampling={"seed": 7}), 3)]
+    assert seeded == [7, 8, 9]

@@ -166,7 +166,7 @@ def repeated(generation: Generation, n: int) -> list[Generation]:
     """The same for n answers: with a seed, each has the next."""
     seed = generation.sampling.get("seed")
     if seed is None:
-        return [generation] * n
+        return [replace(generation, place=i) for i in range(n)]
     return [
         replace(generation, sampling={**generation.sampling, "seed": (seed + i) % (MAX_SEED + 1)}) for i in range(n)
     ]

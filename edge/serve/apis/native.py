@@ -57,6 +57,13 @@ class NativeEmbeddingsRequest(Fields):
     refused: ClassVar[Refused] = {**EmbeddingsRequest.refused, "encoding_format": ("float",)}
 
 
+# Fields that are told back with each answer; what may be long is not.
+_SETTINGS = set(NativeRequest.model_fields) - {
+    "prompt", "grammar", "regex", "lark", "json_schema", "response_format", "logit_bias", "stop",
+    "dry_sequence_breakers",
+}  # fmt: skip
+
+
 def asked(request: NativeRequest, _template: str) -> Asked:
     """Each prompt, as often as it is asked for. BadRequest."""
     prompts, n = prompts_of(request.prompt, "prompt"), request.n_cmpl or request.n or 1
@@ -122,7 +129,8 @@ async def events(request: NativeRequest, model: str, deltas: Deltas) -> AsyncGen
                 "truncated": False,
                 "stop_type": "word" if delta.stop_string is not None else _STOPS.get(delta.reason, "eos"),
                 "stopping_word": delta.stop_string or "",
-                "generation_settings": request.model_dump(mode="json", exclude={"prompt"}, exclude_none=True),
+                **delta.extra,
+                "generation_settings": request.model_dump(mode="json", include=_SETTINGS, exclude_none=True),
                 "timings": _timings(
                     begin, delta.generated_tokens, (at - request._arrived) * 1e3, (_clock() - at) * 1e3
                 ),

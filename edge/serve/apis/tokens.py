@@ -58,19 +58,25 @@ async def detokenize(request: DetokenizeRequest, model: ServedModel) -> dict[str
 async def apply_template(request: ChatRequest, model: ServedModel) -> dict[str, Any]:
     """The prompt of a chat."""
     [generation, *_] = chat_asked(request, await template_of(model)).generations
-    return {"prompt": await model.render(generation.messages or (), generation.tools, generation.variables)}
+    prompt = await model.render(generation.messages or (), generation.tools, generation.variables)
+    return {"prompt": _short(prompt)}
 
 
 async def count_tokens(request: MessagesInput, model: ServedModel) -> dict[str, Any]:
     """How many tokens the prompt of a conversation has."""
     said = conversation_of(request, await template_of(model))
-    prompt = await model.render(said.messages, said.tools, said.variables)
-    if len(prompt) > MOST_CHARACTERS:
-        raise BadRequest(f"the prompt has {len(prompt)} characters, {MOST_CHARACTERS} are the most", "messages")
+    prompt = _short(await model.render(said.messages, said.tools, said.variables))
     plain = await model.tokenize(prompt, add_special=False, parse_special=True)
     full = await model.tokenize(prompt, add_special=True, parse_special=True)
     # Templates that begin with the token that begins a text have it once, not twice.
     return {"input_tokens": len(plain if plain[:1] == full[:1] else full)}
+
+
+def _short(prompt: str) -> str:
+    """The prompt; BadRequest where it is longer than may be told or counted."""
+    if len(prompt) > MOST_CHARACTERS:
+        raise BadRequest(f"the prompt has {len(prompt)} characters, {MOST_CHARACTERS} are the most", "messages")
+    return prompt
 
 
 async def template_of(model: ServedModel) -> str:

@@ -1,4 +1,4 @@
-"""Who is answered: the names of this server, pages of other origins, keys, and how much requests may send."""
+"""Refuses requests by the names of this server, pages of other origins, keys, and how much they send."""
 
 from __future__ import annotations
 
