@@ -116,7 +116,7 @@ def loops(n: int) -> Iterator[None]:
 
 
 def beside_load(folder: Path, model: list[str], there: str, n: int) -> dict[str, Any]:
-    """What the plan that is found beside so many loops takes, and what this device takes alone right after."""
+    """Measure the plan that is found beside so many loops, and this device alone right after."""
     size = ["--context", "256", "--prompt-tokens", "16", "--gen-tokens", "48", "--repeats", "3", "--json"]
     with loops(n):
         several = _printed(folder, "bench", *model, *size, "--workers", there, "--insecure")

@@ -108,7 +108,7 @@ def one_file(
 
 
 def others(path: Path, options: EngineOptions, workers: Sequence[tuple[str, int]]) -> list[Route]:
-    """What this runtime adds, on this device and over others."""
+    """Ways that this runtime adds, on this device and over others."""
     addresses = [address for address, _ in workers]
 
     def over(parallel: str, *shares: float, wire: str = "f32") -> Callable[[EngineOptions], Any]:

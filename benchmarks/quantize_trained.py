@@ -23,7 +23,7 @@ OTHERS = ("q3_k_s", "q4_k_s", "q4_1", "q5_0")  # which may be the best that is n
 
 
 def trained(model: Path, folder: Path, *, minutes: float, chunks: int, threads: int, tiny: bool) -> dict[str, Any]:
-    """Of the model as it is, in F16, and with its neurons in another order, which lies on the grid of no type."""
+    """Compare fits of the model as it is, in F16, and with its neurons in another order, on the grid of no type."""
     as_it_is = folder / "as-it-is.gguf"
     quantize(GgufFile.open(model), as_it_is, MIXES["f16"], threads=threads)
     found = {"as it is": _compared(as_it_is, folder / "as", minutes, chunks, threads, tiny)}

@@ -345,7 +345,7 @@ def _sampling(args: argparse.Namespace) -> SamplingParams:
 
 
 def _bounds_line(schema: str) -> str | None:
-    """What a person is told of arrays that their schema leaves open; None where there are none."""
+    """Return the line that names arrays which a schema leaves open; None where there are none."""
     from edge.bounds.json_arrays import bounded, bounds_line
 
     try:

@@ -35,7 +35,7 @@ def dropped_line(usage: Usage) -> str:
 
 
 def end_line(response: Response, max_tokens: int | None, sampling: SamplingParams) -> str | None:
-    """What a person is told where an answer was cut; None where it was not, or where they asked for it.
+    """Return the line that says why an answer was cut; None where it was not, or where that was asked for.
 
     max_tokens: what they asked for.
     """

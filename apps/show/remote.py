@@ -34,7 +34,7 @@ def answer_once(chat: ServerChat, prompt: str, options: Mapping[str, Any], *, as
 
 
 def end_line(chat: ServerChat) -> str | None:
-    """What a person is told where the server ended an answer that repeats itself; None where it did not."""
+    """Return the line that says that the server ended an answer which repeats itself; None where it did not."""
     if chat.finish_reason != "repetition":
         return None
     return "the answer repeats itself; the server ended it, --allow-repetition lets it go on"

@@ -24,7 +24,7 @@ def bounded(schema: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def bounds_line(places: Sequence[str]) -> str:
-    """What a person is told of arrays that were bounded."""
+    """Return the line that names arrays which were bounded."""
     named = ", ".join(places[:3]) + (f" and {len(places) - 3} more" if len(places) > 3 else "")
     arrays = "is an array" if len(places) == 1 else "are arrays"
     return f"{named} {arrays} without maxItems: {MAX_ITEMS} items at most; set maxItems for another bound"

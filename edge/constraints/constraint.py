@@ -1,4 +1,4 @@
-"""What an answer must look like, as whoever chooses its tokens sees it: a process that says which may come next.
+"""A constraint on an answer, as whoever chooses its tokens sees it: a process that says which may come next.
 
 Grammars are code of strangers. A small one may take for ever to compile, or to follow, and native code cannot be
 interrupted. So nothing of them runs in this process (child.py): what takes too long is ended there, with its answer.
@@ -67,7 +67,7 @@ class Constraint:
         return bool(self._ask({"allows": token})["allowed"])
 
     def masks(self, guesses: Sequence[int]) -> list[Mask | None] | None:
-        """What may come next, and then behind each of these tokens, as if it came; None behind one that may not. None
+        """Masks of what may come next, and then behind each of these tokens; None behind one that may not come. None
         for all where it takes longer to find than logits on their way: llama.cpp takes 37 ms for a mask of 128,256
         tokens of a GBNF grammar, and their logits 4 ms over 1 Gbit/s."""
         if self._kind == "grammar":

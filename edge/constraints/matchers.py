@@ -1,4 +1,4 @@
-"""What may come next of a JSON schema, a regular expression or a grammar, in the process that follows it (child.py).
+"""Matchers of JSON schemas, regular expressions and grammars, in the process that follows them (child.py).
 
 llguidance compiles schemas, regular expressions and its own Lark grammars, and refuses what it cannot hold in full.
 GBNF grammars are llama.cpp's own.
@@ -39,10 +39,10 @@ class Matcher(Protocol):
         """Whether this token may come next."""
 
     def mask(self) -> Mask:
-        """What may come next. SamplingError where nothing may, or where it cannot be told."""
+        """Return the mask of what may come next. SamplingError where nothing may, or where it cannot be told."""
 
     def masks(self, guesses: Sequence[int]) -> list[Mask | None]:
-        """What may come next, and then behind each of these tokens, as if it came; None behind one that may not."""
+        """Masks of what may come next, and then behind each of these tokens; None behind one that may not come."""
 
     def accept(self, token: int) -> None:
         """A token came. SamplingError where the constraint cannot be followed behind it."""
@@ -142,11 +142,11 @@ class Matchers:
         return LLTokenizer(TokenizerWrapper(vocabulary), eos_token=vocabulary.ends)
 
     def gbnf(self, source: str) -> Matcher:
-        """Of a GBNF grammar."""
+        """Make the matcher of a GBNF grammar."""
         return GbnfMatcher(self._model, source)
 
     def json_schema(self, source: str) -> Matcher:
-        """Of the JSON text of a schema."""
+        """Make the matcher of a schema, given as JSON text."""
         guidance = _guidance()
         try:
             values = json.loads(source)
@@ -159,11 +159,11 @@ class Matchers:
         return self._guided(grammar, "JSON schema")
 
     def regex(self, source: str) -> Matcher:
-        """Of a regular expression."""
+        """Make the matcher of a regular expression."""
         return self._guided(_guidance().LLMatcher.grammar_from_regex(source), "regular expression")
 
     def lark(self, source: str) -> Matcher:
-        """Of a grammar in llguidance's form of Lark."""
+        """Make the matcher of a grammar in llguidance's form of Lark."""
         return self._guided(_guidance().LLMatcher.grammar_from_lark(source), "grammar")
 
     def _guided(self, grammar: str, kind: str) -> Matcher:

@@ -112,7 +112,7 @@ def _scaling(scaling: Scaling | None, channels: int) -> Scaling:
 
 
 def _target(one: Input) -> _Target:
-    """What the input takes. SamplesError for one that does not look like a picture."""
+    """Return the layout of pixels that an input takes. SamplesError for one that does not look like a picture."""
     shape = one.shape
     first = len(shape) in (3, 4) and shape[-3] in _MODES
     if not first and not (len(shape) in (3, 4) and shape[-1] in _MODES):

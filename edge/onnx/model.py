@@ -129,7 +129,7 @@ class OnnxSource:
         return f"{words}; an input that it takes would tell more, as {self.unrun}" if self.unrun else words
 
     def node_seconds(self, threads: int | None) -> list[float] | None:
-        """What each node of the graph takes on this device, in a run of the sample; None where it has no room, or does
+        """Seconds of each node of the graph on this device, in a run of the sample; None where it has no room, or does
         not run."""
         try:
             run = ObservedRun(self.file, self.sample)
@@ -179,7 +179,7 @@ class OnnxSource:
 
 
 def declared_inputs(file: OnnxFile) -> tuple[Input, ...]:
-    """What a model takes, as ONNX Runtime would say it. SamplesError for what is no tensor of numbers."""
+    """Inputs of a model, as ONNX Runtime would say them. SamplesError for what is no tensor of numbers."""
     found = []
     for value in file.model.graph.input:
         tensor = value.type.tensor_type

@@ -46,7 +46,7 @@ class Input:
 
 
 def inputs_of(session: Any, shapeless: Collection[str] = ()) -> tuple[Input, ...]:
-    """What a session takes. shapeless: those without a shape, which a session calls scalars. SamplesError for what no
+    """Inputs of a session. shapeless: those without a shape, which a session calls scalars. SamplesError for what no
     array can be given to, such as text or a sequence."""
     found = tuple(
         Input(value.name, value.type, ANY_SHAPE if value.name in shapeless else shape_of_session(value.shape))

@@ -42,7 +42,7 @@ def dtype_of(type_name: str) -> np.dtype[Any]:
 
 
 def outputs_of(session: Any, shapeless: Collection[str] = ()) -> tuple[Output, ...]:
-    """What a session gives. shapeless: those that the model declares without a shape; a session that infers none calls
+    """Outputs of a session. shapeless: those that the model declares without a shape; a session that infers none calls
     them scalars. ModelFileError, with its name, for an output that is no tensor of numbers."""
     found = []
     for value in session.get_outputs():

@@ -198,12 +198,12 @@ def _branches(node: Any) -> Iterator[Any]:
 
 
 def _names_used(graph: Any) -> set[str]:
-    """What the nodes of a graph take, without those in its branches."""
+    """Inputs of the nodes of a graph, without those in its branches."""
     return {name for node in graph.node for name in node.input}
 
 
 def _all_names_used(graph: Any) -> set[str]:
-    """What a graph takes, its branches and their outputs included."""
+    """Inputs of a graph, its branches and their outputs included."""
     inside = [_all_names_used(branch) for node in graph.node for branch in _branches(node)]
     return _names_used(graph).union({value.name for value in graph.output}, *inside)
 

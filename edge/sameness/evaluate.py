@@ -1,4 +1,4 @@
-"""What routes make of a model: perplexity, and divergence from a reference and from one device."""
+"""Comparison of routes through a model: perplexity, and divergence from a reference and from one device."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Routes:
         }
 
     def rows(self) -> list[list[str]]:
-        """What COLUMNS name, of each route."""
+        """Values of COLUMNS for each route."""
         return [
             [
                 one.name,
@@ -150,6 +150,6 @@ class _Scores:
             self._agree[k, at] = other.argmax() == log_p.argmax()
 
     def of(self, name: str) -> Sameness:
-        """Of all; a place that no row came for is NaN in them."""
+        """Figures of all rows; a place that no row came for is NaN in them."""
         found = (summarize(self._nll, self._divergence[k], self._agree[k]) for k in range(2))
         return Sameness(name, *found)

@@ -49,7 +49,7 @@ def settings(path: Path, options: EngineOptions) -> list[Route]:
 
 
 def ways(options: EngineOptions, opened: Opened, where: str = "") -> list[Route]:
-    """What answers may be computed by. opened: an engine with these options. where: it is, for
+    """Routes that compute answers. opened: an engine with these options. where: it is, for
     people."""
     behind = f", {where}" if where else ""
     wide = replace(options, context=STREAMS * (options.context or 1), sequences=STREAMS, outputs=STREAMS)

@@ -1,4 +1,4 @@
-"""What files of models say of them, read once while a file stays as it is."""
+"""Facts about model files, read once while a file stays as it is."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ModelFiles:
         self._read: dict[str, tuple[tuple[int, int], ModelFile]] = {}
 
     def about(self, path: str) -> ModelFile:
-        """What there is to know of a file."""
+        """Return the facts about a file."""
         try:
             status = os.stat(path)
         except OSError:

@@ -114,13 +114,13 @@ class ServedModels(Protocol):
         """Those that are loaded now."""
 
     def file(self, name: str) -> ModelFile:
-        """What is known of the file of a model that is there; read where that is new, so not for the event loop."""
+        """Facts about the file of a model that is there; read where that is new, so not for the event loop."""
 
     async def running(self, name: str) -> Mapping[str, Any]:
         """`about` of a model that is loaded; else nothing."""
 
     def health(self) -> Sequence[Mapping[str, Any]]:
-        """Of each that was loaded whether it answers: `state` (waiting, computing, loading, silent, restarting or
+        """Tell of each loaded model whether it answers: `state` (waiting, computing, loading, silent, restarting or
         failed), `busy_s` where it computes, and `reason` where it does not answer."""
 
     async def use_plan(self, name: str | None, plan: Mapping[str, Any]) -> None:

@@ -71,7 +71,7 @@ class SlowWatch:
         self.found += [self._corrected(change) for change in changes]
 
     def first_times(self) -> list[dict[str, Summary]]:
-        """Of each rank, with steps of one row, at the first look since the plan began; after that, nothing."""
+        """Times of each rank, with steps of one row, at the first look since the plan began; after that, nothing."""
         times, self._first = self._first or [], [] if self._first is not None else None
         return times
 

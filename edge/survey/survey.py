@@ -211,7 +211,7 @@ def own_profile(name: str, threads: int) -> DeviceProfile:
 
 
 def _known(cache: Remembered, timing: Timing[T], rank: int) -> DeviceTiming[T] | None:
-    """What a device is remembered to take; None where it has to be measured."""
+    """Return the remembered times of a device; None where it has to be measured."""
     remembered = cache.get(timing.keys[rank])
     times = None if remembered is None else timing.read(rank, remembered[0])
     if remembered is None or times is None:

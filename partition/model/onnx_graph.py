@@ -103,8 +103,8 @@ class OnnxGraph:
 
     @cached_property
     def folded(self) -> frozenset[str]:
-        """What convolutions give to a normalization alone. Runtimes multiply its factors into the weights: rounded
-        there, and not behind, trained networks give other last digits."""
+        """Outputs of convolutions that go to a normalization alone. Runtimes multiply its factors into the weights:
+        rounded there, and not behind, trained networks give other last digits."""
         uses = Counter(name for node in self.nodes for name in node.inputs) + Counter(self.outputs)
         alone = {node.inputs[0] for node in self.nodes if node.op == "BatchNormalization" and len(node.inputs) == 1}
         given = {name for node in self.nodes if node.op in ("Conv", "ConvTranspose") for name in node.outputs}

@@ -64,7 +64,7 @@ def elem_type(type_name: str) -> int:
 
 @dataclass(frozen=True)
 class Shapes:
-    """What is known of the tensors of a graph."""
+    """Facts about the tensors of a graph."""
 
     values: dict[str, Value]  # those whose shape is known
     types: dict[str, str]  # element types, also of tensors whose shape is not known

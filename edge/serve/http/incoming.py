@@ -84,8 +84,8 @@ class IncomingBody:
             raise self._too_large()
 
     async def receive(self) -> Message:
-        """What comes next. HTTPException where it is too much, or has no room. A length that is known takes its room
-        at once: requests that each wait for more while they hold a part would wait for each other."""
+        """Return the next part. HTTPException where it is too much, or has no room. A known length takes its room at
+        once: requests that each wait for more while they hold a part would wait for each other."""
         await self._take(self._declared)
         message = await self._next()
         if self._received > self._most:
