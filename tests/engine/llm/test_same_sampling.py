@@ -9,9 +9,10 @@ import pytest
 
 from edge.demo import MODEL_PATH
 from edge.errors import SamplingError
+from edge.llm.continuation import Continuation
 from edge.llm.engine import Engine
 from edge.llm.generate import generate
-from edge.llm.sampler import MAX_DRY_BREAKERS, MAX_DRY_LAST_N, SamplingParams, TokenSampler
+from edge.llm.sampler import MAX_DRY_BREAKERS, MAX_DRY_LAST_N, PENALTY_LAST_N, SamplingParams, TokenSampler
 from edge.llm.sequence import Session
 from tests.conftest import OPTIONS
 from tests.support.llama_cpp_chain import BareLlama
@@ -105,3 +106,19 @@ def test_typical_p_counts_what_a_constraint_leaves(llama: Engine) -> None:
 def test_options_out_of_range_are_refused_by_name(options: dict[str, Any], words: str) -> None:
     with pytest.raises(SamplingError, match=words):
         SamplingParams(**options)
+
+
+def test_dry_remembers_the_whole_prompt(demo: Engine) -> None:
+    """What follows stood far before: more tokens ago than penalties look back."""
+    first = [300, 301, 302]
+    prompt = [*first, *range(10, 10 + 2 * PENALTY_LAST_N), *first[:2]]
+    logits = np.zeros(demo.model.n_vocab, np.float32)
+    logits[[302, 350]] = 2.0, 1.0
+    chosen = []
+    for options in ({}, {**DRY, "dry_sequence_breakers": ()}):
+        sampling = SamplingParams(temperature=0, **options)
+        continuation = Continuation(demo.model, prompt, sampling, max_tokens=1, stop=())
+        continuation.choose(logits)
+        chosen += continuation.tokens
+        continuation.close()
+    assert chosen == [302, 350]
