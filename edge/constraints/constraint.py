@@ -30,8 +30,8 @@ _NAMES = {"grammar": "grammar", "json_schema": "JSON schema", "regex": "regular 
 Mask = NDArray[np.bool_]  # [n_vocab]: tokens that may come next
 
 
-def always_wanted() -> bool:
-    """Nobody gives up."""
+def never_given_up() -> bool:
+    """Return False: whoever asked still waits."""
     return False
 
 
@@ -40,7 +40,12 @@ class Constraint:
     be followed, or takes too much to follow."""
 
     def __init__(
-        self, model: Model, kind: str, source: str, given_up: Callable[[], bool] = always_wanted, wait_s: float = WAIT_S
+        self,
+        model: Model,
+        kind: str,
+        source: str,
+        given_up: Callable[[], bool] = never_given_up,
+        wait_s: float = WAIT_S,
     ) -> None:
         """kind: a key of _NAMES. given_up: whether nobody waits for it any more, asked meanwhile."""
         self._n_vocab, self._kind, self._wait_s = model.n_vocab, kind, wait_s
@@ -105,7 +110,7 @@ class Constraint:
             rows.append(np.unpackbits(np.frombuffer(packed, np.uint8), count=self._n_vocab) > 0 if is_there else None)
         return rows
 
-    def _ask(self, request: dict[str, Any], given_up: Callable[[], bool] = always_wanted) -> dict[str, Any]:
+    def _ask(self, request: dict[str, Any], given_up: Callable[[], bool] = never_given_up) -> dict[str, Any]:
         if self._error is not None:
             raise self._error
         try:
@@ -175,7 +180,7 @@ def constraint_for(
     json_schema: str | None,
     regex: str | None,
     lark: str | None,
-    given_up: Callable[[], bool] = always_wanted,
+    given_up: Callable[[], bool] = never_given_up,
 ) -> Constraint | None:
     """The constraint of the one that is given; None where none is. SamplingError where it cannot be used, or where
     nobody waits for it any more."""

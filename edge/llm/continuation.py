@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.bounds.repetition import Repetition, RepetitionDetector
-from edge.constraints.constraint import always_wanted
+from edge.constraints.constraint import never_given_up
 from edge.errors import SamplingError
 from edge.llama.llama import Model
 from edge.llm.sampler import SamplingParams, TokenSampler, Wanted
@@ -27,7 +27,7 @@ class Continuation:
         max_tokens: int | None = None,  # None: until somebody else ends it
         stop: Sequence[str] = (),  # strings that end the answer and are not part of its text
         ends: bool = True,  # False: also after a token that ends a text, for measuring
-        given_up: Callable[[], bool] = always_wanted,  # as of a TokenSampler
+        given_up: Callable[[], bool] = never_given_up,  # as of a TokenSampler
     ) -> None:
         """SamplingError where the sampling options, the grammar or a stop string cannot be used."""
         if any(not s for s in stop):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.constraints.constraint import Mask, always_wanted, constraint_for
+from edge.constraints.constraint import Mask, constraint_for, never_given_up
 from edge.errors import SamplingError
 from edge.llama import sampling as native
 from edge.llama.llama import Model
@@ -127,7 +127,7 @@ class Wanted(NamedTuple):
 class TokenSampler:
     """Chooses tokens for one generation; it remembers what it accepted."""
 
-    def __init__(self, model: Model, params: SamplingParams, given_up: Callable[[], bool] = always_wanted) -> None:
+    def __init__(self, model: Model, params: SamplingParams, given_up: Callable[[], bool] = never_given_up) -> None:
         """given_up: whether nobody waits for it any more, asked while a constraint is compiled. SamplingError where the
         biases, the grammar or the schema cannot be used."""
         if not all(0 <= token < model.n_vocab for token in params.logit_bias):

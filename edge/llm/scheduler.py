@@ -19,7 +19,7 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.constraints.constraint import Mask, always_wanted
+from edge.constraints.constraint import Mask, never_given_up
 from edge.errors import ContextFull, EdgeError, EngineError, SamplingError
 from edge.llm.continuation import Continuation
 from edge.llm.interface import StepDrafter, TextEngine
@@ -80,7 +80,7 @@ class Scheduler:
         having = {*self._ready, *(one for group in self._flying for one in group)}
         return sorted(having, key=lambda one: one.slot.sequence if one.slot else -1)
 
-    def prepare(self, request: Request, given_up: Callable[[], bool] = always_wanted) -> Running:
+    def prepare(self, request: Request, given_up: Callable[[], bool] = never_given_up) -> Running:
         """A request that `enqueue` can take: all that can be wrong with it is found here. Any thread may do this.
         given_up: whether nobody waits for it any more.
 
