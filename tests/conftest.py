@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from apps.show import progress
 from devices.paths import state_folder
 from devices.processes.forking import available
 from edge.cluster import session
@@ -19,7 +20,7 @@ from edge.demo import MODEL_PATH
 from edge.llm.engine import Engine, EngineOptions
 from edge.models import shapes, synth
 from edge.net import dialling
-from tests.support import BRIEF_LINKS, ROOT, TESTS
+from tests.support import BRIEF_LINKS, NEVER_S, PLAIN_LINES, ROOT, TESTS
 from tests.support.forked_modules import fork_modules
 from tests.support.helpers import OwnEngines
 from tests.support.measuring import measure_briefly
@@ -82,6 +83,15 @@ if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
 def _nothing_is_kept_of_prompts() -> None:
     """A test finds no prompts of others: without the key there are none."""
     (state_folder() / "prefix.key").unlink(missing_ok=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _a_slow_machine_prints_no_more() -> Iterator[None]:
+    """Print no lines of progress on standard error: beside a load every job is long. Forked commands do the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in PLAIN_LINES:
+            patch.setattr(progress, name, NEVER_S)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

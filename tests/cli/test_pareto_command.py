@@ -126,8 +126,22 @@ def test_an_interrupted_one_writes_what_it_knows(
     monkeypatch.setattr(LlmSpace, "measure", until_stopped)
     monkeypatch.setattr(measuring, "promising", lambda points, _: range(len(points)))  # whatever is predicted now
     data, html, png = (tmp_path / f"front.{ending}" for ending in ("json", "html", "png"))
-    # Another context than elsewhere, so that no plan was measured before.
-    asked = ("--context", "496", "--prompt-tokens", "16", "--concurrency", "2", "--measure", "2", "--json", data)
+    # Another context than elsewhere, so that no plan was measured before. By memory two devices are always on the
+    # front, however slow the worker was when it was measured.
+    asked = (
+        "--context",
+        "496",
+        "--axes",
+        "latency,memory",
+        "--prompt-tokens",
+        "16",
+        "--concurrency",
+        "2",
+        "--measure",
+        "2",
+        "--json",
+        data,
+    )
     command = (*asked, "--html", html, "--png", png, "--workers", one.address, "--insecure")
     code, _, error = edge(*command, "--save", tmp_path / "plan.json", "--pick", "latency")
     assert code == 130, error

@@ -7,6 +7,7 @@ import pytest
 
 from apps.show import progress as progress_module
 from apps.show.progress import PLAIN_AFTER_S, PLAIN_INTERVAL_S, STILL_S, Lines, progress
+from tests.support import NEVER_S, PLAIN_LINES
 from tests.support.helpers import until
 
 
@@ -36,6 +37,7 @@ def test_a_bar_with_label_and_amount_on_a_terminal(monkeypatch: pytest.MonkeyPat
 
 def test_no_bar_for_a_short_job(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = terminal_as_stderr(monkeypatch)
+    monkeypatch.setattr(progress_module, "SHOW_AFTER_S", NEVER_S)
     with progress("Loading", 100) as show:
         show(100)
     assert terminal.getvalue() == ""
@@ -56,8 +58,12 @@ def test_no_lines_for_a_short_job(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr() == ("", "")
 
 
-def test_what_takes_long_says_so_though_nothing_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_takes_long_says_so_though_nothing_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A line soon after it began, and then one every ten seconds, with how far it is."""
+    for name, seconds in zip(PLAIN_LINES, (PLAIN_AFTER_S, PLAIN_INTERVAL_S, STILL_S), strict=True):
+        monkeypatch.setattr(progress_module, name, seconds)
     now_s = 100.0
     lines = Lines("Measuring plans", 3, "plans", clock=lambda: now_s, ticking=False)
 
