@@ -356,7 +356,7 @@ def engine_options(args: argparse.Namespace, sequences: int = 1, *, follows_load
     if getattr(args, "draft", None) is None:
         return made
     from apps.show.progress import ShownSteps
-    from edge.speculate.opened import drafts, with_room
+    from edge.speculate.factory import drafts, with_room
 
     insecure = bool(getattr(args, "insecure", False))
     args.draft = drafts(args.draft, args.model, ShownSteps(), worker=args.draft_worker, insecure=insecure)

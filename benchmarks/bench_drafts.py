@@ -44,7 +44,7 @@ from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
 from edge.llm.sampler import SamplingParams
 from edge.quantization.gguf import quantize
-from edge.speculate.opened import SELF, Draft, drafts, speculation, with_room
+from edge.speculate.factory import SELF, Draft, drafts, speculation, with_room
 from edge.speculate.speculation import Speculation
 from edge.templates.process import TemplateProcess
 from quant.gguf.file import GgufFile

@@ -46,9 +46,9 @@ from devices.probe import default_threads, own_rss
 from edge.demo import MODEL_PATH
 from edge.llm.engine import Engine
 from edge.llm.generate import generate
-from edge.llm.interface import Checked, TextEngine
+from edge.llm.interface import TextEngine, VerifyResult
 from edge.llm.options import EngineOptions
-from edge.llm.sampler import SamplingParams, Wanted
+from edge.llm.sampler import LogitsRequest, SamplingParams
 from edge.llm.sequence import Session
 from edge.parallel.engine import DistributedEngine
 from edge.planning.measure import windows_s
@@ -184,7 +184,7 @@ class Counted(Speculation):
         self.gave = 0  # tokens
         self.right = self.looked_at = 0  # guesses
 
-    def checked(self, window: Checked) -> None:
+    def checked(self, window: VerifyResult) -> None:
         """A pass is over."""
         super().checked(window)
         self.passes[window.rows] += 1
@@ -278,7 +278,7 @@ def busy_ms(engine: TextEngine, prompt: list[int]) -> dict[int, float]:
     if not isinstance(engine, DistributedEngine) or engine.stages == 1:
         return {}
     session = Session(engine)
-    session.wanted = lambda _: Wanted(1)
+    session.wanted = lambda _: LogitsRequest(1)
     session.prefill(prompt)
     found = {}
     for size in ROWS:

@@ -61,7 +61,7 @@ class Announcement:
 
 
 @dataclass(frozen=True, order=True)
-class Found:
+class Discovered:
     """A worker that announced itself. Everything in here is its own claim, cut to printable text of bounded length."""
 
     name: str
@@ -184,7 +184,7 @@ class _Listener:
         return [info for info in infos if info.load_from_cache(zeroconf)]
 
 
-def browse(timeout_s: float = BROWSE_S, interfaces: Sequence[str] | None = None) -> list[Found]:
+def browse(timeout_s: float = BROWSE_S, interfaces: Sequence[str] | None = None) -> list[Discovered]:
     """The workers that announce themselves within `timeout_s` seconds, sorted; without those that said goodbye.
 
     `interfaces` are IPv4 addresses of the interfaces to ask on; by default all. Takes the whole time, as nobody knows
@@ -306,7 +306,7 @@ def _close(zeroconf: Zeroconf) -> None:
         zeroconf.close()
 
 
-def _found(info: ServiceInfo, own: Sequence[_Interface]) -> Found | None:
+def _found(info: ServiceInfo, own: Sequence[_Interface]) -> Discovered | None:
     """What was announced, checked and bounded; None where it has no usable address or port."""
     addresses = _sorted_addresses(info.parsed_addresses()[: 4 * MAX_ADDRESSES], own)
     name = _printable(info.name[: -len(SERVICE) - 1])
@@ -315,7 +315,7 @@ def _found(info: ServiceInfo, own: Sequence[_Interface]) -> Found | None:
     properties: dict[str, str] = {}
     for key, value in list(info.properties.items())[:MAX_PROPERTIES]:
         properties[_decoded(key, MAX_KEY)] = _decoded(value or b"", MAX_VALUE)
-    return Found(name, addresses, info.port, properties)
+    return Discovered(name, addresses, info.port, properties)
 
 
 def _sorted_addresses(addresses: Iterable[str], own: Sequence[_Interface]) -> tuple[str, ...]:

@@ -283,7 +283,7 @@ def _loaded(
     """A chat on the loaded model. once: for a single question, whose answer ends where the context is full."""
     document = "\n\n".join(_read(name).strip() for name in args.file)
     from edge.llm.chat import Chat
-    from edge.speculate.opened import speculation
+    from edge.speculate.factory import speculation
     from edge.templates.process import TemplateProcess
 
     began = time.perf_counter()

@@ -229,7 +229,7 @@ def deployed_onnx(
     """The network on these devices until the end of the block, its stages loaded. The errors of
     `edge.planning.onnx_deployed`."""
     from edge.planning.onnx_deployed import deployed as running
-    from edge.planning.onnx_surviving import OnnxPlacement
+    from edge.planning.onnx_supervisor import OnnxPlacement
     from edge.planning.plan_file import save_plan
 
     placement = OnnxPlacement(

@@ -36,7 +36,7 @@ HELP = "Serve models by the APIs of OpenAI and Anthropic, with a page to talk to
 PORT, REQUESTS, QUEUE = 8080, 8, 256
 MAX_REQUESTS, MAX_QUEUE = 255, 1 << 16
 KEY_VARIABLE = "EDGE_API_KEY"
-# edge.speculate.opened.KINDS and SELF, named here because the server loads nothing that computes.
+# edge.speculate.factory.KINDS and SELF, named here because the server loads nothing that computes.
 DRAFTS = ("auto", "off", "ngram", "self")
 # What an engine process is told; a test holds that these are all that there are.
 ENGINE_OPTIONS = (

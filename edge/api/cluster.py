@@ -26,9 +26,9 @@ from edge.planning.front import Front
 from edge.planning.reproducible import SameCuts
 from edge.planning.reproducible import settled as settled_plan
 from edge.planning.spaces import DEFAULTS, PlanOptions, spaces
-from edge.planning.surviving import Survivor
+from edge.planning.supervisor import Supervisor
 from edge.slices.local import OwnSlices
-from edge.speculate.opened import drafts, model_with, settled, with_room
+from edge.speculate.factory import drafts, model_with, settled, with_room
 from edge.survey.profile import reachable
 from edge.tasks import SILENT, Steps
 from edge.units import as_bytes
@@ -203,7 +203,7 @@ def deploy(
     file = GgufFile.open(choice.model)
     travel = exchange or Exchange(work.transport, wire=work.wire)
     digest = OwnSlices().model_digest(file.path)
-    survivors = SameCuts if reproducible else Survivor
+    survivors = SameCuts if reproducible else Supervisor
     survivor = survivors(file, digest, engine_options, travel, steps, cluster.insecure, spare=spare)
     try:
         running = survivor.start(fleet, chosen)
@@ -254,7 +254,7 @@ def _pipeline(
     from edge.onnx.bench import in_turn
     from edge.onnx.engine import OnnxEngine
     from edge.onnx.model import sized
-    from edge.planning.onnx_surviving import OnnxPlacement, SurvivingDeployment
+    from edge.planning.onnx_supervisor import OnnxPlacement, SurvivingDeployment
 
     path, dims = choice.model, dict(choice.options.dims)
     source = sized(path, dims, choice.options.inputs)

@@ -13,7 +13,7 @@ from edge.quantization.fit import FitOptions, fit_file
 from edge.quantization.gguf import Outcome
 from edge.quantization.gguf import quantize as to_mix
 from edge.quantization.text_file import BUNDLED, read_text
-from edge.speculate.opened import drafts, model_with, settled, with_room
+from edge.speculate.factory import drafts, model_with, settled, with_room
 from edge.units import as_bytes
 from quant.gguf.file import GgufFile
 from quant.mixes import mix_by_name

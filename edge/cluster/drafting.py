@@ -15,7 +15,7 @@ from edge.errors import EdgeError
 from edge.llm.options import EngineOptions
 from edge.slices.local import OwnSlices
 from edge.tasks import SILENT, AggregateProgress, CancelScope, CheckedSteps, Steps
-from edge.worker.guesses import GUESS_S, RemoteGuesser
+from edge.worker.draft_queries import GUESS_S, RemoteGuesser
 from edge.worker.messages import options_message
 from partition.slices.recipe import whole
 from quant.wire import WIRES
@@ -67,13 +67,13 @@ class DraftDevice:
         """Whether it guesses nothing now."""
         return self._loaded is None
 
-    def likeliest(self, tokens: Sequence[int], n: int) -> list[int]:
+    def propose(self, tokens: Sequence[int], n: int) -> list[int]:
         """`n` tokens behind these, each the likeliest; none while the device is lost."""
         loaded = self._loaded
         if loaded is None:
             return []
         try:
-            return loaded.likeliest(tokens, n)
+            return loaded.propose(tokens, n)
         except TransportError as error:
             self._lose(loaded, error)
             return []
@@ -160,11 +160,11 @@ class LoadedDraft(RankGroup):
         self._guesser = RemoteGuesser(self.link, self.context, n_vocab)
         self._closing.then(self._end)
 
-    def likeliest(self, tokens: Sequence[int], n: int) -> list[int]:
-        """As `RemoteGuesser.likeliest`."""
+    def propose(self, tokens: Sequence[int], n: int) -> list[int]:
+        """As `RemoteGuesser.propose`."""
         self._waits = True
         try:
-            return self._guesser.likeliest(tokens, n)
+            return self._guesser.propose(tokens, n)
         finally:
             self._waits = False
 

@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from edge.cluster.failures import is_cause
 from edge.cluster.fleet import Fleet
+from edge.cluster.liveness import LOST_S, LivenessMonitor
 from edge.cluster.session import EngineSession, RemoteSession, answers, last_failure, tell_peers
-from edge.cluster.silence import LOST_S, Silence
 from edge.net import credentials
 from edge.net.peers import SECRET_BYTES, Peer
 from edge.net.relink import Relink
@@ -54,7 +54,7 @@ class RankGroup:
         self._closing = CancelScope()
         self._gives_up = gives_up
         lost = self._stood_still if gives_up else None
-        silence = Silence(lambda: self._sessions, say, self._is_busy, lost, self._leaves)
+        silence = LivenessMonitor(lambda: self._sessions, say, self._is_busy, lost, self._leaves)
         self._closing.then(silence.close)
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ Planned = Callable[[Sequence[str]], tuple[Plan, str]]
 
 
 @dataclass(frozen=True)
-class Beside:
+class StandbySlice:
     """A slice that a device keeps on its disk for a plan that may come, beside those of the plan that runs."""
 
     address: str
@@ -44,7 +44,7 @@ class Spare:
 
     losses: int
     plans: Mapping[frozenset[str], Plan] = field(default_factory=dict)  # after losses, by who is lost
-    beside: tuple[Beside, ...] = ()
+    beside: tuple[StandbySlice, ...] = ()
     missing: tuple[str, ...] = ()  # a sentence for each loss that nothing is left for
 
 
@@ -77,7 +77,7 @@ class Spares:
             cases.after(self._plan, frozenset())
         there = _parts(self._plan)
         lacking = dict.fromkeys(part for plan in cases.plans.values() for part in _parts(plan) if part not in there)
-        beside = (Beside(address, cut, self._recipe(cut)) for address, cut in lacking)
+        beside = (StandbySlice(address, cut, self._recipe(cut)) for address, cut in lacking)
         return Spare(losses, cases.plans, tuple(beside), tuple(cases.missing))
 
     def most(self, room: Room, mirror_bytes: int) -> tuple[Spare, str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edge.cluster.fleet import Fleet, device
-from edge.cluster.spares import AUTO, Beside, Room, Spares
+from edge.cluster.spares import AUTO, Room, Spares, StandbySlice
 from edge.errors import EdgeError
 from edge.parallel.mirror import SHARE, MirroredHistory, not_copied
 from edge.slices.local import CACHE_BYTES, OwnSlices
@@ -108,7 +108,7 @@ def slices_limits(fleet: Fleet | None) -> dict[str, int]:
 
 
 def keep_slices(
-    fleet: Fleet, file: GgufFile, beside: Sequence[Beside], sizes: Sizes, standby: Standby, show: ShowStep
+    fleet: Fleet, file: GgufFile, beside: Sequence[StandbySlice], sizes: Sizes, standby: Standby, show: ShowStep
 ) -> None:
     """See that slices are on the devices of a fleet, and note in `standby` what they take, and what cannot be there."""
     workers = {device(address): worker for address, worker in fleet.workers.items()}

@@ -12,7 +12,7 @@ from edge.bounds.repetition import Repetition, RepetitionDetector
 from edge.constraints.constraint import never_given_up
 from edge.errors import SamplingError
 from edge.llama.llama import Model
-from edge.llm.sampler import SamplingParams, TokenSampler, Wanted
+from edge.llm.sampler import LogitsRequest, SamplingParams, TokenSampler
 
 
 class Continuation:
@@ -42,7 +42,7 @@ class Continuation:
         self.finish_reason: str | None = None  # "stop", "length", "repetition", or None while it goes on
         self.repetition: Repetition | None = None  # the loop that ended it
 
-    def wanted(self, guesses: Sequence[int] = ()) -> Wanted:
+    def wanted(self, guesses: Sequence[int] = ()) -> LogitsRequest:
         """Which logits suffice behind its tokens so far, and behind each of these, as if they came."""
         return self._sampler.wanted(guesses)
 

@@ -196,7 +196,7 @@ class TextEngine(Protocol):
 
 
 @dataclass(frozen=True)
-class Checked:
+class VerifyResult:
     """A window of rows, and what came of it."""
 
     rows: int
@@ -210,7 +210,7 @@ class Checked:
 
 
 class Guesser(Protocol):
-    """`LikeliestTokens`, which documents it."""
+    """`GreedyDrafter`, which documents it."""
 
     @property
     def context(self) -> int:
@@ -220,7 +220,7 @@ class Guesser(Protocol):
     def n_vocab(self) -> int:
         """Token ids are below it."""
 
-    def likeliest(self, tokens: Sequence[int], n: int) -> list[int]:
+    def propose(self, tokens: Sequence[int], n: int) -> list[int]:
         """`n` tokens behind these, each the likeliest."""
 
 
@@ -239,7 +239,7 @@ class Drafter(Protocol):
         """A window of at most `rows` tokens: `first`, which was chosen, or nothing where the window is behind others;
         then guesses at what follows the text and `assumed`. Empty where there is nothing to guess."""
 
-    def checked(self, window: Checked) -> None:
+    def checked(self, window: VerifyResult) -> None:
         """A window is over."""
 
     def to_json(self) -> dict[str, Any]:

@@ -117,7 +117,7 @@ def _is_breaker(text: str) -> bool:
     return "\0" not in text and 0 < len(text.encode(errors="replace")) <= MAX_DRY_BREAKER
 
 
-class Wanted(NamedTuple):
+class LogitsRequest(NamedTuple):
     """Which logits suffice for choices."""
 
     top: int = 0  # the largest of each row; 0: all of them
@@ -149,12 +149,12 @@ class TokenSampler:
             given_up=given_up,
         )
 
-    def wanted(self, guesses: Sequence[int] = ()) -> Wanted:
+    def wanted(self, guesses: Sequence[int] = ()) -> LogitsRequest:
         """What suffices for the next choice, and for those behind each of these tokens, as if it came."""
         if self._constraint is None or not self._needs:
-            return Wanted(self._needs)
+            return LogitsRequest(self._needs)
         masks = self._constraint.masks(guesses)
-        return Wanted() if masks is None else Wanted(self._needs, masks)
+        return LogitsRequest() if masks is None else LogitsRequest(self._needs, masks)
 
     def choose(self, logits: NDArray[np.float32]) -> int:
         """A token id for logits [n_vocab]. Call `accept` with it, or with another, before the next choice."""

@@ -24,7 +24,7 @@ from edge.errors import ContextFull, EdgeError, EngineError, SamplingError
 from edge.llm.continuation import Continuation
 from edge.llm.interface import StepDrafter, TextEngine
 from edge.llm.requests import Event, Request, Running, token_logprobs
-from edge.llm.sampler import Wanted
+from edge.llm.sampler import LogitsRequest
 from edge.llm.sequence import USED_MEANWHILE, holds, take
 from edge.llm.slots import Slots
 from edge.llm.step_budget import StepBudget, parts
@@ -242,17 +242,17 @@ class Scheduler:
             self._flying.append(flying)
         return True
 
-    def _wanted(self, group: Sequence[Running]) -> Wanted:
+    def _wanted(self, group: Sequence[Running]) -> LogitsRequest:
         """Which logits suffice for all of them. All where they are on this device: masks would be made for nothing."""
         if not self._engine.logits_cross or any(one.request.logprobs is not None for one in group):
-            return Wanted()
+            return LogitsRequest()
         each = [one.continuation.wanted(one.guesses or ()) for one in group]
         if not all(wanted.top for wanted in each):
-            return Wanted()
+            return LogitsRequest()
         masks: list[Mask | None] = []
         for one, wanted in zip(group, each, strict=True):
             masks += wanted.masks or [None] * (1 + len(one.guesses or ()))
-        return Wanted(max((wanted.top for wanted in each), default=1), masks)
+        return LogitsRequest(max((wanted.top for wanted in each), default=1), masks)
 
     def _chosen(self) -> list[tuple[Running, int]]:
         """Whose rows the next step has, and how many of each."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from edge.errors import ContextFull, EngineError
 from edge.llm.engine import Outputs
 from edge.llm.interface import TextEngine
-from edge.llm.sampler import Wanted
+from edge.llm.sampler import LogitsRequest
 from edge.prefixes.group import group_start
 from partition.errors import StateError
 from partition.plan.plan import Range
@@ -69,7 +69,7 @@ class Session:
         self.engine = engine
         self.sequence = sequence
         # Of whoever samples: which logits it wants behind what is held, and behind each of some guesses.
-        self.wanted: Callable[[Sequence[int]], Wanted] = lambda guesses: Wanted()
+        self.wanted: Callable[[Sequence[int]], LogitsRequest] = lambda guesses: LogitsRequest()
         self.tokens: list[int] = []
         self.computed = 0  # tokens the last prefill had to compute
         self.restored = 0  # tokens whose keys and values it read from disk
@@ -237,14 +237,14 @@ class Session:
         self.exact = start if self.exact is None else min(start, self.exact)
         self._kept = min(self._kept, start)
 
-    def _wanted(self, guesses: Sequence[int]) -> Wanted:
+    def _wanted(self, guesses: Sequence[int]) -> LogitsRequest:
         """All logits where they are on this device: masks would be made for nothing."""
-        return self.wanted(guesses) if self.engine.logits_cross else Wanted()
+        return self.wanted(guesses) if self.engine.logits_cross else LogitsRequest()
 
     def _decode(self, tokens: Sequence[int], outputs: Outputs) -> NDArray[np.float32]:
         _take_back(self.engine)
         guesses = tokens[1:] if outputs == "all" else ()  # `tokens` of a prompt were not chosen
-        top, masks = Wanted() if outputs == "none" else self._wanted(guesses)
+        top, masks = LogitsRequest() if outputs == "none" else self._wanted(guesses)
         try:
             logits = self.engine.decode(
                 tokens, len(self.tokens), sequence=self.sequence, outputs=outputs, top=top, masks=masks
@@ -325,16 +325,16 @@ def move(
     return moved
 
 
-class LikeliestTokens:
+class GreedyDrafter:
     """What a model goes on with where each token is the likeliest."""
 
     def __init__(self, engine: TextEngine) -> None:
         """engine: nobody else may use it."""
         self.context, self.n_vocab = engine.context, engine.model.n_vocab
         self._session = Session(engine)
-        self._session.wanted = lambda _: Wanted(1)
+        self._session.wanted = lambda _: LogitsRequest(1)
 
-    def likeliest(self, tokens: Sequence[int], n: int) -> list[int]:
+    def propose(self, tokens: Sequence[int], n: int) -> list[int]:
         """`n` tokens behind these, each the likeliest; with 0 the text is only computed. Of a text that begins like the
         last one only the rest is computed. ContextFull where the text is empty, or has no room; the errors of the
         engine."""

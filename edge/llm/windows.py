@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import EdgeError
-from edge.llm.interface import Checked, Drafter
+from edge.llm.interface import Drafter, VerifyResult
 from edge.llm.sequence import Session, await_none, awaits
 from partition.predict.drafts import most_windows
 
@@ -44,7 +44,7 @@ class Windows:
         self._session, self._drafter = session, drafter
         self._under_way: deque[_Window] = deque()  # the oldest first
         self._cancelled = 0  # passes before those, whose logits are to be dropped
-        self._checked: Checked | None = None  # the window collected last, as far as it is known
+        self._checked: VerifyResult | None = None  # the window collected last, as far as it is known
 
     @property
     def most(self) -> int:
@@ -77,7 +77,7 @@ class Windows:
             rows = self._session.collect()
         self._under_way.popleft()
         alone = window.is_first and not window.follows_cancelled and not self._under_way
-        self._checked = Checked(len(window.tokens), 0, window.is_first, alone, window.planned)
+        self._checked = VerifyResult(len(window.tokens), 0, window.is_first, alone, window.planned)
         return rows, [*window.tokens[1:], *(token for other in list(self._under_way)[:1] for token in other.tokens[:1])]
 
     def used(self, used: int, right: int, looked_at: int) -> None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # loaded only where there are credentials: it takes cryptogra
 
 Fetch = Callable[[], "Credentials"]  # asked at every connection: certificates and revocations change meanwhile
 SECRET_BYTES = 16
-BEAT_S = 0.5  # between two words of an engine process that it runs
+HEARTBEAT_S = 0.5  # between two words of an engine process that it runs
 HELLO = struct.Struct(f"<{SECRET_BYTES}sHH")  # secret, from rank, to rank
 USE = b"use"
 _MOST_NAME = 256  # bytes of whom the daemon admitted

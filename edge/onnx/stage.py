@@ -18,10 +18,10 @@ from typing import cast
 
 from devices.probe import cpu_quota, own_rss
 from edge.errors import EdgeError, EngineError, NotEnoughMemory
+from edge.microbenchmark import Figure, TimedTask, best_of, piece_s
 from edge.onnx.engine import OnnxEngine
 from edge.onnx.samples import made_up
 from edge.onnx.wire import Array, Boundary, Item, Op, Receiver, send
-from edge.pieces import Figure, Kind, best_pieces, piece_s
 from transport.link import Link
 
 SETS = 3  # one is received, one computed, one sent
@@ -76,7 +76,7 @@ class LoadedStage:
         n = min(_PIECES, max(1, repeats))
         quota = cpu_quota()
         least_s = 0.0 if quota is None or quota >= self.engine.threads else piece_s(self.engine.threads)
-        return best_pieces([Kind(step)], least_s, least_steps=-(-repeats // n), pieces=n)[0]
+        return best_of([TimedTask(step)], least_s, least_steps=-(-repeats // n), pieces=n)[0]
 
     def warm_up(self) -> Mapping[str, Array]:
         """Run once, with the last input or with seeded noise; what it was.

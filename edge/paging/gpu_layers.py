@@ -15,8 +15,8 @@ from devices.remembered import Remembered, key_of
 from edge.errors import EngineError
 from edge.llama import ggml, llama
 from edge.llama.llama import ContextSizes
+from edge.microbenchmark import Figure, TimedTask, best_of, piece_s
 from edge.paging import memory
-from edge.pieces import Figure, Kind, best_pieces, piece_s
 from partition.model.model import ModelShape
 from quant.text import age_text, bytes_text
 
@@ -182,7 +182,7 @@ def _time_token(
                 context.decode(batch, 1)
                 context.wait()
 
-            return best_pieces([Kind(step)], piece_s(threads))[0]
+            return best_of([TimedTask(step)], piece_s(threads))[0]
         finally:
             context.close()
     finally:

@@ -26,7 +26,7 @@ from edge.net.relink import LinkState, Order, Relink, Report
 from edge.parallel import steps
 from edge.parallel.follower import feed
 from edge.parallel.link_watch import LinkWatch, expected_s, known
-from edge.parallel.logits import Asked
+from edge.parallel.logits import LogitsQuery
 from edge.parallel.shard import Shard
 from edge.parallel.states import SpreadStates
 from edge.parallel.step_times import PendingStep, StepTimes, Summary, summaries_of
@@ -284,7 +284,7 @@ class DistributedEngine:
         """Make a decode step, do rank 0's part of it, and remember what will come of it."""
         shard, now = self._shard, time.perf_counter()
         self._make_way()
-        asked = Asked.of(top, masks, [*self._heads.values()])
+        asked = LogitsQuery.of(top, masks, [*self._heads.values()])
         step = Step(Op.DECODE, now - self._done > _PAUSE_S, (n, wanted, asked.top, len(asked.masks)), masks=asked.masks)
         shard.begin()
         for link in self._mates:

@@ -22,7 +22,7 @@ def send(link: Link, logits: Floats, top: int, mask: Mask | None = None) -> None
     link.send(largest(logits, top, mask) if top else logits)
 
 
-class Asked(NamedTuple):
+class LogitsQuery(NamedTuple):
     """What rank 0 asks of the rows of a step that give logits."""
 
     top: int  # of the largest; 0: all
@@ -30,7 +30,7 @@ class Asked(NamedTuple):
     masked: Sequence[int]  # the rows that have one
 
     @classmethod
-    def of(cls, top: int, masks: Sequence[Mask | None], heads: Sequence[Range]) -> Asked:
+    def of(cls, top: int, masks: Sequence[Mask | None], heads: Sequence[Range]) -> LogitsQuery:
         """`top` logits of each row, and as many of what its mask allows. All, where that is no more bytes, or the masks
         are too long to go along. heads: the tokens that each rank of the last stage has."""
         masked = [row for row, mask in enumerate(masks) if mask is not None]

@@ -14,7 +14,7 @@ from partition.state.sequence import KVBlock
 T = TypeVar("T")
 
 
-class Do(Protocol):
+class RunOnEngine(Protocol):
     """Has an engine do something: what comes of it."""
 
     def __call__(self, work: Callable[[TextEngine], T]) -> T: ...
@@ -26,7 +26,7 @@ class RecordedStates:
     def __init__(
         self,
         current: Callable[[], TextEngine],
-        do: Do,
+        do: RunOnEngine,
         alone: Callable[[], AbstractContextManager[None]],
         history: History,
     ) -> None:

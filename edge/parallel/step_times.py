@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.parallel.logits import Asked
+from edge.parallel.logits import LogitsQuery
 from transport.prefer import fast_end
 
 Floats = NDArray[np.float32]
@@ -142,7 +142,7 @@ class PendingStep:
     """A decode step whose logits have not been collected."""
 
     outputs: int
-    asked: Asked
+    asked: LogitsQuery
     time: StepTime  # so far
     began: float  # time.perf_counter()
     alone: bool  # one row, with nothing else under way

@@ -22,7 +22,7 @@ from edge.parallel.step_times import Summary
 from edge.parallel.surviving import SurvivingEngine
 from edge.planning.arrange import Arrangement, arrange, work_of
 from edge.planning.reproducible import SameCuts, check_settled, settled
-from edge.planning.surviving import Survivor
+from edge.planning.supervisor import Supervisor
 from edge.slices.local import OwnSlices
 from edge.survey.joining import Seek
 from edge.tasks import SILENT, Steps
@@ -155,7 +155,7 @@ def deployed(
             engine = stack.enter_context(alone(path, options, plan, steps))
             yield Deployed(engine, plan, why, placement.exchange, ("this device",))
             return
-        survivors = SameCuts if placement.reproducible else Survivor
+        survivors = SameCuts if placement.reproducible else Supervisor
         with survivors(
             file,
             digest,

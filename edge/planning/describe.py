@@ -16,7 +16,7 @@ from partition.search.changes import Change
 from quant.text import age_text, bytes_text, counted, number_text, seconds_text, with_article
 
 if TYPE_CHECKING:
-    from edge.cluster.spares import Beside
+    from edge.cluster.spares import StandbySlice
     from edge.planning.llm_space import SpareCost
     from edge.planning.space import PlanSpace
     from partition.plan.plan import Plan
@@ -129,7 +129,7 @@ def spare_json(cost: SpareCost) -> dict[str, Any]:
 
 def spare_rows(cost: SpareCost, plan: Plan, names: Mapping[str, str]) -> list[tuple[str, str, str]]:
     """A row for each device that holds something: who, the slices on its disk, and its memory."""
-    slices: dict[str, list[Beside]] = {LOCAL: []} if cost.mirror else {}
+    slices: dict[str, list[StandbySlice]] = {LOCAL: []} if cost.mirror else {}
     for one in cost.spare.beside:
         slices.setdefault(one.address, []).append(one)
     rows = []

@@ -11,7 +11,7 @@ from edge.llm.info import ModelInfo
 from edge.models.paths import PathLike
 from edge.planning.arrange import name_of, work_of
 from edge.slices.local import OwnSlices
-from edge.speculate.opened import KINDS, SELF, WorkerDraft, drafts
+from edge.speculate.factory import KINDS, SELF, WorkerDraft, drafts
 from edge.speculate.small_model import check_vocabulary
 from edge.survey.llm_survey import llm_speeds
 from edge.survey.profile import ClusterProfile
@@ -31,10 +31,10 @@ OF_A_MODEL = 0.7
 
 
 @dataclass(frozen=True)
-class Asked:
+class DraftRequest:
     """The guesses that a person asks plans to count on."""
 
-    draft: PathLike  # as `edge.speculate.opened.drafts` has it
+    draft: PathLike  # as `edge.speculate.factory.drafts` has it
     acceptance: float | None  # None: what is usual for such guesses
     worker: str | None = None  # the address of the one that is to guess, by a drafting model; None: this device
     insecure: bool = False  # also one that does not encrypt
@@ -43,7 +43,7 @@ class Asked:
     fresh: bool = False  # measure again what was measured in the last day
 
 
-def draft_of(asked: Asked, file: GgufFile, cluster: Cluster, work: Work, steps: Steps) -> Draft | None:
+def draft_of(asked: DraftRequest, file: GgufFile, cluster: Cluster, work: Work, steps: Steps) -> Draft | None:
     """What guesses for a model, with the rows still to be chosen; None where nothing does.
 
     A drafting model is measured on the device that is to guess, as other models are. PlanError for a model that cannot
@@ -118,7 +118,7 @@ def _with_worker(cluster: Cluster, fleet: Fleet) -> Cluster:
 
 
 def _measured(
-    file: GgufFile, cluster: Cluster, fleet: Fleet | None, asked: Asked, steps: Steps
+    file: GgufFile, cluster: Cluster, fleet: Fleet | None, asked: DraftRequest, steps: Steps
 ) -> ClusterProfile[DeviceSpeed]:
     """What devices take for a drafting model."""
     with steps.step(f"Reading {file.path.name}") as show:

@@ -13,13 +13,13 @@ import numpy as np
 
 from devices.probe import own_rss
 from edge.errors import ContextFull
-from edge.llm.interface import Checked, TextEngine
+from edge.llm.interface import TextEngine, VerifyResult
 from edge.llm.requests import Request
-from edge.llm.sampler import Wanted
+from edge.llm.sampler import LogitsRequest
 from edge.llm.scheduler import Scheduler
 from edge.llm.sequence import Session
 from edge.llm.windows import Windows
-from edge.pieces import Figure, Kind, best_pieces
+from edge.microbenchmark import Figure, TimedTask, best_of
 from partition.plan.plan import LOCAL
 from partition.predict.cost import Work
 from partition.predict.drafts import Draft
@@ -114,7 +114,7 @@ def token_s(engine: TextEngine, depth: int, rows: int = 1) -> Figure:
         engine.decode([1] * rows, position, top=1)
         position += rows
 
-    [found] = best_pieces([Kind(step)], _PIECE_S, pieces=_PIECES)
+    [found] = best_of([TimedTask(step)], _PIECE_S, pieces=_PIECES)
     return found
 
 
@@ -137,7 +137,7 @@ class _Assumed:
             time.sleep(wait_s)
         return [*first, *[1] * (rows - len(first))]
 
-    def checked(self, window: Checked) -> None:
+    def checked(self, window: VerifyResult) -> None:
         """Nothing is learned."""
 
     def to_json(self) -> dict[str, Any]:
@@ -158,7 +158,7 @@ def windows_s(engine: TextEngine, depth: int, draft: Draft) -> float:
     random.Random(0).shuffle(guesses)
     is_right = cycle(guesses)
     session = Session(engine)
-    session.wanted = lambda _: Wanted(1)
+    session.wanted = lambda _: LogitsRequest(1)
     session.prefill([1] * start)
     windows = Windows(session, _Assumed(draft))
     done, chosen = 0, [1]

@@ -11,7 +11,7 @@ from devices.cluster_file import Cluster
 from edge.cluster.fleet import Fleet, device
 from edge.onnx.model import OnnxSource
 from edge.onnx.surviving import SurvivingPipeline
-from edge.planning.onnx_surviving import OnnxPlacement, SurvivingDeployment
+from edge.planning.onnx_supervisor import OnnxPlacement, SurvivingDeployment
 from edge.quantization.onnx_compare import OutputError
 from edge.tasks import SILENT, Steps
 from partition.plan.onnx_cuts import choose, cut_at, routes

@@ -15,7 +15,7 @@ from edge.cluster.connect import CONNECT_TIMEOUT_S
 from edge.cluster.fleet import Fleet, by_device, device
 from edge.parallel.surviving import SurvivingEngine
 from edge.planning.arrange import shared
-from edge.planning.surviving import Survivor
+from edge.planning.supervisor import Supervisor
 from edge.worker.here import worker_here
 from partition.errors import PlanError
 from partition.plan.plan import LOCAL, Plan
@@ -39,12 +39,12 @@ def check_settled(plan: Plan | None, parallel: str, shares: Sequence[float] | No
         )
 
 
-class SameCuts(Survivor):
-    """As `Survivor`, by plans whose cuts are those of the first one. Devices that come back, join or became slow change
-    nothing: only those that are lost, or leave, are replaced."""
+class SameCuts(Supervisor):
+    """As `Supervisor`, by plans whose cuts are those of the first one. Devices that come back, join or became slow
+    change nothing: only those that are lost, or leave, are replaced."""
 
     def start(self, fleet: Fleet, plan: Plan) -> SurvivingEngine:
-        """As `Survivor.start`."""
+        """As `Supervisor.start`."""
         engine = super().start(fleet, plan)
         engine.exact = True
         return engine
@@ -53,7 +53,7 @@ class SameCuts(Survivor):
     def _reachable(
         self, timeout_s: float = CONNECT_TIMEOUT_S, addresses: Sequence[str] | None = None
     ) -> Iterator[tuple[Fleet | None, list[str]]]:
-        """As `Survivor`; where no worker is left and this device alone would not compute the same, one on it."""
+        """As `Supervisor`; where no worker is left and this device alone would not compute the same, one on it."""
         with super()._reachable(timeout_s, addresses) as (fleet, notes):
             if fleet is not None or self._alone_is_same:
                 yield fleet, notes

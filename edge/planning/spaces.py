@@ -12,7 +12,7 @@ from edge.cluster.deployment import Exchange
 from edge.cluster.fleet import Fleet
 from edge.models.paths import PathLike
 from edge.planning.arrange import work_of
-from edge.planning.drafted import Asked, assumed_text, draft_of
+from edge.planning.drafted import DraftRequest, assumed_text, draft_of
 from edge.planning.llm_space import LlmSpace
 from edge.planning.space import PlanSpace
 from edge.quantization.of_type import of_type
@@ -140,7 +140,7 @@ def _llm_space(
             fresh=options.fresh,
             on_step=show,
         )
-    asked = Asked(
+    asked = DraftRequest(
         options.draft, options.acceptance, options.draft_worker, insecure,
         threads=options.threads, memory=options.memory, fresh=options.fresh,
     )  # fmt: skip

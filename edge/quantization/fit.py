@@ -43,7 +43,7 @@ from edge.quantization.fit_choices import (
 )
 from edge.quantization.gguf import Outcome, file_bytes, header_bytes, quantize
 from edge.quantization.kernels import KINDS, known_kernels, slow_kinds
-from edge.quantization.rounds import Damages, Settling, Table, TimePlan, in_order, is_settled
+from edge.quantization.rounds import Damages, EarlyStopping, Table, TimePlan, in_order, is_settled
 from edge.quantization.tensor_rows import TensorRows
 from partition.model.model import ModelShape
 from quant.errors import DoesNotFit
@@ -307,8 +307,8 @@ def _sensitivity(
     def table(damages: Damages) -> Table:
         return choices(file, candidates, Sensitivity(damages, errors, 0.0))
 
-    def settling() -> Settling:
-        return Settling(table, lambda table: fit(table, *size))
+    def settling() -> EarlyStopping:
+        return EarlyStopping(table, lambda table: fit(table, *size))
 
     def whole(damages: Damages) -> list[Mapping[str, Choice]]:
         """Choices for files of sizes that do not depend on the one that is asked for."""

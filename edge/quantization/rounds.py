@@ -35,7 +35,7 @@ class TimePlan:
         return max(0.0, share * self.within_s - (self._clock() - self._began))
 
 
-class Settling:
+class EarlyStopping:
     """Compares the choices that follow from more and more rounds."""
 
     def __init__(self, table: Callable[[Damages], Table], choose: Callable[[Table], Fit]) -> None:

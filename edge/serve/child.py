@@ -22,7 +22,7 @@ from devices.processes.memory import give_back_memory
 from edge.serve.config import EngineConfig
 from edge.serve.loop import ServingLoop
 from edge.serve.messages import MOST_LINE_BYTES, error_json
-from edge.speculate.opened import shared_speculation
+from edge.speculate.factory import shared_speculation
 from edge.tasks import ShowStep, Steps
 
 _PREPARING = 4  # threads

@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # the server makes configurations, and loads nothing of what 
     from edge.llm.interface import TextEngine
     from edge.llm.options import EngineOptions
     from edge.planning.deployed import Deployed
-    from edge.speculate.opened import Draft
+    from edge.speculate.factory import Draft
     from edge.tasks import Steps
 
 FULL_REQUESTS = 4  # as long as the model allows, that have room at once where nobody says how many tokens
@@ -35,7 +35,7 @@ class EngineConfig:
     wire: str = "f32"
     insecure: bool = False
     spare: int | str = 0  # losses that are prepared for, or "auto"
-    draft: str = "off"  # what guesses tokens, as `edge.speculate.opened.drafts` has it
+    draft: str = "off"  # what guesses tokens, as `edge.speculate.factory.drafts` has it
     draft_worker: str | None = None  # the address of the device that guesses by that model; None: this one
     reproducible: bool = False  # the same request gives the same tokens, whatever was asked before
 
@@ -53,14 +53,14 @@ class EngineConfig:
 
     def with_draft(self, steps: Steps) -> EngineConfig:
         """The same, with the file of a model that guesses. The errors of `drafts`."""
-        from edge.speculate.opened import drafts
+        from edge.speculate.factory import drafts
 
         return replace(self, draft=str(drafts(self.draft, self.path, steps)))
 
     @property
     def drafts(self) -> Draft:
-        """What guesses, as `edge.speculate.opened` takes it, of a configuration `with_draft`."""
-        from edge.speculate.opened import KINDS, WorkerDraft
+        """What guesses, as `edge.speculate.factory` takes it, of a configuration `with_draft`."""
+        from edge.speculate.factory import KINDS, WorkerDraft
 
         if self.draft in KINDS:
             return self.draft
@@ -70,7 +70,7 @@ class EngineConfig:
     def engine_options(self) -> EngineOptions:
         """As an engine takes them. EngineError for one that is out of its range."""
         from edge.llm.options import EngineOptions, PrefixOptions, reproducible, resolve
-        from edge.speculate.opened import with_room
+        from edge.speculate.factory import with_room
         from partition.model.model import ModelShape
         from quant.gguf.file import GgufFile
 

@@ -12,10 +12,10 @@ import numpy as np
 
 from edge.llm.generate import generate
 from edge.llm.interface import Drafter, TextEngine
-from edge.llm.sampler import SamplingParams, Wanted
+from edge.llm.sampler import LogitsRequest, SamplingParams
 from edge.llm.sequence import Session
 from edge.speculate.choice import SIZES
-from edge.speculate.opened import Draft, speculation
+from edge.speculate.factory import Draft, speculation
 from edge.speculate.speculation import Speculation
 from edge.tasks import SILENT, Steps
 
@@ -66,7 +66,7 @@ class SpeculationResult:
 def pass_ms(engine: TextEngine, prompt: list[int]) -> dict[int, float]:
     """What passes of each size take behind a prompt. What they computed is forgotten."""
     session = Session(engine)
-    session.wanted = lambda _: Wanted(1)
+    session.wanted = lambda _: LogitsRequest(1)
     session.prefill(prompt)
     taken = {
         size: [_milliseconds(session, size) for _ in range(_PASSES)] for size in SIZES if size <= session.most_rows

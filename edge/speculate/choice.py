@@ -20,7 +20,7 @@ _LEAST_PLAIN = 2  # passes of one row before anything else; the faster one count
 _CLEARLY = 1.05  # times as fast as one row
 _MEMORY = 0.95  # a guess counts so much less with every later one
 _PRIOR = 0.5, 1.0  # before there are any: that part of so many guesses was right
-_PURSE = 0.5  # passes of one row that trials may lose at once
+_EXPLORATION_BUDGET = 0.5  # passes of one row that trials may lose at once
 _DEEPEST = -1.0  # what one trial can take, however long it lasted
 _FILLS = 0.01  # part of a pass of one row that a token brings: in the long run, trials take no more of the time
 _WAIT = 16  # passes between trials while one row is best; doubles
@@ -37,7 +37,7 @@ class RowChoice:
         self._right = self._guesses = 0.0  # of late
         self._passes = 0
         self._had: dict[int, int] = {}  # by size: the last pass that had it
-        self._purse = _PURSE
+        self._purse = _EXPLORATION_BUDGET
         self._wait = _WAIT
 
     @property
@@ -92,14 +92,14 @@ class RowChoice:
         gained = used - min(rows, seconds / plain_s) if rows > 1 and plain_s else 0.0
         if rows > 1:
             self._wait = _WAIT if self.best() > 1 or gained > 0 else min(2 * self._wait, _MOST_WAIT)
-        self._purse = min(_PURSE, max(_DEEPEST, self._purse + gained) + _FILLS * used)
+        self._purse = min(_EXPLORATION_BUDGET, max(_DEEPEST, self._purse + gained) + _FILLS * used)
 
     def learned(self, right: int, guesses: int, used: int) -> None:
         """Of a pass among others, whose time says nothing of it alone: so many of its guesses were right, and it gave
         `used` tokens."""
         self._passes += 1
         self._learn(right, guesses)
-        self._purse = min(_PURSE, self._purse + _FILLS * used)
+        self._purse = min(_EXPLORATION_BUDGET, self._purse + _FILLS * used)
 
     def watched(self, right: bool) -> None:
         """Of a pass of one row: whether a guess beside it would have been right."""

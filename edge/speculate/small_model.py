@@ -43,7 +43,7 @@ class ModelDrafts:
         half = (context + 1) // 2
         beyond = len(tokens) + n - context
         first = half * (-(-beyond // half)) if beyond > 0 else 0
-        return self._guesser.likeliest(tokens[first:], n)
+        return self._guesser.propose(tokens[first:], n)
 
 
 def check_vocabulary(target: GgufFile, draft: GgufFile) -> None:

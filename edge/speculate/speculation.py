@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from edge.llm.interface import Checked
+from edge.llm.interface import VerifyResult
 from edge.speculate.choice import SIZES, RowChoice
 from edge.speculate.windows import WindowChoice
 
@@ -152,7 +152,7 @@ class Speculation:
         tokens = [*first, *guesses]
         return tokens[: max((size for size in SIZES if size <= len(tokens)), default=0)]  # of which times are known
 
-    def checked(self, window: Checked) -> None:
+    def checked(self, window: VerifyResult) -> None:
         """A window is over."""
         now = self._clock()
         seconds, self._began = now - self._began, now

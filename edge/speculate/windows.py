@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from statistics import fmean
 
-from edge.llm.interface import Checked
+from edge.llm.interface import VerifyResult
 from edge.speculate.choice import SIZES, RowChoice
 
 Shape = tuple[int, int]
@@ -48,7 +48,7 @@ class WindowChoice:
         """rows: chooses them where one window is under way."""
         self.rows = rows
         self._times: dict[int, _Times] = defaultdict(_Times)  # by windows
-        self._before: Checked | None = None
+        self._before: VerifyResult | None = None
         self._windows = self._alone = 0  # numbers of the last window, and of the last that was alone
 
     def shape(self, most_rows: int, most_windows: int) -> Shape:
@@ -61,7 +61,7 @@ class WindowChoice:
         plain = self.rows.tokens(alone) / self.rows.cost(alone)
         return best if best is not None and self._speed(best) >= _CLEARLY * plain else (rows, 1)
 
-    def checked(self, window: Checked, seconds: float) -> None:
+    def checked(self, window: VerifyResult, seconds: float) -> None:
         """A window is over, so long after it was begun, or after the one before it."""
         self._windows += 1
         before, self._before = self._before, window

@@ -19,7 +19,7 @@ from pathlib import Path
 from edge.cluster.session import EngineSession
 from edge.errors import WorkerError
 from edge.llm.options import EngineOptions
-from edge.pieces import Figure
+from edge.microbenchmark import Figure
 from edge.slices.local import OwnSlices
 from edge.tasks import CancelScope
 from edge.worker.messages import options_message

@@ -19,8 +19,8 @@ from devices.files import removed_at_end
 from edge.cluster.client import Remote
 from edge.cluster.session import EngineSession
 from edge.errors import EngineError, NotEnoughMemory, WorkerError
+from edge.microbenchmark import Figure
 from edge.onnx.model import OnnxSource, Part
-from edge.pieces import Figure
 from edge.tasks import CancelScope
 from edge.worker.messages import stage_message
 from partition.plan.onnx_cuts import Cut

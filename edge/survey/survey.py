@@ -62,7 +62,7 @@ class Devices:
             self.profiles.append(fleet.profiles[address])
 
 
-class Taken(Protocol):
+class TimedResult(Protocol):
     """What a model's parts take on a device."""
 
     @property
@@ -74,7 +74,7 @@ class Taken(Protocol):
         """Whether something else kept the device busy meanwhile."""
 
 
-T = TypeVar("T", bound=Taken)
+T = TypeVar("T", bound=TimedResult)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from edge.llama.llama import ContextSizes
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions, resolve
 from edge.llm.prefixes import seal
-from edge.llm.sequence import LikeliestTokens
+from edge.llm.sequence import GreedyDrafter
 from edge.llm.states import held_bytes
 from edge.net.relink import Relink
 from edge.paging import memory
@@ -21,7 +21,7 @@ from edge.paging.memory import MemoryNeed
 from edge.parallel.follower import follow
 from edge.parallel.shard import Shard
 from edge.parallel.topology import place
-from edge.worker.guesses import follow as follow_guesses
+from edge.worker.draft_queries import follow as follow_guesses
 from edge.worker.limits import ResourceLimits
 from edge.worker.loaded import LoadedPart
 from edge.worker.messages import options_of
@@ -53,7 +53,7 @@ class WholeModel:
         engine."""
         if group.world_size != 2:
             raise EdgeError(f"a whole model guesses for one other rank, {group.world_size} are connected")
-        follow_guesses(LikeliestTokens(self._engine), group.links[0])
+        follow_guesses(GreedyDrafter(self._engine), group.links[0])
 
     def time(self, _: pb.Time) -> pb.Timed:
         """EdgeError: slices are timed."""

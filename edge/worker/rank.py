@@ -29,7 +29,7 @@ from edge import log
 from edge.errors import EdgeError
 from edge.net import peers
 from edge.net.dialling import Dialled
-from edge.net.peers import BEAT_S
+from edge.net.peers import HEARTBEAT_S
 from edge.net.relink import Relink
 from edge.net.rendezvous import TRANSPORTS, join, polling_s
 from edge.worker.limits import ResourceLimits, add_arguments, compute_on
@@ -318,7 +318,7 @@ def _beat(control: TcpLink) -> None:
     """Say again and again that this process runs, whatever it computes."""
     with suppress(TransportError):  # the daemon has gone
         while True:
-            time.sleep(BEAT_S)
+            time.sleep(HEARTBEAT_S)
             emit(control, pb.Event(alive=pb.Alive()))
 
 

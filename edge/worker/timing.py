@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from edge.microbenchmark import Figure, TimedTask, best_of, piece_s
 from edge.parallel.shard import Shard
-from edge.pieces import Figure, Kind, best_pieces, piece_s
 
 _MOST_PIECES = 1000
 
@@ -34,14 +34,14 @@ def time_shard(shard: Shard, rows: Sequence[int], pieces: int, depth: int = 0) -
         shard.engine.kv_remove(0, depth)
         shard.compute(1)
 
-    def timed(kinds: Sequence[Kind]) -> list[Figure]:
-        return best_pieces(kinds, piece_s(shard.engine.threads), pieces=max(1, min(pieces, _MOST_PIECES)))
+    def timed(kinds: Sequence[TimedTask]) -> list[Figure]:
+        return best_of(kinds, piece_s(shard.engine.threads), pieces=max(1, min(pieces, _MOST_PIECES)))
 
     sizes = [max(1, min(wanted, most)) for wanted in rows]
-    found = timed([Kind(partial(anew, n), partial(prepare, n)) for n in sizes])
+    found = timed([TimedTask(partial(anew, n), partial(prepare, n)) for n in sizes])
     if depth:  # on its own: filling the cache again for every piece would take longer than the pieces
         prepare(min(depth, most))
         anew(min(depth, most))
         prepare(1, depth)
-        found += timed([Kind(behind)])
+        found += timed([TimedTask(behind)])
     return found

@@ -13,7 +13,7 @@ _MAX_CELLS = 1_000_000
 
 
 @dataclass(frozen=True)
-class Found:
+class Solution:
     """A solution: groups by their index in the tables, cuts from 0 to n, all measures and objectives."""
 
     groups: tuple[int, ...]
@@ -27,10 +27,10 @@ class Best:
     """Non-dominated solutions. Of those with equal objectives the one with the fewest devices, then the first found."""
 
     def __init__(self) -> None:
-        self.found: list[Found] = []  # by the first objective
+        self.found: list[Solution] = []  # by the first objective
         self._stairs: _Stairs | None = None
 
-    def add(self, new: Found) -> None:
+    def add(self, new: Solution) -> None:
         """Takes a solution in, unless one that is here is as good, and drops those that it beats."""
         if any(_beats(old, new) for old in self.found):
             return
@@ -57,7 +57,7 @@ class _Stairs:
                        ... smallest that there are
     """
 
-    def __init__(self, found: list[Found]) -> None:
+    def __init__(self, found: list[Solution]) -> None:
         step = 1
         while (len(found) // step + 1) ** (len(found[0].objectives) - 1) > _MAX_CELLS:
             step += 1
@@ -95,7 +95,7 @@ def _but_last(objectives: Array) -> Array:
     return objectives[:-1] if len(objectives) > 1 else np.zeros_like(objectives)
 
 
-def _beats(old: Found, new: Found) -> bool:
+def _beats(old: Solution, new: Solution) -> bool:
     """Whether one solution is better than another, or as good with no more devices."""
     if not (old.objectives <= new.objectives).all():
         return False

@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from partition.search.best import Best, Found
+from partition.search.best import Best, Solution
 from partition.search.bounds import Bounds
 from partition.search.tables import Tables
 
@@ -167,7 +167,7 @@ class Search:
                 level = self.labels[at]
                 at, place, last = int(level.came_at[place]), int(level.came_from[place]), int(level.last[place])
             self.best.add(
-                Found(tuple(groups[::-1]), tuple(cuts[::-1]), labels.values[:, k], objectives[:, k], int(devices[k]))
+                Solution(tuple(groups[::-1]), tuple(cuts[::-1]), labels.values[:, k], objectives[:, k], int(devices[k]))
             )
 
     def _undominated(self, labels: Labels, rest: Array) -> Numbers:

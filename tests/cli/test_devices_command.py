@@ -15,7 +15,7 @@ import pytest
 import edge.net.channel
 from apps import cli
 from devices import discovery
-from devices.discovery import Found
+from devices.discovery import Discovered
 from devices.errors import DiscoveryError
 from devices.profile import DeviceProfile, describe
 from devices.remembered import Remembered
@@ -243,11 +243,11 @@ def test_a_token_on_loopback_is_said_to_be_unused_in_all_places(tmp_path: Path) 
 
 
 @pytest.fixture
-def announced(monkeypatch: pytest.MonkeyPatch) -> list[Found]:
+def announced(monkeypatch: pytest.MonkeyPatch) -> list[Discovered]:
     """What the network is searched for in vain, but for what a test puts in here."""
-    found: list[Found] = []
+    found: list[Discovered] = []
 
-    def browse(seconds: float) -> list[Found]:
+    def browse(seconds: float) -> list[Discovered]:
         assert seconds == 0.7
         return found
 
@@ -256,9 +256,12 @@ def announced(monkeypatch: pytest.MonkeyPatch) -> list[Found]:
 
 
 def test_who_announces_itself_is_asked(
-    devices: Run, two: tuple[Worker, Worker], announced: list[Found], silent: list[str]
+    devices: Run, two: tuple[Worker, Worker], announced: list[Discovered], silent: list[str]
 ) -> None:
-    announced += [Found("attic", ("127.0.0.1",), two[0].port, {}), Found("gone", ("127.0.0.1",), port(silent[0]), {})]
+    announced += [
+        Discovered("attic", ("127.0.0.1",), two[0].port, {}),
+        Discovered("gone", ("127.0.0.1",), port(silent[0]), {}),
+    ]
     code, out, _ = devices("--timeout", "0.7", discover=True)
     assert code == 0  # nobody asked for the one that is gone
     assert re.search(r"^one .*in the clear$", out, re.MULTILINE)  # its own name, not the announced one
@@ -267,9 +270,12 @@ def test_who_announces_itself_is_asked(
 
 
 def test_found_and_given_is_asked_once(
-    devices: Run, two: tuple[Worker, Worker], announced: list[Found], silent: list[str]
+    devices: Run, two: tuple[Worker, Worker], announced: list[Discovered], silent: list[str]
 ) -> None:
-    announced += [Found("attic", ("127.0.0.1",), two[0].port, {}), Found("gone", ("127.0.0.1",), port(silent[0]), {})]
+    announced += [
+        Discovered("attic", ("127.0.0.1",), two[0].port, {}),
+        Discovered("gone", ("127.0.0.1",), port(silent[0]), {}),
+    ]
     addresses = (two[0].address, silent[0])
     given = devices("--timeout", "0.7", "--json", *addresses, discover=True)
     assert given[0] == 7
@@ -280,18 +286,18 @@ def test_found_and_given_is_asked_once(
 
 
 def test_connections_to_all_workers_end(
-    devices: Run, two: tuple[Worker, Worker], announced: list[Found], monkeypatch: pytest.MonkeyPatch
+    devices: Run, two: tuple[Worker, Worker], announced: list[Discovered], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To those that were found and to those that were named."""
     closed: list[str] = []
     close = Remote.close
     monkeypatch.setattr(Remote, "close", lambda self: (closed.append(self.name), close(self)))
-    announced.append(Found("one", ("127.0.0.1",), two[0].port, {}))
+    announced.append(Discovered("one", ("127.0.0.1",), two[0].port, {}))
     assert devices("--timeout", "0.7", two[1].address, discover=True)[0] == 0
     assert sorted(closed) == ["one", "two"]
 
 
-def test_nobody_is_there(devices: Run, announced: list[Found]) -> None:
+def test_nobody_is_there(devices: Run, announced: list[Discovered]) -> None:
     code, out, _ = devices("--timeout", "0.7", discover=True)
     assert (code, announced) == (0, [])
     assert re.fullmatch(r"no workers found; start one with `edge worker`.*edge devices HOST:PORT\n", out)
@@ -301,7 +307,7 @@ def test_nobody_is_there(devices: Run, announced: list[Found]) -> None:
 def test_a_network_that_cannot_be_searched_is_no_end(
     devices: Run, two: tuple[Worker, Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def browse(_: float) -> list[Found]:
+    def browse(_: float) -> list[Discovered]:
         raise DiscoveryError("multicast works on no interface")
 
     monkeypatch.setattr(discovery, "browse", browse)

@@ -23,7 +23,7 @@ from apps.commands.serve import DRAFTS, ENGINE_OPTIONS
 from apps.options import add_engine_arguments
 from devices.processes.forking import ForkedProcess
 from edge.demo import MODEL_PATH
-from edge.speculate.opened import KINDS, SELF
+from edge.speculate.factory import KINDS, SELF
 from tests.support import ROOT
 from tests.support.helpers import begin, run_edge
 from tests.support.workers import worker

@@ -19,7 +19,7 @@ from edge.llm.interface import TextEngine
 from edge.llm.sampler import SamplingParams
 from edge.llm.sequence import Session
 from edge.speculate.choice import MOST_ROWS
-from edge.speculate.opened import with_room
+from edge.speculate.factory import with_room
 from edge.speculate.speculation import Speculation
 from quant.gguf.file import GgufFile
 from tests.support.deployments import (

@@ -21,11 +21,11 @@ from edge.llm.engine import Engine
 from edge.llm.requests import Request
 from edge.llm.scheduler import Scheduler
 from edge.serve.config import EngineConfig
-from edge.speculate.opened import WorkerDraft, drafts, shared_speculation, speculation, with_room
+from edge.speculate.factory import WorkerDraft, drafts, shared_speculation, speculation, with_room
 from edge.speculate.small_model import ModelDrafts
 from edge.speculate.speculation import Speculation
 from edge.tasks import SILENT, Steps
-from edge.worker import guesses
+from edge.worker import draft_queries
 from tests.conftest import Synthetic
 from tests.support.commands import ASKED, main
 from tests.support.deployments import ONE_THREAD, Heard, questions, shared_workers
@@ -60,11 +60,11 @@ class Counted:
         self.context, self.n_vocab = device.context, device.n_vocab
         self.requests = self.guessed = 0
 
-    def likeliest(self, tokens: Sequence[int], n: int) -> list[int]:
+    def propose(self, tokens: Sequence[int], n: int) -> list[int]:
         self.requests += 1
         if self.requests == self.at:
             self.then()
-        found = self.device.likeliest(tokens, n)
+        found = self.device.propose(tokens, n)
         self.guessed += len(found)
         return found
 
@@ -130,7 +130,7 @@ def test_its_loss_leaves_the_answer_as_it_was(
         def lose() -> None:
             harm(one)
             if harm is stop:
-                monkeypatch.setattr(guesses, "GUESS_S", 0.5)
+                monkeypatch.setattr(draft_queries, "GUESS_S", 0.5)
 
         counted = Counted(device, 2, lose)
         drafter = Speculation(ModelDrafts(counted), "small", device=device, choice=Always(4))

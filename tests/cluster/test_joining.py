@@ -12,7 +12,7 @@ from edge.cluster.session import EngineSession
 from edge.demo import MODEL_PATH
 from edge.llm.engine import Engine
 from edge.parallel.surviving import SurvivingEngine
-from edge.planning import surviving
+from edge.planning import supervisor
 from edge.planning.deployed import Deployed, Placement, deployed
 from edge.survey import llm_survey
 from edge.survey.layer_times import Times
@@ -62,7 +62,7 @@ class Network:
 def network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
     own_folders(monkeypatch, tmp_path / "own")
     for name, value in (("OFFER_S", 0.2), ("QUIET_S", 0.4), ("LOOK_S", 0.05)):
-        monkeypatch.setattr(surviving, name, value)
+        monkeypatch.setattr(supervisor, name, value)
     made = Network(tmp_path, monkeypatch)
     with made.stack:
         yield made

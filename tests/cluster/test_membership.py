@@ -21,9 +21,9 @@ from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.parallel import shard
 from edge.parallel.surviving import SurvivingEngine
-from edge.planning import surviving
+from edge.planning import supervisor
 from edge.planning.deployed import Deployed, Placement, deployed
-from edge.planning.surviving import Survivor
+from edge.planning.supervisor import Supervisor
 from edge.slices.local import OwnSlices
 from edge.survey.slowness import IN_A_ROW, LEAST_STEPS
 from quant.gguf.file import GgufFile
@@ -112,8 +112,8 @@ def test_a_worker_is_left_while_nobody_asks(two: list[Worker], undisturbed: list
 def test_a_worker_that_is_there_again_is_taken_between_answers(
     two: list[Worker], undisturbed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(surviving, "OFFER_S", 0.2)
-    monkeypatch.setattr(surviving, "QUIET_S", 0.4)
+    monkeypatch.setattr(supervisor, "OFFER_S", 0.2)
+    monkeypatch.setattr(supervisor, "QUIET_S", 0.4)
     heard = Heard()
     with deployed(MODEL_PATH, placed(two, pipeline(1, 1, 1)), OPTIONS, steps=heard) as model:
         engine = surviving_engine(model)
@@ -127,8 +127,8 @@ def test_a_worker_that_is_there_again_is_taken_between_answers(
 
 
 def test_who_ends_waits_for_no_look_at_who_is_there(two: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(surviving, "OFFER_S", 0.0)
-    monkeypatch.setattr(surviving, "QUIET_S", 0.0)
+    monkeypatch.setattr(supervisor, "OFFER_S", 0.0)
+    monkeypatch.setattr(supervisor, "QUIET_S", 0.0)
     looks, may_end, ended = threading.Event(), threading.Event(), threading.Event()
 
     @contextmanager
@@ -140,7 +140,7 @@ def test_who_ends_waits_for_no_look_at_who_is_there(two: list[Worker], monkeypat
 
     with deployed(MODEL_PATH, placed(two, pipeline(1, 1, 1)), OPTIONS) as model:
         assert answers(model.engine, {7: two[1].kill})
-        monkeypatch.setattr(surviving, "reachable", reachable)
+        monkeypatch.setattr(supervisor, "reachable", reachable)
         until(looks.is_set, "a look at who is there")
     assert not ended.is_set()
     may_end.set()
@@ -148,14 +148,14 @@ def test_who_ends_waits_for_no_look_at_who_is_there(two: list[Worker], monkeypat
 
 
 def test_a_device_that_became_slow_is_named(two: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(surviving, "LOOK_S", 0.02)
-    monkeypatch.setattr(surviving, "REST_S", 0.05)
+    monkeypatch.setattr(supervisor, "LOOK_S", 0.02)
+    monkeypatch.setattr(supervisor, "REST_S", 0.05)
     clock, heard = Clock(1e-3).of(monkeypatch, shard), Heard()  # rank 0 takes as long as it says
     file, plan = GgufFile.open(MODEL_PATH), plan_for(MODEL_PATH, two[:1], pipeline(1, 1))
     digest = OwnSlices().model_digest(MODEL_PATH)
     with (
         Fleet([two[0].address]) as fleet,
-        Survivor(file, digest, OPTIONS, DEFAULT_EXCHANGE, heard, insecure=False) as survivor,
+        Supervisor(file, digest, OPTIONS, DEFAULT_EXCHANGE, heard, insecure=False) as survivor,
     ):
         engine = survivor.start(fleet, plan)
         for window, tick_ms in enumerate((1, 1, 1, 10, 1, 10, 10, 10), 1):
@@ -173,15 +173,15 @@ def test_a_device_that_became_slow_is_named(two: list[Worker], monkeypatch: pyte
 def test_a_device_that_became_slow_is_named_where_nobody_is_ever_quiet(
     two: list[Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(surviving, "LOOK_S", 0.02)
-    monkeypatch.setattr(surviving, "REST_S", 3600.0)
-    monkeypatch.setattr(surviving, "BUSY_S", 0.05)
+    monkeypatch.setattr(supervisor, "LOOK_S", 0.02)
+    monkeypatch.setattr(supervisor, "REST_S", 3600.0)
+    monkeypatch.setattr(supervisor, "BUSY_S", 0.05)
     clock, heard = Clock(1e-3).of(monkeypatch, shard), Heard()
     file, plan = GgufFile.open(MODEL_PATH), plan_for(MODEL_PATH, two[:1], pipeline(1, 1))
     options = replace(OPTIONS, sequences=2)
     with (
         Fleet([two[0].address]) as fleet,
-        Survivor(file, OwnSlices().model_digest(MODEL_PATH), options, DEFAULT_EXCHANGE, heard, insecure=False) as one,
+        Supervisor(file, OwnSlices().model_digest(MODEL_PATH), options, DEFAULT_EXCHANGE, heard, insecure=False) as one,
         Scheduler(one.start(fleet, plan)) as scheduler,
     ):
 

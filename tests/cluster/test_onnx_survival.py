@@ -29,7 +29,7 @@ from edge.onnx.bench import Flow, Speed, measure
 from edge.onnx.model import OnnxSource
 from edge.onnx.pipeline import Result
 from edge.onnx.wire import Array
-from edge.planning.onnx_surviving import OnnxPlacement, PlanAgain, SurvivingDeployment
+from edge.planning.onnx_supervisor import OnnxPlacement, PlanAgain, SurvivingDeployment
 from edge.tasks import ShowStep, Steps
 from partition.plan.onnx_plan import OnnxPlan
 from partition.plan.plan import LOCAL

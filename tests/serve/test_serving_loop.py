@@ -17,7 +17,7 @@ from edge.prefixes import store
 from edge.serve.loop import ServingLoop
 from edge.serve.messages import error_json, error_of, generation_json
 from edge.serve.served import Generation
-from edge.speculate.opened import shared_speculation, with_room
+from edge.speculate.factory import shared_speculation, with_room
 from partition.errors import PlanError
 
 WAIT_S = 60.0

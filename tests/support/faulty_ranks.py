@@ -1,7 +1,8 @@
 """Devices that are threads of this process, over sockets that are hurt at a chosen frame: a cluster to lose parts of.
 
-Ranks are real ones (`edge.parallel`), and so is all that notices a loss and goes on without it (`RankGroup`, `Silence`,
-`Survivor`). What is different from a deployment: no daemon, no process, and slices are written, not sent.
+Ranks are real ones (`edge.parallel`), and so is all that notices a loss and goes on without it (`RankGroup`,
+`LivenessMonitor`, `Supervisor`). What is different from a deployment: no daemon, no process, and slices are
+written, not sent.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 import pytest
 
 from devices.cluster_file import Cluster as ClusterFile
-from edge.cluster import silence
+from edge.cluster import liveness
 from edge.cluster.deployment import DEFAULT_EXCHANGE
 from edge.cluster.rank_group import RankGroup
 from edge.cluster.session import EngineSession
@@ -32,7 +33,7 @@ from edge.parallel.follower import follow
 from edge.parallel.shard import Shard
 from edge.parallel.surviving import SurvivingEngine
 from edge.parallel.topology import place
-from edge.planning import surviving
+from edge.planning import supervisor
 from edge.tasks import Steps
 from edge.worker.rank import failed
 from partition.plan.arrange import make_plan
@@ -305,7 +306,7 @@ class Cluster:
         file = GgufFile.open(self._model)
         addresses = [LOCAL, *(one for one in self.others if self.devices[one].answers)][: len(how["shares"])]
         plan = make_plan(limits(file), self._model.stem, "", addresses, **how)
-        with surviving.Survivor(file, "", options, DEFAULT_EXCHANGE, self._steps, insecure=True) as survivor:
+        with supervisor.Supervisor(file, "", options, DEFAULT_EXCHANGE, self._steps, insecure=True) as survivor:
             yield survivor.start(self._fleet(addresses[1:]), plan)  # type: ignore[arg-type]
 
     def slice(self, cut: Slice) -> Path:
@@ -346,9 +347,9 @@ def cluster(model: Path, folder: Path, n_devices: int) -> Iterator[Cluster]:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         made = Cluster(model, folder, n_devices)
         stack.callback(made.close)
-        patch.setattr(surviving, "reachable", made.reachable)
-        patch.setattr(surviving, "Deployment", _Deployment)
-        patch.setattr(surviving, "send_ahead", lambda *_: None)  # slices are written
-        patch.setattr(silence, "_LOOK_S", _LOOK_S)
-        patch.setattr(silence, "LOST_S", 4 * _LOOK_S)
+        patch.setattr(supervisor, "reachable", made.reachable)
+        patch.setattr(supervisor, "Deployment", _Deployment)
+        patch.setattr(supervisor, "send_ahead", lambda *_: None)  # slices are written
+        patch.setattr(liveness, "_LOOK_S", _LOOK_S)
+        patch.setattr(liveness, "LOST_S", 4 * _LOOK_S)
         yield made

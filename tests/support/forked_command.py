@@ -21,7 +21,7 @@ from typing import NoReturn
 from apps import cli
 from apps.options import quiet_grpc
 from apps.show import progress
-from edge import pieces
+from edge import microbenchmark
 from tests.support import BRIEF_LINKS, ENGINE, MODULE, MOST_OF_A_NAME, NEVER_S, PLAIN_LINES, ROOT
 from tests.support.foreground import lead_terminal
 from tests.support.forked_server import fork_its_server
@@ -44,7 +44,7 @@ for module in (
 dialling, rank = map(importlib.import_module, ("edge.net.dialling", "edge.worker.rank"))
 vars(dialling).update(BRIEF_LINKS)
 vars(progress).update(dict.fromkeys(PLAIN_LINES, NEVER_S))
-pieces.PIECE_S, rank._LEAST_MEASURED_S = 0.005, 0.02  # as brief
+microbenchmark.PIECE_S, rank._LEAST_MEASURED_S = 0.005, 0.02  # as brief
 
 
 def run_forked(arguments: list[str], descriptors: list[int]) -> NoReturn:

@@ -7,7 +7,7 @@ from typing import Any
 from edge.demo import MODEL_PATH
 from edge.llm.engine import Engine
 from edge.llm.generate import Response, generate
-from edge.llm.interface import Checked, Drafter, TextEngine
+from edge.llm.interface import Drafter, TextEngine, VerifyResult
 from edge.llm.sampler import SamplingParams
 from edge.llm.sequence import Session
 from edge.speculate.choice import MOST_ROWS, SIZES, RowChoice
@@ -42,7 +42,7 @@ class AlwaysWindows(WindowChoice):
         rows, windows = self._fixed
         return max(size for size in SIZES if size <= min(rows, most_rows)), min(windows, most_windows)
 
-    def checked(self, window: Checked, seconds: float) -> None:
+    def checked(self, window: VerifyResult, seconds: float) -> None:
         self.cancelled += len(window.cancelled)
         self.behind += not window.is_first
 

@@ -19,8 +19,8 @@ from edge.onnx.wire import Boundary, Item, Receiver, Tensor, send
 from edge.onnx.wire import Op as ItemOp
 from edge.parallel.masks import pack as pack_masks
 from edge.parallel.steps import Op, Step, pack
-from edge.worker import guesses
-from edge.worker.guesses import Guess
+from edge.worker import draft_queries
+from edge.worker.draft_queries import DraftQuery
 from edge.worker.messages import options_message, stage_message
 from partition.plan.onnx_plan import OnnxStage
 from partition.plan.plan import Range
@@ -36,7 +36,7 @@ DECODE = Step(Op.DECODE, False, (2, 1, 40, 0))
 MASKS = pack_masks((0, 40), [np.arange(40) % 3 == 0])
 MASKED = DECODE._replace(numbers=(2, 1, 7, len(MASKS)), masks=MASKS)
 KEEP = Step(Op.KEEP, True, (3, 64, 2, 0), (b"\x11" * 32, b"\x22" * 32))
-GUESS = Guess(300, 7, (5, 31999))
+DRAFT_QUERY = DraftQuery(300, 7, (5, 31999))
 BOUNDARY = Boundary((Tensor("hidden", "float32", (1, 3), (0,)), Tensor("mask", "int64", (2,))), inner=True, passed=2)
 ITEM = Item(ItemOp.RUN, 7, "f16", (0.25, 0.5))
 TENSORS = {"hidden": np.array([[1.0, -2.0, 0.5]], np.float32), "mask": np.array([1, 0], np.int64)}
@@ -98,7 +98,7 @@ def bytes_now() -> Mapping[str, bytes]:
         "masked step": sent(lambda link: link.send(pack(MASKED, rows()), Kind.CONTROL)),
         "keep step": pack(KEEP, rows()),
         "onnx item": sent(lambda link: send(link, BOUNDARY, ITEM, TENSORS)),
-        "guess": sent(lambda link: link.send(guesses.pack(GUESS), Kind.CONTROL)),
+        "guess": sent(lambda link: link.send(draft_queries.pack(DRAFT_QUERY), Kind.CONTROL)),
         "open": OPEN.SerializeToString(deterministic=True),
         "load": LOAD.SerializeToString(deterministic=True),
     }

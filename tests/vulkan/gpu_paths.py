@@ -18,8 +18,8 @@ from edge.llama.llama import ContextSizes
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
+from edge.microbenchmark import Figure
 from edge.paging import gpu_layers
-from edge.pieces import Figure
 from edge.survey.machine import gpu_backends
 from partition.model.model import ModelShape
 from partition.plan.plan import Range

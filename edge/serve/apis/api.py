@@ -18,7 +18,7 @@ R = TypeVar("R", bound=GeneratingRequest)
 
 
 @dataclass(frozen=True)
-class Asked:
+class ParsedRequest:
     """What a request asks of an engine: one generation for each answer."""
 
     generations: Sequence[Generation]
@@ -36,7 +36,7 @@ class Api(Generic[R]):
     path: str
     summary: str
     request: type[R]
-    asked: Callable[[R, str], Asked]  # with the source of the model's template; BadRequest
+    asked: Callable[[R, str], ParsedRequest]  # with the source of the model's template; BadRequest
     events: Callable[[R, str, Deltas], AsyncGenerator[Event, None]]  # with the model's name
     whole: Callable[[Sequence[Event]], Event | Sequence[Event]]
     failed: Callable[[Failure, int], Event]  # the last event of a stream that fails after so many

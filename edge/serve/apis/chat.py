@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from edge.serve.apis.api import Api, Asked, Event
+from edge.serve.apis.api import Api, Event, ParsedRequest
 from edge.serve.apis.fields import (
     MAX_LOGPROBS,
     Fields,
@@ -104,7 +104,7 @@ class ChatRequest(SamplingRequest):
         return bool(self.tools) or parts or self.reasoning_effort is not None
 
 
-def asked(request: ChatRequest, template: str) -> Asked:
+def asked(request: ChatRequest, template: str) -> ParsedRequest:
     """The conversation, once for each of n answers. BadRequest."""
     if request.top_logprobs is not None and not request.logprobs:
         raise BadRequest("top_logprobs needs logprobs: true", "top_logprobs")
@@ -124,7 +124,7 @@ def asked(request: ChatRequest, template: str) -> Asked:
         sampling=constrained(request.sampling(), said.sampling),
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
     )
-    return Asked(repeated(generation, request.n or 1), said)
+    return ParsedRequest(repeated(generation, request.n or 1), said)
 
 
 def _use(request: ChatRequest) -> FunctionUse:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from edge.serve.apis.api import Api, Asked, Event
+from edge.serve.apis.api import Api, Event, ParsedRequest
 from edge.serve.apis.fields import MAX_ANSWERS, MAX_LOGPROBS, SamplingRequest, constrained, repeated
 from edge.serve.apis.openai_fields import (
     ResponseFormat,
@@ -53,7 +53,7 @@ def prompts_of(
     return list(value)  # type: ignore[arg-type]
 
 
-def asked(request: CompletionRequest, _template: str) -> Asked:
+def asked(request: CompletionRequest, _template: str) -> ParsedRequest:
     """Each prompt, n times. BadRequest."""
     prompts, n = prompts_of(request.prompt, "prompt"), request.n or 1
     if len(prompts) * n > MAX_ANSWERS:
@@ -71,7 +71,7 @@ def asked(request: CompletionRequest, _template: str) -> Asked:
         )
         for prompt in prompts
     ]
-    return Asked([one for generation in generations for one in repeated(generation, n)])
+    return ParsedRequest([one for generation in generations for one in repeated(generation, n)])
 
 
 async def events(request: CompletionRequest, model: str, deltas: Deltas) -> AsyncGenerator[Event, None]:

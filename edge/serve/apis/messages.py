@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field
 
-from edge.serve.apis.api import Api, Asked, Event
+from edge.serve.apis.api import Api, Event, ParsedRequest
 from edge.serve.apis.fields import MAX_STOPS, Stop, constrained, given
 from edge.serve.apis.messages_fields import MessagesInput, conversation_of
 from edge.serve.apis.openai_fields import new_id
@@ -27,7 +27,7 @@ class MessagesRequest(MessagesInput):
     top_p: float | None = None
 
 
-def asked(request: MessagesRequest, template: str) -> Asked:
+def asked(request: MessagesRequest, template: str) -> ParsedRequest:
     """The conversation. BadRequest."""
     said = conversation_of(request, template)
     generation = Generation(
@@ -38,7 +38,7 @@ def asked(request: MessagesRequest, template: str) -> Asked:
         stop=request.stop_sequences or (),
         sampling=constrained(given(request, ("temperature", "top_k", "top_p")), said.sampling),
     )
-    return Asked([generation], said)
+    return ParsedRequest([generation], said)
 
 
 async def events(_request: MessagesRequest, model: str, deltas: Deltas) -> AsyncGenerator[Event, None]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, JsonValue, PrivateAttr
 
-from edge.serve.apis.api import Api, Asked, Event
+from edge.serve.apis.api import Api, Event, ParsedRequest
 from edge.serve.apis.completions import CompletionRequest, Tokens, prompts_of
 from edge.serve.apis.embeddings import EmbeddingsRequest, embeddings
 from edge.serve.apis.fields import MAX_ANSWERS, MAX_LOGPROBS, MAX_SEED, Fields, JsonObject, constrained, repeated
@@ -64,7 +64,7 @@ _SETTINGS = set(NativeRequest.model_fields) - {
 }  # fmt: skip
 
 
-def asked(request: NativeRequest, _template: str) -> Asked:
+def asked(request: NativeRequest, _template: str) -> ParsedRequest:
     """Each prompt, as often as it is asked for. BadRequest."""
     prompts, n = prompts_of(request.prompt, "prompt"), request.n_cmpl or request.n or 1
     if len(prompts) * n > MAX_ANSWERS:
@@ -84,7 +84,7 @@ def asked(request: NativeRequest, _template: str) -> Asked:
         logprobs=logprobs if logprobs is not None or not request.wants_tokens else 0,
     )
     told = [Generation(**{**vars(generation), "prompt": prompt}) for prompt in prompts]
-    return Asked([one for generation in told for one in repeated(generation, n)])
+    return ParsedRequest([one for generation in told for one in repeated(generation, n)])
 
 
 def _sampling(request: NativeRequest) -> dict[str, Any]:

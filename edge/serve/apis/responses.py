@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-from edge.serve.apis.api import Api, Asked, Event
+from edge.serve.apis.api import Api, Event, ParsedRequest
 from edge.serve.apis.fields import constrained, given, repeated
 from edge.serve.apis.openai_fields import Usage, new_id, now, token_logprobs
 from edge.serve.apis.responses_fields import LOGPROBS, ResponsesRequest, conversation_of
@@ -25,7 +25,7 @@ _SAMPLING = (
 )
 
 
-def asked(request: ResponsesRequest, template: str) -> Asked:
+def asked(request: ResponsesRequest, template: str) -> ParsedRequest:
     """The conversation. BadRequest."""
     said = conversation_of(request, template)
     generation = Generation(
@@ -36,7 +36,7 @@ def asked(request: ResponsesRequest, template: str) -> Asked:
         sampling=constrained(given(request, _SAMPLING), said.sampling),
         logprobs=(request.top_logprobs or 0) if LOGPROBS in (request.include or ()) else None,
     )
-    return Asked(repeated(generation, 1), said)
+    return ParsedRequest(repeated(generation, 1), said)
 
 
 async def events(request: ResponsesRequest, model: str, deltas: Deltas) -> AsyncGenerator[Event, None]:

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from edge import log
 from edge.errors import EdgeError
-from edge.serve.apis.api import Api, Asked, Event, R
+from edge.serve.apis.api import Api, Event, ParsedRequest, R
 from edge.serve.apis.tokens import template_of
 from edge.serve.deltas import begin, merged
 from edge.serve.http.bodies import Json, read, to_json, unless_gone
@@ -34,7 +34,7 @@ class _Begun:
     """What was asked, and accepted."""
 
     model: str
-    asked: Asked
+    asked: ParsedRequest
     answers: Sequence[Answer]
 
 

@@ -15,7 +15,7 @@ from edge.parallel.catching_up import compute
 from edge.parallel.history import History, Rows
 from edge.parallel.surviving import SurvivingEngine
 from edge.planning.reproducible import check_settled, placed_again, settled
-from edge.speculate.opened import settled as settled_with
+from edge.speculate.factory import settled as settled_with
 from partition.errors import PlanError
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan

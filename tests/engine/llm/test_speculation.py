@@ -17,11 +17,11 @@ from edge.llm.engine import Engine, EngineOptions
 from edge.llm.generate import generate
 from edge.llm.interface import TextEngine
 from edge.llm.sampler import SamplingParams
-from edge.llm.sequence import USED_MEANWHILE, LikeliestTokens, Session
+from edge.llm.sequence import USED_MEANWHILE, GreedyDrafter, Session
 from edge.parallel.surviving import SurvivingEngine
 from edge.speculate.choice import MOST_ROWS
+from edge.speculate.factory import drafts, speculation, with_room
 from edge.speculate.ngrams import NgramDrafts
-from edge.speculate.opened import drafts, speculation, with_room
 from edge.speculate.small_model import ModelDrafts
 from edge.speculate.speculation import Drafts, Speculation
 from tests.conftest import OPTIONS, Synthetic
@@ -88,8 +88,8 @@ def test_greedy_answers_are_the_same(
         if where == "one device" or THOROUGH:
             small = stack.enter_context(Engine(MODEL_PATH, replace(ROOM, context=64, outputs=1)))
             itself = stack.enter_context(Engine(fewer_bits, replace(ROOM, outputs=1)))
-            kinds["model"] = ModelDrafts(LikeliestTokens(small))
-            kinds["self"] = ModelDrafts(LikeliestTokens(itself))
+            kinds["model"] = ModelDrafts(GreedyDrafter(small))
+            kinds["self"] = ModelDrafts(GreedyDrafter(itself))
             kinds |= {f"wrong {wrong}": Known(plain, wrong) for wrong in (0, 1)}
         accepted = {}
         for name, guesses in kinds.items():

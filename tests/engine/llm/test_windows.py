@@ -14,7 +14,7 @@ from edge.llm.engine import Engine
 from edge.llm.generate import generate
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
-from edge.llm.sequence import USED_MEANWHILE, LikeliestTokens, Session
+from edge.llm.sequence import USED_MEANWHILE, GreedyDrafter, Session
 from edge.parallel.engine import DistributedEngine
 from edge.planning.measure import windows_s
 from edge.speculate.ngrams import NgramDrafts
@@ -71,7 +71,7 @@ def test_greedy_answers_are_the_same(stages: int, tmp_path: Path, asked: list[li
         small = stack.enter_context(Engine(MODEL_PATH, replace(ROOM, context=128, outputs=1)))
         kinds: dict[str, Drafts] = {
             "ngram": NgramDrafts(),
-            "model": ModelDrafts(LikeliestTokens(small)),
+            "model": ModelDrafts(GreedyDrafter(small)),
             **{f"wrong {wrong}": Known(plain, wrong) for wrong in (0, 1, 3)},
         }
         for rows, windows in some(SHAPES[1:], SHAPES):

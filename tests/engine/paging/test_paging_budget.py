@@ -24,7 +24,7 @@ from edge.paging.reader import Reader
 from edge.paging.roles import Roles, sort_weights
 from edge.paging.window import Source
 from edge.speculate.choice import MOST_ROWS
-from edge.speculate.opened import with_room
+from edge.speculate.factory import with_room
 from partition.model.model import ModelShape
 from partition.predict.paging import Speed
 from quant.gguf.file import GgufFile

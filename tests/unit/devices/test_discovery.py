@@ -14,7 +14,7 @@ import pytest
 import zeroconf
 
 from devices import discovery
-from devices.discovery import SERVICE, Announcement, Announcer, Found, announced_addresses, browse
+from devices.discovery import SERVICE, Announcement, Announcer, Discovered, announced_addresses, browse
 from devices.errors import DiscoveryError
 from devices.names import MAX_NAME
 from tests.support.helpers import until
@@ -53,9 +53,9 @@ def longer_and_longer() -> Iterator[float]:
     return (BROWSE_S / 3 * 2 ** min(i, 4) for i in itertools.count())
 
 
-def found_within(expected: Callable[[list[Found]], bool]) -> list[Found]:
+def found_within(expected: Callable[[list[Discovered]], bool]) -> list[Discovered]:
     """What is found on loopback once it is as expected; other tests' workers may be there too."""
-    found: list[Found] = []
+    found: list[Discovered] = []
 
     def look() -> bool:
         found[:] = browse(next(seconds), LOOPBACK)
@@ -112,7 +112,7 @@ def test_two_of_one_name_are_told_apart(name: str) -> None:
 
 @needs_loopback
 def test_it_works_within_an_event_loop() -> None:
-    async def blocking() -> list[Found]:
+    async def blocking() -> list[Discovered]:
         with Announcer(announcement("looped")):
             return found_within(lambda all_: any(one.name == "looped" for one in all_))
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from apps.commands import bench as bench_command
 from apps.commands.chat import Loaded
 from apps.show import terminal
-from edge import pieces
+from edge import microbenchmark
 from edge.llm import bench, generate
 from edge.llm.bench import BenchResult, Rate
 from edge.llm.chat import Chat
@@ -295,7 +295,7 @@ def test_speeds_belong_to_their_models(monkeypatch: pytest.MonkeyPatch, syntheti
 def test_what_a_plan_does_by_known_steps(engine: Engine, timed: Callable[..., Clock]) -> None:
     """Of each the best of three rounds; how long it takes changes whenever everything is forgotten: by the warm-up, and
     then by the prompt, the one token and the two requests of each round."""
-    timed(measure, pieces, slow=[0.1, 2, 1, 4, 1.5, 3, 1, 3, 4, 2])
+    timed(measure, microbenchmark, slow=[0.1, 2, 1, 4, 1.5, 3, 1, 3, 4, 2])
     work: Any = SimpleNamespace(prompt=16, depth=40, concurrency=2)
     found = measure.measured(engine, work, 1, {"pi": 7})
     assert found.ttft_s == pytest.approx(16 * ROW_S * 1.5)
@@ -307,7 +307,7 @@ def test_what_a_plan_does_by_known_steps(engine: Engine, timed: Callable[..., Cl
 
 
 def test_a_step_takes_what_its_best_piece_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock().of(monkeypatch, pieces)
+    clock = Clock().of(monkeypatch, microbenchmark)
     computed: list[tuple[int, int, bool]] = []
     rows = SimpleNamespace(
         capacity=64,

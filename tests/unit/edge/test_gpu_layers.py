@@ -11,13 +11,13 @@ from edge.errors import EngineError
 from edge.llama import ggml, llama
 from edge.llama.llama import ContextSizes
 from edge.llm.engine import Engine, EngineOptions
+from edge.microbenchmark import Figure, TimedTask, best_of
 from edge.paging import gpu_layers
 from edge.paging.gpu_layers import GpuLayers, choose, fastest, layer_sizes
-from edge.pieces import Figure, Kind, best_pieces
 from partition.model.model import ModelShape
 from quant.gguf.file import GgufFile
 from quant.types import type_by_name
-from tests.unit.edge.test_pieces import Machine
+from tests.unit.edge.test_microbenchmark import Machine
 
 SHAPE = ModelShape.from_gguf(GgufFile.open(MODEL_PATH))
 SIZES = ContextSizes(1024, type_by_name("f16"))
@@ -164,8 +164,8 @@ def test_bursts_of_other_work_do_not_change_what_is_chosen(seed: int) -> None:
     takes = {OF: 2e-3, OF // 2: 2.1e-3, 0: 2.2e-3}
 
     def timed(layers: int) -> Figure:
-        step = Kind(lambda: machine.run(takes[layers]))
-        return best_pieces([step], clock=lambda: machine.now_s, watch=machine.watch)[0]
+        step = TimedTask(lambda: machine.run(takes[layers]))
+        return best_of([step], clock=lambda: machine.now_s, watch=machine.watch)[0]
 
     assert chosen(timed).layers == OF
 
@@ -188,11 +188,11 @@ def test_an_engine_tries_and_obeys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama, "has_gpu", lambda: True)
     monkeypatch.setattr(ggml, "gpu_free_bytes", lambda: 600 << 20)
 
-    def one_step(kinds: Sequence[Kind], _: float) -> list[Figure]:
+    def one_step(kinds: Sequence[TimedTask], _: float) -> list[Figure]:
         kinds[0].step()
         return [Figure(1.0, False)]
 
-    monkeypatch.setattr(gpu_layers, "best_pieces", one_step)
+    monkeypatch.setattr(gpu_layers, "best_of", one_step)
     told: list[float] = []
     with Engine(MODEL_PATH, EngineOptions(context=64), progress=told.append) as engine:
         assert engine.gpu_layers is not None

@@ -7,7 +7,7 @@ from edge.cluster.deployment import DEFAULT_EXCHANGE
 from edge.demo import MODEL_PATH
 from edge.llm.options import EngineOptions
 from edge.planning.arrange import Arrangement, again
-from edge.planning.surviving import GAIN, Survivor
+from edge.planning.supervisor import GAIN, Supervisor
 from edge.survey.survey import Survey
 from edge.tasks import SILENT
 from partition.plan.arrange import make_plan
@@ -22,13 +22,13 @@ WORK = planning.work(8)
 A, B = "a:1", "b:1"
 
 
-def survivor(plan: Plan, measured: dict[str, float] | None) -> Survivor:
+def survivor(plan: Plan, measured: dict[str, float] | None) -> Supervisor:
     """Of a plan, as if it ran. measured: seconds of a layer, by device; None: a person gave the plan."""
     arranged = None
     if measured is not None:
         speeds = tuple(planning.device(name, seconds) for name, seconds in measured.items())
         arranged = Arrangement(plan, "", Survey(speeds, planning.linked(tuple(measured))), WORK)
-    made = Survivor(FILE, "", EngineOptions(), DEFAULT_EXCHANGE, SILENT, False, arranged=arranged)
+    made = Supervisor(FILE, "", EngineOptions(), DEFAULT_EXCHANGE, SILENT, False, arranged=arranged)
     made._plan = made._current = plan
     return made
 

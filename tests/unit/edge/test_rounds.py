@@ -3,7 +3,7 @@
 import pytest
 
 from edge.quantization.fit import _time_left
-from edge.quantization.rounds import Damages, Settling, Table, in_order, is_settled, measure_rounds
+from edge.quantization.rounds import Damages, EarlyStopping, Table, in_order, is_settled, measure_rounds
 from quant.fit import Choice, Fit
 from quant.types import TYPES
 
@@ -27,8 +27,8 @@ class Source:
         for name in names:
             self.damages[name][kind] = self.real[kind]
 
-    def settling(self) -> Settling:
-        return Settling(self.table, best)
+    def settling(self) -> EarlyStopping:
+        return EarlyStopping(self.table, best)
 
     def table(self, damages: Damages) -> Table:
         """A type that is not measured is thought to cost what 4 bits do, by its bits."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from edge.llm.interface import Checked
+from edge.llm.interface import VerifyResult
 from edge.speculate.choice import RowChoice
 from edge.speculate.ngrams import NgramDrafts
 from edge.speculate.shared import SharedSpeculation
@@ -42,7 +42,7 @@ def answered(drafts: type[NgramDrafts], tokens: Sequence[int]) -> float:
     speculation.begin(TEXT)
     for token in tokens:
         speculation.shape([], 8, 1)
-        speculation.checked(Checked(1, 1, right=0, looked_at=0))
+        speculation.checked(VerifyResult(1, 1, right=0, looked_at=0))
         speculation.shape([token], 8, 1)
     return speculation.choice.accepted
 

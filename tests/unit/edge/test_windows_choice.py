@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from edge.demo import MODEL_PATH
 from edge.llama import llama
 from edge.llm.generate import generate
-from edge.llm.interface import Checked
+from edge.llm.interface import VerifyResult
 from edge.llm.sequence import Session
 from edge.parallel.surviving import SurvivingEngine
 from edge.planning import measure
@@ -209,8 +209,8 @@ def test_windows_that_take_longer_are_left() -> None:
         rows, windows = choice.shape(1, 4)
         shapes.append(windows)
         if windows == 1:
-            choice.checked(Checked(rows, 1, right=0), 0.1)
+            choice.checked(VerifyResult(rows, 1, right=0), 0.1)
         else:
-            choice.checked(Checked(rows, 1, False, False, windows, 1, 1), 0.2)
+            choice.checked(VerifyResult(rows, 1, False, False, windows, 1, 1), 0.2)
     assert 0 < sum(windows > 1 for windows in shapes) <= 4
     assert shapes[:2] == [1, 1]

@@ -13,14 +13,14 @@ from edge.net.peers import HELLO
 from edge.parallel import masks
 from edge.parallel.steps import unpack
 from edge.version import version
-from edge.worker import guesses
+from edge.worker import draft_queries
 from edge.worker.messages import profile_message
 from tests.support import wire_bytes
 from tests.support.fake_worker import description, fake_worker
 from tests.support.wire_bytes import (
     BOUNDARY,
     DECODE,
-    GUESS,
+    DRAFT_QUERY,
     ITEM,
     KEEP,
     LOAD,
@@ -79,7 +79,7 @@ def test_a_recorded_item_is_read() -> None:
 def test_a_recorded_guess_is_read() -> None:
     asked = parse_frame(memoryview(recorded()["guess"]), 0)
     assert asked.kind is Kind.CONTROL
-    assert guesses.unpack(asked.payload) == GUESS
+    assert draft_queries.unpack(asked.payload) == DRAFT_QUERY
 
 
 @pytest.mark.parametrize(("name", "message"), [("open", OPEN), ("load", LOAD)])

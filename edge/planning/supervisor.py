@@ -46,7 +46,7 @@ GAIN = 1.1  # that another plan must be predicted to be better by
 PAGED_SHARE = 0.8  # of the memory that is free, for a model that is larger and has no other device left
 
 
-class Survivor:
+class Supervisor:
     """Brings a model to life, and again elsewhere. `close()` ends it; it is also a context manager."""
 
     def __init__(
@@ -148,7 +148,7 @@ class Survivor:
         self._offered.close()
         self._stack.close()
 
-    def __enter__(self) -> Survivor:
+    def __enter__(self) -> Supervisor:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -7,14 +7,14 @@ import threading
 from collections.abc import Callable, Iterable
 
 from edge.cluster.session import EngineSession
-from edge.net.peers import BEAT_S
+from edge.net.peers import HEARTBEAT_S
 
-SILENT_S = 5 * BEAT_S  # without a word; fewer beats may be late on a busy device
-LOST_S = 3 * BEAT_S  # without a word, while this device ran: then the process stands still
-_LOOK_S = BEAT_S / 2
+SILENT_S = 5 * HEARTBEAT_S  # without a word; fewer beats may be late on a busy device
+LOST_S = 3 * HEARTBEAT_S  # without a word, while this device ran: then the process stands still
+_LOOK_S = HEARTBEAT_S / 2
 
 
-class Silence:
+class LivenessMonitor:
     """Looks at engine processes until it is closed.
 
     The first line comes after SILENT_S, the next when the silence has lasted twice as long, and so on. A process that

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from edge.worker import guesses
-from edge.worker.guesses import MOST_TOKENS, Guess, RemoteGuesser, follow, pack, unpack
+from edge.worker import draft_queries
+from edge.worker.draft_queries import MOST_TOKENS, DraftQuery, RemoteGuesser, follow, pack, unpack
 from tests.support.links import PATIENT, WAIT_S, start
 from tests.support.memory_link import pair
 from transport.errors import LinkClosed, LinkTimeout, ProtocolError, Refused
@@ -27,7 +27,7 @@ class Counting:
     def __init__(self) -> None:
         self.asked: list[tuple[list[int], int]] = []
 
-    def likeliest(self, tokens: Sequence[int], n: int) -> list[int]:
+    def propose(self, tokens: Sequence[int], n: int) -> list[int]:
         self.asked.append((list(tokens), n))
         return [(tokens[-1] + i) % N_VOCAB for i in range(1, n + 1)]
 
@@ -49,7 +49,7 @@ def test_a_token_crosses_once() -> None:
         for new, n, known in (((), 3, 0), ((8, 9), 7, 3), ((8, 8), 1, 4), ((8, 8), 2, 5)):
             now = [*text, *new]
             sent, received = link.sent_bytes, link.received_bytes
-            assert guesser.likeliest(now, n) == [now[-1] + i for i in range(1, n + 1)]
+            assert guesser.propose(now, n) == [now[-1] + i for i in range(1, n + 1)]
             assert link.sent_bytes - sent == 12 + 4 * (len(now) - known)
             assert link.received_bytes - received == 4 * n
             assert model.asked[-1] == (now, n)
@@ -61,13 +61,13 @@ def test_a_long_text_goes_in_parts() -> None:
     """So that each answer is soon there: a deadline is of one part."""
     model, text = Counting(), [i % N_VOCAB for i in range(2 * MOST_TOKENS + 1)]
     with followed(model) as (guesser, _, _):
-        assert guesser.likeliest(text, 2) == [text[-1] + 1, text[-1] + 2]
+        assert guesser.propose(text, 2) == [text[-1] + 1, text[-1] + 2]
     assert [(len(tokens), n) for tokens, n in model.asked] == [(512, 0), (1024, 0), (1025, 2)]
     assert model.asked[-1][0] == text
 
 
 def test_requests_are_what_was_packed() -> None:
-    for asked in (Guess(0, 7, (1, 2, 3)), Guess(9, 0, ()), None):
+    for asked in (DraftQuery(0, 7, (1, 2, 3)), DraftQuery(9, 0, ()), None):
         assert unpack(pack(asked)) == asked
 
 
@@ -85,9 +85,9 @@ HEAD = struct.Struct("<BBHII")
         (HEAD.pack(1, 0, 0, 1, 1) + bytes(4), r"1 of them known; known are 0"),
         (HEAD.pack(1, 0, 0, 0, 1), "guesses behind 0 tokens"),
         (HEAD.pack(1, 0, 0, 0, CONTEXT) + bytes(4), f"{CONTEXT} guesses behind 1 tokens"),
-        (pack(Guess(0, 1, (N_VOCAB,))), "token ids are from 0 to 999"),
-        (pack(Guess(0, 1, (-1,))), "token ids are from 0 to 999"),
-        (pack(Guess(0, 1, (1,) * (MOST_TOKENS + 1))), "at most"),
+        (pack(DraftQuery(0, 1, (N_VOCAB,))), "token ids are from 0 to 999"),
+        (pack(DraftQuery(0, 1, (-1,))), "token ids are from 0 to 999"),
+        (pack(DraftQuery(0, 1, (1,) * (MOST_TOKENS + 1))), "at most"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(data: bytes, words: str) -> None:
@@ -101,7 +101,7 @@ def test_what_cannot_be_asked_is_refused(data: bytes, words: str) -> None:
 
 def test_only_requests_are_taken() -> None:
     with followed(Counting()) as (_, link, done):
-        link.send(pack(Guess(0, 1, (1,))))
+        link.send(pack(DraftQuery(0, 1, (1,))))
         with pytest.raises(ProtocolError, match="sent DATA where a request for guesses"):
             done.result(WAIT_S)
 
@@ -126,15 +126,15 @@ def test_an_answer_that_cannot_be_is_none(answer: Callable[[Link], None], error:
     near, far = pair(("the owner", "the worker"), PATIENT)
     done = start(lambda: (far.receive(), answer(far)))
     with pytest.raises(error, match=words):
-        RemoteGuesser(near, CONTEXT, N_VOCAB).likeliest([1], 2)
+        RemoteGuesser(near, CONTEXT, N_VOCAB).propose([1], 2)
     done.result(WAIT_S)
 
 
 def test_an_answer_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guesses, "GUESS_S", 0.01)
+    monkeypatch.setattr(draft_queries, "GUESS_S", 0.01)
     near, _ = pair(("the owner", "the worker"), PATIENT)
     with pytest.raises(LinkTimeout, match=r"the worker sent nothing for 0\.01 s"):
-        RemoteGuesser(near, CONTEXT, N_VOCAB).likeliest([1], 2)
+        RemoteGuesser(near, CONTEXT, N_VOCAB).propose([1], 2)
 
 
 def test_a_wait_that_was_given_up_leaves_no_answer_behind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,9 +144,9 @@ def test_a_wait_that_was_given_up_leaves_no_answer_behind(monkeypatch: pytest.Mo
     with monkeypatch.context() as patch:
         patch.setattr(near, "receive", _interrupted)
         with pytest.raises(KeyboardInterrupt):
-            guesser.likeliest([1], 2)
+            guesser.propose([1], 2)
     with pytest.raises(LinkClosed):
-        guesser.likeliest([1], 2)
+        guesser.propose([1], 2)
 
 
 def _interrupted(*_: object) -> None:

@@ -38,14 +38,14 @@ _ID = np.dtype("<i4")
 class Op(IntEnum):
     """What a request asks for."""
 
-    GUESS = 1
+    DRAFT_QUERY = 1
     END = 2  # no more come
 
 
 _OPS = {int(op): op for op in Op}
 
 
-class Guess(NamedTuple):
+class DraftQuery(NamedTuple):
     """A request."""
 
     keep: int  # tokens of the text before
@@ -53,14 +53,14 @@ class Guess(NamedTuple):
     tokens: tuple[int, ...]  # behind those that are kept
 
 
-def pack(asked: Guess | None) -> bytes:
+def pack(asked: DraftQuery | None) -> bytes:
     """A request as bytes; None: no more come."""
     if asked is None:
         return _HEAD.pack(Op.END, 0, 0, 0, 0)
-    return _HEAD.pack(Op.GUESS, 0, 0, asked.keep, asked.n) + np.array(asked.tokens, _ID).tobytes()
+    return _HEAD.pack(Op.DRAFT_QUERY, 0, 0, asked.keep, asked.n) + np.array(asked.tokens, _ID).tobytes()
 
 
-def unpack(data: Payload) -> Guess | None:
+def unpack(data: Payload) -> DraftQuery | None:
     """What `pack` was given. ProtocolError for what it cannot have written."""
     size = len(data) - _HEAD.size
     if size < 0 or size % _ID.itemsize:
@@ -70,7 +70,7 @@ def unpack(data: Payload) -> Guess | None:
         raise ProtocolError(f"operation {op} with flags {zero} and {zeros} is none; update both devices")
     if op == Op.END:
         return None
-    return Guess(keep, n, tuple(np.frombuffer(data, _ID, offset=_HEAD.size).tolist()))
+    return DraftQuery(keep, n, tuple(np.frombuffer(data, _ID, offset=_HEAD.size).tolist()))
 
 
 class RemoteGuesser:
@@ -82,15 +82,15 @@ class RemoteGuesser:
         self._link = link
         self._held: list[int] = []  # the text that the other end has
 
-    def likeliest(self, tokens: Sequence[int], n: int) -> list[int]:
-        """As `LikeliestTokens`. A TransportError where the link breaks, or where an answer takes longer than GUESS_S or
+    def propose(self, tokens: Sequence[int], n: int) -> list[int]:
+        """As `GreedyDrafter`. A TransportError where the link breaks, or where an answer takes longer than GUESS_S or
         cannot be; then it is of no use any more."""
         start = common_prefix(self._held, tokens)
         try:
             while len(tokens) - start > MOST_TOKENS:
-                self._ask(Guess(start, 0, tuple(tokens[start : start + MOST_TOKENS])))
+                self._ask(DraftQuery(start, 0, tuple(tokens[start : start + MOST_TOKENS])))
                 start += MOST_TOKENS
-            found = self._ask(Guess(start, n, tuple(tokens[start:])))
+            found = self._ask(DraftQuery(start, n, tuple(tokens[start:])))
         except BaseException:  # an answer that nobody waited for would be taken for the next one
             self._link.close()
             raise
@@ -101,7 +101,7 @@ class RemoteGuesser:
         """Ask for nothing any more. A TransportError where the link is broken."""
         self._link.send(pack(None), Kind.CONTROL)
 
-    def _ask(self, asked: Guess) -> list[int]:
+    def _ask(self, asked: DraftQuery) -> list[int]:
         self._link.send(pack(asked), Kind.CONTROL)
         frame = self._link.receive(GUESS_S, asked.n * _ID.itemsize)
         if frame.kind is not Kind.DATA or len(frame.payload) != asked.n * _ID.itemsize:
@@ -133,7 +133,7 @@ def follow(guesser: Guesser, link: Link) -> None:
             )
         _check_ids(asked.tokens, guesser)
         text[asked.keep :] = asked.tokens
-        link.send(np.array(guesser.likeliest(text, asked.n), _ID).tobytes())
+        link.send(np.array(guesser.propose(text, asked.n), _ID).tobytes())
 
 
 def _check_ids(tokens: Sequence[int], guesser: Guesser) -> None:

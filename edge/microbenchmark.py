@@ -35,7 +35,7 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Kind:
+class TimedTask:
     """Something to be timed again and again."""
 
     step: Callable[[], None]
@@ -48,8 +48,8 @@ def piece_s(threads: int) -> float:
     return PIECE_S if quota is None or quota >= threads else _QUOTA_PIECE_S
 
 
-def best_pieces(
-    kinds: Sequence[Kind],
+def best_of(
+    kinds: Sequence[TimedTask],
     least_s: float = PIECE_S,
     *,
     least_steps: int = 1,

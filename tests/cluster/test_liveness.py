@@ -9,10 +9,10 @@ from typing import Any, cast
 
 import pytest
 
-from edge.cluster import silence
+from edge.cluster import liveness
+from edge.cluster.liveness import LivenessMonitor
 from edge.cluster.session import EngineSession
-from edge.cluster.silence import Silence
-from edge.net.peers import BEAT_S
+from edge.net.peers import HEARTBEAT_S
 from tests.support.helpers import ENDLESS, stand_still, start_edge, until
 from tests.support.workers import SECRET, sessions, worker
 from transport import edge_pb2 as pb
@@ -31,7 +31,7 @@ class Quiet:
 def test_what_is_said_and_when(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     busy, pi, nas = [True], Quiet("pi"), Quiet("nas")
-    one = Silence(lambda: cast(Any, [pi, nas]), said.append, lambda: busy[0])
+    one = LivenessMonitor(lambda: cast(Any, [pi, nas]), said.append, lambda: busy[0])
     one.close()  # this test looks
     silence_s = (0.9, 2.4, 2.6, 3.1, 5.1, 5.3, 11.0, 11.5, 0.2, 0.7)
     for pi.silent_s in silence_s:
@@ -53,16 +53,16 @@ def test_when_it_is_given_up() -> None:
     """Not by the looks after this process has stood still itself: what was said meanwhile is heard a moment later."""
     pi, nas = Quiet("pi"), Quiet("nas")
     lost: list[Any] = []
-    one = Silence(lambda: cast(Any, [pi, nas]), lambda line: None, lost=lost.append)
+    one = LivenessMonitor(lambda: cast(Any, [pi, nas]), lambda line: None, lost=lost.append)
     one.close()  # this test looks
-    looks = round(silence.LOST_S / (BEAT_S / 2))
+    looks = round(liveness.LOST_S / (HEARTBEAT_S / 2))
     for pi.silent_s in (60.0, 60.1, 0.0, *(0.1 * i for i in range(1, looks))):
         one.look()
     assert lost == []
-    pi.silent_s = silence.LOST_S
+    pi.silent_s = liveness.LOST_S
     one.look()
     assert lost == [pi]
-    idle = Silence(lambda: cast(Any, [nas]), lambda line: None, lambda: False, lost.append)
+    idle = LivenessMonitor(lambda: cast(Any, [nas]), lambda line: None, lambda: False, lost.append)
     idle.close()
     for nas.silent_s in range(1, 3 * looks):
         idle.look()
@@ -71,8 +71,8 @@ def test_when_it_is_given_up() -> None:
 
 def test_a_device_that_stays_silent_is_given_up_once_in_a_while() -> None:
     """Not at every look: what follows takes longer than that."""
-    pi, lost, looks = Quiet("pi"), [], round(silence.LOST_S / (BEAT_S / 2))
-    one = Silence(lambda: cast(Any, [pi]), lambda line: None, lost=lost.append)
+    pi, lost, looks = Quiet("pi"), [], round(liveness.LOST_S / (HEARTBEAT_S / 2))
+    one = LivenessMonitor(lambda: cast(Any, [pi]), lambda line: None, lost=lost.append)
     one.close()  # this test looks
     for i in range(1, 3 * looks + 1):
         pi.silent_s = float(i)
@@ -106,9 +106,9 @@ def test_a_process_that_is_stopped_is_heard_no_more_and_then_again(tmp_path: Pat
     ):
         (session,) = held
         stand_still(session.pid)
-        until(lambda: session.silent_s > silence.SILENT_S, "silence")
+        until(lambda: session.silent_s > liveness.SILENT_S, "silence")
         os.kill(session.pid, signal.SIGCONT)
-        until(lambda: 0 < session.silent_s < silence.SILENT_S, "a word")
+        until(lambda: 0 < session.silent_s < liveness.SILENT_S, "a word")
         session.unload()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from devices import busy, probe
-from edge.pieces import Figure, Kind, best_pieces
+from edge.microbenchmark import Figure, TimedTask, best_of
 
 TRUE_S = 2e-3  # of a step of the first kind
 
@@ -43,8 +43,8 @@ class Machine:
 
 def figures(machine: Machine, kinds: int = 3, **how: float) -> list[Figure]:
     """Of kinds that take TRUE_S, twice that, and so on."""
-    steps = [Kind(lambda i=i: machine.run(TRUE_S * (i + 1))) for i in range(kinds)]  # type: ignore[misc]
-    return best_pieces(steps, clock=lambda: machine.now_s, watch=machine.watch, **how)  # type: ignore[arg-type]
+    steps = [TimedTask(lambda i=i: machine.run(TRUE_S * (i + 1))) for i in range(kinds)]  # type: ignore[misc]
+    return best_of(steps, clock=lambda: machine.now_s, watch=machine.watch, **how)  # type: ignore[arg-type]
 
 
 def test_a_quiet_device() -> None:
@@ -81,8 +81,8 @@ def test_any_half_of_the_pieces(half: range) -> None:
         nonlocal slow
         slow = next(number) in half
 
-    kind = Kind(lambda: machine.run(TRUE_S * (5 if slow else 1)), prepare)
-    [found] = best_pieces([kind], clock=lambda: machine.now_s, watch=machine.watch)
+    kind = TimedTask(lambda: machine.run(TRUE_S * (5 if slow else 1)), prepare)
+    [found] = best_of([kind], clock=lambda: machine.now_s, watch=machine.watch)
     assert found == Figure(pytest.approx(TRUE_S), False)
 
 
@@ -103,8 +103,8 @@ def test_the_better_of_two_moments() -> None:
 def test_pieces_of_a_kind_are_far_from_each_other() -> None:
     order: list[int] = []
     machine = Machine([])
-    kinds = [Kind(lambda: machine.run(0.1), lambda i=i: order.append(i)) for i in range(3)]  # type: ignore[misc]
-    best_pieces(kinds, clock=lambda: machine.now_s, watch=machine.watch)
+    kinds = [TimedTask(lambda: machine.run(0.1), lambda i=i: order.append(i)) for i in range(3)]  # type: ignore[misc]
+    best_of(kinds, clock=lambda: machine.now_s, watch=machine.watch)
     assert order == [0, 1, 2] * 4
     assert all(a != b for a, b in pairwise(order))
 

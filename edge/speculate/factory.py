@@ -14,7 +14,7 @@ from edge.llm.info import ModelInfo
 from edge.llm.interface import TextEngine
 from edge.llm.model import Model
 from edge.llm.options import EngineOptions, reproducible
-from edge.llm.sequence import LikeliestTokens
+from edge.llm.sequence import GreedyDrafter
 from edge.models.paths import PathLike, model_path
 from edge.quantization.of_type import of_type
 from edge.speculate.choice import MOST_ROWS
@@ -172,5 +172,5 @@ def _opened(draft: Draft, engine: TextEngine, enter: Enter, steps: Steps) -> _Op
         return _Opened(lambda: ModelDrafts(device), file.path.name, device)
     budgeted = engine.paging is not None
     options = EngineOptions(context=engine.context, threads=engine.threads, repack=False if budgeted else None)
-    small = LikeliestTokens(enter(Engine(draft, options)))
+    small = GreedyDrafter(enter(Engine(draft, options)))
     return _Opened(lambda: ModelDrafts(small), draft.name)
