@@ -24,63 +24,16 @@ MAY_IMPORT = {
 }
 # The one error tree, so that `except edge.EdgeError` catches all that a person can act on. It imports nothing.
 ERRORS = "edge.errors"
-# The rooms of each package: a room imports only itself and rooms above it. The first row is the package's own files.
-ROOMS = {
-    "edge": (
-        "edge: errors, names, log lines, work in threads, units",
-        "edge.bounds: bounds that end answers which would go on for ever",
-        "edge.demo: the bundled model",
-        "edge.llama: stock llama.cpp, all ctypes",
-        "edge.slices: slices of models, cut and kept",
-        "edge.net: channels, credentials, links between ranks",
-        "edge.models: model files, fetched or synthesized",
-        "edge.paging: weights larger than memory",
-        "edge.prefixes: keys and values of prompts, kept on disk",
-        "edge.templates: chat templates, rendered apart",
-        "edge.constraints: constraints on answers, compiled and followed apart",
-        "edge.llm: a language model on one device",
-        "edge.onnx: a network in ONNX on one device, and its stages",
-        "edge.parallel: ranks that compute one step together",
-        "edge.worker: the daemon and its engine processes",
-        "edge.cluster: the owner's side of workers, and deployments",
-        "edge.quantization: smaller models",
-        "edge.sameness: how near the ways are to compute one model",
-        "edge.speculate: guesses at the next tokens, and when they pay",
-        "edge.survey: what devices and links can do, measured",
-        "edge.doctor: what is wrong with devices and links, and what to do",
-        "edge.planning: plans found, compared, measured, run",
-        "edge.pictures: results as pictures and pages",
-        "edge.api: what `import edge` offers",
-        "edge.serve: models behind HTTP",
-    ),
-    "partition": (
-        "partition: errors, fields of JSON",
-        "partition.architectures: what is known of each architecture",
-        "partition.model: what a model is made of",
-        "partition.plan: who holds what",
-        "partition.slices: how a part is cut from a file",
-        "partition.state: keys and values of a sequence, cut and joined",
-        "partition.predict: what a plan takes",
-        "partition.search: the best plans",
-        "partition.simulate: a plan that serves many requests",
-    ),
-    "quant": ("quant: types and mixes", "quant.gguf: the container", "quant.checkpoint: safetensors to GGUF"),
-    "devices": (
-        "devices: machines and files",
-        "devices.processes: those of our own modules",
-        "devices.trust: who belongs to a cluster",
-        "devices.lab: emulated ones",
-    ),
-    "transport": ("transport: bytes between devices",),
-    "apps": (
-        "apps.errors: what commands fail with",
-        "apps.show: tables, progress, the terminal",
-        "apps.options: options that commands share",
-        "apps.commands: arguments, a call, printing",
-        "apps.cli: the `edge` command",
-    ),
-}
-ORDER = {row.partition(":")[0]: place for rows in ROOMS.values() for place, row in enumerate(rows)}
+
+
+def section(page: Path, title: str) -> str:
+    """The text between a heading of the second level and the next one."""
+    return page.read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+# The tables of rooms in the page of the architecture: a room imports only itself and rooms above it in its package.
+ROOM_ROWS = re.findall(r"^\| `([\w/]+)` \| .* \|$", section(ROOT / "docs" / "architecture.md", "Rooms"), re.MULTILINE)
+ORDER = {row.replace("/", "."): place for place, row in enumerate(ROOM_ROWS)}
 MOST_FILES = 20  # in a folder
 # What computes on arrays loads numpy; whoever imports it is about to run a model, or to plan how.
 ON_ARRAYS = {"quant.gguf.imatrix", "quant.wire", "transport.collective", "partition.state.parts"} | {
@@ -140,6 +93,13 @@ def test_a_room_imports_only_rooms_above_it() -> None:
         if below := {room(name) for name in known if ORDER[room(name)] > ORDER[here]}:
             wrong.append(f"{module} is of {here}, which is above {sorted(below)}")
     assert not wrong, "\n".join(sorted(wrong))
+
+
+def test_the_table_of_rooms_has_each_folder_and_nothing_else() -> None:
+    assert len(ORDER) == len(ROOM_ROWS), "a room stands twice in the table of docs/architecture.md"
+    folders = {str(path.parent.relative_to(ROOT)) for path in FILES}
+    files_of_apps = {f"apps/{path.stem}" for path in (ROOT / "apps").glob("*.py")} - {"apps/__init__"}
+    assert set(ROOM_ROWS) == {name for name in folders if name.count("/") <= 1} - {"apps"} | files_of_apps
 
 
 def test_no_module_imports_itself_by_a_detour() -> None:
