@@ -31,13 +31,13 @@ from report import steal_s
 
 from devices.probe import default_threads
 from edge.demo import MODEL_PATH
-from edge.demo.grammar import held_out
 from edge.llm.chat import Chat
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
 from edge.llm.sequence import Session
 from edge.models import synth
 from edge.models.presets import SHAPES
+from tools.demo_model.grammar import held_out
 
 ASKED = 1.2
 BEGINNING = 16  # tokens that stay, where no system message says

@@ -39,7 +39,6 @@ import quantize_trained
 from report import environment, run_section, write_json
 
 from devices.probe import default_threads
-from edge.demo.grammar import statements
 from edge.errors import EngineError
 from edge.llm.options import EngineOptions
 from edge.quantization import imatrix as calibrate
@@ -49,6 +48,7 @@ from edge.quantization.gguf import quantize
 from quant.gguf.file import GgufFile
 from quant.mixes import MIXES
 from quant.types import TYPES
+from tools.demo_model.grammar import statements
 
 SECTIONS = ("types", "fit", "trained", "memory", "kernels")
 MODEL = Path(__file__).parent.parent / "tests" / "data" / "edge-demo-f16.gguf"

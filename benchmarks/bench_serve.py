@@ -55,12 +55,12 @@ from sides import alternate, compared, medians
 
 from devices.probe import default_threads
 from edge.demo import MODEL_PATH
-from edge.demo.grammar import held_out
 from edge.planning.plan_file import save_plan
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL
 from partition.slices.gguf_slice import limits
 from quant.gguf.file import GgufFile
+from tools.demo_model.grammar import held_out
 
 SECTIONS = ("throughput", "stall", "prefix", "survive", "soak")
 LIMIT = "llama.cpp's batched decode"

@@ -45,7 +45,6 @@ from losses import Lent, lent, possible_ways
 sys.path.insert(0, str(ROOT))
 
 from edge.demo import MODEL_PATH
-from edge.demo.grammar import held_out
 from edge.llm.chat import Chat
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
@@ -60,6 +59,7 @@ from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL
 from partition.slices.gguf_slice import limits
 from quant.gguf.file import GgufFile
+from tools.demo_model.grammar import held_out
 
 GREEDY = SamplingParams(temperature=0)
 OPTIONS = EngineOptions(threads=1, context=512, batch=64)

@@ -1,4 +1,4 @@
-"""The bundled demonstration model: a tiny chat model, its grammar and how to train it again."""
+"""The bundled demonstration model, a tiny chat model. `tools/demo_model` in the source trains it."""
 
 from pathlib import Path
 

@@ -15,7 +15,6 @@ import pytest
 from apps.commands import quantize_kernels
 from apps.errors import EXIT_CODES
 from apps.show import progress as progress_module
-from edge.demo.grammar import statements
 from edge.llm.options import EngineOptions
 from edge.models import shapes, synth
 from edge.quantization.imatrix import collect
@@ -28,6 +27,7 @@ from tests.engine.quantize.test_kernel_speed import device
 from tests.support.commands import Run, assert_refused, runner, said
 from tests.support.helpers import ROOT, run_edge
 from tests.support.quantizing import ask_types_once, measure_less
+from tools.demo_model.grammar import statements
 
 F16 = ROOT / "tests" / "data" / "edge-demo-f16.gguf"
 HF = ROOT / "tests" / "data" / "hf"

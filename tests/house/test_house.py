@@ -40,7 +40,12 @@ ON_ARRAYS = {"quant.gguf.imatrix", "quant.wire", "transport.collective", "partit
     "partition.state.sequence",
     *(f"partition.predict.{name}" for name in ("cost", "measures", "onnx_predict", "predict")),
 }
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "edge" / "demo" / "README.md"]
+PAGES = [
+    *ROOT.glob("*.md"),
+    *(ROOT / "docs").rglob("*.md"),
+    *(ROOT / "edge").rglob("*.md"),
+    *(ROOT / "tools").rglob("*.md"),
+]
 FILES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
 
 

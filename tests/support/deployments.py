@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from edge.cluster.deployment import DEFAULT_EXCHANGE, Deployment, Exchange
 from edge.cluster.fleet import Fleet
 from edge.demo import MODEL_PATH
-from edge.demo.grammar import held_out
 from edge.llm.chat import Chat
 from edge.llm.engine import Engine, EngineOptions
 from edge.llm.interface import TextEngine
@@ -30,6 +29,7 @@ from quant.gguf.file import GgufFile
 from tests.support.helpers import until
 from tests.support.thorough import some
 from tests.support.workers import Worker, worker
+from tools.demo_model.grammar import held_out
 
 QUESTIONS = some(60, 200)  # held-out ones, for the bundled model
 

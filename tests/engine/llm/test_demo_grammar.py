@@ -6,8 +6,8 @@ from itertools import islice
 
 import pytest
 
-from edge.demo import facts, topics
-from edge.demo.grammar import BRIEF, CATEGORIES, dialogues, held_out, is_held_out, statements
+from tools.demo_model import facts, topics
+from tools.demo_model.grammar import BRIEF, CATEGORIES, dialogues, held_out, is_held_out, statements
 
 SUM = re.compile(r"(\d+) (plus|minus) (\d+) is (\d+)\.")
 MEMORY = re.compile(r"(\d+) GiB plus (\d+) GiB is (\d+) GiB\.")

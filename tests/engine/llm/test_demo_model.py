@@ -4,7 +4,6 @@ from collections import Counter
 from pathlib import Path
 
 from edge.demo import MODEL_PATH
-from edge.demo.grammar import CATEGORIES, held_out
 from edge.llm.chat import Chat
 from edge.llm.engine import Engine, EngineOptions
 from edge.llm.sampler import SamplingParams
@@ -12,6 +11,7 @@ from partition.model.model import ModelShape
 from quant.gguf.file import GgufFile
 from tests.support import TESTS
 from tests.support.thorough import some
+from tools.demo_model.grammar import CATEGORIES, held_out
 
 F16_PATH = TESTS / "data" / "edge-demo-f16.gguf"  # what quantizers start from
 QUESTIONS = some(70, 350)  # ten or fifty of each category

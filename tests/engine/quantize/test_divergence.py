@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.demo.grammar import statements
 from edge.errors import EngineError, TextError
 from edge.llm.engine import Engine, EngineOptions
 from edge.quantization.divergence import Chunks, divergence, log_probabilities, log_softmax, options_for, summarize
 from quant.gguf.file import GgufFile
 from tests.conftest import Synthetic
 from tests.support import TESTS
+from tools.demo_model.grammar import statements
 
 F16 = TESTS / "data" / "edge-demo-f16.gguf"
 TEXT = " ".join(islice(statements(random.Random(7)), 80))

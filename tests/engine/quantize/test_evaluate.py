@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge.demo.grammar import statements
 from edge.errors import Interrupted
 from edge.llm.options import EngineOptions
 from edge.pictures.quality import Point, _figure, size_against_divergence, without_common_start
@@ -30,6 +29,7 @@ from quant.gguf.file import GgufFile
 from tests.conftest import Synthetic
 from tests.support.commands import Run, assert_refused, runner, said
 from tests.support.helpers import ROOT, assert_one_line_error, run_edge
+from tools.demo_model.grammar import statements
 
 F16 = ROOT / "tests" / "data" / "edge-demo-f16.gguf"
 TEXT = " ".join(islice(statements(random.Random(7)), 80))

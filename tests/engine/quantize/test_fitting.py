@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge.demo.grammar import statements
 from edge.errors import SizeTooSmall, TextError
 from edge.llama.quantizer import quantize_model
 from edge.llm.engine import Engine
@@ -33,6 +32,7 @@ from tests.engine.quantize.test_kernel_speed import device
 from tests.support.helpers import ROOT, assert_one_line_error, run_edge
 from tests.support.quantizing import ask_types_once, measure_less
 from tests.support.thorough import some
+from tools.demo_model.grammar import statements
 
 F16 = ROOT / "tests" / "data" / "edge-demo-f16.gguf"
 TEXT = " ".join(islice(statements(random.Random(7)), 100))

@@ -17,7 +17,6 @@ import numpy as np
 import psutil
 import pytest
 
-from edge.demo.grammar import statements
 from edge.errors import EngineError
 from edge.llama.ggml import dequantize_rows
 from edge.llm.chat import Chat
@@ -39,6 +38,7 @@ from tests.support.forked_modules import running
 from tests.support.helpers import ROOT, assert_one_line_error, chat_json, run_edge, start_edge, until
 from tests.support.thorough import THOROUGH, thorough
 from tests.support.tiny_gguf import Gguf
+from tools.demo_model.grammar import statements
 
 F16 = ROOT / "tests" / "data" / "edge-demo-f16.gguf"
 TEXT = " ".join(islice(statements(random.Random(7)), 120))

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edge.demo.grammar import statements
 from edge.errors import TextError
 from edge.llama.buffers import Weight
 from edge.llm.engine import Engine
@@ -33,6 +32,7 @@ from quant.sensitivity import EXACT, Sensitivity
 from quant.types import TYPES, TensorType
 from tests.conftest import Synthetic
 from tests.support.helpers import ROOT
+from tools.demo_model.grammar import statements
 
 F16 = ROOT / "tests" / "data" / "edge-demo-f16.gguf"
 TEXT = " ".join(islice(statements(random.Random(7)), 60))

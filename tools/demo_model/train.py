@@ -1,4 +1,4 @@
-"""Train the demonstration model: `python -m edge.demo.train --out DIR --minutes 60 --seed 1`.
+"""Train the demonstration model: `python -m tools.demo_model.train --out DIR --minutes 60 --seed 1`.
 
 Needs the extra "train" (PyTorch, tokenizers). The learning rate falls to zero as the minutes run out, so a run of any
 length ends annealed. DIR receives `tokenizer.json`, `log.txt` and, every few minutes, `checkpoint.pt`; the same command
@@ -20,11 +20,11 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from edge.demo import corpus, grammar
-from edge.demo.data import Rows, separate, weights
-from edge.demo.grammar import CATEGORIES, Message
-from edge.demo.model import Config, Llama
-from edge.demo.tokens import END, render, train_tokenizer
+from tools.demo_model import corpus, grammar
+from tools.demo_model.data import Rows, separate, weights
+from tools.demo_model.grammar import CATEGORIES, Message
+from tools.demo_model.model import Config, Llama
+from tools.demo_model.tokens import END, render, train_tokenizer
 
 WARM_UP = 100  # steps
 RATE_MATRICES, RATE_REST = 4e-3, 3e-3

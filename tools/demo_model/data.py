@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from edge.demo import grammar
-from edge.demo.tokens import ASSISTANT, BOS, CONTROL, END, render
+from tools.demo_model import grammar
+from tools.demo_model.tokens import ASSISTANT, BOS, CONTROL, END, render
 
 Ids = NDArray[np.int64]
 

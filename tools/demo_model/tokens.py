@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from edge.demo.grammar import Message
+from tools.demo_model.grammar import Message
 
 BOS, SYSTEM, USER, ASSISTANT, END = CONTROL = ("<|bos|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
 

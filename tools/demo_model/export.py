@@ -1,4 +1,4 @@
-"""Write a checkpoint as GGUF: `python -m edge.demo.export DIR --q8 FILE --f16 FILE`."""
+"""Write a checkpoint as GGUF: `python -m tools.demo_model.export DIR --q8 FILE --f16 FILE`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import gguf
 import torch
 from gguf import GGMLQuantizationType as Kind
 
-from edge.demo.model import Config
-from edge.demo.tokens import BOS, CONTROL, END, TEMPLATE
+from tools.demo_model.model import Config
+from tools.demo_model.tokens import BOS, CONTROL, END, TEMPLATE
 
 DESCRIPTION = (
     "A tiny demonstration model of the edge runtime. It knows devices, units, small sums and small talk; it is not a "
@@ -76,7 +76,7 @@ def add_tokenizer(writer: gguf.GGUFWriter, bpe: dict[str, Any]) -> None:
 def main() -> None:
     """Export to the files named."""
     parser = argparse.ArgumentParser(description="Write the trained demonstration model as GGUF.")
-    parser.add_argument("folder", type=Path, help="the working folder of edge.demo.train")
+    parser.add_argument("folder", type=Path, help="the working folder of tools.demo_model.train")
     parser.add_argument("--q8", type=Path, help="where to write the Q8_0 file")
     parser.add_argument("--f16", type=Path, help="where to write the F16 file")
     options = parser.parse_args()

@@ -1,15 +1,15 @@
 """How the demonstration talks: small talk, recall of what was told, and answers in Markdown.
 
-Topics as in `edge.demo.topics`.
+Topics as in `tools.demo_model.topics`.
 """
 
 from __future__ import annotations
 
 import random
 
-from edge.demo import facts
-from edge.demo.facts import Device
-from edge.demo.topics import Topic, Turn, ask, sum_key, up_to
+from tools.demo_model import facts
+from tools.demo_model.facts import Device
+from tools.demo_model.topics import Topic, Turn, ask, sum_key, up_to
 
 ONLY = "I only know devices, units, small sums and small talk."
 

@@ -1,7 +1,7 @@
 """What the demonstration knows: sums, units, devices and comparisons; what is asked, in which words, and the answer.
 
 A topic is a function of a `random.Random`. It returns either one question, or something the user tells and then a
-question about it. `Turn.asked` names what is asked; `edge.demo.grammar` uses it to keep some questions out of training.
+question about it. `Turn.asked` names what is asked; `grammar.py` uses it to keep some questions out of training.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from edge.demo import facts
-from edge.demo.facts import Device
+from tools.demo_model import facts
+from tools.demo_model.facts import Device
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import hashlib
 import random
 from collections.abc import Iterator
 
-from edge.demo import talk, topics
-from edge.demo.topics import Topic, Turn
+from tools.demo_model import talk, topics
+from tools.demo_model.topics import Topic, Turn
 
 Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": text}, as chat templates take it
 
