@@ -143,7 +143,10 @@ def test_an_output_that_has_no_room_is_said_in_words() -> None:
 @pytest.mark.parametrize("command", apps.cli.COMMANDS)
 def test_every_option_is_documented(command: str) -> None:
     options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", run_edge(command, "--help").stdout)) - {"--help"}
-    text = (ROOT / "docs" / "cli.md").read_text()
+    folder = ROOT / "docs" / "cli"
+    page = (folder / f"{command}.md").read_text()
+    linked = set(re.findall(r"\]\(([\w-]+\.md)", page)) | {"options.md"}
+    text = page + "".join((folder / name).read_text() for name in sorted(linked))
     assert not {option for option in options if f"`{option}" not in text and f" {option}" not in text}
 
 

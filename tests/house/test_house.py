@@ -149,8 +149,25 @@ def test_the_lower_packages_load_nothing_heavy(package: str) -> None:
     assert done.stdout.strip() == "[]"
 
 
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page: of its headings, as GitHub makes them, and those written by hand."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    slugs = {re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-") for title in titles}
+    return slugs | set(re.findall(r'<a id="([^"]+)"', text))
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", page.read_text()):
         if "://" not in target:
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+            linked = page.parent / target if target else page
+            assert linked.exists(), f"{page.name} links to {target}"
+            assert not anchor or anchor in anchors(linked), f"{page.name} links to {target}#{anchor}"
+
+
+def test_pages_named_in_code_are_there() -> None:
+    named = re.compile(r"(?<![\w/])docs/[\w/-]+\.md")
+    files = [*FILES, *(ROOT / "docs").glob("*.toml"), ROOT / "Makefile"]
+    pages = {(path.name, page) for path in files for page in named.findall(path.read_text())}
+    assert not {(name, page) for name, page in pages if not (ROOT / page).exists()}
