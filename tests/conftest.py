@@ -17,7 +17,8 @@ from devices.paths import state_folder
 from devices.processes.forking import available
 from edge.cluster import session
 from edge.demo import MODEL_PATH
-from edge.llm.engine import Engine, EngineOptions
+from edge.llm.engine import Engine
+from edge.llm.options import EngineOptions
 from edge.models import shapes, synth
 from edge.net import dialling
 from tests.support import BRIEF_LINKS, NEVER_S, PLAIN_LINES, ROOT, TESTS
@@ -102,7 +103,7 @@ def _processes_are_forked() -> Iterator[None]:
         if available() and not THOROUGH:
             for name, seconds in BRIEF_LINKS.items():
                 patch.setattr(dialling, name, seconds)
-            patch.setattr(session, "Child", partial(session.Child, fork_server=OwnEngines()))
+            patch.setattr(session, "Child", partial(session.Child, fork_server=OwnEngines()))  # type: ignore[attr-defined]
             fork_modules(patch)
         yield
 

@@ -16,7 +16,8 @@ from apps.options import engine_options
 from edge.bounds.repetition import Repetition, first_loop
 from edge.demo import MODEL_PATH
 from edge.llama import llama
-from edge.llm.engine import Engine, EngineOptions
+from edge.llm.engine import Engine
+from edge.llm.options import EngineOptions
 from edge.paging import memory
 from quant.types import type_by_name
 from tests.conftest import Synthetic
@@ -163,7 +164,7 @@ def test_draft_says_how_tokens_are_guessed(synthetic: Synthetic, long: tuple[str
     assert by_model["speculation"]["draft"] == MODEL_PATH.name
     for more in (("--draft", "off"), ("--seed", "3")):
         assert chat_json(*asked, *more)["speculation"] is None
-    for more in ((), ("--seed", "3", "--draft", "ngram")):
+    for more in ((), ("--seed", "3", "--draft", "ngram")):  # type: ignore[assignment]
         found = chat_json(*asked, *more)
         assert found["speculation"]["draft"] == "ngram"
         assert found["text"] == by_model["text"]
@@ -275,7 +276,7 @@ def test_one_answer_ends_where_the_context_is_full_and_says_so(tmp_path: Path) -
 
 def test_an_answer_that_repeats_itself_is_ended_and_says_so(tmp_path: Path) -> None:
     asked = ("-p", "hi", *GREEDY, "--grammar", written(tmp_path / "loop.gbnf", 'root ::= "abcd, " root'))
-    asked += ("--context", "600")
+    asked += ("--context", "600")  # type: ignore[assignment]
     result = chat_json(*asked)
     loop = result["repetition"]
     assert result["finish_reason"] == "repetition"
@@ -315,7 +316,7 @@ def test_dry_and_each_of_its_options_change_what_is_said(tmp_path: Path) -> None
     letters = written(tmp_path / "letters.gbnf", "root ::= [a-d] root")
     asked = ("-p", "hi", *GREEDY, "--max-tokens", "48", "--grammar", letters)
     assert chat_json(*asked)["token_ids"] != chat_json(*asked, "--dry-multiplier", "0.5")["token_ids"]
-    asked += ("--dry-multiplier", "0.5")
+    asked += ("--dry-multiplier", "0.5")  # type: ignore[assignment]
     plain = chat_json(*asked)["token_ids"]
     for option in (
         ("--dry-base", "50"),

@@ -24,7 +24,7 @@ Run = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def edge_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """`edge devices` in this process, measuring for a moment only."""
-    monkeypatch.setattr(machine.probe, "_MOST_MEMORY_MB", 64)
+    monkeypatch.setattr(machine.probe, "_MOST_MEMORY_MB", 64)  # type: ignore[attr-defined]
     monkeypatch.setattr(machine_disk, "_MOST_BYTES", 16 << 20)
     monkeypatch.setattr(machine_disk, "_MOST_READ_S", 0.02)
     for name in ("STATE", "CACHE", "CONFIG"):

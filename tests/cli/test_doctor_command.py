@@ -191,7 +191,7 @@ def test_a_build_that_ends_the_process_is_said_and_all_else_is_checked(
     doctor: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
-    monkeypatch.setattr(examine.native, "module_command", lambda *_: [sys.executable, "-c", program])
+    monkeypatch.setattr(examine.native, "module_command", lambda *_: [sys.executable, "-c", program])  # type: ignore[attr-defined]
     answer = doctor("--json")
     assert answer[0] == 8
     by_check = {f["check"]: f for f in findings(answer)}

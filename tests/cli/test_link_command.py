@@ -142,8 +142,8 @@ def test_nothing_is_left_on_the_workers(link: Run, two: tuple[Worker, Worker]) -
     assert link(*two, "--seconds", "0.1")[0] == 0
     for one in two:
         with one.remote() as remote_:
-            until(lambda remote_=remote_: not remote_.describe()[1].sessions, "the sessions have ended")
-        until(lambda one=one: not one.children(), "the engine processes have ended")
+            until(lambda remote_=remote_: not remote_.describe()[1].sessions, "the sessions have ended")  # type: ignore[misc]
+        until(lambda one=one: not one.children(), "the engine processes have ended")  # type: ignore[misc]
 
 
 def test_what_the_options_tell_the_workers(link: Run, fakes: tuple[FakeWorker, FakeWorker]) -> None:

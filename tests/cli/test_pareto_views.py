@@ -132,7 +132,7 @@ def test_measured_figures_are_beside_the_predicted_ones() -> None:
     _, rows = table(result)
     assert rows[0][2:] == ["2.1", "2 (+5 %)", "83.1", "100 (-17 %)", "5.00 MiB"]
     assert error(point, "latency_s") == pytest.approx(0.05)
-    point["measured"] = None
+    point["measured"] = None  # type: ignore[index]
     assert error(point, "latency_s") is None
     _, rows = table(result)
     assert rows[0][2:] == ["2.1", "-", "83.1", "-", "3.00 MiB"]

@@ -143,12 +143,12 @@ def test_a_load_ends_where_its_progress_raises(capfd: pytest.CaptureFixture[str]
 
 def test_who_could_not_be_reached_is_named(two: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 1 is told an address at which rank 2 is not; rank 0 only sees that rank 1 goes."""
-    true = rank_group.tell_peers
+    true = rank_group.tell_peers  # type: ignore[attr-defined]
 
     def wrong(sessions: Any, ranks: Any, transport: str) -> None:
         true(sessions, [replace(peer, host="127.0.0.9") if peer.rank == 2 else peer for peer in ranks], transport)
 
-    last_failure = rank_group.last_failure
+    last_failure = rank_group.last_failure  # type: ignore[attr-defined]
 
     def when_one_has_spoken(error: Exception, links: Any, sessions: Any) -> Exception:
         until(lambda: sessions[0].word() is not None, "what rank 1 says of its end")

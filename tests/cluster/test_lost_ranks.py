@@ -186,7 +186,7 @@ import sys
 from pathlib import Path
 from edge.demo import MODEL_PATH
 from edge.cluster.deployment import Deployment
-from edge.llm.engine import EngineOptions
+from edge.llm.options import EngineOptions
 from edge.cluster.fleet import Fleet
 from partition.plan.arrange import make_plan
 from partition.slices.gguf_slice import limits

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edge.llm.engine import Engine, EngineOptions
+from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
+from edge.llm.options import EngineOptions
 from edge.llm.sequence import Session
 from partition.architectures.recurrent import RECURRENT_ARCHITECTURES
 from tests.support.architectures import CLOSE

@@ -214,7 +214,7 @@ def test_who_does_not_know_the_secret_is_refused(remotes: list[Remote]) -> None:
             assert caught.value.error == "Refused"
         low = stack.enter_context(RemoteSession(remotes[0], 0, 2, SECRET, QUICK))
         connect_all([low, high])  # it is still there for its own
-        allreduce([low, high])
+        allreduce([low, high])  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize("transport", ["tcp", "grpc"])

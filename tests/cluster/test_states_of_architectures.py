@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge.llm.engine import Engine, EngineOptions
+from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
-from edge.llm.options import PrefixOptions
+from edge.llm.options import EngineOptions, PrefixOptions
 from edge.llm.sequence import Session, move
 from edge.llm.states import BLOCK_TOKENS
 from edge.parallel.shard import Shard
+from partition.architectures.table import RULES
 from partition.errors import CannotSlice, StateError
 from partition.plan.plan import Range, Slice
-from partition.slices.rules import RULES
 from partition.slices.source import Source
 from partition.state.sequence import KVBlock
 from partition.state.shape import StateShape

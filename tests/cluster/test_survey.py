@@ -158,7 +158,7 @@ def test_threads_and_cores_are_those_that_the_device_lends() -> None:
 
 
 def test_an_error_does_not_wait_for_a_device_that_hangs(two: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
-    true, stopped = llm_survey.timed, threading.Event()
+    true, stopped = llm_survey.timed, threading.Event()  # type: ignore[attr-defined]
 
     def timed(session: EngineSession, *args: Any, **options: Any) -> Times:
         if session.rank == 0:

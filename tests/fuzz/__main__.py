@@ -81,7 +81,7 @@ def _process(name: str, seed: int, first: int, stop: int, found: Found, folder: 
     at = context.Value("q", first)
     ours, theirs = context.Pipe(duplex=False)
     with tempfile.TemporaryDirectory(prefix="edge-fuzz-", dir=_memory_disk()) as own:
-        child = context.Process(target=_work, args=(name, seed, first, stop, at, theirs, own))
+        child = context.Process(target=_work, args=(name, seed, first, stop, at, theirs, own))  # type: ignore[attr-defined]
         child.start()
         theirs.close()
         before, looked = -1, time.monotonic()

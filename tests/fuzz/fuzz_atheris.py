@@ -9,7 +9,7 @@ What it finds of interest goes to the first folder; the few small files in tests
 import sys
 from pathlib import Path
 
-import atheris
+import atheris  # type: ignore[import-untyped]
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 

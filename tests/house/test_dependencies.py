@@ -65,8 +65,8 @@ def licence_words(name: str) -> str | None:
     except PackageNotFoundError:
         return None
     classifiers = [line for line in said.get_all("Classifier", []) if line.startswith("License ::")]
-    short = (said.get("License") or "")[:100]
-    return " ".join((said.get("License-Expression") or "", short, *classifiers))
+    short = (said.get("License") or "")[:100]  # type: ignore[attr-defined]
+    return " ".join((said.get("License-Expression") or "", short, *classifiers))  # type: ignore[attr-defined]
 
 
 def test_licences_are_those_that_are_written_down() -> None:

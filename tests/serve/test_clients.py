@@ -147,12 +147,12 @@ def test_a_tool_that_must_be_called(openai: OpenAI, choice: Any) -> None:
     }
     told = openai.chat.completions.create(**asked).choices[0]
     assert told.finish_reason == "tool_calls"
-    [call] = told.message.tool_calls or ()
+    [call] = told.message.tool_calls or []
     assert call.type == "function"
     assert call.function.name == "weather"
     assert follows(json.loads(call.function.arguments))
     with openai.chat.completions.stream(**asked) as stream:
-        [streamed] = stream.get_final_completion().choices[0].message.tool_calls or ()
+        [streamed] = stream.get_final_completion().choices[0].message.tool_calls or ()  # type: ignore[misc]
     assert streamed.function.arguments == call.function.arguments
     answer: Any = {"role": "tool", "tool_call_id": call.id, "content": "sunny"}
     messages: Any = [*HI, told.message.model_dump(exclude_none=True), answer]

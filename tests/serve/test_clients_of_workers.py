@@ -72,7 +72,7 @@ def test_a_schema_holds(openai: OpenAI) -> None:
 def test_a_tool_is_called(openai: OpenAI, anthropic: Anthropic) -> None:
     asked: Any = {"model": NAME, "messages": HI, "max_tokens": 200}
     with openai.chat.completions.stream(**asked, tools=CHAT_TOOLS, tool_choice="required", temperature=0) as stream:
-        [call] = stream.get_final_completion().choices[0].message.tool_calls or ()
+        [call] = stream.get_final_completion().choices[0].message.tool_calls or ()  # type: ignore[misc]
     assert follows(json.loads(call.function.arguments))
     tools: Any = [{"name": "weather", "input_schema": SCHEMA}]
     with anthropic.messages.stream(**asked, tools=tools, tool_choice={"type": "any"}) as messages:

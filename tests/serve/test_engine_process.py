@@ -19,8 +19,9 @@ from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler
 from edge.serve import spawn
+from edge.serve.answer import ProcessAnswer
 from edge.serve.config import EngineConfig
-from edge.serve.process import ENDS_IN_A_ROW, EngineProcess, ProcessAnswer
+from edge.serve.process import ENDS_IN_A_ROW, EngineProcess
 from edge.serve.router import Router
 from edge.serve.served import Generation, Piece
 from partition.errors import PlanError

@@ -130,14 +130,14 @@ def test_what_would_change_the_answer_is_refused_by_name(url: str, api: Api) -> 
         MESSAGES[0]: messages.MessagesRequest,
     }[api[0]]
     with httpx.Client(base_url=url, timeout=60) as client:
-        for name in request.refused:
+        for name in request.refused:  # type: ignore[attr-defined]
             told = client.post(api[0], json={**api[1], name: "something"})
             assert told.status_code == 400, name
             error = told.json()["error"]
             assert error["message"].startswith(f"{name} is not done here")
             assert error.get("param", name) == name  # Anthropic's form has no place for it
-        harmless = {name: (neutral or (None,))[0] for name, neutral in request.refused.items()}
-        ignored = dict.fromkeys(request.ignored - request.model_fields.keys(), "something")
+        harmless = {name: (neutral or (None,))[0] for name, neutral in request.refused.items()}  # type: ignore[attr-defined]
+        ignored = dict.fromkeys(request.ignored - request.model_fields.keys(), "something")  # type: ignore[attr-defined]
         told = client.post(api[0], json={**api[1], **harmless, **ignored})
         assert told.status_code == 200, told.text
 
@@ -216,7 +216,8 @@ def test_variables_come_to_the_template() -> None:
 
 
 def test_a_template_renders_variables() -> None:
-    from edge.templates.template import ChatTemplate, TemplateError
+    from edge.errors import TemplateError
+    from edge.templates.template import ChatTemplate
 
     template = ChatTemplate("{{ 'on' if enable_thinking else 'off' }} {{ bos_token }}", bos="<s>")
     assert template.render(HI) == "off <s>"

@@ -13,7 +13,8 @@ import pytest
 
 from edge.demo import MODEL_PATH
 from edge.errors import EngineGone
-from edge.serve.process import RESTARTS_IN_A_ROW, EngineProcess, ProcessAnswer
+from edge.serve.answer import ProcessAnswer
+from edge.serve.process import RESTARTS_IN_A_ROW, EngineProcess
 from edge.serve.router import Router
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL

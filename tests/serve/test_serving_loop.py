@@ -10,8 +10,8 @@ import pytest
 
 from edge.demo import MODEL_PATH
 from edge.errors import EngineError, SamplingError
-from edge.llm.engine import Engine, EngineOptions
-from edge.llm.options import PrefixOptions
+from edge.llm.engine import Engine
+from edge.llm.options import EngineOptions, PrefixOptions
 from edge.llm.scheduler import Scheduler
 from edge.prefixes import store
 from edge.serve.loop import ServingLoop
@@ -181,7 +181,7 @@ def test_where_the_engine_is_lost_the_process_ends_and_nobody_hears_an_error(
 
 
 def test_why_prompts_are_not_kept_is_said_once(told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store.shutil, "disk_usage", lambda folder: SimpleNamespace(total=1 << 40, used=1 << 40, free=0))
+    monkeypatch.setattr(store.shutil, "disk_usage", lambda folder: SimpleNamespace(total=1 << 40, used=1 << 40, free=0))  # type: ignore[attr-defined]
     kept = PrefixOptions(folder=tmp_path / "kept", key_folder=tmp_path)
     with Engine(MODEL_PATH, EngineOptions(threads=1, context=512, sequences=2, prefixes=kept)) as engine:
         loop = ServingLoop(engine, None, told.send)

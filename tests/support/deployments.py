@@ -16,8 +16,9 @@ from edge.cluster.deployment import DEFAULT_EXCHANGE, Deployment, Exchange
 from edge.cluster.fleet import Fleet
 from edge.demo import MODEL_PATH
 from edge.llm.chat import Chat
-from edge.llm.engine import Engine, EngineOptions
+from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
+from edge.llm.options import EngineOptions
 from edge.llm.requests import Request
 from edge.llm.sampler import SamplingParams
 from edge.parallel.engine import DistributedEngine

@@ -44,7 +44,7 @@ for module in (
 dialling, rank = map(importlib.import_module, ("edge.net.dialling", "edge.worker.rank"))
 vars(dialling).update(BRIEF_LINKS)
 vars(progress).update(dict.fromkeys(PLAIN_LINES, NEVER_S))
-microbenchmark.PIECE_S, rank._LEAST_MEASURED_S = 0.005, 0.02  # as brief
+microbenchmark.PIECE_S, rank._LEAST_MEASURED_S = 0.005, 0.02  # type: ignore[attr-defined]  # as brief
 
 
 def run_forked(arguments: list[str], descriptors: list[int]) -> NoReturn:
@@ -87,7 +87,7 @@ def _end_with(run: Callable[[], object]) -> NoReturn:
         code = end.code
     if not isinstance(code, int):  # of a module that ran to its end
         code = 0
-    threading._shutdown()  # waits for threads
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
     atexit._run_exitfuncs()
     sys.stdout.flush()
     os._exit(code)

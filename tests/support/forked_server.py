@@ -36,10 +36,10 @@ def fork_its_server() -> None:
         def prepare(self) -> None:
             with self._lock:
                 if self._process is None:
-                    self._process, self._requests = _Process(pid), ours
+                    self._process, self._requests = _Process(pid), ours  # type: ignore[assignment]
             super().prepare()
 
-    sessions.ForkServer = Forked
+    sessions.ForkServer = Forked  # type: ignore[attr-defined]
 
 
 def _be_alone(requests: socket.socket) -> None:

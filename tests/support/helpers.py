@@ -225,7 +225,7 @@ class Terminal:
         with os.fdopen(theirs, "r+b", buffering=0) as end:
             streams = {"stdin": end, "stdout": end, "stderr": end}
             self.process = (
-                subprocess.Popen([*under, *EDGE, *words], cwd=ROOT, env=env, preexec_fn=_in_foreground, **streams)
+                subprocess.Popen([*under, *EDGE, *words], cwd=ROOT, env=env, preexec_fn=_in_foreground, **streams)  # type: ignore[call-overload]
                 if under
                 else begin(words, env, (end, end, end))
             )

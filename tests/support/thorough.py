@@ -9,15 +9,17 @@ A whole test, or a combination, is marked with `pytest.mark.thorough`.
 
 import os
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
+
+T = TypeVar("T")
 
 THOROUGH = os.environ.get("EDGE_THOROUGH") == "1"
 
 
-def some(few: int, every: int) -> int:
-    """How many of `every` instance to run: `few`, or all with EDGE_THOROUGH=1."""
+def some(few: T, every: T) -> T:
+    """How many instances, or which, to run: `few`, or `every` with EDGE_THOROUGH=1."""
     return every if THOROUGH else few
 
 

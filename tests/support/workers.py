@@ -170,7 +170,7 @@ def sessions(
         return RemoteSession(remotes[rank % len(remotes)], rank, world_size, secret, deadlines)
 
     with ExitStack() as stack, ThreadPoolExecutor(world_size) as pool:
-        yield [stack.enter_context(session) for session in pool.map(start, range(world_size))]
+        yield [stack.enter_context(session) for session in pool.map(start, range(world_size))]  # type: ignore[misc]
 
 
 def health(channel: grpc.Channel, service: str = "", timeout_s: float = 10.0) -> bool:

@@ -215,7 +215,7 @@ def test_an_answer_that_is_stopped_stays_as_far_as_it_came(demo: Engine) -> None
     chat = Chat(demo)
     answer = chat.ask("Hello!", ENDLESS, max_tokens=50)
     text = "".join(next(answer).text for _ in range(5))
-    answer.close()
+    answer.close()  # type: ignore[attr-defined]
     assert chat.messages == [{"role": "user", "content": "Hello!"}, {"role": "assistant", "content": text}]
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from edge.demo import MODEL_PATH
 from edge.llm.chat import Chat
-from edge.llm.engine import Engine, EngineOptions
+from edge.llm.engine import Engine
+from edge.llm.options import EngineOptions
 from edge.llm.sampler import SamplingParams
 from partition.model.model import ModelShape
 from quant.gguf.file import GgufFile

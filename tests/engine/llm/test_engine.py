@@ -268,7 +268,7 @@ def test_load_progress_ends_at_the_whole(synthetic: Synthetic) -> None:
 
 def test_a_foreign_tensor_layout_is_refused_with_both_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     fields = [field for field in ggml._Tensor._fields_ if field[0] != "buffer"]
-    moved = type("Moved", (ggml.C.Structure,), {"_fields_": fields})
+    moved = type("Moved", (ggml.C.Structure,), {"_fields_": fields})  # type: ignore[attr-defined]
     monkeypatch.setattr(ggml, "_Tensor", moved)
     with pytest.raises(EngineError, match=r"9\.9\.9 .* 0\.3\.36"):
         ggml.check_layout("9.9.9")

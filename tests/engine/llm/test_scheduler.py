@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from edge.demo import MODEL_PATH
 from edge.errors import ContextFull, SamplingError
-from edge.llm.engine import Engine, EngineOptions
+from edge.llm.engine import Engine
 from edge.llm.generate import generate
 from edge.llm.interface import TextEngine
 from edge.llm.model import Model
-from edge.llm.options import PrefixOptions
+from edge.llm.options import EngineOptions, PrefixOptions
 from edge.llm.requests import Request
 from edge.llm.sampler import MAX_SEED, PENALTY_LAST_N, SamplingParams, TokenSampler, _needs
 from edge.llm.scheduler import Scheduler
@@ -117,7 +117,7 @@ def test_every_option_means_what_it_means_to_generate(synthetic: Synthetic) -> N
         for options in OPTIONS.values():
             prompt = rng.integers(3, 512, 20).tolist()
             [said] = alone(engine, [Request(prompt, 8)])
-            request = Request(prompt + said * 3, 12, SamplingParams(**{"temperature": 0, **options}))
+            request = Request(prompt + said * 3, 12, SamplingParams(**{"temperature": 0, **options}))  # type: ignore[dict-item]
             [answer] = alone(engine, [request])
             text = "".join(engine.model.piece(token).decode(errors="replace") for token in answer[:3])
             requests += [request, replace(request, stop=("never said", text))]
@@ -339,7 +339,7 @@ def test_the_largest_logits_decide_as_all_would(
         chosen = first.choose(logits.copy())
         assert second.choose(part) == chosen
         logits = (offset + spread * rng.standard_normal(n)).astype(np.float32)
-        history = [chosen]
+        history = [chosen]  # type: ignore[assignment]
     first.close()
     second.close()
 

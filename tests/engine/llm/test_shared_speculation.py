@@ -198,7 +198,7 @@ def test_a_lost_engine_costs_no_token(synthetic: Synthetic, wrong: int) -> None:
     with Engine(path, ROOM) as engine:
         plain = answered(engine, requests, None)
     with Mortal(path, ROOM) as first, Engine(path, ROOM) as second:
-        first.lives = 9
+        first.lives = 9  # type: ignore[attr-defined]
         survivor = SurvivingEngine(first, first.model, lambda _: second)
         drafter = known(requests, plain, wrong)
         found = answered(survivor, requests, drafter)

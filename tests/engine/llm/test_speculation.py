@@ -13,9 +13,10 @@ import pytest
 from edge.demo import MODEL_PATH
 from edge.errors import EngineError
 from edge.llm.chat import Chat
-from edge.llm.engine import Engine, EngineOptions
+from edge.llm.engine import Engine
 from edge.llm.generate import generate
 from edge.llm.interface import TextEngine
+from edge.llm.options import EngineOptions
 from edge.llm.sampler import SamplingParams
 from edge.llm.sequence import USED_MEANWHILE, GreedyDrafter, Session
 from edge.parallel.surviving import SurvivingEngine
@@ -246,7 +247,7 @@ def test_an_answer_with_guesses_outlives_its_engine(asked: list[list[int]], plai
     """What takes over knows nothing of guesses that were wrong."""
     with ExitStack() as stack:
         engines = [stack.enter_context(Mortal(MODEL_PATH, ROOM)) for _ in range(2)]
-        engines[0].lives = 5
+        engines[0].lives = 5  # type: ignore[attr-defined]
         survivor = SurvivingEngine(engines[0], engines[0].model, lambda _: engines[1])
         drafter = Speculation(Known(plain, 2), "known", choice=Always())
         for prompt in asked[:2]:

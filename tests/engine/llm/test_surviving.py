@@ -289,7 +289,7 @@ def test_an_engine_is_left_between_any_two_steps(
         return engines[-1]
 
     vocabulary = Engine(path, OPTIONS)
-    survivor._model = vocabulary.model
+    survivor._model = vocabulary.model  # type: ignore[attr-defined]
     with Engine(path, OPTIONS) as whole:
         for ask in asked:
             if rng.random() < 0.05:
@@ -360,12 +360,12 @@ def test_a_model_is_not_quiet_while_logits_wait(monkeypatch: pytest.MonkeyPatch)
     with Engine(MODEL_PATH, OPTIONS) as engine:
         survivor = SurvivingEngine(engine, engine.model, lambda error: engine)
         survivor.submit([5], np.array([0]), np.array([0]), np.ones(1, np.int8))
-        now_s = surviving_engine.time.monotonic() + 60.0
-        monkeypatch.setattr(surviving_engine.time, "monotonic", lambda: now_s)
+        now_s = surviving_engine.time.monotonic() + 60.0  # type: ignore[attr-defined]
+        monkeypatch.setattr(surviving_engine.time, "monotonic", lambda: now_s)  # type: ignore[attr-defined]
         assert survivor.quiet_s == 0.0
         survivor.collect()
         asked_s = now_s
-        monkeypatch.setattr(surviving_engine.time, "monotonic", lambda: asked_s + 30.0)
+        monkeypatch.setattr(surviving_engine.time, "monotonic", lambda: asked_s + 30.0)  # type: ignore[attr-defined]
         assert survivor.quiet_s == pytest.approx(30.0)
 
 
@@ -390,7 +390,7 @@ class WrittenTo:
 
 
 def test_keys_that_were_turned_by_other_factors_are_not_taken() -> None:
-    held: Any = catching_up.HeldStates("yarn 2", [(catching_up.Beginning(0, [1, 2], 0, 0), ["a", "b"])])
+    held: Any = catching_up.HeldStates("yarn 2", [(catching_up.Beginning(0, [1, 2], 0, 0), ["a", "b"])])  # type: ignore[list-item]
     engine: Any = WrittenTo("yarn 2", 9)
     assert catching_up.write_states(engine, held)
     assert engine.blocks == [(0, "a"), (0, "b")]
@@ -401,7 +401,7 @@ def test_keys_that_were_turned_by_other_factors_are_not_taken() -> None:
 
 def test_an_engine_that_refused_a_block_is_left_empty() -> None:
     """Half of a cache would be computed on."""
-    held: Any = catching_up.HeldStates("", [(catching_up.Beginning(0, [1, 2], 0, 0), ["a", "b"])])
+    held: Any = catching_up.HeldStates("", [(catching_up.Beginning(0, [1, 2], 0, 0), ["a", "b"])])  # type: ignore[list-item]
     engine: Any = WrittenTo("", 1)
     assert not catching_up.write_states(engine, held)
     assert engine.blocks == []

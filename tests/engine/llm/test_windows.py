@@ -149,7 +149,7 @@ def test_an_answer_is_left_while_windows_are_under_way(two: DistributedEngine, p
         responses = generate(session, prompt, GREEDY, max_tokens=LENGTH, drafter=drafter)
         assert [next(responses).token_id for _ in range(3)] == answer[:3]
         assert two.uncollected > 0
-        responses.close()
+        responses.close()  # type: ignore[attr-defined]
         assert two.uncollected == 0
         assert session.tokens == [*prompt, *answer][: len(session.tokens)]
         assert two.kv_last(0) == len(session.tokens) - 1

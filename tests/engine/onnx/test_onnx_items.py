@@ -75,7 +75,7 @@ def some(draw: st.DrawFn) -> tuple[Boundary, dict[str, Array]]:
         dtype = np.dtype(draw(st.sampled_from(sorted(TYPES.values()))))
         shape = draw(arrays.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5))
         finite = {"elements": {"allow_nan": False, "allow_infinity": False, "min_value": -1000, "max_value": 1000}}
-        array = draw(arrays.arrays(dtype, shape, **finite if dtype.kind == "f" else {}))
+        array = draw(arrays.arrays(dtype, shape, **finite if dtype.kind == "f" else {}))  # type: ignore[call-overload]
         if draw(st.booleans()):
             array = np.array(array, order="F")
         any_rank = draw(st.booleans())
@@ -192,7 +192,7 @@ def test_headers_that_lie(frame: bytes, kind: Kind, words: str, monkeypatch: pyt
     def reserved(*_: Any) -> None:
         raise AssertionError("memory was reserved")
 
-    monkeypatch.setattr(onnx_items.np, "empty", reserved)
+    monkeypatch.setattr(onnx_items.np, "empty", reserved)  # type: ignore[attr-defined]
     with ends() as (a, b):
         a.send(frame, kind)
         with pytest.raises(ProtocolError) as raised:

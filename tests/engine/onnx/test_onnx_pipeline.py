@@ -243,9 +243,9 @@ def test_wrong_inputs_are_told_and_do_no_harm(three: Running, several: OnnxSourc
         with pytest.raises(SamplesError) as raised:
             three.pipeline.run(feeds)
         assert words in str(raised.value)
-        came = []
+        came: list[object] = []
         with pytest.raises(SamplesError):
-            came += [came.append(result) for result in three.pipeline.map([mixed_feeds(), mixed_feeds(), feeds], 3)]
+            came.extend(three.pipeline.map([mixed_feeds(), mixed_feeds(), feeds], 3))
         assert len(came) == 2  # those before it
         same(three.pipeline.run(mixed_feeds()).outputs, expected)
 

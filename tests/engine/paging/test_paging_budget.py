@@ -13,8 +13,8 @@ import pytest
 from edge.errors import EngineError, NotEnoughMemory
 from edge.llama.buffers import CallerBuffer
 from edge.llama.llama import Model
-from edge.llm.engine import Engine, EngineOptions
-from edge.llm.options import PrefixOptions
+from edge.llm.engine import Engine
+from edge.llm.options import EngineOptions, PrefixOptions
 from edge.llm.states import held_bytes
 from edge.paging import budget, measure
 from edge.paging.direct_file import DirectFile

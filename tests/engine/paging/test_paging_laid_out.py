@@ -124,8 +124,8 @@ def test_nothing_is_written_where_the_disk_has_no_room(
     made: Made, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = made()
-    usage = repacked_cache.shutil.disk_usage(path)._replace(free=100_000)
-    monkeypatch.setattr(repacked_cache.shutil, "disk_usage", lambda _: usage)
+    usage = repacked_cache.shutil.disk_usage(path)._replace(free=100_000)  # type: ignore[attr-defined]
+    monkeypatch.setattr(repacked_cache.shutil, "disk_usage", lambda _: usage)  # type: ignore[attr-defined]
     with fast(path, halfway(path)) as engine:
         right(engine, path)
     assert not files(cache)

@@ -28,7 +28,8 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFact
 _CHILD = """
 import json, sys
 from devices.probe import peak_rss
-from edge.llm.engine import Engine, EngineOptions
+from edge.llm.engine import Engine
+from edge.llm.options import EngineOptions
 from edge.errors import NotEnoughMemory
 path, memory = sys.argv[1], int(sys.argv[2])
 options = EngineOptions(threads=1, context=512, memory=memory)

@@ -31,7 +31,7 @@ def routers(path: Path) -> dict[str, np.ndarray]:
 
 
 def test_rows_have_the_norms_and_keep_their_directions(model: Path) -> None:
-    from skewed import order, scales, skew_router
+    from skewed import order, scales, skew_router  # type: ignore[import-not-found]
 
     before = routers(model)
     assert skew_router(model, seed=7) == list(before)

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.errors import EngineError, TextError
-from edge.llm.engine import Engine, EngineOptions
+from edge.llm.engine import Engine
+from edge.llm.options import EngineOptions
 from edge.quantization.divergence import Chunks, divergence, log_probabilities, log_softmax, options_for, summarize
 from quant.gguf.file import GgufFile
 from tests.conftest import Synthetic
@@ -46,7 +47,7 @@ def exactly(logits: Floats) -> Doubles:
 def test_log_softmax_of_known_rows() -> None:
     out = log_softmax(np.array([[0, 0], [math.log(3), 0], [1000, 0], [0, -np.inf]], np.float32))
     np.testing.assert_allclose(np.exp(out), [[0.5, 0.5], [0.75, 0.25], [1, 0], [1, 0]], rtol=1e-6)
-    assert np.isnan(log_softmax(np.array([[0, np.nan], [np.inf, 0]], np.float32))).all(axis=1)[0]
+    assert np.isnan(log_softmax(np.array([[0, np.nan], [np.inf, 0]], np.float32))).all(axis=1)[0]  # type: ignore[index]
     logits = np.array([[1, 2, 3]], np.float32)
     assert log_softmax(logits, out=logits) is logits
     np.testing.assert_allclose(np.exp(logits).sum(), 1, rtol=1e-6)

@@ -101,16 +101,16 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> Setting:
     importance = read_imatrix(matrix).of(file)
     chunks = Chunks()
     options = FitOptions(matrix, kinds(*KINDS), within_s=STEPS / 0.5, threads=1, clock=lambda: chunks.computed)
-    paths = {name: folder / f"{name}.gguf" for name in (*UNIFORM, *BUDGETS)}
+    paths = {name: folder / f"{name}.gguf" for name in (*UNIFORM, *BUDGETS)}  # type: ignore[misc]
     for name in UNIFORM:
         job = {"types": {}, "importance": importance, "dry": False, "heard": lambda line: None}
         quantize_model(str(F16), str(paths[name]), MIXES[name].id, threads=1, **job)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("edge.quantization.sensitivity.log_probabilities", chunks.log_probabilities)
-        fits = {budget: fitted(file, paths[budget], budget, MEASURE, options)[0] for budget in BUDGETS}
+        fits = {budget: fitted(file, paths[budget], budget, MEASURE, options)[0] for budget in BUDGETS}  # type: ignore[attr-defined]
     quality = evaluate(F16, list(paths.values()), OTHER, ONE, chunk_tokens=128, most=8)[1:]
     losses = {name: one.summary.mean_divergence for name, one in zip(paths, quality, strict=True)}
-    assert {budget: paths[budget].stat().st_size for budget in BUDGETS} == {
+    assert {budget: paths[budget].stat().st_size for budget in BUDGETS} == {  # type: ignore[attr-defined]
         b: f.outcome.n_bytes for b, f in fits.items()
     }
     return Setting(file, options, fits, {name: paths[name].stat().st_size for name in UNIFORM}, losses)
@@ -139,8 +139,8 @@ def test_it_fills_the_budget_and_is_no_worse_than_a_uniform_mix(setting: Setting
 
 
 def test_budgets_are_between_uniform_mixes(setting: Setting) -> None:
-    sizes = sorted([*setting.uniform.values(), *BUDGETS])
-    assert sizes[1::2] == list(BUDGETS)
+    sizes = sorted([*setting.uniform.values(), *BUDGETS])  # type: ignore[misc]
+    assert sizes[1::2] == list(BUDGETS)  # type: ignore[call-overload]
 
 
 @pytest.fixture

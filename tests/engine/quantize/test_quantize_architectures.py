@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge.llm.engine import Engine, EngineOptions
+from edge.llm.engine import Engine
+from edge.llm.options import EngineOptions
 from edge.quantization.gguf import quantize
 from partition.architectures.table import ARCHITECTURES
 from quant.gguf.file import GgufFile

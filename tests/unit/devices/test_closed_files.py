@@ -20,7 +20,7 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in ("cpu_times", "net_if_addrs", "net_if_stats", "net_connections"):
         monkeypatch.setattr(psutil, name, refuse)
-    monkeypatch.delattr(machine.os, "getloadavg")
+    monkeypatch.delattr(machine.os, "getloadavg")  # type: ignore[attr-defined]
 
 
 def test_nobody_is_counted_as_using_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,6 +35,6 @@ def test_no_interface_is_known() -> None:
 
 
 def test_who_has_the_port_is_not_known() -> None:
-    with machine.socket.create_server(("", 0)) as taken:
+    with machine.socket.create_server(("", 0)) as taken:  # type: ignore[attr-defined]
         found = machine.read_port(taken.getsockname()[1])
     assert (found.free, found.holder) == (False, "")

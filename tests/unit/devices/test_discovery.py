@@ -202,7 +202,7 @@ def addresses(monkeypatch: pytest.MonkeyPatch) -> None:
                 SimpleNamespace(
                     family=socket.AF_INET6 if ":" in address else socket.AF_INET, address=address, netmask=mask
                 )
-                for address, mask in found
+                for address, mask in found  # type: ignore[attr-defined]
             ]
             for name, found in entries.items()
         },
@@ -267,7 +267,7 @@ def test_two_hosts_find_each_other() -> None:
         both = [("pi", [one.address], 7001, said), ("pi-2", [two.address], 7001, said)]
         for host in (one, two):
             seconds = longer_and_longer()
-            until(lambda host=host, seconds=seconds: found_from(host, next(seconds)) == both, "both are found")
+            until(lambda host=host, seconds=seconds: found_from(host, next(seconds)) == both, "both are found")  # type: ignore[misc]
         first.communicate("", timeout=30)
         assert first.returncode == 0
         until(lambda: found_from(two) == both[1:], "the one that left is not found")

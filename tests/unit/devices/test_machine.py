@@ -30,7 +30,7 @@ on_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads what Linux 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Measure for a moment only, and remember it in a folder of the test."""
-    monkeypatch.setattr(machine.probe, "_MOST_MEMORY_MB", 64)
+    monkeypatch.setattr(machine.probe, "_MOST_MEMORY_MB", 64)  # type: ignore[attr-defined]
     monkeypatch.setattr(machine_disk, "_MOST_BYTES", 16 << 20)
     monkeypatch.setattr(machine_disk, "_MOST_READ_S", 0.02)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -135,7 +135,7 @@ def test_thermal_state(
 ) -> None:
     found = {"coretemp": [SimpleNamespace(current=c, high=h, critical=k) for c, h, k in readings]}
     monkeypatch.setattr(psutil, "sensors_temperatures", lambda: found, raising=False)
-    monkeypatch.setattr(machine.probe, "_LEAST_MEMORY_MB", 1 << 40)  # nothing else is asked for
+    monkeypatch.setattr(machine.probe, "_LEAST_MEMORY_MB", 1 << 40)  # type: ignore[attr-defined]  # nothing else is asked for
     assert describe_machine(profile, folder=Path("/dev/null")).thermal == state
 
 
@@ -271,7 +271,7 @@ def test_what_cannot_be_measured_says_why(profile: DeviceProfile, tmp_path: Path
 
 
 def test_little_memory_is_not_measured(profile: DeviceProfile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine.probe, "_LEAST_MEMORY_MB", 1 << 40)
+    monkeypatch.setattr(machine.probe, "_LEAST_MEMORY_MB", 1 << 40)  # type: ignore[attr-defined]
     found = describe_machine(profile, folder=ROOT)
     assert found.memory is None
     assert found.disk is not None

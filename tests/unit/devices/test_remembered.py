@@ -18,7 +18,7 @@ def test_what_was_put_last_is_forgotten_last(tmp_path: Path, monkeypatch: pytest
 
 def test_what_is_a_day_old_or_from_the_future_is_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [1000.0]
-    monkeypatch.setattr(remembered.time, "time", lambda: now_s[0])
+    monkeypatch.setattr(remembered.time, "time", lambda: now_s[0])  # type: ignore[attr-defined]
     kept = Remembered("figures", tmp_path)
     kept.put("a", 7)
     now_s[0] += MAX_AGE_S

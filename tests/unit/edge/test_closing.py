@@ -42,7 +42,7 @@ def test_results_are_in_order_and_the_first_error_is_not_waited_for() -> None:
         raise ValueError("this one")
 
     with ThreadPoolExecutor(4) as pool:
-        assert results(pool.submit(lambda n=n: n) for n in range(5)) == [0, 1, 2, 3, 4]
+        assert results(pool.submit(lambda n=n: n) for n in range(5)) == [0, 1, 2, 3, 4]  # type: ignore[misc]
         waiting = [pool.submit(go.wait, TIMEOUT_S) for _ in range(3)]
         with pytest.raises(ValueError, match="this one"):
             results([waiting[0], pool.submit(fail)])

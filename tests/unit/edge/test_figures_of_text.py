@@ -14,13 +14,14 @@ import pytest
 from rich.console import Console
 
 from apps.commands import bench as bench_command
-from apps.commands.chat import Loaded
 from apps.show import terminal
+from apps.show.answer import Loaded
 from edge import microbenchmark
 from edge.llm import bench, generate
 from edge.llm.bench import BenchResult, Rate
 from edge.llm.chat import Chat
-from edge.llm.engine import Engine, EngineOptions
+from edge.llm.engine import Engine
+from edge.llm.options import EngineOptions
 from edge.llm.sampler import SamplingParams
 from edge.llm.sequence import Session
 from edge.planning import measure

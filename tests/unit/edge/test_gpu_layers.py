@@ -10,7 +10,8 @@ from edge.demo import MODEL_PATH
 from edge.errors import EngineError
 from edge.llama import ggml, llama
 from edge.llama.llama import ContextSizes
-from edge.llm.engine import Engine, EngineOptions
+from edge.llm.engine import Engine
+from edge.llm.options import EngineOptions
 from edge.microbenchmark import Figure, TimedTask, best_of
 from edge.paging import gpu_layers
 from edge.paging.gpu_layers import GpuLayers, choose, fastest, layer_sizes

@@ -88,7 +88,7 @@ def test_the_list_is_complete_and_in_order_of_size() -> None:
         assert model.licence
         assert model.name == model.name.lower()
         assert model.wheel or (model.repo.count("/") == 1 and model.file.endswith(".gguf"))
-        assert paths.hub.is_spec(model.source) is not bool(model.wheel)
+        assert paths.hub.is_spec(model.source) is not bool(model.wheel)  # type: ignore[attr-defined]
     assert {"llama", "qwen3", "qwen3moe", "qwen35", "gemma3", "lfm2", "granite", "gpt-oss"} <= set(ARCHITECTURES)
 
 
@@ -187,8 +187,8 @@ def test_without_the_network_what_is_here_is_used(index: Index, names: None, mon
 
 
 def test_no_room_is_said_before_anything_is_fetched(index: Index, names: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = wheels.shutil.disk_usage("/")
-    monkeypatch.setattr(wheels.shutil, "disk_usage", lambda _: usage._replace(free=len(WHEEL)))
+    usage = wheels.shutil.disk_usage("/")  # type: ignore[attr-defined]
+    monkeypatch.setattr(wheels.shutil, "disk_usage", lambda _: usage._replace(free=len(WHEEL)))  # type: ignore[attr-defined]
     with pytest.raises(HubError, match=f"no room for {FILE}"):
         paths.model_path("tiny-7m")
     assert not index.asked

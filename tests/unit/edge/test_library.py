@@ -100,8 +100,8 @@ def test_one_without_its_ggml(tmp_path: Path) -> None:
 def test_parameters_that_lie_otherwise(name: str) -> None:
     library.check_parameters(library.llama_cpp, OWN)
     declared = {each: getattr(library.llama_cpp, f"llama_{each}_params") for each in library._DEFAULTS}
-    fields = [("new_at_the_front", library.C.c_int32), *declared[name]._fields_]
-    declared[name] = type("Moved", (library.C.Structure,), {"_fields_": fields})
+    fields = [("new_at_the_front", library.C.c_int32), *declared[name]._fields_]  # type: ignore[attr-defined]
+    declared[name] = type("Moved", (library.C.Structure,), {"_fields_": fields})  # type: ignore[attr-defined]
     package = SimpleNamespace(**{f"llama_{each}_params": struct for each, struct in declared.items()})
     with pytest.raises(EngineError, match=f"lays its {name} parameters out differently .* {PINNED_VERSION}"):
         library.check_parameters(package, OWN)

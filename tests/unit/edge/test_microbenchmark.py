@@ -122,7 +122,7 @@ def system(proc: Path, waited_ns: dict[str, int], stolen_ticks: int) -> None:
 
 def test_what_threads_wait_and_what_the_host_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(busy, "throttled_s", lambda: 0.0)
-    monkeypatch.setattr(busy.os, "sysconf", lambda _: 100)
+    monkeypatch.setattr(busy.os, "sysconf", lambda _: 100)  # type: ignore[attr-defined]
     system(tmp_path, {"1": 1_000_000_000, "2": 500_000_000}, 10)
     watch = busy.Watch(tmp_path)
     assert watch.lost_s() == 0
@@ -146,7 +146,7 @@ def test_kernels_that_do_not_count_waits(
 ) -> None:
     """One second on two cores: seconds in use, seconds of this process, and how often it had to leave a core."""
     monkeypatch.setattr(busy, "throttled_s", lambda: 0.0)
-    monkeypatch.setattr(busy.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(busy.os, "cpu_count", lambda: 2)  # type: ignore[attr-defined]
     cores, left = iter([(10.0, 5.0, 3.0), (11.0, 5.0 + used_s, 3.0 + own_s)]), iter([4, 4 + preempted])
     watch = busy.Watch(tmp_path / "nothing", lambda: next(cores), lambda: next(left))
     assert watch.lost_s() == pytest.approx(lost_s)

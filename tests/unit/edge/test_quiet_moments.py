@@ -78,7 +78,7 @@ def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Clock:
 def devices(workers: int) -> Devices:
     made = Devices(None, (), 1)
     made.addresses = ("local", "worker:1")[: workers + 1]
-    made.workers = [None, object()][: workers + 1]  # type: ignore[list-item]
+    made.workers = [None, object()][: workers + 1]  # type: ignore[assignment, list-item]
     made.profiles = made.profiles * (workers + 1)
     return made
 

@@ -87,7 +87,7 @@ class Gate(PrefixStore):
         self.cached = True  # whether its files are in the page cache
         self.direct: list[bool] = []  # how each was read
 
-    def write(self, name: bytes, data: bytes) -> bool:
+    def write(self, name: bytes, data: bytes) -> bool:  # type: ignore[override]
         self.is_writing.set()
         assert self.may_write.wait(WAIT_S)
         return super().write(name, data)

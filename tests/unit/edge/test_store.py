@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from edge.errors import DigestMismatch, NoRoom, SliceError
-from edge.slices.store import Partial, SliceStore
+from edge.slices.partial import Partial
+from edge.slices.store import SliceStore
 from partition.slices.recipe import Copy, Literal, Recipe, whole
 from tests.support.helpers import ROOT
 from tests.support.small_disk import small_disk

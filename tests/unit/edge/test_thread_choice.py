@@ -7,8 +7,9 @@ import pytest
 from devices.load import OthersLoad
 from edge.demo import MODEL_PATH
 from edge.llama.thread_choice import ThreadChoice, worth_threads
-from edge.llm.engine import Engine, EngineOptions
+from edge.llm.engine import Engine
 from edge.llm.generate import generate
+from edge.llm.options import EngineOptions
 from edge.llm.sampler import SamplingParams
 from edge.llm.sequence import Session
 from edge.models import shapes, synth

@@ -106,12 +106,12 @@ def test_answers_are_the_same(
     context = 50
     engines = [StagedModel(vocabulary, n, context) for n in (stages, next_stages)]
     engines[0].lives = lost_at
-    engine = SurvivingEngine(engines[0], vocabulary, lambda error: engines[1])  # type: ignore[arg-type]
+    engine = SurvivingEngine(engines[0], vocabulary, lambda error: engines[1])  # type: ignore[arg-type, return-value]
     session = Session(engine)
     drafter = Speculation(Sometimes(right, seed, ends), "sometimes", windows=AnyShape(seed))
     responses = generate(session, PROMPT, GREEDY, max_tokens=n_tokens, drafter=drafter)
     found = ids([response for _, response in zip(range(left_at), responses, strict=False)])
-    responses.close()
+    responses.close()  # type: ignore[attr-defined]
     most = min(n_tokens, context - len(PROMPT) + 1, left_at)
     assert found == ANSWER[:most]
     assert engine.uncollected == 0

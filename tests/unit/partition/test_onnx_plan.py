@@ -149,7 +149,7 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=6,
 )
-PLACES = [(key,) for key in FULL] + [("stages", 0)] + [("stages", 0, key) for key in FULL["stages"][0]]  # type: ignore[index]
+PLACES = [(key,) for key in FULL] + [("stages", 0)] + [("stages", 0, key) for key in FULL["stages"][0]]  # type: ignore[index, misc]
 
 
 @given(st.sampled_from(PLACES), json_values)

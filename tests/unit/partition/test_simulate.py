@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.demo import MODEL_PATH
-from edge.llm.engine import Engine, EngineOptions
+from edge.llm.engine import Engine
+from edge.llm.options import EngineOptions
 from edge.llm.requests import Request as Asked
 from edge.llm.sampler import SamplingParams
 from edge.llm.scheduler import Scheduler

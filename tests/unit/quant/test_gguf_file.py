@@ -364,4 +364,4 @@ def test_a_vocabulary_of_128k_tokens_opens_in_few_steps(tmp_path: Path) -> None:
     n_calls = calls(lambda: GgufFile.open(path))
     assert n_calls < 4 * 128_000, n_calls
     file = GgufFile.open(path)
-    assert file.metadata["tokenizer.ggml.tokens"][127_999] == "token127999"
+    assert file.metadata["tokenizer.ggml.tokens"][127_999] == "token127999"  # type: ignore[index]

@@ -26,7 +26,7 @@ def test_what_fails_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "out"
     path.write_bytes(b"old")
     with pytest.raises(TypeError), whole_file(path, 3) as file:
-        file.write("no bytes")  # type: ignore[arg-type]
+        file.write("no bytes")  # type: ignore[arg-type, call-overload]
     with pytest.raises(TypeError), temporary_beside(path) as temporary:
         temporary.write_bytes("no bytes")  # type: ignore[arg-type]
     assert path.read_bytes() == b"old"

@@ -563,7 +563,7 @@ def test_a_link_that_is_closed_while_it_sends_does_not_say_goodbye_inside_a_fram
     sending = start(link.send, payload)
     until(lambda: link._sent == 1, "the send")
     writing = select.poll()
-    writing.register(link._socket, select.POLLOUT)
+    writing.register(link._socket, select.POLLOUT)  # type: ignore[attr-defined]
     until(lambda: not writing.poll(0), "full buffers")
     link.close("goodbye")
     with pytest.raises(LinkClosed):
