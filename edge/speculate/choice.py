@@ -2,7 +2,8 @@
 clearly faster.
 
 A pass of `rows` rows gives 1 to `rows` tokens, in the mean as many as `tokens_a_pass` says. What it costs is measured
-in passes of one row, and so is what trials lose: they are paid from a purse, which a part of the tokens fills.
+in passes of one row, and so is what trials lose: they are paid from a purse, which a part of the tokens fills. A draft
+model has to take in text before it can draft. That is no part of the pass: it is paid from the purse, too.
 """
 
 from __future__ import annotations
@@ -26,18 +27,24 @@ _FILLS = 0.01  # part of a pass of one row that a token brings: in the long run,
 _WAIT = 16  # passes between trials while one row is best; doubles
 _MOST_WAIT = 256
 _WAIT_ONCE = 4  # where a size was tried once: that may have been a bad moment
+_HOPED = 0.7  # acceptance that a draft model is expected to reach once it has seen the whole text
+_STAKE = 1.5  # passes of one row that the whole text may take where drafts have won nothing yet
 _WAIT_ON = 128  # passes until a size is tried again, one row among others, while more rows are best
 
 
 class RowChoice:
     """Chooses the rows of each pass, and learns from what came of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, dearest: float = 1.0) -> None:
+        """dearest: passes of one row that each row of a pass costs at most; more than 1 where drafting takes time."""
+        self.behind_s = 0.0  # seconds that the drafts would need before the next guess, as they were asked last
+        self._dearest = dearest
         self._seconds: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=_KEPT))
         self._right = self._guesses = 0.0  # of late
         self._passes = 0
         self._had: dict[int, int] = {}  # by size: the last pass that had it
         self._purse = _EXPLORATION_BUDGET
+        self._won = 0.0  # passes of one row that drafts saved, less what they took
         self._wait = _WAIT
 
     @property
@@ -67,7 +74,7 @@ class RowChoice:
         if len(self._seconds[1]) < _LEAST_PLAIN:
             return 1
         best = self.best(most)
-        purse = max(0.0, self._purse)
+        purse = max(0.0, self._purse - (self._behind if best == 1 else 0.0))
         affordable = [size for size in SIZES if size <= most and size != best and self._loss(size) <= purse]
         if 2 * best in affordable and not self._seconds[2 * best]:
             return 2 * best
@@ -89,17 +96,31 @@ class RowChoice:
         if rows > 1:
             self._learn(used - 1, min(used, rows - 1) if tried is None else tried)
         plain_s = self.plain_s
-        gained = used - min(rows, seconds / plain_s) if rows > 1 and plain_s else 0.0
+        gained = used - min(self._dearest * rows, seconds / plain_s) if rows > 1 and plain_s else 0.0
         if rows > 1:
             self._wait = _WAIT if self.best() > 1 or gained > 0 else min(2 * self._wait, _MOST_WAIT)
-        self._purse = min(_EXPLORATION_BUDGET, max(_DEEPEST, self._purse + gained) + _FILLS * used)
+        self._won = max(0.0, self._won + gained)
+        self._fill(max(min(self._purse, _DEEPEST), self._purse + gained), used)
+
+    def paid(self, seconds: float) -> None:
+        """The drafts took so long to take in text. All of it counts: trials wait until it has come in again."""
+        if self.plain_s:
+            self._purse -= seconds / self.plain_s
+            self._won = max(0.0, self._won - seconds / self.plain_s)
+
+    def pays(self, seconds: float) -> bool:
+        """Whether drafts have won as much as so long for taking in text. A small stake does without, where drafts that
+        are right as often as hoped would be faster."""
+        speeds = [tokens_a_pass(_HOPED, size) / self.cost(size) for size in SIZES[1:] if self.seconds(size)]
+        stake = _STAKE if max(speeds, default=0.0) >= _CLEARLY else 0.0
+        return 0 < seconds <= max(self._won, stake) * self.plain_s
 
     def learned(self, right: int, guesses: int, used: int) -> None:
         """Of a pass among others, whose time says nothing of it alone: so many of its guesses were right, and it gave
         `used` tokens."""
         self._passes += 1
         self._learn(right, guesses)
-        self._purse = min(_EXPLORATION_BUDGET, self._purse + _FILLS * used)
+        self._fill(self._purse, used)
 
     def watched(self, right: bool) -> None:
         """Of a pass of one row: whether a guess beside it would have been right."""
@@ -110,12 +131,23 @@ class RowChoice:
         return tokens_a_pass(self.accepted, size)
 
     def cost(self, size: int) -> float:
-        """What a pass of this size takes, in passes of one row: no less than one, and no more than so many. What was
-        measured otherwise was a bad moment. Where none was measured, a smaller one says the most that can be."""
+        """What a pass of this size takes, in passes of one row: no less than one, and no more than its rows can cost.
+        What was measured otherwise was a bad moment. Where none was measured, a smaller one says the most it can be."""
         seconds = self.seconds(size)
         if size == 1 or not self.plain_s:
             return 1.0
-        return min(float(size), 2 * self.cost(size // 2) if seconds is None else max(1.0, seconds / self.plain_s))
+        most = self._dearest * size
+        return min(most, 2 * self.cost(size // 2) if seconds is None else max(1.0, seconds / self.plain_s))
+
+    @property
+    def _behind(self) -> float:
+        """`behind_s` in passes of one row."""
+        return self.behind_s / self.plain_s if self.plain_s else 0.0
+
+    def _fill(self, purse: float, used: int | float) -> None:
+        """Add to the purse for `used` tokens. It holds the price of one trial, or the usual budget."""
+        most = max(_EXPLORATION_BUDGET, self._loss(SIZES[1]) + self._behind)
+        self._purse = min(most, purse + _FILLS * used)
 
     def _learn(self, right: float, guesses: float) -> None:
         fading = _MEMORY**guesses

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -17,11 +18,11 @@ from edge.llm.options import EngineOptions, reproducible
 from edge.llm.sequence import GreedyDrafter
 from edge.models.paths import PathLike, model_path
 from edge.quantization.of_type import of_type
-from edge.speculate.choice import MOST_ROWS
+from edge.speculate.choice import MOST_ROWS, RowChoice
 from edge.speculate.ngrams import NgramDrafts
 from edge.speculate.shared import FEW, SharedSpeculation
-from edge.speculate.small_model import ModelDrafts, check_vocabulary
-from edge.speculate.speculation import Drafts, GuessingDevice, Speculation
+from edge.speculate.small_model import DraftPace, ModelDrafts, check_vocabulary
+from edge.speculate.speculation import DRAFTED_ROW, Drafts, GuessingDevice, Speculation
 from edge.tasks import SILENT, Steps
 from partition.model.check import check_loadable
 from quant.gguf.file import GgufFile
@@ -140,8 +141,10 @@ def shared_speculation(
     opened = _opened(draft, engine, enter, steps)
     if opened is None:
         return None
-    few = FEW if isinstance(draft, str) else 1
-    return SharedSpeculation(opened.make, opened.name, few, device=opened.device)
+    if isinstance(draft, str):
+        return SharedSpeculation(opened.make, opened.name, FEW)
+    choice = partial(RowChoice, DRAFTED_ROW)
+    return SharedSpeculation(opened.make, opened.name, 1, device=opened.device, choice=choice)
 
 
 @dataclass(frozen=True)
@@ -169,8 +172,8 @@ def _opened(draft: Draft, engine: TextEngine, enter: Enter, steps: Steps) -> _Op
 
         n_vocab, insecure = engine.model.n_vocab, draft.insecure
         device = enter(DraftDevice(draft.worker, draft.path, engine.context, n_vocab, insecure=insecure, steps=steps))
-        return _Opened(lambda: ModelDrafts(device), file.path.name, device)
+        return _Opened(partial(ModelDrafts, device, DraftPace()), file.path.name, device)
     budgeted = engine.paging is not None
     options = EngineOptions(context=engine.context, threads=engine.threads, repack=False if budgeted else None)
     small = GreedyDrafter(enter(Engine(draft, options)))
-    return _Opened(lambda: ModelDrafts(small), draft.name)
+    return _Opened(partial(ModelDrafts, small, DraftPace()), draft.name)

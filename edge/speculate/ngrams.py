@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from edge.speculate.speculation import Drafts
+
 LEAST = 2  # tokens that must be the same; one alone says too little
 LONGEST = 64  # tokens that are compared: passages that are alike for longer are as good as one another
 _DIFFERS = 2  # tokens that are the same make up for one that differs: a copy may have its own word here and there
@@ -12,7 +14,7 @@ _LEAST_ALIKE = 8  # tokens of a copy, less what those that differ cost: fewer ar
 _MOST_PLACES = 16  # that are looked at, the last ones first, so that a guess takes no longer in a long text
 
 
-class NgramDrafts:
+class NgramDrafts(Drafts):
     """What followed the last tokens where they stood before, in the prompt or in the answer."""
 
     free = True

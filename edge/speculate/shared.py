@@ -49,16 +49,19 @@ class SharedSpeculation:
         self._choices: dict[int, RowChoice] = defaultdict(choice)  # by how many requests there are
         self._choice: RowChoice | None = None  # of the pass that is measured
         self._began = 0.0
+        self._caught_up_s = 0.0  # of the pass, spent on text
         self._was_plain = False  # the last pass had no guesses
 
     def draft(self, answers: Sequence[Answer], most: int) -> list[Sequence[int]]:
         """Tokens that may follow each of these answers, which are all that run; none where it does not pay. most: rows
         of the pass, in all. What guesses is not to take longer than it is worth, so that counts as a part of it."""
-        self._choice, self._began = None, self._clock()
+        self._choice, self._began, self._caught_up_s = None, self._clock(), 0.0
         none: list[Sequence[int]] = [() for _ in answers]
         if len(answers) > self._few or not answers:
             return none
         self._choice = self._choices[len(answers)]
+        known = [self._drafts[answer.number][0] for answer in answers if answer.number in self._drafts]
+        self._choice.behind_s = sum(drafts.behind_s for drafts in known)
         rows = self._choice.rows(max(1, min(most, MOST_ROWS) // len(answers)))
         was_plain, self._was_plain = self._was_plain, rows == 1
         if rows == 1:
@@ -67,7 +70,7 @@ class SharedSpeculation:
                     watch(drafts[0], self._news(answer), self._choice)
                 self._of(answer)
             return none
-        drafted = [self._of(answer).draft(min(rows, answer.left) - 1) for answer in answers]
+        drafted = [self._drafted(answer, min(rows, answer.left) - 1, self._choice) for answer in answers]
         if len(answers) > 1:
             return list(drafted)
         size = max(size for size in SIZES if size <= len(drafted[0]) + 1)  # of which times are known
@@ -83,10 +86,11 @@ class SharedSpeculation:
         if self._choice is None:
             return
         seconds, tokens = self._clock() - self._began, sum(used) / n
+        self._choice.paid(self._caught_up_s)
         size = next(size for size in SIZES if size * n >= sum(rows))
         # Where an answer had fewer guesses than others, those that it lacked were wrong.
         tried = sum(min(one, size - 1) for one in used) / n
-        self._choice.checked(size, tokens, seconds, tried)
+        self._choice.checked(size, tokens, seconds - self._caught_up_s, tried)
         if self._choice.plain_s:
             stats.measured_s += seconds
             stats.plain_s += tokens * self._choice.plain_s
@@ -102,6 +106,12 @@ class SharedSpeculation:
     def to_json(self) -> dict[str, Any]:
         """Figures so far, as docs/serve.md says."""
         return {"draft": self.name, **worker_json(self.device), **self.stats.to_json()}
+
+    def _drafted(self, answer: Answer, n: int, choice: RowChoice) -> list[int]:
+        """At most `n` tokens that may follow an answer."""
+        drafts = self._of(answer)
+        self._caught_up_s += drafts.catch_up(choice.pays) if n else 0.0
+        return drafts.draft(n)
 
     def _news(self, answer: Answer) -> Sequence[int]:
         """Tokens of a request that what guesses for it does not know."""

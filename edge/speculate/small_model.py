@@ -2,48 +2,127 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from edge.errors import EngineError
 from edge.llm.interface import Guesser
+from edge.llm.sequence import common_prefix
+from edge.speculate.speculation import Drafts
 from quant.gguf.file import GgufFile
 from quant.gguf.header import GgufArray
 
 _VOCABULARY = ("tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.ggml.tokens")
 
 
-class ModelDrafts:
-    """What a smaller model finds the likeliest."""
+_PROBE = 32  # tokens at the end of a text that a trial takes in
+_ENOUGH = 16  # tokens that say how fast text is taken in
+_AHEAD = 16  # tokens behind the text that there is room for
+
+
+@dataclass
+class DraftPace:
+    """How fast a draft model takes in text, and what it holds: shared by all who draft with it."""
+
+    token_s: float = 0.0  # seconds a token, as measured last; 0: not yet
+    held: list[int] = field(default_factory=list)  # the tokens it has computed
+
+
+class ModelDrafts(Drafts):
+    """The likeliest tokens of a smaller model.
+
+    It sees the last tokens of a text where that is enough for a trial, and the whole text where that pays.
+    """
 
     free = False
 
-    def __init__(self, guesser: Guesser) -> None:
-        """guesser: of a model with the vocabulary of the one that checks."""
-        self._guesser = guesser
+    def __init__(
+        self, guesser: Guesser, pace: DraftPace | None = None, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        """guesser: of a model with the vocabulary of the one that checks. pace: of that model. clock: in seconds."""
+        self._guesser, self._clock = guesser, clock
+        self._pace = DraftPace() if pace is None else pace
         self._tokens: list[int] = []
+        self._first = 0  # the first token that the model sees
+        self._held = self._pace.held  # from there on; another list once somebody else drafted
+        self._same = 0  # of these: so many are the text's
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Forget what was, and take in a prompt. Nothing is computed before a guess is asked for."""
         self._tokens = list(prompt)
+        self._same = common_prefix(self._held, self._tokens[self._first :])
+        self._first = self._first if self._same else 0
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Take in tokens that follow."""
-        self._tokens.extend(tokens)
+        for token in tokens:
+            follows = self._first + self._same == len(self._tokens)
+            if follows and self._held[self._same : self._same + 1] == [token]:  # it was drafted
+                self._same += 1
+            self._tokens.append(token)
+
+    @property
+    def behind_s(self) -> float:
+        """Seconds that a trial would spend on text; 0 before the first."""
+        return self._pace.token_s * self._behind(self._cheapest())
+
+    def catch_up(self, pays: Callable[[float], bool]) -> float:
+        """Compute what is not computed yet of the whole text, if so many seconds pay, or else of its end: seconds that
+        this took."""
+        whole = self._oldest(len(self._tokens) + self._ahead)
+        first = whole if pays(self._pace.token_s * self._behind(whole)) else self._cheapest()
+        n_tokens = self._behind(first) - 1  # the last one is computed with the guess
+        self._first, self._same = first, len(self._tokens) - first - n_tokens - 1
+        if n_tokens < 1:
+            return 0.0
+        began = self._clock()
+        self._guesser.propose(self._tokens[first:-1], 0)
+        seconds = self._clock() - began
+        if n_tokens >= _ENOUGH or not self._pace.token_s:
+            self._pace.token_s = seconds / n_tokens
+        self._hold(self._tokens[first:-1])
+        return seconds
 
     def draft(self, n: int, assumed: Sequence[int] = ()) -> list[int]:
         """`n` tokens behind the text and then `assumed`, each the likeliest; fewer where the context is too small for
         so many, or the device that guesses is lost."""
-        context = self._guesser.context
-        n = min(n, context // 2)
-        tokens = [*self._tokens, *assumed]
-        if n < 1 or not tokens:
+        n = min(n, self._guesser.context // 2)
+        if n < 1 or not (self._tokens or assumed):
             return []
-        # Of a long text half a context at a time is left out, so that the rest is seldom computed again.
+        first = max(self._first, self._oldest(len(self._tokens) + len(assumed) + n))
+        text = [*self._tokens, *assumed][first:]
+        drafted = self._guesser.propose(text, n)
+        self._first = min(first, len(self._tokens))
+        self._hold([*text, *drafted[:-1]] if drafted and first == self._first else [])
+        return drafted
+
+    def _hold(self, held: list[int]) -> None:
+        self._held = self._pace.held = held
+        self._same = common_prefix(held, self._tokens[self._first :])
+
+    def _behind(self, first: int) -> int:
+        """Tokens from `first` on that are not computed."""
+        same = self._same if first == self._first and self._held is self._pace.held else 0
+        return len(self._tokens) - first - same
+
+    def _cheapest(self) -> int:
+        """The first token of what a trial sees."""
+        oldest, last = self._oldest(len(self._tokens) + self._ahead), len(self._tokens) - _PROBE
+        return min(max(oldest, self._first), max(oldest, last), key=self._behind)
+
+    @property
+    def _ahead(self) -> int:
+        return min(_AHEAD, self._guesser.context // 2)
+
+    def _oldest(self, n_tokens: int) -> int:
+        """The first token that the context has room for with so many in all. Of a long text half a context at a time is
+        left out, so that the rest is seldom computed again."""
+        context = self._guesser.context
         half = (context + 1) // 2
-        beyond = len(tokens) + n - context
-        first = half * (-(-beyond // half)) if beyond > 0 else 0
-        return self._guesser.propose(tokens[first:], n)
+        beyond = n_tokens - context
+        return half * (-(-beyond // half)) if beyond > 0 else 0
 
 
 def check_vocabulary(target: GgufFile, draft: GgufFile) -> None:

@@ -12,6 +12,7 @@ from edge.llm.interface import VerifyResult
 from edge.speculate.choice import SIZES, RowChoice
 from edge.speculate.windows import WindowChoice
 
+DRAFTED_ROW = 1.5  # passes of one row that a row costs at most, with its guess
 _LEAST_PLAIN = 3  # passes of one row in an answer, for a mean
 
 
@@ -26,8 +27,23 @@ class Drafts(Protocol):
     def extend(self, tokens: Sequence[int]) -> None:
         """Take in tokens that follow."""
 
+    @property
+    def behind_s(self) -> float:
+        """Seconds that `catch_up` would take for a trial, as far as that is known."""
+        return 0.0
+
+    def catch_up(self, pays: Callable[[float], bool]) -> float:
+        """Compute what the next guess needs of the text: more of it where the seconds for that pay. Return the seconds
+        that this took."""
+        return 0.0
+
     def draft(self, n: int, assumed: Sequence[int] = ()) -> list[int]:
         """At most `n` tokens that may follow all these and then `assumed`; fewer, or none, where there is no guess."""
+
+
+def row_choice(drafts: Drafts) -> RowChoice:
+    """A choice of rows for passes with such drafts."""
+    return RowChoice() if drafts.free else RowChoice(DRAFTED_ROW)
 
 
 def watch(drafts: Drafts, tokens: Sequence[int], choice: RowChoice) -> None:
@@ -122,17 +138,21 @@ class Speculation:
         """name: of the drafts, for people. device: that guesses; None: this one. choice: how many rows a pass has.
         windows: how many rows and windows there are, instead. clock: in seconds."""
         self.name, self.device = name, device
-        self.windows = WindowChoice(RowChoice() if choice is None else choice) if windows is None else windows
+        if windows is None:
+            windows = WindowChoice(row_choice(drafts) if choice is None else choice)
+        self.windows = windows
         self.choice = self.windows.rows
         self.stats = SpeculationStats()
         self._drafts, self._clock = drafts, clock
         self._began = 0.0  # guessing; or the window before ended, where others were under way behind it
+        self._caught_up_s = 0.0  # of that time, spent on text
         self._goes_on = False  # such others are under way
         self._was_plain = False  # the last pass had one row
 
     def begin(self, prompt: Sequence[int]) -> None:
         """An answer to these tokens begins."""
         self.stats, self._goes_on, self._was_plain = SpeculationStats(), False, False
+        self._caught_up_s = 0.0
         self._drafts.begin(prompt)
 
     def shape(self, chosen: Sequence[int], most_rows: int, most_windows: int) -> tuple[int, int]:
@@ -143,12 +163,16 @@ class Speculation:
         self._drafts.extend(chosen)
         if not self._goes_on:
             self._began = self._clock()
+        self.choice.behind_s = self._drafts.behind_s
         return self.windows.shape(most_rows, most_windows)
 
     def draft(self, first: Sequence[int], rows: int, assumed: Sequence[int] = ()) -> Sequence[int]:
         """A window of at most `rows` tokens: `first`, which was chosen, or nothing where the window is behind others;
         then guesses at what follows the text and `assumed`. Empty where there is nothing to guess."""
-        guesses = self._drafts.draft(rows - len(first), assumed) if rows > len(first) else []
+        guesses: Sequence[int] = ()
+        if rows > len(first):
+            self._caught_up_s += self._drafts.catch_up(self.choice.pays)
+            guesses = self._drafts.draft(rows - len(first), assumed)
         tokens = [*first, *guesses]
         return tokens[: max((size for size in SIZES if size <= len(tokens)), default=0)]  # of which times are known
 
@@ -157,7 +181,9 @@ class Speculation:
         now = self._clock()
         seconds, self._began = now - self._began, now
         self._goes_on = window.right == window.used
-        self.windows.checked(window, seconds)
+        self.choice.paid(self._caught_up_s)
+        self.windows.checked(window, seconds - self._caught_up_s)
+        self._caught_up_s = 0.0
         stats, is_plain = self.stats, window.is_alone and window.rows == 1
         self._was_plain = is_plain
         stats.drafted += window.rows - window.is_first + sum(window.cancelled)

@@ -21,7 +21,7 @@ from edge.llm.sampler import SamplingParams
 from edge.llm.sequence import Session
 from edge.speculate.choice import MOST_ROWS
 from edge.speculate.factory import with_room
-from edge.speculate.speculation import Speculation
+from edge.speculate.speculation import Drafts, Speculation
 from quant.gguf.file import GgufFile
 from tests.support.deployments import (
     ONE_THREAD,
@@ -98,7 +98,7 @@ def test_guessed_tokens_are_checked_by_all_ranks(one: Worker, how: dict[str, Any
             assert 0 < drafter.stats.accepted < drafter.stats.drafted
 
 
-class EveryOther:
+class EveryOther(Drafts):
     """Guesses an answer, of which every other token is wrong."""
 
     free = False

@@ -132,7 +132,7 @@ def test_its_loss_leaves_the_answer_as_it_was(
             if harm is stop:
                 monkeypatch.setattr(draft_queries, "GUESS_S", 0.5)
 
-        counted = Counted(device, 2, lose)
+        counted = Counted(device, 3, lose)  # the first takes in the prompt
         drafter = Speculation(ModelDrafts(counted), "small", device=device, choice=Always(4))
         assert ids(run(engine, first[0], drafter)) == first[1]
         assert drafter.stats.drafted > 0

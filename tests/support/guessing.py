@@ -11,6 +11,7 @@ from edge.llm.interface import Drafter, TextEngine, VerifyResult
 from edge.llm.sampler import SamplingParams
 from edge.llm.sequence import Session
 from edge.speculate.choice import MOST_ROWS, SIZES, RowChoice
+from edge.speculate.speculation import Drafts
 from edge.speculate.windows import Shape, WindowChoice
 from tests.conftest import OPTIONS
 
@@ -47,7 +48,7 @@ class AlwaysWindows(WindowChoice):
         self.behind += not window.is_first
 
 
-class Known:
+class Known(Drafts):
     """Guesses what is told beforehand, of which each `wrong`th token is another one; 0: none. at: places of others that
     are wrong."""
 

@@ -18,7 +18,7 @@ from edge.llm.sequence import Session
 from edge.parallel.surviving import SurvivingEngine
 from edge.planning import measure
 from edge.speculate.choice import SIZES, RowChoice
-from edge.speculate.speculation import Speculation
+from edge.speculate.speculation import Drafts, Speculation
 from edge.speculate.windows import Shape, WindowChoice
 from partition.predict.drafts import Draft
 from tests.support.guessing import GREEDY, ids
@@ -47,7 +47,7 @@ def plain(n_tokens: int) -> list[int]:
 ANSWER = plain(1100)
 
 
-class Sometimes:
+class Sometimes(Drafts):
     """Guesses the answer; of its places a fraction is right, and now and then there is no guess."""
 
     free = False
