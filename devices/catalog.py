@@ -1,4 +1,4 @@
-"""Devices that many people have, for what-if plans: what each can do, as published figures let one estimate it.
+"""Devices that many people have, for what-if plans and for the lab: their figures, estimated from published ones.
 
 Nothing here was measured on a device by this project, and no plan for devices that are there goes by it. Two rules turn
 what `llama-bench` and the like publish into figures: a token reads all weights once, so tokens a second times the
@@ -15,6 +15,15 @@ GIB = 1 << 30
 
 
 @dataclass(frozen=True)
+class Emulation:
+    """The same device in a lab, on a machine with cores like those of a 2020s server or laptop. All estimates."""
+
+    cpu: float  # cores of that machine that compute as much as all of the device's own
+    memory_bytes: int
+    reason: str  # where the figures come from
+
+
+@dataclass(frozen=True)
 class DevicePreset:
     """A kind of device. Every figure is an estimate, and `source` has one text for each, by the figure's name."""
 
@@ -26,6 +35,7 @@ class DevicePreset:
     watts: float  # of the whole device while it computes
     cores: int  # of its CPU; for a card, of a usual desktop around it
     source: Mapping[str, str]
+    lab: Emulation | None = None  # None: no preset of the lab
     estimate: bool = True  # in all of them; for what shows presets beside what was measured
 
 
@@ -50,6 +60,7 @@ CATALOG: dict[str, DevicePreset] = {
             "watts": f"Pi 400 with Llama 3.2 3B, at its peak, {_GEERLING}",
             "cores": "4 Cortex-A72, the maker's data",
         },
+        Emulation(0.8, 4 * GIB, "4 Cortex-A72 at 1.5 GHz, each a fifth of a core here"),
     ),
     "pi5": DevicePreset(
         "Raspberry Pi 5, 8 GB", 7 * GIB, 9.9e9, 77e9, 90e6, 12.0, 4,
@@ -61,6 +72,7 @@ CATALOG: dict[str, DevicePreset] = {
             "watts": f"11.9 W with Llama 3.2 3B, at its peak, {_GEERLING} issue 7",
             "cores": "4 Cortex-A76, the maker's data",
         },
+        Emulation(1.6, 8 * GIB, "4 Cortex-A76 at 2.4 GHz, each two fifths of a core here"),
     ),
     "phone": DevicePreset(
         "Mid-range phone of 2024, 8 GB", 4 * GIB, 13e9, 150e9, 700e6, 5.0, 4,
@@ -72,6 +84,7 @@ CATALOG: dict[str, DevicePreset] = {
             "watts": "what a phone can shed for minutes; about 5 W",
             "cores": "4 large ones; small ones slow the others down",
         },
+        Emulation(2.0, 4 * GIB, "8 GB, half of it the system's; 4 large cores, each half a core here"),
     ),
     "phone-flagship": DevicePreset(
         "Flagship phone of 2024, 12 GB", 7 * GIB, 35e9, 400e9, 2e9, 8.0, 6,
@@ -95,6 +108,7 @@ CATALOG: dict[str, DevicePreset] = {
             "watts": "28 W, the processor's own limit, and 12 W for the rest",
             "cores": "4 of a Core i5-1135G7, the maker's data",
         },
+        Emulation(4.0, 12 * GIB, "16 GB, a quarter of it in use; 4 cores, each as fast as one here"),
     ),
     "apple-m4": DevicePreset(
         "Mac with a base M4, 16 GB", 11 * GIB, 102e9, 3.6e12, 2.5e9, 30.0, 10,
@@ -165,3 +179,4 @@ CATALOG: dict[str, DevicePreset] = {
         },
     ),
 }  # fmt: skip
+EMULATED: Mapping[str, Emulation] = {name: preset.lab for name, preset in CATALOG.items() if preset.lab is not None}

@@ -79,3 +79,5 @@ def _blocks(n: int) -> int:
 
 WIRES: dict[str, F16 | Q8 | None] = {"f32": None, "f16": F16(), "q8": Q8()}
 """By name; None: float32 as it is."""
+WIRE_IDS = {"f32": 0, "f16": 1, "q8": 2}
+"""As one byte says them. An id stays with its type, whatever comes and goes: devices of two versions must agree."""

@@ -15,6 +15,7 @@ from apps.errors import EXIT_INTERRUPTED, UsageError
 from apps.options import add, check_output, items, natural
 from apps.show.progress import ShownSteps, say
 from apps.show.table import print_columns, print_json
+from partition.predict.objectives import AXES
 
 if TYPE_CHECKING:
     from edge.cluster.fleet import Fleet
@@ -24,16 +25,13 @@ if TYPE_CHECKING:
 
 _WRITING_S = 10.0  # for what was measured, after a signal
 HELP = "Explore the trade-off between latency and throughput over all ways to place a model."
-AXES = ("latency", "throughput", "memory", "energy")  # partition.predict.pareto.AXES, so that --help stays quick
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The cluster, what to look at, what to measure, and where it goes."""
     planning.add_arguments(parser)
     parser.add_argument("--types", type=_types, metavar="T,T", help="also choose between these types: q4_0,q8_0")
-    parser.add_argument(
-        "--axes", type=_axes, default=AXES[:2], metavar="A,B", help="of latency,throughput,memory,energy (first two)"
-    )
+    parser.add_argument("--axes", type=_axes, default=AXES[:2], metavar="A,B", help=f"of {','.join(AXES)} (first two)")
     words = "run the N most promising plans and measure them"
     parser.add_argument("--measure", type=natural, default=0, metavar="N", help=words)
     parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write one JSON object; alone: print it")

@@ -11,6 +11,7 @@ from apps.commands import planning
 from apps.commands.bench_onnx import is_onnx
 from apps.options import add, byte_size, check_output, positive, refuse
 from apps.show.table import print_columns, print_json, print_notes
+from partition.predict.objectives import OBJECTIVES, Objective
 from quant.text import printable
 
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from partition.search.changes import Change
 
 HELP = "Find where a model should run: which devices, which layers on each, and why."
-# partition.predict.measures.OBJECTIVES, named here so that --help stays quick.
-OBJECTIVES = ("latency", "throughput", "ttft", "memory", "energy")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,13 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     planning.add_arguments(parser)
     wanted = parser.add_argument_group("what is wanted")
     wanted.add_argument("--objective", choices=OBJECTIVES, default="latency", help="to be the best (default: latency)")
-    wanted.add_argument(
-        "--max-latency", type=positive, metavar="MS", help="a token, or an input, takes at most so long"
-    )
-    wanted.add_argument("--min-throughput", type=positive, metavar="N", help="tokens, or inputs, a second, at least")
-    wanted.add_argument("--max-ttft", type=positive, metavar="S", help="until the first token, at most")
-    wanted.add_argument("--max-memory", type=byte_size, metavar="SIZE", help="on any device, at most")
-    wanted.add_argument("--max-energy", type=positive, metavar="J", help="a token, or an input, at most")
+    for name, objective in OBJECTIVES.items():
+        metavar, words = objective.limit
+        kind = byte_size if metavar == "SIZE" else positive
+        wanted.add_argument(_limit(name, objective), type=kind, dest=f"limit_{name}", metavar=metavar, help=words)
     add(parser, "--spare")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the plan, to be used with --plan")
     add(parser, "--force", help="overwrite FILE")
@@ -73,19 +69,22 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _caps(args: argparse.Namespace) -> dict[str, float]:
-    """What objectives may be at most, each in the unit that is small where it is good."""
-    caps = {
-        "latency": args.max_latency and args.max_latency / 1e3,
-        "throughput": args.min_throughput and 1 / args.min_throughput,
-        "ttft": args.max_ttft,
-        "memory": args.max_memory,
-        "energy": args.max_energy,
+    """The most that objectives may cost."""
+    limits = {name: getattr(args, f"limit_{name}") for name in OBJECTIVES}
+    return {
+        name: float(OBJECTIVES[name].cost(limit / OBJECTIVES[name].scale))
+        for name, limit in limits.items()
+        if limit is not None
     }
-    return {name: float(value) for name, value in caps.items() if value is not None}
+
+
+def _limit(name: str, objective: Objective) -> str:
+    """The option that bounds an objective."""
+    return f"--{'min' if objective.rate else 'max'}-{name}"
 
 
 def _show(args: argparse.Namespace, space: PlanSpace, point: Point, why: str, changes: list[Change]) -> None:
-    from edge.planning.describe import notes, prediction_rows, stage_rows, unit_text
+    from edge.planning.describe import notes, prediction_rows, stage_rows
 
     names = space.names
     print(printable(why))
@@ -95,8 +94,10 @@ def _show(args: argparse.Namespace, space: PlanSpace, point: Point, why: str, ch
     print()
     for name, text in prediction_rows(point.predicted, names):
         print(printable(f"{name}: {text}"))
+    thing = "token" if space.kind == "llm" else "input"
     for change in changes:
-        print(printable(f"with {change.what}: {unit_text(args.objective, change.value)}"))
+        value = "no plan either" if change.value is None else OBJECTIVES[args.objective].told(change.value, thing)
+        print(printable(f"with {change.what}: {value}"))
     print_notes(notes(space))
     if args.save is not None:
         print(f"saved: {args.save}")

@@ -12,9 +12,9 @@ from typing import Any
 
 import psutil
 
+from devices.catalog import EMULATED
 from devices.cores import check_cores, cores_text, parse_cores
 from devices.errors import LabFileError
-from devices.lab.presets import PRESETS
 from devices.lab.shaper import Shape
 from devices.names import MAX_NAME, is_name
 from devices.toml_tables import Table, check_keys, read_toml, short_text, tables
@@ -143,9 +143,9 @@ def _device(table: Table, folder: Path) -> LabDevice:
             f"needs 1 to {MAX_NAME} letters, digits, '-', '_' or '.', and not {OWNER!r}, which is this machine",
         )
     preset = table.get("preset")
-    if preset is not None and (not isinstance(preset, str) or preset not in PRESETS):
-        table.refuse("preset", f"needs one of {', '.join(PRESETS)}")
-    usual = PRESETS[preset] if preset else None
+    if preset is not None and (not isinstance(preset, str) or preset not in EMULATED):
+        table.refuse("preset", f"needs one of {', '.join(EMULATED)}")
+    usual = EMULATED[preset] if preset else None
     memory = table.size("memory") or (usual.memory_bytes if usual else None)
     most = psutil.virtual_memory().total
     if memory is not None and not LEAST_MEMORY <= memory <= most:

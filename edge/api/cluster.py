@@ -35,13 +35,11 @@ from edge.units import as_bytes
 from partition.errors import PlanError
 from partition.plan.onnx_plan import OnnxPlan
 from partition.plan.plan import LOCAL, Plan
+from partition.predict.objectives import AXES, AxisName, ObjectiveName
 from quant.gguf.file import GgufFile
 
 if TYPE_CHECKING:
     from edge.onnx.bench import Flow
-
-Axis = Literal["latency", "throughput", "memory", "energy"]
-Objective = Literal["latency", "throughput", "ttft", "memory", "energy"]
 
 
 class Cluster:
@@ -108,7 +106,7 @@ def plan(
     model: PathLike | None,
     cluster: Cluster,
     *,
-    objective: Objective = "latency",
+    objective: ObjectiveName = "latency",
     limits: Mapping[str, float] | None = None,
     options: PlanOptions = DEFAULTS,
     steps: Steps = SILENT,
@@ -131,7 +129,7 @@ def pareto(
     model: PathLike | None,
     cluster: Cluster,
     *,
-    axes: Sequence[Axis] = ("latency", "throughput"),
+    axes: Sequence[AxisName] = AXES[:2],
     measure: int = 0,
     types: Sequence[str] = (),
     options: PlanOptions = DEFAULTS,

@@ -24,6 +24,7 @@ from edge.llama.batch import Batch as Batch
 from edge.llama.buffers import CallerBuffer, leave_amx_out
 from edge.llama.interrupt import interrupts_noted
 from edge.llama.library import llama_cpp as L
+from partition.architectures.table import ASSERTED
 from quant.types import TensorType
 
 FLASH_ATTENTION = {
@@ -218,9 +219,6 @@ class Model:
 # here would be called once a graph node and need the interpreter's lock each time.
 _strlen = C.cast(C.CDLL(None).strlen, L.ggml_abort_callback)
 
-# Their graphs give values in a shape at which flash attention stops the process.
-_WITHOUT_FLASH = frozenset({"plm"})
-
 _STOPPED = 2  # llama_decode's code for an abort callback that said so
 
 
@@ -252,7 +250,8 @@ class Context:
         params.n_threads = params.n_threads_batch = threads
         params.type_k = params.type_v = sizes.kv.id
         flash = sizes.flash_attention
-        if model.architecture in _WITHOUT_FLASH and flash != "off":
+        row = ASSERTED.get(model.architecture)
+        if row is not None and not row.flash and flash != "off":
             if flash == "on":
                 raise EngineError(
                     f"llama.cpp has no flash attention for {model.architecture} models; choose auto or off"

@@ -6,7 +6,7 @@ gets, goes as it is.
 
 | bytes | field |
 | 0     | operation (Op) |
-| 1     | wire type: 0 f32, 1 f16, 2 q8 |
+| 1     | wire type: one of WIRE_IDS |
 | 2-3   | 0 |
 | 4-7   | number of the item, from 0 on |
 | 8-    | float32 for each stage passed: the seconds it computed; then uint32 for each dimension of each tensor |
@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.onnx.samples import TYPES
-from quant.wire import WIRES
+from quant.wire import WIRE_IDS, WIRES
 from transport.collective import Wire
 from transport.errors import ProtocolError
 from transport.frame import Kind
@@ -42,7 +42,6 @@ PART_BYTES = 1 << 20  # far below what frames and gRPC messages may hold
 MOST_TENSOR_BYTES = 1 << 30  # of one tensor of an item
 MOST_DIMS = 32  # that every numpy can hold
 MOST_STAGES = 64
-WIRE_NAMES = tuple(WIRES)
 
 
 class Op(IntEnum):
@@ -53,6 +52,7 @@ class Op(IntEnum):
 
 
 _OPS = {int(op): op for op in Op}
+_WIRE_NAMES = {number: name for name, number in WIRE_IDS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ def send(link: Link, boundary: Boundary, item: Item, tensors: Mapping[str, Array
     assert len(item.compute_s) == boundary.passed, "every stage adds its seconds"
     arrays = [np.asarray(tensors[tensor.name], order="C") for tensor in boundary.tensors]
     dims = [n for tensor, a in zip(boundary.tensors, arrays, strict=True) for n in tensor.to_words(a.shape)]
-    head = boundary.layout.pack(item.op, WIRE_NAMES.index(item.wire), 0, item.number, *item.compute_s, *dims)
+    head = boundary.layout.pack(item.op, WIRE_IDS[item.wire], 0, item.number, *item.compute_s, *dims)
     wire = WIRES[item.wire] if boundary.inner else None
     pieces = _pieces(arrays, wire)
     first = next(pieces, None)
@@ -199,12 +199,12 @@ class Receiver:
         written, or for a shape that this boundary does not take."""
         self._link.receive_into(self._head, timeout_s, Kind.CONTROL)
         op, wire, zero, number, *rest = self._boundary.layout.unpack(self._head)
-        if op not in _OPS or wire >= len(WIRE_NAMES) or zero:
+        if op not in _OPS or wire not in _WIRE_NAMES or zero:
             raise ProtocolError(f"{self._link.peer} sent operation {op} in wire type {wire}; update both devices")
         if op == Op.END:
             return Item(Op.END), []
         passed = self._boundary.passed
-        return Item(_OPS[op], number, WIRE_NAMES[wire], tuple(rest[:passed])), self._checked(tuple(rest[passed:]))
+        return Item(_OPS[op], number, _WIRE_NAMES[wire], tuple(rest[:passed])), self._checked(tuple(rest[passed:]))
 
     def _checked(self, dims: tuple[int, ...]) -> list[tuple[int, ...]]:
         """The shape of each tensor, if the boundary takes it."""

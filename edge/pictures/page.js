@@ -76,18 +76,10 @@ function describe(point) {
     point.knee ? "knee" : null, point.id === view.best_single ? "best single device" : null,
     point.measured_on_front ? "on the front as measured" : null,
     anyMeasured && !point.measured ? "not measured" : null];
-  const figures = [
-    ["latency, ms", latency(point), measured && 1e3 * measured.latency_s],
-    [`throughput, ${UNIT}/s`, throughput(point), measured && measured.throughput_per_s],
-  ];
-  if (predicted.ttft_s !== null && predicted.ttft_s !== undefined) {
-    figures.push(["first token, ms", 1e3 * predicted.ttft_s, measured && measured.ttft_s && 1e3 * measured.ttft_s]);
-  }
-  if (predicted.energy_j !== null && predicted.energy_j !== undefined) {
-    figures.push(["energy, J", predicted.energy_j, measured && measured.energy_j]);
-  }
-  const rows = figures.map(([name, said, found]) =>
-    figureRow(name, digits(said), found ? digits(found) : "-", off(said, found)));
+  const rows = view.figures.filter(({key}) => (predicted[key] ?? null) !== null).map(({key, scale, name}) => {
+    const [said, found] = [scale * predicted[key], measured && measured[key] && scale * measured[key]];
+    return figureRow(name, digits(said), found ? digits(found) : "-", off(said, found));
+  });
   const [said, found] = [predicted.memory_bytes || {}, (measured && measured.memory_bytes) || {}];
   for (const device of new Set([...Object.keys(said), ...Object.keys(found)])) {
     const [a, b] = [said[device], found[device]];

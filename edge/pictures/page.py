@@ -26,7 +26,9 @@ from edge.pictures.front_points import (
     notes,
     several_types,
     to_show,
+    unit,
 )
+from partition.predict.objectives import OBJECTIVES
 
 SAVED = "plan.json"  # what the commands call a saved plan
 _FOLDER = Path(__file__).parent
@@ -90,6 +92,11 @@ def _view(result: Result, command: Sequence[str], model: str) -> dict[str, Any]:
     single = best_single(result)
     return {
         "log_from": LOG_FROM,
+        "figures": [  # memory has a row for each device
+            {"key": row.key, "scale": row.scale, "name": f"{row.label}, {row.unit_of(unit(result)[:-1])}"}
+            for name, row in OBJECTIVES.items()
+            if name != "memory"
+        ],
         "devices": names(result),
         "types": several_types(result),
         "line": [point["id"] for point in line(result)],

@@ -9,11 +9,12 @@ from edge.cluster.lost import listed
 from edge.parallel.mirror import SHARE
 from partition.plan.formats import PLANNED
 from partition.plan.plan import LOCAL
+from partition.predict.objectives import OBJECTIVES
 from partition.predict.pareto import Point
 from partition.predict.prediction import Prediction
 from partition.predict.speeds import DeviceSpeed, speed_to_json
 from partition.search.changes import Change
-from quant.text import age_text, bytes_text, counted, number_text, seconds_text, with_article
+from quant.text import age_text, bytes_text, counted, number_text, seconds_text
 
 if TYPE_CHECKING:
     from edge.cluster.spares import StandbySlice
@@ -203,14 +204,18 @@ def stage_rows(predicted: Prediction, names: Mapping[str, str]) -> tuple[tuple[s
 
 
 def prediction_rows(predicted: Prediction, names: Mapping[str, str]) -> list[tuple[str, str]]:
-    """What the whole plan is predicted to do."""
-    unit = "token" if predicted.ttft_s is not None else "input"
+    """Figures of the whole plan: its objectives, but for memory, which stages have, and what bounds it."""
+    thing = "token" if predicted.ttft_s is not None else "input"
     many = f"{predicted.in_flight} in flight"
     if predicted.ttft_s is not None:
         many = f"{counted(predicted.in_flight, 'request')} in {counted(predicted.microbatches, 'microbatch')}"
+    prompt = f" of a prompt of {predicted.prompt} tokens"
+    more = {"latency": ", one alone", "throughput": f" with {many}", "ttft": prompt}
+    figures = ((name, row, getattr(predicted, row.key)) for name, row in OBJECTIVES.items())
     rows = [
-        ("latency", f"{seconds_text(predicted.latency_s)} {with_article(unit)}, one alone"),
-        ("throughput", f"{number_text(predicted.throughput_per_s)} {unit}s/s with {many}"),
+        (row.label, f"{row.told(row.cost(figure), thing)}{more.get(name, '')}")
+        for name, row, figure in figures
+        if isinstance(figure, float | int)
     ]
     if predicted.draft is not None:
         draft = predicted.draft
@@ -218,21 +223,4 @@ def prediction_rows(predicted: Prediction, names: Mapping[str, str]) -> list[tup
             f"{draft.told(names)}: {draft.tokens:.2f} tokens a pass; {seconds_text(predicted.plain_s)} a token without"
         )
         rows.append(("guesses", told))
-    if predicted.ttft_s is not None:
-        rows.append(("first token", f"{number_text(predicted.ttft_s)} s after a prompt of {predicted.prompt} tokens"))
-    if predicted.energy_j is not None:
-        rows.append(("energy", f"{number_text(predicted.energy_j)} J {with_article(unit)}"))
     return [*rows, ("bound", bound_text(predicted, names))]
-
-
-def unit_text(objective: str, value: float | None) -> str:
-    """An objective as a person reads it; None: still nothing fits."""
-    if value is None:
-        return "no plan either"
-    if objective in ("latency", "throughput"):
-        return f"{seconds_text(value)} a token or an input" + (
-            f" ({number_text(1 / value)}/s)" if objective == "throughput" else ""
-        )
-    return {"ttft": f"{number_text(value)} s", "memory": bytes_text(round(value)), "energy": f"{number_text(value)} J"}[
-        objective
-    ]

@@ -15,11 +15,10 @@ from edge.tasks import SILENT, Steps
 from partition.errors import PlanError
 from partition.plan.onnx_plan import OnnxPlan
 from partition.plan.plan import Plan
+from partition.predict.objectives import AXES, OBJECTIVES
 from partition.predict.pareto import Point, judged, on_front
 
 FORMAT = "edge-pareto-1"
-NAMES = {"latency": "latency_s", "throughput": "throughput_per_s", "memory": "memory_bytes", "energy": "energy_j"}
-_SMALL = {"latency": "latency_s", "ttft": "ttft_s", "energy": "energy_j"}
 
 
 class Front:
@@ -28,10 +27,10 @@ class Front:
     def __init__(
         self,
         spaces: Sequence[PlanSpace],
-        axes: Sequence[str] = ("latency", "throughput"),
+        axes: Sequence[str] = AXES[:2],
         options: PlanOptions = DEFAULTS,
     ) -> None:
-        """Find the plans. axes: of latency, throughput, memory and energy. options: those that the spaces were made
+        """Find the plans. axes: of AXES. options: those that the spaces were made
         with. PlanError, with need and have, where no plan fits."""
         self.options = options
         self.spaces, self.axes = tuple(spaces), tuple(axes)
@@ -79,7 +78,7 @@ class Front:
             "format": FORMAT,
             "kind": self.spaces[0].kind,
             "model": self.spaces[0].title,
-            "objectives": [NAMES[axis] for axis in self.axes],
+            "objectives": [OBJECTIVES[axis].key for axis in self.axes],
             "concurrency": self.points[0].predicted.in_flight,
             "exact": all(space.exact for space in self.spaces),
             **known_json(self.spaces[0]),
@@ -150,20 +149,16 @@ def pick(result: Mapping[str, Any], which: str) -> Mapping[str, Any]:
     front = [point for point in front if point["measured"]] or front
     if which == "knee":
         return next(point for point in front if point["knee"])
-    if which == "throughput":
-        return max(front, key=lambda point: _figure(point, "throughput_per_s"))
-    if which == "memory":
-        return min(front, key=lambda point: max(_figure(point, "memory_bytes").values()))
-    if which in _SMALL:
-        known = [point for point in front if _figure(point, _SMALL[which]) is not None]
+    if (row := OBJECTIVES.get(which)) is not None:
+        known = [point for point in front if _figure(point, row.key) is not None]
         if known:
-            return min(known, key=lambda point: _figure(point, _SMALL[which]))
+            return min(known, key=lambda point: row.on_axis(_figure(point, row.key)))
     for point in points:
         if point["id"] == which:
             return point
     raise PlanError(
-        f"there is no plan {which[:40]!r}; needed is one of {points[0]['id']} to {points[-1]['id']}, knee, latency,"
-        " throughput or memory"
+        f"there is no plan {which[:40]!r}; needed is one of {points[0]['id']} to {points[-1]['id']}, knee,"
+        f" {', '.join(OBJECTIVES)}"
     )
 
 
@@ -189,11 +184,7 @@ def _named(of: dict[str, int], names: dict[str, str]) -> dict[str, int]:
 
 
 def _measured_values(measured: dict[str, Any], point: Point, axes: Sequence[str]) -> tuple[float, ...]:
-    """As `Point.objectives`; energy is not measured, so that it is as predicted."""
-    of = {
-        "latency": measured["latency_s"],
-        "throughput": -measured["throughput_per_s"],
-        "memory": float(max(measured["memory_bytes"].values(), default=0)),
-        "energy": point.objectives(("energy",))[0],
-    }
-    return tuple(of[axis] for axis in axes)
+    """As `Point.objectives`; what is not measured, such as energy, is as predicted."""
+    objectives = [OBJECTIVES[axis] for axis in axes]
+    predicted = zip(objectives, point.objectives(axes), strict=True)
+    return tuple(row.on_axis(measured[row.key]) if row.key in measured else value for row, value in predicted)

@@ -23,13 +23,13 @@ from partition.plan.onnx_cuts import Cut
 from partition.plan.onnx_plan import OnnxPlan
 from partition.plan.plan import LOCAL
 from partition.predict.confidence import is_clearly_less
+from partition.predict.objectives import OBJECTIVES, limited_by
 from partition.predict.onnx_predict import OnnxDevice, OnnxWork
 from partition.predict.pareto import Point, told, without_repeats
 from partition.predict.speeds import Links
 from partition.search.changes import FASTER, Change, faster_links
 from partition.search.explain import busy_words, is_busy
 from partition.search.onnx_planner import OnnxPlaced, OnnxPlanner
-from quant.text import number_text, seconds_text
 
 _LEAST_REPEATS, _MOST_REPEATS, _ABOUT_S = 4, 40, 3.0  # of measuring: of a round, and of all
 
@@ -83,16 +83,16 @@ class OnnxSpace(PlanSpace):
         return Point(placed.plan, placed.predicted, parallel, label, None, str(self.path))
 
     def best(self, objective: str, caps: Mapping[str, float]) -> tuple[Point, str]:
-        objectives = (objective, *(name for name in caps if name != objective))
-        most = [caps.get(name, float("inf")) for name in objectives]
+        objectives, most = limited_by(objective, caps)
         found, _ = self.planner().front(objectives, caps=most)
         if not found:
             raise PlanError(self._nothing(caps))
         best, single = found[0], self._single(objectives, most)
-        several = f"pipeline of {len(best.plan.stages)} stages: {_told(objective, best)}"
+        text = partial(OBJECTIVES[objective].told, thing="input")
+        several = f"pipeline of {len(best.plan.stages)} stages: {text(best.objectives[0])}"
         if single is None:
             return self.point(best), f"{several}, no device alone can do it"
-        alone = f"{_told(objective, single)} on {self.names[single.plan.devices[0]]} alone"
+        alone = f"{text(single.objectives[0])} on {self.names[single.plan.devices[0]]} alone"
         busy = busy_words(self.known.speeds)
         if not self._outdoes(best, single, objective):
             why = self.model.places_text(2) or f"more are no better{busy}"
@@ -102,20 +102,20 @@ class OnnxSpace(PlanSpace):
     def _outdoes(self, new: OnnxPlaced, old: OnnxPlaced, objective: str) -> bool:
         """Whether a plan is clearly better than the whole model on one device, however fast that one may be when it is
         quiet."""
-        if objective not in ("latency", "throughput"):
+        row = OBJECTIVES[objective]
+        if not row.time:
             return new.objectives[0] < old.objectives[0]
         [device] = old.plan.devices
         speeds = [one.at_best if one.device == device else one for one in self.known.speeds]
         planner = self.planner(speeds)
         new_s, old_s = (
-            predicted.latency_s if objective == "latency" else 1 / predicted.throughput_per_s
+            row.cost(row.figure(getattr(predicted, row.key)))
             for predicted in (planner.predict(new.plan), planner.predict(old.plan))
         )
         return is_clearly_less(new_s, old_s, busy=is_busy(self.known.speeds, new.plan.devices))
 
     def changes(self, objective: str, caps: Mapping[str, float]) -> list[Change]:
-        objectives = (objective, *(name for name in caps if name != objective))
-        most = [caps.get(name, float("inf")) for name in objectives]
+        objectives, most = limited_by(objective, caps)
         found, _ = self.planner(links=faster_links(self.known.links)).front(objectives, caps=most)
         return [Change(f"links {FASTER:g} times faster", found[0].objectives[0] if found else None)]
 
@@ -172,12 +172,3 @@ def _best(rounds: Sequence[Speed], memory_bytes: Mapping[str, int]) -> Measured:
     throughput_per_s = [one.throughput_per_s for one in rounds]
     apart = max(spread(latency_s), spread(throughput_per_s))
     return Measured(min(latency_s), max(throughput_per_s), None, memory_bytes, apart)
-
-
-def _told(objective: str, placed: OnnxPlaced) -> str:
-    value = placed.objectives[0]
-    if objective == "throughput":
-        return f"{number_text(1 / value)} inputs/s"
-    return {"latency": f"{seconds_text(value)} an input", "energy": f"{number_text(value)} J an input"}.get(
-        objective, f"{value / 2**20:,.0f} MiB on the fullest device"
-    )

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from partition.architectures.description import Architecture, Rules, Table, Window
+from partition.architectures.description import PART, UNCHECKED, Architecture, Rules, Window
+from partition.architectures.gemma import GEMMA_ARCHITECTURES
 from partition.architectures.tensors import (  # fmt: skip
     ATTENTION,
     DENSE,
@@ -26,9 +27,6 @@ from partition.architectures.tensors import (  # fmt: skip
 )
 
 _QWEN = {"rope_base": 1e6, "rms_eps": 1e-6}
-_GEMMA = {"tied": True, "rms_eps": 1e-6}
-_GEMMA_4: Table = {**POST_NORMS, **HEAD_NORMS, "layer_output_scale.weight": (1,)}
-_HEAD_SIZES = ("attention.key_length", "attention.value_length", "rope.dimension_count")
 # Qwen 2 and Phi-3 insist that attn_q is n_embd x n_embd. EXAONE's graph is the same, but for the order of a product and
 # a scale, with the same rotation (NEOX, unlike llama's) and heads of any number and size. InternLM 2's and Xverse's
 # graph is llama's.
@@ -44,6 +42,8 @@ _PHI_3 = Architecture(
     common={"window": 2047},
     square_q=True,
     rules=Rules(fused_gate_up=True, shards_as=_SQUARE_Q_AS),
+    rope=PART,
+    plain=True,
 )
 _WITHOUT_NORMS = without(ATTENTION, "attn_norm.weight")
 _BIASED = {**ATTENTION, **FFN_NORM, **NORM_BIASES, **QKV_BIAS, "attn_output.bias": ("embd",)}
@@ -52,66 +52,12 @@ _POSITIONS = {"position_embd.weight": ("context", "embd")}
 _MROPE = {"rope.dimension_sections": (4, 2, 2, 0)}
 
 DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
-    "llama": Architecture(LLAMA, DENSE, experts("ff")),
+    "llama": Architecture(LLAMA, DENSE, experts("ff"), plain=True),
     "qwen2": Architecture(
-        {**LLAMA, **QKV_BIAS}, DENSE, common=_QWEN, square_q=True, rules=Rules(shards_as=_SQUARE_Q_AS)
+        {**LLAMA, **QKV_BIAS}, DENSE, common=_QWEN, square_q=True, rules=Rules(shards_as=_SQUARE_Q_AS), plain=True
     ),
-    "qwen3": Architecture({**LLAMA, **HEAD_NORMS}, DENSE, common=_QWEN),
-    "gemma": Architecture(LLAMA, DENSE, common=_GEMMA, always_tied=True, rules=Rules(scales_input=True)),
-    "gemma2": Architecture(
-        {**LLAMA, **POST_NORMS},
-        DENSE,
-        common={**_GEMMA, "window": 4096, "attn_softcap": 50.0, "final_softcap": 30.0},
-        always_tied=True,
-        rules=Rules(window=Window(2), scales_input=True, layers_of_other_scale=46),
-    ),
-    "gemma3": Architecture(
-        {**LLAMA, **POST_NORMS, **HEAD_NORMS},
-        DENSE,
-        common={**_GEMMA, "window": 512, "rope_base": 1e6},
-        rules=Rules(window=Window(6, optional=True), scales_input=True, layers_of_other_scale=62),
-    ),
-    # Its layers with a window have smaller heads; those without take their keys for values, too.
-    "gemma4": Architecture(
-        {**without(LLAMA, "attn_v.weight"), **_GEMMA_4},
-        DENSE,
-        {
-            **DENSE,
-            **experts("expert ff"),
-            "ffn_gate_inp.scale": ("embd",),
-            "pre_ffw_norm_2.weight": ("embd",),
-            "post_ffw_norm_1.weight": ("embd",),
-            "post_ffw_norm_2.weight": ("embd",),
-        },
-        windowed={
-            "attn_norm.weight": ("embd",),
-            "attn_q.weight": ("half q", "embd"),
-            "attn_k.weight": ("half kv", "embd"),
-            "attn_v.weight": ("half kv", "embd"),
-            "attn_output.weight": ("embd", "half q"),
-            **FFN_NORM,
-            **_GEMMA_4,
-            "attn_q_norm.weight": ("half head",),
-            "attn_k_norm.weight": ("half head",),
-        },
-        outer={"output_norm.weight": ("embd",), "rope_freqs.weight": ("half head",)},
-        common={**_GEMMA, "window": 1024, "rope_base": 1e6, "final_softcap": 30.0},
-        keys={
-            "embedding_length_per_layer_input": 0,
-            "rope.freq_base_swa": 1e4,
-            **{f"{key}_swa": "half head" for key in _HEAD_SIZES},
-        },
-        rules=Rules(
-            window=Window(6, listed=True, both=True),
-            scales_input=True,
-            whole_with={
-                "embedding_length_per_layer_input": "each layer reads a part of `inp_per_layer`, which llama.cpp makes "
-                "of the token and of what the first layer is given (`inp_scaled`), and a later stage is not given",
-                "attention.shared_kv_layers": "its last layers read the keys and values of earlier ones",
-            },
-            whole_attention="its layers have heads of two sizes",
-        ),
-    ),
+    "qwen3": Architecture({**LLAMA, **HEAD_NORMS}, DENSE, common=_QWEN, plain=True),
+    **GEMMA_ARCHITECTURES,
     "phi3": _PHI_3,
     "mistral3": Architecture(LLAMA, DENSE),
     "qwen2vl": Architecture(
@@ -125,17 +71,19 @@ DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
         GATE_UP,
         keys=_HALF_TURNED,
         rules=Rules(fused_gate_up=True, input_node="embd", takes_tokens=True),
+        rope=PART,
     ),
-    "hunyuan-dense": Architecture({**LLAMA, **HEAD_NORMS}, DENSE),
-    "hunyuan_vl": Architecture({**LLAMA, **HEAD_NORMS}, DENSE),
+    "hunyuan-dense": Architecture({**LLAMA, **HEAD_NORMS}, DENSE, one_expert_is_dense=True),
+    "hunyuan_vl": Architecture({**LLAMA, **HEAD_NORMS}, DENSE, one_expert_is_dense=True),
     "ernie4_5": Architecture(LLAMA, DENSE),
-    "paddleocr": Architecture(LLAMA, DENSE, keys=_MROPE),
+    "paddleocr": Architecture(LLAMA, DENSE, keys=_MROPE, rope=UNCHECKED),
     "granite_swa": Architecture(
         {**LLAMA, "attn_sinks.weight": ("heads",)},
         DENSE,
         common={"window": 4096},
         keys=_SCALES,
         rules=Rules(input_node="embd", window=Window(4, listed=True), period=4),
+        rope=UNCHECKED,
     ),
     "exaone": Architecture(LLAMA, DENSE),
     "exaone4": Architecture(
@@ -159,6 +107,7 @@ DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
         square_q=True,
         always_tied=True,
         rules=Rules(window=Window(4), period=4, whole_attention=_SQUARE),
+        rope=PART,
     ),
     "command-r": Architecture(
         ATTENTION,
@@ -168,6 +117,7 @@ DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
         square_q=True,
         always_tied=True,
         rules=Rules(other_kind_from=64, whole_attention=_SQUARE),
+        rope=PART,
     ),
     "apertus": Architecture(
         {**LLAMA, **HEAD_NORMS},
@@ -196,6 +146,8 @@ DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
         equal_heads=True,
         always_tied=True,
         rules=Rules(whole_attention="all heads share one latent state"),
+        rope=UNCHECKED,
+        flash=False,
     ),
     "pangu-embedded": Architecture({**LLAMA, **QKV_BIAS, "attn_output.bias": ("embd",)}, DENSE),
     "maincoder": Architecture({**LLAMA, **HEAD_NORMS}, DENSE),
@@ -207,6 +159,7 @@ DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
         square_q=True,
         never_tied=True,
         rules=Rules(needs_output=True, needs_bias=True, whole_attention=_SQUARE),
+        rope=PART,
     ),
     "stablelm": Architecture(
         {**ATTENTION, **FFN_NORM, **NORM_BIASES},
@@ -216,6 +169,7 @@ DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
         square_q=True,
         never_tied=True,
         rules=Rules(needs_output=True, whole_attention=_SQUARE),
+        rope=PART,
     ),
     "starcoder2": Architecture(
         _BIASED, GPT_DENSE, outer=OUTER_BIASED, keys=LAYER_NORM, square_q=True, rules=Rules(whole_attention=_SQUARE)
@@ -227,6 +181,7 @@ DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
         keys=LAYER_NORM,
         square_q=True,
         rules=Rules(input_node="inpL", whole_attention=_SQUARE),
+        rope=PART,
     ),
     "gptneox": Architecture(
         GPT,
@@ -236,6 +191,7 @@ DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
         square_q=True,
         never_tied=True,
         rules=Rules(needs_output=True, whole_attention=_SQUARE),
+        rope=PART,
     ),
     "falcon": Architecture(
         {**FUSED, "attn_norm.bias": ("embd",)},
@@ -252,6 +208,7 @@ DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
         keys=LAYER_NORM,
         square_q=True,
         rules=Rules(input_node="inp_norm-0", whole_attention=_ALIBI),
+        rope=PART,
     ),
     "mpt": Architecture(
         {**FUSED, **FFN_NORM},
@@ -259,6 +216,7 @@ DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
         keys={**LAYER_NORM, "attention.max_alibi_bias": 8.0},
         square_q=True,
         rules=Rules(input_node="inpL", whole_attention=_ALIBI),
+        rope=PART,
     ),
     "starcoder": Architecture(
         GPT,
@@ -267,6 +225,7 @@ DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
         keys=LAYER_NORM,
         square_q=True,
         rules=Rules(input_node="inpL", whole_attention=_SQUARE),
+        rope=PART,
     ),
     "qwen": Architecture(
         {**FUSED, **FFN_NORM, "attn_qkv.bias": ("qkv",)},
@@ -279,6 +238,7 @@ DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
         square_q=True,
         never_tied=True,
         rules=Rules(needs_output=True, whole_attention=_SQUARE),
+        rope=PART,
     ),
     "orion": Architecture(
         {**LLAMA, **NORM_BIASES},
@@ -300,6 +260,7 @@ DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
         square_q=True,
         never_tied=True,
         rules=Rules(needs_output=True, whole_attention=_SQUARE),
+        rope=PART,
     ),
     "chatglm": Architecture(
         {**FUSED, **FFN_NORM, "attn_qkv.bias": ("qkv",)},
@@ -307,6 +268,7 @@ DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
         keys=_HALF_TURNED,
         square_q=True,
         rules=Rules(fused_gate_up=True, whole_attention=_SQUARE),
+        rope=PART,
     ),
     "plamo": Architecture(
         ATTENTION, DENSE, square_q=True, never_tied=True, rules=Rules(needs_output=True, whole_attention=_SQUARE)
@@ -316,6 +278,7 @@ DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
         GATE_UP,
         common={"window": 512},
         rules=Rules(window=Window(8, optional=True), fused_gate_up=True),
+        rope=PART,
     ),
     "bitnet": Architecture(
         {**LLAMA, "attn_sub_norm.weight": ("embd",), "ffn_sub_norm.weight": ("ff",)},
@@ -324,8 +287,9 @@ DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
         square_q=True,
         always_tied=True,
         rules=Rules(no_shards="bitnet norms what comes before the last product over all columns at once"),
+        rope=PART,
     ),
-    "refact": Architecture(LLAMA, DENSE, rules=Rules(whole_attention=_ALIBI)),
+    "refact": Architecture(LLAMA, DENSE, rules=Rules(whole_attention=_ALIBI), rope=PART),
     "codeshell": Architecture(
         _BIASED,
         GPT_DENSE,
@@ -336,7 +300,9 @@ DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
         rules=Rules(needs_output=True, whole_attention=_SQUARE),
     ),
     "deci": Architecture(LLAMA, DENSE),
-    "openelm": Architecture({**FUSED, **FFN_NORM, **HEAD_NORMS}, DENSE, common={"tied": True}, always_tied=True),
+    "openelm": Architecture(
+        {**FUSED, **FFN_NORM, **HEAD_NORMS}, DENSE, common={"tied": True}, always_tied=True, rope=PART
+    ),
     "jais": Architecture(
         GPT,
         {**DENSE, **UNGATED_BIAS, "ffn_gate.bias": ("ff",)},
@@ -345,6 +311,7 @@ DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
         square_q=True,
         never_tied=True,
         rules=Rules(needs_output=True, whole_attention=_ALIBI),
+        rope=PART,
     ),
     "jais2": Architecture(_BIASED, GPT_DENSE, outer=OUTER_BIASED, keys=LAYER_NORM),
     "muse-glimmer": Architecture(
@@ -359,11 +326,13 @@ DENSE_ARCHITECTURES: Mapping[str, Architecture] = {
             period=4,
             input_node="embd_norm",
         ),
+        rope=PART,
     ),
     "spark2_5": Architecture(
         {**LLAMA, "attn_gate.weight": ("heads", "embd")},
         DENSE,
         common={"window": 1024},
         rules=Rules(window=Window(4, listed=True), period=4, whole_attention="attention has a gate of its own"),
+        rope=UNCHECKED,
     ),
 }

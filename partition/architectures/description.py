@@ -68,8 +68,36 @@ class Rules:
     no_states: str = ""  # why keys and values of a sequence cannot be read, moved and kept
 
 
+WHOLE, PART, UNCHECKED = "whole", "part", "unchecked"  # of a head: what RoPE turns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asserted:
+    """What llama.cpp asserts of an architecture's files, beside sizes: it stops the process where a file breaks it."""
+
+    rope: str = WHOLE  # `GGML_ASSERT(n_embd_head == n_rot)`; PART: it turns a part of each head, or nothing
+    plain: bool = False  # a plain decoder layer, whose shapes follow from the metadata alone
+    needs_gate: bool = False  # of experts: the loader takes none, the graph needs one
+    needs_window: bool = False  # a window of 0 tokens is refused
+    default_window: int | None = None  # tokens, where the file does not say; None: as the row's window has it
+    twice_as_wide: bool = False  # `GGML_ASSERT(2 * n_embd == d_inner)`
+    one_expert_is_dense: bool = False  # an expert count of 1 is read as a dense model
+    # Of metadata: the value where the file does not say, the least and the most; None: any.
+    counts: Mapping[str, tuple[int, int, int | None]] = field(default_factory=dict)
+    flash: bool = True  # else its graph gives values in a shape at which flash attention stops the process
+    generates: bool = True  # else llama.cpp keeps no keys and values, and stops where it is asked for the next token
+
+
 @dataclass(frozen=True, slots=True)
-class Architecture:
+class Refused(Asserted):
+    """An architecture that runs on one device alone."""
+
+    why: str  # it cannot be cut
+    rope: str = field(default=UNCHECKED, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture(Asserted):
     """The tensors of one layer, the figures all models of the architecture share, and how they are cut."""
 
     attention: Table  # with the layer's norms

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from partition.architectures.description import Architecture, Number, Rules, Table, Window
+from partition.architectures.description import UNCHECKED, Architecture, Number, Rules, Table, Window
 from partition.architectures.moe import MOE_ARCHITECTURES
 from partition.architectures.tensors import (  # fmt: skip
     DENSE,
@@ -48,8 +48,9 @@ _DEEPSEEK_32 = replace(
     attention={**_DEEPSEEK_2.attention, **_INDEX},
     keys={**_DEEPSEEK_2.keys, **_INDEX_KEYS},
     rules=Rules(ff_key=EXPERT_KEY, shared_sum="ffn_out-{}", whole_attention=ONE_LATENT_STATE, no_states=_INDEX_STATES),
+    rope=UNCHECKED,
 )
-_GLM_DSA = replace(_DEEPSEEK_32, rules=replace(_DEEPSEEK_32.rules, shares_index=True))
+_GLM_DSA = replace(_DEEPSEEK_32, rules=replace(_DEEPSEEK_32.rules, shares_index=True), rope=UNCHECKED)
 
 INDEXED_ARCHITECTURES: Mapping[str, Architecture] = {
     "deepseek32": _DEEPSEEK_32,
@@ -83,6 +84,7 @@ INDEXED_ARCHITECTURES: Mapping[str, Architecture] = {
             whole_attention="an index of all heads says what layers look at",
             no_states=_INDEX_STATES,
         ),
+        rope=UNCHECKED,
     ),
     "dots3note": Architecture(
         {**_DOTS_3, **_INDEX},
@@ -107,5 +109,6 @@ INDEXED_ARCHITECTURES: Mapping[str, Architecture] = {
             whole_attention=ONE_LATENT_STATE,
             no_states=_INDEX_STATES,
         ),
+        rope=UNCHECKED,
     ),
 }

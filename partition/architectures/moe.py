@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from partition.architectures.description import Architecture, Number, Rules, Window
+from partition.architectures.description import PART, UNCHECKED, Architecture, Number, Rules, Window
 from partition.architectures.tensors import (  # fmt: skip
     ATTENTION,
     DENSE,
@@ -53,6 +53,7 @@ _DEEPSEEK_2 = Architecture(
         whole_attention=ONE_LATENT_STATE,
         no_states=_NO_LATENT_STATES,
     ),
+    rope=UNCHECKED,
 )
 
 MOE_ARCHITECTURES: Mapping[str, Architecture] = {
@@ -73,9 +74,10 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
         },
         common={"window": 128, "rope_base": 150_000.0, **_YARN},
         rules=Rules(needs_output=True, ff_key=EXPERT_KEY, window=Window(2)),
+        rope=PART,
     ),
     "qwen3moe": Architecture(
-        {**LLAMA, **HEAD_NORMS}, experts=experts("expert ff"), common=_QWEN, rules=Rules(ff_key=EXPERT_KEY)
+        {**LLAMA, **HEAD_NORMS}, experts=experts("expert ff"), common=_QWEN, rules=Rules(ff_key=EXPERT_KEY), plain=True
     ),
     "qwen2moe": Architecture(
         {**LLAMA, **QKV_BIAS},
@@ -102,6 +104,7 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
         common=LEADING,
         keys={**SIGMOID, "expert_shared_count": 1, "rope.dimension_count": "half head"},
         rules=Rules(ff_key=EXPERT_KEY, shared_sum=_SHARED_SUM, input_node="embd", takes_tokens=True),
+        rope=PART,
     ),
     "llama4": Architecture(
         LLAMA,
@@ -116,6 +119,7 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
             period=4,
             period_key="interleave_moe_layer_step",
         ),
+        needs_window=True,
     ),
     "granitemoe": Architecture(
         LLAMA,
@@ -138,6 +142,7 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
         common=LEADING,
         keys={"expert_shared_feed_forward_length": "shared ff", "interleave_moe_layer_step": 1},
         rules=Rules(ff_key=EXPERT_KEY, period_key="interleave_moe_layer_step"),
+        counts={"interleave_moe_layer_step": (1, 1, None)},
     ),
     "hunyuan-moe": Architecture(
         {**LLAMA, **HEAD_NORMS},
@@ -157,6 +162,7 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
             experts_sum="ffn_out-{}",
             router_first=True,
         ),
+        needs_gate=True,
     ),
     "minimax-m2": Architecture(
         {**LLAMA, **WIDE_NORMS},
@@ -164,6 +170,8 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
         keys={"expert_gating_func": 2, "expert_feed_forward_length": "ff"},
         never_tied=True,
         rules=Rules(needs_output=True, whole_attention=_WIDE.format("minimax-m2")),
+        rope=PART,
+        needs_gate=True,
     ),
     "dots1": Architecture(
         {**LLAMA, **HEAD_NORMS},
@@ -174,6 +182,7 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
         equal_heads=True,
         never_tied=True,
         rules=Rules(needs_output=True, ff_key=EXPERT_KEY, shared_sum=_SHARED_SUM),
+        needs_gate=True,
     ),
     "phimoe": Architecture(
         {**LLAMA, **NORM_BIASES, **QKV_BIAS, "attn_output.bias": ("embd",)},
@@ -182,6 +191,7 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
         square_q=True,
         never_tied=True,
         rules=Rules(needs_output=True, needs_bias=True, whole_attention=_SQUARE),
+        rope=PART,
     ),
     "dbrx": Architecture(
         {**FUSED, "attn_output_norm.weight": ("embd",)},
@@ -215,6 +225,7 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
         square_q=True,
         equal_heads=True,
         rules=Rules(ff_key=EXPERT_KEY, shared_sum=_SHARED_SUM, whole_attention=_SQUARE),
+        rope=UNCHECKED,
     ),
     "bailingmoe": Architecture(
         LLAMA,
@@ -222,6 +233,7 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
         keys={"expert_shared_count": 1, "expert_weights_scale": 1.0},
         never_tied=True,
         rules=Rules(needs_output=True, ff_key=EXPERT_KEY, shared_sum=_SHARED_SUM),
+        rope=PART,
     ),
     "bailingmoe2": Architecture(
         {**FUSED, **FFN_NORM, **HEAD_NORMS},
@@ -232,6 +244,7 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
         square_q=True,
         never_tied=True,
         rules=Rules(needs_output=True, ff_key=EXPERT_KEY, whole_attention=_SQUARE),
+        rope=PART,
     ),
     "exaone-moe": Architecture(
         {**LLAMA, **HEAD_NORMS},
@@ -256,6 +269,8 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
             input_node="inp_embd_scaled",
             whole_attention=_GATE,
         ),
+        rope=PART,
+        needs_window=True,
     ),
     "step35": Architecture(
         {**LLAMA, **HEAD_NORMS, "attn_gate.weight": ("heads", "embd")},
@@ -272,6 +287,7 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
             end_node="h_nextn",
             whole_attention=_GATE,
         ),
+        rope=UNCHECKED,
     ),
     "mimo2": Architecture(
         {**LLAMA, "attn_sinks.weight": ("heads",)},
@@ -281,6 +297,7 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
         keys=TURNED_OTHERWISE,
         never_tied=True,
         rules=Rules(needs_output=True, ff_key=EXPERT_KEY, window=Window(4, listed=True), period=4),
+        rope=UNCHECKED,
     ),
     "laguna": Architecture(
         {**LLAMA, **HEAD_NORMS, "attn_gate.weight": ("heads", "embd")},
@@ -291,6 +308,7 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
         rules=Rules(
             ff_key=EXPERT_KEY, window=Window(4, optional=True, full_first=True), period=4, whole_attention=_GATE
         ),
+        rope=UNCHECKED,
     ),
     "maple": Architecture(
         {**LLAMA, **HEAD_NORMS},
@@ -299,6 +317,7 @@ MOE_ARCHITECTURES: Mapping[str, Architecture] = {
         keys={"swiglu_clamp_exp": 7.0},
         never_tied=True,
         rules=Rules(needs_output=True, ff_key=EXPERT_KEY, window=Window(4, listed=True), period=4),
+        rope=UNCHECKED,
     ),
     "arctic": Architecture(
         {

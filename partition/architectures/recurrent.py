@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from partition.architectures.description import Architecture, Rules, Table
+from partition.architectures.description import PART, UNCHECKED, Architecture, Rules, Table
 from partition.architectures.tensors import (  # fmt: skip
     ATTENTION,
     DENSE,
@@ -133,6 +133,7 @@ _NEMOTRON_H = Architecture(
     common={**_SIZES, "attention_every": 4},
     keys={**_GROUPED, **LAYER_NORM},
     rules=_rules(end_node="nemotron_h_block_out-{}", no_shards="not every layer has a feed-forward part"),
+    rope=UNCHECKED,
 )
 
 RECURRENT_ARCHITECTURES: Mapping[str, Architecture] = {
@@ -143,6 +144,7 @@ RECURRENT_ARCHITECTURES: Mapping[str, Architecture] = {
         common=_DELTA_FIGURES,
         keys={**_DELTA_KEYS, **_MROPE},
         rules=_rules(recurrent_every=4),
+        rope=PART,
     ),
     "qwen35moe": Architecture(
         _GATED,
@@ -151,6 +153,7 @@ RECURRENT_ARCHITECTURES: Mapping[str, Architecture] = {
         common=_DELTA_FIGURES,
         keys={**_DELTA_KEYS, **_MROPE, **_SHARED_KEYS},
         rules=_rules(recurrent_every=4, ff_key=EXPERT_KEY),
+        rope=PART,
     ),
     "qwen3next": Architecture(
         _GATED,
@@ -159,6 +162,7 @@ RECURRENT_ARCHITECTURES: Mapping[str, Architecture] = {
         common=_DELTA_FIGURES,
         keys={**_DELTA_KEYS, **_SHARED_KEYS},
         rules=_rules(recurrent_every=4, ff_key=EXPERT_KEY),
+        rope=PART,
     ),
     "lfm2": Architecture(
         {**ATTENTION, **FFN_NORM, **HEAD_NORMS},
@@ -169,6 +173,7 @@ RECURRENT_ARCHITECTURES: Mapping[str, Architecture] = {
         keys={"shortconv.l_cache": "conv"},
         square_q=True,
         rules=_rules(),
+        rope=PART,
     ),
     "lfm2moe": Architecture(
         {**ATTENTION, **FFN_NORM, **HEAD_NORMS},
@@ -180,6 +185,7 @@ RECURRENT_ARCHITECTURES: Mapping[str, Architecture] = {
         keys={"shortconv.l_cache": "conv", "expert_gating_func": 2},
         square_q=True,
         rules=_rules(ff_key=EXPERT_KEY),
+        rope=PART,
     ),
     "granitehybrid": Architecture(
         {**ATTENTION, **FFN_NORM},
@@ -188,6 +194,8 @@ RECURRENT_ARCHITECTURES: Mapping[str, Architecture] = {
         common={**_SIZES, "attention_every": 3},
         keys={**_GROUPED, **_SCALES},
         rules=_rules(input_node="embd"),
+        rope=PART,
+        twice_as_wide=True,
     ),
     "nemotron_h": _NEMOTRON_H,
     "nemotron_h_moe": replace(
@@ -201,7 +209,7 @@ RECURRENT_ARCHITECTURES: Mapping[str, Architecture] = {
         keys={**_NEMOTRON_H.keys, **_SHARED_KEYS},
     ),
     "falcon-h1": Architecture(
-        {**ATTENTION, **_MAMBA_2, "ffn_norm": ("embd",)}, DENSE, common=_SIZES, keys=_GROUPED, rules=_rules()
+        {**ATTENTION, **_MAMBA_2, "ffn_norm": ("embd",)}, DENSE, common=_SIZES, keys=_GROUPED, rules=_rules(), rope=PART
     ),
     "jamba": Architecture(
         {**ATTENTION, **FFN_NORM},
@@ -217,6 +225,8 @@ RECURRENT_ARCHITECTURES: Mapping[str, Architecture] = {
         keys=_SSM_KEYS,
         square_q=True,
         rules=_rules(),
+        rope=PART,
+        twice_as_wide=True,
     ),
     "kimi-linear": Architecture(
         {
@@ -237,6 +247,7 @@ RECURRENT_ARCHITECTURES: Mapping[str, Architecture] = {
         keys={**_KDA_KEYS, "expert_gating_func": 2, "expert_weights_scale": 2.5},
         never_tied=True,
         rules=_rules(ff_key=EXPERT_KEY, needs_output=True, shared_sum="ffn_out-{}"),
+        rope=UNCHECKED,
     ),
     "bailingmoe3": Architecture(
         {**LATENT, "attn_gate.weight": ("heads", "embd"), **FFN_NORM},
@@ -246,6 +257,7 @@ RECURRENT_ARCHITECTURES: Mapping[str, Architecture] = {
         common=_KDA_FIGURES,
         keys={**_KDA_KEYS, "expert_gating_func": 2, "expert_weights_scale": 2.5, "kda.gate_lower_bound": -5.0},
         rules=_rules(ff_key=EXPERT_KEY),
+        rope=UNCHECKED,
     ),
     "plamo2": Architecture(
         {
@@ -272,6 +284,8 @@ RECURRENT_ARCHITECTURES: Mapping[str, Architecture] = {
         common={**_SIZES, "attention_every": 2},
         keys={**_SSM_KEYS, "ssm.group_count": 0},
         rules=_rules(end_node="ffn_residual-{}", fused_gate_up=True),
+        rope=UNCHECKED,
+        counts={"ssm.group_count": (0, 0, 0)},
     ),
     "rwkv6qwen2": Architecture(
         {},
@@ -280,7 +294,12 @@ RECURRENT_ARCHITECTURES: Mapping[str, Architecture] = {
         keys={"wkv.head_size": "head", "time_mix_extra_dim": 8, "time_decay_extra_dim": 8, "token_shift_count": 1},
         never_tied=True,
         rules=_rules(needs_output=True, no_shards=_WHOLE),
+        rope=UNCHECKED,
     ),
-    "mamba": Architecture({}, recurrent=_MAMBA, common=_SIZES, keys=_SSM_KEYS, rules=_rules(no_shards=_NO_FF)),
-    "mamba2": Architecture({}, recurrent=_MAMBA_2, common=_SIZES, keys=_GROUPED, rules=_rules(no_shards=_NO_FF)),
+    "mamba": Architecture(
+        {}, recurrent=_MAMBA, common=_SIZES, keys=_SSM_KEYS, rules=_rules(no_shards=_NO_FF), rope=UNCHECKED
+    ),
+    "mamba2": Architecture(
+        {}, recurrent=_MAMBA_2, common=_SIZES, keys=_GROUPED, rules=_rules(no_shards=_NO_FF), rope=UNCHECKED
+    ),
 }

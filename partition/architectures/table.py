@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 
 from partition.architectures.dense import DENSE_ARCHITECTURES
-from partition.architectures.description import Architecture, Rules
+from partition.architectures.description import Architecture, Asserted, Rules
 from partition.architectures.indexed import INDEXED_ARCHITECTURES
 from partition.architectures.moe import MOE_ARCHITECTURES
 from partition.architectures.recurrent import RECURRENT_ARCHITECTURES
 from partition.architectures.refused import REFUSED
 
-__all__ = ["ARCHITECTURES", "REFUSED", "RULES"]
+__all__ = ["ARCHITECTURES", "ASSERTED", "REFUSED", "RULES"]
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     **DENSE_ARCHITECTURES,
@@ -18,3 +18,4 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     **RECURRENT_ARCHITECTURES,
 }
 RULES: Mapping[str, Rules] = {name: architecture.rules for name, architecture in ARCHITECTURES.items()}
+ASSERTED: Mapping[str, Asserted] = {**ARCHITECTURES, **REFUSED}

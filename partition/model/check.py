@@ -8,6 +8,7 @@ known here.
 
 import math
 
+from partition.architectures.table import ASSERTED
 from partition.model.check_architecture import check_architecture
 from partition.model.check_vocabulary import check_vocabulary
 from partition.model.metadata import Metadata
@@ -56,7 +57,7 @@ def _check_layers(meta: Metadata, shape: ModelShape) -> None:
 
 def _check_experts(meta: Metadata, shape: ModelShape) -> None:
     count = meta.count("expert_count", 0, most=_MAX_EXPERTS)
-    if meta.architecture in ("hunyuan_vl", "hunyuan-dense") and count <= 1:
+    if meta.architecture in ASSERTED and ASSERTED[meta.architecture].one_expert_is_dense and count <= 1:
         return  # llama.cpp reads that as a dense model
     meta.count("expert_gating_func", 1, least=1, most=_GATES)
     used, groups = shape.n_experts_used, meta.count("expert_group_count", 0)

@@ -1,34 +1,15 @@
 """The part of `check_loadable` that depends on the architecture: what its graph builder in llama.cpp asserts.
 
-An architecture that is in no table here is not refused; the general checks still hold for it.
+The rows of `partition.architectures` say most of it. An architecture without a row is not refused; the general checks
+still hold for it.
 """
 
-from partition.architectures.description import Architecture
-from partition.architectures.table import ARCHITECTURES
-from partition.model.metadata import Metadata
+from partition.architectures.description import UNCHECKED, WHOLE, Architecture, Asserted
+from partition.architectures.table import ARCHITECTURES, ASSERTED
+from partition.model.metadata import MAX_COUNT, Metadata
 from partition.model.model import ModelShape
 from quant.gguf.header import GgufArray
 
-# RoPE turns whole heads: `GGML_ASSERT(n_embd_head == n_rot)`.
-_WHOLE_ROPE = frozenset((
-    "apertus", "arcee", "arctic", "baichuan", "codeshell", "dbrx", "deci", "deepseek", "dots1", "dream", "ernie4_5",
-    "ernie4_5-moe", "exaone", "exaone-moe", "exaone4", "falcon", "granite", "granitemoe", "grok", "grovemoe",
-    "hunyuan-dense", "hunyuan-moe", "hunyuan_vl", "hy_v3", "internlm2", "jais2", "llada", "llada-moe", "llama",
-    "llama4", "maincoder", "mellum", "minicpm", "mistral3", "olmo", "olmo2", "olmoe", "orion", "pangu-embedded",
-    "plamo", "qwen2", "qwen2moe", "qwen2vl", "qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe", "rnd1", "seed_oss",
-    "smallthinker", "smollm3", "starcoder2", "xverse",
-))  # fmt: skip
-# RoPE turns a part of each head, or nothing.
-_PART_ROPE = frozenset((
-    "afmoe", "bailingmoe", "bailingmoe2", "bert", "bitnet", "bloom", "chatglm", "cohere2", "command-r", "eurobert",
-    "falcon-h1", "gemma", "gemma2", "gemma3", "gemma3n", "glm4", "glm4moe", "gpt-oss", "gpt2", "gptneox",
-    "granitehybrid", "jais", "jamba", "lfm2", "lfm2moe", "minimax-m2", "mpt", "muse-glimmer", "nemotron",
-    "nomic-bert", "nomic-bert-moe", "openelm", "phi2", "phi3", "phimoe", "plamo3", "qwen", "qwen35", "qwen35moe",
-    "qwen3next", "refact", "stablelm", "starcoder",
-))  # fmt: skip
-
-# A plain decoder layer, whose shapes follow from the metadata alone.
-_PLAIN = frozenset(("llama", "qwen2", "qwen3", "qwen3moe", "gemma", "gemma2", "gemma3", "phi3"))
 # Metadata that llama.cpp takes sizes from without looking at the tensor that has them, and which dimension it is.
 _SIZES = {
     "ssm.inner_size": ("ssm_out.weight", 0),
@@ -37,11 +18,6 @@ _SIZES = {
     "attention.kv_lora_rank": ("attn_kv_a_norm.weight", 0),
     "attention.q_lora_rank": ("attn_q_a_norm.weight", 0),
 }
-_NEEDS_GATE = frozenset(
-    ("minimax-m2", "smallthinker", "dots1")
-)  # of experts: the loader takes none, the graph needs one
-_NEEDS_WINDOW = {"llama4": 8192, "afmoe": 0}  # tokens, where the file does not say
-_TWICE_AS_WIDE = frozenset(("granitehybrid", "jamba"))  # `GGML_ASSERT(2 * n_embd == d_inner)`
 _POOLINGS = 4  # ways of llama.cpp to make one vector of a text's, beside none
 _MAX_WINDOW = 1 << 30  # tokens; more overflows an int
 
@@ -49,28 +25,32 @@ _MAX_WINDOW = 1 << 30  # tokens; more overflows an int
 def check_architecture(meta: Metadata, shape: ModelShape) -> None:
     """ModelFileError where the metadata or shapes would fail an assertion of the architecture."""
     meta.count("pooling_type", 0, most=_POOLINGS)
-    if meta.architecture in _WHOLE_ROPE or meta.architecture in _PART_ROPE:
-        _check_heads(meta, shape)
-        _check_window(meta)
-    if meta.architecture in _PLAIN:
-        _check_shapes(meta, shape)
-    described = ARCHITECTURES.get(meta.architecture)
-    if described is not None:
-        _check_described(meta, shape, described)
-    if meta.architecture in _NEEDS_GATE and "expert_gating_func" not in meta:
-        raise meta.error(f"{meta.key('expert_gating_func')} is missing; convert the model again")
-    if meta.architecture in _NEEDS_WINDOW and not meta.count(
-        "attention.sliding_window", _NEEDS_WINDOW[meta.architecture]
-    ):
-        raise meta.error(f"llama.cpp stops at a {meta.architecture} model without an attention window")
+    if (asserted := ASSERTED.get(meta.architecture)) is not None:
+        _check_asserted(meta, shape, asserted)
     if meta.architecture == "grovemoe":
         groups = shape.n_experts // meta.count("experts_per_group", least=1)
         meta.count("expert_used_count", least=1, most=max(groups, 1))
-    if meta.architecture == "ernie4_5-moe":
-        meta.count("interleave_moe_layer_step", 1, least=1)
-    if meta.architecture == "plamo2":
-        meta.count("ssm.group_count", 0, most=0)
     _check_values(meta, shape)
+
+
+def _check_asserted(meta: Metadata, shape: ModelShape, asserted: Asserted) -> None:
+    """What the architecture's row says of its files."""
+    described = asserted if isinstance(asserted, Architecture) else None
+    window = described.rules.window if described else None
+    tokens = asserted.default_window if asserted.default_window is not None else window.size if window else 0
+    if asserted.rope != UNCHECKED:
+        _check_heads(meta, shape, whole=asserted.rope == WHOLE)
+        _check_window(meta, tokens)
+    if asserted.plain:
+        _check_shapes(meta, shape)
+    if described is not None:
+        _check_described(meta, shape, described)
+    if asserted.needs_gate and "expert_gating_func" not in meta:
+        raise meta.error(f"{meta.key('expert_gating_func')} is missing; convert the model again")
+    if asserted.needs_window and not meta.count("attention.sliding_window", tokens):
+        raise meta.error(f"llama.cpp stops at a {meta.architecture} model without an attention window")
+    for key, (default, least, most) in asserted.counts.items():
+        meta.count(key, default, least, MAX_COUNT if most is None else most)
 
 
 def _check_values(meta: Metadata, shape: ModelShape) -> None:
@@ -102,7 +82,7 @@ def _check_described(meta: Metadata, shape: ModelShape, described: Architecture)
         held = next((t for layer in range(shape.n_layers) if (t := meta.file.tensors.get(f"blk.{layer}.{name}"))), None)
         if key in meta and held is not None and meta.count(key) != held.shape[dimension]:
             raise meta.error(f"{meta.key(key)} is {meta.count(key)}, {held.name} has {held.shape[dimension]}")
-    if meta.architecture in _TWICE_AS_WIDE and meta.count("ssm.inner_size", 0) != 2 * shape.n_embd:
+    if described.twice_as_wide and meta.count("ssm.inner_size", 0) != 2 * shape.n_embd:
         raise meta.error(
             f"{meta.key('ssm.inner_size')} is not twice {meta.key('embedding_length')}, which llama.cpp needs"
         )
@@ -149,7 +129,7 @@ def recurrent_layers(meta: Metadata, shape: ModelShape) -> tuple[bool, ...]:
     return tuple((layer + 1) % every != 0 for layer in range(shape.n_layers))
 
 
-def _check_heads(meta: Metadata, shape: ModelShape) -> None:
+def _check_heads(meta: Metadata, shape: ModelShape, whole: bool) -> None:
     """Keys and values have one size in these architectures; RoPE over 0 values would never end."""
     if not shape.n_heads[0]:
         raise meta.error(f"{meta.key('attention.head_count')} is missing or 0; convert the model again")
@@ -157,19 +137,16 @@ def _check_heads(meta: Metadata, shape: ModelShape) -> None:
     meta.count("rope.dimension_count_swa", 2, least=2)
     if turned % 2 or not turned:
         raise meta.error(f"RoPE turns {turned} values of a head, needed is an even number above 0")
-    if shape.head_k != shape.head_v or (turned != shape.head_k and meta.architecture in _WHOLE_ROPE):
+    if shape.head_k != shape.head_v or (whole and turned != shape.head_k):
         sizes = f"keys have {shape.head_k} values, values {shape.head_v}, RoPE turns {turned}"
         raise meta.error(f"{sizes}; {meta.architecture} needs all three equal")
 
 
-def _check_window(meta: Metadata) -> None:
-    """A model with an attention window needs at least one layer that uses it: llama.cpp asserts it."""
+def _check_window(meta: Metadata, default: int) -> None:
+    """A model with an attention window needs at least one layer that uses it: llama.cpp asserts it. default: tokens,
+    where the file does not say."""
     key = "attention.sliding_window"
     pattern = meta.file.metadata.get(meta.key(key + "_pattern"))
-    described = ARCHITECTURES.get(meta.architecture)
-    window = described.rules.window if described else None
-    # What llama.cpp takes where the key is absent.
-    default = 1 if meta.architecture.startswith("gemma") else window.size if window else 0
     if meta.count(key, default, most=_MAX_WINDOW) and (
         (isinstance(pattern, GgufArray) and not any(pattern))  # one flag for each layer
         or (isinstance(pattern, int) and pattern == 1)  # every n-th layer is without the window

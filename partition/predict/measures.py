@@ -8,15 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from partition.errors import PlanError
 from partition.predict import cost
 from partition.predict.cost import Work
+from partition.predict.objectives import check_objectives
 
 Array = NDArray[np.float64]
 Hop = Callable[[float], tuple[float, float]]  # rows -> (latency, busy), seconds
 Seconds = Callable[[float, float], Any]  # (rows, of which so many give logits) -> of all stages, in an array
 
-OBJECTIVES = ("latency", "throughput", "ttft", "memory", "energy")
 _NEEDED = {
     "latency": ("alone",),
     "throughput": ("pass", "busy"),
@@ -50,9 +49,7 @@ class Measures:
         stages: bool = True,
     ) -> None:
         """hosts: that may be crowded. stages: whether there may be several. PlanError for an objective that is none."""
-        for name in objectives:
-            if name not in OBJECTIVES:
-                raise PlanError(f"the objective {name[:40]!r}; known are {', '.join(OBJECTIVES)}")
+        check_objectives(objectives)
         self._work, self._objectives = work, objectives
         self.rows = work.concurrency / microbatches
         self._one = work.concurrency == 1

@@ -11,9 +11,8 @@ from typing import Any
 
 from partition.plan.onnx_plan import OnnxPlan
 from partition.plan.plan import Plan
+from partition.predict.objectives import OBJECTIVES
 from partition.predict.prediction import Prediction
-
-AXES = ("latency", "throughput", "memory", "energy")
 
 
 @dataclass(frozen=True)
@@ -36,14 +35,8 @@ class Point:
 
     def objectives(self, axes: Sequence[str]) -> tuple[float, ...]:
         """Each to be small: seconds, minus a rate, bytes on the fullest device, joules."""
-        p = self.predicted
-        of = {
-            "latency": p.latency_s,
-            "throughput": -p.throughput_per_s,
-            "memory": float(max(p.memory_bytes.values(), default=0)),
-            "energy": math.inf if p.energy_j is None else p.energy_j,
-        }
-        return tuple(of[axis] for axis in axes)
+        objectives = [OBJECTIVES[axis] for axis in axes]
+        return tuple(one.on_axis(getattr(self.predicted, one.key)) for one in objectives)
 
 
 def on_front(values: Sequence[tuple[float, ...]]) -> list[bool]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from partition.plan.plan import LOCAL, MAX_WORLD_SIZE
+from partition.predict.objectives import limited_by
 from partition.predict.speeds import FASTEST_LINK_BYTES_PER_S, DeviceSpeed, Links, LinkSpeed
 from partition.search.planner import Planner
 
@@ -30,8 +30,7 @@ class Change:
 
 def changes(planner: Planner, objective: str, caps: Mapping[str, float]) -> list[Change]:
     """What each change alone would make of an objective, within caps on objectives. Estimates, by the same formulas."""
-    objectives = (objective, *(name for name in caps if name != objective))
-    most = [caps.get(name, math.inf) for name in objectives]
+    objectives, most = limited_by(objective, caps)
     speeds, links = planner.speeds, planner.links
     made = []
     if len(speeds) > 1:

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from partition.errors import PlanError
 from partition.plan.plan import Plan
 from partition.predict.confidence import CLEARLY, CLEARLY_BUSY, is_clearly_less
+from partition.predict.objectives import OBJECTIVES, limited_by
 from partition.predict.onnx_predict import OnnxDevice
 from partition.predict.predict import predict
 from partition.predict.speeds import DeviceSpeed
 from partition.search.planner import Placed, Planner
-from quant.text import number_text
 
 _MIB = 1 << 20
-_UNITS = {  # of an objective as a person reads it
-    "latency": (1e3, "ms a token"),
-    "ttft": (1.0, "s to the first token"),
-    "memory": (1 / _MIB, "MiB on the fullest device"),
-    "energy": (1.0, "J a token"),
-}
-
-_TIMES = ("latency", "throughput", "ttft")  # objectives that more devices have to be clearly better by
 
 
 def best_of(planner: Planner) -> tuple[Plan, str]:
@@ -46,7 +37,7 @@ def best(planner: Planner, objective: str, caps: Mapping[str, float] | None = No
             raise PlanError(_out_of_reach(caps, objective, anything[0]))
         raise PlanError(infeasible(planner))
     own = alone(planner, objective, caps)
-    if own is None or objective not in _TIMES or found.plan.world_size == 1:
+    if own is None or not OBJECTIVES[objective].time or found.plan.world_size == 1:
         return found
     if outdoes(planner, found, own, objective):
         return found
@@ -61,9 +52,8 @@ def best(planner: Planner, objective: str, caps: Mapping[str, float] | None = No
 
 def _first(planner: Planner, objective: str, caps: Mapping[str, float] | None) -> Placed | None:
     """The plan that is predicted to be the best; None where nothing fits, or is within caps."""
-    others = [name for name in caps or {} if name != objective]
-    most = [(caps or {}).get(name, math.inf) for name in (objective, *others)]
-    found, _ = planner.front((objective, *others), caps=most)
+    names, most = limited_by(objective, caps or {})
+    found, _ = planner.front(names, caps=most)
     return found[0] if found else None
 
 
@@ -79,12 +69,8 @@ def outdoes(planner: Planner, several: Placed, own: Placed, objective: str, took
 def _value(planner: Planner, placed: Placed, of: Mapping[str, DeviceSpeed], objective: str) -> float:
     """An objective that is a time, of a plan on devices of these speeds."""
     predicted = predict(placed.plan, planner.work, of, planner.links, placed.microbatches)
-    times = {
-        "latency": predicted.latency_s,
-        "throughput": 1 / predicted.throughput_per_s,
-        "ttft": predicted.ttft_s or 0.0,
-    }
-    return times[objective]
+    row = OBJECTIVES[objective]
+    return row.cost(row.figure(getattr(predicted, row.key)))
 
 
 def is_busy(speeds: Iterable[DeviceSpeed | OnnxDevice], devices: Sequence[str]) -> bool:
@@ -100,25 +86,17 @@ def busy_words(speeds: Iterable[DeviceSpeed | OnnxDevice]) -> str:
 
 def alone(planner: Planner, objective: str, caps: Mapping[str, float] | None = None) -> Placed | None:
     """The whole model on the owner's device; None where it has no room for it, not even by paging, or is above caps."""
-    others = [name for name in caps or {} if name != objective]
-    most = [(caps or {}).get(name, math.inf) for name in (objective, *others)]
-    found, _ = planner.only_own().front((objective, *others), caps=most)
+    names, most = limited_by(objective, caps or {})
+    found, _ = planner.only_own().front(names, caps=most)
     return found[0] if found else None
 
 
 def _out_of_reach(caps: Mapping[str, float], objective: str, nearest: Placed) -> str:
     told = ", ".join(
-        f"{name} of at {'least' if name == 'throughput' else 'most'} {_told(name, cap)}" for name, cap in caps.items()
+        f"{name} of at {'least' if OBJECTIVES[name].rate else 'most'} {OBJECTIVES[name].told(cap)}"
+        for name, cap in caps.items()
     )
-    return f"no plan has {told}; the best {objective} there is is {_told(objective, nearest.objectives[0])}"
-
-
-def _told(objective: str, value: float) -> str:
-    """An objective as a person reads it; throughput, which is planned in seconds a token, as what was asked for."""
-    if objective == "throughput":
-        return f"{number_text(1 / value)} tokens/s"
-    factor, unit = _UNITS[objective]
-    return f"{number_text(value * factor)} {unit}"
+    return f"no plan has {told}; the best {objective} there is is {OBJECTIVES[objective].told(nearest.objectives[0])}"
 
 
 def reason(
@@ -127,11 +105,11 @@ def reason(
     """Why this plan, in one line. caps: what objectives were to be at most. in_use: why not several devices, where that
     is known from what they did; "" where it is predicted."""
     own = alone(planner, objective, caps)
-    told = _told(objective, placed.objectives[0])
+    told = OBJECTIVES[objective].told(placed.objectives[0])
     if placed.plan.world_size == 1:
         return f"use one device: {told} on this device alone{in_use or _others(planner, objective)}"
     if own is not None:
-        beside = f"{_told(objective, own.objectives[0])} on this device alone"
+        beside = f"{OBJECTIVES[objective].told(own.objectives[0])} on this device alone"
     else:
         beside = (
             "this device alone cannot do it within what was asked" if caps else "this device alone has no room for it"
@@ -144,9 +122,9 @@ def _others(planner: Planner, objective: str) -> str:
     """Why the other devices are not used, as a clause; nothing where there are none."""
     if len(planner.speeds) == 1:
         return ""
-    if objective in _TIMES and (busy := busy_words(planner.speeds)):
+    if OBJECTIVES[objective].time and (busy := busy_words(planner.speeds)):
         return f"{busy}, so others would have to be {CLEARLY_BUSY:g} times as fast as this device is when it is quiet"
-    gain = f"less than {100 * (CLEARLY - 1):.0f} %" if objective in _TIMES else "no"
+    gain = f"less than {100 * (CLEARLY - 1):.0f} %" if OBJECTIVES[objective].time else "no"
     return f"; with the others it is predicted to be {gain} better"
 
 

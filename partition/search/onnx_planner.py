@@ -18,6 +18,7 @@ from partition.errors import PlanError
 from partition.plan.onnx_plan import MOST_STAGES, OnnxPlan, OnnxStage
 from partition.plan.plan import LOCAL, Range, clean_name
 from partition.predict.hosts import crowded, used
+from partition.predict.objectives import OF_NETWORKS, check_objectives
 from partition.predict.onnx_predict import MOST_IN_FLIGHT, OnnxDevice, OnnxWork, hop_s, predict, way
 from partition.predict.prediction import Prediction
 from partition.predict.speeds import Links
@@ -26,7 +27,6 @@ from partition.search.search import Solution, front
 
 Array = NDArray[np.float64]
 
-OBJECTIVES = ("latency", "throughput", "memory", "energy")
 MOST_EXACT = 8  # devices that are searched for the best; with more of them, for a very good one
 _BEAM = 250  # partial solutions at each place then
 _SUMS = {"alone": ("latency", "throughput"), "joules": ("energy",)}  # and the objectives that need them
@@ -98,9 +98,7 @@ class OnnxPlanner:
     def problem(self, objectives: Sequence[str], caps: Sequence[float] | None = None) -> Problem:
         """The search's problem. Its measures: sums of seconds and of joules for one input, peaks of seconds that a
         stage or a link is taken up by one, and of bytes on a device; those that the objectives need."""
-        for name in objectives:
-            if name not in OBJECTIVES:
-                raise PlanError(f"the objective {name[:40]!r} of an ONNX model; known are {', '.join(OBJECTIVES)}")
+        check_objectives(objectives, OF_NETWORKS, " of an ONNX model")
         if "energy" in objectives:
             check_watts(self.speeds)
         measures = _Measures(objectives, self.in_flight or MOST_IN_FLIGHT, crowded(speed.host for speed in self.speeds))

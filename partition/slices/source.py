@@ -40,7 +40,7 @@ class Source:
         rules = RULES.get(file.architecture)
         if rules is None and file.architecture in REFUSED:
             raise CannotSlice(
-                f"{file.architecture} models cannot be cut: {REFUSED[file.architecture]}; run it on one device"
+                f"{file.architecture} models cannot be cut: {REFUSED[file.architecture].why}; run it on one device"
             )
         if rules is None:
             raise CannotSlice(

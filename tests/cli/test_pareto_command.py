@@ -16,7 +16,7 @@ from edge.planning import front, measuring
 from edge.planning.llm_space import LlmSpace
 from edge.survey import links, survey
 from partition.plan.formats import plan_in
-from partition.predict.pareto import AXES
+from partition.predict.objectives import AXES
 from tests.support.commands import Run, assert_refused, runner
 from tests.support.deployments import shared_workers
 from tests.support.thorough import thorough

@@ -15,7 +15,7 @@ from apps.options import MOST_WORKERS
 from devices.paths import state_folder
 from edge.demo import MODEL_PATH
 from partition.plan.formats import PLANNED, plan_in
-from partition.predict.measures import OBJECTIVES
+from partition.predict.objectives import OBJECTIVES
 from tests.support.commands import Run, assert_refused, runner, said
 from tests.support.deployments import shared_workers
 from tests.support.workers import Worker
@@ -103,7 +103,7 @@ def test_for_people(edge: Run, what_if: Path) -> None:
     assert code == 0, error
     assert out.startswith(("use one device: ", "tensor on 2 devices: ", "pipeline on 2 devices: "))
     assert re.search(r"^0 +me", out, re.MULTILINE)
-    for what in ("latency", "throughput", "first token", "energy", "bound"):
+    for what in ("latency", "throughput", "TTFT", "energy", "bound"):
         assert f"\n{what}: " in out
     assert "other is a preset (pi4): its figures are estimates" in out
 

@@ -53,7 +53,7 @@ def _lines() -> Iterator[str]:
     yield ""
     yield "| architecture | why it cannot be cut |"
     yield "| --- | --- |"
-    yield from (f"| {name} | {reason} |" for name, reason in REFUSED.items())
+    yield from (f"| {name} | {row.why} |" for name, row in REFUSED.items())
 
 
 def _stages(name: str) -> str:

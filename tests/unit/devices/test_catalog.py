@@ -4,15 +4,15 @@ import dataclasses
 
 import pytest
 
-from devices.catalog import CATALOG, GIB, DevicePreset
-from devices.lab.presets import PRESETS
+from devices.catalog import CATALOG, EMULATED, GIB, DevicePreset
 
-FIGURES = {field.name for field in dataclasses.fields(DevicePreset)} - {"title", "source", "estimate"}
+FIGURES = {field.name for field in dataclasses.fields(DevicePreset)} - {"title", "source", "lab", "estimate"}
 
 
 def test_what_people_have_is_there() -> None:
     assert {"pi4", "pi5", "phone", "laptop", "mini-pc", "gtx-1650", "rtx-3060", "jetson-orin-nano"} <= CATALOG.keys()
-    assert PRESETS.keys() <= CATALOG.keys()  # one name, one device: in the lab and in a plan
+    assert {"pi4", "pi5", "phone", "laptop"} == EMULATED.keys()
+    assert all(row.reason and row.memory_bytes >= CATALOG[name].memory_bytes for name, row in EMULATED.items())
 
 
 @pytest.mark.parametrize("name", CATALOG)

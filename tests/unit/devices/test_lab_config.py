@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from devices.catalog import EMULATED
 from devices.errors import LabFileError
 from devices.lab.config import LabConfig, LabDevice, LabLink, lab_to_json, parse_lab, read_lab
-from devices.lab.presets import PRESETS
 from devices.lab.shaper import Shape
 from tests.support.helpers import ROOT, assert_one_line_error, run_edge
 
@@ -22,7 +22,7 @@ TOTAL = psutil.virtual_memory().total
 def test_the_example() -> None:
     lab = read_lab(ROOT / "docs" / "example-lab.toml")
     pi, laptop = lab.devices
-    assert (pi.name, pi.preset, pi.cpu, pi.memory_bytes) == ("pi", "pi4", PRESETS["pi4"].cpu, 2 << 30)
+    assert (pi.name, pi.preset, pi.cpu, pi.memory_bytes) == ("pi", "pi4", EMULATED["pi4"].cpu, 2 << 30)
     assert (laptop.cpu, laptop.threads, laptop.cache_bytes) == (0.4, 1, 4 << 30)
     between = Shape(0.003, 0.002, 6_250_000, 0.001)
     assert lab.shape("pi", "old-laptop") == lab.shape("old-laptop", "pi") == between

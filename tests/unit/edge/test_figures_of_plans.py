@@ -21,6 +21,7 @@ from edge.survey.machine import rate_text
 from edge.survey.profile import ASSUMED_LINK, with_links, with_overrides
 from partition.model.model import ModelShape
 from partition.plan.plan import LOCAL
+from partition.predict.objectives import OBJECTIVES
 from partition.predict.prediction import Prediction, StagePrediction
 from partition.predict.speeds import Curve, Links, LinkSpeed
 from partition.simulate.result import Spread
@@ -121,15 +122,15 @@ def test_a_plan_is_told_in_its_units() -> None:
     rows = dict(describe.prediction_rows(PREDICTED, names))
     assert rows["latency"].startswith("25.0 ms a token")
     assert rows["throughput"].startswith("50.0 tokens/s")
-    assert rows["first token"].startswith("1.50 s after a prompt of 128 tokens")
+    assert rows["TTFT"] == "1.50 s to the first token of a prompt of 128 tokens"
     assert rows["energy"] == "0.400 J a token"
     assert rows["bound"] == "computing on local and pi takes 15.0 of 25.0 ms"
     assert PREDICTED.memory_bytes == {LOCAL: 3 * GIB, "pi:1": GIB}
-    assert describe.unit_text("latency", 0.025) == "25.0 ms a token or an input"
-    assert describe.unit_text("throughput", 0.025) == "25.0 ms a token or an input (40.0/s)"
-    assert describe.unit_text("ttft", 1.5) == "1.50 s"
-    assert describe.unit_text("memory", GIB) == "1.00 GiB"
-    assert describe.unit_text("energy", 0.4) == "0.400 J"
+    assert OBJECTIVES["latency"].told(0.025, "input") == "25.0 ms an input"
+    assert OBJECTIVES["throughput"].told(0.025) == "40.0 tokens/s"
+    assert OBJECTIVES["ttft"].told(1.5) == "1.50 s to the first token"
+    assert OBJECTIVES["memory"].told(GIB) == "1.00 GiB on the fullest device"
+    assert OBJECTIVES["energy"].told(0.4) == "0.400 J a token"
 
 
 def test_a_devices_speed_is_told_in_its_units() -> None:

@@ -14,7 +14,7 @@ from partition.plan.plan import LOCAL, Plan, Range, Sizes, Stage
 from partition.plan.tensor import Limits
 from partition.predict.confidence import CLEARLY
 from partition.predict.cost import Work
-from partition.predict.measures import OBJECTIVES
+from partition.predict.objectives import OBJECTIVES
 from partition.predict.predict import predict
 from partition.predict.speeds import Links, LinkSpeed
 from partition.search.explain import best, best_of, kind_of
@@ -49,12 +49,12 @@ def test_the_planner_finds_what_trying_everything_finds(
     seed: int, cases: int, layers: tuple[int, int], devices: tuple[int, int]
 ) -> None:
     rng = np.random.default_rng(seed)
-    empty = 0
+    empty, names = 0, tuple(OBJECTIVES)
     for i in range(cases):
         case = Case(
             rng, int(rng.integers(*layers, endpoint=True)), int(rng.integers(*devices, endpoint=True)), i % 3 > 0
         )
-        wanted = BOTH if i % 2 else (OBJECTIVES[i // 2 % len(OBJECTIVES)],)
+        wanted = BOTH if i % 2 else (names[i // 2 % len(names)],)
         if wanted == ("energy",) and case.speeds[0].watts is None:
             with pytest.raises(PlanError, match="energy needs the power of each device; give watts of local"):
                 case.planner().front(wanted)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from quant.wire import BLOCK, F16, Q8, WIRES
+from quant.wire import BLOCK, F16, Q8, WIRE_IDS, WIRES
 
 Floats = NDArray[np.float32]
 TYPES = (F16(), Q8())
@@ -31,6 +31,7 @@ def floats(values: list[float]) -> Floats:
 
 def test_names_and_sizes() -> None:
     assert list(WIRES) == ["f32", "f16", "q8"]
+    assert WIRE_IDS == {"f32": 0, "f16": 1, "q8": 2}, "ids are written down: devices of two versions must agree"
     assert WIRES["f32"] is None
     assert [wire.name for wire in TYPES] == ["f16", "q8"]
     for n in SIZES:

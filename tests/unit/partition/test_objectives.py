@@ -1,0 +1,67 @@
+"""The table of objectives: what is typed by it, planned by it, shown by it and documented."""
+
+import argparse
+import math
+import re
+from typing import get_args
+
+import pytest
+
+from apps.commands.plan import _caps, add_arguments
+from partition.errors import PlanError
+from partition.predict.measures import _NEEDED
+from partition.predict.objectives import (
+    AXES,
+    OBJECTIVES,
+    OF_NETWORKS,
+    AxisName,
+    ObjectiveName,
+    check_objectives,
+    limited_by,
+)
+from tests.support import ROOT
+
+
+def test_names_of_types_are_those_of_the_table() -> None:
+    assert get_args(ObjectiveName) == tuple(OBJECTIVES) == tuple(_NEEDED)
+    assert get_args(AxisName) == AXES
+    assert {*AXES} <= {*OF_NETWORKS} < {*OBJECTIVES}
+
+
+def test_the_pages_name_each() -> None:
+    lines = (ROOT / "docs" / "cli.md").read_text().splitlines()
+    [objective] = [line for line in lines if line.startswith("| `--objective NAME` |")]
+    assert re.findall(r"`([a-z]+)`", objective.split("|")[2]) == list(OBJECTIVES)
+    [axes] = [line for line in lines if line.startswith("| `--axes A,B` |")]
+    assert re.findall(r"`([a-z]+)`", axes) == list(AXES)
+    for name, row in OBJECTIVES.items():
+        option = f"| `--{'min' if row.rate else 'max'}-{name} {row.limit[0]}` |"
+        assert any(line.startswith(option) for line in lines), option
+    assert f"`objective` is {', '.join([*OBJECTIVES][:-1])} or {[*OBJECTIVES][-1]}" in (
+        (ROOT / "docs" / "python.md").read_text().replace("\n", " ")
+    )
+
+
+def test_limits_become_costs() -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    typed = "m.gguf --max-latency 50 --min-throughput 8 --max-ttft 2 --max-memory 1GiB --max-energy 0.5".split()
+    assert _caps(parser.parse_args(typed)) == {
+        "latency": 0.05, "throughput": 0.125, "ttft": 2.0, "memory": 2.0**30, "energy": 0.5,
+    }  # fmt: skip
+    assert limited_by("memory", {"latency": 0.05, "memory": 7.0}) == (("memory", "latency"), [7.0, 0.05])
+    assert limited_by("ttft", {"energy": 1.0}) == (("ttft", "energy"), [math.inf, 1.0])
+
+
+def test_figures_on_an_axis_are_small_where_they_are_good() -> None:
+    assert OBJECTIVES["throughput"].on_axis(8.0) == -8.0
+    assert OBJECTIVES["memory"].on_axis({"a": 1, "b": 3}) == 3.0
+    assert OBJECTIVES["memory"].on_axis({}) == 0.0
+    assert OBJECTIVES["energy"].on_axis(None) == math.inf
+
+
+def test_another_name_is_refused() -> None:
+    with pytest.raises(PlanError, match=r"'speed'; known are latency, throughput, ttft, memory, energy$"):
+        check_objectives(("latency", "speed"))
+    with pytest.raises(PlanError, match=r"'ttft' of an ONNX model; known are latency, throughput, memory, energy$"):
+        check_objectives(("ttft",), OF_NETWORKS, " of an ONNX model")
