@@ -34,8 +34,8 @@ from tests.support.thorough import some
 from tests.support.workers import SECRET, Worker, health, served, stalled, worker
 from transport import edge_pb2 as pb
 from transport import rpc
+from transport.connection_limit import Gate
 from transport.errors import LinkClosed
-from transport.gate import Gate
 
 MIB = 1 << 20
 SMALL = {"context": 64}

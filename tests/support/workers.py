@@ -32,7 +32,7 @@ from edge.worker import service as inside
 from tests.support.forked_server import NAME as FORKED_SERVER
 from tests.support.helpers import TIMEOUT_S, begin, until
 from transport import rpc
-from transport.gate import Gate
+from transport.connection_limit import Gate
 from transport.link import DEFAULTS, Deadlines
 
 SECRET = bytes(range(SECRET_BYTES))
