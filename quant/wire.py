@@ -1,4 +1,4 @@
-"""How activations cross a wire: as they are, as float16, or as 8-bit integers with a scale for each block of 32."""
+"""Wire types of activations: unchanged, float16, or 8-bit integers with a scale for each block of 32."""
 
 from __future__ import annotations
 
@@ -78,4 +78,4 @@ def _blocks(n: int) -> int:
 
 
 WIRES: dict[str, F16 | Q8 | None] = {"f32": None, "f16": F16(), "q8": Q8()}
-"""By name; None: float32 as it is."""
+"""Wire types by name; None: float32 unchanged."""
