@@ -214,10 +214,8 @@ def prediction_rows(predicted: Prediction, names: Mapping[str, str]) -> list[tup
     ]
     if predicted.draft is not None:
         draft = predicted.draft
-        told = (
-            f"{draft.told(names)}: {draft.tokens:.2f} tokens a pass; {seconds_text(predicted.plain_s)} a token without"
-        )
-        rows.append(("guesses", told))
+        gain = f"{draft.tokens:.2f} tokens a pass; {seconds_text(predicted.plain_s)} a token without"
+        rows.append(("guesses", f"{draft.describe(names)}: {gain}"))
     if predicted.ttft_s is not None:
         rows.append(("first token", f"{number_text(predicted.ttft_s)} s after a prompt of {predicted.prompt} tokens"))
     if predicted.energy_j is not None:

@@ -11,6 +11,6 @@ _WITHOUT_NEXT = frozenset((
 
 
 def generates(file: GgufFile) -> bool:
-    """Whether the model goes on with a text: its tokens see those before them alone."""
+    """Return whether the model generates text: each token attends only to tokens before it."""
     causal = file.metadata.get(f"{file.architecture}.attention.causal", True)
     return file.architecture not in _WITHOUT_NEXT and causal is not False

@@ -195,9 +195,9 @@ def test_figures_are_remembered_for_a_day(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_percentiles_lie_between_sorted_values() -> None:
-    found = Spread.of([float(n) for n in range(101)][::-1])
+    found = Spread.from_values([float(n) for n in range(101)][::-1])
     assert found == Spread(50.0, 50.0, 90.0, 99.0)
-    assert Spread.of([1.0, 2.0]) == Spread(1.5, 1.5, pytest.approx(1.9), pytest.approx(1.99))
+    assert Spread.from_values([1.0, 2.0]) == Spread(1.5, 1.5, pytest.approx(1.9), pytest.approx(1.99))
 
 
 def test_the_error_that_says_why_is_told() -> None:
