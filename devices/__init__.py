@@ -1,1 +1,1 @@
-"""What the machines are: cores, memory, and how they are reached."""
+"""Machines: cores, memory, and how they are reached."""

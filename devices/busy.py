@@ -1,4 +1,4 @@
-"""How much of the time something else had the processor, while this process wanted it: other programs, or the host.
+"""Share of time in which other programs, or the host, had the processor while this process needed it.
 
 A process that its own control group holds back is not disturbed: that is its share, and part of what is measured.
 """
@@ -41,28 +41,28 @@ class Watch:
         the host of a virtual machine took from it. Counting goes on from here."""
         now, before = self._now(), self._before
         self._before = now
-        waited, stolen, held, others, idle, left = (max(0.0, a - b) for a, b in zip(now, before, strict=True))
+        waited, stolen, throttled, others, idle, left = (max(0.0, a - b) for a, b in zip(now, before, strict=True))
         if not self._tells:  # a core that was idle could have run what waited; who never had to leave one did not wait
             waited = max(0.0, others - stolen - idle) if left else 0.0
-        return max(0.0, waited - held) + stolen
+        return max(0.0, waited - throttled) + stolen
 
     def _now(self) -> tuple[float, float, float, float, float, float]:
         """Seconds so far: threads waited for a core, the host took, control groups held back; others used cores, cores
         were idle; and how often this process had to leave a core."""
-        stolen, held = _stolen_s(self._proc / "stat"), throttled_s()
+        stolen, throttled = _stolen_s(self._proc / "stat"), throttled_s()
         if self._tells:
-            return _waited_s(self._proc / "self" / "task"), stolen, held, 0.0, 0.0, 0.0
+            return _waited_s(self._proc / "self" / "task"), stolen, throttled, 0.0, 0.0, 0.0
         clock, used, own = self._cores()
-        return 0.0, stolen, held, used - own, clock * (os.cpu_count() or 1) - used, float(self._preempted())
+        return 0.0, stolen, throttled, used - own, clock * (os.cpu_count() or 1) - used, float(self._preempted())
 
 
 def _preempted() -> int:
-    """How often threads of this process had to leave a core to others so far; 0 where the system does not say."""
+    """Return how often threads of this process had to leave a core to others; 0 where the system does not tell."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw if resource else 0
 
 
 def _waited_s(tasks: Path) -> float:
-    """Of all threads of this process: in the queue of a core. The kernel counts nanoseconds."""
+    """Return the seconds that all threads of this process have waited for a core. The kernel counts nanoseconds."""
     waited = 0
     try:
         threads = os.listdir(tasks)
@@ -77,7 +77,7 @@ def _waited_s(tasks: Path) -> float:
 
 
 def _stolen_s(stat: Path) -> float:
-    """Of all cores together: the host of this virtual machine ran something else."""
+    """Return the seconds, over all cores, that the host of this virtual machine took for something else."""
     try:
         with stat.open() as lines:
             return int(lines.readline().split()[_STEAL]) / os.sysconf("SC_CLK_TCK")

@@ -48,13 +48,13 @@ class ClusterDevice:
 
     @property
     def is_local(self) -> bool:
-        """Whether it is this device itself."""
+        """True for this device itself."""
         return self.address == LOCAL
 
 
 @dataclass(frozen=True)
 class ClusterLink:
-    """What is to be assumed of the way between two devices, in both directions. None: as measured."""
+    """Assumed properties of the link between two devices, in both directions. None: as measured."""
 
     a: str | None = None  # names; both None for every pair that has no link of its own
     b: str | None = None
@@ -90,7 +90,7 @@ class Cluster:
 
     @property
     def local_name(self) -> str:
-        """What this device is called in links."""
+        """Name of this device in links."""
         return self.local.name if self.local else LOCAL
 
     @property
@@ -99,8 +99,8 @@ class Cluster:
         return tuple(d for d in self.devices if d.address is not None and not d.is_local and d.preset is None)
 
     def link(self, a: str, b: str) -> ClusterLink | None:
-        """What is said of the way between two devices: by the link that names them, else by that of all pairs; None
-        where there is neither. Their order does not matter."""
+        """Return the link between two devices, in either order: the one that names them, else that of all pairs, else
+        None."""
         named = {frozenset((link.a, link.b)): link for link in self.links}
         return named.get(frozenset((a, b)), named.get(frozenset((None,))))
 
@@ -152,15 +152,15 @@ def _device(table: Table) -> ClusterDevice:
         table.refuse("preset", f"needs one of {', '.join(CATALOG)}")
     if address is None and preset is None:
         table.refuse("address", f'needs HOST:PORT of a worker or "{LOCAL}", or the device a preset')
-    found = None if address is None else _parse_address(address)
-    if address is not None and found is None:
+    parsed = None if address is None else _parse_address(address)
+    if address is not None and parsed is None:
         table.refuse("address", f'needs HOST, HOST:PORT or "{LOCAL}", which is this device')
-    if name == LOCAL and found != LOCAL:
+    if name == LOCAL and parsed != LOCAL:
         table.refuse("name", f'needs another one: {LOCAL} is this device, whose address is "{LOCAL}"')
     disk = table.number("disk_mb_per_s", 0.1, MAX_DISK_MB_PER_S)
     return ClusterDevice(
         name=name,
-        address=found,
+        address=parsed,
         preset=preset,
         memory_bytes=table.size("memory"),
         watts=table.number("watts", 0.01, MAX_WATTS),
@@ -221,7 +221,9 @@ def _is_ipv6(text: str) -> bool:
 def _free_name(address: str, devices: list[ClusterDevice]) -> str:
     """A name made of an address that no device has: without the usual port, and with a number where it must be."""
     name = name_from(address.removesuffix(f":{DEFAULT_PORT}"))
-    taken = {device.name for device in devices}
+    used_names = {device.name for device in devices}
     return next(
-        one for one in (name, *(f"{name[: MAX_NAME - 4]}-{n}" for n in range(2, len(devices) + 2))) if one not in taken
+        candidate
+        for candidate in (name, *(f"{name[: MAX_NAME - 4]}-{n}" for n in range(2, len(devices) + 2)))
+        if candidate not in used_names
     )

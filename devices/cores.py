@@ -1,4 +1,4 @@
-"""Which of a machine's cores a program keeps to: as people write them, and as the system is told."""
+"""CPU affinity of a program: parsing what people write, and setting it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _PART = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
 
 def parse_cores(text: str) -> tuple[int, ...]:
     """The numbers in "0,2-3", in order, each once. ValueError says what is wrong."""
-    found: set[int] = set()
+    cores: set[int] = set()
     for part in text.split(","):
         match = _PART.fullmatch(part.strip())
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
         if not first <= last < MOST:
             raise ValueError(f"needs cores such as 0,2-3, got {text[:80]!r}")
-        found.update(range(first, last + 1))
-    return tuple(sorted(found))
+        cores.update(range(first, last + 1))
+    return tuple(sorted(cores))
 
 
 def cores_text(cores: Collection[int]) -> str:

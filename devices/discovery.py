@@ -46,7 +46,7 @@ _BY_HAND = "give the workers' addresses by hand"
 
 @dataclass(frozen=True)
 class Announcement:
-    """What a worker says of itself to everybody in the network."""
+    """Announcement of a worker to everybody in the network."""
 
     name: str
     port: int
@@ -94,15 +94,15 @@ class Announcer:
 
         if self._zeroconf is not None:
             return
-        said = self._announcement
+        announcement = self._announcement
         info = ServiceInfo(
             SERVICE,
-            f"{said.name}.{SERVICE}",
-            port=said.port,
-            properties=said.properties(),
+            f"{announcement.name}.{SERVICE}",
+            port=announcement.port,
+            properties=announcement.properties(),
             # Not the host's own name: that may belong to another mDNS service here, with other addresses.
             server=f"edge-{secrets.token_hex(4)}.local.",
-            parsed_addresses=list(said.addresses),
+            parsed_addresses=list(announcement.addresses),
         )
         zeroconf = _opened(self._interfaces)
         try:
@@ -116,7 +116,7 @@ class Announcer:
                 browser.cancel()
         except (Error, OSError, RuntimeError, TimeoutError, futures.TimeoutError) as error:
             zeroconf.close()
-            raise DiscoveryError(f"cannot announce {said.name} ({_reason(error)}): {_BY_HAND}") from error
+            raise DiscoveryError(f"cannot announce {announcement.name} ({_reason(error)}): {_BY_HAND}") from error
         except BaseException:
             zeroconf.close()
             raise
@@ -173,12 +173,12 @@ class _Listener:
                 self._asked.append(asyncio.run_coroutine_threadsafe(request, zeroconf.loop))
 
     def infos(self, zeroconf: Zeroconf) -> list[ServiceInfo]:
-        """Those that are there now and whose details arrived."""
+        """Return the services that are present now and whose details arrived."""
         from zeroconf import ServiceInfo
 
         with self._lock:
-            asked = list(self._asked)
-        futures.wait(asked, timeout=2 * _GRACE_S)
+            requests = list(self._asked)
+        futures.wait(requests, timeout=2 * _GRACE_S)
         with self._lock:  # after the wait: who said goodbye meanwhile is gone
             infos = [ServiceInfo(SERVICE, name) for name in self._alive.values()]
         return [info for info in infos if info.load_from_cache(zeroconf)]
@@ -205,7 +205,7 @@ def browse(timeout_s: float = BROWSE_S, interfaces: Sequence[str] | None = None)
     finally:
         _close(zeroconf)
     own = _own_networks()
-    return sorted(found for info in infos if (found := _found(info, own)) is not None)
+    return sorted(worker for info in infos if (worker := _discovered(info, own)) is not None)
 
 
 def announced_addresses(listen: str) -> tuple[str, ...]:
@@ -217,14 +217,14 @@ def announced_addresses(listen: str) -> tuple[str, ...]:
     """
     if listen in ("0.0.0.0", "::", ""):
         candidates = [entry.ip for entry in _own_networks()]
-        found = [ip for ip in candidates if not ip.is_loopback and (ip.version == 4 or listen != "0.0.0.0")]
+        addresses = [ip for ip in candidates if not ip.is_loopback and (ip.version == 4 or listen != "0.0.0.0")]
     else:
         try:
             resolved = socket.getaddrinfo(listen, None, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
             raise DiscoveryError(f"cannot announce {listen!r}: no such address or host ({_reason(error)})") from error
-        found = [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in resolved]
-    usable = {ip for ip in found if _usable(ip)}
+        addresses = [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in resolved]
+    usable = {ip for ip in addresses if _usable(ip)}
     if not usable:
         raise DiscoveryError(
             f"no address to announce for a worker that listens on {listen or 'all interfaces'}: "
@@ -243,7 +243,7 @@ def _own_networks() -> list[_Interface]:
         stats = psutil.net_if_stats()
     except OSError:  # Android does not tell; nor does it tell the addresses
         return []
-    found: list[_Interface] = []
+    interfaces: list[_Interface] = []
     for name, entries in interface_addresses().items():
         if name in stats and not stats[name].isup:
             continue
@@ -254,15 +254,15 @@ def _own_networks() -> list[_Interface]:
             with contextlib.suppress(ValueError):  # point-to-point interfaces may have no mask
                 # ipaddress takes an IPv6 mask only as a length.
                 length = int(ipaddress.ip_address(entry.netmask or "")).bit_count()
-                found.append(ipaddress.ip_interface(f"{ip}/{length}"))
+                interfaces.append(ipaddress.ip_interface(f"{ip}/{length}"))
                 continue
-            found.append(ipaddress.ip_interface(str(ip)))
-    return found
+            interfaces.append(ipaddress.ip_interface(str(ip)))
+    return interfaces
 
 
 def _announcing_interfaces(addresses: Iterable[str]) -> list[str] | None:
     """The interfaces to announce on: those of the IPv4 addresses; all (None) where there are none."""
-    return [one for one in addresses if ":" not in one] or None
+    return [address for address in addresses if ":" not in address] or None
 
 
 def _opened(interfaces: Sequence[str] | None) -> Zeroconf:
@@ -286,7 +286,7 @@ def _opened(interfaces: Sequence[str] | None) -> Zeroconf:
 
 
 def _can_multicast(address: str) -> bool:
-    """Whether the interface with this IPv4 address can join and reach the mDNS group. Sends nothing."""
+    """Return whether the interface with this IPv4 address can join and reach the mDNS group. Sends nothing."""
     try:
         packed = socket.inet_aton(address)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -306,8 +306,8 @@ def _close(zeroconf: Zeroconf) -> None:
         zeroconf.close()
 
 
-def _found(info: ServiceInfo, own: Sequence[_Interface]) -> Discovered | None:
-    """What was announced, checked and bounded; None where it has no usable address or port."""
+def _discovered(info: ServiceInfo, own: Sequence[_Interface]) -> Discovered | None:
+    """Check and bound an announcement; return None if it has no usable address or port."""
     addresses = _sorted_addresses(info.parsed_addresses()[: 4 * MAX_ADDRESSES], own)
     name = _printable(info.name[: -len(SERVICE) - 1])
     if not addresses or not name or not info.port or not 0 < info.port < 1 << 16:
@@ -334,10 +334,8 @@ def _sorted_addresses(addresses: Iterable[str], own: Sequence[_Interface]) -> tu
 
 
 def _usable(ip: _Ip) -> bool:
-    """Whether one can connect to an address as it is; link-local ones of IPv6 need to say through which interface.
-
-    Those of IPv4 do not: they are all that two machines on one cable have.
-    """
+    """Return whether an address can be connected to as it is. Link-local ones of IPv6 need a scope (an interface);
+    those of IPv4 do not, and are all that two machines on one cable have."""
     if ip.is_multicast or ip.is_unspecified:
         return False
     return not (ip.is_link_local if ip.version == 6 else ip.is_reserved)
@@ -353,5 +351,5 @@ def _printable(text: str) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """What an error says; its kind where it says nothing, as timeouts do."""
+    """Return the message of an error, or its class name where it has none, as timeouts."""
     return str(error) or type(error).__name__

@@ -1,4 +1,4 @@
-"""What can go wrong with who may take part."""
+"""Errors about membership of a cluster."""
 
 from edge.errors import EdgeError
 

@@ -121,7 +121,8 @@ def claim(path: Path) -> bool:
 
 @cache
 def _claims(folder: Path) -> int:
-    """Not closed: with any descriptor of a file a process gives up all of its locks."""
+    """Open the lock file of outputs. Never close it: closing any descriptor of a file gives up all locks of the
+    process."""
     _make(folder)
     return os.open(folder / "outputs.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 

@@ -1,4 +1,4 @@
-"""How many cores other programs, and the host of a virtual machine, keep busy beside this process."""
+"""Cores that other programs, and the host of a virtual machine, keep busy beside this process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Counted = tuple[float, float, float]
 
 
 def counted() -> Counted:
-    """What the system has counted so far; `steal` is what the host took. No use by anybody where it does not tell."""
+    """Read the system's counters; `steal` is the host's share. Without counters: no use by others."""
     try:
         cores = psutil.cpu_times()
     except OSError:  # Android shows programs no /proc/stat
@@ -32,7 +32,7 @@ class OthersLoad:
         self._before = count()
 
     def cores(self) -> float:
-        """On the average since the last answer that was not 0 for want of time; 0 where that was too short ago."""
+        """Return the mean number of cores in use by others since the last measurement; 0 if that was too short ago."""
         now, before = self._count(), self._before
         took_s = now[0] - before[0]
         if took_s < _LEAST_S:

@@ -1,4 +1,4 @@
-"""What this machine is and can do, whatever the model: its profile, kinds of cores, and how fast memory and disk are.
+"""Machine profile, whatever the model: kinds of cores, and speeds of memory and disk.
 
 What changes from moment to moment is read each time. What takes time to measure is kept for a day, for the processor,
 cores, quota, memory and folder it was measured with.
@@ -30,7 +30,7 @@ _THERMAL = ("normal", "hot", "critical")
 
 @dataclass(frozen=True)
 class Rate:
-    """How fast something is read, measured."""
+    """Measured reading speed."""
 
     bytes_per_s: float
     how: str  # of a disk: as `disk_read_rate` says; of memory: by how many threads
@@ -43,7 +43,8 @@ class Rate:
 
     @classmethod
     def from_json(cls, values: Any) -> Rate:
-        """What `dataclasses.asdict` gave; ValueError for what it cannot have given. Unknown keys are ignored."""
+        """Read what `dataclasses.asdict` wrote; ValueError for values that it cannot have written. Ignores unknown
+        keys."""
         if not isinstance(values, dict):
             raise ValueError(f"a rate is an object with named fields, not {type(values).__name__}")
         how = values.get("how")
@@ -55,7 +56,7 @@ class Rate:
 
 @dataclass(frozen=True)
 class Machine:
-    """One machine. None: the system does not say, or it was not measured, and `not_measured` says why."""
+    """One machine. None: the system does not tell, or it was not measured, and `not_measured` says why."""
 
     profile: DeviceProfile
     cores_performance: int  # physical cores
@@ -85,9 +86,9 @@ def describe_machine(profile: DeviceProfile, *, folder: Path | None = None, fres
     """
     folder = (folder or cache_folder()).absolute()
     performance, efficiency = core_kinds()
-    known = _Known(profile, folder, fresh)
-    memory = known.rate("memory", lambda: _memory_rate(profile.threads))
-    disk = known.rate("disk", lambda: _disk_rate(folder))
+    rates = _Rates(profile, folder, fresh)
+    memory = rates.rate("memory", lambda: _memory_rate(profile.threads))
+    disk = rates.rate("disk", lambda: _disk_rate(folder))
     return Machine(
         profile=profile,
         cores_performance=performance,
@@ -98,12 +99,12 @@ def describe_machine(profile: DeviceProfile, *, folder: Path | None = None, fres
         memory=memory,
         disk=disk,
         disk_folder=str(folder),
-        not_measured=known.failed,
+        not_measured=rates.failed,
     )
 
 
-class _Known:
-    """What was measured before, and what is now."""
+class _Rates:
+    """Rates measured before, or now."""
 
     def __init__(self, profile: DeviceProfile, folder: Path, fresh: bool) -> None:
         self._remembered, self._fresh = Remembered("machine"), fresh
@@ -113,12 +114,12 @@ class _Known:
         self.failed: dict[str, str] = {}
 
     def rate(self, what: str, measure: Callable[[], tuple[float, str]]) -> Rate | None:
-        """What is known, or is measured now; None where it cannot be, and `failed` then says why."""
+        """Return the remembered rate, or measure it now; None if that fails, and `failed` then says why."""
         key = f"{self._key} {what}"
-        known = None if self._fresh else self._remembered.get(key)
+        remembered = None if self._fresh else self._remembered.get(key)
         with suppress(ValueError):  # of another version
-            if known is not None:
-                return Rate.from_json(known[0])
+            if remembered is not None:
+                return Rate.from_json(remembered[0])
         try:
             bytes_per_s, how = measure()
         except OSError as error:
@@ -141,12 +142,12 @@ def _disk_rate(folder: Path) -> tuple[float, str]:
 
 
 def thermal_level() -> str | None:
-    """How near the sensors are to their own limits; None where there are none, or they have no limits."""
+    """Return how near the sensors are to their own limits; None without sensors, or without limits."""
     worst = None
-    for one in (one for found in sensors().values() for one in found):
-        for level, limit in enumerate((one.high, one.critical), start=1):
-            if one.current and limit and 0 < limit < 150:  # others are not connected, or have no limit
-                worst = max(worst or 0, level if one.current >= limit else 0)
+    for sensor in (sensor for group in sensors().values() for sensor in group):
+        for level, limit in enumerate((sensor.high, sensor.critical), start=1):
+            if sensor.current and limit and 0 < limit < 150:  # others are not connected, or have no limit
+                worst = max(worst or 0, level if sensor.current >= limit else 0)
     return None if worst is None else _THERMAL[worst]
 
 

@@ -1,4 +1,4 @@
-"""What kinds of cores a machine has, and the instruction sets that ggml computes faster with."""
+"""Kinds of cores of a machine, and the instruction sets with which ggml computes faster."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def instruction_sets(cpuinfo: Path = _CPUINFO) -> tuple[str, ...]:
     except OSError:
         return ()
     pairs = [line.partition(":") for line in lines]
-    found = [set(value.split()) for key, _, value in pairs if key.strip() in ("flags", "Features")]
-    common = set.intersection(*found) if found else set()
+    flags = [set(value.split()) for key, _, value in pairs if key.strip() in ("flags", "Features")]
+    common = set.intersection(*flags) if flags else set()
     return tuple(name for flag, name in _FLAGS.items() if flag in common)
 
 
@@ -93,8 +93,8 @@ def _intel_slow(devices: Path) -> set[int]:
 
 
 def _speed(cpu: Path) -> int:
-    """How fast a processor is beside the others of its machine: as the kernel's scheduler rates it, or by its highest
-    clock; 0 where neither is known."""
+    """Return the relative speed of a processor: the kernel's capacity rating, or its highest clock; 0 if neither is
+    known."""
     text = _read(cpu / "cpu_capacity") or _read(cpu / "cpufreq" / "cpuinfo_max_freq")
     return int(text) if text.isdigit() else 0
 
@@ -115,7 +115,7 @@ def _read(path: Path) -> str:
 
 
 def sysctl(key: str) -> str:
-    """What macOS tells under a key; "" where it does not."""
+    """Return the value of a sysctl key on macOS; "" if there is none."""
     try:
         done = subprocess.run(["/usr/sbin/sysctl", "-n", key], capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -1,4 +1,4 @@
-"""How fast a disk reads: with large blocks, past the page cache where the system can."""
+"""Disk reading speed: with large blocks, past the page cache where the system can."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def disk_read_rate(folder: Path) -> tuple[float, str]:
 
 
 def _filesystem(folder: Path) -> str:
-    """What kind of filesystem a folder is on; empty where the system does not say."""
-    path, found, depth = folder.resolve(), "", -1
+    """Return the type of the filesystem of a folder; "" where the system does not tell."""
+    path, kind, depth = folder.resolve(), "", -1
     with suppress(OSError, psutil.Error):
         for mount in psutil.disk_partitions(all=True):
             parts = len(Path(mount.mountpoint).parts)
             if parts >= depth and path.is_relative_to(mount.mountpoint):
-                found, depth = mount.fstype, parts  # of two at the same place, the later one hides the other
-    return found
+                kind, depth = mount.fstype, parts  # of two at the same place, the later one hides the other
+    return kind
 
 
 def _fill(fd: int, most: int) -> int:

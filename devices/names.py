@@ -13,7 +13,7 @@ _NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_NAME - 1}}}")
 
 
 def is_name(text: str) -> bool:
-    """Whether this can name a device."""
+    """Return whether `text` is a valid name of a device."""
     return _NAME.fullmatch(text) is not None
 
 

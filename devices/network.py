@@ -1,4 +1,4 @@
-"""Whether the path to another device looks like the wrong one: Wi-Fi beside a cable, a slow cable, a tunnel.
+"""Hints that a path to another device is not the best one: Wi-Fi beside a cable, a slow cable, a tunnel.
 
 Measurements come from the caller; what the interfaces are comes from Linux's /sys. Elsewhere only the hints that need
 no /sys are given.
@@ -46,20 +46,20 @@ def interface_addresses() -> dict[str, list[Any]]:
 
 def interface_of(local_address: str) -> str | None:
     """The interface that has this address of this machine; None where none has."""
-    wanted = _ip(local_address)
+    address = _ip(local_address)
     for name, entries in interface_addresses().items():
-        if wanted is not None and any(_ip(entry.address) == wanted for entry in entries):
+        if address is not None and any(_ip(entry.address) == address for entry in entries):
             return str(name)
     return None
 
 
 def is_wireless(interface: str, sys: Path = SYS) -> bool:
-    """Whether an interface is Wi-Fi, as far as /sys says."""
+    """Return whether an interface is Wi-Fi, as far as /sys tells."""
     return (sys / interface / "wireless").exists() or (sys / interface / "phy80211").exists()
 
 
 def is_tunnel(interface: str, sys: Path = SYS) -> bool:
-    """Whether an interface is a tunnel (a VPN), as far as /sys says."""
+    """Return whether an interface is a tunnel (a VPN), as far as /sys tells."""
     return _read(sys, interface, "type") == _TYPE_NONE and not (sys / interface / "device").exists()
 
 
@@ -88,7 +88,7 @@ def path_hints(
     bandwidth_bytes_per_s: float | None,
     sys: Path = SYS,
 ) -> list[str]:
-    """What is likely wrong with a path, one plain sentence each; empty when nothing is.
+    """Return likely problems of a path, one plain sentence each.
 
     `local_address` is this machine's end of the connection. Latencies are one way, in seconds, of small messages on
     an otherwise idle connection. None for the bandwidth: not measured.
@@ -146,7 +146,7 @@ def _latency(wireless: bool, tunnel: bool, best: float, median: float, p99: floa
 
 
 def _cable(interface: str, bandwidth: float | None, sys: Path) -> list[str]:
-    """What an Ethernet link runs at, against what was measured."""
+    """Compare the speed of an Ethernet link with the measured bandwidth; return hints."""
     speed = _speed_mbit(interface, sys)
     if speed is None:
         return []
@@ -186,7 +186,7 @@ def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def _speed_mbit(interface: str, sys: Path) -> int | None:
-    """What a link runs at; None where it does not say: virtual machines have -1, Wi-Fi refuses the reading."""
+    """Return the speed of a link in Mbit/s; None if unknown: virtual machines say -1, Wi-Fi refuses the reading."""
     try:
         speed = int(_read(sys, interface, "speed"))
     except ValueError:
@@ -195,7 +195,8 @@ def _speed_mbit(interface: str, sys: Path) -> int | None:
 
 
 def _read(sys: Path, interface: str, name: str) -> str:
-    """One of an interface's files; empty where it is missing or refuses, as `carrier` does on one that is down."""
+    """Read one of an interface's files; "" if it is missing or unreadable, as `carrier` of an interface that is
+    down."""
     try:
         return (sys / interface / name).read_text().strip()
     except OSError:

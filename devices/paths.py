@@ -1,4 +1,4 @@
-"""Where this user's files lie, by the XDG rules. Paths only: nothing is created here."""
+"""Paths of this user's files, by the XDG rules. Nothing is created here."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from pathlib import Path
 
 
 def config_folder() -> Path:
-    """What must not be lost: keys and certificates."""
+    """Return the folder of files that must not be lost: keys and certificates."""
     return _folder("XDG_CONFIG_HOME", ".config")
 
 
 def cache_folder() -> Path:
-    """What can be fetched or computed again."""
+    """Return the folder of files that can be fetched or computed again."""
     return _folder("XDG_CACHE_HOME", ".cache")
 
 
 def state_folder() -> Path:
-    """What was going on: histories and logs."""
+    """Return the folder of histories and logs."""
     return _folder("XDG_STATE_HOME", ".local/state")
 
 
 def authority_folder() -> Path:
-    """What only the owner's machine has: the cluster's own key, and its list of members."""
+    """Return the folder that only the owner's machine has: the cluster's own key, and its list of members."""
     return config_folder() / "authority"
 
 
 def credentials_folder() -> Path:
-    """What every member has: its own key and certificate."""
+    """Return the folder that every member has: its own key and certificate."""
     return config_folder() / "credentials"
 
 

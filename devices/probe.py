@@ -1,4 +1,4 @@
-"""What this machine is: cores and memory, as the operating system and its limits on this process have it."""
+"""Probe of this machine: cores and memory, as the operating system and its limits on this process define them."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ def quota_group() -> int:
 def throttled_s() -> float:
     """Seconds that the control groups of this process have kept those in them from running so far, because their quota
     was used up; 0 without a quota."""
-    held = [0.0]
+    seconds = [0.0]
     for group, version in _own_groups("cpu"):
         if _cpu_share(group, version) is None:
             continue
         try:
             stat = dict(line.split() for line in (group / "cpu.stat").read_text().splitlines())
-            held.append(int(stat["throttled_time"]) / 1e9 if version == 1 else int(stat["throttled_usec"]) / 1e6)
+            seconds.append(int(stat["throttled_time"]) / 1e9 if version == 1 else int(stat["throttled_usec"]) / 1e6)
         except (OSError, ValueError, KeyError):
             continue
-    return max(held)
+    return max(seconds)
 
 
 def available_memory() -> int:

@@ -1,4 +1,4 @@
-"""What a device is and may use, and what a connection between two of them can do, as plain values to send and show."""
+"""Profiles of devices and of links between them: plain values to send and show."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _CPU_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal",
 
 @dataclass(frozen=True)
 class DeviceProfile:
-    """One device, as it was when it was asked. None means that the system does not say (or, for limits, no limit)."""
+    """Profile of one device when it was probed. None: the system does not tell (or, for limits, there is no limit)."""
 
     name: str
     system: str  # "Linux 6.1", "macOS 14.5"
@@ -79,7 +79,7 @@ class DeviceProfile:
 
 @dataclass(frozen=True)
 class LinkProfile:
-    """What was measured between devices `a` and `b`. Latencies are one way: half of a round trip."""
+    """Measurements between devices `a` and `b`. Latencies are one way: half of a round trip."""
 
     a: str
     b: str
@@ -149,18 +149,18 @@ def cpu_name() -> str:
         return brand
     lines = _cpuinfo()
     # "Model" is the board (Raspberry Pi); x86 has "model", a number, besides "model name".
-    for found in (lines.get("Model"), _board(), lines.get("Hardware"), lines.get("model name"), _arm_part(lines)):
-        if found:
-            return found
+    for name in (lines.get("Model"), _board(), lines.get("Hardware"), lines.get("model name"), _arm_part(lines)):
+        if name:
+            return name
     return platform.processor() or platform.machine() or "unknown"
 
 
 def temperature() -> float | None:
     """Degrees Celsius of the processor's hottest sensor; None where the system shows none."""
-    found = sensors()
+    groups = sensors()
     for name in _CPU_SENSORS:
         # Sensors that are not connected read zero or absurd values.
-        readings = [s.current for s in found.get(name, []) if s.current is not None and 0 < s.current < 150]
+        readings = [s.current for s in groups.get(name, []) if s.current is not None and 0 < s.current < 150]
         if readings:
             return round(float(max(readings)), 1)
     return None
@@ -188,17 +188,17 @@ def _system() -> str:
 
 
 def _cpuinfo() -> dict[str, str]:
-    """What /proc/cpuinfo says; of keys that come once a core, the first core's."""
+    """Read /proc/cpuinfo; for keys that occur for each core, the first core's value."""
     try:
         lines = _CPUINFO.read_text(errors="replace").splitlines()
     except OSError:  # not Linux
         return {}
-    found: dict[str, str] = {}
+    info: dict[str, str] = {}
     for line in lines:
         key, colon, value = line.partition(":")
         if colon and value.strip():
-            found.setdefault(key.strip(), value.strip())
-    return found
+            info.setdefault(key.strip(), value.strip())
+    return info
 
 
 def _arm_part(lines: dict[str, str]) -> str:
@@ -236,7 +236,7 @@ def _checked(field: str, value: Any, kind: Any) -> Any:
     # JSON has one kind of number: 80 is as good as 80.0.
     if float in allowed and isinstance(value, int | float) and not isinstance(value, bool) and _finite(value):
         return float(value)
-    names = " or ".join("null" if one is type(None) else one.__name__ for one in allowed)
+    names = " or ".join("null" if type_ is type(None) else type_.__name__ for type_ in allowed)
     raise ValueError(f"device profile: {field} should be {names} in a plausible range, not {repr(value)[:60]}")
 
 

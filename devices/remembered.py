@@ -48,7 +48,7 @@ class Remembered:
             write_whole(self._path, json.dumps(dict(list(entries.items())[-_MOST:])).encode())
 
     def forget(self, key: str) -> None:
-        """As if it had never been put."""
+        """Remove the entry of a key."""
         with suppress(OSError), locked(self._path.parent):
             entries = self._read()
             if entries.pop(key, None) is not None:
@@ -63,8 +63,8 @@ class Remembered:
 
 
 def key_of(parts: Sequence[str], *profiles: DeviceProfile) -> str:
-    """What figures depend on: what is timed, processors and what may be used of them, versions."""
-    said = [
+    """Return the key of remembered figures: what is timed, the processors and limits, and the versions."""
+    described = [
         [p.name, p.cpu, p.machine, p.threads, p.cpu_quota, p.gpu, p.system, p.runtime, p.llama_cpp] for p in profiles
     ]
-    return hashlib.sha256(json.dumps([list(parts), said]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([list(parts), described]).encode()).hexdigest()

@@ -18,7 +18,7 @@ _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([KMGT]?)(i?)B", re.IGNORE
 
 
 def parse_toml(text: str, where: str, fault: type[Exception]) -> dict[str, Any]:
-    """What a text in TOML says. `fault`, which names `where` it stands, for one that is none."""
+    """Parse TOML. Raises `fault`, which names the source `where`, if it is invalid."""
     try:
         data: dict[str, Any] = tomllib.loads(text)
     except ValueError as error:  # of TOML, or a number of thousands of digits
@@ -27,7 +27,7 @@ def parse_toml(text: str, where: str, fault: type[Exception]) -> dict[str, Any]:
 
 
 def read_toml(path: Path, fault: type[Exception]) -> dict[str, Any]:
-    """What a file in TOML says. `fault` where it is none; OSError where it cannot be read."""
+    """Read a TOML file. Raises `fault` if it is invalid; OSError if it cannot be read."""
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -36,11 +36,11 @@ def read_toml(path: Path, fault: type[Exception]) -> dict[str, Any]:
 
 
 def tables(data: Mapping[str, Any], key: str, fault: type[Exception]) -> list[Table]:
-    """Those below the lines [[key]], none where there is no such line."""
-    found = data.get(key, [])
-    if not isinstance(found, list) or not all(isinstance(table, Mapping) for table in found):
+    """Return the tables below the lines [[key]]; none without such lines."""
+    listed = data.get(key, [])
+    if not isinstance(listed, list) or not all(isinstance(table, Mapping) for table in listed):
         raise fault(f"{key} needs to be tables, each below a line [[{key}]]")
-    return [Table(table, f"{key}[{i}]", fault) for i, table in enumerate(found)]
+    return [Table(table, f"{key}[{i}]", fault) for i, table in enumerate(listed)]
 
 
 def check_keys(values: Mapping[str, Any], keys: Sequence[str], where: str, fault: type[Exception]) -> None:
@@ -51,14 +51,14 @@ def check_keys(values: Mapping[str, Any], keys: Sequence[str], where: str, fault
 
 
 def short_text(value: object) -> str:
-    """What a file has, short enough for one line."""
+    """Return the repr of a value, short enough for one line."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 @dataclass(frozen=True)
 class Table:
-    """One table. What does not fit is raised as `fault`, with the key, what it needs and what it has."""
+    """One TOML table. A wrong value raises `fault` with the key, what is needed and what is there."""
 
     values: Mapping[str, Any]
     where: str  # "device[0]"

@@ -1,1 +1,1 @@
-"""What a model is made of, and how it can be cut. Pure data and decisions; it never runs a model."""
+"""Model structure and the ways to cut it: pure data and decisions. It never runs a model."""

@@ -1,4 +1,4 @@
-"""What can be wrong with cutting a model: the plan, the model, or the state of a sequence."""
+"""Errors of cutting a model: in the plan, the model, or the state of a sequence."""
 
 from edge.errors import EdgeError
 

@@ -1,4 +1,4 @@
-"""What can be wrong with a model file or a type name."""
+"""Errors about model files and type names."""
 
 from edge.errors import EdgeError
 

@@ -61,12 +61,12 @@ def fit(table: Mapping[str, Sequence[Choice]], budget: int, reserved: int = 0) -
     if sum(choices[-1].n_bytes for choices in useful.values()) + reserved <= budget:
         return Fit({name: choices[-1] for name, choices in useful.items()}, 0.0)
     floor = int(LEAST_FILL * budget) + 1 - reserved
-    found = _solve(useful, budget - reserved, floor) or _solve(useful, budget - reserved, 0)
-    return found or Fit({name: choices[0] for name, choices in useful.items()}, math.inf)
+    solution = _solve(useful, budget - reserved, floor) or _solve(useful, budget - reserved, 0)
+    return solution or Fit({name: choices[0] for name, choices in useful.items()}, math.inf)
 
 
 def undominated(choices: Sequence[Choice]) -> list[Choice]:
-    """Those that no other one beats in both bytes and damage, the smallest first."""
+    """Return the choices that no other one beats in both bytes and damage, the smallest first."""
     kept: list[Choice] = []
     for choice in sorted(choices, key=lambda c: (c.n_bytes, c.damage)):
         if not kept or choice.damage < kept[-1].damage:
@@ -99,16 +99,16 @@ def _solve(table: Mapping[str, Sequence[Choice]], most: int, least: int) -> Fit 
         )
         if result.x is None:
             return None
-        taken = [choice for choice, x in zip(flat, result.x, strict=True) if x > 0.5]
-        found = Fit(dict(zip(table, taken, strict=True)), float(result.mip_gap or 0.0))
-        return found if least <= found.n_bytes <= most else None
+        selected = [choice for choice, x in zip(flat, result.x, strict=True) if x > 0.5]
+        solution = Fit(dict(zip(table, selected, strict=True)), float(result.mip_gap or 0.0))
+        return solution if least <= solution.n_bytes <= most else None
 
     for unit, margin in _SCALES:
-        found = solved(unit, margin, damages.max())
-        if found and found.gap > _GAP and found.damage > 0:
+        best = solved(unit, margin, damages.max())
+        if best and best.gap > _GAP and best.damage > 0:
             # The solver also stops at a gap of 1e-6 by itself: the sum should be large beside that.
-            again = solved(unit, margin, found.damage / _LARGE)
-            found = again if again and again.damage <= found.damage else found
-        if found:
-            return found
+            again = solved(unit, margin, best.damage / _LARGE)
+            best = again if again and again.damage <= best.damage else best
+        if best:
+            return best
     return None

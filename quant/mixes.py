@@ -18,7 +18,7 @@ _MIXES_THAT_NEED_IT = ("q2_k_s", "iq3_xs")  # though their main type does not
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """One word for the types of a whole model."""
+    """Mix of tensor types for a whole model, with its name."""
 
     id: int
     name: str  # lower case, as people write it: "q4_k_m"
@@ -26,7 +26,7 @@ class Mix:
 
     @property
     def needs_importance(self) -> bool:
-        """Whether it cannot be made without an importance matrix."""
+        """True if it cannot be made without an importance matrix."""
         return self.type.name in NEED_IMPORTANCE or self.name in _MIXES_THAT_NEED_IT
 
 
@@ -76,15 +76,15 @@ _SHORT = {"q3_k": "q3_k_m", "q4_k": "q4_k_m", "q5_k": "q5_k_m"}
 def mix_by_name(name: str) -> Mix:
     """The mix called `name`, in any case; UnknownTypeError with the known names otherwise."""
     lower = name.lower()
-    found = MIXES.get(_SHORT.get(lower, lower))
-    if found is None:
+    mix = MIXES.get(_SHORT.get(lower, lower))
+    if mix is None:
         raise UnknownTypeError(f"unknown type {name!r}; known: {', '.join(MIXES)}")
-    return found
+    return mix
 
 
 def weight_type(name: str) -> TensorType:
     """The type called `name`, in any case, if weights can be quantized to it; UnknownTypeError with those that are."""
-    found = WEIGHT_TYPES.get(name.lower())
-    if found is None:
+    kind = WEIGHT_TYPES.get(name.lower())
+    if kind is None:
         raise UnknownTypeError(f"{name!r} is no type for weights; known: {', '.join(WEIGHT_TYPES)}")
-    return found
+    return kind

@@ -1,4 +1,4 @@
-"""What a model suffers when one of its tensors gets another type: measured figures, and what follows for the others."""
+"""Sensitivity of a model to the types of its tensors: measured damages, and estimates for the others."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -57,7 +57,7 @@ class Sensitivity:
         return damage * math.exp(float(np.interp(math.log(damage), sums, factors)))
 
     def to_json(self) -> dict[str, Any]:
-        """As `from_json` reads it."""
+        """Return plain values for `from_json`."""
         wholes = [list(pair) for pair in self.wholes]
         return {
             "spent_s": self.spent_s,
@@ -76,13 +76,13 @@ class Sensitivity:
                 for key in ("damages", "errors")
             )
             wholes = tuple((_figure(sum_), _figure(whole)) for sum_, whole in values.get("wholes", ()))
-            found = cls(damages, errors, _figure(values["spent_s"]), _figure(values.get("left_s", 0.0)), wholes)
+            sensitivity = cls(damages, errors, _figure(values["spent_s"]), _figure(values.get("left_s", 0.0)), wholes)
             for tensor, row in damages.items():
                 if (not row and max(errors[tensor].values()) > _NEGLIGIBLE) or row.keys() - errors[tensor].keys():
                     raise ValueError(f"{tensor} was not measured")
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError("not a table of sensitivities") from error
-        return found
+        return sensitivity
 
 
 def _figure(value: Any) -> float:

@@ -46,7 +46,7 @@ def _scaled(n: float, base: int, units: tuple[str, ...]) -> str:
 
 
 def age_text(seconds: float) -> str:
-    """How long ago something was."""
+    """Describe how long ago something was."""
     for unit, n in (("d", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= n:
             return f"{seconds / n:.0f} {unit} ago"

@@ -13,7 +13,7 @@ from quant.errors import UnknownTypeError
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """One way to store numbers."""
+    """Storage type of a tensor's numbers."""
 
     id: int  # in a GGUF file
     name: str  # lower case, as people write it: "q4_0"
@@ -81,16 +81,16 @@ KV_TYPES: tuple[str, ...] = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1
 
 def type_by_name(name: str) -> TensorType:
     """The type called `name`, in any case; UnknownTypeError with the known names otherwise."""
-    found = TYPES.get(name.lower())
-    if found is None:
+    tensor_type = TYPES.get(name.lower())
+    if tensor_type is None:
         raise UnknownTypeError(f"unknown tensor type {name!r}; known: {', '.join(TYPES)}")
-    return found
+    return tensor_type
 
 
 def type_by_id(type_id: int) -> TensorType:
     """The type with this id in GGUF files; UnknownTypeError with the known ones otherwise."""
-    found = _BY_ID.get(type_id)
-    if found is None:
+    tensor_type = _BY_ID.get(type_id)
+    if tensor_type is None:
         known = ", ".join(f"{t.id} {t.name}" for t in TYPES.values())
         raise UnknownTypeError(f"unknown tensor type id {type_id}; known: {known}")
-    return found
+    return tensor_type

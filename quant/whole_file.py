@@ -12,7 +12,7 @@ from quant.text import bytes_text
 
 
 def check_room(path: Path, need: int) -> None:
-    """Nothing, or OSError (ENOSPC) when the disk of `path` has not `need` bytes free."""
+    """Raise OSError (ENOSPC) if the disk of `path` has fewer than `need` bytes free."""
     free = shutil.disk_usage(path.absolute().parent).free
     if free < need:
         raise OSError(

@@ -1,4 +1,4 @@
-"""How activations cross a wire: as they are, as float16, or as 8-bit integers with a scale for each block of 32."""
+"""Wire types of activations: unchanged, float16, or 8-bit integers with a scale for each block of 32."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which allreduce to use: what each costs by latency, bandwidth, ranks and bytes, and the cheapest.
+"""Choice of the allreduce algorithm: the predicted cost of each from latency, bandwidth, ranks and bytes.
 
 d is the one-way latency in seconds, B what one device can send (and, at the same time, receive) in bytes/s, N the
 ranks, S the bytes of the float32 tensor and w those of one rank's tensor as it crosses the wire. Only a rank's own
@@ -29,7 +29,7 @@ RING_WINDOW = 16  # chunks under way; twice as many fit in a socket's buffers, s
 
 @dataclass(frozen=True)
 class Choice:
-    """An algorithm, and what it was compared with."""
+    """The chosen algorithm, with the predicted times of all."""
 
     algorithm: Algorithm
     seconds: dict[Algorithm, float]  # predicted, for all algorithms
@@ -37,7 +37,7 @@ class Choice:
 
 
 def ring_chunks(n_bytes: int, ranks: int) -> int:
-    """Chunks that the ring cuts a tensor of `n_bytes` (float32) into."""
+    """Return the number of chunks into which the ring cuts a tensor of `n_bytes` (float32)."""
     n_floats = n_bytes // 4
     return max(1, math.ceil(n_bytes / RING_CHUNK_BYTES), min(2 * ranks, n_floats // 128))
 
@@ -45,7 +45,7 @@ def ring_chunks(n_bytes: int, ranks: int) -> int:
 def seconds(
     algorithm: Algorithm, n_bytes: int, wire_bytes: int, ranks: int, latency_s: float, bandwidth: float
 ) -> float:
-    """What one allreduce is predicted to take, by the formulas above. bandwidth in bytes/s."""
+    """Return the predicted seconds of one allreduce, by the formulas above. bandwidth in bytes/s."""
     others, full, small = ranks - 1, n_bytes / bandwidth, wire_bytes / bandwidth
     if algorithm == "star":
         return 2 * latency_s + others * (small + full)
@@ -60,7 +60,7 @@ def seconds(
 
 
 def choose(n_bytes: int, wire_bytes: int, ranks: int, latency_s: float, bandwidth: float) -> Choice:
-    """The algorithm with the least predicted time; of equals the one with fewer messages."""
+    """Choose the algorithm with the least predicted time; among equals, the one with fewer messages."""
     costs = {a: seconds(a, n_bytes, wire_bytes, ranks, latency_s, bandwidth) for a in ALGORITHMS}
     best = min(costs, key=lambda a: (costs[a], _MESSAGES[a]))
     runner_up = min((a for a in costs if a != best), key=lambda a: (costs[a], _MESSAGES[a]))

@@ -30,7 +30,7 @@ _PART_BYTES = 1 << 20  # broadcast and gather cut at this
 
 
 class Wire(Protocol):
-    """How a float32 tensor crosses. `quant.wire` has the types; None stands for float32 as it is."""
+    """Encoding of a float32 tensor for sending. `quant.wire` has the types; None means float32 unchanged."""
 
     name: str
 
@@ -41,11 +41,11 @@ class Wire(Protocol):
         """Write `x` [n] to `out` [n_bytes(n)]."""
 
     def decode(self, data: Bytes, out: Floats) -> None:
-        """Read it back."""
+        """Decode `data` [n_bytes(n)] to `out` [n]."""
 
 
 class Group:
-    """The ranks that work on one thing, as one of them sees it: its links to all others.
+    """Process group: one rank's links to all other ranks, and the collectives over them.
 
     All ranks must call the same collectives in the same order, with tensors of the same size. Errors are those of
     links; after one the group is of no use.
@@ -69,7 +69,7 @@ class Group:
         self._wire_buffer = np.empty(0, np.uint8)
 
     def agree(self, latency_s: float, bandwidth: float) -> None:
-        """Take the worst figures that any rank measured, so that `auto` comes to the same choice everywhere."""
+        """Adopt the worst figures that any rank measured, so that `auto` chooses the same algorithm on every rank."""
         mine = np.array([latency_s, bandwidth], np.float64)
         rows = self.gather(mine.view(np.uint8))
         if rows is not None:
@@ -80,34 +80,34 @@ class Group:
         self._choices.clear()
 
     def part(self, ranks: Sequence[int]) -> Group:
-        """The group of some of the ranks, this one among them, numbered in the order given. The links are shared."""
+        """Return the subgroup of `ranks`, which include this one, renumbered in that order. The links are shared."""
         links = {i: self.links[rank] for i, rank in enumerate(ranks) if rank != self.rank}
         group = Group(list(ranks).index(self.rank), links)
         group.latency_s, group.bandwidth = self.latency_s, self.bandwidth
         return group
 
     def replace(self, rank: int, link: Link) -> None:
-        """Use another link to a rank, and close the one in use. Both ends do, with nothing on its way."""
+        """Replace the link to a rank and close the old one. Both ends must do it while nothing is in flight."""
         self.links[rank].close()
         self.links[rank] = link
 
     def choice(self, n_floats: int, wire: Wire | None = None) -> Choice:
-        """What `auto` would use for a tensor of so many floats, and why."""
+        """Return the algorithm that `auto` uses for a tensor of `n_floats`, with the reason."""
         key = n_floats, wire.name if wire else ""
-        found = self._choices.get(key)
-        if found is None:
+        chosen = self._choices.get(key)
+        if chosen is None:
             n_bytes = 4 * n_floats
             wire_bytes = wire.n_bytes(n_floats) if wire else n_bytes
-            found = choose(n_bytes, wire_bytes, self.world_size, self.latency_s, self.bandwidth)
-            self._choices[key] = found
-        return found
+            chosen = choose(n_bytes, wire_bytes, self.world_size, self.latency_s, self.bandwidth)
+            self._choices[key] = chosen
+        return chosen
 
     # --- collectives ---
 
     def allreduce(
         self, x: Floats, algorithm: Algorithm | Literal["auto"] = "auto", wire: Wire | None = None
     ) -> Algorithm:
-        """Replace `x` (float32, contiguous, any shape) by its sum over all ranks, in place; the algorithm used."""
+        """Replace `x` (float32, contiguous, any shape) by its sum over all ranks; return the algorithm used."""
         flat = x.reshape(-1)
         if x.dtype != np.float32 or not x.flags.c_contiguous:
             raise ValueError(f"allreduce takes contiguous float32, not {x.dtype} with strides {x.strides}")
@@ -130,7 +130,8 @@ class Group:
             self._receive_parts(root, data)
 
     def gather(self, data: Bytes, root: int = 0) -> list[Bytes] | None:
-        """At the root the tensors of all ranks, in rank order; None elsewhere. The same size everywhere."""
+        """Collect the tensors of all ranks at the root, in rank order; return None elsewhere. All have the same
+        size."""
         if self.rank != root:
             self._send_parts(root, data)
             return None
@@ -213,8 +214,8 @@ class Group:
         _windowed(longest, send_sums, receive_sums)
 
     def _ring(self, x: Floats, wire: Wire | None) -> None:
-        """A chain in rank order, then the sums along the same way. Rank 0 sets the pace and all keep its order:
-        partial sums up to the window, from then on a finished sum before each."""
+        """Ring: partial sums travel in rank order, then the finished sums follow the same way. All keep rank 0's order:
+        partial sums up to the window, from then on a finished sum before each partial one."""
         rank, last = self.rank, self.world_size - 1
         spans = [s for s in _shares(x.size, ring_chunks(4 * x.size, self.world_size)) if s[0] < s[1]]
         window = min(len(spans), RING_WINDOW)
@@ -222,7 +223,7 @@ class Group:
         self._round(x, wire)
 
         def add(lo: int, hi: int) -> None:
-            """A partial sum passes; at the last rank it is complete."""
+            """Pass a partial sum on; it is complete at the last rank."""
             own = x[lo:hi]
             if rank == 0:
                 after.send(own)
@@ -237,7 +238,7 @@ class Group:
                 after.send(part)
 
         def spread(lo: int, hi: int) -> None:
-            """A finished sum passes, on to the rank before the last."""
+            """Pass a finished sum on, as far as the rank before the last."""
             if rank == last:
                 return
             before.receive_into(x[lo:hi])
@@ -254,7 +255,7 @@ class Group:
     # --- pieces ---
 
     def _send_own(self, x: Floats, ranks: list[int], wire: Wire | None, keep: bool) -> None:
-        """Send a piece of our own tensor. keep: hold it from now on as the others will read it."""
+        """Send a part of our own tensor. keep: replace it by what the other ranks will decode."""
         if wire is None:
             for rank in ranks:
                 self.links[rank].send(x)
@@ -300,10 +301,10 @@ class Group:
 
     def _part(self, rank: int, n: int) -> Floats:
         """A buffer of `n` floats, kept from call to call. Its content is of no use."""
-        found = self._buffers.get(rank)
-        if found is None or found.size < n:
-            found = self._buffers[rank] = np.empty(max(n, 1024), np.float32)
-        return found[:n]
+        buffer = self._buffers.get(rank)
+        if buffer is None or buffer.size < n:
+            buffer = self._buffers[rank] = np.empty(max(n, 1024), np.float32)
+        return buffer[:n]
 
     def _buffer(self, wire: Wire, n: int) -> Bytes:
         n_bytes = wire.n_bytes(n)

@@ -1,4 +1,4 @@
-"""What can go wrong between two devices. Links and collectives raise these and nothing else for a peer's faults."""
+"""Errors between two devices. Links and collectives raise only these for a peer's faults."""
 
 from edge.errors import EdgeError
 
@@ -16,7 +16,7 @@ class LinkClosed(TransportError):
 
 
 class ProtocolError(TransportError):
-    """What arrived is not what peers of one version say to each other: damaged, cut off, out of order, too large."""
+    """Received bytes break the protocol of this version: damaged, cut off, out of order, or too large."""
 
 
 class Refused(TransportError):

@@ -1,4 +1,4 @@
-"""Frames: what a message looks like on a link. 16 bytes of header, then the payload.
+"""Frames: the layout of a message on a link. 16 bytes of header, then the payload.
 
 | bytes | field    | meaning                                                                   |
 | 0-3   | magic    | "EDGE"                                                                    |
@@ -31,7 +31,7 @@ assert _HEADER.size == HEADER_BYTES
 
 
 class Kind(IntEnum):
-    """What a frame is for."""
+    """Purpose of a frame."""
 
     DATA = 1  # a tensor or a part of one, raw
     HELLO = 2  # who dials whom, the first frame of a link and its answer
@@ -65,7 +65,7 @@ class Frame(NamedTuple):
 
 
 def pack_header(kind: int, length: int, sequence: int) -> bytes:
-    """The 16 bytes that go before a payload of `length` bytes. ProtocolError where it is larger than a frame may be."""
+    """Return the 16-byte header for a payload of `length` bytes. ProtocolError if that exceeds MAX_PAYLOAD."""
     if length > MAX_PAYLOAD:
         raise ProtocolError(f"a frame holds at most {MAX_PAYLOAD} bytes, {length} were to be sent; send it in parts")
     header = _HEADER.pack(MAGIC, VERSION, kind, 0, length, sequence)
@@ -73,14 +73,14 @@ def pack_header(kind: int, length: int, sequence: int) -> bytes:
 
 
 def check_of(header: Buffer) -> int:
-    """The check that belongs into a header."""
+    """Return the CRC-16 of a header."""
     return crc_hqx(header[8:HEADER_BYTES], crc_hqx(header[:6], 0))
 
 
 def parse_header(data: Buffer, sequence: int) -> Header:
-    """The header at the start of `data`. ProtocolError says which field is wrong; nothing of the length is believed."""
+    """Parse the header at the start of `data`. ProtocolError names the wrong field; no length is trusted unchecked."""
     try:
-        magic, version, kind, check, length, found = _HEADER.unpack_from(data)
+        magic, version, kind, check, length, number = _HEADER.unpack_from(data)
     except struct.error:
         n = len(memoryview(data))
         raise ProtocolError(f"a frame of {n} bytes was cut off inside its header of {HEADER_BYTES}") from None
@@ -96,13 +96,13 @@ def parse_header(data: Buffer, sequence: int) -> Header:
         raise ProtocolError(f"frames of kind {kind} do not exist in version {VERSION}")
     if length > MAX_PAYLOAD:
         raise ProtocolError(f"a frame of {length} bytes was announced, at most {MAX_PAYLOAD} are allowed")
-    if found != sequence:
-        raise ProtocolError(f"frame {sequence} was expected, frame {found} came: frames were lost or repeated")
-    return Header(_KINDS[kind], length, found)
+    if number != sequence:
+        raise ProtocolError(f"frame {sequence} was expected, frame {number} came: frames were lost or repeated")
+    return Header(_KINDS[kind], length, number)
 
 
 def parse_frame(data: memoryview, sequence: int) -> Frame:
-    """A whole frame in one buffer; the payload is a view of it. ProtocolError where it is cut off or too long."""
+    """Parse one whole frame; the payload is a view of `data`. ProtocolError if it is cut off or too long."""
     header = parse_header(data, sequence)
     if len(data) - HEADER_BYTES != header.length:
         raise ProtocolError(f"a frame announced {header.length} bytes, {len(data) - HEADER_BYTES} came")

@@ -48,7 +48,7 @@ _LAST_WORD_S = 0.2  # for a last word to go out before a receiver that still wai
 
 
 class Queued:
-    """A client's way to send: what waits for gRPC to take it, which iterates over `messages`."""
+    """Send queue of a client: gRPC iterates over `messages` and takes them one by one."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -58,7 +58,7 @@ class Queued:
         self.expired = False  # a message was not taken in time
 
     def put(self, data: bytes, timeout_s: float) -> bool:
-        """Add one message; False where that stayed impossible for `timeout_s`, or the stream is over."""
+        """Add one message; return False if there was no room within `timeout_s`, or the stream is over."""
         room = min(_QUEUED, max(1, _QUEUED_BYTES // len(data)))
         if self._queue.qsize() >= room and not self._wait(room, timeout_s):
             return False
@@ -75,7 +75,7 @@ class Queued:
         return True
 
     def end(self) -> None:
-        """Nothing comes after what is queued: the stream is half-closed then."""
+        """Half-close the stream: nothing follows the queued messages."""
         self.over = True
         self._queue.put(None)
 
@@ -85,7 +85,7 @@ class Queued:
 
 
 class Direct:
-    """A server's way to send: it returns once gRPC has taken the message."""
+    """Direct sending of a server: `put` returns once gRPC has taken the message."""
 
     def __init__(self, send: Callable[[bytes | None], None]) -> None:
         self._send = send
@@ -95,7 +95,7 @@ class Direct:
         self.expired = False
 
     def put(self, data: bytes, timeout_s: float) -> bool:
-        """Send one message; False where the watch ended the call because that took too long."""
+        """Send one message; return False if the watch ended the call because it took too long."""
         self.until = time.monotonic() + timeout_s
         try:
             self._send(data)
@@ -171,7 +171,7 @@ class GrpcLink(Link):
         return frame
 
     def _over(self) -> TransportError:
-        """The stream ended before we could send: why, where the peer said it with the end."""
+        """Return the error of a stream that ended before we could send, with the peer's reason if it gave one."""
         call = self._incoming
         if isinstance(call, grpc.Call) and call.code() is not grpc.StatusCode.OK:
             return rpc_failed(call, self.peer)
@@ -203,7 +203,7 @@ def dial(
     deadlines: Deadlines = DEFAULTS,
     on_end: Callable[[], object] | None = None,
 ) -> GrpcLink:
-    """A link to a session of the worker behind `channel`. Errors of the connection show at the first receive.
+    """Dial a session of the worker behind `channel`. Errors of the connection show at the first receive.
 
     on_end: called, in a thread of gRPC, once the stream has ended.
     """
@@ -216,10 +216,10 @@ def dial(
 
 
 def answering(accept: Callable[[Iterator[bytes], grpc.ServicerContext], Served]) -> Callable[..., None]:
-    """The handler of a method whose streams are links. `accept` looks at a call and says who serves its link, how the
-    peer is called, and the deadlines; or it ends the call with `context.abort`. The link ends when its server returns.
+    """Make the handler of a method whose streams are links. `accept` inspects a call and returns its server, how the
+    peer is named, and the deadlines; or it ends the call with `context.abort`. The link ends when its server returns.
 
-    gRPC's usual way, to iterate over what is sent, takes a thread for each stream and a wake-up for each message. This
+    gRPC's usual way, iterating over what is sent, costs a thread for each stream and a wake-up for each message. This
     handler sends from the thread that has the message (gRPC: experimental_non_blocking).
     """
 
@@ -242,7 +242,7 @@ def answering(accept: Callable[[Iterator[bytes], grpc.ServicerContext], Served])
 
 
 def rpc_failed(error: grpc.Call, peer: str) -> TransportError:
-    """What a failed call means, in our own words."""
+    """Translate a failed call into one of our errors."""
     code, details = error.code(), error.details() or ""
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return LinkTimeout(f"{peer} gave no answer in time")
@@ -256,13 +256,13 @@ def rpc_failed(error: grpc.Call, peer: str) -> TransportError:
 
 
 def printable(text: str) -> str:
-    """Words from a peer, safe to print."""
+    """Make a peer's text safe to print: no control characters, at most MAX_REASON characters."""
     return "".join(c if c.isprintable() else " " for c in text)[:MAX_REASON].strip()
 
 
 def _plain(details: str) -> str:
-    """gRPC's account of a failed connection, without its own terms."""
-    for mark, words in (
+    """Describe a failed connection without gRPC's own terms."""
+    for mark, meaning in (
         ("Connection refused", "nothing listens there"),
         ("Socket closed", "the connection was closed"),
         ("CERTIFICATE_VERIFY_FAILED", "its certificate is not of our cluster"),
@@ -271,12 +271,12 @@ def _plain(details: str) -> str:
         ("keepalive", "it no longer answers"),
     ):
         if mark.lower() in details.lower():
-            return words
+            return meaning
     return printable(details)[:200] if details else "no reason was given"
 
 
 class _Watch:
-    """Ends waits that take too long. One thread looks at all links, so that a frame costs no timer of its own."""
+    """Ends waits that exceed their deadlines. One thread checks all links, so that no frame needs its own timer."""
 
     def __init__(self) -> None:
         self._links: weakref.WeakSet[GrpcLink] = weakref.WeakSet()

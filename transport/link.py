@@ -1,4 +1,4 @@
-"""What every link is: frames to one peer and back, in order, each wait with a named deadline.
+"""Base of all links: ordered frames to one peer and back, each wait with a named deadline.
 
 A link breaks once: after the first error it is closed and every further call raises LinkClosed. One thread may send
 while another receives.
@@ -26,7 +26,7 @@ _GOODBYE_S = 0.05  # a last word is a courtesy; nobody waits for it
 
 @dataclass(frozen=True)
 class Deadlines:
-    """How long each kind of wait may take, in seconds. Messages of LinkTimeout use these names."""
+    """Longest time of each kind of wait, in seconds. Messages of LinkTimeout use these names."""
 
     connect_timeout_s: float = 5.0  # to reach a peer and shake hands with it
     step_timeout_s: float = 30.0  # for a frame that a peer owes us
@@ -37,7 +37,7 @@ DEFAULTS = Deadlines()
 
 
 class Link(ABC):
-    """Frames to one peer and back. Implementations move bytes; sequence numbers and errors are handled here."""
+    """Connection to one peer. Implementations move bytes; sequence numbers and errors are handled here."""
 
     kind: str = "?"  # tcp, grpc, memory
     local_address: str = ""  # of our end on the network, where it has one
@@ -55,7 +55,7 @@ class Link(ABC):
         self._sending = threading.Lock()  # held while a frame goes out: a last word must not end up inside of it
 
     def send(self, payload: Buffer = b"", kind: Kind = Kind.DATA) -> None:
-        """Hand one frame over; the payload may be changed afterwards.
+        """Send one frame; the payload may be changed afterwards.
 
         LinkTimeout where the peer makes no room within `send_timeout_s`; LinkClosed where it is gone.
         """
@@ -86,7 +86,7 @@ class Link(ABC):
             self.sent_bytes += len(head) + len(view)
 
     def receive(self, timeout_s: float | None = None, max_bytes: int = CONTROL_BYTES) -> Frame:
-        """The next frame, of at most `max_bytes`. The default wait is `step_timeout_s`.
+        """Receive the next frame, of at most `max_bytes`. The default wait is `step_timeout_s`.
 
         LinkTimeout, LinkClosed, Refused (the peer said why it gives up) or ProtocolError.
         """
@@ -116,11 +116,11 @@ class Link(ABC):
         self.receive_s += time.perf_counter() - began
 
     def close(self, reason: str = "") -> None:
-        """Say goodbye if that is possible at once, and end. Closing twice is harmless."""
+        """Tell the peer if that is possible at once, and close. Closing twice is harmless."""
         self._leave(Kind.CLOSE, reason, LinkClosed(f"the link to {self.peer} was closed here"))
 
     def refuse(self, reason: str) -> None:
-        """Tell the peer why it is not wanted, and close: its next receive raises Refused with these words."""
+        """Refuse the peer and close: its next receive raises Refused with this reason."""
         self._leave(Kind.ERROR, reason, LinkClosed(f"{self.peer} was refused: {reason}"))
 
     def __enter__(self) -> Link:
@@ -129,23 +129,23 @@ class Link(ABC):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # What implementations provide.
+    # To be implemented by each kind of link.
 
     @abstractmethod
     def _write(self, header: bytes, payload: memoryview, timeout_s: float) -> None:
-        """Hand over the bytes of one frame within `timeout_s`."""
+        """Send the bytes of one frame within `timeout_s`."""
 
     def _write_both(self, frame: bytes, header: bytes, payload: memoryview, timeout_s: float) -> None:
-        """Hand over a whole frame, and one behind it. Links that can do it at once do."""
+        """Send a whole frame and the next one; links override this where one call can send both."""
         self._write(frame[:HEADER_BYTES], memoryview(frame)[HEADER_BYTES:], timeout_s)
         self._write(header, payload, timeout_s)
 
     @abstractmethod
     def _read(self, timeout_s: float, max_bytes: int) -> Frame:
-        """The next frame, its header checked against `self._received`."""
+        """Read the next frame and check its header against `self._received`."""
 
     def _read_into(self, buffer: memoryview, timeout_s: float, kind: Kind) -> None:
-        """The next frame's payload, in place. Links that can save a copy do."""
+        """Read the next frame's payload into `buffer`. Links override this where that saves a copy."""
         frame = self._read(timeout_s, len(buffer))
         self._expect(frame.kind, frame.payload, kind, len(buffer))
         buffer[:] = frame.payload
@@ -154,32 +154,32 @@ class Link(ABC):
     def _end(self) -> None:
         """Free what the link holds; called once."""
 
-    # What they share.
+    # Shared by all links.
 
     def _parsed(self, parse: Callable[[Buffer, int], T], data: Buffer) -> T:
-        """What came, as `parse_header` or `parse_frame` has it. ProtocolError with the peer's name."""
+        """Parse received data with `parse_header` or `parse_frame`. ProtocolError names the peer."""
         try:
             return parse(data, self._received)
         except ProtocolError as error:
             raise ProtocolError(f"{self.peer}: {error}") from None
 
-    def _expect(self, found: Kind, payload: Payload, kind: Kind, n_bytes: int) -> None:
-        """Raise what a last frame means; ProtocolError unless the frame is of this kind and size."""
-        if found in _LAST:
-            self._heed(found, payload)
-        if found is not kind or len(payload) != n_bytes:
+    def _expect(self, received: Kind, payload: Payload, kind: Kind, n_bytes: int) -> None:
+        """Raise the peer's reason if this is its last frame; ProtocolError unless kind and size are as expected."""
+        if received in _LAST:
+            self._heed(received, payload)
+        if received is not kind or len(payload) != n_bytes:
             raise ProtocolError(
-                f"{self.peer} was to send {n_bytes} bytes of {kind.name}, it sent {len(payload)} of {found.name}"
+                f"{self.peer} was to send {n_bytes} bytes of {kind.name}, it sent {len(payload)} of {received.name}"
             )
 
     def _limit(self, kind: Kind, n_bytes: int, max_bytes: int) -> None:
-        """ProtocolError where a payload is larger than the receiver is ready for. Nothing was reserved for it yet."""
+        """Raise ProtocolError if a payload exceeds what the receiver expects. No memory was reserved for it yet."""
         most = MAX_REASON if kind in _LAST else max_bytes
         if n_bytes > most:
             raise ProtocolError(f"{self.peer} sent {n_bytes} bytes of {kind.name} where at most {most} were expected")
 
     def _heed(self, kind: Kind, payload: Payload) -> None:
-        """Raise what a peer's last frame means."""
+        """Raise Refused for an ERROR frame, LinkClosed for a CLOSE frame."""
         if kind is Kind.ERROR:
             raise Refused(f"{self.peer}: {_text(payload)}")
         if kind is Kind.CLOSE:
@@ -187,7 +187,7 @@ class Link(ABC):
             raise LinkClosed(f"{self.peer} closed the link" + (f": {reason}" if reason else ""))
 
     def _time(self, timeout_s: float | None) -> float:
-        """How long a receive waits: what was asked for, also 0, or the default."""
+        """Return the time a receive waits: `timeout_s`, also 0, or the default for None."""
         return self.deadlines.step_timeout_s if timeout_s is None else timeout_s
 
     def _timeout(self, timeout_s: float) -> LinkTimeout:
@@ -242,6 +242,6 @@ class Link(ABC):
 
 
 def _text(payload: Buffer) -> str:
-    """Words from a peer, safe to print."""
+    """Decode a peer's text, safe to print."""
     text = bytes(payload)[:MAX_REASON].decode(errors="replace")
     return "".join(c if c.isprintable() else " " for c in text).strip()

@@ -1,4 +1,4 @@
-"""What a link can do: round trips and bandwidth, measured between its two ends.
+"""Link measurements between two ends: round-trip times and bandwidth.
 
 One end calls `measure`, the other `answer` at the same time.
 """
@@ -22,7 +22,7 @@ _LEAST_ROUND_TRIPS, _MOST_ROUND_TRIPS = 20, 2000
 _FAR_S = 0.02  # a round trip of more: a few tell as much as many, and TCP takes some to find out what the path holds
 _FAR_ROUND_TRIPS = 3
 _FASTER = 1.25  # than before: TCP is still finding out
-_PIECES = 4  # that a measurement is spread over, so that a processor that is gone for a moment spoils one of them
+_SAMPLES = 4  # that a measurement is spread over, so that a processor that is gone for a moment spoils one of them
 Flood = tuple[int, float]  # bytes, and the seconds that they took with the asking
 _FLOOD = struct.Struct("<cI")  # b"s": I send n blocks; b"r": you send them; b"e": the end
 
@@ -31,7 +31,7 @@ _FLOOD = struct.Struct("<cI")  # b"s": I send n blocks; b"r": you send them; b"e
 class LinkFigures:
     """Round trips are of 8 bytes, in seconds; half of one is the one-way latency.
 
-    A measurement has several pieces. The median and the bandwidths are those of the best piece, best and p99 of all.
+    A measurement has several samples. The median and the bandwidths are those of the best sample, best and p99 of all.
     """
 
     round_trip_median_s: float
@@ -42,43 +42,43 @@ class LinkFigures:
 
     @property
     def latency_s(self) -> float:
-        """One way, median."""
+        """Median one-way latency in seconds."""
         return self.round_trip_median_s / 2
 
 
 def measure(link: Link, seconds: float = 1.0) -> LinkFigures:
-    """Measure for about so long: half of it round trips, half of it bandwidth, in turns.
+    """Measure for about `seconds`: half of it round trips, half of it bandwidth, in turns.
 
     The other end must `answer`.
     """
-    found = figures(link, seconds)
+    result = figures(link, seconds)
     done(link)
-    return found
+    return result
 
 
 def figures(link: Link, seconds: float) -> LinkFigures:
-    """As `measure`, and the other end goes on to answer."""
+    """Measure as `measure` does, but the other end goes on answering."""
     trips: list[float] = []
     median_s = math.inf
     sent: list[Flood] = []
     received: list[Flood] = []
-    pieces, piece_s = _PIECES, seconds / _PIECES
-    while pieces:
-        found = round_trips(link, SMALL_BYTES, piece_s / 2)
-        if found[0] > _FAR_S:  # TCP takes its time to find out what a long path holds: all of it at once
-            pieces, piece_s = 1, seconds
-        trips += found
-        median_s = min(median_s, found[len(found) // 2])
-        sent += _floods(link, b"s", piece_s / 4, found[0])
-        received += _floods(link, b"r", piece_s / 4, found[0])
-        pieces -= 1
+    samples, sample_s = _SAMPLES, seconds / _SAMPLES
+    while samples:
+        times = round_trips(link, SMALL_BYTES, sample_s / 2)
+        if times[0] > _FAR_S:  # TCP takes its time to find out what a long path holds: all of it at once
+            samples, sample_s = 1, seconds
+        trips += times
+        median_s = min(median_s, times[len(times) // 2])
+        sent += _floods(link, b"s", sample_s / 4, times[0])
+        received += _floods(link, b"r", sample_s / 4, times[0])
+        samples -= 1
     trips.sort()
     p99_s = trips[min(len(trips) - 1, len(trips) * 99 // 100)]
     return LinkFigures(median_s, p99_s, trips[0], _bandwidth(sent, trips[0]), _bandwidth(received, trips[0]))
 
 
 def round_trips(link: Link, n_bytes: int, seconds: float, most: int = _MOST_ROUND_TRIPS) -> list[float]:
-    """Sorted times in seconds of messages of `n_bytes` there and back; a few first ones are not counted."""
+    """Return sorted round-trip times in seconds of messages of `n_bytes`; the first few are warm-up."""
     payload, back = bytes(n_bytes), bytearray(n_bytes)
     times: list[float] = []
     warm_up, end = 3, time.monotonic() + seconds
@@ -98,12 +98,12 @@ def round_trips(link: Link, n_bytes: int, seconds: float, most: int = _MOST_ROUN
 
 
 def done(link: Link) -> None:
-    """Tell the other end's `answer` that nothing more will be asked."""
+    """End the other end's `answer`."""
     link.send(_FLOOD.pack(b"e", 0), Kind.CONTROL)
 
 
 def _floods(link: Link, direction: bytes, seconds: float, round_trip_s: float) -> list[Flood]:
-    """Large frames in one direction: more and more of them, until they take long enough to trust. Those that do."""
+    """Send large frames in one direction, more each time until they take long enough; return the runs that count."""
     blocks, best = 4, 0.0
     counted: list[Flood] = []
     while True:
@@ -127,12 +127,12 @@ def _floods(link: Link, direction: bytes, seconds: float, round_trip_s: float) -
 
 
 def _bandwidth(floods: list[Flood], round_trip_s: float) -> float:
-    """Bytes/s of the fastest. A round trip was spent on asking; what is left of its time counts."""
+    """Return bytes/s of the fastest run, without the round trip that the request took."""
     return max(n_bytes / max(took_s - round_trip_s, 1e-9) for n_bytes, took_s in floods)
 
 
 def answer(link: Link) -> None:
-    """Be the other end of `measure` and `round_trips`, until it is done."""
+    """Serve the other end's `measure` or `round_trips` until it is done."""
     while True:
         frame = link.receive(max_bytes=TENSOR_BYTES)
         if frame.kind is Kind.PING:

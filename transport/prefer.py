@@ -1,10 +1,10 @@
-"""Which of two ways to use: the usual one, unless the other is clearly and repeatedly faster.
+"""Choice between two paths: the usual one, unless the other is clearly and repeatedly faster.
 
-One measurement of each does not decide. On a shared machine the processor is gone for up to half a second at a time,
-and who is measured then looks slow. So the usual way is the prior. The other one must be a fifth faster in every one of
-several rounds, which are spread over longer than such a burst lasts. A round tries the other way between two tries of
-the usual one. So two of three tries are of the usual way: whatever hits at most half of the tries leaves one of them
-alone, and the usual way is not left for a slower one.
+One measurement of each does not decide: on a shared machine the processor is gone for up to half a second at a time,
+and whatever is measured then looks slow. So the usual path is the prior. The other one must be a fifth faster in each
+of several rounds, which are spread over longer than such a burst lasts. A round tries the other path between two tries
+of the usual one. Two of three tries are therefore of the usual path: a disturbance of at most half of the tries leaves
+one of them alone, and the usual path is not left for a slower one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Try = Callable[[], float]  # measures a way for a moment: seconds, at the fast e
 
 @dataclass(frozen=True)
 class Preference:
-    """Which way to use, and what the tries took."""
+    """The chosen path and the times of the tries."""
 
     other: bool  # the other way, not the usual one
     rounds: int  # that were measured; the first one that speaks for the usual way is the last
@@ -31,12 +31,12 @@ class Preference:
 
 
 def fast_end(times: list[float]) -> float:
-    """What a tenth of sorted times stay below: others tell of a busy processor more than of a way."""
+    """Return the 10th percentile of sorted times: longer ones tell of a busy processor more than of the path."""
     return times[len(times) // 10]
 
 
 def prefer(usual: Try, other: Try, pause: Callable[[float], None] = time.sleep) -> Preference:
-    """Measure both ways in turn. Errors are those of the tries."""
+    """Measure both paths in turn and choose one. Errors are those of the tries."""
     usual_s, other_s = [usual()], []
     for done in range(1, ROUNDS + 1):
         other_s.append(other())

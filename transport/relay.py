@@ -1,4 +1,4 @@
-"""Frames from one link to another and back: how a stream that reaches the daemon comes to the rank behind it."""
+"""Relay of frames between two links: connects a stream that reaches the daemon with the rank behind it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _IDLE_S = 7 * 86400.0  # the two ends have deadlines of their own
 
 
 def relay(a: Link, b: Link) -> None:
-    """Pass frames on in both directions until one link ends; then close both."""
+    """Forward frames in both directions until one link ends; then close both."""
     back = threading.Thread(target=_pump, args=(b, a), daemon=True, name="relay")
     back.start()
     _pump(a, b)

@@ -1,4 +1,4 @@
-"""The calls of edge.proto as Python: what a server registers and a client calls, read from the compiled description.
+"""RPC methods of edge.proto in Python: handlers for a server, stubs for a client, from the compiled description.
 
 Two methods carry raw bytes in place of messages (RAW): protobuf around a tensor would only copy it.
 """
@@ -48,10 +48,10 @@ def _types(method: Any) -> tuple[Any, Any]:
 
 
 def handlers(servicer: object, wrap: Callable[[str, Handler], Handler]) -> grpc.GenericRpcHandler:
-    """What a server registers: every method of the service, answered by the servicer's method of the same name. Its
-    `Link` is what `answering` takes.
+    """Make the handlers that a server registers: each method of the service is answered by the servicer's method of the
+    same name. The servicer's `Link` is the `accept` of `answering`.
 
-    `wrap(name, handler)` puts around each what all have in common: who may call, what errors become.
+    `wrap(name, handler)` adds to each handler what all share: admission of the caller, conversion of errors.
     """
     table = {}
     for method in _DESCRIPTION.methods:
@@ -68,16 +68,16 @@ def handlers(servicer: object, wrap: Callable[[str, Handler], Handler]) -> grpc.
 
 @dataclass(frozen=True)
 class Caller:
-    """Who makes a call."""
+    """Identity of the device that makes a call."""
 
     name: str
     owner: bool  # may give orders: the cluster's owner, or everybody where nobody is asked who they are
 
 
 class Admission(grpc.ServerInterceptor):  # type: ignore[misc]
-    """Asks `admit("/service/method", context)` who calls, before any call of any service is waited for.
+    """Identifies the caller by `admit("/service/method", context)` before a call's request is awaited.
 
-    gRPC's own order is the other way round: whoever sends no request would keep a thread without being known. Few calls
+    gRPC's own order is the reverse: a caller without a request would keep a thread, and never be identified. Few calls
     wait for their requests at a time, and the owner has most of these places. A call without a place is refused, or
     answered as if its request were empty where its method is one of `brief`.
     """
@@ -89,7 +89,7 @@ class Admission(grpc.ServerInterceptor):  # type: ignore[misc]
         self._lock = threading.Lock()
 
     def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
-        """The handler of a call, inside ours."""
+        """Wrap the handler of a call with admission."""
         handler = continuation(details)
         if handler is None:
             return None
@@ -117,9 +117,9 @@ class Admission(grpc.ServerInterceptor):  # type: ignore[misc]
 
     @contextmanager
     def _place(self, caller: Caller) -> Iterator[bool]:
-        """Whether this caller's request may be waited for, inside the block."""
+        """Reserve a place for this caller's request during the block; yield False if none is free."""
         with self._lock:
-            others = sum(n for who, n in self._awaited.items() if not who.owner)
+            others = sum(n for waiting, n in self._awaited.items() if not waiting.owner)
             free = self._awaited.total() < AWAITED
             if not caller.owner:
                 free = others < AWAITED_OTHERS and self._awaited[caller] < AWAITED_EACH
@@ -134,7 +134,7 @@ class Admission(grpc.ServerInterceptor):  # type: ignore[misc]
 
 
 def _first(requests: Iterator[bytes], context: grpc.ServicerContext, read: Callable[[Any], Any] | None) -> Any:
-    """The only request of a call."""
+    """Return the only request of a call."""
     with impatient(context, OPEN_S):
         request = next(requests, None)
     try:
@@ -145,7 +145,7 @@ def _first(requests: Iterator[bytes], context: grpc.ServicerContext, read: Calla
 
 @contextmanager
 def impatient(context: grpc.ServicerContext, seconds: float) -> Iterator[Callable[[], None]]:
-    """Cancel a call that takes so long inside the block. What this yields, called, starts the time anew."""
+    """Cancel a call that stays in the block longer than `seconds`. Yields a function that restarts the time."""
     until = time.monotonic() + seconds
     over = threading.Event()
 
@@ -168,9 +168,9 @@ def impatient(context: grpc.ServicerContext, seconds: float) -> Iterator[Callabl
 
 def stub(channel: grpc.Channel, method: str) -> Any:
     """The client's side of one method, as gRPC's own callable."""
-    found = _DESCRIPTION.methods_by_name[method]
-    request, response = _types(found)
-    make: Callable[..., Any] = getattr(channel, _shape(found))
+    description = _DESCRIPTION.methods_by_name[method]
+    request, response = _types(description)
+    make: Callable[..., Any] = getattr(channel, _shape(description))
     return make(
         f"/{SERVICE}/{method}",
         request_serializer=request.SerializeToString if request else None,
@@ -179,5 +179,5 @@ def stub(channel: grpc.Channel, method: str) -> Any:
 
 
 def _shape(method: Any) -> str:
-    """gRPC's word for what streams: unary_unary, stream_stream, ..."""
+    """Return gRPC's name for a method's shape: unary_unary, stream_stream, ..."""
     return "_".join("stream" if streams else "unary" for streams in (method.client_streaming, method.server_streaming))

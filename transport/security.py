@@ -53,7 +53,7 @@ _EXPIRED, _NOT_YET_VALID = 10, 9  # X509_V_ERR_CERT_HAS_EXPIRED, X509_V_ERR_CERT
 
 @dataclass(frozen=True)
 class Credentials:
-    """What this device shows and whom it believes; PEM. The key is not encrypted."""
+    """TLS credentials of this device and the authority it trusts, in PEM. The key is not encrypted."""
 
     authority: bytes
     certificate: bytes
@@ -63,7 +63,7 @@ class Credentials:
 
 @dataclass(frozen=True)
 class Identity:
-    """Who a certificate says its holder is. `expires` is in Unix seconds."""
+    """Holder of a certificate. `expires` is in Unix seconds."""
 
     name: str
     role: str
@@ -77,7 +77,7 @@ class Identity:
 
 
 def peer_identity(certificate: bytes) -> Identity:
-    """Whom a certificate (DER or PEM) was made out to; Refused where it is not a device's. Nothing else is checked."""
+    """Return the holder of a certificate (DER or PEM). Refused if it is not a device's. Nothing else is checked."""
     return _identity(_certificate(certificate))
 
 
@@ -114,12 +114,12 @@ def admit_caller(
 
 
 def client_context(credentials: Credentials) -> ssl.SSLContext:
-    """For a socket that dials."""
+    """Return the TLS context of a socket that dials."""
     return _context(ssl.PROTOCOL_TLS_CLIENT, credentials)
 
 
 def server_context(credentials: Credentials) -> ssl.SSLContext:
-    """For sockets that are dialled; a peer must show a certificate."""
+    """Return the TLS context of sockets that accept connections; a peer must show a certificate."""
     context = _context(ssl.PROTOCOL_TLS_SERVER, credentials)
     context.num_tickets = 0  # a resumed session would skip the look at the certificate's dates
     return context
@@ -155,7 +155,7 @@ def handshake(
 
 
 def tls_error(error: OSError, peer: str) -> TransportError:
-    """What an error of a TLS socket means."""
+    """Translate an error of a TLS socket into one of our errors."""
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code in (_EXPIRED, _NOT_YET_VALID):
             return Refused(f"the certificate of {peer} is not in date, by this device's clock")
@@ -177,9 +177,10 @@ def tls_error(error: OSError, peer: str) -> TransportError:
 
 
 def identify(host: str, port: int, credentials: Credentials, timeout_s: float) -> Identity:
-    """Who serves gRPC at this address: any member, or one that is only invited; and it accepted our certificate.
+    """Return the member, or invited device, that serves gRPC at this address and accepted our certificate.
 
-    `timeout_s` bounds reaching it, and again shaking hands. Refused, LinkTimeout, LinkClosed, ProtocolError where not.
+    `timeout_s` bounds the connection, and again the handshake. Otherwise Refused, LinkTimeout, LinkClosed or
+    ProtocolError.
     """
     peer = f"{host}:{port}"
     context = client_context(credentials)
@@ -192,8 +193,8 @@ def identify(host: str, port: int, credentials: Credentials, timeout_s: float) -
         raise LinkClosed(f"no connection to {peer}: {error.strerror or error}") from error
     deadline = time.monotonic() + timeout_s
     with handshake(sock, context, server_side=False, peer=peer, timeout_s=timeout_s) as tls:
-        found = admit(tls.getpeercert(binary_form=True), credentials, ANYONE)
-        late = LinkTimeout(f"{found.name} at {peer} shook hands, but sent nothing within {timeout_s:g} s")
+        holder = admit(tls.getpeercert(binary_form=True), credentials, ANYONE)
+        late = LinkTimeout(f"{holder.name} at {peer} shook hands, but sent nothing within {timeout_s:g} s")
         try:
             # An HTTP/2 server speaks first, unless it turns our certificate down: then an alert comes, or, from gRPC,
             # nothing but the end.
@@ -201,25 +202,24 @@ def identify(host: str, port: int, credentials: Credentials, timeout_s: float) -
         except (ssl.SSLEOFError, ConnectionError):
             first = b""
         except OSError as error:
-            raise tls_error(error, f"{found.name} at {peer}") from error
+            raise tls_error(error, f"{holder.name} at {peer}") from error
         if not first:
             raise Refused(
-                f"{found.name} at {peer} refused this device: it hung up when it saw this device's certificate "
+                f"{holder.name} at {peer} refused this device: it hung up when it saw this device's certificate "
                 "(expired by its clock, or of another cluster?)"
             )
-    return found
+    return holder
 
 
 def grpc_server_credentials(fetch: Callable[[], Credentials]) -> grpc.ServerCredentials:
-    """For a gRPC port that members and invited devices may reach. `fetch` is asked at every new connection, so a
-    certificate can be swapped while the server runs. Each call is still to be checked with `admit_caller`.
-    """
+    """Credentials of a gRPC port that members and invited devices may reach. `fetch` is called at every new connection,
+    so a certificate can be replaced while the server runs. Each call must still be checked with `admit_caller`."""
     import grpc
 
     last = fetch()
 
-    def configuration(held: Credentials) -> grpc.ServerCertificateConfiguration:
-        return grpc.ssl_server_certificate_configuration([(held.key, held.certificate)], held.authority)
+    def configuration(current: Credentials) -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration([(current.key, current.certificate)], current.authority)
 
     def renewed() -> grpc.ServerCertificateConfiguration | None:
         nonlocal last
@@ -274,16 +274,16 @@ def _file_of(content: bytes) -> Iterator[str]:
 
 
 def _drive(tls: ssl.SSLSocket, step: Callable[[], Any], deadline: float, late: LinkTimeout) -> Any:
-    """What `step` returns, once the socket can do it; `late` is raised at the deadline."""
+    """Call `step` until the socket can complete it, and return its result; raise `late` at the deadline."""
     while True:
         try:
             return step()
         except ssl.SSLWantReadError:
-            wanted = select.POLLIN
+            events = select.POLLIN
         except ssl.SSLWantWriteError:
-            wanted = select.POLLOUT
+            events = select.POLLOUT
         poller = select.poll()
-        poller.register(tls, wanted)
+        poller.register(tls, events)
         if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
             raise late
 

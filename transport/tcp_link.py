@@ -36,7 +36,7 @@ yield_cpu: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 
 
 class _Wait:
-    """The wait for one whole frame: a peer that sends a byte now and then does not keep us longer."""
+    """Deadline of one whole frame: a peer that sends single bytes does not prolong it."""
 
     __slots__ = ("deadline", "timeout_s")
 
@@ -45,7 +45,8 @@ class _Wait:
         self.deadline = time.monotonic() + timeout_s
 
     def rest(self, timeout_s: float) -> _Wait:
-        """For what follows a header: a frame that has begun is not waited for as long as for the next one."""
+        """Return the wait for the rest of a frame: until this deadline or `timeout_s` from now, whichever is
+        earlier."""
         rest = _Wait(timeout_s)
         return rest if rest.deadline < self.deadline else self
 
@@ -112,7 +113,7 @@ class TcpLink(Link):
             self._wait_for_room(deadline)
 
     def _try_send(self, parts: list[memoryview]) -> int:
-        """How many bytes went out without waiting."""
+        """Send without waiting; return how many bytes went out."""
         try:
             if self._tls:
                 with self._lock:
@@ -124,7 +125,7 @@ class TcpLink(Link):
             raise self._failed(error) from error
 
     def _wait_for_room(self, deadline: float) -> None:
-        """Until the socket can take bytes."""
+        """Wait until the socket can take bytes."""
         poller = select.poll()
         try:
             poller.register(self._socket, select.POLLOUT)
@@ -151,24 +152,24 @@ class TcpLink(Link):
         return Frame(kind, payload)
 
     def _read_into(self, buffer: memoryview, timeout_s: float, kind: Kind) -> None:
-        """Header and payload in one system call: what comes is nearly always what was asked for."""
+        """Read header and payload in one system call: the frame is nearly always the expected one."""
         header = memoryview(self._header)
         wait = _Wait(timeout_s)
         got = self._receive([header] if self._tls else [header, buffer], wait)
         if got < HEADER_BYTES:
             self._fill(header[got:], wait, inside=True)
             got = HEADER_BYTES
-        found, length, _ = self._parsed(parse_header, header)
+        received, length, _ = self._parsed(parse_header, header)
         got -= HEADER_BYTES
-        if found is kind and length == len(buffer):
+        if received is kind and length == len(buffer):
             if got < length:
                 self._fill(buffer[got:], wait.rest(self.deadlines.step_timeout_s), inside=True)
             return
         # Not what was asked for: the link ends, but a last word of the peer says why. Some of it may be in `buffer`.
-        self._limit(found, length, len(buffer))
+        self._limit(received, length, len(buffer))
         payload = bytearray(buffer[: min(got, length)]).ljust(length, b"\0")
         self._fill(memoryview(payload)[got:], wait.rest(self.deadlines.step_timeout_s), inside=True)
-        self._expect(found, payload, kind, len(buffer))
+        self._expect(received, payload, kind, len(buffer))
 
     def _fill(self, view: memoryview, wait: _Wait, inside: bool) -> None:
         """Read exactly this many bytes. inside: the stream must not end here, because a frame has begun."""
@@ -273,7 +274,7 @@ class TcpLink(Link):
 
 
 def _after(parts: list[memoryview], n: int) -> list[memoryview]:
-    """What is left of `parts` without the first `n` bytes."""
+    """Return `parts` without their first `n` bytes."""
     while parts and n >= len(parts[0]):
         n -= len(parts[0])
         parts = parts[1:]
@@ -298,7 +299,8 @@ def tune(sock: socket.socket, streams: bool = False) -> None:
 
 
 def vanished(tcp_info: bytes) -> bool:
-    """Whether Linux sent again and again, and nothing at all came back for some seconds. `tcp_info` is its TCP_INFO.
+    """Return whether the peer vanished: Linux retransmits and nothing came back for some seconds. `tcp_info` is its
+    TCP_INFO.
 
     TCP_USER_TIMEOUT would be the kernel's own way, but it also ends a connection whose peer answers and is only too
     busy to read.

@@ -96,7 +96,7 @@ def _show(args: argparse.Namespace, space: PlanSpace, point: Point, why: str, ch
         print(printable(f"{name}: {text}"))
     thing = "token" if space.kind == "llm" else "input"
     for change in changes:
-        value = "no plan either" if change.value is None else OBJECTIVES[args.objective].told(change.value, thing)
+        value = "no plan either" if change.value is None else OBJECTIVES[args.objective].describe(change.value, thing)
         print(printable(f"with {change.what}: {value}"))
     print_notes(notes(space))
     if args.save is not None:

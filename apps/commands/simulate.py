@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
             "point": point,
             "kind": "llm" if predicted.prompt is not None else "onnx",
         }
-        return print_json({**head, "arrivals": arrivals.told, "seed": args.seed, **result.to_json()})
+        return print_json({**head, "arrivals": arrivals.description, "seed": args.seed, **result.to_json()})
     _show(result, arrivals, point)
     return 0
 
@@ -100,7 +100,7 @@ def _conditions(args: argparse.Namespace, names: dict[str, str]) -> Conditions:
 def _show(result: Simulated, arrivals: Arrivals, point: str | None) -> None:
     of = f"{point}: " if point else ""
     failed = f", {result.failed} failed" if result.failed else ""
-    print_note(f"{of}{result.requests} requests, {arrivals.told}: {result.completed} completed{failed}")
+    print_note(f"{of}{result.requests} requests, {arrivals.description}: {result.completed} completed{failed}")
     print()
     times = (
         ("first token", result.ttft_s),

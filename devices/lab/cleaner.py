@@ -1,4 +1,4 @@
-"""What a lab leaves on the machine, removed: the process that outlives the lab, however that ended, and its one job.
+"""Cleaner of a lab: a process that outlives the lab, however that ended, and removes what it left on the machine.
 
     python -m devices.lab.cleaner FOLDER
 
@@ -30,7 +30,7 @@ _END_S = 15.0
 
 
 def prefix(lab: str) -> str:
-    """What the names of a lab's control groups and namespaces begin with."""
+    """Return the prefix of a lab's control groups and namespaces."""
     return f"edge-lab-{lab}"
 
 
@@ -57,21 +57,21 @@ def lock_file(folder: Path) -> Path:
 
 def _kill(lab: str) -> None:
     deadline = time.monotonic() + _END_S
-    while (found := lab_processes(lab)) and time.monotonic() < deadline:
-        for process in found:
+    while (processes := lab_processes(lab)) and time.monotonic() < deadline:
+        for process in processes:
             with suppress(psutil.Error):
                 process.kill()
         time.sleep(0.02)
 
 
 def lab_processes(lab: str) -> list[psutil.Process]:
-    """All processes that a lab started, and those that these started."""
-    found = []
+    """Return all processes that a lab started, and their descendants."""
+    processes = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):  # it has ended, or belongs to somebody else
             if process.environ().get(VARIABLE) == lab:
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 def main(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a lab consists of: devices and links, from a lab.toml or a dictionary of the same shape.
+"""Configuration of a lab: devices and links, from a lab.toml or a dictionary of the same shape.
 
 Data and checks only; `devices/lab/lab.py` makes it real.
 """
@@ -47,7 +47,7 @@ class LabDevice:
 
 @dataclass(frozen=True)
 class LabLink:
-    """What the way between two devices is like, in both directions."""
+    """Link between two devices, the same in both directions."""
 
     shape: Shape
     between: tuple[str, str] | None = None  # None: every pair, the owner's own end too
@@ -62,7 +62,7 @@ class LabConfig:
 
     @property
     def shaped(self) -> bool:
-        """Whether any link is worse than loopback."""
+        """True if any link is worse than loopback."""
         return any(link.shape != Shape() for link in self.links)
 
     def shape(self, a: str, b: str) -> Shape:
@@ -106,16 +106,16 @@ def lab_to_json(config: LabConfig) -> dict[str, Any]:
     """A dictionary that `parse_lab` makes the same lab of."""
     devices = [
         {
-            "name": one.name,
-            "preset": one.preset,
-            "cpu": one.cpu,
-            "memory": None if one.memory_bytes is None else f"{one.memory_bytes}B",
-            "threads": one.threads,
-            "affinity": cores_text(one.affinity) or None,
-            "cache_size": None if one.cache_bytes is None else f"{one.cache_bytes}B",
-            "models": None if one.models is None else str(one.models),
+            "name": device.name,
+            "preset": device.preset,
+            "cpu": device.cpu,
+            "memory": None if device.memory_bytes is None else f"{device.memory_bytes}B",
+            "threads": device.threads,
+            "affinity": cores_text(device.affinity) or None,
+            "cache_size": None if device.cache_bytes is None else f"{device.cache_bytes}B",
+            "models": None if device.models is None else str(device.models),
         }
-        for one in config.devices
+        for device in config.devices
     ]
     links = [
         {
@@ -127,10 +127,10 @@ def lab_to_json(config: LabConfig) -> dict[str, Any]:
         }
         for link in config.links
     ]
-    return {kind: [_given(table) for table in tables] for kind, tables in (("device", devices), ("link", links))}
+    return {kind: [_without_none(table) for table in tables] for kind, tables in (("device", devices), ("link", links))}
 
 
-def _given(table: dict[str, Any]) -> dict[str, Any]:
+def _without_none(table: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in table.items() if value is not None}
 
 

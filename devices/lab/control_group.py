@@ -55,14 +55,14 @@ class ControlGroup:
     def __init__(self, name: str, *, cores: float | None = None, memory: int | None = None) -> None:
         """cores: of processor time; memory: bytes. NoGroups where this user, or this machine, has none to give."""
         self._new = (GROUPS / "cgroup.controllers").exists()  # version 2: one tree for everything
-        wanted = [kind for kind, limit in (("cpu", cores), ("memory", memory)) if limit is not None]
-        parents = [GROUPS] if self._new else [GROUPS / kind for kind in wanted]
+        controllers = [kind for kind, limit in (("cpu", cores), ("memory", memory)) if limit is not None]
+        parents = [GROUPS] if self._new else [GROUPS / kind for kind in controllers]
         self.folders = [parent / name for parent in parents]
         try:
             for folder in self.folders:
                 folder.mkdir()
             if self._new:
-                self._enable(wanted)
+                self._enable(controllers)
             if cores is not None:
                 self.limit_cpu(cores)
             if memory is not None:
@@ -95,9 +95,9 @@ class ControlGroup:
         folder = self._folder("memory")
         (folder / ("memory.max" if self._new else "memory.limit_in_bytes")).write_text(str(limit))
         # Version 1 counts memory and swap together there. Some kernels have no such file.
-        swap, most = ("memory.swap.max", 0) if self._new else ("memory.memsw.limit_in_bytes", limit)
+        swap, value = ("memory.swap.max", 0) if self._new else ("memory.memsw.limit_in_bytes", limit)
         if (folder / swap).exists():
-            (folder / swap).write_text(str(most))
+            (folder / swap).write_text(str(value))
 
     def close(self) -> None:
         """Remove it. What still runs in it is killed."""
@@ -113,10 +113,10 @@ class ControlGroup:
     def _folder(self, kind: str) -> Path:
         return self.folders[0] if self._new else next(f for f in self.folders if f.parent.name == kind)
 
-    def _enable(self, wanted: list[str]) -> None:
+    def _enable(self, controllers: list[str]) -> None:
         """Version 2: a tree hands its kinds of limits down only when told to."""
         there = (self.folders[0] / "cgroup.controllers").read_text().split()
-        for kind in wanted:
+        for kind in controllers:
             if kind not in there:
                 (GROUPS / "cgroup.subtree_control").write_text(f"+{kind}")
 

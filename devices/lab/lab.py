@@ -35,7 +35,7 @@ _END_S = 60.0
 
 
 def labs_folder() -> Path:
-    """Where labs keep their files."""
+    """Return the folder where labs keep their files."""
     return state_folder() / "labs"
 
 
@@ -65,7 +65,7 @@ def down() -> bool:
     if not base.is_dir():
         return False
     deadline = time.monotonic() + _END_S
-    found = (base / LASTING).exists()
+    is_lasting = (base / LASTING).exists()
     while (lock := _try_lock(base, LASTING)) is None:
         _terminate_supervisor(base / LASTING)
         if time.monotonic() > deadline:
@@ -74,7 +74,7 @@ def down() -> bool:
     clean(base / LASTING)
     os.close(lock)
     _sweep(base)
-    return found
+    return is_lasting
 
 
 def _terminate_supervisor(folder: Path) -> None:
@@ -101,13 +101,13 @@ class Running:
     def wait(self, progress: Callable[[int, str], None]) -> None:
         """Until all workers answer. LabError where one does not."""
         for line in self._output:
-            said = json.loads(line)
-            if "ready" in said:
-                self.state = LabState(self._folder, said["ready"])
+            message = json.loads(line)
+            if "ready" in message:
+                self.state = LabState(self._folder, message["ready"])
                 return
-            if "error" in said:
-                raise LabError(said["error"])
-            progress(said["answers"], said["name"])
+            if "error" in message:
+                raise LabError(message["error"])
+            progress(message["answers"], message["name"])
         raise LabError("the lab's supervisor ended at its start")
 
     def keep(self) -> None:

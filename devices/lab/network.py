@@ -72,8 +72,8 @@ class LabNetwork:
             self.switch = self._start_switch(descriptors, names, config, environment)
         except (OSError, subprocess.SubprocessError) as error:
             self._claim.close()
-            said = getattr(error, "stderr", "") or ""
-            raise NoNetwork(f"a network cannot be made here: {' '.join(f'{error} {said}'.split())}") from error
+            output = getattr(error, "stderr", "") or ""
+            raise NoNetwork(f"a network cannot be made here: {' '.join(f'{error} {output}'.split())}") from error
         finally:
             for fd in descriptors:
                 os.close(fd)

@@ -65,7 +65,7 @@ class Switch:
             self._deliver()
 
     def _wait_s(self) -> float | None:
-        """How long to wait for packets: until just before something is due."""
+        """Return the seconds to wait for packets: until just before the next delivery is due; None if none is."""
         return max(0.0, self._waiting[0][0] - time.monotonic() - _EARLY_S) if self._waiting else None
 
     def _take(self, fd: int) -> None:
@@ -92,7 +92,7 @@ class Switch:
                 self._waiting_bytes += len(packet)
 
     def _deliver(self) -> None:
-        """What has arrived by now."""
+        """Deliver all packets that are due."""
         waiting = self._waiting
         while waiting and waiting[0][0] <= time.monotonic():
             _, _, to, packet = heapq.heappop(waiting)
@@ -107,13 +107,13 @@ def _write(fd: int, packet: bytes) -> None:
 
 def main(text: str) -> None:
     """Switch as the JSON says, until killed."""
-    given = json.loads(text)
+    settings = json.loads(text)
     with suppress(OSError):
         os.nice(_PRIORITY)
     with suppress(OSError):  # or waits end up to 50 us late
         Path("/proc/self/timerslack_ns").write_text("1000")
-    lines = {(source, to): Shape(**shape) for source, to, shape in given["lines"]}
-    Switch([(fd, address) for fd, address in given["ports"]], lines).run()
+    lines = {(source, to): Shape(**shape) for source, to, shape in settings["lines"]}
+    Switch([(fd, address) for fd, address in settings["ports"]], lines).run()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What one direction of a network link does to packets: when each arrives, or that it does not.
+"""Model of one direction of a network link: when each packet arrives, or that it is lost.
 
 Pure arithmetic on times and sizes. A packet waits for those before it, takes its size divided by the bandwidth to pass,
 travels for the delay and up to the jitter, and may be lost. The order stays: jitter delays, it does not reorder.
@@ -18,7 +18,7 @@ PACKET_S = 0.005  # where bandwidth is limited, a packet takes no longer than th
 
 @dataclass(frozen=True)
 class Shape:
-    """What one direction of a link is like."""
+    """Properties of one direction of a link."""
 
     delay_s: float = 0.0  # one way
     jitter_s: float = 0.0  # up to so much more, evenly distributed
@@ -26,9 +26,10 @@ class Shape:
     loss: float = 0.0  # probability that a packet never arrives
 
     def queue_bytes(self) -> float:
-        """What may wait before the link; what comes on top is dropped. Infinite where there is nothing to wait for.
+        """Return how many bytes may queue before the link; packets beyond are dropped. Infinite for a link without a
+        limit.
 
-        Twice what is on its way there and back, so that TCP keeps the link busy after a loss.
+        Twice the bandwidth-delay product, so that TCP keeps the link busy after a loss.
         """
         if self.bytes_per_s is None:
             return float("inf")
@@ -45,7 +46,7 @@ class Shape:
 
 
 class Shaper:
-    """One direction of a link, and what is on its way there."""
+    """One direction of a link, with the packets in flight."""
 
     def __init__(self, shape: Shape, seed: int = 0) -> None:
         """seed: of jitter and losses."""
@@ -56,7 +57,7 @@ class Shaper:
         self._last = 0.0  # when the packet before arrives
 
     def arrival(self, now: float, n_bytes: int) -> float | None:
-        """When a packet handed over at `now` (s) arrives; None where the queue is full, or it is lost on the way."""
+        """Return when a packet sent at `now` (s) arrives; None if the queue is full, or it is lost on the way."""
         shape, rate = self.shape, self.shape.bytes_per_s
         start = now
         if rate is not None:

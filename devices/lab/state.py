@@ -27,12 +27,12 @@ class LabState:
 
     @property
     def shaped(self) -> bool:
-        """Whether links are shaped. Workers then listen beyond loopback, and commands need --insecure."""
+        """True if links are shaped. Workers then listen beyond loopback, and commands need --insecure."""
         return bool(self.said["shaped"])
 
     @property
     def not_enforced(self) -> list[dict[str, Any]]:
-        """What could not be had here: each `device` (None: all), `what` and `why`."""
+        """Settings that could not be enforced here: each `device` (None: all), `what` and `why`."""
         return list(self.said["not_enforced"])
 
     def pid(self, name: str) -> int:
@@ -46,7 +46,7 @@ class LabState:
         return list(args) if namespace is None else in_namespace(namespace, args)
 
     def to_json(self) -> dict[str, Any]:
-        """All of it, and which workers run now; docs/cli.md has the keys."""
+        """Return the whole state, with which workers run now; docs/cli.md has the keys."""
         devices = [{**device, "running": _runs(device["pid"])} for device in self.said["devices"]]
         return {**self.said, "devices": devices}
 

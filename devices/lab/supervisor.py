@@ -38,7 +38,7 @@ _FAST = 50e6  # bytes/s that one connection of this machine's own end should rea
 
 
 class _Ended(Exception):
-    """Whoever wanted this lab is gone, or said so."""
+    """The owner of this lab has ended, or asked it to end."""
 
 
 class Supervisor:
@@ -46,11 +46,11 @@ class Supervisor:
 
     def __init__(self, folder: Path) -> None:
         """Reads what to do; `run` does it."""
-        given = json.loads((folder / LAB_FILE).read_text())
+        settings = json.loads((folder / LAB_FILE).read_text())
         self._folder = folder
-        self._prefix = prefix(given["id"])
-        self._config = parse_lab(given["config"])
-        self._environment = {**os.environ, VARIABLE: given["id"]}
+        self._prefix = prefix(settings["id"])
+        self._config = parse_lab(settings["config"])
+        self._environment = {**os.environ, VARIABLE: settings["id"]}
         self._network: LabNetwork | None = None
         self._workers: list[LabWorker] = []
         self._notes: list[dict[str, str | None]] = []
@@ -126,14 +126,14 @@ class Supervisor:
             if worker.process.returncode is None and worker.process.poll() is not None:
                 print(f"the worker {worker.device.name} ended: {worker.process.returncode}", file=sys.stderr)
 
-    def _note(self, what: str, why: str) -> None:
-        self._notes.append({"device": None, "what": what, "why": why})
+    def _note(self, setting: str, why: str) -> None:
+        self._notes.append({"device": None, "what": setting, "why": why})
 
     def _state(self) -> dict[str, Any]:
-        """As docs/cli.md has it."""
-        cores, asked = os.cpu_count() or 1, sum(device.cpu or 0 for device in self._config.devices)
-        if asked > cores:
-            why = f"all devices together have {asked:g} cores, this machine {cores}: they slow each other down"
+        """Return the state of the lab as docs/cli.md describes it."""
+        cores, cores_used = os.cpu_count() or 1, sum(device.cpu or 0 for device in self._config.devices)
+        if cores_used > cores:
+            why = f"all devices together have {cores_used:g} cores, this machine {cores}: they slow each other down"
             self._note("cpu", why)
         return {
             "supervisor_pid": os.getpid(),
@@ -155,18 +155,18 @@ class Supervisor:
                 process.wait(_END_S)
 
 
-def _say(what: dict[str, Any]) -> None:
+def _say(message: dict[str, Any]) -> None:
     with suppress(OSError):  # nobody listens any more
-        print(json.dumps(what), flush=True)
+        print(json.dumps(message), flush=True)
 
 
 def _start_cleaner(folder: Path, lock: int) -> int:
     """A cleaner that waits for the end of this process, which is that of the descriptor returned. It holds the lab's
     lock, too, and our standard output: who started us sees its end when all is clean."""
-    theirs, ours = os.pipe()
+    cleaner_end, ours = os.pipe()
     command = module_command("devices.lab.cleaner", str(folder))
-    subprocess.Popen(command, cwd=ROOT, stdin=theirs, pass_fds=[lock], start_new_session=True)
-    os.close(theirs)
+    subprocess.Popen(command, cwd=ROOT, stdin=cleaner_end, pass_fds=[lock], start_new_session=True)
+    os.close(cleaner_end)
     return ours
 
 
@@ -175,13 +175,13 @@ def main(folder: Path, lock: int) -> None:
     _start_cleaner(folder, lock)
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-    def told(*_: object) -> None:
+    def on_signal(*_: object) -> None:
         for number in signals:
             signal.signal(number, signal.SIG_IGN)  # once is enough; ending is not to be disturbed
         raise _Ended
 
     for number in signals:
-        signal.signal(number, told)
+        signal.signal(number, on_signal)
     try:
         Supervisor(folder).run()
     except _Ended:

@@ -1,4 +1,4 @@
-"""One device of a lab that runs: its worker's process, the limits it is kept to, and where it listens."""
+"""Running device of a lab: its worker's process, its limits, and the address where it listens."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class LabWorker:
             )
 
     def answers(self) -> bool:
-        """Whether it can be reached; `address` is set then."""
+        """Return whether the worker can be reached; `address` is set then."""
         match = None if self.address else _LISTENS.search(self.log.read_text(errors="replace"))
         if match:
             host, _, port = match[1].rpartition(":")
@@ -74,7 +74,7 @@ class LabWorker:
             self._group.limit_cpu(self.device.cpu)
 
     def to_json(self) -> dict[str, Any]:
-        """What `edge lab up --json` has of it."""
+        """Return the worker's part of `edge lab up --json`."""
         return {
             "name": self.device.name,
             "address": self.address,
@@ -103,16 +103,16 @@ class LabWorker:
                 self._note("memory", f"only the worker's own --memory holds: {error}")
             return None
 
-    def _note(self, what: str, why: str) -> None:
-        self.notes.append({"device": self.device.name, "what": what, "why": why})
+    def _note(self, setting: str, why: str) -> None:
+        self.notes.append({"device": self.device.name, "what": setting, "why": why})
 
     def _options(self, network: LabNetwork | None) -> list[str]:
-        """Of `edge worker`."""
+        """Return the options for `edge worker`."""
         device, threads = self.device, self.device.threads
         if threads is None and device.cpu is not None:
             threads = max(1, min(math.ceil(device.cpu), os.cpu_count() or 1))
         memory = None if device.memory_bytes is None else int(device.memory_bytes * _WORKER_SHARE)
-        given = {
+        values = {
             "--listen": f"{network.addresses[device.name]}:{PORT}" if network else "127.0.0.1:0",
             "--name": device.name,
             "--threads": threads,
@@ -121,5 +121,5 @@ class LabWorker:
             "--cache-size": None if device.cache_bytes is None else f"{device.cache_bytes}B",
             "--models": device.models,
         }
-        options = [str(part) for pair in given.items() if pair[1] is not None for part in pair]
+        options = [str(part) for pair in values.items() if pair[1] is not None for part in pair]
         return [*options, "--insecure", "--no-announce"]

@@ -31,7 +31,7 @@ class _Server:
     def __init__(self, requests: socket.socket) -> None:
         self._requests = requests
         self._waits = selectors.DefaultSelector()
-        self._told: dict[int, socket.socket] = {}  # where to tell of a process, by its number
+        self._channels: dict[int, socket.socket] = {}  # where to tell of a process, by its number
 
     def serve(self) -> tuple[list[str], list[int]] | None:
         """Until nobody can ask any more, and all that was forked has ended. In a process that was forked: what it was
@@ -50,20 +50,20 @@ class _Server:
                     return json.loads(request), descriptors[1:]
         return None
 
-    def _fork(self, told: int, *given: int) -> bool:
-        """Whether this is the process that was forked."""
-        runs, held = os.pipe()  # the end that the process holds is closed when it ends, however it does
+    def _fork(self, reply: int, *descriptors: int) -> bool:
+        """Fork. Return whether this is the forked process."""
+        runs, held_end = os.pipe()  # the end that the process holds is closed when it ends, however it does
         pid = os.fork()
         if not pid:
             watched = [key.fd for key in self._waits.get_map().values()]
             self._waits.close()
-            for descriptor in (runs, told, *watched, *(one.detach() for one in self._told.values())):
+            for descriptor in (runs, reply, *watched, *(sock.detach() for sock in self._channels.values())):
                 os.close(descriptor)
             self._requests.detach()
             return True
-        for descriptor in (held, *given):
+        for descriptor in (held_end, *descriptors):
             os.close(descriptor)
-        self._told[pid] = socket.socket(fileno=told)
+        self._channels[pid] = socket.socket(fileno=reply)
         self._waits.register(runs, selectors.EVENT_READ, pid)
         self._tell(pid, pid)
         return False
@@ -73,11 +73,11 @@ class _Server:
         os.close(runs)
         _, status = os.waitpid(pid, 0)
         self._tell(pid, os.waitstatus_to_exitcode(status))
-        self._told.pop(pid).close()
+        self._channels.pop(pid).close()
 
     def _tell(self, pid: int, number: int) -> None:
         with suppress(OSError):  # nobody may want to know any more
-            self._told[pid].send(NUMBER.pack(number))
+            self._channels[pid].send(NUMBER.pack(number))
 
 
 def main() -> None:
@@ -93,9 +93,9 @@ def serve(requests: socket.socket, run_forked: Callable[[list[str], list[int]], 
     """Fork for who asks, until nobody can any more. Each process that was forked runs `run_forked(arguments,
     descriptors)`."""
     gc.freeze()  # a collection would write to pages that are shared with what is forked
-    asked = _Server(requests).serve()
-    if asked is not None:
-        run_forked(*asked)
+    request = _Server(requests).serve()
+    if request is not None:
+        run_forked(*request)
 
 
 if __name__ == "__main__":

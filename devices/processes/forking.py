@@ -27,7 +27,7 @@ MOST_DESCRIPTORS = 8
 
 
 def available() -> bool:
-    """Whether this system has what it takes: Linux 5.3. On macOS, libraries of the system break in forked processes."""
+    """Return whether this system can fork workers: Linux 5.3. On macOS, system libraries break in forked processes."""
     if sys.platform != "linux":
         return False
     try:
@@ -55,14 +55,14 @@ class ForkServer:
             if self._process is not None and self._process.poll() is None:
                 return
             self._hang_up()
-            self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            with theirs:
+            self._requests, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with server_end:
                 self._process = subprocess.Popen(
                     [
                         *self._under,
-                        *module_command("devices.processes.fork_server", str(theirs.fileno()), *self._modules),
+                        *module_command("devices.processes.fork_server", str(server_end.fileno()), *self._modules),
                     ],
-                    pass_fds=[theirs.fileno()],
+                    pass_fds=[server_end.fileno()],
                     stdin=subprocess.DEVNULL,
                     # The threads with which numpy multiplies matrices would be lost in a fork.
                     env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
@@ -81,10 +81,10 @@ class ForkServer:
     def start(self, arguments: Sequence[str], descriptors: Sequence[int]) -> ForkedProcess:
         """A process with these arguments, and copies of these descriptors. ChildProcessError as `prepare`."""
         self.prepare()
-        ours, theirs = socket.socketpair()
-        with theirs, self._lock, suppress(OSError):
+        ours, server_end = socket.socketpair()
+        with server_end, self._lock, suppress(OSError):
             assert self._requests is not None
-            socket.send_fds(self._requests, [json.dumps([*arguments]).encode()], [theirs.fileno(), *descriptors])
+            socket.send_fds(self._requests, [json.dumps([*arguments]).encode()], [server_end.fileno(), *descriptors])
         pid = _receive(ours)
         if pid is None:
             ours.close()
@@ -108,11 +108,11 @@ class ForkServer:
 class ForkedProcess:
     """A process that the server forked, with what is used of subprocess.Popen."""
 
-    def __init__(self, pid: int, says: socket.socket) -> None:
+    def __init__(self, pid: int, channel: socket.socket) -> None:
         """says: where the server tells its exit code."""
         self.pid = pid
         self.returncode: int | None = None
-        self._says = says
+        self._says = channel
         self._handle: int | None = None
         with suppress(ProcessLookupError):  # it has ended already
             self._handle = os.pidfd_open(pid)
@@ -142,7 +142,7 @@ class ForkedProcess:
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Nothing where it has ended."""
+        """Send a signal; does nothing if the process has ended."""
         if self._handle is not None:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._handle, number)
@@ -156,7 +156,7 @@ def _receive(channel: socket.socket) -> int | None:
     """The server's next number; None where it has ended, or says nothing for STARTS_S."""
     channel.settimeout(STARTS_S)
     try:
-        said = channel.recv(NUMBER.size)
+        data = channel.recv(NUMBER.size)
     except OSError:
         return None
-    return int(NUMBER.unpack(said)[0]) if said else None
+    return int(NUMBER.unpack(data)[0]) if data else None

@@ -1,1 +1,1 @@
-"""Who belongs to a cluster: the authority, certificates, invitations and members."""
+"""Membership of a cluster: the authority, certificates, invitations and members."""

@@ -27,7 +27,7 @@ KEY_FILE, CERTIFICATE_FILE = "ca.key", "ca.pem"
 
 
 def is_owned(folder: Path) -> bool:
-    """Whether there is a cluster in a folder."""
+    """Return whether a folder holds a cluster's authority."""
     return (folder / MEMBERS_FILE).exists()
 
 
@@ -67,10 +67,11 @@ class Authority:
                     f"there is a cluster already, owned by {owner.name} since {_day(owner.since)}; to end it for all "
                     f"its devices and start anew, delete {folder} and {credentials_folder}"
                 )
-            held = credentials.load(credentials_folder)
-            if held is not None:
+            membership = credentials.load(credentials_folder)
+            if membership is not None:
                 raise TrustError(
-                    f"this machine is {held.holder.name} in another cluster; to leave it, delete {credentials_folder}"
+                    f"this machine is {membership.holder.name} in another cluster; to leave it,"
+                    f" delete {credentials_folder}"
                 )
             key = certificates.new_key()
             authority = cls(folder, credentials_folder, certificates.make_authority(key, now), key)
@@ -107,17 +108,17 @@ class Authority:
         return certificates.fingerprint(self.certificate)
 
     def members(self, now: float | None = None) -> list[Member]:
-        """All devices, the owner first, with states as they are now: invited, joined, revoked, expired."""
+        """Return all devices, the owner first, with their current states: invited, joined, revoked, expired."""
         now = _time(now)
         listed = [replace(member, state=member.state_at(now)) for member in Roster.load(self.folder).members.values()]
         return sorted(listed, key=lambda member: (member.role != OWNER, member.name))
 
     def crl(self) -> bytes:
         """The newest list of revoked certificates, PEM: the one this machine holds itself, signed when it changed."""
-        held = credentials.load(self.credentials_folder)
-        if held is None or held.crl is None:
+        membership = credentials.load(self.credentials_folder)
+        if membership is None or membership.crl is None:
             raise TrustError(f"the owner's credentials in {self.credentials_folder} are gone; run this again")
-        return held.crl
+        return membership.crl
 
     def learn(self, crl: bytes, now: float | None = None) -> frozenset[int]:
         """Take over a member's list of revoked certificates where ours lacks something; all that is revoked then.
@@ -138,10 +139,10 @@ class Authority:
         check_name(name)
         now = _time(now)
         with self._change(now) as roster:
-            held = roster.members.get(name)
-            if held is not None:
-                _check_free(held, now)
-                roster.revoke(held, now)
+            member = roster.members.get(name)
+            if member is not None:
+                _check_free(member, now)
+                roster.revoke(member, now)
             key = certificates.new_key()
             certificate = self._sign(name, INVITED, key.public_key(), now, now + lifetime_s)
             holder = certificates.holder(certificate)
@@ -216,18 +217,19 @@ class Authority:
 
     def _mend(self, now: float) -> None:
         """Put right what a crash, a deleted folder or a restored backup left apart: members.json and our own files."""
-        roster, held = Roster.load(self.folder), credentials.load(self.credentials_folder)
-        if held is not None and (held.authority != self.pem or held.holder.role != OWNER):
+        roster, membership = Roster.load(self.folder), credentials.load(self.credentials_folder)
+        if membership is not None and (membership.authority != self.pem or membership.holder.role != OWNER):
             raise TrustError(
-                f"{self.credentials_folder} holds credentials of {held.holder.name}, not of this cluster's owner; "
-                "delete it, and the owner's are made anew"
+                f"{self.credentials_folder} holds credentials of {membership.holder.name}, not of this cluster's owner;"
+                " delete it, and the owner's are made anew"
             )
-        if held is not None and roster.merge(held.crl_number, held.revoked, now):  # members.json is out of a backup
+        # members.json is out of a backup
+        if membership is not None and roster.merge(membership.crl_number, membership.revoked, now):
             roster.save(self.folder)
-        if held is None or held.holder.serial != roster.owner.serial or held.holder.expires <= now:
+        if membership is None or membership.holder.serial != roster.owner.serial or membership.holder.expires <= now:
             roster.revoke(roster.owner, now)  # wherever the lost key is, it counts no more
             self._equip_owner(roster, now)
-        elif held.crl_number < roster.crl_number:
+        elif membership.crl_number < roster.crl_number:
             credentials.update_crl(self.credentials_folder, self._crl(roster, now))
 
     def _equip_owner(self, roster: Roster, now: float) -> None:
@@ -247,14 +249,14 @@ class Authority:
         return certificates.make_crl(self.certificate, self._key, roster.crl_number, roster.revoked, now)
 
 
-def _check_free(held: Member, now: float) -> None:
+def _check_free(member: Member, now: float) -> None:
     """TrustError where a name that is to be invited is taken."""
-    if held.role == OWNER:
-        raise TrustError(f"{held.name} is this machine, which owns the cluster; choose another name")
-    if held.state_at(now) == "joined":
+    if member.role == OWNER:
+        raise TrustError(f"{member.name} is this machine, which owns the cluster; choose another name")
+    if member.state_at(now) == "joined":
         raise TrustError(
-            f"{held.name} joined on {_day(held.since)}; choose another name, or run `edge cluster revoke {held.name}` "
-            "first"
+            f"{member.name} joined on {_day(member.since)}; choose another name, or run"
+            f" `edge cluster revoke {member.name}` first"
         )
 
 

@@ -56,7 +56,7 @@ PublicKey = ec.EllipticCurvePublicKey
 
 @dataclass(frozen=True)
 class Holder:
-    """Whom a certificate was made out to, and until when it holds."""
+    """Holder of a certificate, and the end of its validity."""
 
     name: str
     role: str
@@ -112,13 +112,13 @@ def from_der(der: bytes) -> x509.Certificate:
 
 
 def same_key(certificate: x509.Certificate | x509.CertificateSigningRequest, key: PublicKey) -> bool:
-    """Whether a certificate or request is for this key."""
+    """Return whether a certificate or request is for this key."""
     with _reading("the certificate"):
         return _key_bytes(certificate.public_key()) == _key_bytes(key)
 
 
 def holder(certificate: x509.Certificate) -> Holder:
-    """Whom it was made out to; TrustError where it is not a device's certificate."""
+    """Return the holder of a certificate; TrustError if it is not a device's certificate."""
     with _reading("the certificate"):
         (name,) = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
         (role,) = certificate.subject.get_attributes_for_oid(NameOID.ORGANIZATIONAL_UNIT_NAME)
@@ -129,7 +129,7 @@ def holder(certificate: x509.Certificate) -> Holder:
 
 
 def is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
-    """Whether `authority` signed the certificate."""
+    """Return whether `authority` signed the certificate."""
     with _reading("the certificate"):
         try:
             certificate.verify_directly_issued_by(authority)
@@ -139,7 +139,7 @@ def is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> 
 
 
 def is_authority(certificate: x509.Certificate) -> bool:
-    """Whether this is what a cluster's own certificate looks like: it signed itself and may sign others."""
+    """Return whether this looks like a cluster's own certificate: it is self-signed and may sign others."""
     with _reading("the cluster's certificate"):
         basic = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
         return basic.ca and is_issued_by(certificate, certificate)
@@ -176,8 +176,8 @@ def make_certificate(
     builder = _builder(subject, authority.subject, key, now, until, serial)
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     builder = builder.add_extension(_usage(signs_certificates=False), critical=True)
-    both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-    builder = builder.add_extension(x509.ExtendedKeyUsage(both), critical=False)
+    usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
     # A name that no other certificate has, so that a gRPC client can insist on exactly this one.
     pin = x509.SubjectAlternativeName([x509.DNSName(f"serial-{serial:x}.edge")])
     builder = builder.add_extension(pin, critical=False)

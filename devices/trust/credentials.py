@@ -1,4 +1,4 @@
-"""What a member of a cluster holds: its own key and certificate, the cluster's certificate, and who was revoked.
+"""Credentials of a cluster's member: its own key and certificate, the cluster's certificate, revoked certificates.
 
 Two files in one folder. `device.pem` has the key, its certificate, the cluster's certificate and, on a device that was
 invited, the invitation's. They are one file so that they always fit together, wherever a crash falls. `revoked.pem` is
@@ -45,7 +45,7 @@ class Membership:
 
     @cached_property
     def crl_number(self) -> int:
-        """Which list of revoked certificates this is; 0 where there is none."""
+        """Number of the list of revoked certificates; 0 without one."""
         return self._crl[0]
 
     @cached_property
@@ -62,7 +62,7 @@ class Membership:
 
 @dataclass(frozen=True)
 class Joined:
-    """What `store_token` did."""
+    """Result of `store_token`."""
 
     name: str
     already: bool  # the same token was stored before; nothing was changed
@@ -104,16 +104,16 @@ def store_token(folder: Path, token: str, now: float | None = None) -> Joined:
     authority, certificate = certificates.to_pem(invitation.authority), certificates.to_pem(invitation.certificate)
     name = invitation.holder.name
     with locked(folder):
-        held = load(folder)
-        if held is not None:
-            if held.authority != authority:
+        membership = load(folder)
+        if membership is not None:
+            if membership.authority != authority:
                 raise TrustError(
-                    f"this device is {held.holder.name} in another cluster; to leave that one, delete {folder}"
+                    f"this device is {membership.holder.name} in another cluster; to leave that one, delete {folder}"
                 )
-            if held.holder.role == OWNER:
+            if membership.holder.role == OWNER:
                 raise TrustError("this machine owns the cluster; run the token on the device that is to join")
-            if held.invitation == certificate:
-                return Joined(held.holder.name, already=True)
+            if membership.invitation == certificate:
+                return Joined(membership.holder.name, already=True)
         now = time.time() if now is None else now
         late_s = now - invitation.holder.expires
         if late_s >= 0:
@@ -121,7 +121,7 @@ def store_token(folder: Path, token: str, now: float | None = None) -> Joined:
                 f"the invitation of {name} expired {_ago(late_s)} ago, by this device's clock; "
                 f"run `edge cluster invite {name}` on the owner's machine for a new one"
             )
-        crl = held.crl if held is not None else None
+        crl = membership.crl if membership is not None else None
         save(folder, Membership(authority, certificate, certificates.key_to_pem(invitation.key), certificate, crl))
     return Joined(name, already=False)
 
@@ -138,20 +138,21 @@ def install(folder: Path, certificate: bytes, key: bytes, now: float | None = No
     TrustError, and nothing changes, unless this cluster signed it for this key, this device's name and the role worker.
     """
     with locked(folder):
-        held = _held(folder)
-        given = certificates.from_pem(certificate)
-        to = certificates.holder(given)
-        if not certificates.is_issued_by(given, certificates.from_pem(held.authority)):
+        membership = _held(folder)
+        received = certificates.from_pem(certificate)
+        to = certificates.holder(received)
+        if not certificates.is_issued_by(received, certificates.from_pem(membership.authority)):
             raise TrustError("the certificate that was to be installed is of another cluster")
-        if to.role != WORKER or to.name != held.holder.name:
+        if to.role != WORKER or to.name != membership.holder.name:
             raise TrustError(
-                f"the certificate that was to be installed is for the {to.role} {to.name}; this is {held.holder.name}"
+                f"the certificate that was to be installed is for the {to.role} {to.name}; this is"
+                f" {membership.holder.name}"
             )
         if to.expires <= (time.time() if now is None else now):
             raise TrustError("the certificate that was to be installed expired already, by this device's clock")
-        if not certificates.same_key(given, certificates.key_from_pem(key).public_key()):
+        if not certificates.same_key(received, certificates.key_from_pem(key).public_key()):
             raise TrustError("the certificate that was to be installed is not for the key this device made")
-        joined = replace(held, certificate=certificates.to_pem(given), key=key)
+        joined = replace(membership, certificate=certificates.to_pem(received), key=key)
         save(folder, joined)
         return load(folder) or joined
 
@@ -163,19 +164,19 @@ def update_crl(folder: Path, crl: bytes) -> Membership:
     one that the cluster's owner did not sign.
     """
     with locked(folder):
-        held = _held(folder)
-        number, revoked = certificates.read_crl(crl, certificates.from_pem(held.authority))
-        if number <= held.crl_number or not revoked >= held.revoked:
-            return held
+        membership = _held(folder)
+        number, revoked = certificates.read_crl(crl, certificates.from_pem(membership.authority))
+        if number <= membership.crl_number or not revoked >= membership.revoked:
+            return membership
         write_private(folder / CRL_FILE, crl)
-        return load(folder) or held
+        return load(folder) or membership
 
 
 def _held(folder: Path) -> Membership:
-    held = load(folder)
-    if held is None:
+    membership = load(folder)
+    if membership is None:
         raise TrustError(f"this device is in no cluster: there are no credentials in {folder}; join with a token first")
-    return held
+    return membership
 
 
 def _parse(device: bytes) -> Membership:

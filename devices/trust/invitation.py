@@ -26,7 +26,7 @@ _BODY = re.compile(r"[A-Za-z0-9_-]+")
 
 @dataclass(frozen=True)
 class Invitation:
-    """What a token holds."""
+    """Content of a token."""
 
     authority: x509.Certificate
     certificate: x509.Certificate
@@ -34,7 +34,7 @@ class Invitation:
 
     @property
     def holder(self) -> Holder:
-        """Whom it invites, and until when."""
+        """Device that the invitation is for, and when it expires."""
         return certificates.holder(self.certificate)
 
     def token(self) -> str:

@@ -21,7 +21,7 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class Member:
-    """One device. Times are Unix seconds."""
+    """Entry of one device. Times are Unix seconds."""
 
     name: str
     role: str  # owner or worker: what it is once it has joined
@@ -33,7 +33,7 @@ class Member:
     certificate: str | None = None  # PEM
 
     def serials(self) -> Iterator[int]:
-        """Of everything that was made out to it."""
+        """Yield the serials of everything issued to the member."""
         yield from (serial for serial in (self.invitation, self.serial) if serial is not None)
 
     def state_at(self, now: float) -> str:
@@ -55,7 +55,7 @@ class Roster:
         return next(member for member in self.members.values() if member.role == OWNER)
 
     def revoke(self, member: Member, now: float) -> None:
-        """Nothing that was made out to this member counts from now on."""
+        """Revoke everything that was issued to this member."""
         fresh = [serial for serial in member.serials() if serial not in self.revoked]
         self.revoked.update(dict.fromkeys(fresh, now))
         self.crl_number += bool(fresh)
@@ -69,8 +69,8 @@ class Roster:
         # What is sent next differs from what was sent under either number.
         self.crl_number = max(number, self.crl_number) + 1
         for member in self.members.values():
-            gone = any(serial in self.revoked for serial in member.serials())
-            if gone and member.role != OWNER and member.state != "revoked":
+            is_revoked = any(serial in self.revoked for serial in member.serials())
+            if is_revoked and member.role != OWNER and member.state != "revoked":
                 self.revoke(member, now)  # also what was made out to it since, while this list did not know better
                 self.members[member.name] = replace(member, state="revoked", since=now)
         return True

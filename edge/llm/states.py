@@ -70,7 +70,7 @@ class States:
     @cached_property
     def shape(self) -> StateShape:
         """What is held of a token. CannotSlice where that is not known of this architecture."""
-        return StateShape.of_whole(Source.of(self._file), self.kv)
+        return StateShape.of_model(Source.from_file(self._file), self.kv)
 
     def read(self, sequence: int, positions: Range) -> KVBlock:
         """What is held of these positions. StateError where that is not all of them, CannotSlice as `shape`."""

@@ -15,7 +15,7 @@ from transport.security import Credentials, Identity, identify, secure_channel
 
 DEFAULT_PORT = 7070
 _LEAST_S = 0.1
-_CROWDED_S = 0.5  # for a worker to hang up on connections of nobody: see transport/gate.py
+_CROWDED_S = 0.5  # for a worker to hang up on connections of nobody: see transport/connection_limit.py
 _ANY_CALL = "/grpc.health.v1.Health/Check"
 # "name", "name:port", "[::1]" or "[::1]:port"; what has more colons and no brackets is an IPv6 address.
 _ADDRESS = re.compile(r"(?:\[(?P<inside>[^\[\]]+)\]|(?P<name>[^\s:/\[\]@]{1,253}))(?::(?P<port>[0-9]{1,5}))?")

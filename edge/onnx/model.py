@@ -70,7 +70,7 @@ class OnnxSource:
             feeds = _noise(fixed)
         fit(fixed, feeds)
         run = ObservedRun(file, feeds)
-        graph = OnnxGraph.of(file.model, dims_of(declared, feeds), run.shapes)
+        graph = OnnxGraph.from_model(file.model, dims_of(declared, feeds), run.shapes)
         return cls(file, graph, OwnSlices().model_digest(file.path), feeds, run.failed)
 
     @property

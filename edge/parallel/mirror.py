@@ -63,7 +63,7 @@ class MirroredHistory(History):
         if vocabulary.is_recurrent:
             raise CannotSlice(f"{file.architecture} models are recurrent: they hold nothing of each token")
         context, _, kv = resolve(options, ModelShape.from_gguf(file))
-        token_bytes = StateShape.of_whole(Source.of(file), kv).token_bytes
+        token_bytes = StateShape.of_model(Source.from_file(file), kv).token_bytes
         return cls(token_bytes, min(context * token_bytes, round(_MOST_OF_MEMORY * (budget or available_memory()))))
 
     def to_json(self) -> dict[str, Any]:

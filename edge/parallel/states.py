@@ -45,12 +45,12 @@ class SpreadStates:
 
     @cached_property
     def _shapes(self) -> list[StateShape]:
-        source, kv = Source.of(self._file), self._own.kv
-        return [StateShape.of(source, self._plan.slice(rank), kv) for rank in range(self._plan.world_size)]
+        source, kv = Source.from_file(self._file), self._own.kv
+        return [StateShape.of_slice(source, self._plan.slice(rank), kv) for rank in range(self._plan.world_size)]
 
     @cached_property
     def _whole(self) -> StateShape:
-        return StateShape.of_whole(Source.of(self._file), self._own.kv)
+        return StateShape.of_model(Source.from_file(self._file), self._own.kv)
 
     def read(self, sequence: int, positions: Range) -> KVBlock:
         """As `States.read`."""

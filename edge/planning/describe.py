@@ -213,14 +213,12 @@ def prediction_rows(predicted: Prediction, names: Mapping[str, str]) -> list[tup
     more = {"latency": ", one alone", "throughput": f" with {many}", "ttft": prompt}
     figures = ((name, row, getattr(predicted, row.key)) for name, row in OBJECTIVES.items())
     rows = [
-        (row.label, f"{row.told(row.cost(figure), thing)}{more.get(name, '')}")
+        (row.label, f"{row.describe(row.cost(figure), thing)}{more.get(name, '')}")
         for name, row, figure in figures
         if isinstance(figure, float | int)
     ]
     if predicted.draft is not None:
         draft = predicted.draft
-        told = (
-            f"{draft.told(names)}: {draft.tokens:.2f} tokens a pass; {seconds_text(predicted.plain_s)} a token without"
-        )
-        rows.append(("guesses", told))
+        gain = f"{draft.tokens:.2f} tokens a pass; {seconds_text(predicted.plain_s)} a token without"
+        rows.append(("guesses", f"{draft.describe(names)}: {gain}"))
     return [*rows, ("bound", bound_text(predicted, names))]

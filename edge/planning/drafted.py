@@ -79,7 +79,7 @@ def draft_of(asked: DraftRequest, file: GgufFile, cluster: Cluster, work: Work, 
         known = _measured(drafting, _with_worker(cluster, fleet), fleet, asked, steps)
     speed = known.speeds[-1]
     guess_s = _guess_s(drafting, speed, work, speed.name)
-    ask_s = sum(known.links.of(*way).latency_s for way in ((LOCAL, speed.device), (speed.device, LOCAL)))
+    ask_s = sum(known.links.get(*way).latency_s for way in ((LOCAL, speed.device), (speed.device, LOCAL)))
     return Draft(name, acceptance, 1, guess_s, need.total, worker=speed.device, ask_s=ask_s)
 
 

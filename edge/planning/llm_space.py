@@ -28,7 +28,7 @@ from partition.plan.plan import LOCAL, Plan
 from partition.predict.confidence import CLEARLY
 from partition.predict.cost import Work
 from partition.predict.drafts import ROWS, Draft
-from partition.predict.pareto import Point, told, without_repeats
+from partition.predict.pareto import Point, stages_text, without_repeats
 from partition.predict.predict import predict
 from partition.predict.speeds import DeviceSpeed
 from partition.search.changes import Change, changes
@@ -136,7 +136,7 @@ class LlmSpace(PlanSpace):
         of = {speed.device: speed for speed in with_draft_held(self.known.speeds, wanted.draft)}
         predicted = predict(plan, wanted, of, self.known.links, microbatches)
         stages = [([of[device].name for device in one.devices], one.what) for one in predicted.stages]
-        label = told(stages) + (f"; {predicted.draft.told(self.names)}" if predicted.draft else "")
+        label = stages_text(stages) + (f"; {predicted.draft.describe(self.names)}" if predicted.draft else "")
         return Point(plan, predicted, kind_of(plan), label, self._type, str(self.path))
 
     def best(self, objective: str, caps: Mapping[str, float]) -> tuple[Point, str]:
@@ -147,7 +147,7 @@ class LlmSpace(PlanSpace):
         why = reason(planner, placed, objective, caps, in_use)
         point = self.point(placed.plan, placed.microbatches, planner.work)
         draft = point.predicted.draft
-        return point, f"{why}; {draft.told(self.names)}" if draft else why
+        return point, f"{why}; {draft.describe(self.names)}" if draft else why
 
     def _best(self, objective: str, caps: Mapping[str, float]) -> tuple[Planner, Placed]:
         """The best plan, plain unless guesses are clearly better or no plain one is within the caps."""

@@ -25,7 +25,7 @@ from partition.plan.plan import LOCAL
 from partition.predict.confidence import is_clearly_less
 from partition.predict.objectives import OBJECTIVES, limited_by
 from partition.predict.onnx_predict import OnnxDevice, OnnxWork
-from partition.predict.pareto import Point, told, without_repeats
+from partition.predict.pareto import Point, stages_text, without_repeats
 from partition.predict.speeds import Links
 from partition.search.changes import FASTER, Change, faster_links
 from partition.search.explain import busy_words, is_busy
@@ -54,7 +54,7 @@ class OnnxSpace(PlanSpace):
         """threads: of a stage on this device. in_flight: inputs for the throughput; None: as many as fill it."""
         super().__init__(model.file.path, known, threads)
         self.model, self.title = model, model.name
-        self.work = OnnxWork.of(model.graph, cuts, wire)
+        self.work = OnnxWork.from_graph(model.graph, cuts, wire)
         self._transport, self._wire, self._in_flight = transport, wire, in_flight
 
     def planner(self, speeds: Sequence[OnnxDevice] | None = None, links: Links | None = None) -> OnnxPlanner:
@@ -79,7 +79,7 @@ class OnnxSpace(PlanSpace):
         """A plan, predicted."""
         stages = placed.predicted.stages
         parallel = "pipeline" if len(stages) > 1 else "single"
-        label = told([([self.names[device] for device in one.devices], one.what) for one in stages])
+        label = stages_text([([self.names[device] for device in one.devices], one.what) for one in stages])
         return Point(placed.plan, placed.predicted, parallel, label, None, str(self.path))
 
     def best(self, objective: str, caps: Mapping[str, float]) -> tuple[Point, str]:
@@ -88,7 +88,7 @@ class OnnxSpace(PlanSpace):
         if not found:
             raise PlanError(self._nothing(caps))
         best, single = found[0], self._single(objectives, most)
-        text = partial(OBJECTIVES[objective].told, thing="input")
+        text = partial(OBJECTIVES[objective].describe, thing="input")
         several = f"pipeline of {len(best.plan.stages)} stages: {text(best.objectives[0])}"
         if single is None:
             return self.point(best), f"{several}, no device alone can do it"

@@ -148,7 +148,7 @@ def _point(values: dict[str, Any], wanted: str | None) -> dict[str, Any]:
     points = fields.items(values.get("points"), "points")
     for i, one in enumerate(points):
         if not isinstance(one, dict):
-            raise PlanError(f"points[{i}]: {fields.told(one)}; needed is an object")
+            raise PlanError(f"points[{i}]: {fields.short(one)}; needed is an object")
         fields.text(one.get("id"), f"points[{i}].id")
     if not points:
         raise PlanError("points is empty; needed is one plan or more")

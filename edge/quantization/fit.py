@@ -113,7 +113,7 @@ def fit_file(
     free = free_tensors(file)
     reserved = reserved_bytes(file, free)
     slow = slow_kinds(known_kernels(options.threads or default_threads()))
-    importance = read_imatrix(options.imatrix).of(file) if options.imatrix else None
+    importance = read_imatrix(options.imatrix).weights_of(file) if options.imatrix else None
     covered = calibrate.covered(file) if importance is None else importance
     candidates = choose_kinds(file, free, covered, reserved, budget, _kinds(options), options.fast, slow)
     if file_bytes(file, {name: tensor.type for name, tensor in file.tensors.items()}) <= budget:
@@ -121,7 +121,7 @@ def fit_file(
     with _folder(file, text, options.imatrix) as folder:
         imatrix = options.imatrix or _imatrix(file, text, folder / "imatrix.gguf", options, plan, progress)
         if importance is None:
-            importance = read_imatrix(imatrix).of(file)
+            importance = read_imatrix(imatrix).weights_of(file)
         try:
             found = _sensitivity(
                 file, text, candidates, importance, folder, (budget, reserved), options, plan, progress
@@ -152,7 +152,7 @@ def _exact(file: GgufFile, name: str, kind: TensorType, found: Sensitivity) -> s
 def least_bytes(file: GgufFile, options: FitOptions) -> int:
     """Bytes of the smallest file that can be made of a model."""
     free = free_tensors(file)
-    covered = read_imatrix(options.imatrix).of(file) if options.imatrix else calibrate.covered(file)
+    covered = read_imatrix(options.imatrix).weights_of(file) if options.imatrix else calibrate.covered(file)
     return smallest(file, free, covered, reserved_bytes(file, free), _kinds(options))
 
 

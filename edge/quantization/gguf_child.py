@@ -51,7 +51,7 @@ def _run(job: dict[str, Any], tell: Callable[..., None]) -> None:
         from quant.gguf.file import GgufFile
         from quant.gguf.imatrix import read_imatrix
 
-        importance = read_imatrix(job["imatrix"]).of(GgufFile.open(job["source"]))
+        importance = read_imatrix(job["imatrix"]).weights_of(GgufFile.open(job["source"]))
     for mix in job["mixes"]:
         quantize_model(
             job["source"],

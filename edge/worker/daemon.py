@@ -23,8 +23,8 @@ from edge.slices.store import SliceStore
 from edge.version import version
 from edge.worker.service import Worker, WorkerOptions
 from transport import rpc, security
+from transport.connection_limit import FIRST_CALL_S, ConnectionLimiter, connections_allowed
 from transport.errors import Refused
-from transport.gate import FIRST_CALL_S, Gate, connections_allowed
 from transport.grpc_link import CHANNEL_OPTIONS
 
 _THREADS = 64  # eight sessions and the calls beside them keep one each; links have their own
@@ -67,12 +67,12 @@ def serve(options: DaemonOptions) -> None:
         signal.signal(number, told)
 
     store = SliceStore(options.cache, options.cache_bytes)
-    gate = Gate(connections_allowed())
-    worker = Worker(worker_options, store, Digests(options.state), gate)
+    limiter = ConnectionLimiter(connections_allowed())
+    worker = Worker(worker_options, store, Digests(options.state), limiter)
     try:
-        _serve(options, worker, gate, told)
+        _serve(options, worker, limiter, told)
     finally:
-        gate.close()
+        limiter.close()
         worker.close()
     log.info("ended")
 
@@ -96,12 +96,12 @@ class _Told:
             time.sleep(min(left, _LOOK_S))
 
 
-def _serve(options: DaemonOptions, worker: Worker, gate: Gate, told: _Told) -> None:
+def _serve(options: DaemonOptions, worker: Worker, limiter: ConnectionLimiter, told: _Told) -> None:
     worker_options = options.worker
     server_options = [
         *CHANNEL_OPTIONS,
         ("grpc.so_reuseport", 0),  # two daemons on one port would share its connections at random: refuse the second
-        ("grpc.max_allowed_incoming_connections", gate.most),
+        ("grpc.max_allowed_incoming_connections", limiter.most),
         ("grpc.server_handshake_timeout_ms", round(FIRST_CALL_S * 1000)),
         ("grpc.max_concurrent_streams", _STREAMS),
     ]
@@ -117,7 +117,7 @@ def _serve(options: DaemonOptions, worker: Worker, gate: Gate, told: _Told) -> N
     reflection.enable_server_reflection((rpc.SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     port = _listen(server, worker_options, options.port, worker)
     server.start()
-    gate.watch(port)
+    limiter.watch(port)
     for service in ("", rpc.SERVICE):
         health_service.set(service, health_pb2.HealthCheckResponse.SERVING)
     log.info(

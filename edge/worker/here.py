@@ -17,7 +17,7 @@ from edge.slices.local import CACHE_BYTES
 from edge.slices.store import SliceStore
 from edge.worker.service import Worker, WorkerOptions
 from transport import rpc
-from transport.gate import Gate
+from transport.connection_limit import ConnectionLimiter
 from transport.grpc_link import CHANNEL_OPTIONS
 
 _HOST = "127.0.0.1"
@@ -31,8 +31,8 @@ def worker_here() -> Iterator[str]:
     # Half of the cores: those that ask compute here, too, and threads beyond the cores wait for each other.
     threads = max(1, default_threads() // 2)
     options = WorkerOptions(host_name(), _HOST, threads, None, None, None, prefix_bytes=0)
-    gate = Gate(_CONNECTIONS)
-    worker = Worker(options, SliceStore(cache_folder() / "slices", CACHE_BYTES), Digests(state_folder()), gate)
+    limiter = ConnectionLimiter(_CONNECTIONS)
+    worker = Worker(options, SliceStore(cache_folder() / "slices", CACHE_BYTES), Digests(state_folder()), limiter)
     pool = ThreadPoolExecutor(_THREADS, "worker here")
     server = grpc.server(pool, interceptors=[rpc.Admission(worker.admit)], options=[*CHANNEL_OPTIONS])
     try:
@@ -43,4 +43,4 @@ def worker_here() -> Iterator[str]:
     finally:
         worker.close()
         server.stop(0).wait()
-        gate.close()
+        limiter.close()

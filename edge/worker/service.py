@@ -29,8 +29,8 @@ from edge.worker.sessions import Sessions
 from partition.slices.recipe import Recipe
 from transport import edge_pb2 as pb
 from transport import frame, grpc_link, rpc, security
+from transport.connection_limit import ConnectionLimiter
 from transport.errors import LinkClosed, Refused
-from transport.gate import Gate
 from transport.grpc_link import printable
 
 _PROGRESS_S = 0.25  # between two words about a long cut
@@ -62,10 +62,10 @@ class WorkerOptions:
 class Worker:
     """The service. One object for the whole daemon; gRPC calls its methods from many threads."""
 
-    def __init__(self, options: WorkerOptions, store: SliceStore, digests: Digests, gate: Gate) -> None:
-        """gate: learns whose the connections are."""
+    def __init__(self, options: WorkerOptions, store: SliceStore, digests: Digests, limiter: ConnectionLimiter) -> None:
+        """limiter: learns which caller each connection belongs to."""
         self._options = options
-        self._gate = gate
+        self._limiter = limiter
         self._store = store
         self._digests = digests
         lent = ResourceLimits(options.threads, options.affinity, options.gpu_layers)
@@ -89,7 +89,7 @@ class Worker:
                 roles = _ROLES.get(method, frozenset({security.OWNER}))
                 found = security.admit_caller(context.auth_context(), self.credentials(), roles)
                 caller = rpc.Caller(found.name, owner=found.role == security.OWNER)
-            self._gate.admitted(context.peer(), caller.name, caller.owner)
+            self._limiter.admitted(context.peer(), caller.name, caller.owner)
         return caller
 
     def credentials(self) -> security.Credentials:

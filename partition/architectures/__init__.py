@@ -1,1 +1,1 @@
-"""What each text architecture of the pinned llama.cpp is made of, and how its models may be cut: tables, no code."""
+"""Tables of the text architectures of the pinned llama.cpp: their parts, and how their models may be cut. No code."""

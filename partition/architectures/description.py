@@ -1,4 +1,4 @@
-"""What is said of one architecture.
+"""Description of one architecture: a row of the tables.
 
 Every row of the tables was checked against `src/models/<architecture>.cpp` of the pinned llama.cpp, and its stages
 against the whole by `tests/cluster/test_architectures.py`.
@@ -27,7 +27,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How models of one architecture are cut."""
+    """Rules for cutting models of one architecture."""
 
     needs_output: bool = False  # the loader insists on output.weight; else the token table may be the head
     needs_bias: bool = False  # the loader insists on output.bias

@@ -1,4 +1,4 @@
-"""All architectures whose models can be cut, and why others cannot be."""
+"""Table of all architectures whose models can be cut, and the reasons why others cannot be."""
 
 from collections.abc import Mapping
 

@@ -1,1 +1,1 @@
-"""What a model is made of: its layers, tensors, graph and cost, read from its file."""
+"""Structure of a model, read from its file: layers, tensors, graph and cost."""

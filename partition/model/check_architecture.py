@@ -54,7 +54,7 @@ def _check_asserted(meta: Metadata, shape: ModelShape, asserted: Asserted) -> No
 
 
 def _check_values(meta: Metadata, shape: ModelShape) -> None:
-    """What the loader or the graph asserts of single values."""
+    """Check what the loader or the graph asserts of single values."""
     values = meta.file.metadata
     if meta.architecture == "bailingmoe3":
         bound, safe = values.get(meta.key("kda.gate_lower_bound")), values.get(meta.key("kda.safe_gate"), True)
@@ -73,7 +73,7 @@ def _check_values(meta: Metadata, shape: ModelShape) -> None:
 
 
 def _check_described(meta: Metadata, shape: ModelShape, described: Architecture) -> None:
-    """What the architecture's row in the table says of all its models."""
+    """Check what the architecture's row in the table requires of all its models."""
     if described.equal_heads and shape.n_heads_kv != shape.n_heads:
         raise meta.error(f"{meta.architecture} needs as many key-value heads as heads; convert the model again")
     if (table := meta.file.tensors.get("token_embd.weight")) and table.shape[0] != shape.n_embd:
@@ -103,9 +103,9 @@ def _check_latent(meta: Metadata, shape: ModelShape) -> None:
         "attention.value_length": (shape.head_v, rank),
         "attention.head_count_kv": (max(shape.n_heads_kv), 1),
     }
-    for key, (found, wanted) in needed.items():
-        if found != wanted:
-            raise meta.error(f"{meta.key(key)} is {found}, needed for latent attention is {wanted}")
+    for key, (value, needed_value) in needed.items():
+        if value != needed_value:
+            raise meta.error(f"{meta.key(key)} is {value}, needed for latent attention is {needed_value}")
     meta.count("attention.key_length_mla", least=turned + 1)
     meta.count("attention.value_length_mla", least=1)
     if turned % 2:
@@ -113,7 +113,7 @@ def _check_latent(meta: Metadata, shape: ModelShape) -> None:
 
 
 def recurrent_layers(meta: Metadata, shape: ModelShape) -> tuple[bool, ...]:
-    """Of each layer, whether it is recurrent in place of attention."""
+    """Return for each layer whether it is recurrent in place of attention."""
     described = ARCHITECTURES.get(meta.architecture)
     if described is None or not described.recurrent:
         return (False,) * shape.n_layers

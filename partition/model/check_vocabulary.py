@@ -45,15 +45,15 @@ def _check_arrays(meta: Metadata) -> None:
 
 
 def _check_tokens(meta: Metadata, model: str, tokens: GgufArray) -> None:
-    known: set[bytes] = set()
+    seen: set[bytes] = set()
     for text in tokens.raw_strings():
-        if text in known and text:  # empty tokens get names of their own in llama.cpp
+        if text in seen and text:  # empty tokens get names of their own in llama.cpp
             raise meta.error(f"token {text.decode('utf-8', 'replace')!r} occurs twice; convert the model again")
-        known.add(text)
+        seen.add(text)
     types = meta.file.metadata.get("tokenizer.ggml.token_type")
     if model == "bert" and isinstance(types, GgufArray) and _BYTE in types[:]:
         raise meta.error("tokenizer.ggml.token_type marks byte tokens, which a bert tokenizer does not have")
     if model == "llama":
-        missing = [b for b in range(256) if b"<0x%02X>" % b not in known and bytes([b]) not in known]
+        missing = [b for b in range(256) if b"<0x%02X>" % b not in seen and bytes([b]) not in seen]
         if missing:
             raise meta.error(f"there is no token for {len(missing)} of the 256 bytes; convert the model again")

@@ -5,7 +5,7 @@ from quant.gguf.file import GgufFile
 
 
 def generates(file: GgufFile) -> bool:
-    """Whether the model goes on with a text: its tokens see those before them alone."""
+    """Return whether the model generates text: each token attends only to tokens before it."""
     row = ASSERTED.get(file.architecture)
     causal = file.metadata.get(f"{file.architecture}.attention.causal", True)
     return (row is None or row.generates) and causal is not False

@@ -38,7 +38,7 @@ class Metadata:
         return self._checked(name, value, least, most)
 
     def per_layer(self, name: str, n_layers: int, default: int | tuple[int, ...]) -> tuple[int, ...]:
-        """One number for each layer, from an array or a single number."""
+        """Return one number for each layer, from an array or a single number."""
         value = self.file.metadata.get(self.key(name), default)
         if not isinstance(value, GgufArray | tuple):
             return (self._checked(name, value, 0, MAX_COUNT),) * n_layers
@@ -48,6 +48,6 @@ class Metadata:
 
     def _checked(self, name: str, value: object, least: int, most: int) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            told = repr(value)[:80]
-            raise self.error(f"{self.key(name)} is {told}, needed is a whole number from {least} to {most}")
+            shown = repr(value)[:80]
+            raise self.error(f"{self.key(name)} is {shown}, needed is a whole number from {least} to {most}")
         return value

@@ -1,4 +1,4 @@
-"""What a model weighs: its layers, its heads, its bytes. The planner's view of a GGUF file."""
+"""Sizes of a model: layers, heads, bytes. The planner's view of a GGUF file."""
 
 import re
 from collections import Counter

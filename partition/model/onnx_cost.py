@@ -1,4 +1,4 @@
-"""What a node of an ONNX graph computes, in floating-point operations."""
+"""Cost of the nodes of an ONNX graph, in floating-point operations."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ def flops(node: Any, values: Mapping[str, Value]) -> int:
 
     Biases are not counted. Products of whole numbers count the same. 0 where no shape is known.
     """
-    made = sum(prod(values[name].shape) for name in node.output if name in values)
+    outputs = sum(prod(values[name].shape) for name in node.output if name in values)
     try:
-        return _products(node, values, made)
+        return _products(node, values, outputs)
     except (KeyError, IndexError):  # a shape that is not known, or that does not fit
-        return made
+        return outputs
 
 
-def _products(node: Any, values: Mapping[str, Value], made: int) -> int:
+def _products(node: Any, values: Mapping[str, Value], outputs: int) -> int:
     op = node.op_type
     if op in _FILTER:
         kernel = prod(values[node.input[_FILTER[op]]].shape[1:])
-        return 2 * kernel * (prod(values[node.input[0]].shape) if op == "ConvTranspose" else made)
+        return 2 * kernel * (prod(values[node.input[0]].shape) if op == "ConvTranspose" else outputs)
     if op == "Gemm":
         transposed = any(a.name == "transA" and a.i for a in node.attribute)
-        return 2 * made * values[node.input[0]].shape[0 if transposed else 1]
+        return 2 * outputs * values[node.input[0]].shape[0 if transposed else 1]
     if op in _PRODUCTS:
         transposed = any(a.name == "transA" and a.i for a in node.attribute)
-        return 2 * made * values[node.input[0]].shape[-2 if transposed else -1]
+        return 2 * outputs * values[node.input[0]].shape[-2 if transposed else -1]
     if op in _RECURRENT:
         steps, batch = values[node.input[0]].shape[:2]
         return 2 * steps * batch * sum(prod(values[name].shape) for name in node.input[1:3])
-    return made
+    return outputs

@@ -33,7 +33,7 @@ def dim_sizes(shapes: Mapping[str, Shape], sizes: Mapping[str, int]) -> dict[str
     """
     keys = dim_keys(shapes)
     key_of = {axis: key for key, axes in keys.items() for axis in axes} | {key: key for key in keys}
-    found: dict[str, int] = {}
+    by_name: dict[str, int] = {}
     for name, size in sizes.items():
         if name not in key_of:
             there = f"open are {', '.join(keys)}" if keys else "the inputs have no open dimension"
@@ -41,6 +41,6 @@ def dim_sizes(shapes: Mapping[str, Shape], sizes: Mapping[str, int]) -> dict[str
         if size < 0:
             raise PlanError(f"the size of {name!r} is {size}; needed is 0 or more")
         key = key_of[name]
-        if found.setdefault(key, size) != size:
-            raise PlanError(f"the dimension {key!r} has one size for all inputs; {found[key]} and {size} are given")
-    return found
+        if by_name.setdefault(key, size) != size:
+            raise PlanError(f"the dimension {key!r} has one size for all inputs; {by_name[key]} and {size} are given")
+    return by_name

@@ -37,7 +37,7 @@ class Node:
     place: int  # in the model's list of nodes
 
     def __str__(self) -> str:
-        """For messages: how a person finds it in the model."""
+        """Return the node as messages name it, so that a person finds it in the model."""
         return f"node {self.name or self.outputs[0]!r} ({self.op})"
 
 
@@ -53,7 +53,7 @@ class OnnxGraph:
     unknown: str  # why some tensors have no shape: the words of shape inference; "" where it has none
 
     @classmethod
-    def of(
+    def from_model(
         cls, model: Any, dims: Mapping[str, int] = MappingProxyType({}), observe: Observe | None = None
     ) -> OnnxGraph:
         """The graph of an onnx.ModelProto, with its weights or without their data, looked at with these dimensions.
@@ -63,10 +63,10 @@ class OnnxGraph:
         or a tensor that is made twice or never.
         """
         listed = flat_nodes(model)
-        held = {t.name for t in model.graph.initializer} | {s.values.name for s in model.graph.sparse_initializer}
-        inputs = [value.name for value in model.graph.input if value.name not in held]
+        weights = {t.name for t in model.graph.initializer} | {s.values.name for s in model.graph.sparse_initializer}
+        inputs = [value.name for value in model.graph.input if value.name not in weights]
         outputs = [value.name for value in model.graph.output]
-        constant = _constants(listed, held, inputs, outputs)
+        constant = _constants(listed, weights, inputs, outputs)
         shapes = inferred(model, listed, constant, dims)
         values = shapes.values
         live = _live(listed, constant, outputs)
@@ -74,7 +74,7 @@ class OnnxGraph:
         crossing = {name for name in used if name not in constant} | set(outputs)
         lacking = sorted(crossing - values.keys())
         if lacking and observe is not None:
-            values |= {name: shapes.observed(name, *one) for name, one in observe(lacking).items()}
+            values |= {name: shapes.observed(name, *observation) for name, observation in observe(lacking).items()}
         for name in outputs:  # nothing needs to know the shape of what leaves the last stage before it is there
             if name not in values and name in shapes.types:
                 values[name] = Value(name, shapes.types[name], (), (), ranked=False)
@@ -92,14 +92,14 @@ class OnnxGraph:
     @cached_property
     def makers(self) -> Mapping[str, int]:
         """The node that makes a tensor, by name; -1 for inputs of the graph. Constant outputs are not there."""
-        found = dict.fromkeys(self.inputs, -1)
-        return found | {name: i for i, node in enumerate(self.nodes) for name in node.outputs}
+        result = dict.fromkeys(self.inputs, -1)
+        return result | {name: i for i, node in enumerate(self.nodes) for name in node.outputs}
 
     @cached_property
     def last_uses(self) -> Mapping[str, int]:
         """The last node that uses a tensor, by name; for outputs of the graph, which leave after it, their number."""
-        found = {name: i for i, node in enumerate(self.nodes) for name in node.inputs}
-        return found | dict.fromkeys(self.outputs, len(self.nodes))
+        uses = {name: i for i, node in enumerate(self.nodes) for name in node.inputs}
+        return uses | dict.fromkeys(self.outputs, len(self.nodes))
 
     @cached_property
     def folded(self) -> frozenset[str]:
@@ -107,8 +107,8 @@ class OnnxGraph:
         rounded there, and not behind, trained networks give other last digits."""
         uses = Counter(name for node in self.nodes for name in node.inputs) + Counter(self.outputs)
         alone = {node.inputs[0] for node in self.nodes if node.op == "BatchNormalization" and len(node.inputs) == 1}
-        given = {name for node in self.nodes if node.op in ("Conv", "ConvTranspose") for name in node.outputs}
-        return frozenset(name for name in alone & given if uses[name] == 1)
+        convolved = {name for node in self.nodes if node.op in ("Conv", "ConvTranspose") for name in node.outputs}
+        return frozenset(name for name in alone & convolved if uses[name] == 1)
 
     @property
     def flops(self) -> int:
@@ -144,8 +144,8 @@ def flat_nodes(model: Any) -> Sequence[Any]:
     bare.graph.name = model.graph.name
     bare.graph.node.extend(model.graph.node)
     bare.graph.input.extend(model.graph.input)
-    held = {value.name for value in model.graph.input}
-    weights = [t for t in model.graph.initializer if t.name not in held]
+    provided = {value.name for value in model.graph.input}
+    weights = [t for t in model.graph.initializer if t.name not in provided]
     bare.graph.input.extend(onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in weights)
     bare.graph.output.extend(model.graph.output)
     try:
@@ -166,29 +166,29 @@ def uses(node: Any) -> Iterator[str]:
 
 
 def _constants(
-    nodes: Sequence[Any], held: set[str], inputs: Sequence[str], outputs: Sequence[str]
+    nodes: Sequence[Any], provided: set[str], inputs: Sequence[str], outputs: Sequence[str]
 ) -> dict[str, int | None]:
     """Tensors that depend on no input, by name: the place of the node that makes it, None for initializers."""
-    constant: dict[str, int | None] = dict.fromkeys(held)
-    made = set(inputs) | held
+    constant: dict[str, int | None] = dict.fromkeys(provided)
+    available = set(inputs) | provided
     for place, node in enumerate(nodes):
         needed = tuple(uses(node))
         for name in needed:
-            if name not in made:
+            if name not in available:
                 raise CannotSlice(
                     f"{_called(node)} uses {name!r}, which nothing before it makes; a model's nodes have to be in order"
                 )
         inner = any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute)
         fixed = node.op_type not in _RANDOM and not inner and all(name in constant for name in needed)
         for name in node.output:
-            if name in made:
+            if name in available:
                 raise CannotSlice(f"{_called(node)} makes {name!r}, which is there before; every tensor has one maker")
             if name:
-                made.add(name)
+                available.add(name)
                 if fixed:
                     constant[name] = place
     for name in outputs:
-        if name not in made:
+        if name not in available:
             raise CannotSlice(f"nothing makes the output {name!r}; the model is not whole")
     return constant
 
@@ -206,7 +206,7 @@ def _live(nodes: Sequence[Any], constant: Mapping[str, int | None], outputs: Seq
 
 
 class _Sources:
-    """Which weights a constant is made of, and their bytes."""
+    """Weights that each constant is made of, and their bytes."""
 
     def __init__(
         self, model: Any, nodes: Sequence[Any], constant: Mapping[str, int | None], values: Mapping[str, Value]
@@ -215,16 +215,18 @@ class _Sources:
         for sparse in model.graph.sparse_initializer:
             self.n_bytes[sparse.values.name] = _tensor_bytes(sparse.values) + _tensor_bytes(sparse.indices)
         # Initializers, and outputs of nodes that make data out of a size or nothing.
-        self.of: dict[str, tuple[str, ...]] = {}
+        self.weights: dict[str, tuple[str, ...]] = {}
         for name, place in constant.items():  # in topological order
-            self.of[name] = (name,)
+            self.weights[name] = (name,)
             if place is None:
                 continue
             node = nodes[place]
             if node.op_type in ("Constant", "ConstantOfShape"):
                 self.n_bytes[name] = values[name].n_bytes if name in values else int(node.ByteSize())
             else:
-                self.of[name] = tuple(dict.fromkeys(source for used in uses(node) for source in self.of[used]))
+                self.weights[name] = tuple(
+                    dict.fromkeys(source for used in uses(node) for source in self.weights[used])
+                )
 
 
 def _node(
@@ -236,7 +238,7 @@ def _node(
     sources: _Sources,
 ) -> Node:
     needed = dict.fromkeys(uses(node))
-    weights = tuple(dict.fromkeys(s for name in needed if name in constant for s in sources.of[name]))
+    weights = tuple(dict.fromkeys(s for name in needed if name in constant for s in sources.weights[name]))
     outputs = tuple(name for name in node.output if name in used)
     return Node(
         node.name,
@@ -262,8 +264,8 @@ def _scopes(node: Any) -> tuple[str, ...]:
 
 
 def _tensor_bytes(tensor: Any) -> int:
-    known = type_name(tensor.data_type)
-    return type_bytes(known, prod(tensor.dims)) if known else int(tensor.ByteSize())
+    name = type_name(tensor.data_type)
+    return type_bytes(name, prod(tensor.dims)) if name else int(tensor.ByteSize())
 
 
 def _called(node: Any) -> str:

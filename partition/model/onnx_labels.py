@@ -11,7 +11,7 @@ _NUMBERED = re.compile(r".*[._]\d+$")  # layer1.0, features.3, block_2
 
 
 def labels(graph: OnnxGraph) -> list[tuple[str, bool]]:
-    """For each node, what a cut just after it is called, and whether a block ends there. No name comes twice.
+    """Return for each node the label of a cut just after it, and whether a block ends there. Labels are unique.
 
     A block is the outermost module with a number (layer1.0, features.3), or else the outermost one, by the names that
     exporters give nodes: /layer1/layer1.0/conv1/Conv. The last node of a block has the block's name; one inside has the
@@ -22,8 +22,8 @@ def labels(graph: OnnxGraph) -> list[tuple[str, bool]]:
     blocks = [_block(node.scopes[shared:]) for node in graph.nodes]
     ends = {block: i for i, block in enumerate(blocks) if block}
     short = Counter(block[-1] for block in ends)
-    found: list[tuple[str, bool]] = []
-    taken: set[str] = set()
+    labelled: list[tuple[str, bool]] = []
+    used: set[str] = set()
     for i, (node, block) in enumerate(zip(graph.nodes, blocks, strict=True)):
         whole = bool(block) and ends[block] == i
         name = "/".join(block[-1:] if block and short[block[-1]] == 1 else block)
@@ -31,15 +31,15 @@ def labels(graph: OnnxGraph) -> list[tuple[str, bool]]:
             name = _own_name(node)
         elif not whole:
             name = "/".join((name, *node.scopes[shared + len(block) :], _last_name(node)))
-        if name in taken:
+        if name in used:
             name = f"{name}:{node.outputs[0]}"
-        taken.add(name)
-        found.append((name, whole))
-    return found
+        used.add(name)
+        labelled.append((name, whole))
+    return labelled
 
 
 def _shared(graph: OnnxGraph) -> int:
-    """How many outermost modules all nodes are in: they say nothing."""
+    """Return how many outermost modules contain all nodes: their names tell nothing."""
     scopes = [node.scopes for node in graph.nodes if node.scopes]
     if len(scopes) < len(graph.nodes):
         return 0

@@ -29,7 +29,7 @@ class Value:
 
     @property
     def crosses(self) -> bool:
-        """Whether it can go from stage to stage: numpy has its type."""
+        """True if it can be sent between stages: numpy has its type."""
         return self.type in _CROSSING
 
     @property
@@ -45,7 +45,7 @@ def type_bytes(type_name: str, values: int) -> int:
 
 
 def type_name(elem_type: int) -> str | None:
-    """What numpy calls an element type of ONNX; None for text and for what nobody knows."""
+    """Return numpy's name of an element type of ONNX; None for text and unknown types."""
     import onnx
 
     if elem_type not in onnx.TensorProto.DataType.values():
@@ -83,23 +83,25 @@ def inferred(model: Any, nodes: Sequence[Any], constants: Iterable[str], dims: M
     dimension, by its name, or as "input[axis]". PlanError for an open dimension of an input without a size, and for a
     size that no input asks for.
     """
-    held = {tensor.name for tensor in (*model.graph.initializer, *(s.values for s in model.graph.sparse_initializer))}
-    inputs = [value for value in model.graph.input if value.name not in held]
+    weights = {
+        tensor.name for tensor in (*model.graph.initializer, *(s.values for s in model.graph.sparse_initializer))
+    }
+    inputs = [value for value in model.graph.input if value.name not in weights]
     sizes = _sizes(inputs, dims)
     skeleton = _skeleton(model, nodes, inputs)
     symbols = {key for key in sizes if not key.endswith("]")}
     open_types = _types(skeleton)[0] if sizes else {}
     _bind(skeleton, sizes)
     types, unknown = _types(skeleton)
-    found = Shapes({}, {})
+    inferred_shapes = Shapes({}, {})
     for name, (elem, shape) in types.items():
-        known = type_name(elem)
-        if known is None:
+        kind = type_name(elem)
+        if kind is None:
             continue
-        found.types[name] = known
+        inferred_shapes.types[name] = kind
         if shape is None:
             continue
-        found.ranks[name] = len(shape)
+        inferred_shapes.ranks[name] = len(shape)
         if not all(isinstance(dim, int) for dim in shape):
             continue
         sized = tuple(int(dim) for dim in shape)
@@ -108,12 +110,12 @@ def inferred(model: Any, nodes: Sequence[Any], constants: Iterable[str], dims: M
             known_dims = open_types.get(name, (0, None))[1]
             left = known_dims if known_dims is not None and len(known_dims) == len(sized) else ("",) * len(sized)
         # Names that shape inference makes up mean nothing to anybody.
-        told = tuple(dim if isinstance(dim, int) or dim in symbols else "" for dim in left)
-        found.values[name] = Value(name, known, sized, told)
+        known_dims = tuple(dim if isinstance(dim, int) or dim in symbols else "" for dim in left)
+        inferred_shapes.values[name] = Value(name, kind, sized, known_dims)
     fixed = set(constants)
-    if all(name in found.values or name in fixed for node in nodes for name in node.output if name):
-        return found
-    return Shapes(found.values, found.types, found.ranks, unknown or _reason(skeleton))
+    if all(name in inferred_shapes.values or name in fixed for node in nodes for name in node.output if name):
+        return inferred_shapes
+    return Shapes(inferred_shapes.values, inferred_shapes.types, inferred_shapes.ranks, unknown or _reason(skeleton))
 
 
 def _sizes(inputs: Sequence[Any], dims: Mapping[str, int]) -> dict[str, int]:
@@ -131,7 +133,7 @@ def _sizes(inputs: Sequence[Any], dims: Mapping[str, int]) -> dict[str, int]:
 
 
 def _is_open(dim: Any) -> bool:
-    """Whether a dimension has no size. Some exporters write -1 for that."""
+    """Return whether a dimension has no size. Some exporters write -1 for that."""
     return not dim.HasField("dim_value") or dim.dim_value < 0
 
 
@@ -164,11 +166,11 @@ def _skeleton(model: Any, nodes: Sequence[Any], inputs: Sequence[Any]) -> Any:
     foreign = {name for node in nodes if node.domain not in _STANDARD for name in node.output}
     bare.graph.value_info.extend(value for value in model.graph.value_info if value.name in foreign)
     for output in model.graph.output:
-        kept = bare.graph.output.add(name=output.name)
+        copy = bare.graph.output.add(name=output.name)
         if output.name in foreign or not output.type.HasField("tensor_type"):
-            kept.CopyFrom(output)
+            copy.CopyFrom(output)
         else:
-            kept.type.tensor_type.elem_type = output.type.tensor_type.elem_type
+            copy.type.tensor_type.elem_type = output.type.tensor_type.elem_type
     return bare
 
 
@@ -214,19 +216,19 @@ def _types(skeleton: Any) -> tuple[dict[str, tuple[int, tuple[int | str, ...] | 
         graph = onnx.shape_inference.infer_shapes(skeleton, data_prop=True).graph
     except Exception as exc:  # InferenceError, and others for what cannot be encoded
         failed = _first_line(exc)
-    found: dict[str, tuple[int, tuple[int | str, ...] | None]] = {}
+    types: dict[str, tuple[int, tuple[int | str, ...] | None]] = {}
     for value in (*graph.value_info, *graph.input, *graph.output):
         tensor = value.type.tensor_type
         if value.type.HasField("tensor_type"):
             dims = tuple(str(d.dim_param) if _is_open(d) else d.dim_value for d in tensor.shape.dim)
-            found[value.name] = (tensor.elem_type, dims if tensor.HasField("shape") else None)
-    for held in graph.initializer:
-        found[held.name] = (held.data_type, tuple(held.dims))
-    return found, failed
+            types[value.name] = (tensor.elem_type, dims if tensor.HasField("shape") else None)
+    for weight in graph.initializer:
+        types[weight.name] = (weight.data_type, tuple(weight.dims))
+    return types, failed
 
 
 def _reason(skeleton: Any) -> str:
-    """Why shape inference stopped, in its own words; "" where it found nothing wrong."""
+    """Return why shape inference stopped, in its own words; "" if it found nothing wrong."""
     import onnx
 
     try:

@@ -24,31 +24,31 @@ def checked_shares(shares: Sequence[float], ranks: int) -> list[float]:
 
 
 def apportion(count: int, shares: Sequence[float]) -> list[int]:
-    """How many of `count` equal things each rank gets: at least one, and so that the largest (things / share) is as
-    small as it can be.
+    """Return how many of `count` equal units each rank gets: at least one, and so that the largest units / share is
+    minimal.
 
-    A larger share never brings less. Where ranks come out equal the lower one gets more. `count` must be no less than
-    there are ranks.
+    A larger share never gets fewer units. Among equals the lower rank gets more. `count` must be at least the number of
+    ranks.
     """
 
     def up_to(level: float) -> list[int]:
-        """How many each may have so that none has more than `level` times its share; one, where that is more."""
+        """Return the most units of each rank so that none exceeds `level` times its share; at least one."""
         return [max(1, int(level * share)) for share in shares]
 
     low, high = 0.0, count / min(shares)
     for _ in range(64):
         middle = (low + high) / 2
         low, high = (middle, high) if sum(up_to(middle)) <= count else (low, middle)
-    given = up_to(low * (1 - 1e-8))  # a little less, so that what comes out equal is left to be decided below
+    units = up_to(low * (1 - 1e-8))  # a little less, so that what comes out equal is left to be decided below
 
     # What is left, a few for each at most, goes to whoever ends first with one more.
     def with_one_more(rank: int) -> tuple[float, int]:
-        return float(f"{(given[rank] + 1) / shares[rank]:.9g}"), rank  # rounded, so that equals are equal
+        return float(f"{(units[rank] + 1) / shares[rank]:.9g}"), rank  # rounded, so that equals are equal
 
     waiting = [with_one_more(rank) for rank in range(len(shares))]
     heapq.heapify(waiting)
-    for _ in range(count - sum(given)):
+    for _ in range(count - sum(units)):
         rank = waiting[0][1]
-        given[rank] += 1
+        units[rank] += 1
         heapq.heapreplace(waiting, with_one_more(rank))
-    return given
+    return units

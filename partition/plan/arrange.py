@@ -40,9 +40,9 @@ def make_plan(
     edges = list(accumulate(stages_of, initial=0))
     members = [slice(start, stop) for start, stop in pairwise(edges)]
     layers = stages(limits, len(members), [sum(parts[ranks]) for ranks in members])
-    made = [
+    cut_stages = [
         Stage(
-            held,
+            stage_layers,
             shards(
                 limits,
                 devices[ranks],
@@ -50,6 +50,6 @@ def make_plan(
                 last=ranks.stop == n,
             ),
         )
-        for held, ranks in zip(layers, members, strict=True)
+        for stage_layers, ranks in zip(layers, members, strict=True)
     ]
-    return Plan(clean_name(model), digest, limits.sizes, tuple(made))
+    return Plan(clean_name(model), digest, limits.sizes, tuple(cut_stages))

@@ -7,7 +7,7 @@ from typing import Any
 
 PLANNED, PARETO, SIMULATED = "edge-planned-1", "edge-pareto-1", "edge-simulated-1"
 SAVED = ("edge-plan-1", "edge-onnx-plan-1")  # partition.plan.plan.FORMAT, partition.plan.onnx_plan.FORMAT
-BESIDE = ("predicted", "devices")  # what a saved plan may have beside itself, to be simulated
+EXTRA_KEYS = ("predicted", "devices")  # what a saved plan may have beside itself, to be simulated
 
 
 def plan_in(values: Any) -> Any:
@@ -24,15 +24,15 @@ def plan_in(values: Any) -> Any:
         chosen = at_knee(values.get("points"))
         return None if chosen is None else chosen.get("plan")
     if kind in SAVED:
-        return {name: value for name, value in values.items() if name not in BESIDE}
+        return {name: value for name, value in values.items() if name not in EXTRA_KEYS}
     return values
 
 
 def at_knee(points: Any) -> dict[str, Any] | None:
     """The point of a front at its knee; else the first on the front, or the first of all."""
-    known = [one for one in points if isinstance(one, dict)] if isinstance(points, list) else []
+    entries = [entry for entry in points if isinstance(entry, dict)] if isinstance(points, list) else []
     for name in ("knee", "on_front"):
-        found = next((one for one in known if one.get(name) is True), None)
-        if found is not None:
-            return found
-    return next(iter(known), None)
+        knee = next((entry for entry in entries if entry.get(name) is True), None)
+        if knee is not None:
+            return knee
+    return next(iter(entries), None)

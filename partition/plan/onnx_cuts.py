@@ -1,4 +1,4 @@
-"""Where an ONNX graph can be cut in two, and which tensors cross there."""
+"""Cuts of an ONNX graph in two, and the tensors that cross each."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class StageIO:
-    """What goes into a stage and comes out of it."""
+    """Inputs and outputs of a stage."""
 
     tensors_in: tuple[Value, ...]  # what crosses the cut before it: inputs of the graph for the first one
     tensors_out: tuple[Value, ...]  # what crosses the cut after it: outputs of the graph for the last one
@@ -52,7 +52,7 @@ def cuts(graph: OnnxGraph) -> list[Cut]:
     costs = list(accumulate((node.flops for node in graph.nodes), initial=0))
     before, after = _weights(graph)
     n = len(graph.nodes)
-    found: list[Cut] = []
+    result: list[Cut] = []
     for at in range(1, n):
         if not all(_crosses(graph, name) for name in crossing[at]):
             continue
@@ -60,20 +60,20 @@ def cuts(graph: OnnxGraph) -> list[Cut]:
         payload = sum(value.n_bytes for value in tensors)
         label, block = names[at - 1]
         flops = (costs[at], costs[n] - costs[at])
-        found.append(Cut(at, label, block, True, tensors, payload, (before[at], after[at]), flops))
-    return [_marked(graph, cut, following) for cut, following in pairwise(found)] + found[-1:]
+        result.append(Cut(at, label, block, True, tensors, payload, (before[at], after[at]), flops))
+    return [_marked(graph, cut, following) for cut, following in pairwise(result)] + result[-1:]
 
 
-def check_enough(graph: OnnxGraph, found: Sequence[Cut], devices: int) -> None:
+def check_enough(graph: OnnxGraph, possible: Sequence[Cut], devices: int) -> None:
     """PlanError where a graph with these cuts cannot have a stage for each of so many devices."""
-    if len(found) + 1 < devices:
-        raise PlanError(places_text(graph, found))
+    if len(possible) + 1 < devices:
+        raise PlanError(places_text(graph, possible))
 
 
-def places_text(graph: OnnxGraph, found: Sequence[Cut]) -> str:
-    """How many devices a graph with these cuts can run on, and why no more."""
+def places_text(graph: OnnxGraph, possible: Sequence[Cut]) -> str:
+    """Describe on how many devices a graph with these cuts can run, and why on no more."""
     n = len(graph.nodes)
-    places, devices = counted(len(found), "place") if found else "no place", counted(len(found) + 1, "device")
+    places, devices = counted(len(possible), "place") if possible else "no place", counted(len(possible) + 1, "device")
     why = f"it has {counted(n, 'node')}"
     lacking = [names for names in _crossings(graph)[1:n] if not all(_crosses(graph, name) for name in names)]
     if lacking:
@@ -87,46 +87,47 @@ def cut_at(graph: OnnxGraph, where: str | int) -> Cut:
     return _cut_of(cuts(graph), graph, where)
 
 
-def _cut_of(found: list[Cut], graph: OnnxGraph, where: str | int) -> Cut:
+def _cut_of(possible: list[Cut], graph: OnnxGraph, where: str | int) -> Cut:
     n = len(graph.nodes)
-    for cut in found:
+    for cut in possible:
         if where in (cut.label, cut.position):
             return cut
     if isinstance(where, int) or where.isdecimal():
         at = int(where)
         if 0 < at < n:
-            for cut in found:
+            for cut in possible:
                 if cut.position == at:
                     return cut
             raise CannotSlice(_refusal(graph, [_crossing(graph, at)]))
-        if found:
+        if possible:
             raise PlanError(f"there is no cut at {at}; needed is a position of 1 to {n - 1}, or a label")
-    if not found or isinstance(where, int):
-        raise PlanError(places_text(graph, found))
-    known = [cut.label for cut in found]
-    near = difflib.get_close_matches(where, known, _NEAR, 0.3)
-    blocks = [cut.label for cut in found if cut.block]
-    told = near or blocks[:_NEAR] or known[:_NEAR]
-    raise PlanError(f"there is no cut after {where[:200]!r}; near ones: {', '.join(told)}")
+    if not possible or isinstance(where, int):
+        raise PlanError(places_text(graph, possible))
+    labels = [cut.label for cut in possible]
+    near = difflib.get_close_matches(where, labels, _NEAR, 0.3)
+    blocks = [cut.label for cut in possible if cut.block]
+    suggestions = near or blocks[:_NEAR] or labels[:_NEAR]
+    raise PlanError(f"there is no cut after {where[:200]!r}; near ones: {', '.join(suggestions)}")
 
 
 def choose(graph: OnnxGraph, which: str) -> list[Cut]:
     """The cuts that a word names: "all"; "distinct", without those that another does as well as; "blocks", between
     whole blocks; "auto", blocks where there are any, else distinct ones. Else `which` is labels, with commas between.
     PlanError for a label that is none."""
-    found = cuts(graph)
-    blocks = [cut for cut in found if cut.block]
-    distinct = [cut for cut in found if cut.distinct]
-    words = {"all": found, "distinct": distinct, "blocks": blocks, "auto": blocks or distinct}
-    return words[which] if which in words else [_cut_of(found, graph, label.strip()) for label in which.split(",")]
+    possible = cuts(graph)
+    blocks = [cut for cut in possible if cut.block]
+    distinct = [cut for cut in possible if cut.distinct]
+    by_name = {"all": possible, "distinct": distinct, "blocks": blocks, "auto": blocks or distinct}
+    return (
+        by_name[which] if which in by_name else [_cut_of(possible, graph, label.strip()) for label in which.split(",")]
+    )
 
 
 def routes(graph: OnnxGraph, positions: Iterable[int]) -> list[tuple[Value, ...]]:
-    """What crosses each boundary of a pipeline with cuts at these positions: first what goes into the first stage,
-    last what comes out of the last one.
+    """Return the tensors that cross each boundary of a pipeline with cuts at these positions: first the inputs of the
+    first stage, last the outputs of the last one.
 
-    PlanError for positions that are no cuts or do not ascend. CannotSlice, which names a tensor, for a shape that
-    nobody knows.
+    PlanError for positions that are no cuts or do not ascend. CannotSlice, which names a tensor, for an unknown shape.
     """
     n = len(graph.nodes)
     bounds = (0, *positions, n)
@@ -136,29 +137,29 @@ def routes(graph: OnnxGraph, positions: Iterable[int]) -> list[tuple[Value, ...]
 
 
 def stage_io(graph: OnnxGraph, start: int, stop: int) -> StageIO:
-    """What goes into the stage of nodes [start, stop), and out of it.
+    """Return inputs and outputs of the stage of nodes [start, stop).
 
-    PlanError for a range that is empty or outside the graph. CannotSlice, which names a tensor, for a shape that nobody
-    knows.
+    PlanError for a range that is empty or outside the graph. CannotSlice, which names a tensor, for an unknown shape.
     """
     if not 0 <= start < stop <= len(graph.nodes):
         raise PlanError(f"stage [{start}, {stop}]; needed is 0 <= start < stop <= {len(graph.nodes)}")
     tensors_in, tensors_out = (_values(graph, _crossing(graph, at)) for at in (start, stop))
     nodes = graph.nodes[start:stop]
     used = {name for node in nodes for name in node.inputs}
-    made = {name for node in nodes for name in node.outputs}
+    produced = {name for node in nodes for name in node.outputs}
     if stop == len(graph.nodes):  # it makes constant outputs, too
-        made |= set(graph.outputs) - graph.makers.keys()
+        produced |= set(graph.outputs) - graph.makers.keys()
     return StageIO(
         tensors_in,
         tensors_out,
         tuple(value.name for value in tensors_in if value.name in used),
-        tuple(value.name for value in tensors_out if value.name in made),
+        tuple(value.name for value in tensors_out if value.name in produced),
     )
 
 
 def _crossing(graph: OnnxGraph, at: int) -> list[str]:
-    """What crosses at a position, of 0 to the number of nodes: inputs first, then in the order it is made."""
+    """Return the tensors that cross a position, 0 to the number of nodes: inputs first, then in the order of their
+    nodes."""
     if at == len(graph.nodes):
         return list(graph.outputs)
     last = graph.last_uses
@@ -166,7 +167,7 @@ def _crossing(graph: OnnxGraph, at: int) -> list[str]:
 
 
 def _crossings(graph: OnnxGraph) -> list[list[str]]:
-    """What crosses at each position, all at once."""
+    """Return the tensors that cross each position, for all positions at once."""
     n, last = len(graph.nodes), graph.last_uses
     if sum(last[name] - maker for name, maker in graph.makers.items()) > _MOST:
         raise CannotSlice(f"{n} nodes whose tensors wait for each other; more than {_MOST} crossings are not looked at")
@@ -188,21 +189,22 @@ def _crosses(graph: OnnxGraph, name: str) -> bool:
 
 
 def _refusal(graph: OnnxGraph, crossing: Sequence[Sequence[str]]) -> str:
-    """Why nothing can be cut where these tensors cross."""
+    """Explain why the graph cannot be cut where these tensors cross."""
     name = next(name for names in crossing for name in names if not _crosses(graph, name))
     maker = graph.makers.get(name, -1)
-    who = f"{graph.nodes[maker]}" if maker >= 0 else "an input or a constant"
+    producer = f"{graph.nodes[maker]}" if maker >= 0 else "an input or a constant"
     if name in graph.folded:
-        return f"{who} and the normalization behind it are computed as one, so nothing can be cut there"
+        return f"{producer} and the normalization behind it are computed as one, so nothing can be cut there"
     if name in graph.values:
-        return f"{who}: {name!r} is of type {graph.values[name].type}, which does not cross between devices"
+        return f"{producer}: {name!r} is of type {graph.values[name].type}, which does not cross between devices"
     reason = f": {graph.unknown}" if graph.unknown else ""
     why = "depends on data or cannot be inferred, or it is no tensor"
-    return f"{who}: the shape of {name!r} {why}, so nothing can be cut there{reason}"
+    return f"{producer}: the shape of {name!r} {why}, so nothing can be cut there{reason}"
 
 
 def _weights(graph: OnnxGraph) -> tuple[list[int], list[int]]:
-    """At each position, the bytes of the weights that nodes before it use, and of those that nodes after it do."""
+    """Return for each position the bytes of the weights that nodes before it use, and of those that nodes after it
+    use."""
     n = len(graph.nodes)
     first: dict[str, int] = {}
     last: dict[str, int] = {}
@@ -210,12 +212,12 @@ def _weights(graph: OnnxGraph) -> tuple[list[int], list[int]]:
         for name in node.weights:
             first.setdefault(name, i)
             last[name] = i
-    new, gone = [0] * n, [0] * n
+    new, done_with = [0] * n, [0] * n
     for name, i in first.items():
         new[i] += graph.weight_bytes[name]
-        gone[last[name]] += graph.weight_bytes[name]
+        done_with[last[name]] += graph.weight_bytes[name]
     total = sum(new)
-    return list(accumulate(new, initial=0)), [total - done for done in accumulate(gone, initial=0)]
+    return list(accumulate(new, initial=0)), [total - done for done in accumulate(done_with, initial=0)]
 
 
 def _marked(graph: OnnxGraph, cut: Cut, following: Cut) -> Cut:

@@ -66,7 +66,7 @@ class OnnxPlan:
 
     @property
     def cuts(self) -> tuple[int, ...]:
-        """How many nodes lie before each cut."""
+        """Number of nodes before each cut."""
         return tuple(stage.nodes.stop for stage in self.stages[:-1])
 
     def to_json(self) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class OnnxPlan:
     def from_json(cls, values: Any) -> "OnnxPlan":
         """The plan that `to_json` wrote or a person edited. PlanError names the field that is wrong."""
         if isinstance(values, dict) and values.get("format") != FORMAT:
-            raise PlanError(f"plan: format is {fields.told(values.get('format'))}, known is {FORMAT!r}")
+            raise PlanError(f"plan: format is {fields.short(values.get('format'))}, known is {FORMAT!r}")
         plan = fields.record(values, "plan", ("format", "model", "model_digest", "n_nodes", "stages"))
         return cls(
             plan["model"],
@@ -97,7 +97,7 @@ def _stage_to_json(stage: OnnxStage) -> dict[str, Any]:
     values: dict[str, Any] = {"device": stage.device, "nodes": [stage.nodes.start, stage.nodes.stop]}
     if stage.until:
         values["until"] = stage.until
-    return values | fields.said(stage, ("threads", "affinity", "provider"))
+    return values | fields.nonempty(stage, ("threads", "affinity", "provider"))
 
 
 def _stage(values: Any, where: str) -> OnnxStage:

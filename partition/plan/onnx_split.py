@@ -1,4 +1,4 @@
-"""Where to cut an ONNX graph for devices of known shares: the cuts that balance their work best."""
+"""Split of an ONNX graph for devices of known shares: the cuts that balance their work best."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def split(
         for i, share in enumerate(shares):
             row: list[tuple[float, int, int]] = []
             for at, end in enumerate(ends):
-                found = (float("inf"), 0, 0)
+                candidate = (float("inf"), 0, 0)
                 for before in range(at) if i else range(min(at, 1)):
                     slowest, bytes_, _ = best[i - 1][before] if i else (least, 0, 0)
                     slowest = max(slowest, (done[end] - done[ends[before]]) / share)
-                    found = min(found, (slowest, bytes_ + moved[at], before))
-                row.append(found)
+                    candidate = min(candidate, (slowest, bytes_ + moved[at], before))
+                row.append(candidate)
             best.append(row)
         least = best[-1][-1][0] * (1.0 if seconds is None else _ALIKE)
     at, chosen = len(ends) - 1, []

@@ -19,8 +19,8 @@ def stages(limits: Limits, n: int, shares: Sequence[float]) -> tuple[Range, ...]
     """
     layers = limits.sizes.layers
     if n > len(limits.begins):
-        of = f", and a stage can begin with {len(limits.begins)} of them" if len(limits.begins) < layers else ""
-        raise PlanError(f"{n} stages share {layers} layers{of}; use at most {len(limits.begins)} stages")
+        clause = f", and a stage can begin with {len(limits.begins)} of them" if len(limits.begins) < layers else ""
+        raise PlanError(f"{n} stages share {layers} layers{clause}; use at most {len(limits.begins)} stages")
     parts = checked_shares(shares, n)
     before = list(accumulate(limits.layer_bytes, initial=0.0))  # bytes of the layers before each
     head = limits.vocab_bytes * limits.sizes.vocab
@@ -36,9 +36,9 @@ def stages(limits: Limits, n: int, shares: Sequence[float]) -> tuple[Range, ...]
         raise PlanError(f"{n} stages share {layers} layers, and none can have {never} of them; use other devices")
 
     def strain(stage: int, start: int, stop: int) -> float:
-        held = load(stage, start, stop)
+        weight = load(stage, start, stop)
         # With this, what is free to choose comes out in proportion to the shares.
-        return held * held / parts[stage] if held / parts[stage] <= slowest else inf
+        return weight * weight / parts[stage] if weight / parts[stage] <= slowest else inf
 
     _, edges = _split(n, (*limits.begins, layers), strain, lambda a, b: a + b)
     return tuple(Range(start, stop) for start, stop in pairwise(edges))
@@ -60,8 +60,8 @@ def _split(
         reached: dict[int, tuple[float, list[int]]] = {}
         for stop in edges[stage + 1 : len(edges) - (n - stage - 1)]:
             options = [
-                (joined(so_far, cost(stage, start, stop)), [*taken, stop])
-                for start, (so_far, taken) in best.items()
+                (joined(so_far, cost(stage, start, stop)), [*used, stop])
+                for start, (so_far, used) in best.items()
                 if start < stop
             ]
             reached[stop] = min(options, key=lambda option: option[0])

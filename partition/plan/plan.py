@@ -30,7 +30,7 @@ class Range:
         return self.stop - self.start
 
     def __str__(self) -> str:
-        """For people: the first and the last number."""
+        """Return the first and the last number, for people."""
         if len(self) < 2:
             return str(self.start) if self else "none"
         return f"{self.start}-{self.stop - 1}"
@@ -41,7 +41,7 @@ NOTHING = Range(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """What one rank holds of the model: the part of its file that is cut for it."""
+    """Slice of the model that one rank holds: the part of its file that is cut for it."""
 
     layers: Range  # of the model
     heads: Range  # query heads, of every layer; all of them on each rank where attention cannot be shared
@@ -52,7 +52,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How many of each thing that can be shared out the model has. Heads and FFN columns are those of one layer."""
+    """Numbers of the units into which the model can be divided. Heads and FFN columns are those of one layer."""
 
     layers: int
     heads: int
@@ -69,7 +69,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One rank: its device, and what of each of its stage's layers it holds."""
+    """One rank: its device, and its part of each layer of its stage."""
 
     device: str  # a worker's HOST or HOST:PORT; LOCAL for the owner's own
     heads: Range
@@ -143,7 +143,7 @@ class Plan:
 
     @property
     def world_size(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         return len(self._ranks)
 
     @property
@@ -152,7 +152,7 @@ class Plan:
         return tuple(shard.device for _, shard in self._ranks)
 
     def shard(self, rank: int) -> Shard:
-        """What is given to a rank. PlanError for a rank that is none; so do the other methods that take one."""
+        """Return a rank's shard. PlanError for an unknown rank, as from the other methods that take one."""
         return self._ranks[self._checked(rank)][1]
 
     def stage_of(self, rank: int) -> int:
@@ -165,7 +165,7 @@ class Plan:
         return tuple(other for other, (its_stage, _) in enumerate(self._ranks) if its_stage == stage)
 
     def slice(self, rank: int) -> Slice:
-        """What a rank holds of the model."""
+        """Return the slice of the model that a rank holds."""
         shard = self.shard(rank)
         layers = self.stages[self.stage_of(rank)].layers
         return Slice(layers, shard.heads, shard.ff, shard.vocab, first=self.group(rank)[0] == rank)
@@ -192,7 +192,7 @@ class Plan:
     def from_json(cls, values: Any) -> "Plan":
         """The plan that `to_json` wrote or a person edited. PlanError names the field that is wrong."""
         if isinstance(values, dict) and values.get("format") != FORMAT:
-            raise PlanError(f"plan: format is {fields.told(values.get('format'))}, known is {FORMAT!r}")
+            raise PlanError(f"plan: format is {fields.short(values.get('format'))}, known is {FORMAT!r}")
         plan = fields.record(values, "plan", ("format", "model", "model_digest", "sizes", "stages"))
         counts = fields.record(plan["sizes"], "sizes", ("layers", "heads", "heads_kv", "ff", "vocab"))
         return cls(
@@ -212,8 +212,8 @@ def check_model(name: str, digest: str) -> None:
 
 def clean_name(name: str) -> str:
     """A model's name as a plan may have it: of what can be printed."""
-    kept = "".join(c if c.isprintable() else " " for c in name)[:_MOST_NAME].strip()
-    return kept or "model"
+    printable = "".join(c if c.isprintable() else " " for c in name)[:_MOST_NAME].strip()
+    return printable or "model"
 
 
 def check_device(device: str, threads: int | None, affinity: Sequence[int]) -> None:
@@ -229,12 +229,12 @@ def check_device(device: str, threads: int | None, affinity: Sequence[int]) -> N
 def tiles(what: str, ranges: Sequence[Range], total: int) -> None:
     """PlanError unless `ranges`, none of them empty, make up [0, total) in this order."""
     at = 0
-    for i, held in enumerate(ranges):
-        if not held:
-            raise PlanError(f"{what}: part {i} is [{held.start}, {held.stop}], which is empty; leave that part out")
-        if held.start != at:
-            raise PlanError(f"{what}: part {i} is [{held.start}, {held.stop}], needed is one that starts at {at}")
-        at = held.stop
+    for i, part in enumerate(ranges):
+        if not part:
+            raise PlanError(f"{what}: part {i} is [{part.start}, {part.stop}], which is empty; leave that part out")
+        if part.start != at:
+            raise PlanError(f"{what}: part {i} is [{part.start}, {part.stop}], needed is one that starts at {at}")
+        at = part.stop
     if at != total:
         raise PlanError(f"{what}: the parts end at {at}, needed is {total}")
 
@@ -250,13 +250,13 @@ def range_of(values: Any, where: str) -> Range:
     return Range(start, stop)
 
 
-def _pair(held: Range) -> list[int]:
-    return [held.start, held.stop]
+def _pair(part: Range) -> list[int]:
+    return [part.start, part.stop]
 
 
 def _shard_to_json(shard: Shard) -> dict[str, Any]:
-    held = {"heads": _pair(shard.heads), "ff": _pair(shard.ff), "vocab": _pair(shard.vocab)}
-    return {"device": shard.device, **held, **fields.said(shard, ("threads", "affinity", "gpu_layers", "memory"))}
+    values = {"heads": _pair(shard.heads), "ff": _pair(shard.ff), "vocab": _pair(shard.vocab)}
+    return {"device": shard.device, **values, **fields.nonempty(shard, ("threads", "affinity", "gpu_layers", "memory"))}
 
 
 def _stage(values: Any, where: str) -> Stage:

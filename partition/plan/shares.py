@@ -9,7 +9,7 @@ _HALVINGS = 50
 
 
 def parts(constant_s: Sequence[float], slope_s: Sequence[float], most: Sequence[float]) -> list[float]:
-    """What part of a layer each rank is to compute; together 1.
+    """Return the part of a layer that each rank computes; together 1.
 
     A rank takes constant + slope * part seconds for a layer. The level at which all end together is that of
 
@@ -23,13 +23,13 @@ def parts(constant_s: Sequence[float], slope_s: Sequence[float], most: Sequence[
         return [cap / sum(caps) for cap in caps]
 
     def at(level: float) -> list[float]:
-        given = zip(constant_s, slope_s, caps, strict=True)
-        return [min(cap, max(_LEAST, (level - constant) / max(slope, 1e-12))) for constant, slope, cap in given]
+        ranks = zip(constant_s, slope_s, caps, strict=True)
+        return [min(cap, max(_LEAST, (level - constant) / max(slope, 1e-12))) for constant, slope, cap in ranks]
 
     low, high = 0.0, max(c + s for c, s in zip(constant_s, slope_s, strict=True))
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if sum(at(middle)) < 1 else (low, middle)
-    found = at(high)
-    total = sum(found)
-    return [part / total for part in found]
+    result = at(high)
+    total = sum(result)
+    return [part / total for part in result]

@@ -14,7 +14,8 @@ ROWS = 32  # the head's rows are given out in multiples of it, as kernels like t
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How a model may be cut, and the weights each part brings; `partition.slices.gguf_slice.limits` makes it.
+    """Constraints on how a model may be cut, and the weights of each part; made by
+    `partition.slices.gguf_slice.limits`.
 
     Bytes may be fractions: a quantization block is shared by several heads or columns.
     """
@@ -39,8 +40,8 @@ class Limits:
 
     @property
     def sums_a_layer(self) -> int:
-        """How often the ranks of a stage sum up in each layer: after the FFN or the experts, and after attention where
-        they share it."""
+        """Number of all-reduces in each layer: after the FFN or the experts, and after attention where ranks share
+        it."""
         return 2 if self.shares_heads else 1
 
     @property
@@ -55,7 +56,7 @@ class Limits:
         return self.starts or tuple(range(self.sizes.layers))
 
     def can_be_stage(self, start: int, stop: int) -> bool:
-        """Whether the layers [start, stop) can be a stage."""
+        """Return whether the layers [start, stop) can be a stage."""
         edges = (*self.begins, self.sizes.layers)
         return start in self.begins and stop in edges and stop - start > 0 and stop - start not in self.no_stage_of
 
@@ -86,12 +87,12 @@ def shards(
     shares: Sequence[float],
     last: bool = True,
 ) -> tuple[Shard, ...]:
-    """One stage cut for `devices`, in proportion to `shares`; its vocabulary rows, too, if it is the last stage.
+    """Divide one stage among `devices` in proportion to `shares`, its vocabulary rows, too, if it is the last stage.
 
-    All ranks wait for each other after attention, and again after the FFN. So heads and FFN columns are shared out each
-    for themselves, and neither makes up for the other. Heads go out in whole KV groups or in parts of groups, whichever
-    lets the last rank end soonest; the KV heads that ranks then repeat count as work. PlanError where there are more
-    ranks than the model has units, or for bad shares.
+    All ranks wait for each other after attention, and again after the FFN. So heads and FFN columns are divided
+    independently, and neither makes up for the other. Heads are divided in whole KV groups or in parts of groups,
+    whichever lets the last rank finish first; the KV heads that ranks then repeat count as work. PlanError if there are
+    more ranks than the model has units, or for bad shares.
     """
     parts = checked_shares(shares, len(devices))
     heads, ff = [Range(0, limits.sizes.heads)], [Range(0, limits.sizes.ff)]
@@ -102,7 +103,7 @@ def shards(
     vocab = [NOTHING] * len(devices)
     if last:
         vocab = _vocab(limits.sizes.vocab, parts)
-    return tuple(Shard(*given) for given in zip(devices, heads, ff, vocab, strict=True))
+    return tuple(Shard(*fields) for fields in zip(devices, heads, ff, vocab, strict=True))
 
 
 def attention_bytes(limits: Limits, heads: Range) -> float:
@@ -113,12 +114,12 @@ def attention_bytes(limits: Limits, heads: Range) -> float:
 
 def _heads(limits: Limits, shares: Sequence[float]) -> list[Range]:
     """Heads of each rank."""
-    found = []
+    candidates = []
     for unit in _head_units(limits, len(shares)):
         heads = _ranges(apportion(limits.sizes.heads // unit, shares), unit, limits.sizes.heads)
-        work = [attention_bytes(limits, held) for held in heads]
-        found.append((_slowest(work, shares), heads))
-    return min(found, key=lambda cut: cut[0])[1]
+        work = [attention_bytes(limits, part) for part in heads]
+        candidates.append((_slowest(work, shares), heads))
+    return min(candidates, key=lambda cut: cut[0])[1]
 
 
 def _slowest(work: Sequence[float], shares: Sequence[float]) -> float:
@@ -127,7 +128,7 @@ def _slowest(work: Sequence[float], shares: Sequence[float]) -> float:
 
 
 def _head_units(limits: Limits, ranks: int) -> list[int]:
-    """In how many heads at once they can be given out, the largest first, so that there is one such unit for each rank:
+    """Return the numbers of heads that may form a unit, the largest first, so that there is one unit for each rank:
     whole KV groups, then parts of a group, then as few as the quantization allows."""
     sizes, least = limits.sizes, limits.head_unit
     group = sizes.heads // sizes.heads_kv if sizes.heads_kv else 1

@@ -1,1 +1,1 @@
-"""What a plan takes: time, memory, bytes and energy, predicted from measurements."""
+"""Predicted cost of a plan: time, memory, bytes and energy, from measurements."""

@@ -1,4 +1,4 @@
-"""How far a measured figure is to be trusted, and when one plan is clearly better than another.
+"""Confidence in measured figures, and the threshold at which one plan is clearly better than another.
 
 Other work only slows a device down. So a figure that was measured while the device was busy is an upper bound of what
 the quiet device takes. The lower bound is what the same device took in a quiet moment, where one is remembered.
@@ -24,9 +24,9 @@ def least_part(seconds: float, busy: bool, quiet_s: float | None) -> float:
 
 
 def is_clearly_less(new: float, old: float, *, busy: bool, by: float = CLEARLY) -> bool:
-    """Whether a new plan beats the one that would be taken otherwise, so that a change pays.
+    """Return whether a new plan is so much better than the old one that a change pays.
 
-    new, old: what they are predicted to take, the old one by its lower bound. busy: whether a device of the new plan
-    was measured while it was busy. by: times, at least.
+    new, old: predicted times, the old one's by its lower bound. busy: whether a device of the new plan was measured
+    while it was busy. by: the least ratio.
     """
     return max(by, CLEARLY_BUSY if busy else by) * new < old

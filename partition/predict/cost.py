@@ -1,4 +1,4 @@
-"""What a plan of a language model takes: seconds, bytes and joules, by formula, from what was measured.
+"""Cost model of a language model's plan: seconds, bytes and joules, by formula, from measurements.
 
 A step is one pass of b rows (tokens of b sequences) through all stages; M microbatches of b rows are in flight. A stage
 has k layers, counted in average ones by their weights. The functions take k as a number or as an array: one formula
@@ -92,11 +92,11 @@ class Work:
     def kv_before(self) -> tuple[int, ...]:
         """[layers + 1]: bytes of KV cache of the layers before each."""
         layers = range(self.shape.n_layers)
-        held = (self.shape.kv_layer_bytes(layer, self.context, self.kv, self.kv) for layer in layers)
-        return tuple(accumulate(held, initial=0))
+        layer_bytes = (self.shape.kv_layer_bytes(layer, self.context, self.kv, self.kv) for layer in layers)
+        return tuple(accumulate(layer_bytes, initial=0))
 
     def state_bytes(self, rows: float) -> int:
-        """Of the hidden states of so many rows on their way between stages."""
+        """Return the wire bytes of the hidden states of `rows` between stages."""
         n = self.shape.n_embd * max(1, round(rows))
         codec = WIRES[self.wire]
         return _F32 * n if codec is None else codec.n_bytes(n)
@@ -136,15 +136,15 @@ class GroupCost:
         self._vocab = [len(shard.vocab) / limits.sizes.vocab for shard in shards]
 
     def seconds(self, k: Numbers, rows: float, last: Numbers, outputs: float | None = None) -> Numbers:
-        """Of one step, weights in memory. outputs: rows that give logits; None: all, as they decode. Rows of a prompt
-        have each other behind them, and what that takes is in what was measured."""
+        """Return seconds of one step with weights in memory. outputs: rows that give logits; None: all, as in decoding.
+        Rows of a prompt attend to each other; the measurements include that."""
         steps = max(speed.step_s.at(rows) for speed in self.speeds)
         heads = zip(self.speeds, self._vocab, strict=True)
         head = max(speed.head_s.at(outputs or rows) * part for speed, part in heads)
         return steps + k * self.layer_s(rows, self.work.depth if outputs in (None, rows) else 0) + last * head
 
     def layer_s(self, rows: float, depth: float) -> float:
-        """Of one average layer, its sums among them; rows have so many tokens behind them."""
+        """Return seconds of one average layer with its all-reduces; each row attends to `depth` earlier tokens."""
         behind = rows * depth
         if len(self.speeds) == 1:
             return self.speeds[0].layer_s.at(rows) + behind * self.speeds[0].token_s
@@ -158,8 +158,8 @@ class GroupCost:
         return attention + ff + self.work.limits.sums_a_layer * self.sum_s(rows)
 
     def own_s(self, rank: int, k: float, last: bool, rows: float = 1) -> float:
-        """What one rank of the group computes of a step, each row of which gives logits: without sums, and without
-        waiting for others."""
+        """Return the seconds that one rank computes in a step in which each row gives logits, without all-reduces and
+        waiting."""
         speed, behind = self.speeds[rank], rows * self.work.depth
         head = last * self._vocab[rank] * speed.head_s.at(rows)
         if len(self.speeds) == 1:
@@ -169,21 +169,22 @@ class GroupCost:
         return speed.step_s.at(rows) + k * layer_s + head
 
     def sum_s(self, rows: float) -> float:
-        """One allreduce of so many rows."""
+        """Return seconds of one all-reduce of `rows`."""
         way = self.slowest
         n_bytes = self.work.state_bytes(rows)
         return self.work.allreduce_s(n_bytes, len(self.speeds), way.latency_s, way.bytes_per_s)
 
     def bytes_needed(self, weights: Numbers, kv: Numbers, last: Numbers) -> list[Numbers]:
-        """Of each rank: runtime + its part of the stage's weights, of its KV cache, and of the head."""
+        """Return the bytes each rank needs: runtime + its part of the stage's weights, of its KV cache, and of the
+        head."""
         shape = self.work.shape
         head = last * shape.head_bytes
         if len(self.speeds) == 1 and not shape.head_is_tied:  # alone it has the token table; ranks look rows up in it
             whole = np.asarray(weights) >= self.work.weights_before[-1]
             head = head + np.where(whole, shape.embedding_bytes, 0)
         return [
-            speed.runtime_bytes + weights * min(part, 1.0) + kv * held + head * vocab
-            for speed, part, held, vocab in zip(self.speeds, self._held, self._kv, self._vocab, strict=True)
+            speed.runtime_bytes + weights * min(part, 1.0) + kv * held_part + head * vocab
+            for speed, part, held_part, vocab in zip(self.speeds, self._held, self._kv, self._vocab, strict=True)
         ]
 
     def bytes_held(self, weights: Numbers, kv: Numbers, last: Numbers) -> list[Numbers]:
@@ -192,18 +193,18 @@ class GroupCost:
         return [np.minimum(need, speed.memory_bytes) for need, speed in zip(needs, self.speeds, strict=True)]
 
     def paged(self, k: Numbers, weights: Numbers, kv: Numbers, last: Numbers) -> list[Numbers]:
-        """Of each rank: bytes of weights that are read again in every pass; inf where it cannot page.
+        """Return the bytes of weights that each rank reads again in every pass; inf where it cannot page.
 
         need - have, where the window of two layers, KV cache and runtime have room.
         """
-        found = []
+        paged_bytes = []
         for i, (speed, need) in enumerate(zip(self.speeds, self.bytes_needed(weights, kv, last), strict=True)):
             short = np.maximum(0.0, need - speed.memory_bytes)
             per_layer = weights * (self._attention[i] + self._ff[i]) / np.maximum(k, 1e-9)
             window = speed.runtime_bytes + kv * self._kv[i] + _WINDOW_LAYERS * per_layer
             can = speed.disk_bytes_per_s is not None
-            found.append(np.where((short > 0) & ((not can) | (window > speed.memory_bytes)), np.inf, short))
-        return found
+            paged_bytes.append(np.where((short > 0) & ((not can) | (window > speed.memory_bytes)), np.inf, short))
+        return paged_bytes
 
     def disk_s(self, paged: Sequence[Numbers]) -> Numbers:
         """Seconds in which the slowest disk reads what is paged."""
@@ -211,7 +212,8 @@ class GroupCost:
         return np.maximum.reduce(times)
 
     def joules(self, seconds: Numbers) -> Numbers:
-        """All ranks at work for so long: sum of watts x seconds. nan where a device's power is not known."""
+        """Return the energy of all ranks computing for `seconds`: sum of watts x seconds. nan if a device's power is
+        unknown."""
         return seconds * sum(np.nan if speed.watts is None else speed.watts for speed in self.speeds)
 
 
@@ -220,14 +222,14 @@ def hop_s(work: Work, before: Sequence[str], after: Sequence[str], links: Links,
 
     Rank t of the next stage has them from rank t modulo the width of the one before: max over t of each.
     """
-    ways = [links.of(before[t % len(before)], device) for t, device in enumerate(after)]
+    ways = [links.get(before[t % len(before)], device) for t, device in enumerate(after)]
     n_bytes = work.state_bytes(rows)
     return max(way.latency_s for way in ways), max(n_bytes / way.bytes_per_s for way in ways)
 
 
 def answer_s(last: Sequence[str], owner: str, links: Links, rows: float) -> tuple[float, float]:
     """The same for the largest logits of each row, from every rank of the last stage to the owner."""
-    ways = [links.of(device, owner) for device in last]
+    ways = [links.get(device, owner) for device in last]
     return max(way.latency_s for way in ways), max(_ANSWER_BYTES * rows / way.bytes_per_s for way in ways)
 
 
@@ -241,12 +243,12 @@ def ttft_s(passes: float, busiest: float, prompt: int) -> float:
 
 
 def chunks(prompt: int) -> int:
-    """How many chunks a prompt is cut into."""
+    """Return the number of chunks of a prompt."""
     return max(1, min(PROMPT_CHUNKS, prompt // LEAST_CHUNK))
 
 
 def groups(concurrency: int, microbatches: int) -> int:
-    """How many groups C requests form where M are wanted: of C / M each, rounded up."""
+    """Return how many groups C requests form when M are wanted: of C / M each, rounded up."""
     each = -(-concurrency // max(1, min(microbatches, concurrency)))
     return -(-concurrency // each)
 

@@ -1,5 +1,5 @@
-"""What guesses at the next tokens bring, by formula: one pass over the weights checks several of them, and stages work
-on several windows of them at once."""
+"""Cost model of speculative decoding: one pass over the weights verifies several draft tokens, and stages work on
+several windows of them at once."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _MOST_ROWS, _MOST_S = 64, 3600.0
 
 
 def most_windows(stages: int) -> int:
-    """That may be under way where there are so many stages."""
+    """Return the most windows in flight for a number of stages."""
     return _A_STAGE * stages if stages > 1 else 1
 
 
 def tokens_a_pass(acceptance: float, rows: int) -> float:
-    """That a pass of so many rows gives in the mean, where a part `acceptance` of the guesses is right, each for
-    itself: 1 + a + ... + a^(rows - 1) = (1 - a^rows) / (1 - a) (Leviathan and others, 2023). Never above 1 / (1 - a).
-    """
+    """Return the mean number of tokens of a pass of `rows`, if each draft token is accepted with probability
+    `acceptance`, independently: 1 + a + ... + a^(rows - 1) = (1 - a^rows) / (1 - a) (Leviathan and others, 2023). Below
+    1 / (1 - a)."""
     return sum(acceptance**i for i in range(rows))
 
 
@@ -48,7 +48,7 @@ class Draft:
 
     @property
     def tokens(self) -> float:
-        """That a pass gives in the mean."""
+        """Mean number of tokens of a pass."""
         return tokens_a_pass(self.acceptance, self.rows)
 
     @property
@@ -91,34 +91,34 @@ class Draft:
 
     @classmethod
     def from_json(cls, values: Any, where: str) -> Draft:
-        """What `to_json` wrote; PlanError names what is wrong. where: what the error calls it."""
+        """Read what `to_json` wrote; PlanError names what is wrong. where: the name of the value in errors."""
         needed = ("name", "acceptance", "rows", "guess_s", "held_bytes")
-        found = fields.record(values, where, needed, ("windows", "worker", "ask_s", "tokens_per_pass"))
-        worker, ask_s = found.get("worker"), found.get("ask_s", 0.0)
+        record = fields.record(values, where, needed, ("windows", "worker", "ask_s", "tokens_per_pass"))
+        worker, ask_s = record.get("worker"), record.get("ask_s", 0.0)
         for name, value, most in (
-            ("acceptance", found["acceptance"], 1.0),
-            ("guess_s", found["guess_s"], _MOST_S),
+            ("acceptance", record["acceptance"], 1.0),
+            ("guess_s", record["guess_s"], _MOST_S),
             ("ask_s", ask_s, _MOST_S),
         ):
             if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= most:
-                raise PlanError(f"{where}.{name}: {fields.told(value)}; needed is a number from 0 to {most:g}")
-        windows = found.get("windows", 1)
-        for name, value, most in (("rows", found["rows"], _MOST_ROWS), ("windows", windows, WINDOWS[-1])):
+                raise PlanError(f"{where}.{name}: {fields.short(value)}; needed is a number from 0 to {most:g}")
+        windows = record.get("windows", 1)
+        for name, value, most in (("rows", record["rows"], _MOST_ROWS), ("windows", windows, WINDOWS[-1])):
             if not fields.number(value, f"{where}.{name}", most):
                 raise PlanError(f"{where}.{name}: 0; needed is 1 or more")
         return cls(
-            name=fields.text(found["name"], f"{where}.name"),
-            acceptance=float(found["acceptance"]),
-            rows=found["rows"],
-            guess_s=float(found["guess_s"]),
-            held_bytes=fields.number(found["held_bytes"], f"{where}.held_bytes", fields.MOST_BYTES),
+            name=fields.text(record["name"], f"{where}.name"),
+            acceptance=float(record["acceptance"]),
+            rows=record["rows"],
+            guess_s=float(record["guess_s"]),
+            held_bytes=fields.number(record["held_bytes"], f"{where}.held_bytes", fields.MOST_BYTES),
             windows=windows,
             worker=None if worker is None else fields.text(worker, f"{where}.worker"),
             ask_s=float(ask_s),
         )
 
-    def told(self, names: Mapping[str, str]) -> str:
-        """For people. names: of devices, by address."""
+    def describe(self, names: Mapping[str, str]) -> str:
+        """Describe the draft for people. names: of devices, by address."""
         where = "" if self.worker is None else f" on {names.get(self.worker, self.worker)}"
         windows = f", {self.windows} windows at once" if self.windows > 1 else ""
         return (

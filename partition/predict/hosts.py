@@ -23,11 +23,11 @@ class Host:
 
 def demand(hosts: Iterable[Host | None]) -> dict[str, float]:
     """Devices that compute at once: by host, their threads / its capacity. Above 1 each takes so many times as long."""
-    known = [host for host in hosts if host is not None]
+    named = [host for host in hosts if host is not None]
     threads: Counter[str] = Counter()
-    for host in known:
+    for host in named:
         threads[host.id] += host.threads
-    return {id: n / max(host.capacity for host in known if host.id == id) for id, n in threads.items()}
+    return {id: n / max(host.capacity for host in named if host.id == id) for id, n in threads.items()}
 
 
 def used(hosts: Iterable[Host | None]) -> dict[str, float]:
@@ -41,7 +41,7 @@ def crowded(hosts: Iterable[Host | None]) -> list[str]:
 
 
 def crowding(stages: Sequence[tuple[Mapping[str, float], float]]) -> list[float]:
-    """How many times as long each stage takes while all stages of a plan compute.
+    """Return the factor by which each stage slows down while all stages of a plan compute.
 
     stages: (the parts of hosts that it uses, seconds of a step). A host's cores are busy for sum(part x seconds) of its
     stages; where that is longer than the longest of them takes, all of them take so many times as long.

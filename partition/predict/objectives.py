@@ -50,7 +50,7 @@ class Objective:
         """The unit where a plan computes tokens, or inputs."""
         return self.unit.replace("{thing}", thing).replace("{a thing}", with_article(thing))
 
-    def told(self, cost: float, thing: str = "token") -> str:
+    def describe(self, cost: float, thing: str = "token") -> str:
         """A cost as a person reads it: "12.3 ms a token", "40.0 tokens/s"."""
         return f"{self.text(self.cost(cost) * self.scale)} {self.unit_of(thing)}"
 

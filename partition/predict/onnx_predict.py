@@ -1,4 +1,4 @@
-"""What a plan of an ONNX model takes: seconds, bytes and joules, by formula, from what was measured.
+"""Cost model of an ONNX model's plan: seconds, bytes and joules, by formula, from measurements.
 
 The candidate cuts divide a graph into segments. A stage is segments in a row; one input at a time passes through it.
 """
@@ -28,7 +28,7 @@ MOST_IN_FLIGHT = 64  # inputs that a pipeline keeps under way, where nothing sma
 
 @dataclass(frozen=True)
 class OnnxDevice:
-    """One device and one ONNX model, cut into segments."""
+    """Speeds of one device with one ONNX model that is cut into segments."""
 
     device: str  # as in a plan: a worker's address, or LOCAL
     name: str  # for people
@@ -68,7 +68,7 @@ class OnnxDevice:
         return tuple(accumulate(self.segments_s, initial=0.0))
 
     def seconds(self, start: int, stop: int) -> float:
-        """Of one input through the stage of segments [start, stop): stage_s + their sum."""
+        """Return seconds of one input through the stage of segments [start, stop): stage_s + their sum."""
         return self.stage_s + (self.before_s[stop] - self.before_s[start])
 
 
@@ -84,7 +84,7 @@ class OnnxWork:
     activation_bytes: tuple[int, ...]  # [segments]: the most that one of its nodes takes and makes
 
     @classmethod
-    def of(cls, graph: OnnxGraph, cuts: Sequence[Cut], wire: str = "f32") -> OnnxWork:
+    def from_graph(cls, graph: OnnxGraph, cuts: Sequence[Cut], wire: str = "f32") -> OnnxWork:
         """A graph with these candidate cuts, which ascend. wire: of float32 between stages; what the owner hands over
         and gets back goes as it is. PlanError for cuts that are none, CannotSlice for shapes that nobody knows."""
         if wire not in WIRES:
@@ -106,7 +106,7 @@ class OnnxWork:
 
     @property
     def segments(self) -> int:
-        """How many there are."""
+        """Number of segments."""
         return len(self.positions) - 1
 
     @cached_property
@@ -115,21 +115,22 @@ class OnnxWork:
         return tuple(accumulate(self.weight_bytes, initial=0))
 
     def held_bytes(self, start: int, stop: int) -> int:
-        """Of the stage of segments [start, stop): its weights, each once, and the largest of its activations."""
+        """Return memory of the stage of segments [start, stop): its weights, each once, and the largest of its
+        activations."""
         shared = sum(n for a, b, n in self.again if start <= a and b < stop)
         weights = self.weights_before[stop] - self.weights_before[start] - shared
         return weights + max(self.activation_bytes[start:stop])
 
     def bounds(self, plan: OnnxPlan) -> tuple[int, ...]:
         """The boundaries that a plan cuts at, both ends among them. PlanError where one was not a candidate."""
-        wanted = (0, *plan.cuts, plan.n_nodes)
+        positions = (0, *plan.cuts, plan.n_nodes)
         places = {position: i for i, position in enumerate(self.positions)}
-        if plan.n_nodes != self.positions[-1] or not all(position in places for position in wanted):
+        if plan.n_nodes != self.positions[-1] or not all(position in places for position in positions):
             raise PlanError(
                 f"the plan cuts {plan.n_nodes} nodes at {list(plan.cuts)}; measured are {self.positions[-1]} nodes with"
                 f" cuts at {list(self.positions[1:-1])!s:.200}"
             )
-        return tuple(places[position] for position in wanted)
+        return tuple(places[position] for position in positions)
 
 
 def predict(
@@ -139,7 +140,8 @@ def predict(
     links: Links,
     in_flight: int | None = None,
 ) -> Prediction:
-    """What `plan` takes on devices of these speeds, by device. in_flight: inputs; None: as many as fill the pipeline.
+    """Predict the cost of `plan` on devices of these speeds, by device. in_flight: inputs; None: as many as fill the
+    pipeline.
 
         latency    = enter + sum over stages of (stage + hop), where
         stage      = OnnxDevice.seconds of its segments
@@ -155,7 +157,7 @@ def predict(
     if unknown:
         raise PlanError(f"{', '.join(unknown)} was not measured; measured are {', '.join(speeds)}")
     ways = [way(links, a, b) for a, b in pairwise((LOCAL, *plan.devices, LOCAL))]
-    moved = [hop_s(one, work.crossing_bytes[bound]) for one, bound in zip(ways, bounds, strict=True)]
+    moved = [hop_s(hop, work.crossing_bytes[bound]) for hop, bound in zip(ways, bounds, strict=True)]
     stages, joules = [], 0.0
     for i, (stage, (start, stop)) in enumerate(zip(plan.stages, pairwise(bounds), strict=True)):
         speed = speeds[stage.device]
@@ -174,23 +176,23 @@ def predict(
             )
         )
     enter_s = sum(moved[0])
-    latency_s = enter_s + sum(one.compute_s + one.transfer_s for one in stages)
+    latency_s = enter_s + sum(hop.compute_s + hop.transfer_s for hop in stages)
     if in_flight != 1:
-        crowd = crowding([(used([speeds[one.devices[0]].host]), one.busy_s) for one in stages])
-        stages = [replace(one, crowding=times) for one, times in zip(stages, crowd, strict=True)]
-    busiest_s = max(moved[0][1], *(max(one.busy_s * one.crowding, one.transfer_busy_s) for one in stages))
-    many = in_flight or filling(latency_s, busiest_s)
+        crowd = crowding([(used([speeds[hop.devices[0]].host]), hop.busy_s) for hop in stages])
+        stages = [replace(hop, crowding=times) for hop, times in zip(stages, crowd, strict=True)]
+    busiest_s = max(moved[0][1], *(max(hop.busy_s * hop.crowding, hop.transfer_busy_s) for hop in stages))
+    n_in_flight = in_flight or filling(latency_s, busiest_s)
     return Prediction(
         latency_s=latency_s,
-        throughput_per_s=1 / max(busiest_s, latency_s / many, 1e-12),
+        throughput_per_s=1 / max(busiest_s, latency_s / n_in_flight, 1e-12),
         ttft_s=None,
         prompt=None,
         energy_j=None if math.isnan(joules) else joules,
         enter_s=enter_s,
         enter_busy_s=moved[0][1],
         stages=tuple(stages),
-        in_flight=many,
-        microbatches=many,
+        in_flight=n_in_flight,
+        microbatches=n_in_flight,
     )
 
 
@@ -201,16 +203,16 @@ def filling(latency_s: float, busiest_s: float) -> int:
 
 def way(links: Links, a: str, b: str) -> LinkSpeed | None:
     """The link from `a` to `b`; None where nothing has to move."""
-    return None if a == b else links.of(a, b)
+    return None if a == b else links.get(a, b)
 
 
-def hop_s(one: LinkSpeed | None, n_bytes: int) -> tuple[float, float]:
+def hop_s(link: LinkSpeed | None, n_bytes: int) -> tuple[float, float]:
     """(latency, how long the bytes keep the link busy); they take both together."""
-    return (0.0, 0.0) if one is None else (one.latency_s, n_bytes / one.bytes_per_s)
+    return (0.0, 0.0) if link is None else (link.latency_s, n_bytes / link.bytes_per_s)
 
 
 def wire_bytes(values: Sequence[Value], wire: str) -> int:
-    """What tensors take on the wire."""
+    """Return the bytes of tensors on the wire."""
     codec = WIRES[wire]
     return sum(
         codec.n_bytes(value.n_bytes // 4) if codec is not None and value.type == "float32" else value.n_bytes

@@ -1,4 +1,5 @@
-"""Which weights stay in memory and which pass through a window, within a budget. Pure arithmetic.
+"""Choice of the weights that stay in memory and those that are streamed through a window, within a budget. Pure
+arithmetic.
 
 Every pass over the weights (one a decoded token) reads all streamed matrices once, so what is streamed is as little as
 the budget allows, and lies evenly between what stays: then each has the same time to arrive. Small matrices stay, if
@@ -30,7 +31,7 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """What was measured: bytes a second."""
+    """Measured speeds, in bytes a second."""
 
     read: float  # from the disk, laid out for the CPU
     compute: float  # of weights that one decode step of one row passes
@@ -38,7 +39,7 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """Who is streamed, and what that takes."""
+    """Split of the matrices into resident and streamed ones, with its cost."""
 
     streamed: tuple[str, ...]  # names, in the order of use
     resident_bytes: int
@@ -48,16 +49,16 @@ class Pages:
 
 def least_room(matrices: Sequence[Matrix]) -> int:
     """Bytes without which nothing can run: a window for the largest."""
-    return max((one.n_bytes for one in matrices), default=0)
+    return max((matrix.n_bytes for matrix in matrices), default=0)
 
 
 def plan_pages(matrices: Sequence[Matrix], room: int, speed: Speed, window: int | None = None) -> Pages:
-    """Who of `matrices`, in the order of use, is streamed where `room` bytes are left for them and the window.
+    """Choose which of `matrices`, in the order of use, are streamed if `room` bytes are left for them and the window.
 
-    The window is the one with the shortest pass, by `pass_seconds`; or the one given. PlanError, with need and have,
-    where the largest matrix does not fit.
+    The window is the one with the shortest pass, by `pass_seconds`, unless it is given. PlanError, with need and have,
+    if the largest matrix does not fit.
     """
-    total = sum(one.n_bytes for one in matrices)
+    total = sum(matrix.n_bytes for matrix in matrices)
     if total <= room:
         return Pages((), total, 0, 0)
     largest = least_room(matrices)
@@ -72,9 +73,9 @@ def plan_pages(matrices: Sequence[Matrix], room: int, speed: Speed, window: int 
             " it; use a smaller --window, or a larger --memory"
         )
     plans = []
-    for most in sorted({one.n_bytes for one in matrices}, reverse=True)[:_CAPS]:
-        sizes = [window] if window is not None else [k * most for k in _WINDOWS if k * most <= room] or [most]
-        plans += [plan for size in sizes if (plan := _spread(matrices, room - size, size, most)) is not None]
+    for cap in sorted({matrix.n_bytes for matrix in matrices}, reverse=True)[:_CAPS]:
+        sizes = [window] if window is not None else [k * cap for k in _WINDOWS if k * cap <= room] or [cap]
+        plans += [plan for size in sizes if (plan := _spread(matrices, room - size, size, cap)) is not None]
     return min(plans, key=lambda plan: (pass_seconds(matrices, plan, speed), plan.window_bytes))
 
 
@@ -83,21 +84,21 @@ def pass_seconds(matrices: Sequence[Matrix], plan: Pages, speed: Speed) -> float
     each matrix is computed when it is there."""
     streamed = set(plan.streamed)
     disk_s = now_s = before_s = 0.0
-    waiting = deque(one for _ in range(2) for one in matrices if one.name in streamed)  # to be read
+    waiting = deque(matrix for _ in range(2) for matrix in matrices if matrix.name in streamed)  # to be read
     arrivals: deque[tuple[float, int]] = deque()  # (time, bytes) of what is in the window
     free = plan.window_bytes
     for _ in range(2):
         before_s = now_s
-        for one in matrices:
-            if one.name in streamed:
+        for matrix in matrices:
+            if matrix.name in streamed:
                 free, disk_s = _read_ahead(waiting, arrivals, free, disk_s, speed.read)
                 arrived_s, n_bytes = arrivals.popleft()
-                now_s = max(now_s, arrived_s) + one.n_bytes / speed.compute + _STOP_S
+                now_s = max(now_s, arrived_s) + matrix.n_bytes / speed.compute + _STOP_S
                 if waiting and waiting[0].n_bytes > free:  # the disk stood still for want of room
                     disk_s = max(disk_s, now_s)
                 free += n_bytes
             else:
-                now_s += one.n_bytes / speed.compute
+                now_s += matrix.n_bytes / speed.compute
     return now_s - before_s
 
 
@@ -106,34 +107,34 @@ def _read_ahead(
 ) -> tuple[int, float]:
     """Read as far as there is room; (bytes free, time when the disk is done)."""
     while waiting and waiting[0].n_bytes <= free:
-        one = waiting.popleft()
-        free -= one.n_bytes
-        disk_s += one.n_bytes / read
-        arrivals.append((disk_s, one.n_bytes))
+        matrix = waiting.popleft()
+        free -= matrix.n_bytes
+        disk_s += matrix.n_bytes / read
+        arrivals.append((disk_s, matrix.n_bytes))
     return free, disk_s
 
 
 def _spread(matrices: Sequence[Matrix], room: int, window: int, most: int) -> Pages | None:
     """Stream as few bytes as leave the others `room`, evenly, of matrices of at most `most` bytes; None where they are
     not enough."""
-    small = [one for one in matrices if one.n_bytes * _SMALL < most]
-    if sum(one.n_bytes for one in small) > room:
+    small = [matrix for matrix in matrices if matrix.n_bytes * _SMALL < most]
+    if sum(matrix.n_bytes for matrix in small) > room:
         small = []  # even they must go
-    staying = {one.name for one in small}
-    large = [one for one in matrices if one.name not in staying and one.n_bytes <= most]
-    total = sum(one.n_bytes for one in matrices)
+    staying = {matrix.name for matrix in small}
+    large = [matrix for matrix in matrices if matrix.name not in staying and matrix.n_bytes <= most]
+    total = sum(matrix.n_bytes for matrix in matrices)
     goal = total - room
-    if sum(one.n_bytes for one in large) < goal:
+    if sum(matrix.n_bytes for matrix in large) < goal:
         return None
-    share = goal / sum(one.n_bytes for one in large)
+    share = goal / sum(matrix.n_bytes for matrix in large)
     while True:
         due, chosen = 0.0, []
-        for one in large:
-            due += one.n_bytes * share
-            if due >= one.n_bytes / 2:
-                chosen.append(one)
-                due -= one.n_bytes
-        n_bytes = sum(one.n_bytes for one in chosen)
+        for matrix in large:
+            due += matrix.n_bytes * share
+            if due >= matrix.n_bytes / 2:
+                chosen.append(matrix)
+                due -= matrix.n_bytes
+        n_bytes = sum(matrix.n_bytes for matrix in chosen)
         if n_bytes >= goal or len(chosen) == len(large):
-            return Pages(tuple(one.name for one in chosen), total - n_bytes, n_bytes, window)
+            return Pages(tuple(matrix.name for matrix in chosen), total - n_bytes, n_bytes, window)
         share *= 1.002

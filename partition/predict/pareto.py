@@ -28,10 +28,10 @@ class Point:
     key: str = field(init=False)  # the same for the same plan, run the same way
 
     def __post_init__(self) -> None:
-        of: list[Any] = [self.plan.to_json(), self.predicted.microbatches, self.predicted.in_flight]
+        identity: list[Any] = [self.plan.to_json(), self.predicted.microbatches, self.predicted.in_flight]
         if self.predicted.draft is not None:
-            of.append(self.predicted.draft.to_json())
-        object.__setattr__(self, "key", hashlib.sha256(json.dumps(of).encode()).hexdigest()[:16])
+            identity.append(self.predicted.draft.to_json())
+        object.__setattr__(self, "key", hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16])
 
     def objectives(self, axes: Sequence[str]) -> tuple[float, ...]:
         """Each to be small: seconds, minus a rate, bytes on the fullest device, joules."""
@@ -40,22 +40,22 @@ class Point:
 
 
 def on_front(values: Sequence[tuple[float, ...]]) -> list[bool]:
-    """Of each: whether none other is as good in all and better in one. Of equals the first is on the front.
+    """Return for each point whether it is on the Pareto front. Of equal points the first is.
 
     What differs by less than a part in a billion is equal.
     """
-    rounded = [tuple(float(f"{x:.9g}") for x in one) for one in values]
-    found = [False] * len(values)
-    kept: list[tuple[float, ...]] = []
+    rounded = [tuple(float(f"{x:.9g}") for x in point) for point in values]
+    is_on_front = [False] * len(values)
+    front: list[tuple[float, ...]] = []
     for i in sorted(range(len(values)), key=lambda i: (rounded[i], i)):  # whoever dominates one comes before it
-        if not any(all(a <= b for a, b in zip(other, rounded[i], strict=True)) for other in kept):
-            kept.append(rounded[i])
-            found[i] = True
-    return found
+        if not any(all(a <= b for a, b in zip(other, rounded[i], strict=True)) for other in front):
+            front.append(rounded[i])
+            is_on_front[i] = True
+    return is_on_front
 
 
 def knee(values: Sequence[tuple[float, ...]]) -> int | None:
-    """Of points of a front: the one nearest to the best of each axis, axes scaled to what the front spans.
+    """Return the knee of a front: the point nearest to the best of each axis, axes scaled to the front's span.
 
     sqrt(sum over axes of ((value - least) / (most - least))^2); None without points.
     """
@@ -88,7 +88,7 @@ def judged(
     for (i, _), on in zip(promised, every[len(sure) :], strict=True):
         front[i] = on
     among = [(i, values) for i, values in sure or promised if front[i]]
-    among.sort(key=lambda one: one[1])
+    among.sort(key=lambda pair: pair[1])
     middle = knee([values for _, values in among])
     return front, None if middle is None else among[middle][0]
 
@@ -98,9 +98,9 @@ def without_repeats(points: Sequence[Point]) -> list[Point]:
     return list({point.key: point for point in reversed(points)}.values())[::-1]
 
 
-def told(stages: Sequence[tuple[Sequence[str], Any]]) -> str:
+def stages_text(stages: Sequence[tuple[Sequence[str], Any]]) -> str:
     """Stages in a few words: who holds what."""
-    return " | ".join(f"{'+'.join(names)} {what}" for names, what in stages)
+    return " | ".join(f"{'+'.join(names)} {part}" for names, part in stages)
 
 
 def promising(points: Sequence[Point], axes: Sequence[str]) -> list[int]:

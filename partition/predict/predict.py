@@ -21,32 +21,34 @@ _MIB = 1 << 20
 def predict(
     plan: Plan, work: Work, speeds: Mapping[str, DeviceSpeed], links: Links, microbatches: int | None = None
 ) -> Prediction:
-    """What `plan` takes on devices of these speeds, by device. microbatches: None is one for each stage.
+    """Predict the cost of `plan` on devices of these speeds, by device. microbatches: None is one for each stage.
 
-    latency = sum over stages of (seconds + hop), of one row, or with guesses Draft.token_s of the rows of a pass, with
-    as many windows as are the fastest; a token of many = cost.per_token_s of the same with C / M rows; ttft =
-    cost.ttft_s. PlanError where a link is not known, or a device has no room for its part and cannot page.
+    latency = sum over stages of (seconds + hop), of one row; with drafts Draft.token_s of the rows of a pass, with the
+    fastest number of windows. The time per token of many requests = cost.per_token_s of the same with C / M rows; ttft
+    = cost.ttft_s. PlanError if a link is unknown, or a device has no room for its part and cannot page.
     """
-    many = cost.groups(work.concurrency, microbatches or len(plan.stages))
-    rows = work.concurrency / many
-    made = [_Stage(plan, i, work, speeds, links) for i in range(len(plan.stages))]
-    crowd = crowding([(stage.hosts, stage.seconds(rows)) for stage in made]) if many > 1 else [1.0] * len(made)
-    predicted = [stage.predicted(rows, times) for stage, times in zip(made, crowd, strict=True)]
-    pass_s = sum(stage.seconds(rows) + sum(stage.hop(rows)) for stage in made)
-    busiest_s = max(max(one.busy_s * one.crowding, one.transfer_busy_s) for one in predicted)
-    joules = sum(stage.joules(rows) for stage in made)
-    latency_s, draft = _alone(made, work)
+    n_groups = cost.groups(work.concurrency, microbatches or len(plan.stages))
+    rows = work.concurrency / n_groups
+    stages = [_Stage(plan, i, work, speeds, links) for i in range(len(plan.stages))]
+    crowd = crowding([(stage.hosts, stage.seconds(rows)) for stage in stages]) if n_groups > 1 else [1.0] * len(stages)
+    predicted = [stage.predicted(rows, times) for stage, times in zip(stages, crowd, strict=True)]
+    pass_s = sum(stage.seconds(rows) + sum(stage.hop(rows)) for stage in stages)
+    busiest_s = max(
+        max(prediction.busy_s * prediction.crowding, prediction.transfer_busy_s) for prediction in predicted
+    )
+    joules = sum(stage.joules(rows) for stage in stages)
+    latency_s, draft = _alone(stages, work)
     token_s = latency_s if work.concurrency == 1 else float(cost.per_token_s(pass_s, busiest_s, rows, work.concurrency))
     return Prediction(
         latency_s=latency_s,
         throughput_per_s=1 / token_s,
-        ttft_s=_ttft_s(made, work.prompt),
+        ttft_s=_ttft_s(stages, work.prompt),
         prompt=work.prompt,
         energy_j=None if math.isnan(joules) else joules,
         enter_s=0.0,
         stages=tuple(predicted),
         in_flight=work.concurrency,
-        microbatches=many,
+        microbatches=n_groups,
         draft=draft,
     )
 
@@ -54,9 +56,10 @@ def predict(
 def compute_s(
     plan: Plan, work: Work, speeds: Mapping[str, DeviceSpeed], links: Links, rows: int = 1
 ) -> list[float | None]:
-    """What each rank computes of a step of so many rows, by rank, as `GroupCost.own_s`; None of a rank that pages."""
-    made = [_Stage(plan, i, work, speeds, links) for i in range(len(plan.stages))]
-    return [own for stage in made for own in stage.own_s(rows)]
+    """Return the seconds that each rank computes in a step of `rows`, by rank, as `GroupCost.own_s`; None for a rank
+    that pages."""
+    stages = [_Stage(plan, i, work, speeds, links) for i in range(len(plan.stages))]
+    return [own for stage in stages for own in stage.own_s(rows)]
 
 
 def _alone(stages: list[_Stage], work: Work) -> tuple[float, Draft | None]:
@@ -64,16 +67,16 @@ def _alone(stages: list[_Stage], work: Work) -> tuple[float, Draft | None]:
     rows = work.alone_rows
     seconds = [stage.seconds(rows) for stage in stages]
     hops = [stage.hop(rows) for stage in stages]
-    computes = [one + work.guessing_s(stage.devices, LOCAL) for stage, one in zip(stages, seconds, strict=True)]
+    computes = [stage_s + work.guessing_s(stage.devices, LOCAL) for stage, stage_s in zip(stages, seconds, strict=True)]
     crowd = crowding([(stage.hosts, busy_s) for stage, busy_s in zip(stages, computes, strict=True)])
-    busy_s = max(*(one * times for one, times in zip(computes, crowd, strict=True)), *(hop[1] for hop in hops))
+    busy_s = max(*(stage_s * times for stage_s, times in zip(computes, crowd, strict=True)), *(hop[1] for hop in hops))
     token_s, windows = work.alone_s(sum(seconds) + sum(map(sum, hops)), busy_s, len(stages))
     draft = None if work.draft is None or rows * windows == 1 else replace(work.draft, windows=int(windows))
     return float(token_s), draft
 
 
 class _Stage:
-    """One stage of a plan."""
+    """Predicted stage of a plan."""
 
     def __init__(self, plan: Plan, i: int, work: Work, speeds: Mapping[str, DeviceSpeed], links: Links) -> None:
         stage = plan.stages[i]
@@ -100,13 +103,13 @@ class _Stage:
                 )
 
     def seconds(self, rows: float, outputs: float | None = None) -> float:
-        """Of one step."""
+        """Return seconds of one step."""
         return max(
             float(self._group.seconds(self._k, rows, not self._after, outputs)), float(self._group.disk_s(self._paged))
         )
 
     def own_s(self, rows: float) -> list[float | None]:
-        """Of each rank: what it computes of one step."""
+        """Return the seconds that each rank computes in one step; None for a rank that pages."""
         return [
             None if paged else self._group.own_s(rank, self._k, not self._after, rows)
             for rank, paged in enumerate(self._paged)

@@ -1,4 +1,4 @@
-"""What a plan is predicted to do, part by part: of language models and of ONNX models alike."""
+"""Prediction of a plan, part by part, for language models and ONNX models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STAGE_SECONDS = ("compute_s", "busy_s", "transfer_s", "transfer_busy_s", "sums_
 
 @dataclass(frozen=True, slots=True)
 class StagePrediction:
-    """One stage. Seconds are of one step, or one input; `busy_s` is with all that is in flight."""
+    """Prediction of one stage. Seconds are of one step, or one input; `busy_s` is with all that is in flight."""
 
     devices: tuple[str, ...]  # as in the plan
     what: str  # "layers 0-13", "up to features.6"
@@ -58,15 +58,15 @@ class StagePrediction:
         names = fields.items(stage["devices"], f"{where}.devices")
         if not names:
             raise PlanError(f"{where}.devices is empty; needed is one device or more")
-        held = stage["memory_bytes"]
-        if not isinstance(held, dict):
-            raise PlanError(f"{where}.memory_bytes: {fields.told(held)}; needed is an object with bytes by device")
+        memory = stage["memory_bytes"]
+        if not isinstance(memory, dict):
+            raise PlanError(f"{where}.memory_bytes: {fields.short(memory)}; needed is an object with bytes by device")
         return cls(
             devices=tuple(fields.text(name, f"{where}.devices[{i}]") for i, name in enumerate(names)),
             what=fields.text(stage["what"], f"{where}.what", _LONGEST),
             memory_bytes={
                 fields.text(name, f"{where}.memory_bytes"): fields.number(n, f"{where}.memory_bytes", fields.MOST_BYTES)
-                for name, n in held.items()
+                for name, n in memory.items()
             },
             rows_s=curve_of(stage["rows_s"], f"{where}.rows_s"),
             paged_bytes=fields.number(stage["paged_bytes"], f"{where}.paged_bytes", fields.MOST_BYTES),
@@ -107,18 +107,18 @@ class Prediction:
 
     @property
     def bound(self) -> str:
-        """What takes the most of a pass of one row, or of one input, in words."""
+        """Describe the largest part of a pass of one row, or of one input."""
         parts = []
         for i, stage in enumerate(self.stages):
-            who = " and ".join(stage.devices)
-            parts.append((stage.compute_s - stage.sums_s, f"computing on {who}"))
+            devices = " and ".join(stage.devices)
+            parts.append((stage.compute_s - stage.sums_s, f"computing on {devices}"))
             if stage.sums_s:
-                parts.append((stage.sums_s, f"sums between {who}"))
+                parts.append((stage.sums_s, f"sums between {devices}"))
             goes_to = "back" if i + 1 == len(self.stages) else f"to {self.stages[i + 1].devices[0]}"
             parts.append((stage.transfer_s, f"the way from {stage.devices[0]} {goes_to}"))
         parts.append((self.enter_s, f"the way to {self.stages[0].devices[0]}"))
-        seconds, what = max(parts, key=lambda part: part[0])
-        return f"{what} takes {number_text(seconds * 1e3)} of {number_text(self.plain_s * 1e3)} ms"
+        seconds, description = max(parts, key=lambda part: part[0])
+        return f"{description} takes {number_text(seconds * 1e3)} of {number_text(self.plain_s * 1e3)} ms"
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for JSON, as `edge plan --json` and `edge pareto --json` have them."""
@@ -145,27 +145,27 @@ class Prediction:
         What follows from the rest ("memory_bytes" of all stages, "bound") is not looked at.
         """
         needed = ("latency_s", "throughput_per_s", "ttft_s", "prompt", "energy_j", "in_flight", "microbatches")
-        found = fields.record(
+        record = fields.record(
             values, where, (*needed, "enter_s", "stages"), ("enter_busy_s", "memory_bytes", "bound", "draft")
         )
-        stages = fields.items(found["stages"], f"{where}.stages")
-        ttft, prompt, energy = found["ttft_s"], found["prompt"], found["energy_j"]
-        draft = found.get("draft")
+        stages = fields.items(record["stages"], f"{where}.stages")
+        ttft, prompt, energy = record["ttft_s"], record["prompt"], record["energy_j"]
+        draft = record.get("draft")
         if not stages:
             raise PlanError(f"{where}.stages is empty; needed is one stage or more")
         if (ttft is None) != (prompt is None):
             raise PlanError(f"{where}: ttft_s and prompt are of language models; needed are both of them, or none")
         return cls(
-            latency_s=_figure(found["latency_s"], f"{where}.latency_s"),
-            throughput_per_s=_figure(found["throughput_per_s"], f"{where}.throughput_per_s"),
+            latency_s=_figure(record["latency_s"], f"{where}.latency_s"),
+            throughput_per_s=_figure(record["throughput_per_s"], f"{where}.throughput_per_s"),
             ttft_s=None if ttft is None else _figure(ttft, f"{where}.ttft_s"),
             prompt=None if prompt is None else _count(prompt, f"{where}.prompt"),
             energy_j=None if energy is None else _figure(energy, f"{where}.energy_j"),
-            enter_s=_figure(found["enter_s"], f"{where}.enter_s"),
-            stages=tuple(StagePrediction.from_json(one, f"{where}.stages[{i}]") for i, one in enumerate(stages)),
-            in_flight=_count(found["in_flight"], f"{where}.in_flight"),
-            microbatches=_count(found["microbatches"], f"{where}.microbatches"),
-            enter_busy_s=_figure(found.get("enter_busy_s", 0.0), f"{where}.enter_busy_s"),
+            enter_s=_figure(record["enter_s"], f"{where}.enter_s"),
+            stages=tuple(StagePrediction.from_json(stage, f"{where}.stages[{i}]") for i, stage in enumerate(stages)),
+            in_flight=_count(record["in_flight"], f"{where}.in_flight"),
+            microbatches=_count(record["microbatches"], f"{where}.microbatches"),
+            enter_busy_s=_figure(record.get("enter_busy_s", 0.0), f"{where}.enter_busy_s"),
             draft=None if draft is None else Draft.from_json(draft, f"{where}.draft"),
         )
 
@@ -173,7 +173,7 @@ class Prediction:
 def _figure(value: Any, where: str) -> float:
     """A number of 0 or more."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= _MOST:
-        raise PlanError(f"{where}: {fields.told(value)}; needed is a number from 0 to {_MOST:g}")
+        raise PlanError(f"{where}: {fields.short(value)}; needed is a number from 0 to {_MOST:g}")
     return float(value)
 
 

@@ -1,4 +1,4 @@
-"""What planning goes by: how fast devices compute a model's parts, and what the links between them can do.
+"""Measured speeds that planning uses: of devices computing a model's parts, and of the links between them.
 
 Plain values. `edge` measures them, `devices.catalog` makes estimates of them, and a cluster file may override some.
 """
@@ -49,7 +49,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class DeviceSpeed:
-    """One device and one language model, or one type of its weights."""
+    """Speeds of one device with one language model, or one type of its weights."""
 
     device: str  # as in a plan: a worker's address, or LOCAL
     name: str  # for people
@@ -73,10 +73,10 @@ class DeviceSpeed:
     host: Host | None = None  # where it runs; None: on a machine of its own
 
     def __post_init__(self) -> None:
-        for what in ("disk_bytes_per_s", "watts"):
-            value = getattr(self, what)
+        for name in ("disk_bytes_per_s", "watts"):
+            value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
-                raise PlanError(f"{self.name}: {what} is {value}; needed is a number above 0")
+                raise PlanError(f"{self.name}: {name} is {value}; needed is a number above 0")
 
     def times(self, factor: float) -> DeviceSpeed:
         """The same where everything it computes takes so many times as long."""
@@ -92,7 +92,7 @@ class DeviceSpeed:
 
     @property
     def seconds(self) -> float:
-        """Of one layer, decoding one row."""
+        """Return seconds of one layer, decoding one row."""
         return self.layer_s.at(1)
 
     @property
@@ -118,7 +118,7 @@ def together(speeds: Sequence[DeviceSpeed]) -> list[DeviceSpeed]:
 
 @dataclass(frozen=True, slots=True)
 class LinkSpeed:
-    """One way from a device to another."""
+    """Speed of one direction between two devices."""
 
     latency_s: float  # a small message, one way
     bytes_per_s: float
@@ -144,8 +144,8 @@ class Links:
 
     between: Mapping[tuple[str, str], LinkSpeed] = field(default_factory=dict)
 
-    def of(self, a: str, b: str) -> LinkSpeed:
-        """From `a` to `b`."""
+    def get(self, a: str, b: str) -> LinkSpeed:
+        """Return the link from `a` to `b`."""
         if a == b:
             return NOWHERE
         try:
@@ -155,7 +155,7 @@ class Links:
 
     def slowest(self, members: Sequence[str]) -> LinkSpeed:
         """The largest latency and the least bandwidth of any way between these devices."""
-        ways = [self.of(a, b) for a in members for b in members if a != b] or [NOWHERE]
+        ways = [self.get(a, b) for a in members for b in members if a != b] or [NOWHERE]
         return LinkSpeed(max(way.latency_s for way in ways), min(way.bytes_per_s for way in ways))
 
 
@@ -164,22 +164,22 @@ _NUMBERS = ("token_s", "memory_bytes", "runtime_bytes", "sum_s")
 
 
 def speed_to_json(speed: DeviceSpeed) -> dict[str, Any]:
-    """What was measured of a device, as plain values: not its name, its age, nor what use corrected."""
+    """Return a device's measurements as plain values, without its name, its age, and corrections from use."""
     values: dict[str, Any] = {name: curve_to_json(getattr(speed, name)) for name in _CURVES}
     return values | {name: getattr(speed, name) for name in (*_NUMBERS, "disk_bytes_per_s", "busy")}
 
 
 def speed_of(values: Any, device: str, name: str, age_s: float) -> DeviceSpeed:
     """The speed that `speed_to_json` wrote, of a device called so now; PlanError names what is wrong."""
-    known = fields.record(values, name, (*_CURVES, *_NUMBERS), ("disk_bytes_per_s", "busy"))
+    record = fields.record(values, name, (*_CURVES, *_NUMBERS), ("disk_bytes_per_s", "busy"))
     numbers: dict[str, Any] = {}
-    for key in (*_NUMBERS, *(("disk_bytes_per_s",) if known.get("disk_bytes_per_s") is not None else ())):
-        value = known[key]
+    for key in (*_NUMBERS, *(("disk_bytes_per_s",) if record.get("disk_bytes_per_s") is not None else ())):
+        value = record[key]
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
-            raise PlanError(f"{name}: {key} is {fields.told(value)}; needed is a number of 0 or more")
+            raise PlanError(f"{name}: {key} is {fields.short(value)}; needed is a number of 0 or more")
         numbers[key] = value
-    curves: dict[str, Any] = {key: curve_of(known[key], f"{name}: {key}") for key in _CURVES}
-    return DeviceSpeed(device, name, **curves, **numbers, age_s=age_s, busy=known.get("busy") is True)
+    curves: dict[str, Any] = {key: curve_of(record[key], f"{name}: {key}") for key in _CURVES}
+    return DeviceSpeed(device, name, **curves, **numbers, age_s=age_s, busy=record.get("busy") is True)
 
 
 def curve_to_json(curve: Curve) -> list[list[float]]:

@@ -27,26 +27,26 @@ class Best:
     """Non-dominated solutions. Of those with equal objectives the one with the fewest devices, then the first found."""
 
     def __init__(self) -> None:
-        self.found: list[Solution] = []  # by the first objective
+        self.solutions: list[Solution] = []  # by the first objective
         self._stairs: _Stairs | None = None
 
     def add(self, new: Solution) -> None:
         """Takes a solution in, unless one that is here is as good, and drops those that it beats."""
-        if any(_beats(old, new) for old in self.found):
+        if any(_beats(old, new) for old in self.solutions):
             return
-        rest = [old for old in self.found if not (new.objectives <= old.objectives).all()]
-        self.found = sorted([*rest, new], key=lambda found: tuple(found.objectives))
+        rest = [old for old in self.solutions if not (new.objectives <= old.objectives).all()]
+        self.solutions = sorted([*rest, new], key=lambda solution: tuple(solution.objectives))
         self._stairs = None
 
     def beats(self, objectives: Array, devices: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which solutions, with at least these `objectives` [K, N] and `devices` [N], are not worth looking for: [N].
+        """Return which solutions with at least these `objectives` [K, N] and `devices` [N] are dominated: [N].
 
         With very many solutions and objectives some are not recognised.
         """
-        if not self.found:
+        if not self.solutions:
             return np.zeros(len(devices), bool)
         if self._stairs is None:
-            self._stairs = _Stairs(self.found)
+            self._stairs = _Stairs(self.solutions)
         return self._stairs.beats(objectives, devices)
 
 
@@ -57,18 +57,18 @@ class _Stairs:
                        ... smallest that there are
     """
 
-    def __init__(self, found: list[Solution]) -> None:
+    def __init__(self, solutions: list[Solution]) -> None:
         step = 1
-        while (len(found) // step + 1) ** (len(found[0].objectives) - 1) > _MAX_CELLS:
+        while (len(solutions) // step + 1) ** (len(solutions[0].objectives) - 1) > _MAX_CELLS:
             step += 1
-        known = np.array([one.objectives for one in found[::step]]).T
-        self._edges = [np.unique(row) for row in _but_last(known)]
+        objectives = np.array([solution.objectives for solution in solutions[::step]]).T
+        self._edges = [np.unique(row) for row in _but_last(objectives)]
         shape = [len(edges) + 1 for edges in self._edges]
-        places = self._places(known, "right")
+        places = self._places(objectives, "right")
         self._devices = np.zeros(shape, np.int64)  # those of the solution that is exactly here
-        self._devices[places] = [one.devices for one in found[::step]]
+        self._devices[places] = [solution.devices for solution in solutions[::step]]
         self._least = np.full(shape, np.inf)
-        self._least[places] = known[-1]
+        self._least[places] = objectives[-1]
         for axis in range(len(shape)):
             np.minimum.accumulate(self._least, axis=axis, out=self._least)
 
@@ -77,7 +77,7 @@ class _Stairs:
         return tuple(np.searchsorted(edges, row, side=side) for edges, row in pairs)
 
     def beats(self, objectives: Array, devices: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """As `Best.beats`."""
+        """Return the same as `Best.beats`."""
         last = objectives[-1]
         no_more, less = self._places(objectives, "right"), self._places(objectives, "left")
         least = self._least[no_more]
@@ -91,12 +91,12 @@ class _Stairs:
 
 
 def _but_last(objectives: Array) -> Array:
-    """All objectives but the last; one that says nothing where there are no others."""
+    """Return all objectives but the last; zeros if there is only one."""
     return objectives[:-1] if len(objectives) > 1 else np.zeros_like(objectives)
 
 
 def _beats(old: Solution, new: Solution) -> bool:
-    """Whether one solution is better than another, or as good with no more devices."""
+    """Return whether one solution is better than another, or as good with no more devices."""
     if not (old.objectives <= new.objectives).all():
         return False
     return old.devices <= new.devices or bool((old.objectives < new.objectives).any())

@@ -62,28 +62,28 @@ class Bounds:
             self.rest[:, owners, i] = np.minimum.reduceat(via, firsts, axis=1)
 
     def least(self, masks: NDArray[np.uint64], i: int) -> Array:
-        """What each measure takes at the least from position i on, where the devices of `masks` are in use: [D, N]."""
+        """Return a lower bound of each measure from position i on, with the devices of `masks` in use: [D, N]."""
         different, places = np.unique(masks, return_inverse=True)
-        found: Array = self.rest[:, self.index(different), i]
+        result: Array = self.rest[:, self.index(different), i]
         if self._loads is not None:
             free = (different[:, None] & self._masks) == 0
             lasts = np.where(free, self._lasts[:, None, :], np.inf).min(axis=2)
-            np.maximum(found, lasts, out=found)
-            np.maximum(found[self._adding :], self._loads.peaks(different, i), out=found[self._adding :])
-        return found[:, places]
+            np.maximum(result, lasts, out=result)
+            np.maximum(result[self._adding :], self._loads.peaks(different, i), out=result[self._adding :])
+        return result[:, places]
 
     def index(self, masks: NDArray[np.uint64]) -> NDArray[np.int64]:
         """The sets of devices in use, as the numbers of the rows of `rest`."""
-        found = np.zeros(masks.shape, np.int64)
+        result = np.zeros(masks.shape, np.int64)
         for bit, device in enumerate(self.tracked):
-            found |= ((masks >> np.uint64(device)) & np.uint64(1)).astype(np.int64) << bit
-        return found
+            result |= ((masks >> np.uint64(device)) & np.uint64(1)).astype(np.int64) << bit
+        return result
 
 
 def _later(tables: Tables) -> NDArray[np.bool_]:
     """The groups that can come after another."""
-    found: NDArray[np.bool_] = np.any(tables.hop_row[:-1] > 0, axis=0)
-    return found
+    result: NDArray[np.bool_] = np.any(tables.hop_row[:-1] > 0, axis=0)
+    return result
 
 
 def _speeds(tables: Tables) -> dict[int, float]:
@@ -123,8 +123,8 @@ class _Loads:
         self._sizes: list[Array] = []
         self._load = np.zeros((len(peaks), MAX_DEVICES, SIZES))
         for p, groups in enumerate(peaks[:, :, start, stop]):
-            known = groups[np.isfinite(groups) & (groups > 0)]
-            self._sizes.append(np.geomspace(known.min(initial=1.0), known.max(initial=1.0), SIZES))
+            finite = groups[np.isfinite(groups) & (groups > 0)]
+            self._sizes.append(np.geomspace(finite.min(initial=1.0), finite.max(initial=1.0), SIZES))
             for g, costs in enumerate(groups):
                 order = np.argsort(costs)
                 most = np.maximum.accumulate(np.append(0.0, (done[p, stop] - done[p, start])[order]))
@@ -133,13 +133,13 @@ class _Loads:
                 self._load[p, devices] = np.maximum(self._load[p, devices], load)
 
     def peaks(self, masks: NDArray[np.uint64], i: int) -> Array:
-        """What each peak from position i on is above, where the devices of `masks` are in use: [P, N]."""
+        """Return a lower bound of each peak from position i on, with the devices of `masks` in use: [P, N]."""
         free = (masks[:, None] >> np.arange(MAX_DEVICES, dtype=np.uint64)) & np.uint64(1) == 0
-        found = np.zeros((len(self._load), len(masks)))
+        result = np.zeros((len(self._load), len(masks)))
         for p, load in enumerate(self._load):
             too_small = ((free @ load) < self._left[p, i]).sum(axis=1)
-            found[p] = np.append(0.0, self._sizes[p])[too_small]
-        return found
+            result[p] = np.append(0.0, self._sizes[p])[too_small]
+        return result
 
 
 def _members(tables: Tables, group: int) -> list[int]:

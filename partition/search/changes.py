@@ -1,4 +1,4 @@
-"""What one change would buy: the same question asked of faster links, one more device, a smaller type."""
+"""Sensitivity of a plan: what faster links, one more device, or a smaller type would change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ANOTHER = "another"  # device
 
 @dataclass(frozen=True)
 class Change:
-    """What could be otherwise."""
+    """One change and its effect."""
 
     what: str
     value: float | None  # the objective then, smaller is better; None: still nothing fits
@@ -29,22 +29,24 @@ class Change:
 
 
 def changes(planner: Planner, objective: str, caps: Mapping[str, float]) -> list[Change]:
-    """What each change alone would make of an objective, within caps on objectives. Estimates, by the same formulas."""
+    """Return the objective after each single change, within caps on objectives. Estimates, by the same formulas."""
     objectives, most = limited_by(objective, caps)
     speeds, links = planner.speeds, planner.links
-    made = []
+    variants = []
     if len(speeds) > 1:
-        made.append((f"links {FASTER:g} times faster", planner.like(speeds, faster_links(links))))
+        variants.append((f"links {FASTER:g} times faster", planner.like(speeds, faster_links(links))))
     like = min(speeds[1:] or speeds, key=lambda speed: speed.layer_s.at(1))
     more, all_links = _with_another(speeds, links, like)
     if all_links is not None:
-        made.append((f"one more device like {like.name}", planner.like(more, all_links)))
-    made.append((f"weights of {SMALLER:g} times the size", planner.like([_smaller(one) for one in speeds], links)))
-    found = []
-    for what, other in made:
+        variants.append((f"one more device like {like.name}", planner.like(more, all_links)))
+    variants.append(
+        (f"weights of {SMALLER:g} times the size", planner.like([_smaller(device) for device in speeds], links))
+    )
+    result = []
+    for what, other in variants:
         placed, _ = other.front(objectives, caps=most)
-        found.append(Change(what, placed[0].objectives[0] if placed else None))
-    return found
+        result.append(Change(what, placed[0].objectives[0] if placed else None))
+    return result
 
 
 def faster_links(links: Links) -> Links:
@@ -60,7 +62,7 @@ def faster_links(links: Links) -> Links:
 def _with_another(
     speeds: Sequence[DeviceSpeed], links: Links, like: DeviceSpeed
 ) -> tuple[list[DeviceSpeed], Links | None]:
-    """One more device, linked to each as `like` is, and to `like` as that is to this one."""
+    """Add a device, linked to each as `like` is, and to `like` as that is to this one."""
     if like.device == LOCAL or len(speeds) >= MAX_WORLD_SIZE:
         return list(speeds), None  # how it would be linked is not known; or there are as many as can be
     between = dict(links.between)
@@ -68,8 +70,8 @@ def _with_another(
         other = LOCAL if speed.device == like.device else like.device
         # To this one as `like` is linked to it; and to `like` itself as that is to this one.
         is_local = speed.device == LOCAL
-        between[speed.device, _ANOTHER] = links.of(LOCAL, like.device) if is_local else links.of(speed.device, other)
-        between[_ANOTHER, speed.device] = links.of(like.device, LOCAL) if is_local else links.of(other, speed.device)
+        between[speed.device, _ANOTHER] = links.get(LOCAL, like.device) if is_local else links.get(speed.device, other)
+        between[_ANOTHER, speed.device] = links.get(like.device, LOCAL) if is_local else links.get(other, speed.device)
     return [*speeds, replace(like, device=_ANOTHER, name=f"another {like.name}", host=None)], Links(between)
 
 

@@ -1,4 +1,4 @@
-"""Which of the plans found to take, and why, in words."""
+"""Choice of a plan among those on the front, with its reason in words."""
 
 from __future__ import annotations
 
@@ -31,55 +31,55 @@ def best(planner: Planner, objective: str, caps: Mapping[str, float] | None = No
 
     caps: what other objectives, or this one, may be at most. PlanError, with need and have, where nothing fits.
     """
-    found = _first(planner, objective, caps)
-    if found is None:
+    placed = _first(planner, objective, caps)
+    if placed is None:
         if caps and (anything := planner.front((objective,))[0]):
             raise PlanError(_out_of_reach(caps, objective, anything[0]))
         raise PlanError(infeasible(planner))
     own = alone(planner, objective, caps)
-    if own is None or not OBJECTIVES[objective].time or found.plan.world_size == 1:
-        return found
-    if outdoes(planner, found, own, objective):
-        return found
+    if own is None or not OBJECTIVES[objective].time or placed.plan.world_size == 1:
+        return placed
+    if outdoes(planner, placed, own, objective):
+        return placed
     confirmed = [speed for speed in planner.speeds[1:] if not speed.busy]
     if 0 < len(confirmed) < len(planner.speeds) - 1:
         quiet = planner.like([planner.speeds[0], *confirmed], planner.links)
-        found = _first(quiet, objective, caps)
-        if found is not None and outdoes(quiet, found, own, objective):
-            return found
+        placed = _first(quiet, objective, caps)
+        if placed is not None and outdoes(quiet, placed, own, objective):
+            return placed
     return own
 
 
 def _first(planner: Planner, objective: str, caps: Mapping[str, float] | None) -> Placed | None:
     """The plan that is predicted to be the best; None where nothing fits, or is within caps."""
     names, most = limited_by(objective, caps or {})
-    found, _ = planner.front(names, caps=most)
-    return found[0] if found else None
+    plans, _ = planner.front(names, caps=most)
+    return plans[0] if plans else None
 
 
 def outdoes(planner: Planner, several: Placed, own: Placed, objective: str, took: float = 0.0) -> bool:
-    """Whether several devices are clearly better than the owner's alone, however fast that one may be when it is
-    quiet. took: the objective as it was in use, where that is known to be worse than predicted."""
+    """Return whether several devices are clearly better than the owner's alone, even if that one is as fast as when it
+    is quiet. took: the objective as it was in use, if known to be worse than predicted."""
     first, *others = planner.speeds
-    of = {speed.device: speed for speed in (first.at_best, *others)}
-    new, old = (_value(planner, placed, of, objective) for placed in (several, own))
+    by_device = {speed.device: speed for speed in (first.at_best, *others)}
+    new, old = (_value(planner, placed, by_device, objective) for placed in (several, own))
     return is_clearly_less(max(new, took), old, busy=is_busy(planner.speeds, several.plan.devices))
 
 
-def _value(planner: Planner, placed: Placed, of: Mapping[str, DeviceSpeed], objective: str) -> float:
+def _value(planner: Planner, placed: Placed, speeds: Mapping[str, DeviceSpeed], objective: str) -> float:
     """An objective that is a time, of a plan on devices of these speeds."""
-    predicted = predict(placed.plan, planner.work, of, planner.links, placed.microbatches)
+    predicted = predict(placed.plan, planner.work, speeds, planner.links, placed.microbatches)
     row = OBJECTIVES[objective]
     return row.cost(row.figure(getattr(predicted, row.key)))
 
 
 def is_busy(speeds: Iterable[DeviceSpeed | OnnxDevice], devices: Sequence[str]) -> bool:
-    """Whether one of these devices was measured while it was busy."""
+    """Return whether one of these devices was measured while it was busy."""
     return any(speed.busy for speed in speeds if speed.device in devices)
 
 
 def busy_words(speeds: Iterable[DeviceSpeed | OnnxDevice]) -> str:
-    """Which devices were measured while busy, as a clause to add to a reason; nothing where none was."""
+    """Describe which devices were measured while busy, as a clause to add to a reason; "" if none was."""
     busy = [speed.name for speed in speeds if speed.busy]
     return f"; measured while busy: {', '.join(busy)}" if busy else ""
 
@@ -87,39 +87,40 @@ def busy_words(speeds: Iterable[DeviceSpeed | OnnxDevice]) -> str:
 def alone(planner: Planner, objective: str, caps: Mapping[str, float] | None = None) -> Placed | None:
     """The whole model on the owner's device; None where it has no room for it, not even by paging, or is above caps."""
     names, most = limited_by(objective, caps or {})
-    found, _ = planner.only_own().front(names, caps=most)
-    return found[0] if found else None
+    plans, _ = planner.only_own().front(names, caps=most)
+    return plans[0] if plans else None
 
 
 def _out_of_reach(caps: Mapping[str, float], objective: str, nearest: Placed) -> str:
-    told = ", ".join(
-        f"{name} of at {'least' if OBJECTIVES[name].rate else 'most'} {OBJECTIVES[name].told(cap)}"
+    limits = ", ".join(
+        f"{name} of at {'least' if OBJECTIVES[name].rate else 'most'} {OBJECTIVES[name].describe(cap)}"
         for name, cap in caps.items()
     )
-    return f"no plan has {told}; the best {objective} there is is {OBJECTIVES[objective].told(nearest.objectives[0])}"
+    nearest_value = OBJECTIVES[objective].describe(nearest.objectives[0])
+    return f"no plan has {limits}; the best {objective} there is is {nearest_value}"
 
 
 def reason(
     planner: Planner, placed: Placed, objective: str, caps: Mapping[str, float] | None = None, in_use: str = ""
 ) -> str:
-    """Why this plan, in one line. caps: what objectives were to be at most. in_use: why not several devices, where that
-    is known from what they did; "" where it is predicted."""
+    """Explain the choice of this plan, in one line. caps: upper bounds of objectives. in_use: why not several devices,
+    if that is known from use; "" if it is predicted."""
     own = alone(planner, objective, caps)
-    told = OBJECTIVES[objective].told(placed.objectives[0])
+    value = OBJECTIVES[objective].describe(placed.objectives[0])
     if placed.plan.world_size == 1:
-        return f"use one device: {told} on this device alone{in_use or _others(planner, objective)}"
+        return f"use one device: {value} on this device alone{in_use or _others(planner, objective)}"
     if own is not None:
-        beside = f"{OBJECTIVES[objective].told(own.objectives[0])} on this device alone"
+        alternative = f"{OBJECTIVES[objective].describe(own.objectives[0])} on this device alone"
     else:
-        beside = (
+        alternative = (
             "this device alone cannot do it within what was asked" if caps else "this device alone has no room for it"
         )
     busy = busy_words(planner.speeds)
-    return f"{kind_of(placed.plan)} on {len(set(placed.plan.devices))} devices: {told}, {beside}{busy}"
+    return f"{kind_of(placed.plan)} on {len(set(placed.plan.devices))} devices: {value}, {alternative}{busy}"
 
 
 def _others(planner: Planner, objective: str) -> str:
-    """Why the other devices are not used, as a clause; nothing where there are none."""
+    """Explain why the other devices are not used, as a clause; "" if there are none."""
     if len(planner.speeds) == 1:
         return ""
     if OBJECTIVES[objective].time and (busy := busy_words(planner.speeds)):
@@ -140,11 +141,11 @@ def infeasible(planner: Planner) -> str:
     """Need and have: of the whole model, and of each device."""
     work = planner.work
     parts = {"weights": work.weights_before[-1], "KV cache": work.kv_before[-1], "head": work.shape.head_bytes}
-    told = ", ".join(f"{name} {n / _MIB:,.0f}" for name, n in parts.items())
+    needs = ", ".join(f"{name} {n / _MIB:,.0f}" for name, n in parts.items())
     have = "; ".join(
         f"{speed.name} has {max(0, speed.memory_bytes - speed.runtime_bytes) / _MIB:,.0f}" for speed in planner.speeds
     )
     return (
-        f"no plan fits: the model needs {sum(parts.values()) / _MIB:,.0f} MiB ({told}), and beside its own process"
+        f"no plan fits: the model needs {sum(parts.values()) / _MIB:,.0f} MiB ({needs}), and beside its own process"
         f" {have}; use a smaller type or a smaller --context, or add a device"
     )

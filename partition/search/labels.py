@@ -42,15 +42,15 @@ class Labels:
 
 
 class Search:
-    """One run over all positions.
+    """Label-setting search: one run over all positions.
 
-    A label at position i is continued by every group of free devices up to every position after i. It is dropped where
-    its measures joined with the bounds of the rest are no better than a known solution, and where another label with
-    the same last group, and no device that it has not, costs no more.
+    A label at position i is extended by every group of free devices to every later position. It is dropped if its
+    measures with the bounds of the rest are no better than a known solution, or if another label with the same last
+    group and no further devices costs no more.
     """
 
     def __init__(self, tables: Tables, bounds: Bounds, best: Best, beam: int | None) -> None:
-        """At most `beam` labels are kept for each position. What is found goes to `best`."""
+        """Keep at most `beam` labels for each position. Solutions are added to `best`."""
         self.tables = tables
         self.bounds = bounds
         self.best = best
@@ -60,7 +60,7 @@ class Search:
         self.labels: list[Labels] = []  # by position
 
     def run(self) -> bool:
-        """Whether nothing was left out: then `best` has all there is."""
+        """Run. Return whether it was exact: then `best` has the whole front."""
         nothing = np.zeros(1, np.int64)
         first = Labels(np.zeros((len(self.tables.stage), 1)), np.zeros(1, np.uint64), nothing - 1, nothing, nothing)
         self.reached[0].append(first)
@@ -104,11 +104,11 @@ class Search:
         return labels
 
     def _with_hope(self, labels: Labels, rest: Array) -> Numbers:
-        """Which can become solutions that are better than what is known."""
+        """Return which labels can still lead to better solutions than those known."""
         return self._hopeful(self.tables.join(labels.values, rest), _count(labels.masks) + 1)
 
     def _hopeful(self, values: Array, devices: Numbers) -> Numbers:
-        """Which of these measures [D, N], bounds of whole solutions, are not beaten yet."""
+        """Return which of these measures [D, N], bounds of whole solutions, are not dominated yet."""
         places = np.flatnonzero(np.isfinite(values).all(axis=0))
         objectives = self.tables.objectives(values[:, places])
         beaten = self.best.beats(objectives, devices[places])
@@ -171,13 +171,15 @@ class Search:
             )
 
     def _undominated(self, labels: Labels, rest: Array) -> Numbers:
-        """Which none of the others makes useless; some useless ones may stay. `rest`: what is to come at the least."""
+        """Return labels that no other one dominates; some dominated ones may stay. rest: a lower bound of the rest."""
         # A peak below one that comes in any case is as good as that.
         most = labels.values.copy()
         np.maximum(most[self.tables.adding :], rest[self.tables.adding :], out=most[self.tables.adding :])
-        kept = np.lexsort([_count(labels.masks), *most[::-1], labels.masks, labels.last])
-        kept = kept[_not_after(labels, most, kept)]
-        order = kept[np.lexsort([_count(labels.masks[kept]), *most[:, kept][::-1], labels.last[kept]])]
+        candidates = np.lexsort([_count(labels.masks), *most[::-1], labels.masks, labels.last])
+        candidates = candidates[_not_after(labels, most, candidates)]
+        order = candidates[
+            np.lexsort([_count(labels.masks[candidates]), *most[:, candidates][::-1], labels.last[candidates]])
+        ]
         result: Numbers = np.sort(order[_not_after(labels, most, order)])
         return result
 
@@ -189,12 +191,12 @@ class Search:
         scale = np.log(self.tables.objectives(self.tables.join(labels.values, rest)) + _TINY)
         # Where a peak behind decides, many promise the same: then, what is left for the devices that are left.
         ties = 0.01 * np.log(rest + _TINY).sum(axis=0)
-        kept: set[int] = set()
+        chosen: set[int] = set()
         weights = _weights(len(scale))
         for weight in weights:
             score = weight @ scale + ties
-            kept |= set(np.argsort(score, kind="stable")[: max(1, self.most // len(weights))].tolist())
-        return np.array(sorted(kept), np.int64)
+            chosen |= set(np.argsort(score, kind="stable")[: max(1, self.most // len(weights))].tolist())
+        return np.array(sorted(chosen), np.int64)
 
 
 def _count(masks: NDArray[np.uint64]) -> Numbers:
@@ -204,7 +206,7 @@ def _count(masks: NDArray[np.uint64]) -> Numbers:
 
 
 def _not_after(labels: Labels, most: Array, order: Numbers) -> NDArray[np.bool_]:
-    """Which labels, in this order, none of the few before them dominates."""
+    """Return which labels, in this order, are not dominated by one of the few before them."""
     alive = np.ones(len(order), bool)
     masks, last, values, most = labels.masks[order], labels.last[order], labels.values[:, order], most[:, order]
     for step in range(1, min(_NEIGHBOURS, len(order))):

@@ -80,7 +80,7 @@ class OnnxPlanner:
         """
         beam = None if len(self.speeds) <= MOST_EXACT else _BEAM
         result = front(self.problem(objectives, caps), beam=beam)
-        return [self._placed(one) for one in result.solutions], result.exact
+        return [self._placed(solution) for solution in result.solutions], result.exact
 
     def only_own(self) -> OnnxPlanner:
         """The same, with the owner's device alone. PlanError where that was not measured."""
@@ -127,7 +127,7 @@ class OnnxPlanner:
         return OnnxPlan(self._model, self._digest, at[-1], stages)
 
     def predict(self, plan: OnnxPlan) -> Prediction:
-        """What a plan is predicted to do on these devices."""
+        """Predict the cost of a plan on these devices."""
         return predict(plan, self.work, {speed.device: speed for speed in self.speeds}, self.links, self.in_flight)
 
     def _placed(self, solution: Solution) -> OnnxPlaced:
@@ -135,39 +135,39 @@ class OnnxPlanner:
         return OnnxPlaced(plan, self.predict(plan), solution.objectives)
 
     def _stages(self, measures: _Measures, speed: OnnxDevice) -> tuple[Array, Array]:
-        """What every stage [i, j) costs a device: [S, n+1, n+1], [P, n+1, n+1]; inf where it has no room."""
+        """Return the cost of every stage [i, j) on a device: [S, n+1, n+1], [P, n+1, n+1]; inf where it has no room."""
         n = self.work.segments
         before = np.array(speed.before_s)
         seconds = speed.stage_s + (before[None, :] - before[:, None])
-        held = speed.runtime_bytes + _held(self.work)
+        memory = speed.runtime_bytes + _held(self.work)
         watts = 0.0 if speed.watts is None else speed.watts
         hosts = {host: part * seconds for host, part in used([speed.host]).items()}
-        sums, peaks = measures.of(hosts, alone=seconds, joules=seconds * watts, busy=seconds, bytes=held)
-        possible = (np.arange(n + 1)[:, None] < np.arange(n + 1)) & (held <= speed.memory_bytes)
+        sums, peaks = measures.select(hosts, alone=seconds, joules=seconds * watts, busy=seconds, bytes=memory)
+        possible = (np.arange(n + 1)[:, None] < np.arange(n + 1)) & (memory <= speed.memory_bytes)
         sums[:, ~possible] = np.inf
         peaks[:, ~possible] = np.inf
         return sums, peaks
 
     def _hop(self, measures: _Measures, a: str, b: str, n_bytes: Sequence[int]) -> tuple[Array, Array]:
-        """What it costs to hand over from `a` to `b` so many bytes: [S, N], [P, N]."""
-        one = way(self.links, a, b)
-        found = np.array([hop_s(one, n) for n in n_bytes])
+        """Return the cost of sending `n_bytes` from `a` to `b`: [S, N], [P, N]."""
+        link = way(self.links, a, b)
+        seconds = np.array([hop_s(link, n) for n in n_bytes])
         nothing = np.zeros(len(n_bytes))
-        return measures.of({}, alone=found.sum(axis=1), joules=nothing, busy=found[:, 1], bytes=nothing)
+        return measures.select({}, alone=seconds.sum(axis=1), joules=nothing, busy=seconds[:, 1], bytes=nothing)
 
 
 class _Measures:
-    """What the search adds up and compares, and the objectives made of it."""
+    """Measures that the search adds up and compares, and the objectives computed from them."""
 
     def __init__(self, objectives: Sequence[str], in_flight: int, hosts: Sequence[str]) -> None:
         """hosts: that stages may crowd. Seconds that they keep all cores of each busy are sums, too."""
         self._objectives, self._in_flight = tuple(objectives), in_flight
         self._hosts = list(hosts) if "throughput" in objectives and in_flight > 1 else []
-        self.sums = [name for name, wanted in _SUMS.items() if {*wanted} & {*objectives}] + self._hosts
-        self.peaks = [name for name, wanted in _PEAKS.items() if {*wanted} & {*objectives}]
+        self.sums = [name for name, users in _SUMS.items() if {*users} & {*objectives}] + self._hosts
+        self.peaks = [name for name, users in _PEAKS.items() if {*users} & {*objectives}]
 
-    def of(self, hosts: Mapping[str, Array], **values: Array) -> tuple[Array, Array]:
-        """Those that are needed: sums [S, ...], peaks [P, ...]. hosts: seconds of each that is kept busy."""
+    def select(self, hosts: Mapping[str, Array], **values: Array) -> tuple[Array, Array]:
+        """Select the needed measures: sums [S, ...], peaks [P, ...]. hosts: seconds that each host is busy."""
         values = {host: hosts.get(host, np.zeros_like(values["alone"])) for host in self._hosts} | values
         sums, peaks = (
             np.array([values[name] for name in names], float).reshape(len(names), *values["alone"].shape)
@@ -177,25 +177,31 @@ class _Measures:
 
     def __call__(self, sums: Array, peaks: Array) -> Array:
         """sums [S, N], peaks [P, N] -> objectives [K, N]: seconds, seconds an input, bytes, joules."""
-        of = dict(zip(self.sums, sums, strict=True)) | dict(zip(self.peaks, peaks, strict=True))
-        found = []
+        measures = dict(zip(self.sums, sums, strict=True)) | dict(zip(self.peaks, peaks, strict=True))
+        values = []
         for name in self._objectives:
             if name == "throughput":
-                found.append(
-                    np.maximum.reduce([of["busy"], of["alone"] / self._in_flight, *(of[host] for host in self._hosts)])
+                values.append(
+                    np.maximum.reduce(
+                        [
+                            measures["busy"],
+                            measures["alone"] / self._in_flight,
+                            *(measures[host] for host in self._hosts),
+                        ]
+                    )
                 )
             else:
-                found.append(of[{"latency": "alone", "memory": "bytes", "energy": "joules"}[name]])
-        return np.array(found)
+                values.append(measures[{"latency": "alone", "memory": "bytes", "energy": "joules"}[name]])
+        return np.array(values)
 
 
 def _held(work: OnnxWork) -> Array:
     """[n+1, n+1]: `OnnxWork.held_bytes` of every stage [i, j); of j <= i anything."""
     weights = np.array(work.weights_before, float)
-    held: Array = weights[None, :] - weights[:, None]
+    memory: Array = weights[None, :] - weights[:, None]
     for a, b, n_bytes in work.again:
-        held[: a + 1, b + 1 :] -= n_bytes
+        memory[: a + 1, b + 1 :] -= n_bytes
     activations = np.array(work.activation_bytes, float)
     for i in range(work.segments):
-        held[i, i + 1 :] += np.maximum.accumulate(activations[i:])
-    return held
+        memory[i, i + 1 :] += np.maximum.accumulate(activations[i:])
+    return memory

@@ -76,17 +76,17 @@ class Planner:
         microbatches: how many may be in flight, as `cost.groups` makes them; None: 1, 2, 4 ... up to the number of
         requests. caps: what each objective may be at most.
         """
-        found: list[Placed] = []
+        plans: list[Placed] = []
         exact = True
-        wanted = self.microbatches if microbatches is None else microbatches
-        for many in sorted({cost.groups(self.work.concurrency, n) for n in wanted}):
-            result = self._search(objectives, many, caps)
+        counts = self.microbatches if microbatches is None else microbatches
+        for n_groups in sorted({cost.groups(self.work.concurrency, n) for n in counts}):
+            result = self._search(objectives, n_groups, caps)
             exact &= result.exact
-            found += [Placed(self.plan(one), many, one.objectives) for one in result.solutions]
-        return non_dominated(found), exact
+            plans += [Placed(self.plan(solution), n_groups, solution.objectives) for solution in result.solutions]
+        return non_dominated(plans), exact
 
     def like(self, speeds: Sequence[DeviceSpeed], links: Links) -> Planner:
-        """For the same model and work, with other devices or links."""
+        """Return a planner for the same model and work with other devices or links."""
         kinds = {"tensor": self._tensor, "pipeline": self._pipeline}
         return Planner(self.work, speeds, links, self._model, self._digest, **kinds)
 
@@ -95,14 +95,14 @@ class Planner:
         return self.like(self.speeds[:1], self.links)
 
     def shares(self) -> list[float]:
-        """By measured speed, where all devices share every layer: the part that each computes."""
+        """Part of every layer that each device computes, by measured speed, if all devices share every layer."""
         return StageGroup(self.work, self.speeds, self.links, tuple(range(len(self.speeds)))).parts
 
     @property
     def microbatches(self) -> list[int]:
         """1, 2, 4 ... and as many as there are requests, where so many groups of one size make up all of them."""
         most = self.work.concurrency
-        return sorted({cost.groups(most, many) for many in (*(1 << i for i in range(most.bit_length())), most)})
+        return sorted({cost.groups(most, n) for n in (*(1 << i for i in range(most.bit_length())), most)})
 
     def problem(self, objectives: Sequence[str], microbatches: int) -> Problem:
         """The search's problem. Its measures: sums of seconds alone, of a pass, of a prompt, of joules, and of seconds
@@ -144,15 +144,15 @@ class Planner:
 
     def _near(self, most: int) -> list[tuple[int, ...]]:
         """Groups of devices that sum the fastest, where there are too many to try them all."""
-        found: list[tuple[float, tuple[int, ...]]] = []
+        candidates: list[tuple[float, tuple[int, ...]]] = []
         grown: list[tuple[int, ...]] = [(i,) for i in range(len(self.speeds))]
         for _ in range(most - 1):
             grown = sorted({tuple(sorted((*g, i))) for g in grown for i in range(len(self.speeds)) if i not in g})
             timed = [(self._sum_s(group), group) for group in grown]
             timed.sort()
             grown = [group for _, group in timed[:_MOST_GROUPS]]
-            found += timed[: _MOST_GROUPS // (most - 1)]
-        return [group for _, group in found]
+            candidates += timed[: _MOST_GROUPS // (most - 1)]
+        return [group for _, group in candidates]
 
     def _sum_s(self, group: tuple[int, ...]) -> float:
         way = self.links.slowest([self.speeds[i].device for i in group])
@@ -168,14 +168,15 @@ class Planner:
         def hop(rows: float) -> tuple[float, float]:
             return cost.hop_s(self.work, before, after, self.links, rows)
 
-        sums, peaks = measures.of_hop(hop)
+        sums, peaks = measures.for_hop(hop)
         return np.repeat(sums[:, None], n + 1, axis=1), np.repeat(peaks[:, None], n + 1, axis=1)
 
 
-def non_dominated(found: Sequence[Placed]) -> list[Placed]:
-    """Those that no other matches or beats in every objective, sorted by the first; of equals, the first found."""
-    kept: list[Placed] = []
-    for one in sorted(found, key=lambda placed: placed.objectives):  # whoever dominates one comes before it
-        if not any(all(a <= b for a, b in zip(k.objectives, one.objectives, strict=True)) for k in kept):
-            kept.append(one)
-    return kept
+def non_dominated(plans: Sequence[Placed]) -> list[Placed]:
+    """Return the plans that no other one matches or beats in every objective, sorted by the first; of equals, the
+    first."""
+    front: list[Placed] = []
+    for plan in sorted(plans, key=lambda placed: placed.objectives):  # whoever dominates one comes before it
+        if not any(all(a <= b for a, b in zip(k.objectives, plan.objectives, strict=True)) for k in front):
+            front.append(plan)
+    return front

@@ -1,4 +1,4 @@
-"""What a search is asked: groups of devices, what each stage costs them, and what is wanted."""
+"""Search problem: groups of devices, the cost of each stage on them, and the objectives."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Problem:
-    """What may run where, what it costs, and what is wanted."""
+    """Candidate groups, their costs, and the objectives."""
 
     n: int  # layers or blocks
     groups: tuple[Group, ...]

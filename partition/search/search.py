@@ -24,7 +24,7 @@ QUICK_BEAM = 48  # labels kept at each position by the run that finds solutions 
 
 @dataclass(frozen=True)
 class Solution:
-    """One way to run it all: groups by their index, in order, and the cuts from 0 to n."""
+    """Solution: groups by their index, in order, and the cuts from 0 to n."""
 
     groups: tuple[int, ...]
     cuts: tuple[int, ...]
@@ -45,12 +45,13 @@ class Front:
 
 
 def front(problem: Problem, *, beam: int | None = None) -> Front:
-    """All non-dominated solutions: of those with equal objectives one, with the fewest devices; the same every time.
+    """Return all non-dominated solutions; of those with equal objectives, the one with the fewest devices.
+    Deterministic.
 
     `beam`: how many partial solutions are kept for each position; None: all that can lead to a better one, which makes
-    the front exact. Memory is bounded: at most `search_labels.MAX_LABELS` are kept in any case, and a problem that
-    needs more is answered as with a beam of that width. Objectives are compared, and given, to 12 digits. PlanError
-    for a device with a number above 63.
+    the front exact. Memory is bounded: at most `labels.MAX_LABELS` are kept in any case, and a problem that needs more
+    is answered as with a beam of that width. Objectives are compared, and given, to 12 digits. PlanError for a device
+    with a number above 63.
     """
     if not problem.groups:
         return Front((), True)
@@ -63,12 +64,12 @@ def front(problem: Problem, *, beam: int | None = None) -> Front:
         exact = Search(tables, bounds, best, beam).run()
     solutions = [
         Solution(
-            groups=tuple(tables.kept[group] for group in found.groups),
-            cuts=found.cuts,
-            sums=tuple(found.values[: tables.adding].tolist()),
-            peaks=tuple(found.values[tables.adding :].tolist()),
-            objectives=tuple(found.objectives.tolist()),
+            groups=tuple(tables.kept[group] for group in ranked.groups),
+            cuts=ranked.cuts,
+            sums=tuple(ranked.values[: tables.adding].tolist()),
+            peaks=tuple(ranked.values[tables.adding :].tolist()),
+            objectives=tuple(ranked.objectives.tolist()),
         )
-        for found in best.found
+        for ranked in best.solutions
     ]
     return Front(tuple(sorted(solutions, key=lambda solution: solution.objectives)), exact)

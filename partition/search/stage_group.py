@@ -48,7 +48,7 @@ class StageGroup:
             self._share_by_memory(short)
 
     def shards(self, start: int, stop: int) -> tuple[Shard, ...]:
-        """What each rank holds of the stage [start, stop). Who has to page is given a budget."""
+        """Return the shards of the stage [start, stop). A rank that has to page gets a budget."""
         chosen = self._choices[self._choice[start, stop]]
         last = stop == self.work.limits.sizes.layers
         at = (start, stop)
@@ -64,39 +64,39 @@ class StageGroup:
         )
 
     def costs(self, measures: Measures, owner: str) -> Group:
-        """For the search. Only a group with the owner can be first; every group can be last."""
-        held = self._chosen(lambda one: np.maximum.reduce(one.bytes_held(self._weights, self._kv, self._is_last)))
+        """Return the costs for the search. Only a group with the owner can be first; every group can be last."""
+        memory = self._chosen(lambda group: np.maximum.reduce(group.bytes_held(self._weights, self._kv, self._is_last)))
         watts = sum(math.nan if speed.watts is None else speed.watts for speed in self.speeds)
         guess_s = self.work.guessing_s(self.devices, owner)
         hosts = used(speed.host for speed in self.speeds)
-        sums, peaks = measures.of_stages(self._seconds, watts, held, hosts, guess_s)
+        sums, peaks = measures.for_stages(self._seconds, watts, memory, hosts, guess_s)
         possible = self._is_stage & np.isfinite(self._chosen(self._most_paged))
         sums[:, ~possible] = np.inf
         peaks[:, ~possible] = np.inf
         enter = 0.0 if owner in self.devices else np.inf
-        leave = measures.of_hop(lambda rows: cost.answer_s(self.devices, owner, self.links, rows), answer=True)
+        leave = measures.for_hop(lambda rows: cost.answer_s(self.devices, owner, self.links, rows), answer=True)
         return Group(self.members, sums, peaks, np.full(len(sums), enter), np.full(len(peaks), enter), *leave)
 
     def _seconds(self, rows: float, outputs: float) -> Array:
-        """Of every stage [i, j): [n+1, n+1]."""
+        """Return seconds of every stage [i, j): [n+1, n+1]."""
 
-        def of(one: GroupCost) -> Array:
-            disk_s = one.disk_s(one.paged(self._k, self._weights, self._kv, self._is_last))
-            seconds: Array = np.maximum(one.seconds(self._k, rows, self._is_last, outputs), disk_s)
+        def evaluate(group: GroupCost) -> Array:
+            disk_s = group.disk_s(group.paged(self._k, self._weights, self._kv, self._is_last))
+            seconds: Array = np.maximum(group.seconds(self._k, rows, self._is_last, outputs), disk_s)
             return seconds
 
-        return self._chosen(of)
+        return self._chosen(evaluate)
 
-    def _chosen(self, of: Callable[[GroupCost], Array]) -> Array:
-        """Of every stage, by the shares that it takes."""
-        found = of(self._choices[0])
-        for i, one in enumerate(self._choices[1:], 1):
-            found = np.where(self._choice == i, of(one), found)
-        return found
+    def _chosen(self, evaluate: Callable[[GroupCost], Array]) -> Array:
+        """Call `evaluate` for every stage with the shares chosen for it."""
+        values = evaluate(self._choices[0])
+        for i, group in enumerate(self._choices[1:], 1):
+            values = np.where(self._choice == i, evaluate(group), values)
+        return values
 
-    def _most_paged(self, one: GroupCost) -> Array:
+    def _most_paged(self, group: GroupCost) -> Array:
         """Bytes that the rank which pages the most reads again in every pass."""
-        paged: Array = np.maximum.reduce(one.paged(self._k, self._weights, self._kv, self._is_last))
+        paged: Array = np.maximum.reduce(group.paged(self._k, self._weights, self._kv, self._is_last))
         return paged
 
     def _share_by_memory(self, short: NDArray[np.bool_]) -> None:
@@ -123,14 +123,14 @@ class StageGroup:
         return [max(0.0, _TIGHT * (speed.memory_bytes - speed.runtime_bytes)) / n_bytes for speed in self.speeds]
 
     def _cost(self, most: Sequence[float]) -> GroupCost:
-        """With shares by speed, each at most so much of the stage."""
+        """Return the cost with shares by speed, each at most so much of the stage."""
         limits = self.work.limits
-        given = self._parts(most)
-        return GroupCost(self.work, self.speeds, shards(limits, self.devices, given), self.links)
+        parts = self._parts(most)
+        return GroupCost(self.work, self.speeds, shards(limits, self.devices, parts), self.links)
 
     @property
     def parts(self) -> list[float]:
-        """Of a layer, that each computes where memory is no limit."""
+        """Part of a layer that each member computes if memory is no limit."""
         return self._parts([1.0] * len(self.members))
 
     def _parts(self, most: Sequence[float]) -> list[float]:
@@ -147,7 +147,7 @@ class StageGroup:
 
 
 def _budget(n_bytes: int) -> int:
-    """Of a rank that pages: in whole steps, so that a plan is the same one when a little memory comes and goes."""
+    """Round the budget of a rank that pages to whole steps, so that small changes of memory do not change the plan."""
     return max(_BUDGET_STEP, n_bytes // _BUDGET_STEP * _BUDGET_STEP)
 
 

@@ -35,9 +35,9 @@ class Tables:
         always = reduce(and_, first, -1)
         hops = {
             (a, b): np.concatenate(problem.hop(a, b))
-            for a, one in enumerate(costs)
+            for a, cost in enumerate(costs)
             for b, other in enumerate(costs)
-            if not other.mask & (one.mask | always)
+            if not other.mask & (cost.mask | always)
         }
         self.kept = _useful(costs, hops)
         used = [costs[k] for k in self.kept]
@@ -64,13 +64,13 @@ class Tables:
         return np.concatenate([a[:k] + b[:k], np.maximum(a[k:], b[k:])])
 
     def objectives(self, values: Array) -> Array:
-        """Of measures [D, N], finite ones: [K, N]. To 12 digits: what differs by rounding alone is equal."""
-        found = self.objectives_of(values[: self.adding], values[self.adding :])
-        return rounded(found)
+        """Return objectives [K, N] of finite measures [D, N], rounded to 12 digits so that rounding errors compare as
+        equal."""
+        return rounded(self.objectives_of(values[: self.adding], values[self.adding :]))
 
 
 def rounded(values: Array) -> Array:
-    """To 12 significant digits. It grows with what it is given, or stays."""
+    """Round to 12 significant digits. Monotonic."""
     with np.errstate(divide="ignore"):
         digits = np.maximum(np.floor(np.log10(np.abs(values))), -280.0)
     scale = 10.0 ** (11 - digits)
@@ -89,7 +89,7 @@ class _Costs:
         self.sample = self.stage[:, ::7, -1].ravel()  # of many comparisons it settles most
 
     def no_worse(self, other: _Costs) -> bool:
-        """Whether it has some of the other's members, and takes no more for any stage."""
+        """Return whether it has no members but some of the other's, and takes no more for any stage."""
         return self.mask & other.mask == self.mask and all(
             bool((a <= b).all())
             for a, b in (
@@ -103,15 +103,15 @@ class _Costs:
 
 def _useful(costs: list[_Costs], hops: dict[tuple[int, int], Array]) -> list[int]:
     """The groups without those that another, of some of their members, can replace in any solution at no cost."""
-    kept: list[int] = []
+    useful: list[int] = []
 
     def replaces(a: int, b: int) -> bool:
         if not costs[a].no_worse(costs[b]):
             return False
         pairs = [((a, c), (b, c)) for c in range(len(costs))] + [((c, a), (c, b)) for c in range(len(costs))]
-        return all(bool((hops[mine] <= hops[other]).all()) for mine, other in pairs if other in hops)
+        return all(bool((hops[own] <= hops[other]).all()) for own, other in pairs if other in hops)
 
     for b in sorted(range(len(costs)), key=lambda k: (costs[k].mask.bit_count(), k)):
-        if not any(replaces(a, b) for a in kept):
-            kept.append(b)
-    return sorted(kept)
+        if not any(replaces(a, b) for a in useful):
+            useful.append(b)
+    return sorted(useful)

@@ -1,4 +1,4 @@
-"""When requests come: at random, one after the other, or as a file says."""
+"""Arrivals of requests: at random, one after the other, or from a trace file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TraceError(EdgeError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What somebody asks for. Of an ONNX model: one input, and both numbers are 1."""
+    """One request. For an ONNX model: one input, and both numbers are 1."""
 
     arrival_s: float  # where no fixed number of clients asks
     prompt: int  # tokens
@@ -36,13 +36,13 @@ class Arrivals:
     """Requests in the order they come."""
 
     requests: tuple[Request, ...]
-    told: str  # for people: "2 a second at random"
+    description: str  # for people: "2 a second at random"
     rate_per_s: float | None = None  # None: as fast as `clients` ask
     clients: int | None = None  # each sends its next request when it has its answer
 
 
 def poisson(rate_per_s: float, n: int, prompt: int, tokens: int, seed: int) -> Arrivals:
-    """So many requests at random times, independent of each other."""
+    """Make `n` requests at random times (Poisson arrivals)."""
     dice = random.Random(f"arrivals {seed}")
     times = accumulate(dice.expovariate(rate_per_s) for _ in range(n))
     requests = tuple(Request(time, prompt, tokens) for time in times)
@@ -50,7 +50,7 @@ def poisson(rate_per_s: float, n: int, prompt: int, tokens: int, seed: int) -> A
 
 
 def closed(clients: int, n: int, prompt: int, tokens: int) -> Arrivals:
-    """So many requests, from clients of which each waits for its answer before it asks again."""
+    """Make `n` requests from clients that each wait for their answer before the next request (closed loop)."""
     return Arrivals(
         (Request(0.0, prompt, tokens),) * n, f"{clients} {'client' if clients == 1 else 'clients'}", clients=clients
     )
@@ -62,30 +62,32 @@ def trace(lines: Iterable[str], prompt: int, tokens: int, most: int = MOST_REQUE
 
     prompt, tokens: where a line does not say. TraceError names a line that is wrong, or earlier than the one before.
     """
-    found: list[Request] = []
+    requests: list[Request] = []
     for number, line in enumerate(lines, 1):
         text = line.strip()
         if not text or (number == 1 and text.replace(" ", "").split(",")[0] == _KEYS[0]):
             continue
-        if len(found) == most:
+        if len(requests) == most:
             break
         where = f"line {number}"
         values = _object(text, where) if text.startswith("{") else _columns(text, where)
         time = _time(values[0], where)
-        if found and time < found[-1].arrival_s:
-            raise TraceError(f"{where}: {time:g} s is before {found[-1].arrival_s:g} s of the line before; sort them")
-        found.append(
+        if requests and time < requests[-1].arrival_s:
+            raise TraceError(
+                f"{where}: {time:g} s is before {requests[-1].arrival_s:g} s of the line before; sort them"
+            )
+        requests.append(
             Request(time, _tokens(values[1], prompt, where, _KEYS[1]), _tokens(values[2], tokens, where, _KEYS[2]))
         )
-    if not found:
+    if not requests:
         raise TraceError("there are no arrivals; needed is a line for each, with its seconds")
-    span = found[-1].arrival_s - found[0].arrival_s
-    rate = (len(found) - 1) / span if span else None
-    return Arrivals(tuple(found), f"{len(found)} of a trace", rate)
+    span = requests[-1].arrival_s - requests[0].arrival_s
+    rate = (len(requests) - 1) / span if span else None
+    return Arrivals(tuple(requests), f"{len(requests)} of a trace", rate)
 
 
 def _columns(text: str, where: str) -> list[Any]:
-    """Of a line of CSV; what is empty is None."""
+    """Parse a line of CSV; empty columns are None."""
     columns = [column.strip() for column in text.split(",")]
     if len(columns) > len(_KEYS):
         raise TraceError(f"{where}: {len(columns)} columns; needed are {', '.join(_KEYS)}, or the first of them")
@@ -95,7 +97,7 @@ def _columns(text: str, where: str) -> list[Any]:
             values.append((float(column) if i == 0 else int(column)) if column else None)
         except ValueError:
             kind = "a number of seconds" if i == 0 else "a whole number"
-            raise TraceError(f"{where}: {_KEYS[i]} is {fields.told(column)}; needed is {kind}") from None
+            raise TraceError(f"{where}: {_KEYS[i]} is {fields.short(column)}; needed is {kind}") from None
     return [*values, None, None]
 
 
@@ -106,13 +108,13 @@ def _object(text: str, where: str) -> list[Any]:
         raise TraceError(f"{where}: this is no JSON object") from None
     unknown = next((key for key in values if key not in _KEYS), None)
     if unknown is not None:
-        raise TraceError(f"{where}: unknown field {fields.told(unknown)}; known are {', '.join(_KEYS)}")
+        raise TraceError(f"{where}: unknown field {fields.short(unknown)}; known are {', '.join(_KEYS)}")
     return [values.get(key) for key in _KEYS]
 
 
 def _time(value: Any, where: str) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1e9 or math.isnan(value):
-        raise TraceError(f"{where}: {_KEYS[0]} is {fields.told(value)}; needed are seconds from 0 to 1e9")
+        raise TraceError(f"{where}: {_KEYS[0]} is {fields.short(value)}; needed are seconds from 0 to 1e9")
     return float(value)
 
 
@@ -120,5 +122,5 @@ def _tokens(value: Any, usual: int, where: str, key: str) -> int:
     if value is None:
         return usual
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST_TOKENS:
-        raise TraceError(f"{where}: {key} is {fields.told(value)}; needed is a whole number from 1 to {MOST_TOKENS}")
+        raise TraceError(f"{where}: {key} is {fields.short(value)}; needed is a whole number from 1 to {MOST_TOKENS}")
     return value

@@ -11,7 +11,7 @@ from partition.predict.prediction import Prediction
 from partition.simulate.arrivals import Arrivals, Request
 from partition.simulate.servers import Clock, Server, Step, Tally
 from partition.simulate.times import chunk_rows
-from partition.simulate.windows import Windows, right_guesses
+from partition.simulate.windows import Windows, draw_accepted
 
 
 class State:
@@ -39,8 +39,8 @@ class Source:
         self._queue: deque[int] = deque()  # those that wait for a place
         self._next = 0  # to arrive
         self.arrived = 0
-        for one, following in pairwise(servers):
-            one.then = following.take
+        for server, following in pairwise(servers):
+            server.then = following.take
         servers[-2].then = lambda step: servers[-1].take(step) if step.answers else None
         servers[-1].then = self._answered
 
@@ -74,7 +74,7 @@ class Source:
             self._start(self._queue.popleft())
 
     def _token(self, index: int) -> bool:
-        """One more for this request; whether it is complete now."""
+        """Count one more token for this request; return whether it is complete now."""
         state = self.states[index]
         state.tokens += 1
         state.last_s = self._clock.now
@@ -94,12 +94,12 @@ class Source:
         raise NotImplementedError
 
     def _answered(self, step: Step) -> None:
-        """What the last stage made of a step has arrived."""
+        """Handle the result of a step that has arrived from the last stage."""
         raise NotImplementedError
 
 
 class Inputs(Source):
-    """Of an ONNX model: one by one into the pipeline."""
+    """Requests to an ONNX model: inputs enter the pipeline one by one."""
 
     def _start(self, index: int) -> None:
         self._first.take(Step((index,), 1))
@@ -116,15 +116,15 @@ OLDEST_PART = 4  # as in edge.llm.scheduler
 
 
 class Texts(Source):
-    """Of a language model: groups of requests that each get their next token, and parts of prompts beside them.
+    """Requests to a language model: groups that each get their next token, with chunks of prompts beside them.
 
-    As `edge.llm.scheduler` does it: of those whose next token can be computed, ceil((ready + in flight) / microbatches)
-    make a group. Beside them a step has rows of prompts, the shortest first, and a part for the oldest. As many groups
-    as there are microbatches are in flight, and one where there is a single stage.
+    As in `edge.llm.scheduler`: of those whose next token can be computed, ceil((ready + in flight) / microbatches) make
+    a group. With them a step has rows of prompts, the shortest first, and a part for the oldest. As many groups as
+    there are microbatches are in flight, and one if there is a single stage.
 
-    Where the plan counts on guesses, a request that is alone has them in its steps. Each is right with the probability
-    that is assumed, up to the first that is wrong. Where it counts on several windows, such a request has them; once
-    others are ready it gets no more of them, and joins these when the last was looked at.
+    If the plan uses speculative decoding, a request that is alone has draft tokens in its steps. Each is accepted with
+    the assumed probability, up to the first rejected one. If the plan uses several windows, such a request has them;
+    once others are ready it gets no more of them, and joins these when the last window was verified.
     """
 
     def __init__(
@@ -169,8 +169,8 @@ class Texts(Source):
         self._wait(index)
 
     def _right(self, guesses: int) -> int:
-        """How many of these are right."""
-        return right_guesses(self._draft.acceptance, guesses, self._random) if self._draft is not None else 0
+        """Draw how many draft tokens are accepted."""
+        return draw_accepted(self._draft.acceptance, guesses, self._random) if self._draft is not None else 0
 
     def _left(self, index: int) -> int:
         """Tokens that a request may still get."""
@@ -178,18 +178,19 @@ class Texts(Source):
         return state.request.tokens - state.tokens
 
     def _is_alone(self, group: Sequence[int], parts: Sequence[tuple[int, float]]) -> bool:
-        """Whether a step would have the next token of one request, of which the first was not the prompt's, and nothing
-        else is to be computed."""
+        """Return whether a step would have only the next token of one request, and not its first one, with nothing else
+        to compute."""
         return len(group) == 1 and not parts and not self._requests_flying and self.states[group[0]].tokens > 0
 
     def _guesses(self, group: Sequence[int], parts: Sequence[tuple[int, float]]) -> int:
-        """How many a step has: some where its one request is alone, and never more than it may still get."""
+        """Return the number of draft tokens of a step: some if its one request is alone, never more than it may still
+        get."""
         if self._draft is None or not self._is_alone(group, parts):
             return 0
         return min(self._draft.rows, self._left(group[0])) - 1
 
     def _has_windows(self, group: Sequence[int], parts: Sequence[tuple[int, float]]) -> bool:
-        """Whether the one request of a step is to have several, as nobody else is ready."""
+        """Return whether the one request of a step gets several windows, as no other is ready."""
         several = self._draft is not None and self._draft.windows > 1
         return several and self._ready == group and self._is_alone(group, parts)
 
@@ -255,7 +256,7 @@ class Texts(Source):
         self._go_on_alone()
 
     def _chosen(self) -> tuple[list[int], list[tuple[int, float]]]:
-        """Whose next token the step is to give, and how many rows of which prompts are beside them."""
+        """Choose the requests that get their next token in the step, and the rows of prompts beside them."""
         answering = [index for index in self._ready if self.states[index].pending <= 1]
         prompts = [index for index in self._ready if self.states[index].pending > 1]
         in_all = len(answering) + self._requests_flying
@@ -266,7 +267,7 @@ class Texts(Source):
         return group, self._parts(prompts, PROMPT_ROWS if in_all else alone)
 
     def _parts(self, prompts: Sequence[int], room: float) -> list[tuple[int, float]]:
-        """As `edge.llm.scheduler` has it: (index, rows)."""
+        """Divide rows among prompts as `edge.llm.scheduler` does: (index, rows)."""
         oldest = min(prompts)
         reserved = min(self.states[oldest].pending, -(-room // OLDEST_PART))
         room -= reserved

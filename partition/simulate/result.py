@@ -1,4 +1,4 @@
-"""What came of a simulation."""
+"""Result of a simulation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _AT_ITS_LIMIT = 0.95  # of the time busy
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of a time over requests, in seconds."""
+    """Distribution of a time over requests, in seconds."""
 
     mean: float
     p50: float
@@ -22,8 +22,8 @@ class Spread:
     p99: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Spread | None:
-        """None without values. Percentiles lie on straight lines between the sorted values."""
+    def from_values(cls, values: Sequence[float]) -> Spread | None:
+        """Compute the distribution; None without values. Percentiles interpolate linearly between the sorted values."""
         if not values:
             return None
         ordered = sorted(values)
@@ -42,13 +42,13 @@ class Use:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Name for people."""
         return (" to " if self.is_link else " + ").join(self.devices)
 
 
 @dataclass(frozen=True)
 class Simulated:
-    """What became of requests, by a plan."""
+    """Results of simulating requests on a plan."""
 
     requests: int
     completed: int
@@ -78,7 +78,7 @@ class Simulated:
 
     @property
     def saturates(self) -> str | None:
-        """What is at its limit, in words; None where nothing is."""
+        """Describe what is saturated; None if nothing is."""
         busiest = max((*self.stages, *self.links), key=lambda use: use.utilization)
         if busiest.utilization >= _AT_ITS_LIMIT:
             does = "the way from" if busiest.is_link else "computing on"
@@ -92,19 +92,19 @@ class Simulated:
 
     @property
     def notes(self) -> list[str]:
-        """What to know of it, a sentence each: that more arrives than can be done, that it ended early."""
-        found = []
+        """Return notes, a sentence each: that arrivals exceed capacity, that the simulation ended early."""
+        sentences = []
         if self.arrivals_per_s is not None and self.arrivals_per_s > self.capacity_per_s:
-            found.append(
+            sentences.append(
                 f"arrivals of {number_text(self.arrivals_per_s)}/s are above what the plan can do,"
                 f" {number_text(self.capacity_per_s)}/s: the queue grows"
             )
         if self.stalled_s is not None:
-            found.append(
+            sentences.append(
                 f"{self.left} left at {self.stalled_s:g} s, which ends the deployment; failed requests:"
                 f" {self.failed_in_flight} in flight or waiting, {self.failed - self.failed_in_flight} to come later"
             )
-        return found
+        return sentences
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for JSON."""

@@ -29,7 +29,7 @@ class Slow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """What goes through the stages together: a token of each of some requests and parts of prompts, or one input."""
+    """One step through the stages: a token of each of some requests and parts of prompts, or one input."""
 
     requests: tuple[int, ...]  # indices of those that get a token by it
     decodes: int  # rows of answers, or inputs
@@ -39,12 +39,12 @@ class Step:
 
     @property
     def rows(self) -> int:
-        """In all, as links carry them."""
+        """Total rows, as links carry them."""
         return self.decodes + sum(round(rows) for _, rows in self.prompts)
 
     @property
     def answers(self) -> bool:
-        """Whether anything comes back of it."""
+        """True if the step returns a result."""
         return bool(self.requests)
 
 
@@ -56,22 +56,22 @@ class Clock:
         self._events: list[tuple[float, int, Callable[[Any], None], Any]] = []
         self._n = 0
 
-    def at(self, time_s: float, then: Callable[[Any], None], what: Any) -> None:
+    def at(self, time_s: float, then: Callable[[Any], None], argument: Any) -> None:
         """Call then(what) at this time. What is to happen at the same time happens in the order of these calls."""
         self._n += 1
-        heapq.heappush(self._events, (time_s, self._n, then, what))
+        heapq.heappush(self._events, (time_s, self._n, then, argument))
 
-    def behind(self, then: Callable[[Any], None], what: Any) -> None:
+    def behind(self, then: Callable[[Any], None], argument: Any) -> None:
         """Call then(what) when nothing else is to happen at this time."""
         self._n += 1
-        heapq.heappush(self._events, (self.now, _BEHIND + self._n, then, what))
+        heapq.heappush(self._events, (self.now, _BEHIND + self._n, then, argument))
 
     def run(self, until_s: float) -> None:
         """Let everything before `until_s` happen; PlanError where that is more than MOST_EVENTS."""
         done, events = 0, self._events
         while events and events[0][0] < until_s:
-            self.now, _, then, what = heapq.heappop(events)
-            then(what)
+            self.now, _, then, argument = heapq.heappop(events)
+            then(argument)
             done += 1
             if done > MOST_EVENTS:
                 raise PlanError(
@@ -81,14 +81,14 @@ class Clock:
 
 
 class Tally:
-    """How long a queue was over time. What passes through it at once was not in it."""
+    """Statistics of a queue's length over time. What passes through at once does not count."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._since, self._area, self._length, self._most = 0.0, 0.0, 0, 0
 
     def add(self, n: int) -> None:
-        """It is longer by n now, or shorter."""
+        """Change the length by n."""
         self._pass(self._clock.now)
         self._length += n
 

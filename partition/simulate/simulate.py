@@ -23,7 +23,7 @@ from partition.simulate.times import Part, capacity_per_s, parts
 
 @dataclass(frozen=True)
 class Conditions:
-    """What is not as predicted."""
+    """Deviations from the prediction."""
 
     jitter: float = 0.0  # coefficient of variation of every time at a stage or on a link; their means stay
     slow: tuple[Slow, ...] = ()
@@ -37,7 +37,7 @@ class Conditions:
 
     @property
     def end_s(self) -> float:
-        """When the first device leaves. That ends the deployment, as the runtime does when a rank is lost."""
+        """Return when the first device leaves. That ends the deployment, as the runtime does when a rank is lost."""
         return min((when for _, when in self.leave), default=math.inf)
 
 
@@ -49,52 +49,57 @@ def simulate(
     seed: int = 0,
     owner: str = LOCAL,
 ) -> Simulated:
-    """What becomes of these requests. The same seed gives the same result.
+    """Simulate these requests. The same seed gives the same result.
 
-    When a device leaves, all requests that are not completed fail, and those that arrive later. owner: what the device
-    is called that sends requests and gets the answers. PlanError for conditions of devices that are not in the plan,
-    for a plan that uses a device twice, and for more than MOST_EVENTS events.
+    When a device leaves, all requests that are not completed fail, and so do those that arrive later. owner: the name
+    of the device that sends requests and gets the answers. PlanError for conditions of devices that are not in the
+    plan, for a plan that uses a device twice, and for more than MOST_EVENTS events.
     """
-    given = conditions or Conditions()
-    given.check([device for stage in predicted.stages for device in stage.devices])
-    clock, jitter = Clock(), Jitter(given.jitter, seed)
-    made = parts(predicted, owner)
-    servers = [Server(clock, jitter, part.seconds, part.latency_s, _slows(part, given.slow)) for part in made]
+    deviations = conditions or Conditions()
+    deviations.check([device for stage in predicted.stages for device in stage.devices])
+    clock, jitter = Clock(), Jitter(deviations.jitter, seed)
+    plan_parts = parts(predicted, owner)
+    servers = [
+        Server(clock, jitter, part.seconds, part.latency_s, _slows(part, deviations.slow)) for part in plan_parts
+    ]
     of_text = predicted.ttft_s is not None
     source: Texts | Inputs = (
         Texts(clock, servers, predicted, arrivals, seed) if of_text else Inputs(clock, servers, predicted, arrivals)
     )
     source.begin()
-    clock.run(given.end_s)
-    completed = [one for one in source.states if one.done]
+    clock.run(deviations.end_s)
+    completed = [state for state in source.states if state.done]
     stalled = len(completed) < len(source.states)
-    seconds = given.end_s if stalled else max(one.last_s for one in completed)
-    several = [one for one in completed if one.tokens > 1]
+    seconds = deviations.end_s if stalled else max(state.last_s for state in completed)
+    several = [state for state in completed if state.tokens > 1]
     uses = [
         Use(part.devices, part.is_link, server.utilization(seconds), *server.queue.over(seconds))
-        for part, server in zip(made, servers, strict=True)
+        for part, server in zip(plan_parts, servers, strict=True)
     ]
     stages = [use for use in uses if not use.is_link]
     if of_text:  # its queue is with the scheduler
         mean, most = source.ready.over(seconds)
         stages[0] = replace(stages[0], queue_mean=mean, queue_max=most)
     waiting_mean, waiting_max = source.waiting.over(seconds)
-    generated = sum(one.tokens for one in source.states)
+    generated = sum(state.tokens for state in source.states)
     usual = [
-        round(math.fsum(of) / len(of)) for of in zip(*((r.prompt, r.tokens) for r in arrivals.requests), strict=True)
+        round(math.fsum(lengths) / len(lengths))
+        for lengths in zip(*((r.prompt, r.tokens) for r in arrivals.requests), strict=True)
     ]
     return Simulated(
         requests=len(source.states),
         completed=len(completed),
         failed=len(source.states) - len(completed),
         failed_in_flight=source.arrived - len(completed),
-        stalled_s=given.end_s if stalled else None,
-        left=min(given.leave, key=lambda one: one[1])[0] if stalled else None,
+        stalled_s=deviations.end_s if stalled else None,
+        left=min(deviations.leave, key=lambda leave: leave[1])[0] if stalled else None,
         of_text=of_text,
         seconds=seconds,
-        ttft_s=Spread.of([one.first_s - one.arrived_s for one in completed]) if of_text else None,
-        tpot_s=Spread.of([(one.last_s - one.first_s) / (one.tokens - 1) for one in several]) if of_text else None,
-        latency_s=Spread.of([one.last_s - one.arrived_s for one in completed]),
+        ttft_s=Spread.from_values([state.first_s - state.arrived_s for state in completed]) if of_text else None,
+        tpot_s=Spread.from_values([(state.last_s - state.first_s) / (state.tokens - 1) for state in several])
+        if of_text
+        else None,
+        latency_s=Spread.from_values([state.last_s - state.arrived_s for state in completed]),
         throughput_per_s=generated / seconds if seconds else 0.0,
         stages=tuple(stages),
         links=tuple(use for use in uses if use.is_link and use.devices[0] != use.devices[1]),
@@ -108,5 +113,5 @@ def simulate(
 
 
 def _slows(part: Part, slow: Sequence[Slow]) -> tuple[Slow, ...]:
-    """Of a stage: when one of its devices is slow. Links are not."""
-    return () if part.is_link else tuple(one for one in slow if one.device in part.devices)
+    """Return the slow periods of a stage's devices. Links have none."""
+    return () if part.is_link else tuple(period for period in slow if period.device in part.devices)

@@ -1,4 +1,4 @@
-"""What steps take at the stages and links of a plan, by what it is predicted to do."""
+"""Times of steps at the stages and links of a plan, from its prediction."""
 
 from __future__ import annotations
 
@@ -43,25 +43,25 @@ def parts(predicted: Prediction, owner: str = LOCAL) -> list[Part]:
     if twice is not None:
         raise PlanError(f"{twice} appears twice in the plan; only plans that use each device once can be simulated")
     rows = predicted.in_flight / predicted.microbatches
-    found: list[Part] = []
+    result: list[Part] = []
     if predicted.enter_s:
         enter = partial(_sends, predicted.enter_busy_s)
         latency_s = max(0.0, predicted.enter_s - predicted.enter_busy_s)
-        found.append(Part((owner, stages[0].devices[0]), enter, latency_s, is_link=True))
+        result.append(Part((owner, stages[0].devices[0]), enter, latency_s, is_link=True))
     for i, stage in enumerate(stages):
         curve = stage.rows_s
         decode = _through(curve, round(rows), stage.busy_s) if rows == round(rows) else curve
         draft = predicted.draft if i == 0 else None
         computes = partial(_computes, cache(curve.at), cache(decode.at), stage.crowding, draft)
-        found.append(Part(stage.devices, computes))
+        result.append(Part(stage.devices, computes))
         last = i + 1 == len(stages)
         # The formulas round hidden states to whole rows, and not the logits that go back.
         a_row = stage.transfer_busy_s / (rows if last else max(1, round(rows)))
         goes_to = owner if last else stages[i + 1].devices[0]
         latency_s = max(0.0, stage.transfer_s - a_row)
         sends = partial(_answers if last else _sends, a_row)
-        found.append(Part((stage.devices[0], goes_to), sends, latency_s, is_link=True))
-    return found
+        result.append(Part((stage.devices[0], goes_to), sends, latency_s, is_link=True))
+    return result
 
 
 def capacity_per_s(predicted: Prediction, prompt: int, tokens: int) -> float:
@@ -72,7 +72,7 @@ def capacity_per_s(predicted: Prediction, prompt: int, tokens: int) -> float:
     guesses, which only one request alone has, 1 / (the prompt alone + (tokens - 1) x its latency)
     """
     rows = max(1, -(-predicted.in_flight // predicted.microbatches))
-    made = parts(predicted)
+    stages = parts(predicted)
     group = Step(tuple(range(rows)), rows)
     chunk, others, n_chunks = Step((0,), 1), Step((), 1), 1
     if predicted.prompt is not None:
@@ -80,12 +80,12 @@ def capacity_per_s(predicted: Prediction, prompt: int, tokens: int) -> float:
         n_chunks = round(prompt / n_rows)
         chunk, others = Step((0,), 0, ((prompt, n_rows),)), Step((), 0, ((prompt, n_rows),))
     busy, alone, prompt_s = [], 0.0, 0.0
-    for part in made:
+    for part in stages:
         first = part.seconds(chunk) + (n_chunks - 1) * part.seconds(others)
         busy.append(first + (tokens - 1) / rows * part.seconds(group))
         prompt_s += part.seconds(chunk) + part.latency_s
         alone += (tokens - 1) * (part.seconds(group) + part.latency_s)
-    prompt_s += (n_chunks - 1) * max(part.seconds(others) for part in made)
+    prompt_s += (n_chunks - 1) * max(part.seconds(others) for part in stages)
     if predicted.draft is not None and predicted.in_flight == 1:
         return 1 / max(prompt_s + (tokens - 1) * predicted.latency_s, 1e-12)
     alone += prompt_s

@@ -24,12 +24,12 @@ _KINDS = ("query", "kv", "ff", "rest")  # of a layer's weights
 
 
 def limits(file: GgufFile) -> Limits:
-    """How `file` may be cut. CannotSlice, one line, where not even into stages.
+    """Return how `file` may be cut. CannotSlice, one line, if not even into stages.
 
-    Bytes are those that computing one token reads, of a layer with experts those of the experts used; averages over the
+    Bytes are those read to compute one token, in a layer with experts those of the experts used; averages over the
     layers where these differ.
     """
-    source = Source.of(file)
+    source = Source.from_file(file)
     shape = source.shape
     layers = range(shape.n_layers)
     heads = sum(shape.n_heads)
@@ -56,18 +56,18 @@ def limits(file: GgufFile) -> Limits:
 
 def check_tensor(file: GgufFile) -> None:
     """CannotSlice, with the reason and the alternative, where no layer of the model can be shared by several ranks."""
-    Source.of(file).check_shards()
+    Source.from_file(file).check_shards()
 
 
 def slice_recipe(file: GgufFile, model_digest: str, cut: Slice) -> Recipe:
-    """How to cut `cut` from the model. CannotSlice where that cannot be."""
+    """Make the recipe that cuts `cut` from the model. CannotSlice if that is impossible."""
     placed, head = _planned(file, cut)
     segments = chain.from_iterable((*p.segments, *_padding(p)) for p in placed)
     return Recipe(model_digest, file.size_bytes, tuple(tensors.merged([Literal(head), *segments])))
 
 
 def blank_recipe(file: GgufFile, model_digest: str, cut: Slice) -> Recipe:
-    """As `slice_recipe`, with weights of zero, so that nothing of the model is needed: for timing a device.
+    """Make the recipe of the same slice with weights of zero, which needs nothing of the model: for timing a device.
 
     The factors that rotation divides by are the model's own, so that nothing becomes infinite.
     """
@@ -82,16 +82,16 @@ def blank_recipe(file: GgufFile, model_digest: str, cut: Slice) -> Recipe:
 
 def _planned(file: GgufFile, cut: Slice) -> tuple[list[Placed], bytes]:
     """The slice's tensors and its header."""
-    source = Source.of(file)
+    source = Source.from_file(file)
     vocab = source.head.shape[-1]
-    for what, part, total, least in (
+    for unit, part, total, least in (
         ("layers", cut.layers, source.shape.n_layers, 1),
         ("heads", cut.heads, source.heads, min(source.heads, 1)),
         ("FFN columns", cut.ff, source.ff, 1),
         ("vocabulary rows", cut.vocab, vocab, 0),
     ):
         if part.stop > total or len(part) < least:
-            raise CannotSlice(f"{what} {part} of a model that has {total}; make the plan again")
+            raise CannotSlice(f"{unit} {part} of a model that has {total}; make the plan again")
     edges = (*source.starts, source.shape.n_layers)
     if cut.layers.start not in edges or cut.layers.stop not in edges:
         raise CannotSlice(

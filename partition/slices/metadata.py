@@ -27,11 +27,11 @@ def pairs(source: Source, cut: Slice) -> dict[str, bytes]:
     file, whole = source.file, source.is_whole(cut)
     own = file.architecture
     arch = own if whole else source.rules.shards_as or own
-    found = {"general.architecture": encoded("str", arch)}
+    metadata = {"general.architecture": encoded("str", arch)}
     own_prefix = f"{own}."
     for key in file.metadata:
         if key.startswith("general.") and key not in ("general.architecture", "general.alignment"):
-            found[key] = file.raw_value(key)
+            metadata[key] = file.raw_value(key)
     values = {key.removeprefix(own_prefix): file.raw_value(key) for key in file.metadata if key.startswith(own_prefix)}
     values = {name: value for name, value in values.items() if name not in LEFT_OUT}
     values |= _per_layer(source, cut)
@@ -39,28 +39,28 @@ def pairs(source: Source, cut: Slice) -> dict[str, bytes]:
     if not whole:
         values |= _shard_sizes(source, cut)
     _set_window(source, cut, values)
-    found |= {f"{arch}.{name}": value for name, value in values.items()}
-    found |= {key: _cut(source, key, cut) for key in file.metadata if key.startswith(PER_LAYER_PREFIX)}
-    found["tokenizer.ggml.model"] = encoded("str", "none")
-    return found
+    metadata |= {f"{arch}.{name}": value for name, value in values.items()}
+    metadata |= {key: _cut(source, key, cut) for key in file.metadata if key.startswith(PER_LAYER_PREFIX)}
+    metadata["tokenizer.ggml.model"] = encoded("str", "none")
+    return metadata
 
 
 def _per_layer(source: Source, cut: Slice) -> dict[str, bytes]:
-    """What the model says of each layer, for the slice's."""
+    """Return the metadata of the slice's layers, from the model's values for each layer."""
     layers, meta, rules = cut.layers, source.meta, source.rules
-    found = {name: _cut(source, meta.key(name), cut) for name in PER_LAYER if name in meta}
+    metadata = {name: _cut(source, meta.key(name), cut) for name in PER_LAYER if name in meta}
     for name in LEADING:
         if name in meta:
-            found[name] = encoded("u32", min(max(meta.count(name) - layers.start, 0), len(layers)))
+            metadata[name] = encoded("u32", min(max(meta.count(name) - layers.start, 0), len(layers)))
     if rules.recurrent_every and _RECURRENT not in meta:
-        found[_RECURRENT] = encoded("arr[bool]", source.recurrent[layers.start : layers.stop])
+        metadata[_RECURRENT] = encoded("arr[bool]", source.recurrent[layers.start : layers.stop])
     if rules.shares_index:
-        found[INDEXES] = encoded("arr[u32]", source.own_index[layers.start : layers.stop])
-    found |= {name: encoded("u32", value) for name, value in rules.if_missing.items() if name not in meta}
+        metadata[INDEXES] = encoded("arr[u32]", source.own_index[layers.start : layers.stop])
+    metadata |= {name: encoded("u32", value) for name, value in rules.if_missing.items() if name not in meta}
     for name, factor in rules.by_root_of_layers.items():
         if name not in meta:
-            found[name] = encoded("f32", _f32(_f32(factor) / _f32(sqrt(source.shape.n_layers))))
-    return found
+            metadata[name] = encoded("f32", _f32(_f32(factor) / _f32(sqrt(source.shape.n_layers))))
+    return metadata
 
 
 def _cut(source: Source, key: str, cut: Slice) -> bytes:
@@ -97,29 +97,33 @@ def _shard_sizes(source: Source, cut: Slice) -> dict[str, bytes]:
     shared = [tensor for layer in layers if (tensor := source.block(layer).get("ffn_down_shexp.weight"))]
     if shared and not source.rules.shared_sum and _SHARED_KEY not in source.meta:
         numbers[_SHARED_KEY] = shared[0].shape[0]  # which llama.cpp would take from what is cut
-    found = {name: encoded("u32", number) for name, number in numbers.items()}
+    metadata = {name: encoded("u32", number) for name, number in numbers.items()}
     dense = [layer for layer in layers if "ffn_down.weight" in source.block(layer)]
-    for name, of in ((_FF_KEY, dense), (source.rules.ff_key, [layer for layer in layers if layer not in dense])):
-        if of:
-            found[name] = _columns(source, cut, name, of)
-    return found
+    for name, shared_layers in (
+        (_FF_KEY, dense),
+        (source.rules.ff_key, [layer for layer in layers if layer not in dense]),
+    ):
+        if shared_layers:
+            metadata[name] = _columns(source, cut, name, shared_layers)
+    return metadata
 
 
 def _columns(source: Source, cut: Slice, name: str, layers: Sequence[int]) -> bytes:
-    """What the slice says of the feed-forward columns of these layers, whose number the model has under `name`."""
+    """Return the slice's FFN columns of these layers; the model has their number under `name`."""
     value = source.file.metadata.get(source.meta.key(name))
 
-    def own(said: int, layer: int) -> int:
-        return said * len(source.part(cut.ff, layer)) // source.columns(layer)
+    def own(width: int, layer: int) -> int:
+        return width * len(source.part(cut.ff, layer)) // source.columns(layer)
 
     if isinstance(value, GgufArray):
-        of = range(cut.layers.start, cut.layers.stop)
-        return encoded("arr[u32]", [own(int(value[n]), n) if n in layers else int(value[n]) for n in of])
+        own_layers = range(cut.layers.start, cut.layers.stop)
+        return encoded("arr[u32]", [own(int(value[n]), n) if n in layers else int(value[n]) for n in own_layers])
     return encoded("u32", own(value if isinstance(value, int) and value else source.columns(layers[0]), layers[0]))
 
 
 def cached_windows(source: Source, cut: Slice) -> tuple[bool, ...] | None:
-    """For each layer of a slice, whether its keys are in the cache of layers with windows; None: there is one cache."""
+    """Return for each layer of a slice whether its keys are in the cache of layers with windows; None: there is one
+    cache."""
     window, all_flags = source.rules.window, source.windowed
     if window is None or not any(all_flags):
         return None

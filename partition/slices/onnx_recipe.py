@@ -1,4 +1,4 @@
-"""How a stage of an ONNX model is cut from the model's file: its weights are copied, the rest is written out.
+"""Recipe of a stage of an ONNX model: its weights are copied from the model's file, the rest is written out.
 
 Both files are protobuf messages, in which the bytes of a weight lie in one piece. Where they lie is read from the wire
 format itself (protobuf.dev, "Encoding"); the numbers of the fields are those of onnx.proto.
@@ -38,8 +38,8 @@ def stage_recipe(stage: Data, model: Data, model_digest: str) -> Recipe:
 
 
 def _weights(model: Data) -> dict[str, tuple[int, int]]:
-    """Where the raw data of each initializer lies in a serialized ModelProto: its first byte, and how many."""
-    found: dict[str, tuple[int, int]] = {}
+    """Return the location of each initializer's raw data in a serialized ModelProto: its first byte, and how many."""
+    places: dict[str, tuple[int, int]] = {}
     for field, start, stop in _fields(model, 0, len(model)):
         if field == _GRAPH:
             for inner, lo, hi in _fields(model, start, stop):
@@ -49,8 +49,8 @@ def _weights(model: Data) -> dict[str, tuple[int, int]]:
                         first, end = parts[_NAME]
                         name = bytes(model[first:end]).decode(errors="replace")
                         begin, finish = parts[_RAW_DATA]
-                        found[name] = begin, finish - begin
-    return found
+                        places[name] = begin, finish - begin
+    return places
 
 
 def _fields(data: Data, at: int, stop: int) -> Iterator[tuple[int, int, int]]:

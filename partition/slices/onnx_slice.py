@@ -21,14 +21,14 @@ def slice_model(model: Any, graph: OnnxGraph, start: int, stop: int) -> Any:
     """
     import onnx
 
-    found = stage_io(graph, start, stop)
+    io = stage_io(graph, start, stop)
     listed = flat_nodes(model)
     stage = graph.nodes[start:stop]
     if any(node.place >= len(listed) or node.outputs[0] not in listed[node.place].output for node in stage):
         raise CannotSlice("the graph is another model's; look at the model again that is to be cut")
-    held = {tensor.name for tensor in model.graph.initializer}
-    fixed = [name for name in found.makes if name not in graph.makers]
-    places, needed = _places(listed, {node.place for node in stage}, fixed, found.takes)
+    weights = {tensor.name for tensor in model.graph.initializer}
+    fixed = [name for name in io.makes if name not in graph.makers]
+    places, needed = _places(listed, {node.place for node in stage}, fixed, io.takes)
 
     sliced = onnx.ModelProto()
     sliced.ir_version = max(model.ir_version, 4)  # before, every initializer had to be an input
@@ -39,16 +39,16 @@ def slice_model(model: Any, graph: OnnxGraph, start: int, stop: int) -> Any:
     part = sliced.graph
     part.name = f"{model.graph.name or 'graph'}-{start}-{stop}"
     part.node.extend(listed[place] for place in places)
-    declared = {value.name: value for value in (*model.graph.input, *model.graph.output) if value.name not in held}
-    values = {value.name: value for value in (*found.tensors_in, *found.tensors_out)}
-    part.input.extend(_declared(declared.get(name), values[name]) for name in found.takes)
-    part.output.extend(_declared(declared.get(name), values[name]) for name in found.makes)
+    declared = {value.name: value for value in (*model.graph.input, *model.graph.output) if value.name not in weights}
+    values = {value.name: value for value in (*io.tensors_in, *io.tensors_out)}
+    part.input.extend(_declared(declared.get(name), values[name]) for name in io.takes)
+    part.output.extend(_declared(declared.get(name), values[name]) for name in io.makes)
     part.initializer.extend(tensor for tensor in model.graph.initializer if tensor.name in needed)
     part.sparse_initializer.extend(s for s in model.graph.sparse_initializer if s.values.name in needed)
-    made = {name for place in places for name in listed[place].output} - {*found.takes, *found.makes}
-    part.value_info.extend(value for value in model.graph.value_info if value.name in made)
-    known = made | needed | values.keys()
-    part.quantization_annotation.extend(a for a in model.graph.quantization_annotation if a.tensor_name in known)
+    produced = {name for place in places for name in listed[place].output} - {*io.takes, *io.makes}
+    part.value_info.extend(value for value in model.graph.value_info if value.name in produced)
+    names = produced | needed | values.keys()
+    part.quantization_annotation.extend(a for a in model.graph.quantization_annotation if a.tensor_name in names)
     return sliced
 
 
@@ -57,11 +57,11 @@ def _places(
 ) -> tuple[list[int], set[str]]:
     """The places of a stage's nodes with those that make its constants, in order, and all that these use."""
     needed = {name for place in places for name in uses(listed[place])} | set(fixed)
-    given = set(takes)
+    available = set(takes)
     for place in range(len(listed) - 1, -1, -1):
         node = listed[place]
         # A node outside the stage that makes something it needs, which does not come in, makes a constant.
-        if place not in places and any(name in needed and name not in given for name in node.output):
+        if place not in places and any(name in needed and name not in available for name in node.output):
             places.add(place)
             needed.update(uses(node))
     return sorted(places), needed

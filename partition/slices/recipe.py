@@ -1,4 +1,4 @@
-"""How a slice is cut from a model file: pure data, so that whoever has the model can cut the same bytes.
+"""Recipe of a slice: pure data, so that every device that has the model can cut the same bytes.
 
 A recipe names the model file (one file; its SHA-256 and its size) and lists segments. Their bytes, one after another,
 are the slice. As bytes a recipe is:
@@ -93,7 +93,7 @@ class Copy:
 
     @property
     def end(self) -> int:
-        """Where in the model file the last piece ends."""
+        """End of the last piece in the model file."""
         return self.offset + self.stride * (self.count - 1) + self.length
 
 
@@ -125,7 +125,7 @@ class Recipe:
 
     @cached_property
     def copies(self) -> bool:
-        """Whether any bytes of the model are needed."""
+        """True if any bytes of the model are needed."""
         return any(isinstance(segment, Copy) for segment in self.segments)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Which part of each tensor a slice has, and what its metadata say of layers, whatever the architecture."""
+"""Rules for the tensors of a slice and its metadata of layers, for all architectures."""
 
 from collections.abc import Mapping
 from enum import Enum
@@ -7,27 +7,27 @@ from partition.architectures.table import RULES
 
 
 def scales_input(architecture: str) -> bool:
-    """Whether llama.cpp multiplies token rows by the square root of n_embd before the first layer."""
+    """Return whether llama.cpp multiplies token rows by the square root of n_embd before the first layer."""
     return architecture in RULES and RULES[architecture].scales_input
 
 
 def takes_tokens(architecture: str) -> bool:
-    """Whether llama.cpp takes tokens alone, so that hidden states are put over those of a token."""
+    """Return whether llama.cpp accepts only tokens, so that hidden states overwrite those of a token."""
     return architecture in RULES and RULES[architecture].takes_tokens
 
 
 def router_first(architecture: str) -> bool:
-    """Whether layers choose experts by what comes into them, before attention and without a norm."""
+    """Return whether layers choose experts by their input, before attention and without a norm."""
     return architecture in RULES and RULES[architecture].router_first
 
 
 def has_window(architecture: str) -> bool:
-    """Whether layers of this architecture may take turns between a window and all tokens, also where no key says so."""
+    """Return whether layers may alternate between a window and all tokens, also where no key says so."""
     return architecture in RULES and RULES[architecture].window is not None
 
 
 class Cut(Enum):
-    """Which part of a layer's tensor a rank holds, and along which of its dimensions (0: the values of a row)."""
+    """Part of a layer's tensor that a rank holds, and the dimension it is cut along (0: the values of a row)."""
 
     WHOLE = -1, ""
     FIRST = -1, "first"  # whole on the first shard, zeros on the others
@@ -51,7 +51,7 @@ class Cut(Enum):
         return self.value[0]
 
     @property
-    def of(self) -> str:
+    def unit(self) -> str:
         return self.value[1]
 
 

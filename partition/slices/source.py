@@ -26,7 +26,7 @@ _DOWN = ("ffn_down.weight", "ffn_down_exps.weight")
 
 @dataclass(frozen=True)
 class Source:
-    """One model file of an architecture whose slices are known to compute what the whole does."""
+    """Model file of an architecture whose slices are known to compute what the whole does."""
 
     file: GgufFile
     meta: Metadata
@@ -34,7 +34,7 @@ class Source:
     rules: Rules
 
     @classmethod
-    def of(cls, file: GgufFile) -> "Source":
+    def from_file(cls, file: GgufFile) -> "Source":
         """`file` as a source; CannotSlice where not even its layers can be cut apart, ModelFileError for a bad file."""
         meta = Metadata(file)
         rules = RULES.get(file.architecture)
@@ -80,10 +80,10 @@ class Source:
             )
 
     def _check_tensors(self) -> None:
-        known = {*COMMON, *HEAD_VECTORS, POSITIONS, "token_embd.weight", "output.weight"}
+        names = {*COMMON, *HEAD_VECTORS, POSITIONS, "token_embd.weight", "output.weight"}
         for name in self.file.tensors:
             block = block_of(name)
-            if block is None and name not in known:
+            if block is None and name not in names:
                 raise CannotSlice(
                     f"what the tensor {name!r} is for in a slice is not known; run the model on one device"
                 )
@@ -107,7 +107,7 @@ class Source:
             raise self.other_scale()
 
     def _scale_is_fixed(self) -> bool:
-        """Whether llama.cpp takes attention's scale from the number of heads, and nothing can be put right."""
+        """Return whether llama.cpp takes attention's scale from the number of heads, and nothing can correct it."""
         layers = range(self.shape.n_layers)
         return len(layers) == self.rules.layers_of_other_scale and any(QUERY_NORM not in self.block(n) for n in layers)
 
@@ -161,16 +161,16 @@ class Source:
 
     @cached_property
     def _ff_units(self) -> dict[int, int]:
-        """By columns of an FFN: columns of a rank are a multiple of it."""
-        found: dict[int, int] = {}
+        """Return by number of columns of an FFN the unit of a rank's columns: they are a multiple of it."""
+        result: dict[int, int] = {}
         for layer in range(self.shape.n_layers):
             down, shared = self.down(layer), self.block(layer).get("ffn_down_shexp.weight")
             if down:
                 columns, units = down.shape[0], [down.type.block]
                 if shared and self.rules.shared_sum:
                     units.append(shared.type.block // gcd(shared.type.block, shared.shape[0] // columns))
-                found[columns] = lcm(found.get(columns, 1), *units)
-        return found
+                result[columns] = lcm(result.get(columns, 1), *units)
+        return result
 
     def part(self, ff: Range, layer: int) -> Range:
         """The columns of one layer for a part of `self.ff`: about the same part of them, in whole units."""
@@ -193,7 +193,7 @@ class Source:
 
     @cached_property
     def recurrent(self) -> tuple[bool, ...]:
-        """Of each layer, whether it is recurrent in place of attention."""
+        """Return for each layer whether it is recurrent in place of attention."""
         return recurrent_layers(self.meta, self.shape)
 
     @cached_property
@@ -224,18 +224,18 @@ class Source:
         if any(self.windowed) and (rules.period > 1 or (rules.window and rules.window.both)):
             kinds = ["window" if windowed else "all" for windowed in self.windowed]
         needed = set(kinds) - {""}
-        found = [0]
+        result = [0]
         for start in range(period, len(kinds), period):
-            before, after = kinds[found[-1] : start], kinds[start:]
+            before, after = kinds[result[-1] : start], kinds[start:]
             if not self.own_index[start]:
                 continue
             if needed <= set(before) and needed <= set(after) and not {len(before), len(after)} & set(self.no_stage_of):
-                found.append(start)
-        return tuple(found)
+                result.append(start)
+        return tuple(result)
 
     @cached_property
     def own_index(self) -> tuple[bool, ...]:
-        """Of each layer, whether it chooses by itself what it looks at, or looks at all tokens."""
+        """Return for each layer whether it chooses the tokens it attends to itself, or attends to all."""
         layers, value = range(self.shape.n_layers), self.file.metadata.get(self.meta.key(INDEXES))
         if not self.rules.shares_index:
             return (True,) * len(layers)
@@ -247,7 +247,7 @@ class Source:
 
     @cached_property
     def windowed(self) -> tuple[bool, ...]:
-        """Of each layer, whether its attention ends at the window."""
+        """Return for each layer whether its attention ends at the window."""
         n_layers, window = self.shape.n_layers, self.rules.window
         if window is None or (window.optional and not self.meta.count(WINDOW, window.size)):
             return (False,) * n_layers
@@ -284,7 +284,8 @@ class Source:
         return self._ff_units.get(self.ff, 1)
 
     def cut_of(self, name: str) -> Cut | None:
-        """Which part a shard has of a layer's tensor, by its name without "blk.<n>."; None where that is not known."""
+        """Return the part of a layer's tensor that a shard has, by its name without "blk.<n>."; None if that is
+        unknown."""
         if self.rules.shared_sum and name in SHARED:
             return SHARED[name]
         cut = CUTS.get(name)
@@ -295,17 +296,24 @@ class Source:
     @cached_property
     def _described(self) -> frozenset[str]:
         """The tensors that layers of the architecture have."""
-        of = ARCHITECTURES[self.file.architecture]
-        return frozenset().union(of.attention, of.dense, of.experts, of.recurrent, of.windowed)
+        architecture = ARCHITECTURES[self.file.architecture]
+        return frozenset().union(
+            architecture.attention,
+            architecture.dense,
+            architecture.experts,
+            architecture.recurrent,
+            architecture.windowed,
+        )
 
     def is_whole(self, cut: Slice) -> bool:
-        """Whether `cut` takes all heads and columns of its layers."""
+        """Return whether `cut` takes all heads and columns of its layers."""
         return cut.heads == Range(0, self.heads) and cut.ff == Range(0, self.ff)
 
     def query_scale(self, cut: Slice) -> float:
-        """By how much queries of the slice must be larger than the model's, so that attention weighs the same.
+        """Return the factor by which the slice's queries must be larger than the model's, so that attention weighs the
+        same.
 
-        Not 1 where llama.cpp takes attention's scale from a number of layers and heads which a slice does not have.
+        It is not 1 if llama.cpp takes attention's scale from a number of layers and heads which a slice does not have.
         """
         other, shape = self.rules.layers_of_other_scale, self.shape
         if not other:
@@ -313,8 +321,8 @@ class Source:
         heads = shape.n_heads[0]
         local = heads if self.is_whole(cut) else len(cut.heads)
         needed = shape.n_embd // heads if shape.n_layers == other else shape.head_k
-        given = shape.n_embd // local if len(cut.layers) == other else shape.head_k
-        return sqrt(given / needed)  # attention divides by the square root of these
+        actual = shape.n_embd // local if len(cut.layers) == other else shape.head_k
+        return sqrt(actual / needed)  # attention divides by the square root of these
 
     def check_shards(self) -> None:
         """CannotSlice where a layer cannot be shared by several ranks."""
@@ -350,7 +358,7 @@ class Source:
         return f"how to share the tensor {unknown!r} of a layer is not known" if unknown else ""
 
     def _misfit(self) -> str:
-        """What the architecture that shards are written as cannot do."""
+        """Return what the architecture as which shards are written cannot do; "" if nothing."""
         if not self.rules.shards_as:
             return ""
         arch, tensors = self.file.architecture, self.file.tensors

@@ -30,7 +30,7 @@ class Placed:
 
 
 def tensors(source: Source, cut: Slice) -> list[Placed]:
-    """All tensors of a slice, in order. CannotSlice where `cut` falls within quantization blocks."""
+    """Return all tensors of a slice, in order. CannotSlice if `cut` falls within quantization blocks."""
     placed = [*_table_and_head(source, cut), *_common(source, cut)]
     heads = {} if source.is_whole(cut) else _head_ranges(source, cut)
     scale = source.query_scale(cut)
@@ -73,7 +73,7 @@ def _copy(tensor: TensorInfo, start: int, end: int, stride: int, count: int) -> 
 
 
 def _bytes(tensor: TensorInfo, values: int) -> int:
-    """Where in a row the value number `values` begins."""
+    """Return the byte in a row where the value number `values` begins."""
     if values % tensor.type.block:
         raise CannotSlice(
             f"{tensor.name!r} is stored in blocks of {tensor.type.block} values ({tensor.type.name}) and cannot be "
@@ -115,7 +115,7 @@ def _zeros(tensor: NewTensor) -> Placed:
 
 
 def _common(source: Source, cut: Slice) -> Iterator[Placed]:
-    """What every slice has; also those without head, because every loader insists on output_norm."""
+    """Yield the tensors of every slice; also of those without head, because every loader insists on output_norm."""
     for name in COMMON:
         if name in source.file.tensors:
             yield _whole(source.file.tensors[name], name)
@@ -144,7 +144,7 @@ def _scaled(source: Source, tensor: TensorInfo, name: str, scale: float) -> Plac
 
 
 def _head_ranges(source: Source, cut: Slice) -> dict[str, list[Range]]:
-    """For each kind of thing that is cut by heads, which of it the rank holds."""
+    """Return for each kind of rows that is cut by heads the ranges that the rank holds."""
     shape = source.shape
     k, v = shape.head_k, shape.head_v
     own = kv_heads(cut.heads, source.heads, source.heads_kv)
@@ -178,13 +178,13 @@ def _column_ranges(source: Source, cut: Slice, layer: int) -> dict[str, list[Ran
 
 def _joined(heads: Sequence[int], size: int) -> list[Range]:
     """The values of these heads: one range for each row of heads that follow each other."""
-    found: list[Range] = []
+    ranges: list[Range] = []
     for head in heads:
-        if found and found[-1].stop == head * size:
-            found[-1] = Range(found[-1].start, (head + 1) * size)
+        if ranges and ranges[-1].stop == head * size:
+            ranges[-1] = Range(ranges[-1].start, (head + 1) * size)
         else:
-            found.append(Range(head * size, (head + 1) * size))
-    return found
+            ranges.append(Range(head * size, (head + 1) * size))
+    return ranges
 
 
 def _moved(ranges: Iterable[Range], by: int) -> list[Range]:
@@ -193,15 +193,15 @@ def _moved(ranges: Iterable[Range], by: int) -> list[Range]:
 
 def _cut(source: Source, tensor: TensorInfo, name: str, ranges: dict[str, list[Range]], cut: Slice) -> list[Placed]:
     """A layer's tensor as a shard holds it; two tensors where gate and up are one in the model and not in the slice."""
-    of = source.cut_of(name.split(".", 2)[2])
-    if of is None or of.dimension < 0:
+    kind = source.cut_of(name.split(".", 2)[2])
+    if kind is None or kind.dimension < 0:
         return _whole_or_first(tensor, name, cut)
     if source.rules.fused_gate_up and name.endswith("ffn_up.weight"):
         if not source.rules.shards_as:
-            return [_part(tensor, name, of.dimension, ranges["gate+up"])]
+            return [_part(tensor, name, kind.dimension, ranges["gate+up"])]
         names = {"gate": name.replace("ffn_up", "ffn_gate"), "up": name}
-        return [_part(tensor, new, of.dimension, ranges[part]) for part, new in names.items()]
-    return [_part(tensor, name, of.dimension, ranges[of.of])]
+        return [_part(tensor, new, kind.dimension, ranges[part]) for part, new in names.items()]
+    return [_part(tensor, name, kind.dimension, ranges[kind.unit])]
 
 
 def _part(tensor: TensorInfo, name: str, dimension: int, ranges: Sequence[Range]) -> Placed:

@@ -22,31 +22,33 @@ def join(parts: Sequence[tuple[KVBlock, StateShape]], whole: StateShape) -> KVBl
         keys: dict[int, Bytes] = {}
         values: dict[int, Bytes] = {}
         for block, shape in parts:
-            for held, rows in zip(shape.layers, block.layers, strict=True):
-                if held.layer == layer.layer:
-                    if held.kv_heads == layer.kv_heads:  # all of the layer, also where heads cannot be told apart
+            for layer_shape, rows in zip(shape.layers, block.layers, strict=True):
+                if layer_shape.layer == layer.layer:
+                    if (
+                        layer_shape.kv_heads == layer.kv_heads
+                    ):  # all of the layer, also where heads cannot be told apart
                         keys, values = {-1: rows.keys}, {-1: rows.values}
                         continue
-                    for i, head in enumerate(held.kv_heads):
-                        keys.setdefault(head, _head(rows.keys, i, held.key_head_bytes))
-                        values.setdefault(head, _head(rows.values, i, held.value_head_bytes))
+                    for i, head in enumerate(layer_shape.kv_heads):
+                        keys.setdefault(head, _head(rows.keys, i, layer_shape.key_head_bytes))
+                        values.setdefault(head, _head(rows.values, i, layer_shape.value_head_bytes))
         layers.append(LayerRows(_together(keys, layer), _together(values, layer)))
     return KVBlock(positions, tuple(layers))
 
 
 def cut(block: KVBlock, whole: StateShape, part: StateShape) -> KVBlock:
-    """What a part of the model holds of a block of the whole. StateError where the whole lacks a layer of it."""
+    """Return the part of a block that a part of the model holds. StateError if the whole lacks one of its layers."""
     check(block, whole)
     by_layer = {layer.layer: (layer, rows) for layer, rows in zip(whole.layers, block.layers, strict=True)}
     layers = []
-    for held in part.layers:
-        if held.layer not in by_layer:
-            raise StateError(f"layer {held.layer} is not among those of the state")
-        layer, rows = by_layer[held.layer]
-        if held.kv_heads != layer.kv_heads:
+    for own in part.layers:
+        if own.layer not in by_layer:
+            raise StateError(f"layer {own.layer} is not among those of the state")
+        layer, rows = by_layer[own.layer]
+        if own.kv_heads != layer.kv_heads:
             rows = LayerRows(
-                _heads(rows.keys, held.kv_heads, layer.key_head_bytes),
-                _heads(rows.values, held.kv_heads, layer.value_head_bytes),
+                _heads(rows.keys, own.kv_heads, layer.key_head_bytes),
+                _heads(rows.values, own.kv_heads, layer.value_head_bytes),
             )
         layers.append(rows)
     return KVBlock(block.positions, tuple(layers))

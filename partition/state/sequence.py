@@ -79,7 +79,7 @@ def decode(data: bytes | memoryview | Bytes, shape: StateShape, positions: Range
 
 
 def encode(block: KVBlock, shape: StateShape, *, transposed: bool = False) -> Bytes:
-    """What llama.cpp reads as this block, for sequence 0. StateError where the block is not of this shape."""
+    """Encode the block as llama.cpp's state of sequence 0. StateError if the block is not of this shape."""
     check(block, shape)
     parts: list[bytes | Bytes] = [struct.pack("<Ii", _MAGIC, 0)]
     cells = b"".join(_CELL.pack(at, 1, 0) for at in range(block.positions.start, block.positions.stop))
@@ -107,18 +107,18 @@ def check_encoded(data: bytes | memoryview, shape: StateShape, positions: Range)
     """
     if len(data) != encoded_bytes(shape, len(positions)):
         raise StateError(f"a state of {len(data)} bytes; needed are {encoded_bytes(shape, len(positions))}")
-    at, wanted, cells = _header(shape, len(positions))
+    at, expected, cells = _header(shape, len(positions))
     header = np.frombuffer(data, np.uint8)[at]
     for start in cells:
         header[start : start + _CELL.size * len(positions)].view("<i4")[::3] -= positions.start
-    if header.tobytes() != wanted:
+    if header.tobytes() != expected:
         raise StateError(f"a state of other positions than {positions}, or of another shape")
 
 
 @lru_cache(8)
 def _header(shape: StateShape, tokens: int) -> tuple[NDArray[np.intp], bytes, tuple[int, ...]]:
-    """Of an encoded block that begins at position 0: the places of all bytes that are no key and no value, these bytes,
-    and where among them the cells of each cache begin."""
+    """Return the parts of an encoded block from position 0 that are no key and no value: their places, these bytes, and
+    where among them the cells of each cache begin."""
     zeros, ones = (
         encode(
             KVBlock(
@@ -154,11 +154,11 @@ def check(block: KVBlock, shape: StateShape) -> None:
     if len(block.layers) != len(shape.layers):
         raise StateError(f"keys and values of {len(block.layers)} layers; needed are those of {len(shape.layers)}")
     for layer, rows in zip(shape.layers, block.layers, strict=True):
-        wanted = ((len(block.positions), layer.key_bytes), (len(block.positions), layer.value_bytes))
-        if (rows.keys.shape, rows.values.shape) != wanted:
+        expected = ((len(block.positions), layer.key_bytes), (len(block.positions), layer.value_bytes))
+        if (rows.keys.shape, rows.values.shape) != expected:
             raise StateError(
                 f"layer {layer.layer} has keys of {rows.keys.shape} and values of {rows.values.shape} tokens and bytes;"
-                f" needed are {wanted[0]} and {wanted[1]}"
+                f" needed are {expected[0]} and {expected[1]}"
             )
 
 
@@ -170,7 +170,7 @@ def _values(shape: StateShape, layer: LayerShape) -> int:
 
 
 def _order(reader: "_Reader", positions: Range, sequence: int) -> Sequence[int] | slice:
-    """Where the cell of each position is; a slice where they are in order. StateError unless each is there once."""
+    """Return where the cell of each position is; a slice if they are in order. StateError unless each is there once."""
     cells = np.frombuffer(reader.bytes(_CELL.size * len(positions)), "<i4").reshape(-1, 3)
     if not (cells[:, 1:] == (1, sequence)).all():
         raise StateError(f"a state has a cell that is not of sequence {sequence} alone")
@@ -198,13 +198,13 @@ class _Reader:
         value: int = struct.unpack(form, self.bytes(struct.calcsize(form)))[0]
         return value
 
-    def expect(self, what: str, form: str, wanted: int) -> None:
+    def expect(self, name: str, form: str, expected: int) -> None:
         value = self.take(form)
-        if value != wanted:
-            raise StateError(f"a state has {value} as {what}; needed is {wanted}")
+        if value != expected:
+            raise StateError(f"a state has {value} as {name}; needed is {expected}")
 
     def take_transposed(self, before: int | None) -> int:
-        """Whether values are transposed, which all caches say alike. before: what the cache before said."""
+        """Return whether values are transposed; all caches must agree. before: the value of the cache before."""
         value = self.take("<I")
         if value > 1 or before not in (None, value):
             raise StateError(f"a state says {value} for whether values are transposed; needed is 0 or 1 in all caches")

@@ -1,4 +1,4 @@
-"""What keys and values one slice of a model holds of a token: whose they are, and how many bytes."""
+"""Shape of the keys and values of one slice of a model: layers, heads, and bytes of a token."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from quant.types import TensorType
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """One layer of a slice."""
+    """Shape of one layer of a slice."""
 
     layer: int  # of the model
     kv_heads: tuple[int, ...]  # of the model, in the slice's order; a shard may hold one several times
@@ -34,7 +34,7 @@ class LayerShape:
 
 @dataclass(frozen=True, slots=True)
 class StateShape:
-    """All layers of a slice."""
+    """Shapes of all layers of a slice."""
 
     layers: tuple[LayerShape, ...]
     type_id: int  # of keys and values, as ggml numbers types
@@ -45,7 +45,7 @@ class StateShape:
         return hash((len(self.layers), self.type_id))  # asked for with every block; the layers take longer than a check
 
     @classmethod
-    def of(cls, source: Source, cut: Slice, kv: TensorType) -> "StateShape":
+    def of_slice(cls, source: Source, cut: Slice, kv: TensorType) -> "StateShape":
         """The shape of a slice that stores keys and values as `kv`.
 
         CannotSlice where a head's keys do not end with a block of that type, so that heads cannot be told apart.
@@ -67,23 +67,23 @@ class StateShape:
             key, value = source.head_sizes(layer)
             n_heads, n_kv = shape.n_heads[layer], shape.n_heads_kv[layer]
             has_all = len(cut.heads) == source.heads
-            held = tuple(range(n_kv)) if has_all else kv_heads(cut.heads, n_heads, n_kv)
+            heads = tuple(range(n_kv)) if has_all else kv_heads(cut.heads, n_heads, n_kv)
             layers.append(
                 LayerShape(
                     layer,
-                    held,
-                    kv.n_bytes(len(held) * key),
-                    kv.n_bytes(len(held) * value),
+                    heads,
+                    kv.n_bytes(len(heads) * key),
+                    kv.n_bytes(len(heads) * value),
                     windows is not None and windows[i],
                 )
             )
         return cls(tuple(layers), kv.id, kv.block_bytes if kv.block == 1 else 0, 1 if windows is None else 2)
 
     @classmethod
-    def of_whole(cls, source: Source, kv: TensorType) -> "StateShape":
+    def of_model(cls, source: Source, kv: TensorType) -> "StateShape":
         """The shape of the whole model."""
         whole = Slice(Range(0, source.shape.n_layers), Range(0, source.heads), Range(0, source.ff), NOTHING, first=True)
-        return cls.of(source, whole, kv)
+        return cls.of_slice(source, whole, kv)
 
     def in_cache(self, number: int) -> Sequence[LayerShape]:
         """The layers whose keys and values are in one of the caches, in order."""

@@ -24,7 +24,7 @@ _PRE = {
 
 
 def is_byte_level(tokenizer: Mapping[str, Any]) -> bool:
-    """Whether this tokenizer.json works on bytes, and not on characters as sentencepiece does."""
+    """Return whether this tokenizer.json works on bytes, not on characters as sentencepiece does."""
     return any(step.get("type") == "ByteLevel" for step in _steps(tokenizer.get("pre_tokenizer")))
 
 
@@ -68,7 +68,7 @@ def scored(tokenizer: Mapping[str, Any], added: Mapping[int, AddedToken], n_voca
 
 
 def space_prefix(tokenizer: Mapping[str, Any]) -> bool:
-    """Whether a text gets a space in front."""
+    """Return whether a space is put in front of a text."""
     for step in _steps(tokenizer.get("normalizer")):
         if step.get("type") == "Prepend" and step.get("prepend") == SPACE:
             return True
@@ -112,22 +112,22 @@ def _merges(model: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _pre(tokenizer: Mapping[str, Any]) -> str:
-    """What llama.cpp calls the way this tokenizer cuts words out."""
-    found: list[str] = []
+    """Return llama.cpp's name for the way this tokenizer splits words."""
+    patterns: list[str] = []
     for step in _steps(tokenizer.get("pre_tokenizer")):
         kind, pattern = step.get("type"), step.get("pattern")
         if kind == "Split" and isinstance(pattern, dict):
-            found.append(str(pattern.get("Regex", pattern.get("String"))))
+            patterns.append(str(pattern.get("Regex", pattern.get("String"))))
         elif kind == "Digits" and step.get("individual_digits") is True:
-            found.append("digits")
+            patterns.append("digits")
         elif kind == "ByteLevel" and step.get("add_prefix_space") is not True:
-            found += ["GPT-2"] if step.get("use_regex", True) else []
+            patterns += ["GPT-2"] if step.get("use_regex", True) else []
         else:
-            found.append(f"{kind} {step}")
-    name = _PRE.get(tuple(found))
+            patterns.append(f"{kind} {step}")
+    name = _PRE.get(tuple(patterns))
     if name is None:
         raise ModelFileError(
-            f"{_NAME}: its pre_tokenizer is not known ({' then '.join(found):.200}); known are those of "
+            f"{_NAME}: its pre_tokenizer is not known ({' then '.join(patterns):.200}); known are those of "
             f"{', '.join(_PRE.values())}"
         )
     return name
@@ -135,12 +135,12 @@ def _pre(tokenizer: Mapping[str, Any]) -> str:
 
 def _steps(value: Any) -> list[dict[str, Any]]:
     """The steps of a normalizer or pre_tokenizer, without sequences around them."""
-    found, left = [], [value]
+    steps, left = [], [value]
     while left:
         step = left.pop()
         if isinstance(step, dict) and step.get("type") == "Sequence":
             inner = step.get("pretokenizers") or step.get("normalizers")
             left += reversed(inner) if isinstance(inner, list) else []
         elif isinstance(step, dict):
-            found.append(step)
-    return found
+            steps.append(step)
+    return steps

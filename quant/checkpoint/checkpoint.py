@@ -34,7 +34,7 @@ _SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2,
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where one tensor of a checkpoint lies and what it is."""
+    """Location, shape and type of one tensor of a checkpoint."""
 
     name: str
     shape: tuple[int, ...]  # slowest first
@@ -63,7 +63,7 @@ class Checkpoint:
 
     @property
     def paths(self) -> set[Path]:
-        """All files that hold tensors."""
+        """Return all files that hold tensors."""
         return {tensor.path for tensor in self.tensors.values()}
 
     def json(self, name: str) -> dict[str, Any]:
@@ -135,10 +135,10 @@ def _object(raw: bytes, name: str) -> dict[str, Any]:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    values = dict(pairs)
+    if len(values) != len(pairs):
         raise ValueError("a key occurs twice")
-    return found
+    return values
 
 
 def _tensors(folder: Path) -> dict[str, StoredTensor]:
@@ -212,7 +212,7 @@ def _file_tensors(path: Path) -> dict[str, StoredTensor]:
 
 
 def _tensor(path: Path, name: str, entry: Any, data_start: int) -> StoredTensor:
-    """One entry of a header."""
+    """Parse one entry of a header."""
     fields = entry if isinstance(entry, dict) else {}
     dtype, shape, offsets = fields.get("dtype"), _sizes(fields.get("shape")), _sizes(fields.get("data_offsets"))
     if not isinstance(dtype, str) or shape is None or offsets is None or len(offsets) != 2:

@@ -26,11 +26,11 @@ class Config:
         return key in self._values
 
     def is_null(self, key: str) -> bool:
-        """Whether the object itself says null, which turns some options off that have a default."""
+        """Return whether the object itself has null for a key, which turns off some options that have a default."""
         return key in self._null
 
     def value(self, key: str) -> Any:
-        """What is there, of any type; None where nothing is."""
+        """Return the value of a key, of any type; None without one."""
         return self._values.get(key)
 
     def count(self, key: str, default: int | None = None, *, most: int = MAX_COUNT) -> int:

@@ -77,7 +77,7 @@ def _most(plan: list[tuple[Target, str]]) -> str:
 
 
 def _name(folder: Path) -> str:
-    """What the model is called: its folder's name, or the repository's in the hub's cache."""
+    """Return the name of the model: its folder's, or the repository's in the hub's cache."""
     path = folder.resolve()
     name = path.parent.parent.name.split("--")[-1] if path.parent.name == "snapshots" else path.name
     return name.encode(errors="replace").decode()

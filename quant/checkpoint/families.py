@@ -70,7 +70,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What a configuration says, checked."""
+    """Checked configuration of a model."""
 
     family: Family
     config: Config = field(repr=False)
@@ -88,7 +88,7 @@ class Model:
 
     @property
     def arch(self) -> str:
-        """What llama.cpp calls the architecture."""
+        """Name of the architecture in llama.cpp."""
         return self.family.arch
 
 

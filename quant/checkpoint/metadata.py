@@ -77,7 +77,7 @@ def _window_pairs(model: Model) -> dict[str, bytes]:
 
 
 def _windows(model: Model, usual: int) -> list[bool]:
-    """For each layer whether it has a window."""
+    """Return for each layer whether it has a sliding window."""
     config = model.config
     kinds = config.items("layer_types")
     if not kinds:

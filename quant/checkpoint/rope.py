@@ -36,7 +36,8 @@ def rope_pairs(model: Model) -> dict[str, bytes]:
 
 
 def rope_factors(model: Model) -> list[float]:
-    """What each frequency is divided by [head_size / 2], as Llama 3 stretches its context; empty for other ways.
+    """Return the divisors of the frequencies [head_size / 2] with which Llama 3 stretches its context; empty for other
+    kinds.
 
     High frequencies stay, low ones are divided by the factor; between two bounds one goes over into the other. Formula:
     https://github.com/meta-llama/llama-models/blob/main/models/llama3/model.py (apply_scaling).
@@ -82,7 +83,8 @@ def _section(model: Model) -> Config:
 
 
 def _global(model: Model) -> Config:
-    """How layers without a window rotate. Newer files of models with both kinds say it for each."""
+    """Return the rotation settings of layers without a window. Newer files of models with both kinds have one for
+    each."""
     section = _section(model)
     return section.section("full_attention") if "full_attention" in section else section
 
@@ -96,7 +98,7 @@ def _base(model: Model) -> float:
 
 
 def _local_base(model: Model) -> float:
-    """Of layers with a window, which are never stretched."""
+    """Return the base of layers with a window, which are never stretched."""
     local = _section(model).section("sliding_attention")
     if _kind(local) != "default":
         raise local.error(f"rope_type is {_kind(local)!r:.40}; layers with a window are not stretched in llama.cpp")

@@ -1,4 +1,4 @@
-"""Which tensors of a checkpoint become which of a GGUF, and what happens to their rows on the way.
+"""Tensor mapping from a checkpoint to a GGUF file, with the changes to their rows.
 
 A tensor is seen as rows: [rows, row] of a matrix, one value a row of a vector. So a stack of experts, a query matrix
 and a norm go the same way.
@@ -47,7 +47,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class _Required:
     """A tensor that the configuration calls for."""
 
     name: str
@@ -64,19 +64,19 @@ def targets(model: Model, stored: Mapping[str, StoredTensor]) -> list[Target]:
     converted, and for one in the checkpoint that has no place.
     """
     have = {_plain_name(name): tensor for name, tensor in stored.items()} if model.family.wrapped else dict(stored)
-    found = [_target(wanted, have) for wanted in _wanted(model, have)]
-    used = {rows.tensor.name for target in found for rows in target.sources}
+    mapped = [_target(required, have) for required in _required_tensors(model, have)]
+    used = {rows.tensor.name for target in mapped for rows in target.sources}
     for name, tensor in have.items():
         if tensor.name not in used and not _is_dropped(model, name):
             raise ModelFileError(
                 f"{tensor.path.name}: tensor {tensor.name!r:.200} has no place in {model.arch}; "
                 "the model is not what its config.json says, or is a variant that cannot be converted"
             )
-    return found
+    return mapped
 
 
 def _plain_name(name: str) -> str:
-    """What a tensor of the text part is called where there is nothing else."""
+    """Return the name of a tensor of the text part as a text-only checkpoint has it."""
     prefix = next((prefix for prefix in _PREFIXES if name.startswith(prefix)), "")
     return _PREFIXES.get(prefix, "") + name[len(prefix) :]
 
@@ -87,20 +87,20 @@ def _is_dropped(model: Model, name: str) -> bool:
     return name.endswith(_DROPPED_ENDS) or (model.family.wrapped and any(part in name for part in _DROPPED_PARTS))
 
 
-def _wanted(model: Model, have: Mapping[str, StoredTensor]) -> Iterator[_Wanted]:
-    """What the configuration calls for, in order."""
+def _required_tensors(model: Model, have: Mapping[str, StoredTensor]) -> Iterator[_Required]:
+    """Yield the tensors that the configuration requires, in order."""
     offset = model.family.norm_offset
-    yield _Wanted("token_embd.weight", (("model.embed_tokens.weight", 0),), (model.vocab, model.embd))
+    yield _Required("token_embd.weight", (("model.embed_tokens.weight", 0),), (model.vocab, model.embd))
     for i in range(model.layers):
         for name, source, shape, interleave in _layer(model):
             extra = offset if name.endswith("norm.weight") else 0.0
             sources = ((f"model.layers.{i}.{source}", 0),)
-            yield _Wanted(f"blk.{i}.{name}", sources, shape, interleave, extra)
+            yield _Required(f"blk.{i}.{name}", sources, shape, interleave, extra)
         if model.experts:
             yield from _experts(model, i, have)
-    yield _Wanted("output_norm.weight", (("model.norm.weight", 0),), (model.embd,), 0, offset)
+    yield _Required("output_norm.weight", (("model.norm.weight", 0),), (model.embd,), 0, offset)
     if not model.tied:
-        yield _Wanted("output.weight", (("lm_head.weight", 0),), (model.vocab, model.embd))
+        yield _Required("output.weight", (("lm_head.weight", 0),), (model.vocab, model.embd))
 
 
 def _layer(model: Model) -> Iterator[tuple[str, str, tuple[int, ...], int]]:
@@ -137,7 +137,7 @@ def _layer(model: Model) -> Iterator[tuple[str, str, tuple[int, ...], int]]:
             yield f"ffn_{part}.bias", f"mlp.{part}_proj.bias", shape[:1], 0
 
 
-def _experts(model: Model, layer: int, have: Mapping[str, StoredTensor]) -> Iterator[_Wanted]:
+def _experts(model: Model, layer: int, have: Mapping[str, StoredTensor]) -> Iterator[_Required]:
     """The three stacks of experts of a layer. A checkpoint has a matrix for each, or stacks of its own."""
     n, ff, embd, base = model.experts, model.expert_ff, model.embd, f"model.layers.{layer}.mlp.experts"
     stacked = f"{base}.gate_up_proj" in have
@@ -149,19 +149,19 @@ def _experts(model: Model, layer: int, have: Mapping[str, StoredTensor]) -> Iter
             sources = tuple((source, first + e * step) for e in range(n))
         else:
             sources = tuple((f"{base}.{e}.{part}_proj.weight", 0) for e in range(n))
-        yield _Wanted(f"blk.{layer}.ffn_{part}_exps.weight", sources, shape)
+        yield _Required(f"blk.{layer}.ffn_{part}_exps.weight", sources, shape)
 
 
-def _target(wanted: _Wanted, have: Mapping[str, StoredTensor]) -> Target:
-    """What is wanted with the tensors it comes from, checked."""
-    count = len(wanted.sources)
-    rows = math.prod(wanted.shape[:-1] or wanted.shape) // count  # of each source
+def _target(required: _Required, have: Mapping[str, StoredTensor]) -> Target:
+    """Find and check the source tensors of a required tensor."""
+    count = len(required.sources)
+    rows = math.prod(required.shape[:-1] or required.shape) // count  # of each source
     sources = []
-    for name, first in wanted.sources:
+    for name, first in required.sources:
         tensor = have.get(name)
         if tensor is None:
             raise ModelFileError(f"tensor {name!r} is missing, config.json calls for it; download the model again")
-        need = _source_shape(wanted, name)
+        need = _source_shape(required, name)
         if tensor.shape != need:
             raise ModelFileError(
                 f"{tensor.path.name}: tensor {tensor.name!r} has the shape {list(tensor.shape)}, config.json calls for "
@@ -175,21 +175,21 @@ def _target(wanted: _Wanted, have: Mapping[str, StoredTensor]) -> Target:
         sources.append(Rows(tensor, first, rows))
     kinds = {STORED_TYPES[source.tensor.dtype] for source in sources}
     return Target(
-        name=wanted.name,
-        shape=wanted.shape,
+        name=required.name,
+        shape=required.shape,
         sources=tuple(sources),
         stored=kinds.pop() if len(kinds) == 1 else "f32",
-        keeps_f32=len(wanted.shape) == 1 or wanted.name.endswith("ffn_gate_inp.weight"),  # as llama.cpp wants them
-        interleave=wanted.interleave,
-        offset=wanted.offset,
+        keeps_f32=len(required.shape) == 1 or required.name.endswith("ffn_gate_inp.weight"),  # as llama.cpp wants them
+        interleave=required.interleave,
+        offset=required.offset,
     )
 
 
-def _source_shape(wanted: _Wanted, name: str) -> tuple[int, ...]:
+def _source_shape(required: _Required, name: str) -> tuple[int, ...]:
     """The shape a tensor of the checkpoint must have."""
     if name.endswith(".gate_up_proj"):
-        n, ff, embd = wanted.shape
+        n, ff, embd = required.shape
         return (n, 2 * ff, embd)
-    if len(wanted.shape) == 3 and name.endswith(".weight"):
-        return wanted.shape[1:]
-    return wanted.shape
+    if len(required.shape) == 3 and name.endswith(".weight"):
+        return required.shape[1:]
+    return required.shape

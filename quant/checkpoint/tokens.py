@@ -31,11 +31,11 @@ class AddedToken(NamedTuple):
     def type(self) -> int:
         """Control tokens are no text. Some files forget to say of them that they are special."""
         text = self.content
-        looks = text in ("<pad>", "<mask>", "<2mass>", "[@BOS@]") or any(
+        looks_special = text in ("<pad>", "<mask>", "<2mass>", "[@BOS@]") or any(
             text.startswith(start) and text.endswith(end)
             for start, end in (("<|", "|>"), ("<\uff5c", "\uff5c>"), ("<unused", ">"))
         )
-        return CONTROL if self.special or looks else USER_DEFINED
+        return CONTROL if self.special or looks_special else USER_DEFINED
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ _ENDS_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>")
 
 
 def vocabulary_pairs(model: Model, checkpoint: Checkpoint) -> dict[str, bytes]:
-    """All `tokenizer.` pairs: as many tokens as the table of the model has rows.
+    """Return all `tokenizer.` pairs: as many tokens as the table of the model has rows.
 
     ModelFileError where no tokenizer is there, or where llama.cpp has none that gives the same tokens.
     """
@@ -52,26 +52,26 @@ def _added(
     tokenizer: Mapping[str, Any], settings: Mapping[str, Any], older: Mapping[str, Any]
 ) -> dict[int, AddedToken]:
     """Tokens beside the trained ones, by id. They are written in three files; later ones know more."""
-    found: dict[int, AddedToken] = {}
+    tokens: dict[int, AddedToken] = {}
     for entry in _list(tokenizer.get("added_tokens"), _TOKENIZER):
         token = AddedToken.read(entry, _TOKENIZER)
-        found[_id(entry.get("id"), _TOKENIZER)] = token
+        tokens[_id(entry.get("id"), _TOKENIZER)] = token
     for content, number in older.items():
-        found.setdefault(_id(number, "added_tokens.json"), AddedToken(string(content, "added_tokens.json"), False))
+        tokens.setdefault(_id(number, "added_tokens.json"), AddedToken(string(content, "added_tokens.json"), False))
     decoder = settings.get("added_tokens_decoder") or {}
     if not isinstance(decoder, dict):
         raise ModelFileError(f"{_CONFIG}: added_tokens_decoder is not an object")
     for key, entry in decoder.items():
-        found[_id(int(key) if key.isdecimal() and len(key) < 10 else None, _CONFIG)] = AddedToken.read(entry, _CONFIG)
-    return found
+        tokens[_id(int(key) if key.isdecimal() and len(key) < 10 else None, _CONFIG)] = AddedToken.read(entry, _CONFIG)
+    return tokens
 
 
 def _set_prefix(vocabulary: Vocabulary, tokenizer: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    """Whether a text gets a space in front. tokenizer.json is what the library follows where both are there."""
+    """Set whether a space is put in front of a text. tokenizer.json wins where both are there, as in the library."""
     if tokenizer:
         vocabulary.space_prefix = space_prefix(tokenizer)
-    elif isinstance(said := settings.get("add_prefix_space"), bool):
-        vocabulary.space_prefix = said
+    elif isinstance(add_prefix := settings.get("add_prefix_space"), bool):
+        vocabulary.space_prefix = add_prefix
 
 
 def _specials(
@@ -84,29 +84,30 @@ def _specials(
     """The ids of the tokens with a meaning: by their text in the tokenizer's files, else by number in config.json."""
     ids = {text: i for i, text in enumerate(vocabulary.tokens)}
     ids |= {token.content: i for i, token in added.items() if i < len(vocabulary.tokens)}
-    found: dict[str, int] = {}
+    specials: dict[str, int] = {}
     for name, key in _SPECIAL.items():
         for source in (settings, older):
             entry = source.get(f"{name}_token")
             text = entry.get("content") if isinstance(entry, dict) else entry
             if isinstance(text, str) and text in ids:
-                found.setdefault(key, ids[text])
+                specials.setdefault(key, ids[text])
         value = model.config.value(f"{name}_token_id")
         number = value[0] if isinstance(value, list) and value else value
         if type(number) is int and 0 <= number < len(vocabulary.tokens):
-            found.setdefault(key, number)
+            specials.setdefault(key, number)
     if vocabulary.model == "llama" and UNKNOWN in vocabulary.types:
-        found.setdefault("unknown", vocabulary.types.index(UNKNOWN))
+        specials.setdefault("unknown", vocabulary.types.index(UNKNOWN))
     for text in _ENDS_OF_TURN:
         if text in ids and vocabulary.types[ids[text]] == CONTROL:
-            found.setdefault("eot", ids[text])
-    return found
+            specials.setdefault("eot", ids[text])
+    return specials
 
 
 def _around_pairs(
     tokenizer: Mapping[str, Any], settings: Mapping[str, Any], specials: Mapping[str, int], sentencepiece: bool
 ) -> dict[str, bytes]:
-    """Whether a text gets a beginning and an end token. llama.cpp ends the process where it must add one it lacks."""
+    """Set whether a text gets a beginning and an end token. llama.cpp ends the process where it must add one it
+    lacks."""
     single = _template(tokenizer.get("post_processor"))
     sequence = next((i for i, part in enumerate(single) if part == ""), 0)
     adds = {"bos": sequence > 0, "eos": sequence < len(single) - 1}
@@ -114,8 +115,8 @@ def _around_pairs(
         adds = {"bos": sentencepiece, "eos": False}
     pairs = {}
     for name, add in adds.items():
-        said = settings.get(f"add_{name}_token")
-        add = said if isinstance(said, bool) else add
+        setting = settings.get(f"add_{name}_token")
+        add = setting if isinstance(setting, bool) else add
         if add and name not in specials:
             raise ModelFileError(
                 f"{_CONFIG}: every text gets {with_article(name)} token, but none of the files says which it is"
@@ -125,7 +126,7 @@ def _around_pairs(
 
 
 def _template(processor: Any) -> list[str]:
-    """What is put around a text: special tokens, and "" for the text itself. Empty where nothing is said."""
+    """Return the parts put around a text: "special" for each special token, "" for the text. Empty if not specified."""
     if not isinstance(processor, dict):
         return []
     for inner in _list(processor.get("processors"), _TOKENIZER) or [processor]:
@@ -138,17 +139,17 @@ def _template(processor: Any) -> list[str]:
 def _template_pairs(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> dict[str, bytes]:
     """The chat template, from wherever it is; none for a base model."""
     raw = checkpoint.content("chat_template.jinja")
-    found: Any = None
+    template: Any = None
     if raw is not None:
         try:
-            found = raw.decode()
+            template = raw.decode()
         except UnicodeDecodeError as exc:
             raise ModelFileError(f"chat_template.jinja: this is not text in UTF-8: {exc}; download it again") from exc
-    found = found or checkpoint.json("chat_template.json").get("chat_template") or settings.get("chat_template")
-    if isinstance(found, list):  # several, by name
-        named = [entry for entry in found if isinstance(entry, dict)]
-        found = next((entry.get("template") for entry in named if entry.get("name") == "default"), None)
-    return {"tokenizer.chat_template": encoded("str", string(found, "the chat template"))} if found else {}
+    template = template or checkpoint.json("chat_template.json").get("chat_template") or settings.get("chat_template")
+    if isinstance(template, list):  # several, by name
+        named = [entry for entry in template if isinstance(entry, dict)]
+        template = next((entry.get("template") for entry in named if entry.get("name") == "default"), None)
+    return {"tokenizer.chat_template": encoded("str", string(template, "the chat template"))} if template else {}
 
 
 def _list(value: Any, name: str) -> list[Any]:

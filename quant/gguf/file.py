@@ -49,11 +49,11 @@ class GgufFile:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """All files of the model, in order."""
+        """Return all files of the model, in order."""
         return tuple(self._parts)
 
     def value_type(self, key: str) -> str:
-        """How the value of `key` is stored: "u32", "str", "arr[f32]"."""
+        """Return the stored type of the value of `key`: "u32", "str", "arr[f32]"."""
         return self._parts[self.path].pairs[key].type
 
     def raw_value(self, key: str) -> bytes:
@@ -112,8 +112,10 @@ def _other_parts(first: Part) -> list[Part]:
             seen[tensor] = part.path.name
     total = first.pairs.get("split.tensors.count")
     if total is None or total.type != "i32" or total.value != len(seen):
-        told = "nothing" if total is None else f"{total.type} {total.value!r}"
-        raise ModelFileError(f"{name}: the parts hold {len(seen)} tensors, split.tensors.count says {told} (needs i32)")
+        stated = "nothing" if total is None else f"{total.type} {total.value!r}"
+        raise ModelFileError(
+            f"{name}: the parts hold {len(seen)} tensors, split.tensors.count says {stated} (needs i32)"
+        )
     return parts
 
 

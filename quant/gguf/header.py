@@ -86,7 +86,7 @@ Value = int | float | bool | str | GgufArray
 
 
 class Pair(NamedTuple):
-    """One key-value pair and where its value lies."""
+    """Key-value pair, with the location of its value."""
 
     key: str
     value: Value

@@ -42,7 +42,7 @@ _DAMAGED = "the file is damaged; make it again with `edge imatrix`"
 
 @dataclass(frozen=True)
 class Entry:
-    """What was seen of one tensor's inputs."""
+    """Statistics of one tensor's inputs."""
 
     sums: Floats  # [experts, columns]: squares, summed over tokens; a tensor without experts has one
     counts: Counts  # [experts]: tokens that were summed
@@ -67,11 +67,11 @@ class ImportanceMatrix:
         """The same in words."""
         unseen = self.unseen
         some = ", ".join([*list(unseen)[:3], *(["..."] if len(unseen) > 3 else [])])
-        many = f"{sum(unseen.values())} experts in {len(unseen)} tensors ({some})"
-        return f"{many} were never used; a longer text may reach them"
+        counted_experts = f"{sum(unseen.values())} experts in {len(unseen)} tensors ({some})"
+        return f"{counted_experts} were never used; a longer text may reach them"
 
     def to_json(self) -> dict[str, Any]:
-        """What it is made of, as docs/cli.md says."""
+        """Return counts of its content, as docs/cli.md describes."""
         chunks = {"chunks": self.chunk_count, "chunk_tokens": self.chunk_size}
         return {"tensors": len(self.entries), **chunks, "unseen_experts": self.unseen}
 
@@ -91,13 +91,13 @@ class ImportanceMatrix:
             )
         return _means(entry)
 
-    def of(self, file: GgufFile) -> dict[str, Floats]:
-        """By name, `weights` of all tensors of a model that are here. ModelFileError as there."""
-        found = {
+    def weights_of(self, file: GgufFile) -> dict[str, Floats]:
+        """Return `weights` of all tensors of a model that are here, by name. Errors as there."""
+        weights = {
             name: self.weights(name, math.prod(tensor.shape[2:]), tensor.shape[0])
             for name, tensor in file.tensors.items()
         }
-        return {name: values for name, values in found.items() if values is not None}
+        return {name: values for name, values in weights.items() if values is not None}
 
     def write(self, path: str | os.PathLike[str]) -> int:
         """Write it as GGUF; its bytes. The file appears under its name only when it is whole.

@@ -26,7 +26,7 @@ _DEFAULT_ALIGNMENT = 32
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where one tensor lies and what it is."""
+    """Location, shape and type of one tensor."""
 
     name: str
     shape: tuple[int, ...]  # ggml order: values in a row first

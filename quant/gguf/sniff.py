@@ -1,4 +1,4 @@
-"""What a file that is not a GGUF seems to be, told from its first bytes."""
+"""Guess at the format of a file that is not a GGUF, from its first bytes."""
 
 
 def looks_like(head: bytes) -> str:

@@ -50,7 +50,7 @@ def small(arch: str, folder: Path, **figures: Any) -> Path:
 @pytest.mark.parametrize("arch", usually(USUALLY, tuple(ARCHITECTURES)))
 def test_stages_compute_the_bits_of_the_whole(arch: str, tmp_path: Path) -> None:
     model = small(arch, tmp_path, embd=64, ff=64)
-    source = Source.of(GgufFile.open(model))
+    source = Source.from_file(GgufFile.open(model))
     expected = run_local(model, CALLS)
     assert all(np.isfinite(logits).all() and logits.std() > 0 for logits in expected)
     starts = source.starts
@@ -115,7 +115,7 @@ def test_layers_that_predict_several_tokens_are_left_out(arch: str, tmp_path: Pa
     model = rewritten(plain, tmp_path / "nextn.gguf", {f"{arch}.nextn_predict_layers": ("u32", 1)}, add)
     expected = run_local(model, CALLS)
     assert (expected[0] != run_local(plain, CALLS)[0]).any()
-    source = Source.of(GgufFile.open(model))
+    source = Source.from_file(GgufFile.open(model))
     assert source.shape.n_layers == 8
     found = run_stages(model, [Range(0, 4), Range(4, 8)], CALLS, tmp_path)
     assert all((f == e).all() for f, e in zip(found, expected, strict=True))
@@ -124,9 +124,9 @@ def test_layers_that_predict_several_tokens_are_left_out(arch: str, tmp_path: Pa
 @pytest.mark.parametrize("arch", ["qwen3vl", "deepseek2", "lfm2"])
 def test_states_that_cannot_be_told_apart(arch: str, tmp_path: Path) -> None:
     """Nothing of their prompts is kept, or moved to other devices."""
-    source = Source.of(GgufFile.open(small(arch, tmp_path, embd=64, ff=64)))
+    source = Source.from_file(GgufFile.open(small(arch, tmp_path, embd=64, ff=64)))
     with pytest.raises(CannotSlice, match=r"keys and values|recurrent layers hold"):
-        StateShape.of_whole(source, TYPES["f16"])
+        StateShape.of_model(source, TYPES["f16"])
 
 
 def test_the_page_says_what_the_tables_say() -> None:

@@ -34,8 +34,8 @@ from tests.support.thorough import some
 from tests.support.workers import SECRET, Worker, health, served, stalled, worker
 from transport import edge_pb2 as pb
 from transport import rpc
+from transport.connection_limit import ConnectionLimiter
 from transport.errors import LinkClosed
-from transport.gate import Gate
 
 MIB = 1 << 20
 SMALL = {"context": 64}
@@ -313,7 +313,7 @@ def test_an_upload_that_stands_still_ends(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_cut_ends_with_its_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, path = noise(tmp_path, 35, 8 * MIB)
     options = WorkerOptions("inside", "127.0.0.1", 1, None, tmp_path, None)
-    one = InsideWorker(options, SliceStore(tmp_path / "slices", 1 << 30), Digests(tmp_path), Gate(64))
+    one = InsideWorker(options, SliceStore(tmp_path / "slices", 1 << 30), Digests(tmp_path), ConnectionLimiter(64))
     check = iter([None] * 3)
     states = one._cut(
         pb.SliceOffer(slice=recipe.model_digest, n_bytes=recipe.n_bytes), recipe, path, lambda: next(check)

@@ -183,11 +183,11 @@ def test_types_of_keys_and_values(kv_type: str, flash_attention: str, folder: Pa
 
 def test_heads_that_share_a_quantized_block_cannot_be_told_apart(folder: Path) -> None:
     """llama.cpp makes no such cache; who asks for the shape of one is told."""
-    source = Source.of(GgufFile.open(synthetic(folder / "qwen3.gguf", "qwen3")))  # heads of 48, blocks of 32
+    source = Source.from_file(GgufFile.open(synthetic(folder / "qwen3.gguf", "qwen3")))  # heads of 48, blocks of 32
     shard = Slice(Range(0, 7), Range(0, 2), Range(0, 32), Range(0, 8), first=True)
-    assert len(StateShape.of(source, shard, TYPES["f16"]).layers) == 7
+    assert len(StateShape.of_slice(source, shard, TYPES["f16"]).layers) == 7
     with pytest.raises(CannotSlice, match=r"blocks of 32 .* use f16"):
-        StateShape.of(source, shard, TYPES["q8_0"])
+        StateShape.of_slice(source, shard, TYPES["q8_0"])
 
 
 def test_positions_turned_by_other_factors_are_not_mixed(folder: Path, tmp_path: Path) -> None:

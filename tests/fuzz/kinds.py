@@ -226,7 +226,7 @@ class Messages(Kind):
         from edge.worker.service import Worker, WorkerOptions
         from tests.support import trust
         from transport import edge_pb2 as pb
-        from transport.gate import Gate
+        from transport.connection_limit import ConnectionLimiter
 
         self._pb, self._folder = pb, folder
         for name in ("slices", "state", "rank"):
@@ -236,7 +236,7 @@ class Messages(Kind):
         trust.Cluster(folder / "cluster", time.time()).joined("pi")
         options = WorkerOptions("fuzzed", "127.0.0.1", 1, None, None, member)
         store, digests = SliceStore(folder / "slices", 1 << 20), Digests(folder / "state")
-        self._worker = Worker(options, store, digests, Gate(64))
+        self._worker = Worker(options, store, digests, ConnectionLimiter(64))
         self._good = self._messages()
         self._rank = self._opened()
 

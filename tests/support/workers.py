@@ -32,7 +32,7 @@ from edge.worker import service as inside
 from tests.support.forked_server import NAME as FORKED_SERVER
 from tests.support.helpers import TIMEOUT_S, begin, until
 from transport import rpc
-from transport.gate import Gate
+from transport.connection_limit import ConnectionLimiter
 from transport.link import DEFAULTS, Deadlines
 
 SECRET = bytes(range(SECRET_BYTES))
@@ -147,7 +147,7 @@ def worker(
 def served(folder: Path) -> Iterator[Remote]:
     """A worker inside this process, so that a test can change its deadlines, and a connection to it."""
     options = inside.WorkerOptions("inside", "127.0.0.1", 1, None, None, None)
-    one = inside.Worker(options, SliceStore(folder / "slices", 1 << 30), Digests(folder), Gate(64))
+    one = inside.Worker(options, SliceStore(folder / "slices", 1 << 30), Digests(folder), ConnectionLimiter(64))
     server = grpc.server(ThreadPoolExecutor(4), interceptors=[rpc.Admission(one.admit)])
     server.add_generic_rpc_handlers((one.handlers(),))
     port = server.add_insecure_port("127.0.0.1:0")

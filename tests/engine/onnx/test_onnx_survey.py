@@ -112,7 +112,7 @@ def test_devices_are_measured_and_remembered(two: list[Worker], tmp_path: Path) 
     assert segments(again) == segments(found)
     assert all(one.age_s > 0 for one in again.speeds)
 
-    planner = OnnxPlanner(OnnxWork.of(model.graph, cuts), found.speeds, found.links, model.name, model.digest)
+    planner = OnnxPlanner(OnnxWork.from_graph(model.graph, cuts), found.speeds, found.links, model.name, model.digest)
     placed, exact = planner.front()
     assert exact
     for one in placed:  # type: ignore[assignment]

@@ -190,7 +190,7 @@ source, target, matrix = sys.argv[1:]
 params = L.llama_model_quantize_default_params()
 params.ftype, params.nthread = L.LLAMA_FTYPE_MOSTLY_IQ2_XXS, 1
 if matrix:
-    flat = {name.encode(): values for name, values in read_imatrix(matrix).of(GgufFile.open(source)).items()}
+    flat = {name.encode(): values for name, values in read_imatrix(matrix).weights_of(GgufFile.open(source)).items()}
     array = (L.llama_model_imatrix_data * (len(flat) + 1))()
     for at, (name, values) in zip(array, flat.items()):
         at.name, at.size = name, values.size

@@ -98,7 +98,7 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> Setting:
     folder = tmp_path_factory.mktemp("uniform")
     file, matrix = GgufFile.open(F16), folder / "m.gguf"
     collect(F16, TEXT, ONE).write(matrix)
-    importance = read_imatrix(matrix).of(file)
+    importance = read_imatrix(matrix).weights_of(file)
     chunks = Chunks()
     options = FitOptions(matrix, kinds(*KINDS), within_s=STEPS / 0.5, threads=1, clock=lambda: chunks.computed)
     paths = {name: folder / f"{name}.gguf" for name in (*UNIFORM, *BUDGETS)}  # type: ignore[misc]

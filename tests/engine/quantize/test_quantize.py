@@ -184,7 +184,7 @@ def test_an_importance_matrix_lowers_the_error_that_it_weighs(
     out = tmp_path / "q2_k.gguf"
     outcome = quantize(f16, out, MIXES["q2_k"], imatrix=imatrix, threads=1, progress=lambda *said: seen.append(said))
     assert outcome.types == made.outcomes["q2_k"].types
-    weights = read_imatrix(imatrix).of(f16)
+    weights = read_imatrix(imatrix).weights_of(f16)
     for name, importance in weights.items():
         right = values(F16, name)
         errors = [((values(path, name) - right) ** 2 @ importance).sum() for path in (out, made.ours["q2_k"])]

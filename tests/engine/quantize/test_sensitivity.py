@@ -174,7 +174,7 @@ def assert_as_llama_cpp(source: Path, types: Mapping[str, str], weighed: bool, f
     if weighed:
         matrix = folder / "m.gguf"
         collect(source, TEXT, EngineOptions(threads=1), chunk_tokens=64, most=1).write(matrix)
-        importance = read_imatrix(matrix).of(file)
+        importance = read_imatrix(matrix).weights_of(file)
         assert importance.keys() >= types.keys()
     own = {name: TYPES[kind] for name, kind in types.items()}
     quantize(file, folder / "out.gguf", MIXES["q8_0"], types=own, imatrix=matrix, threads=1)
@@ -250,7 +250,7 @@ def test_it_is_what_a_file_with_that_tensor_changed_predicts(
 ) -> None:
     source, out = synthetic(arch), tmp_path / "out.gguf"
     file = GgufFile.open(source)
-    importance = read_imatrix(matrices[arch]).of(file)
+    importance = read_imatrix(matrices[arch]).weights_of(file)
     found, _ = measure(file, {name: kinds("f16", kind)}, importance, 30)
     types = {n: tensor.type for n, tensor in file.tensors.items() if tensor.type.name == "f16"} | {name: TYPES[kind]}
     quantize(file, out, MIXES["q8_0"], types=types, imatrix=matrices[arch], threads=1)

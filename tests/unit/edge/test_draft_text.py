@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 
@@ -133,6 +134,10 @@ def test_passes_are_charged_without_the_text_and_answers_with_it() -> None:
     assert answering.drafts.behind_s < 0.02 * 20
 
 
+def sometimes(step: int, _seconds: float) -> bool:
+    return bool(step % 3)
+
+
 @pytest.mark.parametrize("context", [8, 48, 100])
 def test_texts_fit_a_small_context(context: int) -> None:
     """Also with guesses assumed, and where a text goes on beyond it."""
@@ -140,7 +145,7 @@ def test_texts_fit_a_small_context(context: int) -> None:
     drafts = ModelDrafts(small, clock=small.clock)
     drafts.begin(PROMPT)
     for step in range(300):
-        drafts.catch_up(lambda seconds, step=step: bool(step % 3))
+        drafts.catch_up(partial(sometimes, step))
         assumed = list(range(5000, 5000 + step % (context // 2)))
         assert len(drafts.draft(1 + step % 16, assumed)) == min(1 + step % 16, context // 2)
         drafts.extend([6000 + step] * (1 + step % 3))

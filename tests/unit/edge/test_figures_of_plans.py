@@ -126,11 +126,11 @@ def test_a_plan_is_told_in_its_units() -> None:
     assert rows["energy"] == "0.400 J a token"
     assert rows["bound"] == "computing on local and pi takes 15.0 of 25.0 ms"
     assert PREDICTED.memory_bytes == {LOCAL: 3 * GIB, "pi:1": GIB}
-    assert OBJECTIVES["latency"].told(0.025, "input") == "25.0 ms an input"
-    assert OBJECTIVES["throughput"].told(0.025) == "40.0 tokens/s"
-    assert OBJECTIVES["ttft"].told(1.5) == "1.50 s to the first token"
-    assert OBJECTIVES["memory"].told(GIB) == "1.00 GiB on the fullest device"
-    assert OBJECTIVES["energy"].told(0.4) == "0.400 J a token"
+    assert OBJECTIVES["latency"].describe(0.025, "input") == "25.0 ms an input"
+    assert OBJECTIVES["throughput"].describe(0.025) == "40.0 tokens/s"
+    assert OBJECTIVES["ttft"].describe(1.5) == "1.50 s to the first token"
+    assert OBJECTIVES["memory"].describe(GIB) == "1.00 GiB on the fullest device"
+    assert OBJECTIVES["energy"].describe(0.4) == "0.400 J a token"
 
 
 def test_a_devices_speed_is_told_in_its_units() -> None:
@@ -196,9 +196,9 @@ def test_figures_are_remembered_for_a_day(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_percentiles_lie_between_sorted_values() -> None:
-    found = Spread.of([float(n) for n in range(101)][::-1])
+    found = Spread.from_values([float(n) for n in range(101)][::-1])
     assert found == Spread(50.0, 50.0, 90.0, 99.0)
-    assert Spread.of([1.0, 2.0]) == Spread(1.5, 1.5, pytest.approx(1.9), pytest.approx(1.99))
+    assert Spread.from_values([1.0, 2.0]) == Spread(1.5, 1.5, pytest.approx(1.9), pytest.approx(1.99))
 
 
 def test_the_error_that_says_why_is_told() -> None:

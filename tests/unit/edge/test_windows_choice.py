@@ -2,7 +2,7 @@
 nothing, whose time is counted and not measured."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from types import SimpleNamespace
 
@@ -57,13 +57,13 @@ class Sometimes(Drafts):
         self._guesses = [token if chosen.random() < right else token ^ 1 for token in ANSWER]
         self._ends, self._chosen, self._at = ends, chosen, 0
 
-    def begin(self, prompt: list[int]) -> None:
+    def begin(self, prompt: Sequence[int]) -> None:
         self._at = 0
 
-    def extend(self, tokens: list[int]) -> None:
+    def extend(self, tokens: Sequence[int]) -> None:
         self._at += len(tokens)
 
-    def draft(self, n: int, assumed: list[int]) -> list[int]:
+    def draft(self, n: int, assumed: Sequence[int] = ()) -> list[int]:
         start = self._at + len(assumed)
         return self._guesses[start : start + (self._chosen.randrange(n) if self._chosen.random() < self._ends else n)]
 

@@ -102,7 +102,7 @@ def test_a_worker_that_guesses_is_waited_for() -> None:
     assert guessing == pytest.approx([1.4 * MS, 0.4 * MS, 0.0, 1.4 * MS])
     held = with_draft_held([device(), device("b"), device("c")], draft)
     assert [speed.runtime_bytes for speed in held] == [0, 1000, 0]
-    assert draft.told({"b": "pi"}) == "2 rows a pass, guessed by small on pi, 0.9 of the guesses right"
+    assert draft.describe({"b": "pi"}) == "2 rows a pass, guessed by small on pi, 0.9 of the guesses right"
     assert Draft.from_json(draft.to_json(), "draft") == draft
     for name, value in (("worker", "a\n"), ("worker", 1), ("ask_s", -1), ("ask_s", True)):
         with pytest.raises(PlanError, match=rf"draft\.{name}"):
@@ -226,7 +226,7 @@ def test_who_comes_beside_it_gets_all_that_is_asked_for() -> None:
 def test_windows_are_kept_with_a_plan() -> None:
     made = Draft("ngram", 0.4, 4, MS, 12, windows=2)
     assert Draft.from_json(made.to_json(), "draft") == made
-    assert made.told({}) == "4 rows a pass, guessed by ngram, 0.4 of the guesses right, 2 windows at once"
+    assert made.describe({}) == "4 rows a pass, guessed by ngram, 0.4 of the guesses right, 2 windows at once"
     since = ("windows", "worker", "ask_s")
     before = {name: value for name, value in made.to_json().items() if name not in since}
     assert Draft.from_json(before, "draft") == replace(made, windows=1)  # as plans were saved before

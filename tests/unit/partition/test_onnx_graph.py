@@ -40,7 +40,7 @@ MOBILENET = {
 @pytest.mark.parametrize("name", LIGHT)
 def test_every_cut_of_a_real_graph_is_found(name: str) -> None:
     model = onnx.load(light(name))
-    graph = OnnxGraph.of(model)
+    graph = OnnxGraph.from_model(model)
     found = cuts(graph)
     n = len(graph.nodes)
     assert (len(model.graph.node), n, max(len(cut.tensors) for cut in found)) == LIGHT[name]
@@ -79,7 +79,7 @@ def test_a_convolution_and_its_normalization_stay_together() -> None:
         helper.make_node("Relu", ["n"], ["y"]),
     ]
     weights["c_"] = weights.pop("c")
-    graph = OnnxGraph.of(model_of(nodes, {"x": [1, 3, 2, 2]}, ["y"], weights))
+    graph = OnnxGraph.from_model(model_of(nodes, {"x": [1, 3, 2, 2]}, ["y"], weights))
     assert [cut.position for cut in cuts(graph)] == [2]
     with pytest.raises(
         CannotSlice, match=r"node 'filter' \(Conv\) and the normalization behind it are computed as one"
@@ -87,14 +87,14 @@ def test_a_convolution_and_its_normalization_stay_together() -> None:
         cut_at(graph, 1)
     for used in (helper.make_node("Exp", ["c"], ["e"]), helper.make_node("Neg", ["n"], ["e"])):
         also = model_of([*nodes[:2], used, *nodes[2:]], {"x": [1, 3, 2, 2]}, ["y", "e"], weights)
-        found = [cut.position for cut in cuts(OnnxGraph.of(also))]
+        found = [cut.position for cut in cuts(OnnxGraph.from_model(also))]
         assert found == ([1, 2, 3] if used.op_type == "Exp" else [2, 3])  # what others use is computed in any case
     given = model_of(nodes, {"x": [1, 3, 2, 2]}, ["y", "c"], weights)
-    assert [cut.position for cut in cuts(OnnxGraph.of(given))] == [1, 2]
+    assert [cut.position for cut in cuts(OnnxGraph.from_model(given))] == [1, 2]
 
 
 def test_the_payloads_of_mobilenet_v2() -> None:
-    graph = OnnxGraph.of(mobilenet_v2(), {"batch": 8})
+    graph = OnnxGraph.from_model(mobilenet_v2(), {"batch": 8})
     found = {cut.label: cut for cut in cuts(graph)}
     assert {(child, found[f"features.{child}"].payload_bytes) for child in range(18)} == {
         (child, payload) for children, payload in MOBILENET.items() for child in children
@@ -108,7 +108,7 @@ def test_the_payloads_of_mobilenet_v2() -> None:
 
 
 def test_the_blocks_of_resnet18() -> None:
-    found = cuts(OnnxGraph.of(resnet18(batch=1)))
+    found = cuts(OnnxGraph.from_model(resnet18(batch=1)))
     residual = [f"layer{layer}.{block}" for layer in range(1, 5) for block in range(2)]
     assert [cut.label for cut in found if cut.block] == ["conv1", "relu", "maxpool", *residual, "avgpool"]
     by_label = {cut.label: cut for cut in found}
@@ -123,7 +123,7 @@ def test_the_blocks_of_resnet18() -> None:
 
 def test_labels_tell_what_a_person_would() -> None:
     def told(*nodes: tuple[str, str]) -> list[str]:
-        return [cut.label for cut in cuts(OnnxGraph.of(chain(*nodes, ("Identity", ""))))]
+        return [cut.label for cut in cuts(OnnxGraph.from_model(chain(*nodes, ("Identity", ""))))]
 
     assert told(("Relu", "n0"), ("Tanh", ""), ("Exp", "Exp_12"), ("Abs", "/Abs")) == [
         "Relu:t1", "Tanh:t2", "Exp_12", "Abs",
@@ -134,14 +134,14 @@ def test_labels_tell_what_a_person_would() -> None:
     ]  # fmt: skip
     assert told(("Relu", "/a/Relu"), ("Relu", "/a/Relu"), ("Exp", "/a/Exp")) == ["a/Relu", "a/Relu:t2", "a"]
     within = [("Relu", "net/block_1/Relu"), ("Exp", "net/block_2/Exp"), ("Abs", "net/top/Abs")]
-    assert [cut.label for cut in cuts(OnnxGraph.of(chain(*within)))] == ["block_1", "block_2"]
+    assert [cut.label for cut in cuts(OnnxGraph.from_model(chain(*within)))] == ["block_1", "block_2"]
 
 
 def test_labels_from_the_metadata_of_newer_exporters() -> None:
     model = chain(("Relu", "node_relu"), ("Exp", "node_exp"), ("Abs", "node_abs"))
     for node, scopes in zip(model.graph.node, (["layer1", "layer1.0"], ["layer1", "layer1.1"], ["fc"]), strict=True):
         node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=str(["", *scopes, node.name]))
-    assert [cut.label for cut in cuts(OnnxGraph.of(model))] == ["layer1.0", "layer1.1"]
+    assert [cut.label for cut in cuts(OnnxGraph.from_model(model))] == ["layer1.0", "layer1.1"]
 
 
 def test_operations_of_products() -> None:
@@ -158,7 +158,7 @@ def test_operations_of_products() -> None:
     dims = {"filter": (6, 2, 3, 3), "up": (6, 4, 2, 2), "b": (9, 5), "c": (6, 4), "w": (2, 32, 6), "r": (2, 32, 8)}
     weights = {name: rng.standard_normal(shape, dtype=np.float32) for name, shape in dims.items()}
     model = model_of(nodes, inputs, ["wide", "gemm", "hidden", "relu"], weights)
-    counted = {node.op: node.flops for node in OnnxGraph.of(model).nodes}
+    counted = {node.op: node.flops for node in OnnxGraph.from_model(model).nodes}
     assert counted == {
         "Conv": 2 * (6 * 4 * 4) * (2 * 3 * 3),
         "ConvTranspose": 2 * (6 * 4 * 4) * (4 * 2 * 2),
@@ -182,7 +182,7 @@ def test_weights_go_with_their_stages() -> None:
         helper.make_node("Relu", ["y"], ["nothing needs this"]),
     ]
     model = model_of(nodes, {"x": [1, 4], "unused": [1]}, ["y"], {"w": table, "size": np.array([1, 4])})
-    graph = OnnxGraph.of(model)
+    graph = OnnxGraph.from_model(model)
     assert [(node.op, node.place, node.weight_bytes) for node in graph.nodes] == [
         ("MatMul", 3, 64), ("Add", 4, 16), ("MatMul", 5, 64), ("Add", 6, 16),
     ]  # fmt: skip
@@ -193,7 +193,7 @@ def test_weights_go_with_their_stages() -> None:
 
 
 def test_cuts_that_do_not_exist() -> None:
-    graph = OnnxGraph.of(resnet18(batch=1))
+    graph = OnnxGraph.from_model(resnet18(batch=1))
     assert cut_at(graph, "layer2.1") == cut_at(graph, 24) == cut_at(graph, "24")
     with pytest.raises(PlanError, match=r"no cut after 'layer2.2'; near ones: layer2\.\d"):
         cut_at(graph, "layer2.2")
@@ -203,7 +203,7 @@ def test_cuts_that_do_not_exist() -> None:
         with pytest.raises(PlanError, match=r"no cut a.*"):
             cut_at(graph, where)
     with pytest.raises(PlanError, match="can be cut in no place, so it runs on at most 1 device: it has 1 node"):
-        cut_at(OnnxGraph.of(chain(("Relu", ""))), "x")
+        cut_at(OnnxGraph.from_model(chain(("Relu", ""))), "x")
     for positions in ([0], [49], [5, 5], [9, 5]):
         with pytest.raises(PlanError, match="positions from 1 to 48 that ascend"):
             routes(graph, positions)
@@ -220,7 +220,7 @@ def passed_on(io: StageIO) -> tuple[str, ...]:
 def test_what_a_pipeline_passes_on() -> None:
     nodes = [helper.make_node("Relu", ["x"], ["early"]), helper.make_node("Exp", ["x"], ["a"]),
              helper.make_node("Add", ["a", "late"], ["b"]), helper.make_node("Add", ["b", "a"], ["y"])]  # fmt: skip
-    graph = OnnxGraph.of(model_of(nodes, {"x": [4], "late": [4]}, ["y", "early", "late"]))
+    graph = OnnxGraph.from_model(model_of(nodes, {"x": [4], "late": [4]}, ["y", "early", "late"]))
     told = [[value.name for value in values] for values in routes(graph, [1, 2, 3])]
     assert told[:3] == [["x", "late"], ["x", "late", "early"], ["late", "early", "a"]]
     assert told[3:] == [["late", "early", "a", "b"], ["y", "early", "late"]]
@@ -246,7 +246,7 @@ def graphs(draw: st.DrawFn) -> ModelProto:
 @given(graphs(), st.data())
 @settings(max_examples=some(25, 100), deadline=None)
 def test_stages_tile_the_nodes_and_get_exactly_what_they_need(model: ModelProto, data: st.DataObject) -> None:
-    graph = OnnxGraph.of(model)
+    graph = OnnxGraph.from_model(model)
     n = len(graph.nodes)
     if not n:
         return
@@ -277,10 +277,10 @@ def test_stages_tile_the_nodes_and_get_exactly_what_they_need(model: ModelProto,
 
 
 def test_graphs_without_a_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    constant = OnnxGraph.of(
+    constant = OnnxGraph.from_model(
         model_of([helper.make_node("Relu", ["w"], ["y"])], {}, ["y"], {"w": np.ones(2, np.float32)})
     )
     assert (constant.nodes, constant.outputs, cuts(constant)) == ((), ("y",), [])
     monkeypatch.setattr(onnx_cuts, "_MOST", 10)
     with pytest.raises(CannotSlice, match="100 nodes whose tensors wait for each other"):
-        cuts(OnnxGraph.of(mobilenet_v2(batch=1)))
+        cuts(OnnxGraph.from_model(mobilenet_v2(batch=1)))

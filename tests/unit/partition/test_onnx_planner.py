@@ -223,9 +223,9 @@ def test_the_owner_hands_over_to_others_only() -> None:
 
 def test_a_real_graph_in_bytes() -> None:
     model = mobilenet_v2(1)
-    graph = OnnxGraph.of(model)
+    graph = OnnxGraph.from_model(model)
     cuts = choose(graph, "blocks")
-    work = OnnxWork.of(graph, cuts)
+    work = OnnxWork.from_graph(graph, cuts)
     assert work.segments == len(cuts) + 1
     assert work.crossing_bytes[0] == 4 * 3 * 224 * 224
     assert work.crossing_bytes[1:-1] == tuple(cut.payload_bytes for cut in cuts)
@@ -234,17 +234,17 @@ def test_a_real_graph_in_bytes() -> None:
     for start, stop in ((0, 1), (0, work.segments), (3, 9), (5, 6)):
         weights = graph.stage_weight_bytes(work.positions[start], work.positions[stop])
         assert work.held_bytes(start, stop) == weights + max(work.activation_bytes[start:stop])
-    half = OnnxWork.of(graph, cuts, "f16")
+    half = OnnxWork.from_graph(graph, cuts, "f16")
     assert half.crossing_bytes[0] == work.crossing_bytes[0]
     assert all(2 * a == b for a, b in zip(half.crossing_bytes[1:-1], work.crossing_bytes[1:-1], strict=True))
     for wire in WIRES:
-        assert OnnxWork.of(graph, cuts, wire).crossing_bytes[1] <= work.crossing_bytes[1]
+        assert OnnxWork.from_graph(graph, cuts, wire).crossing_bytes[1] <= work.crossing_bytes[1]
 
 
 def test_weights_that_segments_share_count_once() -> None:
-    graph = OnnxGraph.of(chain(("Relu", "a"), ("Relu", "b"), ("Relu", "c"), ("Relu", "d")))
+    graph = OnnxGraph.from_model(chain(("Relu", "a"), ("Relu", "b"), ("Relu", "c"), ("Relu", "d")))
     nodes = [replace(node, weights=("w",), weight_bytes=8) if i != 1 else node for i, node in enumerate(graph.nodes)]
-    work = OnnxWork.of(replace(graph, nodes=tuple(nodes), weight_bytes={"w": 8}), choose(graph, "all"))
+    work = OnnxWork.from_graph(replace(graph, nodes=tuple(nodes), weight_bytes={"w": 8}), choose(graph, "all"))
     most = max(work.activation_bytes)
     assert [work.held_bytes(0, stop) - most for stop in (1, 2, 3, 4)] == [8, 8, 8, 8]
     assert [work.held_bytes(start, 4) - most for start in (1, 2, 3)] == [8, 8, 8]
@@ -257,10 +257,10 @@ def test_weights_that_segments_share_count_once() -> None:
 @cache
 def network(name: str) -> tuple[OnnxWork, tuple[float, ...]]:
     """A network with its candidate cuts, and the seconds of its segments on one core, estimated."""
-    graph = OnnxGraph.of(NETWORKS[name](1))
+    graph = OnnxGraph.from_model(NETWORKS[name](1))
     cuts = choose(graph, "auto")
     ends = (0, *(cut.position for cut in cuts), len(graph.nodes))
-    return OnnxWork.of(graph, cuts), tuple(sum(map(node_seconds, graph.nodes[a:b])) for a, b in pairwise(ends))
+    return OnnxWork.from_graph(graph, cuts), tuple(sum(map(node_seconds, graph.nodes[a:b])) for a, b in pairwise(ends))
 
 
 def fronts(name: str, speeds: dict[str, float], link: LinkSpeed) -> OnnxPlanner:
@@ -323,7 +323,7 @@ def test_what_cannot_be_planned() -> None:
     with pytest.raises(PlanError, match="no finite time"):
         device("a", (1, float("nan")))
     with pytest.raises(PlanError, match="the wire type 'q1'; known are f32"):
-        OnnxWork.of(OnnxGraph.of(chain(("Relu", "a"))), [], "q1")
+        OnnxWork.from_graph(OnnxGraph.from_model(chain(("Relu", "a"))), [], "q1")
 
 
 def test_plans_that_were_not_measured() -> None:

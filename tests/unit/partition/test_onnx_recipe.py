@@ -68,7 +68,7 @@ def test_a_recipe_makes_the_stage(folder: Path, data: st.DataObject) -> None:
         values = numpy_helper.to_array(tensor).reshape(-1).tolist()
         tensor.ClearField("raw_data")
         tensor.float_data.extend(values)
-    graph = OnnxGraph.of(model)
+    graph = OnnxGraph.from_model(model)
     start = data.draw(st.integers(0, len(graph.nodes) - 1))
     stop = data.draw(st.integers(start + 1, len(graph.nodes)))
     stage = slice_model(model, graph, start, stop)
@@ -85,7 +85,7 @@ def test_a_recipe_makes_the_stage(folder: Path, data: st.DataObject) -> None:
 
 def test_weights_that_stages_share_are_copied_by_each(folder: Path) -> None:
     model = adding({"w0": np.ones((100, 64), np.float32), "w1": np.ones((200, 64), np.float32)}, 64)
-    graph = OnnxGraph.of(model)
+    graph = OnnxGraph.from_model(model)
     n = len(graph.nodes)
     stages = [slice_model(model, graph, *bounds) for bounds in ((0, n - 1), (n - 1, n))]
     assert [copied(recipe_of(stage, model)) for stage in stages] == [300 * 64 * 4, 200 * 64 * 4]
@@ -115,7 +115,7 @@ def test_bytes_that_are_no_message(junk: bytes) -> None:
 
 def test_the_recipe_of_a_large_stage_is_small() -> None:
     model = mobilenet_v2(batch=1, size=64)
-    graph = OnnxGraph.of(model)
+    graph = OnnxGraph.from_model(model)
     stage = slice_model(model, graph, 0, len(graph.nodes))
     recipe = recipe_of(stage, model)
     assert recipe.n_bytes > 13e6

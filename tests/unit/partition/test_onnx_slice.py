@@ -92,7 +92,7 @@ def second_stages(model: ModelProto, graph: OnnxGraph, tried: Sequence[Cut], fee
 @pytest.mark.parametrize("name", [*SAMPLED, *thorough(*SLOW), *(LARGE if ALL else ())])
 def test_stages_of_real_graphs_equal_the_whole(name: str) -> None:
     model = with_random_weights(light(name))
-    graph = OnnxGraph.of(model)
+    graph = OnnxGraph.from_model(model)
     pictures = images(2)
     [expected], [other] = runs(model, (pictures[:1],), (pictures[1:],))
     # A wrong cut would pass where the output does not depend on the input.
@@ -120,7 +120,7 @@ def test_stages_of_real_graphs_equal_the_whole(name: str) -> None:
 @pytest.mark.parametrize("build", [mobilenet_v2, resnet18])
 def test_blocks_of_networks_that_people_have(build: Any) -> None:
     model = build(size=96, classes=10)
-    graph = OnnxGraph.of(model, {"batch": 1})
+    graph = OnnxGraph.from_model(model, {"batch": 1})
     picture = images(3, size=96)
     [expected] = run(model, picture)
     assert difference(expected[:1], expected[1:2]) > 0.01
@@ -136,7 +136,7 @@ def test_blocks_of_networks_that_people_have(build: Any) -> None:
 
 @pytest.mark.parametrize("model", [mlp((64, 32, 32, 8)), mlp(gemm=True), conv_net()], ids=["mlp", "gemm", "conv"])
 def test_every_cut_of_small_graphs_at_a_batch_that_was_not_planned(model: ModelProto) -> None:
-    graph = OnnxGraph.of(model, {"batch": 1})
+    graph = OnnxGraph.from_model(model, {"batch": 1})
     shape = [dim.dim_value or 5 for dim in model.graph.input[0].type.tensor_type.shape.dim]
     x = np.random.default_rng(1).standard_normal(shape, dtype=np.float32)
     [expected] = run(model, x)
@@ -158,7 +158,7 @@ def test_shared_weights_and_constants_are_in_each_stage_that_uses_them() -> None
     rng = np.random.default_rng(0)
     model = model_of(nodes, {"x": [1, 4]}, ["y", "turned"], {"w": rng.standard_normal((4, 4), dtype=np.float32)})
     model.metadata_props.add(key="author", value="somebody")
-    graph = OnnxGraph.of(model)
+    graph = OnnxGraph.from_model(model)
     first, second = slice_model(model, graph, 0, 2), slice_model(model, graph, 2, 4)
     assert [node.op_type for node in first.graph.node] == ["Constant", "MatMul", "Add"]
     assert [node.op_type for node in second.graph.node] == ["Constant", "Transpose", "MatMul", "Add"]
@@ -175,7 +175,7 @@ def test_outputs_that_are_made_early_and_inputs_that_are_used_late() -> None:
     nodes = [helper.make_node("Relu", ["x"], ["early"]), helper.make_node("Exp", ["x"], ["a"]),
              helper.make_node("Add", ["a", "late"], ["b"]), helper.make_node("Add", ["b", "a"], ["y"])]  # fmt: skip
     model = model_of(nodes, {"x": [4], "late": [4]}, ["y", "early"])
-    graph = OnnxGraph.of(model)
+    graph = OnnxGraph.from_model(model)
     rng = np.random.default_rng(0)
     feeds: Feeds = {name: rng.standard_normal(4, dtype=np.float32) for name in ("x", "late")}
     expected = outputs(model, feeds)
@@ -199,7 +199,7 @@ def test_subgraphs_bring_what_they_use_from_outside() -> None:
     weights = {"w": np.arange(4, dtype=np.float32), "zero": np.zeros((), np.float32)}
     model = model_of(nodes, {"x": [4]}, ["y"], weights)
     model.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, [4]))
-    graph = OnnxGraph.of(model)
+    graph = OnnxGraph.from_model(model)
     assert [value.name for value in cuts(graph)[-1].tensors] == ["x", "a", "positive"]
     for x in (np.array([3, 1, -1, 2], np.float32), np.array([-3, 1, -1, 2], np.float32)):
         expected = outputs(model, {"x": x})["y"]
@@ -220,7 +220,7 @@ def test_functions_of_the_model_are_cut_through() -> None:
     model.functions.append(function)
     model.opset_import.append(opset[1])
     model.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 64]))
-    graph = OnnxGraph.of(model, {"n": 2})
+    graph = OnnxGraph.from_model(model, {"n": 2})
     assert [node.op for node in graph.nodes] == ["MatMul", "Relu", "MatMul", "Relu"]
     x = np.random.default_rng(5).standard_normal((3, 64), dtype=np.float32)
     [expected] = run(model, x)
@@ -230,7 +230,7 @@ def test_functions_of_the_model_are_cut_through() -> None:
 
 def test_a_slice_is_a_file_like_any_other(tmp_path: Path) -> None:
     model = mlp((64, 256, 64))
-    graph = OnnxGraph.of(model, {"batch": 1})
+    graph = OnnxGraph.from_model(model, {"batch": 1})
     stage = slice_model(model, graph, 0, 3)
     x = np.random.default_rng(0).standard_normal((2, 64), dtype=np.float32)
     [expected] = run(stage, x)
@@ -244,7 +244,7 @@ def test_a_slice_is_a_file_like_any_other(tmp_path: Path) -> None:
 
 def test_slices_that_cannot_be() -> None:
     model = mlp()
-    graph = OnnxGraph.of(model, {"batch": 1})
+    graph = OnnxGraph.from_model(model, {"batch": 1})
     for start, stop in ((0, 0), (2, 1), (-1, 2), (0, 7)):
         with pytest.raises(PlanError, match="needed is 0 <= start < stop <= 6"):
             slice_model(model, graph, start, stop)
@@ -261,7 +261,7 @@ def test_halves_and_whole_numbers_keep_their_types() -> None:
     ]
     table = numpy_helper.to_array(mlp((8, 4)).graph.initializer[0]).astype(np.float16)
     model = model_of(nodes, {"x": [3]}, ["y"], {"table": table})
-    graph = OnnxGraph.of(model)
+    graph = OnnxGraph.from_model(model)
     assert [(cut.tensors[0].type, cut.payload_bytes) for cut in cuts(graph)] == [
         ("float16", 6), ("int64", 24), ("float16", 24),
     ]  # fmt: skip

@@ -82,7 +82,7 @@ def test_measured_stages_that_are_alike_are_chosen_by_what_crosses(
 
 
 def test_shares_are_respected() -> None:
-    graph = OnnxGraph.of(resnet18(batch=1, size=64))
+    graph = OnnxGraph.from_model(resnet18(batch=1, size=64))
     places = cuts(graph)
     total = sum(map(node_seconds, graph.nodes))
     before = 0
@@ -97,7 +97,7 @@ def test_shares_are_respected() -> None:
 
 
 def test_cuts_are_taken_from_those_that_are_given() -> None:
-    graph = OnnxGraph.of(mobilenet_v2(batch=1, size=64))
+    graph = OnnxGraph.from_model(mobilenet_v2(batch=1, size=64))
     blocks = [cut for cut in cuts(graph) if cut.block]
     found = split(graph, blocks, [1, 1, 1])
     assert len(found) == 2
@@ -106,6 +106,6 @@ def test_cuts_are_taken_from_those_that_are_given() -> None:
 
 @pytest.mark.parametrize("shares", [[1, 0], [1, -1], [1, float("nan")], [1, float("inf")], []])
 def test_shares_that_are_none(shares: list[float]) -> None:
-    graph = OnnxGraph.of(resnet18(batch=1, size=32))
+    graph = OnnxGraph.from_model(resnet18(batch=1, size=32))
     with pytest.raises(PlanError, match="needed"):
         split(graph, cuts(graph), shares)

@@ -319,10 +319,10 @@ def test_what_cannot_be_simulated() -> None:
 
 
 def test_spreads() -> None:
-    assert Spread.of([]) is None
-    assert Spread.of([3.0]) == Spread(3.0, 3.0, 3.0, 3.0)
+    assert Spread.from_values([]) is None
+    assert Spread.from_values([3.0]) == Spread(3.0, 3.0, 3.0, 3.0)
     values = [5.0, 1.0, 4.0, 2.0, 9.0, 3.0]
-    found = Spread.of(values)
+    found = Spread.from_values(values)
     assert found is not None
     assert (found.p50, found.p90, found.p99) == pytest.approx(tuple(np.percentile(values, [50, 90, 99])))
 

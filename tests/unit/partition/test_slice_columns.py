@@ -24,7 +24,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_is_shared_out_are_the_columns_with_the_fewest_units(model: Path) -> None:
     can = limits(GgufFile.open(model))
     assert (can.sizes.ff, can.ff_unit) == (96, 32)
-    per_layer = [sum(t.n_bytes for t in Source.of(GgufFile.open(model)).block(n).values()) for n in range(3)]
+    per_layer = [sum(t.n_bytes for t in Source.from_file(GgufFile.open(model)).block(n).values()) for n in range(3)]
     assert can.layer_bytes[0] == per_layer[0]
     assert can.ff_bytes * 96 < sum(can.layer_bytes) / 3
 

@@ -141,14 +141,14 @@ def test_a_link_faster_than_memory_contradicts_it() -> None:
 
 def test_links_are_known_both_ways_or_missed() -> None:
     links = Links({("a", "b"): LinkSpeed(MS, 1e6), ("b", "a"): LinkSpeed(2 * MS, 3e6)})
-    assert links.of("a", "b").latency_s == MS
-    assert links.of("b", "a").latency_s == 2 * MS
-    assert (1 << 20) / links.of("c", "c").bytes_per_s < MS  # from a device to itself
+    assert links.get("a", "b").latency_s == MS
+    assert links.get("b", "a").latency_s == 2 * MS
+    assert (1 << 20) / links.get("c", "c").bytes_per_s < MS  # from a device to itself
     assert links.slowest("ab") == LinkSpeed(2 * MS, 1e6)
-    assert links.slowest("a") == links.of("a", "a")
+    assert links.slowest("a") == links.get("a", "a")
     for a, b in ("ac", "cb"):
         with pytest.raises(PlanError, match=f"^the link from {a} to {b} was not measured; probe the devices again$"):
-            links.of(a, b)
+            links.get(a, b)
     with pytest.raises(PlanError, match="the link from a to c"):
         links.slowest("abc")
 

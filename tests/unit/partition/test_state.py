@@ -262,11 +262,11 @@ def test_heads_that_do_not_end_with_a_block_are_not_cut(
     )  # fmt: skip
     half = Slice(Range(0, 1), Range(0, 2), Range(0, 8), Range(0, 0), first=True)
     if cut_by_heads:
-        [layer] = StateShape.of(source, half, TYPES["q8_0"]).layers
+        [layer] = StateShape.of_slice(source, half, TYPES["q8_0"]).layers
         assert (layer.key_bytes, layer.value_bytes) == (2 * 2 * 34, 2 * 2 * 34)
     else:
         with pytest.raises(CannotSlice, match="cannot be cut by heads; use f16"):
-            StateShape.of(source, half, TYPES["q8_0"])
+            StateShape.of_slice(source, half, TYPES["q8_0"])
 
 
 def test_transposed_values_are_one_value_after_another() -> None:

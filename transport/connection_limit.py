@@ -1,8 +1,8 @@
-"""The connections of a gRPC server: how many there may be, and which give way.
+"""Connection limits of a gRPC server: how many connections there may be, and which are closed first.
 
-gRPC takes connections by itself and says nothing of one before its first call. So a thread looks at this process's own
-sockets now and then. It hangs up on connections over which nobody was admitted for too long, and where there are too
-many of those, on the oldest of the address that has the most.
+gRPC accepts connections by itself and reports none before its first call. So a thread polls this process's own
+sockets. It closes connections over which no caller was admitted for too long and, where there are too
+many of those, the oldest of the address that has the most.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class _Connection:
     caller: str | None = None  # who was admitted over it; None while nobody was
 
 
-class Gate:
-    """Counts the connections to one port. `watch` starts it; what it hangs up on is never an owner's in use."""
+class ConnectionLimiter:
+    """Limits the connections to one port. `watch` starts it; it never closes an owner's connection in use."""
 
     def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """most: connections that the server takes at a time, as its option max_allowed_incoming_connections says."""
+        """most: connections that the server accepts at a time, its option max_allowed_incoming_connections."""
         self.most = most
         self.most_waiting = most // 4  # over which nobody was admitted yet
         self.most_members = most // 2  # of all that do not own the cluster
@@ -55,44 +55,44 @@ class Gate:
         self._port = 0
 
     def watch(self, port: int) -> None:
-        """Begin to look at the connections to this port of ours."""
+        """Start the thread that watches the connections to `port`."""
         self._port = port
-        threading.Thread(target=self._run, daemon=True, name="gate").start()
+        threading.Thread(target=self._run, daemon=True, name="connection limiter").start()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop watching."""
         self._over.set()
 
     def admitted(self, peer: str, caller: str, owner: bool) -> None:
-        """Somebody was admitted to a call over the connection of `peer`, which is as gRPC names it.
+        """Record that `caller` was admitted to a call over the connection of `peer`, an address in gRPC's form.
 
-        Refused where `caller`, who does not own the cluster, has all the connections that one may have.
+        Refused if `caller` does not own the cluster and has all the connections that one member may have.
         """
         address = _address(peer)
         with self._lock:
-            found = self._connections.setdefault(address, _Connection(self._clock(), 0))
-            if found.caller is not None:
+            connection = self._connections.setdefault(address, _Connection(self._clock(), 0))
+            if connection.caller is not None:
                 return
-            held = Counter(one.caller for one in self._connections.values() if one.caller)
+            counts = Counter(one.caller for one in self._connections.values() if one.caller)
             if not owner:
-                if held[caller] >= self.most_each:
-                    raise Refused(f"{caller} has {held[caller]} connections to this worker; close some")
-                if held.total() >= self.most_members:
-                    raise Refused(f"this worker has {held.total()} connections of members, which is all it may have")
-            found.caller = "" if owner else caller
+                if counts[caller] >= self.most_each:
+                    raise Refused(f"{caller} has {counts[caller]} connections to this worker; close some")
+                if counts.total() >= self.most_members:
+                    raise Refused(f"this worker has {counts.total()} connections of members, which is all it may have")
+            connection.caller = "" if owner else caller
 
     def look(self, sockets: dict[Address, int]) -> list[Address]:
-        """Take note of the connections there are (their inodes, by address): those to hang up on."""
+        """Record the current connections (inodes by address) and return those to close."""
         now = self._clock()
         with self._lock:
             for address in self._connections.keys() - sockets.keys():
                 del self._connections[address]
             for address, inode in sockets.items():
-                found = self._connections.setdefault(address, _Connection(now, inode))
-                found.inode = found.inode or inode
-                if found.inode != inode:  # another one, from the same port as the last
+                connection = self._connections.setdefault(address, _Connection(now, inode))
+                connection.inode = connection.inode or inode
+                if connection.inode != inode:  # another one, from the same port as the last
                     self._connections[address] = _Connection(now, inode)
-            waiting = {a: one.since for a, one in self._connections.items() if one.caller is None}
+            waiting = {a: known.since for a, known in self._connections.items() if known.caller is None}
             late = [address for address, since in waiting.items() if now - since > FIRST_CALL_S]
             for address in late:
                 del waiting[address]
@@ -111,16 +111,16 @@ class Gate:
                     with _borrowed(number) as sock, suppress(OSError):  # closed meanwhile
                         if _is_connection(sock, self._port):
                             sockets[_plain(*sock.getpeername()[:2])] = os.fstat(number).st_ino
-                gone = set(self.look(sockets))
-                for number in _sockets() if gone else ():
+                closing = set(self.look(sockets))
+                for number in _sockets() if closing else ():
                     # Of a copy: gRPC may close its own, and the number be another's, between our look and the end.
                     with suppress(OSError), socket.socket(fileno=os.dup(number)) as copy:
-                        if _is_connection(copy, self._port) and _plain(*copy.getpeername()[:2]) in gone:
+                        if _is_connection(copy, self._port) and _plain(*copy.getpeername()[:2]) in closing:
                             copy.shutdown(socket.SHUT_RDWR)
 
 
 def connections_allowed() -> int:
-    """Raise this process's limit of open files to what it may be, and say how many connections that leaves room for."""
+    """Raise this process's limit of open files to its maximum; return how many connections that leaves room for."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with suppress(ValueError, OSError):  # macOS allows less than it says
@@ -130,7 +130,7 @@ def connections_allowed() -> int:
 
 
 def _sockets() -> Iterator[int]:
-    """The numbers of this process's sockets."""
+    """Yield the descriptors of this process's sockets."""
     for name in os.listdir(_DESCRIPTORS) if _DESCRIPTORS else ():
         with suppress(OSError):  # the one that the list was read with
             if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
@@ -139,7 +139,7 @@ def _sockets() -> Iterator[int]:
 
 @contextmanager
 def _borrowed(number: int) -> Iterator[socket.socket]:
-    """A socket that is somebody else's to close."""
+    """Wrap a descriptor as a socket without taking ownership: it stays open after the block."""
     sock = socket.socket(fileno=number)
     try:
         yield sock
@@ -148,13 +148,13 @@ def _borrowed(number: int) -> Iterator[socket.socket]:
 
 
 def _is_connection(sock: socket.socket, port: int) -> bool:
-    """Whether it is one that was accepted at this port."""
+    """Return whether the socket is a connection accepted at this port."""
     internet = sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM
     return internet and sock.getsockname()[1] == port and not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
 
 
 def _address(peer: str) -> Address:
-    """("127.0.0.1", 4711) of gRPC's "ipv4:127.0.0.1:4711"; "ipv6:%5B::1%5D:4711" is ("::1", 4711)."""
+    """Parse gRPC's "ipv4:127.0.0.1:4711" to ("127.0.0.1", 4711), "ipv6:%5B::1%5D:4711" to ("::1", 4711)."""
     host, _, port = unquote(peer.partition(":")[2]).rpartition(":")
     return _plain(host.strip("[]"), int(port) if port.isdigit() else 0)
 

@@ -5,9 +5,9 @@ import socket
 
 import pytest
 
-from transport import gate
+from transport import connection_limit
+from transport.connection_limit import FIRST_CALL_S, ConnectionLimiter, connections_allowed
 from transport.errors import Refused
-from transport.gate import FIRST_CALL_S, Gate, connections_allowed
 
 
 class Clock:
@@ -27,7 +27,7 @@ def crowd(host: str, n: int, first_port: int = 1) -> dict[tuple[str, int], int]:
 
 def test_who_makes_no_call_is_hung_up_on_in_time() -> None:
     clock = Clock()
-    one = Gate(64, clock)
+    one = ConnectionLimiter(64, clock)
     sockets = crowd("10.0.0.1", 2)
     assert one.look(sockets) == []
     one.admitted("ipv4:10.0.0.1:1", "pi", owner=False)
@@ -39,7 +39,7 @@ def test_who_makes_no_call_is_hung_up_on_in_time() -> None:
 
 def test_another_connection_from_the_same_port_is_another() -> None:
     clock = Clock()
-    one = Gate(64, clock)
+    one = ConnectionLimiter(64, clock)
     one.admitted("ipv6:%5B::1%5D:5", "pi", owner=False)
     assert one.look({("::1", 5): 77}) == []
     clock.now_s += FIRST_CALL_S + 1
@@ -51,7 +51,7 @@ def test_another_connection_from_the_same_port_is_another() -> None:
 
 def test_where_there_are_too_many_the_oldest_of_the_largest_crowd_go() -> None:
     clock = Clock()
-    one = Gate(64, clock)  # 16 may wait
+    one = ConnectionLimiter(64, clock)  # 16 may wait
     honest, many = crowd("10.0.0.1", 3), crowd("10.0.0.66", 13)
     assert one.look(honest | many) == []
     clock.now_s += 1
@@ -60,7 +60,7 @@ def test_where_there_are_too_many_the_oldest_of_the_largest_crowd_go() -> None:
 
 
 def test_members_have_a_share_each_and_leave_room_for_the_owner() -> None:
-    one = Gate(64, Clock())  # 32 for members, 8 for each
+    one = ConnectionLimiter(64, Clock())  # 32 for members, 8 for each
     sockets = crowd("10.0.0.1", 64)
     one.look(sockets)
     ports = iter(range(1, 65))
@@ -88,15 +88,15 @@ def test_members_have_a_share_each_and_leave_room_for_the_owner() -> None:
     ],
 )
 def test_addresses_are_those_of_sockets(peer: str, address: tuple[str, int]) -> None:
-    assert gate._address(peer) == address
+    assert connection_limit._address(peer) == address
 
 
 def test_the_limit_of_open_files_is_raised_and_leaves_a_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    monkeypatch.setattr(gate, "MOST", 1 << 40)
+    monkeypatch.setattr(connection_limit, "MOST", 1 << 40)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (200, limits[1]))
-        assert connections_allowed() == limits[1] - gate.RESERVE
+        assert connections_allowed() == limits[1] - connection_limit.RESERVE
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == limits[1]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
@@ -107,9 +107,9 @@ def test_it_finds_the_connections_to_its_port() -> None:
         port = server.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)) as out, server.accept()[0] as taken:
             found = []
-            for number in gate._sockets():
-                with gate._borrowed(number) as sock:
-                    if gate._is_connection(sock, port):
+            for number in connection_limit._sockets():
+                with connection_limit._borrowed(number) as sock:
+                    if connection_limit._is_connection(sock, port):
                         found.append(number)
             assert found == [taken.fileno()]
             assert out.fileno() >= 0
