@@ -18,7 +18,7 @@ from typing import cast
 
 from devices.probe import cpu_quota, own_rss
 from edge.errors import EdgeError, EngineError, NotEnoughMemory
-from edge.microbenchmark import Figure, TimedTask, best_of, piece_s
+from edge.microbenchmark import BestTime, TimedTask, best_of, sample_s
 from edge.onnx.engine import OnnxEngine
 from edge.onnx.samples import made_up
 from edge.onnx.wire import Array, Boundary, Item, Op, Receiver, send
@@ -65,7 +65,7 @@ class LoadedStage:
         leaves = {t.name: made[t.name] if t.name in made else came[t.name] for t in self.gives.tensors}
         return replace(item, compute_s=(*item.compute_s, seconds)), leaves
 
-    def time(self, repeats: int) -> Figure:
+    def time(self, repeats: int) -> BestTime:
         """What the last input takes, by the best piece of so many runs or more; without a last input, of seeded noise.
         Errors as of `warm_up`."""
         feeds = self.warm_up()
@@ -75,8 +75,8 @@ class LoadedStage:
 
         n = min(_PIECES, max(1, repeats))
         quota = cpu_quota()
-        least_s = 0.0 if quota is None or quota >= self.engine.threads else piece_s(self.engine.threads)
-        return best_of([TimedTask(step)], least_s, least_steps=-(-repeats // n), pieces=n)[0]
+        least_s = 0.0 if quota is None or quota >= self.engine.threads else sample_s(self.engine.threads)
+        return best_of([TimedTask(step)], least_s, least_steps=-(-repeats // n), samples=n)[0]
 
     def warm_up(self) -> Mapping[str, Array]:
         """Run once, with the last input or with seeded noise; what it was.
