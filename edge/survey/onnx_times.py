@@ -20,7 +20,7 @@ from edge.cluster.client import Remote
 from edge.cluster.session import EngineSession
 from edge.errors import EngineError, NotEnoughMemory, WorkerError
 from edge.microbenchmark import BestTime
-from edge.onnx.model import OnnxSource, Part
+from edge.onnx.model import CutStage, OnnxSource
 from edge.tasks import CancelScope
 from edge.worker.messages import stage_message
 from partition.plan.onnx_cuts import Cut
@@ -43,7 +43,7 @@ class Probe:
     """A part to be timed."""
 
     stage: OnnxStage
-    part: Part
+    part: CutStage
     recipe: Recipe
     path: Path  # of the file that it is cut from
 
