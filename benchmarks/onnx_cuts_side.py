@@ -23,7 +23,7 @@ def main() -> None:
     from partition.plan.onnx_cuts import choose
 
     asked = json.loads(sys.argv[1])
-    model = OnnxSource.of(load(Path(asked["model"])), {})
+    model = OnnxSource.from_file(load(Path(asked["model"])), {})
     devices = asked["workers"]
     cuts = [cut for cut in choose(model.graph, asked["cuts"]) if cut.payload_bytes <= asked["most_bytes"]]
     with (

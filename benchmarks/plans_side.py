@@ -62,7 +62,7 @@ def _onnx(asked: dict[str, Any]) -> dict[str, Any]:
     from edge.survey.onnx_survey import onnx_speeds
     from edge.survey.profile import reachable
 
-    model = OnnxSource.of(load(Path(asked["model"])), {})
+    model = OnnxSource.from_file(load(Path(asked["model"])), {})
     cluster = Cluster.of_addresses(asked["workers"])
     with reachable(cluster, insecure=True) as (fleet, notes):
         assert not notes, notes
@@ -117,14 +117,14 @@ def _alone(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def _onnx_alone(asked: dict[str, Any]) -> float:
-    from edge.onnx.bench import in_turn, measure
+    from edge.onnx.bench import measure, sequential
     from edge.onnx.engine import OnnxEngine
     from edge.onnx.file import load
     from edge.onnx.model import OnnxSource
 
-    model = OnnxSource.of(load(Path(asked["model"])), {})
+    model = OnnxSource.from_file(load(Path(asked["model"])), {})
     with OnnxEngine(Path(asked["model"]), 1) as engine:
-        return measure(in_turn(engine.run), model.sample, 6, 1).latency_ms_median / 1e3
+        return measure(sequential(engine.run), model.sample, 6, 1).latency_ms_median / 1e3
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from edge.siblings import import_siblings
 
 
 def main() -> int:
-    """Run the command line of this process; the exit code."""
+    """Run the command line of this process and return its exit code."""
     import_siblings("apps")  # no module of `edge` imports the commands, which are above it: they are found by name
     code: int = importlib.import_module("apps.cli").main()
     return code

@@ -1,4 +1,4 @@
-"""A command ends within a second of Ctrl-C or SIGTERM, whatever it does then.
+"""Signal handling: a command ends within a second of Ctrl-C or SIGTERM, whatever it is doing.
 
 Python raises an exception for a signal between bytecodes of the main thread, and what that unwinds may wait for
 threads. Neither happens soon where native code computes. So a thread waits for the signal, too: it allows the ordinary
@@ -29,7 +29,8 @@ _NOTED_S = 0.1  # for the thread to see a signal that has been raised
 
 
 def end_by_signals() -> None:
-    """From now on SIGTERM raises SystemExit, and it and SIGINT end this process soon. Once, in the main thread."""
+    """Make SIGTERM raise SystemExit, and end this process soon after SIGINT or SIGTERM. Call it once, in the main
+    thread."""
     global _ended_by_signals
     _ended_by_signals = True
     signal.signal(signal.SIGTERM, _raise_exit)
@@ -42,7 +43,7 @@ def end_by_signals() -> None:
 
 @contextmanager
 def signals_are_for_the_program() -> Iterator[None]:
-    """Inside, the program itself decides what a signal does: a conversation stops an answer, a daemon sees to its
+    """Leave signals to the program inside this context: a conversation stops an answer, a daemon closes its
     sessions."""
     global _ended_by_signals
     before, _ended_by_signals = _ended_by_signals, False
@@ -54,8 +55,8 @@ def signals_are_for_the_program() -> Iterator[None]:
 
 @contextmanager
 def grace(seconds: float) -> Iterator[None]:
-    """Inside, the ordinary end has so long from the first signal on: for what is worth being written. A second signal
-    ends the process as soon as ever."""
+    """Allow the ordinary end this many seconds after the first signal, inside this context, so that results can be
+    written. A second signal ends the process after GRACE_S."""
     global _grace_s
     before, _grace_s = _grace_s, seconds
     try:
@@ -65,7 +66,8 @@ def grace(seconds: float) -> Iterator[None]:
 
 
 def end_soon(number: int) -> None:
-    """Called from a thread that has seen a signal: ends the process after a moment, where signals do that."""
+    """End the process after the grace period, where `end_by_signals` was called. Called from a thread that has seen a
+    signal."""
     if not _ended_by_signals or number not in (signal.SIGINT, signal.SIGTERM):
         return
     seconds = GRACE_S if _signalled.is_set() else _grace_s
@@ -74,14 +76,14 @@ def end_soon(number: int) -> None:
 
 
 def _watch(reader: socket.socket, _writer: socket.socket) -> None:
-    """_writer: held open for as long as the process lives."""
+    """Wait for signals. _writer is the other end of the pair, kept open for as long as the process lives."""
     while number := reader.recv(1):
         end_soon(number[0])
 
 
 def _end(number: int, after_s: float) -> NoReturn:
     time.sleep(after_s)
-    with suppress(Exception):  # nothing may keep this process
+    with suppress(Exception):  # no error may keep this process from ending
         remove_temporary()
         if sys.stderr.isatty():
             os.write(sys.stderr.fileno(), _SHOW_CURSOR.encode())
@@ -89,13 +91,13 @@ def _end(number: int, after_s: float) -> NoReturn:
 
 
 def terminated() -> bool:
-    """Whether SIGTERM was received: what it stops may say that it was interrupted."""
+    """Return whether SIGTERM was received: a caller then reports an interruption."""
     return _terminated
 
 
 def signalled() -> bool:
-    """Whether a signal ends this process: an error that nobody expects is then what it made of native code. Importing a
-    native module, for one, turns KeyboardInterrupt into ImportError."""
+    """Return whether a signal is ending this process. Unexpected errors then come from the signal: importing a native
+    module, for one, turns KeyboardInterrupt into ImportError."""
     return _ended_by_signals and _signalled.wait(_NOTED_S)
 
 
@@ -105,7 +107,7 @@ def _raise_exit(number: int, _: object) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-def _unraisable(what: Any) -> None:
-    """A signal's exception in a callback of native code, or at the end of an object, is no bug to show."""
-    if not isinstance(what.exc_value, (KeyboardInterrupt, SystemExit)):
-        sys.__unraisablehook__(what)
+def _unraisable(unraisable: Any) -> None:
+    """Keep quiet about a signal's exception in a callback of native code or in a finalizer: it is no bug."""
+    if not isinstance(unraisable.exc_value, (KeyboardInterrupt, SystemExit)):
+        sys.__unraisablehook__(unraisable)

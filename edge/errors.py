@@ -1,8 +1,8 @@
-"""What can go wrong while a model runs. Every message says what was needed, what was there, and what to do."""
+"""Errors that a person can act on. Every message says what was needed, what was there, and what to do."""
 
 
 class EdgeError(Exception):
-    """Base of what this package raises for things a person can act on."""
+    """Base class of this package's errors that a person can act on."""
 
     devices: tuple[str, ...] = ()  # addresses of the workers that could not do their part, where that is known
 
@@ -20,7 +20,7 @@ class WeightsError(EdgeError):
 
 
 class ContextFull(EdgeError):
-    """The conversation is longer than the context it was given."""
+    """The conversation is longer than the context."""
 
 
 class TemplateError(EdgeError):
@@ -28,11 +28,12 @@ class TemplateError(EdgeError):
 
 
 class PictureError(EdgeError, ValueError):
-    """A picture or page that cannot be made: without matplotlib, of nothing, or under a name of another kind."""
+    """A picture or page cannot be made: matplotlib is missing, there is nothing to show, or the file name has another
+    type."""
 
 
 class SamplingError(EdgeError):
-    """A sampling option, grammar or JSON schema that cannot be used."""
+    """A sampling option, grammar or JSON schema cannot be used."""
 
 
 class HubError(EdgeError):
@@ -44,11 +45,11 @@ class Interrupted(EdgeError):
 
 
 class TextError(EdgeError):
-    """A text to calibrate or evaluate with that cannot be used: too short, not readable, or not UTF-8."""
+    """A text for calibration or evaluation cannot be used: it is too short, not readable, or not UTF-8."""
 
 
 class SizeTooSmall(EdgeError):
-    """No file of a model can be as small as was asked; the message says what the smallest is."""
+    """No file of the model can be as small as requested; the message says what the smallest is."""
 
 
 class ChatFileError(EdgeError):
@@ -64,11 +65,11 @@ class SliceError(EdgeError):
 
 
 class SliceBusy(SliceError):
-    """Somebody else writes the slice just now."""
+    """Another process is writing the slice."""
 
 
 class DigestMismatch(SliceError):
-    """Bytes that do not have the SHA-256 they were announced with; the message says need and have."""
+    """Bytes do not have the SHA-256 that was announced; the message says need and have."""
 
 
 class NoRoom(SliceError):
@@ -76,7 +77,7 @@ class NoRoom(SliceError):
 
 
 class WorkerError(EdgeError):
-    """A worker could not do what it was asked, or its engine process died; the message has its words."""
+    """A worker could not carry out a request, or its engine process died; the message has the worker's reason."""
 
     def __init__(self, message: str, error: str = "") -> None:
         """error: the class of the error on the worker, for instance NotEnoughMemory; empty where a process died."""
@@ -85,7 +86,7 @@ class WorkerError(EdgeError):
 
 
 class Overloaded(EdgeError):
-    """More requests wait than may; the message says how many. Ask again later."""
+    """The queue of requests is full; the message says how many wait. Try again later."""
 
 
 class EngineGone(EdgeError):

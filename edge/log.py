@@ -1,4 +1,4 @@
-"""Log lines of a daemon: time, level, what happened, and its figures as key=value. On standard error."""
+"""Log lines of a daemon on standard error: time, level, event, and figures as key=value."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def set_up() -> None:
 
 
 def info(event: str, **fields: Any) -> None:
-    """Something happened as it should."""
+    """Log an event that is as it should be."""
     _logger.info(_line(event, fields))
 
 
 def warning(event: str, **fields: Any) -> None:
-    """Something happened that somebody should know of."""
+    """Log an event that somebody should know of."""
     _logger.warning(_line(event, fields))
 
 
 def _line(event: str, fields: dict[str, Any]) -> str:
-    """One line whatever the values hold: a peer's words cannot make another."""
+    """Return one log line, whatever the values hold: text from a peer cannot start another line."""
     return " ".join([event, *(f"{key}={_value(str(value))}" for key, value in fields.items() if value is not None)])
 
 

@@ -1,7 +1,7 @@
-"""What something takes, measured in short pieces that are spread over time: the best of them counts.
+"""Microbenchmarks: time a step in short samples spread over time and keep the fastest.
 
-Other work only slows a computation down. So the best piece is nearest to what the device can do, and where no other
-comes near it, or something else had the processor even then, the figure is marked: it was measured while busy.
+Other work only slows a computation down. So the fastest sample is nearest to what the device can do. Where no other
+sample comes near it, or other work had the processor even then, the result is marked as measured while busy.
 """
 
 from __future__ import annotations
@@ -13,81 +13,84 @@ from dataclasses import dataclass
 from devices.busy import Watch
 from devices.probe import cpu_quota
 
-PIECE_S = 0.03  # of a piece, at least
-_QUOTA_PIECE_S = 0.25  # with a CPU quota: many of its periods, which let single steps pass as if there were none
-_PIECES = 4  # of each kind, at least
-_MOST_PIECES = 8  # of a kind that is not sure yet
-_MOST_S = 3.0  # of a kind; then it has as many pieces as it has, two at least
-_LOST = 0.05  # of a piece: more, and something else had the processor
-_NEAR = 1.1  # times the best: another undisturbed piece within that confirms it
+SAMPLE_S = 0.03  # least length of a sample
+_QUOTA_SAMPLE_S = 0.25  # with a CPU quota: many of its periods, because single steps can pass before it applies
+_LEAST_SAMPLES = 4  # of each task
+_MOST_SAMPLES = 8  # of a task whose fastest sample is not confirmed yet
+_MOST_S = 3.0  # of samples of one task, which has two at least
+_LOST = 0.05  # share of a sample: a sample that lost more of its time to other work was disturbed
+_NEAR = 1.1  # times the fastest: another undisturbed sample within that confirms it
 
 
 @dataclass(frozen=True)
-class Figure:
-    """What one step takes."""
+class BestTime:
+    """Seconds per step: the mean of the fastest sample."""
 
     seconds: float
-    busy: bool  # something else kept the processor busy: it may take less
+    busy: bool  # other work had the processor, so a step may take less
 
-    def or_better(self, other: Figure) -> Figure:
-        """Of two figures of the same, measured at different times: the better. Busy only where both are."""
-        return Figure(min(self.seconds, other.seconds), self.busy and other.busy)
+    def or_better(self, other: BestTime) -> BestTime:
+        """Return the faster of two results for one task, measured at different times. It is busy only where both
+        are."""
+        return BestTime(min(self.seconds, other.seconds), self.busy and other.busy)
 
 
 @dataclass(frozen=True)
 class TimedTask:
-    """Something to be timed again and again."""
+    """A step to be timed, and what to do before each sample."""
 
     step: Callable[[], None]
-    prepare: Callable[[], None] = lambda: None  # before each piece, not counted
+    prepare: Callable[[], None] = lambda: None  # before each sample, not timed
 
 
-def piece_s(threads: int) -> float:
-    """How long a piece is to be, on so many threads."""
+def sample_s(threads: int) -> float:
+    """Return the least seconds of a sample that uses this many threads."""
     quota = cpu_quota()
-    return PIECE_S if quota is None or quota >= threads else _QUOTA_PIECE_S
+    return SAMPLE_S if quota is None or quota >= threads else _QUOTA_SAMPLE_S
 
 
 def best_of(
-    kinds: Sequence[TimedTask],
-    least_s: float = PIECE_S,
+    tasks: Sequence[TimedTask],
+    least_s: float = SAMPLE_S,
     *,
     least_steps: int = 1,
-    pieces: int = _PIECES,
+    samples: int = _LEAST_SAMPLES,
     clock: Callable[[], float] | None = None,
     watch: Callable[[], Callable[[], float]] = lambda: Watch().lost_s,
-) -> list[Figure]:
-    """Seconds of a step of each kind, in the same order: of the best piece, the mean.
+) -> list[BestTime]:
+    """Return seconds per step for each task, in order: the mean of its fastest sample.
 
-    All kinds have a piece before any has the next, so that a burst of other work meets few of one kind. A piece takes
-    least_s and has least_steps at least; the first, and those of short steps, come after one that warms up. There are
-    `pieces` of each, and more until the best is sure; of one piece that is wanted nothing can be confirmed. watch:
-    makes what tells the seconds lost to others since then.
+    Each task has one sample before any task has its next, so that a burst of other work touches few samples of one
+    task. A sample takes at least `least_s` and `least_steps`; a warm-up step precedes the first sample, and each sample
+    of short steps. There are `samples` of each task, and more until the fastest is confirmed; a single sample
+    (`samples=1`) cannot be confirmed. watch: called at the start of a sample, returns a function that says how many
+    seconds of it went to other work.
     """
     clock = clock or time.perf_counter
-    took: list[list[tuple[float, bool]]] = [[] for _ in kinds]
-    spent = [0.0] * len(kinds)
-    for number in range(pieces if pieces == 1 else max(pieces, _MOST_PIECES)):
-        for i, kind in enumerate(kinds):
+    took: list[list[tuple[float, bool]]] = [[] for _ in tasks]
+    spent = [0.0] * len(tasks)
+    for number in range(samples if samples == 1 else max(samples, _MOST_SAMPLES)):
+        for i, task in enumerate(tasks):
             if number >= 2 and spent[i] >= _MOST_S:
                 continue
-            if number >= pieces and not _figure(took[i]).busy:
+            if number >= samples and not _fastest(took[i]).busy:
                 continue
-            kind.prepare()
-            if not took[i] or took[i][-1][0] < least_s:  # of a long step little is warming up
-                kind.step()
+            task.prepare()
+            if not took[i] or took[i][-1][0] < least_s:  # a long step needs no warm-up: it is a small part of the step
+                task.step()
             lost = watch()
             began, steps = clock(), 0
             while (seconds := clock() - began) < least_s or steps < least_steps:
-                kind.step()
+                task.step()
                 steps += 1
             took[i].append((seconds / steps, lost() > _LOST * seconds))
             spent[i] += seconds
-    return [_figure(of) for of in took]
+    return [_fastest(samples_of_task) for samples_of_task in took]
 
 
-def _figure(took: Sequence[tuple[float, bool]]) -> Figure:
-    """Of pieces, each with its seconds a step and whether others had the processor."""
+def _fastest(took: Sequence[tuple[float, bool]]) -> BestTime:
+    """Return the fastest sample. took: for each sample, its seconds per step and whether other work had the
+    processor."""
     best = min(seconds for seconds, _ in took)
     near = sum(seconds <= _NEAR * best for seconds, busy in took if not busy)
-    return Figure(best, near < min(2, len(took)))
+    return BestTime(best, near < min(2, len(took)))

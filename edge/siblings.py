@@ -52,7 +52,8 @@ def _check_ours(name: str, module: ModuleType) -> None:
 
 
 def _missing(name: str, attribute: str) -> Any:
-    """Raise AttributeError. It names the person's file of the same name where there is one: that was probably meant."""
+    """Raise AttributeError. The message names the person's file of the same name, if there is one: that was probably
+    meant."""
     message = f"module {name!r} has no attribute {attribute!r}"
     spec = PathFinder.find_spec(name, [folder for folder in sys.path if os.path.realpath(folder) != _ROOT])
     if spec is not None and spec.origin and not attribute.startswith("__"):

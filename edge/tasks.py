@@ -1,6 +1,5 @@
-"""Work in threads that can be given up: what is to be undone at its end, and the first error of many.
-
-One progress of many parts, which move in threads.
+"""Threads that can be cancelled: an undo stack, the first error of several futures, background repetition, and
+progress.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ T = TypeVar("T")
 
 
 class CancelScope:
-    """What is to be undone, last first. Threads may still add while it is undone: theirs is undone at once.
+    """Undo stack: runs its callbacks in reverse order when it is closed. A callback added after that runs at once.
 
-    It is also a context manager, which undoes at its end.
+    It is also a context manager that closes itself at the end.
     """
 
     def __init__(self) -> None:
@@ -28,7 +27,7 @@ class CancelScope:
         self._closed = False
 
     def then(self, undo: Callable[[], Any]) -> None:
-        """Call this at the end."""
+        """Run `undo` when the scope closes, or now if it is closed."""
         with self._lock:
             if not self._closed:
                 self._stack.callback(undo)
@@ -36,13 +35,13 @@ class CancelScope:
         undo()
 
     def enter(self, manager: AbstractContextManager[T]) -> T:
-        """Enter a context now, and leave it at the end."""
+        """Enter a context now and leave it when the scope closes."""
         entered = manager.__enter__()
         self.then(lambda: manager.__exit__(None, None, None))
         return entered
 
     def check(self, *_: object) -> None:
-        """Interrupted once all is being undone, for work that nobody waits for any more."""
+        """Raise Interrupted once the scope is closed, for work whose result nobody waits for any more."""
         if self._closed:
             raise Interrupted("given up")
 
@@ -59,13 +58,13 @@ class CancelScope:
         self.close()
 
 
-def results(futures: Iterable[Future[T]], beside: Iterable[Future[Any]] = ()) -> list[T]:
-    """What all came to, in order; or the error of the first that fails, without waiting for the others.
+def results(futures: Iterable[Future[T]], also_watched: Iterable[Future[Any]] = ()) -> list[T]:
+    """Return the results in order, or raise the error of the first future that fails, without waiting for the others.
 
-    Those `beside` are not waited for, but their errors count as well.
+    Futures in `also_watched` are not waited for, but their errors are raised, too.
     """
     futures = list(futures)
-    running: set[Future[Any]] = {*futures, *beside}
+    running: set[Future[Any]] = {*futures, *also_watched}
     while not all(future.done() for future in futures):
         done, running = wait(running, return_when=FIRST_COMPLETED)
         for future in done:
@@ -73,21 +72,22 @@ def results(futures: Iterable[Future[T]], beside: Iterable[Future[Any]] = ()) ->
     return [future.result() for future in futures]
 
 
-Progress = Callable[[float, float], None]  # (bytes in place, of)
+Progress = Callable[[float, float], None]  # (bytes done, bytes in total)
 
 
 class AggregateProgress:
-    """The sum of parts, told as it grows."""
+    """Sum of the progress of several parts, reported as it grows."""
 
-    def __init__(self, progress: Progress, of: int, check: Callable[[], None]) -> None:
-        """check: raises where nobody waits any more; so does every part then."""
-        self._progress, self._of, self._check = progress, of, check
+    def __init__(self, progress: Progress, total: int, check: Callable[[], None]) -> None:
+        """total: bytes of all parts. check: raises where nobody waits any more; so does every part then."""
+        self._progress, self._total, self._check = progress, total, check
         self._done: list[float] = []
         self._lock = threading.Lock()
 
     @contextmanager
     def part(self, n_bytes: int) -> Iterator[Progress]:
-        """Of what is done with so many bytes: called with the bytes done. At the end of the block these are all."""
+        """Yield the progress callback of one part of n_bytes, which takes the bytes done. At the end of the block all
+        are done."""
         self._check()
         with self._lock:
             mine = len(self._done)
@@ -97,33 +97,33 @@ class AggregateProgress:
             self._check()
             with self._lock:
                 self._done[mine] = max(self._done[mine], done)
-                self._progress(sum(self._done), self._of)
+                self._progress(sum(self._done), self._total)
 
         yield count
         count(n_bytes, n_bytes)
 
 
 class Repeated:
-    """Work that is done in the background again and again, until `close()`; it is also a context manager."""
+    """Background work, repeated until `close()`. It is also a context manager."""
 
     def __init__(self, work: Callable[[], None], every_s: float, name: str) -> None:
-        """every_s: between the end of one and the beginning of the next. name: of the thread."""
+        """every_s: seconds from the end of one run to the start of the next. name: of the thread."""
         self._work, self._every_s = work, every_s
         self._over = threading.Event()
         threading.Thread(target=self._run, daemon=True, name=name).start()
 
     def check(self, *_: object) -> None:
-        """Interrupted once it is closed, for work that takes long."""
+        """Raise Interrupted once this is closed, for work that takes long."""
         if self.is_over:
             raise Interrupted("given up")
 
     @property
     def is_over(self) -> bool:
-        """Whether it was closed."""
+        """Return whether it was closed."""
         return self._over.is_set()
 
     def close(self) -> None:
-        """No more of it begins. What is under way is not waited for."""
+        """Start no further run. A run in progress is not waited for."""
         self._over.set()
 
     def _run(self) -> None:
@@ -138,38 +138,39 @@ class Repeated:
 
 
 class Steps:
-    """Steps that are worth showing: each has a label, and tells how far it is. This one shows nothing."""
+    """Progress of steps that are worth showing: each has a label and reports how far it is. This class shows
+    nothing."""
 
     @contextmanager
     def step(self, label: str, total: float | None = None, unit: str = "bytes") -> Iterator[ShowStep]:
-        """One step, from its first moment to its last. Units: "bytes", or what is counted."""
+        """Show one step for the length of the block. unit: "bytes", or the name of what is counted."""
         yield _unseen
 
     def say(self, line: str) -> None:
-        """A sentence for the person, while it goes on."""
+        """Show a sentence while the steps go on."""
 
 
 class CheckedSteps(Steps):
-    """Steps that nobody sees; they end where `check` raises."""
+    """Steps that are not shown, and that end where `check` raises."""
 
     def __init__(self, check: Callable[[], None]) -> None:
         self._check = check
 
     @contextmanager
     def step(self, label: str, total: float | None = None, unit: str = "bytes") -> Iterator[ShowStep]:
-        """Told how far it is, it checks."""
+        """Call `check` on each report of progress."""
         yield lambda n, total=None, what="": self._check()
 
 
 class ShowStep(Protocol):
-    """How far a step is."""
+    """Callback that reports how far a step is."""
 
     def __call__(self, n: float, total: float | None = None, what: str = "") -> None:
-        """`n` units are done, of `total` where that is news. what: it is at now."""
+        """Report `n` units done, of `total` if that has changed. what: the item in progress."""
 
 
 def _unseen(n: float, total: float | None = None, what: str = "") -> None:
-    """Nobody looks."""
+    """Ignore the report."""
 
 
 SILENT = Steps()

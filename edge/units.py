@@ -1,4 +1,5 @@
-"""Values as people write them: sizes, numbers in a range, lists. ValueError says what is needed, and what there is."""
+"""Parsers of values as people write them: sizes, numbers in a range, lists. ValueError says what is needed and what was
+there."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ _SPAN_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes, from "2GiB", "900MiB", "1.5GB" or "943718400B". ValueError for anything else, and beyond 1024PiB."""
+    """Return bytes from "2GiB", "900MiB", "1.5GB" or "943718400B". ValueError for anything else, and above 1024PiB."""
     match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([KMGT]?)(i?)B", text.strip(), re.IGNORECASE)
     if not match:
         raise ValueError(f"needs a size such as 2GiB, 900MiB or 943718400B, got {text!r}")
@@ -24,12 +25,12 @@ def parse_bytes(text: str) -> int:
 
 
 def as_bytes(size: int | str | None) -> int | None:
-    """A size given as bytes or as text."""
+    """Return a size given as bytes or as text in bytes."""
     return parse_bytes(size) if isinstance(size, str) else size
 
 
 def parse_span(text: str, least_s: int, most_s: int) -> int:
-    """Seconds, from "90s", "15m", "1h" or "2d"."""
+    """Return seconds from "90s", "15m", "1h" or "2d"."""
     match = re.fullmatch(r"([0-9]{1,7})([smhd])", text)
     seconds = int(match[1]) * _SPAN_S[match[2]] if match else 0
     if not least_s <= seconds <= most_s:
@@ -38,7 +39,7 @@ def parse_span(text: str, least_s: int, most_s: int) -> int:
 
 
 def whole(least: int, most: int | None = None) -> Callable[[str], int]:
-    """What reads an integer from `least` to `most`; without `most`, as many as fit in 31 bits."""
+    """Return a parser of integers from `least` to `most`; without `most`, of as many as fit in 31 bits."""
 
     def parse(text: str) -> int:
         try:
@@ -78,7 +79,7 @@ def positive(text: str) -> float:
 
 
 def between(least: float, most: float) -> Callable[[str], float]:
-    """What reads a number from `least` to `most`."""
+    """Return a parser of numbers from `least` to `most`."""
 
     def parse(text: str) -> float:
         value = number(text)
@@ -90,7 +91,7 @@ def between(least: float, most: float) -> Callable[[str], float]:
 
 
 def items(text: str) -> list[str]:
-    """Of a list with commas, spaces or both between its items."""
+    """Return the items of a list that commas, spaces or both separate."""
     parts = text.replace(",", " ").split()
     if not parts or re.search(r"^\s*,|,\s*,|,\s*$", text):
         raise ValueError(f"needs a list such as A,B, got {text[:80]!r}")
@@ -98,7 +99,7 @@ def items(text: str) -> list[str]:
 
 
 def dimension(text: str) -> tuple[str, int]:
-    """The name of a dimension and its size, from "NAME=N" or "INPUT[AXIS]=N"."""
+    """Return the name of a dimension and its size from "NAME=N" or "INPUT[AXIS]=N"."""
     name, equals, value = text.rpartition("=")
     if not equals or not name:
         raise ValueError(f"needs NAME=N or INPUT[AXIS]=N, got {text!r}")
@@ -106,7 +107,7 @@ def dimension(text: str) -> tuple[str, int]:
 
 
 def shares(text: str) -> tuple[float, ...]:
-    """Numbers above 0, of a list."""
+    """Return numbers above 0 from a list."""
     values = tuple(map(number, items(text)))
     if min(values) <= 0:
         raise ValueError(f"needs a number above 0 for each device, got {text[:80]!r}")

@@ -14,7 +14,7 @@ from apps.show.table import print_columns, print_json, print_note, print_table
 from quant.text import bytes_text, number_text, seconds_text
 
 if TYPE_CHECKING:
-    from edge.onnx.bench import Speed
+    from edge.onnx.bench import FlowSpeed
     from edge.onnx.model import OnnxSource
     from edge.planning.onnx_sweep import CutSpeed
 
@@ -47,12 +47,12 @@ def run(args: argparse.Namespace) -> int:
     check_onnx()
     from apps.show.progress import progress
     from edge.onnx.bench import speed_json
-    from edge.onnx.model import sized
+    from edge.onnx.model import load_source
     from edge.planning.onnx_sweep import sweep_devices, sweep_here
     from partition.errors import PlanError
     from partition.plan.onnx_cuts import choose
 
-    model = sized(Path(args.model), dict(args.dim or ()), args.input or ())
+    model = load_source(Path(args.model), dict(args.dim or ()), args.input or ())
     model.check_places(2)
     cuts = choose(model.graph, args.cuts or "auto")
     if not cuts:
@@ -106,7 +106,7 @@ def _devices(args: argparse.Namespace) -> tuple[str, ...]:
     return workers if args.no_local else (LOCAL, *workers)
 
 
-def _show(model: OnnxSource, whole: Speed, devices: Sequence[str], results: Sequence[CutSpeed]) -> None:
+def _show(model: OnnxSource, whole: FlowSpeed, devices: Sequence[str], results: Sequence[CutSpeed]) -> None:
     graph = f"{len(model.graph.nodes)} nodes, {number_text(model.graph.flops / 1e9)} GFLOP"
     speed = f"{number_text(whole.latency_ms_median)} ms, {number_text(whole.throughput_per_s)}/s on {devices[-1]}"
     print_table(model.name, [("graph", graph), ("whole", speed)])

@@ -16,7 +16,7 @@ from apps.show.table import print_json
 from quant.text import counted
 
 if TYPE_CHECKING:
-    from edge.onnx.bench import Flow, Speed
+    from edge.onnx.bench import Flow, FlowSpeed
     from edge.onnx.images import Scaling
     from edge.onnx.samples import Feeds
     from partition.plan.onnx_plan import OnnxPlan
@@ -64,11 +64,11 @@ def run(args: argparse.Namespace) -> int:
             from edge.onnx.file import load
             from edge.onnx.model import OnnxSource
 
-            OnnxSource.of(load(Path(args.model)), dict(args.dim)).check(devices.plan)
+            OnnxSource.from_file(load(Path(args.model)), dict(args.dim)).check(devices.plan)
         made = _here(args, scaling)
-    from edge.onnx.outputs import likeliest, write
+    from edge.onnx.outputs import top_classes, write
 
-    top = likeliest(made.outputs, labels, args.top) if labels is not None else None
+    top = top_classes(made.outputs, labels, args.top) if labels is not None else None
     if args.output is not None:
         write(Path(args.output), made.outputs)
     if args.json:
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 def _here(args: argparse.Namespace, scaling: Scaling | None) -> Made:
     """On this device alone: one engine computes one input at a time, with all its threads."""
     from edge.llama.interrupt import interrupt_stops
-    from edge.onnx.bench import in_turn
+    from edge.onnx.bench import sequential
     from edge.onnx.engine import OnnxEngine
     from edge.onnx.inputs import read
 
@@ -90,7 +90,7 @@ def _here(args: argparse.Namespace, scaling: Scaling | None) -> Made:
         given = read(engine.inputs, args.input, scaling)
         with interrupt_stops(engine):
             outputs = engine.run(given.feeds)
-            speed = _measure(in_turn(engine.run), given.feeds, args.repeats, 1) if args.repeats else None
+            speed = _measure(sequential(engine.run), given.feeds, args.repeats, 1) if args.repeats else None
         about = {
             "provider": engine.provider,
             "fell_back_from": list(engine.fell_back_from),
@@ -120,7 +120,7 @@ def _there(args: argparse.Namespace, scaling: Scaling | None, devices: distribut
         others = [Path(name) for name in (args.labels, args.output) if name is not None]
         check_output(args.save_plan, [*read_files, *map(path_of, args.input), *others], force=True)
     given = read(with_dims(declared_inputs(file), dict(args.dim)), args.input, scaling)
-    model = OnnxSource.of(file, dict(args.dim), given.feeds)
+    model = OnnxSource.from_file(file, dict(args.dim), given.feeds)
     with distributed.deployed_onnx(args, devices, model) as deployed:
         pipeline, wire = deployed.pipeline, deployed.wire
         measure = partial(_measure, feeds=given.feeds, repeats=args.repeats, window=args.in_flight)
@@ -158,7 +158,7 @@ def _check(args: argparse.Namespace) -> Scaling | None:
     return Scaling(args.scale) if asked == "scale" else Scaling(mean=args.mean, std=args.std)
 
 
-def _measure(flow: Flow, feeds: Feeds, repeats: int, window: int | None) -> Speed:
+def _measure(flow: Flow, feeds: Feeds, repeats: int, window: int | None) -> FlowSpeed:
     from edge.onnx.bench import measure
 
     with progress("Measuring", unit="runs") as show:

@@ -10,9 +10,9 @@ from apps.show.table import figure, print_columns, print_notes, print_table
 from quant.text import number_text
 
 if TYPE_CHECKING:
-    from edge.onnx.bench import Speed
-    from edge.onnx.inputs import Given
-    from edge.onnx.outputs import Top
+    from edge.onnx.bench import FlowSpeed
+    from edge.onnx.inputs import ReadInputs
+    from edge.onnx.outputs import TopClasses
     from edge.onnx.samples import Feeds
 
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 class Made:
     """What one model made of one input, and where."""
 
-    given: Given
+    given: ReadInputs
     outputs: Feeds
-    speed: Speed | None  # None where nothing was measured
+    speed: FlowSpeed | None  # None where nothing was measured
     about: Mapping[str, Any]  # what ran it, for --json
     rows: Sequence[tuple[str, str]]  # the same for people, by name
     further: Sequence[str] = ()  # notes of what ran it, without their full stop
@@ -32,7 +32,7 @@ class Made:
         """Sentences."""
         return [f"{note}." for note in (*self.given.notes, *self.further)]
 
-    def to_json(self, top: Top | None) -> dict[str, Any]:
+    def to_json(self, top: TopClasses | None) -> dict[str, Any]:
         """Plain values. top: the likeliest classes, where there are labels."""
         from edge.onnx.bench import speed_json
         from edge.onnx.outputs import summaries
@@ -49,7 +49,7 @@ class Made:
             "notes": self.notes,
         }
 
-    def show(self, title: str, top: Top | None) -> None:
+    def show(self, title: str, top: TopClasses | None) -> None:
         """Print it for people."""
         from edge.onnx.outputs import summaries
 

@@ -249,17 +249,17 @@ def _connected(cluster: Cluster, chosen: Plan | OnnxPlan) -> Fleet:
 def _pipeline(
     choice: PlanChoice, chosen: OnnxPlan, cluster: Cluster, exchange: Exchange, steps: Steps, stack: ExitStack
 ) -> Flow:
-    from edge.onnx.bench import in_turn
+    from edge.onnx.bench import sequential
     from edge.onnx.engine import OnnxEngine
-    from edge.onnx.model import sized
+    from edge.onnx.model import load_source
     from edge.planning.onnx_supervisor import OnnxPlacement, SurvivingDeployment
 
     path, dims = choice.model, dict(choice.options.dims)
-    source = sized(path, dims, choice.options.inputs)
+    source = load_source(path, dims, choice.options.inputs)
     source.check(chosen)
     if chosen.own is not None and not chosen.remote:
         engine = OnnxEngine(path, chosen.own.threads, chosen.own.provider, dims=dims)
-        return in_turn(stack.enter_context(engine).run)
+        return sequential(stack.enter_context(engine).run)
     placement = OnnxPlacement(
         chosen.devices, chosen, transport=exchange.transport, wire=exchange.wire, insecure=cluster.insecure
     )

@@ -78,8 +78,8 @@ class OnnxModel:
         self.close()
 
     def _here(self, stack: ExitStack) -> Flow:
-        from edge.onnx.bench import in_turn
+        from edge.onnx.bench import sequential
         from edge.onnx.engine import OnnxEngine
 
         engine = OnnxEngine(self.path, self._threads, self._provider, dims=self._dims)
-        return in_turn(stack.enter_context(engine).run)
+        return sequential(stack.enter_context(engine).run)

@@ -1,1 +1,1 @@
-"""Bounds that end answers which would go on for ever."""
+"""Bounds on answers that would never end: repetition loops and open JSON arrays."""

@@ -1,4 +1,4 @@
-"""Arrays in JSON schemas: those without `maxItems` get one, because a small model may never close them.
+"""Bounds for arrays in JSON schemas: one without `maxItems` gets it, because a small model may never close the array.
 
 Only schemas that speak of arrays are bounded: their `type` is array, alone or among others, or they have no type and
 describe items. The bound is MAX_ITEMS, or `minItems` where that is more. A schema with `maxItems` is left as it is.
@@ -10,28 +10,29 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 MAX_ITEMS = 128
-_ITEMS = ("items", "prefixItems", "minItems", "additionalItems")  # what describes an array, where no type does
+_ITEMS = ("items", "prefixItems", "minItems", "additionalItems")  # keywords that describe an array without a type
 _ONE = ("items", "additionalItems", "additionalProperties")  # keywords whose value is a schema
-_SEVERAL = ("items", "prefixItems", "anyOf", "oneOf", "allOf")  # whose value is a list of schemas
-_NAMED = ("properties", "patternProperties", "$defs", "definitions")  # whose value has schemas by name
-_SAME_VALUE = ("anyOf", "oneOf", "allOf")  # these describe the value that the schema around them describes
+_SEVERAL = ("items", "prefixItems", "anyOf", "oneOf", "allOf")  # keywords whose value is a list of schemas
+_NAMED = ("properties", "patternProperties", "$defs", "definitions")  # keywords whose value has schemas by name
+_SAME_VALUE = ("anyOf", "oneOf", "allOf")  # keywords that describe the same value as the schema around them
 
 
 def bounded(schema: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The schema with a bound for each array that has none, and where these are, as JSON pointers."""
-    places: list[str] = []
-    return _bounded(schema, "#", False, places), places
+    """Return the schema with a bound for each array that has none, and the JSON pointers of these arrays."""
+    pointers: list[str] = []
+    return _bounded(schema, "#", False, pointers), pointers
 
 
-def bounds_line(places: Sequence[str]) -> str:
+def bounds_line(pointers: Sequence[str]) -> str:
     """Return the line that names arrays which were bounded."""
-    named = ", ".join(places[:3]) + (f" and {len(places) - 3} more" if len(places) > 3 else "")
-    arrays = "is an array" if len(places) == 1 else "are arrays"
+    named = ", ".join(pointers[:3]) + (f" and {len(pointers) - 3} more" if len(pointers) > 3 else "")
+    arrays = "is an array" if len(pointers) == 1 else "are arrays"
     return f"{named} {arrays} without maxItems: {MAX_ITEMS} items at most; set maxItems for another bound"
 
 
-def _bounded(schema: Any, place: str, is_bounded: bool, places: list[str]) -> Any:
-    """is_bounded: a schema around this one bounds the same value."""
+def _bounded(schema: Any, pointer: str, is_bounded: bool, pointers: list[str]) -> Any:
+    """Return the schema with bounds, and append the pointers of new ones. is_bounded: a schema around this one bounds
+    the same value."""
     if not isinstance(schema, Mapping):
         return schema
     is_bounded = is_bounded or "maxItems" in schema or _branch_bounds(schema)
@@ -40,30 +41,30 @@ def _bounded(schema: Any, place: str, is_bounded: bool, places: list[str]) -> An
     result = dict(schema)
     for key, value in schema.items():
         inside = is_bounded and key in _SAME_VALUE
-        here = f"{place}/{_escaped(key)}"
+        here = f"{pointer}/{_escaped(key)}"
         if key in _NAMED and isinstance(value, Mapping):
             result[key] = {
-                name: _bounded(one, f"{here}/{_escaped(name)}", False, places) for name, one in value.items()
+                name: _bounded(inner, f"{here}/{_escaped(name)}", False, pointers) for name, inner in value.items()
             }
         elif key in _SEVERAL and isinstance(value, list):
-            result[key] = [_bounded(one, f"{here}/{i}", inside, places) for i, one in enumerate(value)]
+            result[key] = [_bounded(inner, f"{here}/{i}", inside, pointers) for i, inner in enumerate(value)]
         elif key in _ONE:
-            result[key] = _bounded(value, here, False, places)
+            result[key] = _bounded(value, here, False, pointers)
     if adds_bound:
         least = schema.get("minItems")
         result["maxItems"] = max(MAX_ITEMS, least) if isinstance(least, int) else MAX_ITEMS
-        places.append(place)
+        pointers.append(pointer)
     return result
 
 
 def _branch_bounds(schema: Mapping[str, Any]) -> bool:
-    """Whether a part that holds beside the others has a bound."""
+    """Return whether an `allOf` branch, which describes the same value, has a bound."""
     parts = schema.get("allOf")
     return isinstance(parts, list) and any(isinstance(part, Mapping) and "maxItems" in part for part in parts)
 
 
 def _is_open_array(schema: Mapping[str, Any]) -> bool:
-    """Whether it describes an array that may go on after the items that are listed."""
+    """Return whether the schema describes an array that may go on after the listed items."""
     kind = schema.get("type")
     is_array = "array" in kind if isinstance(kind, str | list) else any(key in schema for key in _ITEMS)
     if isinstance(schema.get("items"), list):

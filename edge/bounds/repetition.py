@@ -1,4 +1,4 @@
-"""Repetition loops: an answer that says the same stretch of tokens over and over, noticed while it is generated.
+"""Detector of repetition loops: answers that say the same stretch of tokens over and over.
 
 A loop has a period p: the number of tokens of the stretch that repeats, at most MAX_PERIOD. An answer is in a loop when
 its last tokens are that stretch again and again, LEAST_TIMES or more, LEAST_TOKENS tokens or more in all. Each token
@@ -15,7 +15,7 @@ import numpy as np
 
 MAX_PERIOD = 512  # tokens
 LEAST_TOKENS = 400  # of a loop
-LEAST_TIMES = 4  # that a loop says its stretch
+LEAST_TIMES = 4  # repeats of the stretch in a loop
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Repetition:
     """A loop at the end of an answer."""
 
     period: int  # tokens of the stretch that repeats
-    times: int  # that it is there as a whole
+    times: int  # whole repeats of the stretch
 
     def __str__(self) -> str:
         stretch = "token" if self.period == 1 else f"{self.period} tokens"
@@ -31,7 +31,7 @@ class Repetition:
 
 
 class RepetitionDetector:
-    """Notices loops in the tokens of one answer. A token costs a few vector operations over MAX_PERIOD numbers."""
+    """Detects loops in the tokens of one answer. A token costs a few vector operations over MAX_PERIOD numbers."""
 
     def __init__(self) -> None:
         periods = np.arange(1, MAX_PERIOD + 1, dtype=np.int32)
@@ -41,7 +41,8 @@ class RepetitionDetector:
         self._end = MAX_PERIOD
 
     def add(self, token: int) -> Repetition | None:
-        """Take note of the next token. The loop of the shortest period that the answer is in now; None: in none."""
+        """Add the next token. Return the loop of the shortest period that the answer is in now; None if it is in
+        none."""
         if self._end == len(self._tokens):
             self._tokens[:MAX_PERIOD] = self._tokens[-MAX_PERIOD:]
             self._end = MAX_PERIOD
@@ -58,7 +59,7 @@ class RepetitionDetector:
 
 
 def first_loop(tokens: Iterable[int]) -> tuple[int, Repetition] | None:
-    """The number of tokens after which a loop is noticed, and the loop; None where there is none."""
+    """Return the number of tokens after which a loop is detected, and the loop; None if there is none."""
     detector = RepetitionDetector()
     for count, token in enumerate(tokens, 1):
         if (loop := detector.add(token)) is not None:

@@ -146,13 +146,13 @@ class Deployment(RankGroup):
             own = pool.submit(self._load_here, recipes[0], options, total)
             ranks = range(1, plan.world_size)
             opening = [pool.submit(self._open, rank, recipes[rank], total) for rank in ranks]
-            digests = results(opening, beside=(own,))
+            digests = results(opening, also_watched=(own,))
             group, relink, links = self._join(plan.shard(0).threads or options.threads or default_threads())
             loading = [
                 pool.submit(self._load, rank, digest, recipes[rank], options, total)
                 for rank, digest in zip(ranks, digests, strict=True)
             ]
-            results(loading, beside=(own,))
+            results(loading, also_watched=(own,))
             model, shard = own.result()
         finally:
             # Not waited for: where it fails, all is closed, and threads end where they wait or show progress.

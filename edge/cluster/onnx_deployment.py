@@ -16,8 +16,8 @@ from edge.cluster.rank_group import DEADLINES, RankGroup
 from edge.cluster.session import EngineSession
 from edge.net.rendezvous import TRANSPORTS
 from edge.onnx.engine import OnnxEngine
-from edge.onnx.model import OnnxSource, Part
-from edge.onnx.pipeline import Ends, Pipeline
+from edge.onnx.model import CutStage, OnnxSource
+from edge.onnx.pipeline import Pipeline, PipelineEnds
 from edge.onnx.stage import LoadedStage
 from edge.tasks import AggregateProgress, Progress, results
 from edge.worker.messages import stage_message
@@ -92,7 +92,7 @@ class OnnxDeployment(RankGroup):
         self._model, self._threads, self._provider = model, threads, provider
         self._pipeline: Pipeline | None = None
         self._own: LoadedStage | None = None
-        self._parts: list[Part] = []
+        self._parts: list[CutStage] = []
         self._dirty = False  # whether workers may have something loaded
         self.plan = plan
         self.loaded: tuple[Loaded, ...] = ()
@@ -201,7 +201,7 @@ class OnnxDeployment(RankGroup):
             session.tell(pb.Command(run=pb.Run(wire=next(iter(WIRES)), algorithm="auto")))
         links, last = self._group.links, max(self._group.links)
         first = self._parts[0 if self._own is None else 1]
-        ends = Ends(self._model.inputs, first.takes, links[1], self._parts[-1].gives, links[last], self._own)
+        ends = PipelineEnds(self._model.inputs, first.takes, links[1], self._parts[-1].gives, links[last], self._own)
         self._pipeline = Pipeline(ends, self._explained)
         return self._pipeline
 
@@ -221,7 +221,7 @@ class OnnxDeployment(RankGroup):
             pool.shutdown(wait=False, cancel_futures=True)
         self._join(threads=1)
 
-    def _load(self, session: EngineSession, stage: OnnxStage, part: Part, total: AggregateProgress) -> Loaded:
+    def _load(self, session: EngineSession, stage: OnnxStage, part: CutStage, total: AggregateProgress) -> Loaded:
         n_bytes = len(part.content)
         with total.part(n_bytes) as sent, self._model.recipe(part) as (recipe, path):
             self._fleet.workers[stage.device].send_slice(recipe, path, part.digest, sent)
@@ -253,7 +253,7 @@ class OnnxDeployment(RankGroup):
         self.loaded = ()
 
 
-def _check_room(fleet: Fleet, plan: OnnxPlan, parts: list[Part]) -> None:
+def _check_room(fleet: Fleet, plan: OnnxPlan, parts: list[CutStage]) -> None:
     """NotEnoughMemory names every device without room for the weights and the largest activations of its stages."""
     needs = [
         (stage.device, {"stages": part.weight_bytes + part.activation_bytes})

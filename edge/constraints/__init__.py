@@ -1,1 +1,1 @@
-"""Constraints on answers, compiled and followed in processes of their own, which can be killed."""
+"""Constrained decoding: grammars and schemas, compiled and followed in processes of their own, which can be killed."""

@@ -1,11 +1,11 @@
-"""The process that follows constraints: one for a model, which knows the vocabulary, and a fork of it for each answer.
+"""Process that follows constraints: one for a model, which knows the vocabulary, and a fork of it for each answer.
 
-The kernel limits each fork: what takes too much processor time, or more memory than there is, ends that fork alone, and
-its answer with it. The first process compiles nothing. It starts forks, tells how each ended, and ends those whose
-socket the parent has closed. It ends when the parent does.
+The kernel limits each fork: what takes too much processor time, or more memory than there is, ends that fork and its
+answer alone. The first process compiles nothing. It starts forks, reports how each ended, and kills those whose socket
+the parent has closed. It ends when the parent does.
 
-On the socket of a fork: requests are lines of JSON, answers lines of JSON, and behind an answer with "mask" the rows of
-tokens that may come next, as bits. `accept` has no answer: what is wrong with it, the next request is told.
+On the socket of a fork, requests and answers are lines of JSON. An answer with "mask" is followed by the rows of
+allowed tokens, as bits. `accept` has no answer: its error is reported by the answer to the next request.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from edge.constraints.process import COMPILE_S, MOST_AT_ONCE_S, ROOM_BYTES, TOKE
 from edge.errors import SamplingError
 from edge.llama.llama import Model
 
-_LEAST_S = 0.002  # of a timer: 0 would be none
+_LEAST_S = 0.002  # of a timer: 0 would mean no timer
 
 
 def main() -> None:
@@ -50,45 +50,45 @@ def main() -> None:
             if not kind:
                 return
             if kind == WITH_TOKENIZER:
-                with suppress(SamplingError, ImportError):  # said by the fork, which tries again
+                with suppress(SamplingError, ImportError):  # the fork tries again, and reports the error
                     _ = matchers.tokenizer
             forks.start(socket.socket(fileno=descriptors[0]), control, matchers)
 
 
 class _Forks:
-    """The forks that run."""
+    """The running forks."""
 
     def __init__(self) -> None:
         self.poll = select.poll()
-        # Of each fork: its number, its socket to the parent, and one to itself, by which each notices the other's end.
+        # By socket, for each fork: its process id, its socket to the parent, and a socket that shows us its end.
         self._by_handle: dict[int, tuple[int, socket.socket, socket.socket]] = {}
 
     def start(self, its_socket: socket.socket, control: socket.socket, matchers: Matchers) -> None:
-        """Fork for one answer."""
+        """Fork a process for one answer."""
         life, its_life = socket.socketpair()
         pid = os.fork()
         if pid == 0:
-            for one in {control, life, *(one for _, *sockets in self._by_handle.values() for one in sockets)}:
-                one.close()  # or nobody would notice when these are closed
+            for sock in {control, life, *(sock for _, *sockets in self._by_handle.values() for sock in sockets)}:
+                sock.close()  # a copy in this fork would hide that the other end was closed
             _die_with(its_life)
             _Fork(its_socket, matchers).serve()
             os._exit(0)
         its_life.close()
-        for one in (its_socket, life):
-            self._by_handle[one.fileno()] = pid, its_socket, life
-            self.poll.register(one, 0)  # hang-ups alone
+        for sock in (its_socket, life):
+            self._by_handle[sock.fileno()] = pid, its_socket, life
+            self.poll.register(sock, 0)  # hang-ups alone
 
     def attend(self, handle: int) -> None:
-        """The parent has closed the socket of a fork, or the fork has ended."""
-        if handle not in self._by_handle:  # both
+        """Reap a fork: the parent has closed its socket, or it has ended."""
+        if handle not in self._by_handle:  # both happened, and the first was attended to
             return
         pid, its_socket, life = self._by_handle[handle]
         if handle == its_socket.fileno():
             os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
-        for one in (its_socket, life):
-            del self._by_handle[one.fileno()]
-            self.poll.unregister(one)
+        for sock in (its_socket, life):
+            del self._by_handle[sock.fileno()]
+            self.poll.unregister(sock)
         with suppress(OSError):
             its_socket.send(_line(ended=os.waitstatus_to_exitcode(status)))
         its_socket.close()
@@ -96,7 +96,7 @@ class _Forks:
 
 
 def _die_with(life: socket.socket) -> None:
-    """Let SIGIO end this process where the other end of a socket is closed, also in native code."""
+    """Let SIGIO end this process when the other end of a socket is closed, also inside native code."""
     fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
     if select.select([life], [], [], 0)[0]:  # it was closed before
@@ -109,7 +109,7 @@ class _Fork:
     def __init__(self, its_socket: socket.socket, matchers: Matchers) -> None:
         self._stream, self._matchers = its_socket.makefile("rwb"), matchers
         self._left_s = MOST_AT_ONCE_S
-        self._error: str | None = None  # of what has no answer
+        self._error: str | None = None  # of a request that has no answer
 
     def serve(self) -> None:
         """Answer until the parent closes the socket."""
@@ -120,12 +120,12 @@ class _Fork:
             limit_cpu(COMPILE_S)
             try:
                 matcher = self._matchers.matcher(request["kind"], request["source"])
-                matcher.mask()  # much of what cannot be followed shows here, where no answer waits yet
+                matcher.mask()  # most constraints that cannot be followed fail here, before an answer has begun
             except Exception as error:
-                self._tell(error=_reason(error))
+                self._send(error=_reason(error))
                 return
             limit_cpu(0)
-            self._tell(n_vocab=self._matchers.n_vocab)
+            self._send(n_vocab=self._matchers.n_vocab)
             for line in self._stream:
                 self._answer(matcher, json.loads(line))
 
@@ -149,11 +149,11 @@ class _Fork:
         if "accept" in request:
             return
         if self._error is not None:
-            self._tell(error=self._error)
+            self._send(error=self._error)
             return
         if rows:
             answer["mask"] = [row is not None for row in rows]
-        self._tell(**answer)
+        self._send(**answer)
         for row in rows:
             if row is not None:
                 self._stream.write(np.packbits(row).data)
@@ -161,7 +161,7 @@ class _Fork:
 
     @contextmanager
     def _spending(self) -> Iterator[None]:
-        """Inside, processor time counts: what goes beyond what is left ends this process."""
+        """Count processor time inside the block; a request that uses more than is left ends this process."""
         limit_cpu(max(self._left_s, _LEAST_S))
         began = time.process_time()
         try:
@@ -170,7 +170,7 @@ class _Fork:
             self._left_s -= time.process_time() - began
             limit_cpu(0)
 
-    def _tell(self, **answer: Any) -> None:
+    def _send(self, **answer: Any) -> None:
         self._stream.write(_line(**answer))
         self._stream.flush()
 

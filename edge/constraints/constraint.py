@@ -1,7 +1,7 @@
-"""A constraint on an answer, as whoever chooses its tokens sees it: a process that says which may come next.
+"""Constraint on an answer, as the sampler sees it: a process that says which tokens may come next.
 
-Grammars are code of strangers. A small one may take for ever to compile, or to follow, and native code cannot be
-interrupted. So nothing of them runs in this process (child.py): what takes too long is ended there, with its answer.
+Grammars are code of strangers. A small one may take for ever to compile or to follow, and native code cannot be
+interrupted. So none of them runs in this process (child.py): one that takes too long is ended there, with its answer.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from edge.errors import SamplingError
 from edge.llama.llama import Model
 from quant.text import bytes_text
 
-WAIT_S = 20.0  # for an answer, where the process gets little of a processor
-_LOOK_S = 0.1  # between looks at whether anybody still waits
+WAIT_S = 20.0  # for an answer: the process may get little of a busy processor
+_POLL_S = 0.1  # between checks whether anybody still waits
 _NAMES = {"grammar": "grammar", "json_schema": "JSON schema", "regex": "regular expression", "lark": "grammar"}
 Mask = NDArray[np.bool_]  # [n_vocab]: tokens that may come next
 
 
 def never_given_up() -> bool:
-    """Return False: whoever asked still waits."""
+    """Return False: the caller still waits."""
     return False
 
 
 class Constraint:
-    """Which tokens may come next. It remembers the tokens it accepted. All methods raise SamplingError where it cannot
-    be followed, or takes too much to follow."""
+    """Allowed next tokens of one answer. Remembers the tokens it accepted. All methods raise SamplingError if the
+    constraint cannot be followed, or takes too much to follow."""
 
     def __init__(
         self,
@@ -47,7 +47,8 @@ class Constraint:
         given_up: Callable[[], bool] = never_given_up,
         wait_s: float = WAIT_S,
     ) -> None:
-        """kind: a key of _NAMES. given_up: whether nobody waits for it any more, asked meanwhile."""
+        """kind: a key of _NAMES. given_up: returns whether nobody waits any more; called while the constraint
+        compiles."""
         self._n_vocab, self._kind, self._wait_s = model.n_vocab, kind, wait_s
         self._has_begun = False
         self._error: SamplingError | None = None
@@ -68,28 +69,28 @@ class Constraint:
         self._has_begun = True
 
     def allows(self, token: int) -> bool:
-        """Whether this token may come next."""
+        """Return whether this token may come next."""
         return bool(self._ask({"allows": token})["allowed"])
 
-    def masks(self, guesses: Sequence[int]) -> list[Mask | None] | None:
-        """Masks of what may come next, and then behind each of these tokens; None behind one that may not come. None
-        for all where it takes longer to find than logits on their way: llama.cpp takes 37 ms for a mask of 128,256
-        tokens of a GBNF grammar, and their logits 4 ms over 1 Gbit/s."""
+    def masks(self, draft: Sequence[int]) -> list[Mask | None] | None:
+        """Return masks of the allowed tokens: of the next token, and then after each of these draft tokens; None after
+        one that is not allowed. Return None if masks take longer than logits on their way: llama.cpp takes 37 ms for a
+        mask of 128,256 tokens of a GBNF grammar, and their logits 4 ms over 1 Gbit/s."""
         if self._kind == "grammar":
             return None
         try:
-            return self._rows(self._ask({"masks": list(guesses)}))
+            return self._rows(self._ask({"masks": list(draft)}))
         except SamplingError:
-            return None  # told by the next question, where it ends this answer alone
+            return None  # the next request raises the error, where it ends this answer alone
 
     def restrict(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The logits [n_vocab] with -inf for tokens that may not come next."""
+        """Return the logits [n_vocab] with -inf for tokens that may not come next."""
         (allowed,) = self._rows(self._ask({}))
         assert allowed is not None
         return np.where(allowed, logits, np.float32(-np.inf))
 
     def accept(self, token: int) -> None:
-        """A token came. What is wrong with it is raised by the next question: nobody waits here."""
+        """Accept the next token without waiting. An error is raised by the next request."""
         if self._error is None:
             try:
                 self._send({"accept": token})
@@ -97,11 +98,11 @@ class Constraint:
                 self._failed(f"was not {self._done} in {self._wait_s:g} s: the machine is busy")
 
     def close(self) -> None:
-        """End its process."""
+        """End the process that follows it."""
         self._end()
 
     def _rows(self, answer: dict[str, Any]) -> list[Mask | None]:
-        """The masks behind an answer."""
+        """Return the masks that follow an answer."""
         rows: list[Mask | None] = []
         for is_there in answer["mask"]:
             packed = self._stream.read(-(-self._n_vocab // 8)) if is_there else b""
@@ -127,27 +128,27 @@ class Constraint:
         return answer
 
     def _wait(self, given_up: Callable[[], bool]) -> None:
-        """Until there is an answer. TimeoutError."""
+        """Wait until there is an answer. TimeoutError."""
         deadline, readable = time.monotonic() + self._wait_s, select.poll()
         readable.register(self._socket, select.POLLIN)
-        while not readable.poll(1e3 * _LOOK_S):
+        while not readable.poll(1e3 * _POLL_S):
             if given_up():
-                raise self._failed("is not wanted any more: who asked has gone")
+                raise self._failed("is not needed any more: the client has gone")
             if time.monotonic() > deadline:
                 raise TimeoutError
 
     def _line(self) -> bytes:
         try:
             return self._stream.readline()
-        except ConnectionResetError:  # it ended, and had not read all
+        except ConnectionResetError:  # the process ended before it had read all
             return b""
 
     def _send(self, request: dict[str, Any]) -> None:
-        with suppress(BrokenPipeError, ConnectionResetError):  # why it ended is read by who asks
+        with suppress(BrokenPipeError, ConnectionResetError):  # reading the answer says why it ended
             self._socket.sendall(json.dumps(request).encode() + b"\n")
 
     def _failed(self, reason: str) -> SamplingError:
-        """The error, which all later questions have, too. Nothing is left that could follow it."""
+        """Close, and return the error that this and all later requests raise."""
         self.close()
         self._error = SamplingError(f"this {_NAMES[self._kind]} {reason}")
         return self._error
@@ -157,7 +158,7 @@ class Constraint:
         return "followed" if self._has_begun else "compiled"
 
     def _why(self, answer: dict[str, Any]) -> str:
-        """The reason why its process ended."""
+        """Return the reason why its process ended."""
         code = answer.get("ended")
         if code == -signal.SIGPROF:
             most = f"{TOKEN_S:g} s a token" if self._has_begun else f"{COMPILE_S:g} s"
@@ -182,10 +183,10 @@ def constraint_for(
     lark: str | None,
     given_up: Callable[[], bool] = never_given_up,
 ) -> Constraint | None:
-    """The constraint of the one that is given; None where none is. SamplingError where it cannot be used, or where
+    """Return the constraint of the argument that is not None; None if all are. SamplingError if it cannot be used, or
     nobody waits for it any more."""
-    given = {"grammar": grammar, "json_schema": json_schema, "regex": regex, "lark": lark}
-    for kind, source in given.items():
+    sources = {"grammar": grammar, "json_schema": json_schema, "regex": regex, "lark": lark}
+    for kind, source in sources.items():
         if source is not None:
             return Constraint(model, kind, source, given_up)
     return None

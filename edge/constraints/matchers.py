@@ -19,10 +19,10 @@ from edge.errors import SamplingError
 from edge.llama import sampling as native
 from edge.llama.llama import Model
 
-# Between tokens of JSON: what a small model would else fill with spaces without end.
+# No free space between tokens of JSON: a small model may fill it with spaces without end.
 _JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _LONGEST_REASON = 300  # characters
-_PLAIN = {  # words for what llguidance has a code for
+_PLAIN = {  # plain text for the error codes of llguidance
     "NoExtensionBias": "no text can follow it; look for parts that contradict each other, or that match nothing",
     "NoExtension": "no text can follow it; look for parts that contradict each other, or that match nothing",
     "LexerTooComplex": "it is too complex; make it smaller",
@@ -33,32 +33,33 @@ Mask = NDArray[np.bool_]  # [n_vocab]: tokens that may come next
 
 
 class Matcher(Protocol):
-    """Which tokens may come next. It remembers the tokens it accepted."""
+    """Allowed next tokens. Remembers the tokens it accepted."""
 
     def allows(self, token: int) -> bool:
         """Whether this token may come next."""
 
     def mask(self) -> Mask:
-        """Return the mask of what may come next. SamplingError where nothing may, or where it cannot be told."""
+        """Return the mask of allowed tokens. SamplingError if there are none, or the mask cannot be computed."""
 
-    def masks(self, guesses: Sequence[int]) -> list[Mask | None]:
-        """Masks of what may come next, and then behind each of these tokens; None behind one that may not come."""
+    def masks(self, draft: Sequence[int]) -> list[Mask | None]:
+        """Return masks of the next token, and then after each of these draft tokens; None after one that is not
+        allowed."""
 
     def accept(self, token: int) -> None:
-        """A token came. SamplingError where the constraint cannot be followed behind it."""
+        """Accept the next token. SamplingError if the constraint cannot be followed after it."""
 
 
 class GbnfMatcher:
-    """Only text that the rule `root` of a GBNF grammar derives."""
+    """Matcher of a GBNF grammar: text that its rule `root` derives."""
 
     def __init__(self, model: Model, gbnf: str) -> None:
-        """SamplingError where llama.cpp cannot parse it."""
+        """SamplingError if llama.cpp cannot parse the grammar."""
         self._sampler = native.Sampler.grammar(model, gbnf)
         self._candidates = native.Candidates(model.n_vocab)
         self._zeros = np.zeros(model.n_vocab, np.float32)
 
     def allows(self, token: int) -> bool:
-        """Asking about one token is far cheaper than about all."""
+        """Return whether this token may come next: far cheaper than a mask of all tokens."""
         self._candidates.reset_to(token)
         self._candidates.apply(self._sampler)
         return self._candidates.first_allowed
@@ -68,7 +69,7 @@ class GbnfMatcher:
         self._candidates.apply(self._sampler)
         return _checked(np.isfinite(self._candidates.logits), "grammar")
 
-    def masks(self, guesses: Sequence[int]) -> list[Mask | None]:
+    def masks(self, draft: Sequence[int]) -> list[Mask | None]:
         raise NotImplementedError("llama.cpp's grammars are not asked for masks ahead")
 
     def accept(self, token: int) -> None:
@@ -76,10 +77,10 @@ class GbnfMatcher:
 
 
 class GuidanceMatcher:
-    """What llguidance compiles."""
+    """Matcher of a grammar that llguidance compiles."""
 
     def __init__(self, tokenizer: Any, n_vocab: int, grammar: str, kind: str) -> None:
-        """kind: what it was made from, for messages. SamplingError where it cannot be compiled."""
+        """kind: the source it was made from, for messages. SamplingError if it cannot be compiled."""
         self._matcher = _guidance().LLMatcher(tokenizer, grammar, log_level=0)
         self._kind, self._n_vocab = kind, n_vocab
         self._check()
@@ -92,11 +93,11 @@ class GuidanceMatcher:
         self._check()
         return _checked(allowed, self._kind)
 
-    def masks(self, guesses: Sequence[int]) -> list[Mask | None]:
-        ahead = self._matcher.deep_copy()  # what goes wrong here is told by `mask`, where it matters
+    def masks(self, draft: Sequence[int]) -> list[Mask | None]:
+        ahead = self._matcher.deep_copy()  # an error here is raised by `mask`, once it matters
         masks = [self._mask(ahead)]
-        for guess in guesses:
-            ahead.consume_token(guess)
+        for token in draft:
+            ahead.consume_token(token)
             masks.append(self._mask(ahead))
         return masks
 
@@ -105,7 +106,7 @@ class GuidanceMatcher:
         self._check()
 
     def _mask(self, matcher: Any) -> Mask | None:
-        """None where the matcher has an error, or comes to one now."""
+        """Return the mask; None if the matcher has an error, before or after."""
         bias = np.frombuffer(matcher.compute_logit_bias(), np.uint8)[: self._n_vocab]
         return None if matcher.is_error() else bias > 0
 
@@ -128,12 +129,13 @@ class Matchers:
         self._model, self.n_vocab = model, model.n_vocab
 
     def matcher(self, kind: str, source: str) -> Matcher:
-        """A matcher of one of KINDS. SamplingError where it cannot be used."""
+        """Return a matcher. kind: a key of _MAKE. SamplingError if it cannot be used."""
         return _MAKE[kind](self, source)
 
     @cached_property
     def tokenizer(self) -> Any:
-        """llguidance's; making it takes up to a second. SamplingError where this vocabulary has none."""
+        """The tokenizer of llguidance; making it takes up to a second. SamplingError if there is none for this
+        vocabulary."""
         from llguidance import LLTokenizer, TokenizerWrapper
 
         vocabulary = _Vocabulary(self._model)
@@ -189,7 +191,7 @@ def _guidance() -> Any:
 
 
 class _Vocabulary:
-    """A vocabulary as llguidance asks for one."""
+    """A vocabulary with the interface that llguidance expects."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -205,7 +207,7 @@ class _Vocabulary:
         self._longest = max(map(len, self._by_piece), default=0)
 
     def __call__(self, text: bytes) -> list[int]:
-        """The tokens of bytes in the middle of a text."""
+        """Return the tokens of bytes in the middle of a text."""
         # Some vocabularies put a space before a text: here it comes before the mark.
         tokens = self._model.tokenize((_MARK + text).decode(errors="replace"), add_special=False, parse_special=False)
         before = b""
@@ -216,7 +218,7 @@ class _Vocabulary:
         return self._greedy(text)
 
     def _greedy(self, text: bytes) -> list[int]:
-        """The longest token that fits, again and again; bytes without any are left out."""
+        """Return the longest token that fits, again and again; bytes that no token has are left out."""
         tokens, at = [], 0
         while at < len(text):
             lengths = range(min(self._longest, len(text) - at), 0, -1)

@@ -1,5 +1,5 @@
-"""The process that follows the constraints of a model's answers, as its parent sees it: started when it is first
-needed, and replaced where it ended."""
+"""Handle of the process that follows the constraints of a model's answers: starts it when it is first needed, and
+replaces it when it has ended."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _processes_lock = threading.Lock()
 
 
 def process_of(model: Model) -> ConstraintProcess:
-    """The one process of a model; it ends when the model is closed."""
+    """Return the one constraint process of a model; it ends when the model is closed."""
     with _processes_lock:
         if model not in _processes:
             _processes[model] = process = ConstraintProcess(model.path)
@@ -31,17 +31,17 @@ def process_of(model: Model) -> ConstraintProcess:
 
 
 class ConstraintProcess:
-    """Forks a process for each constraint; for all threads."""
+    """Forks a process for each constraint. Any thread may use it."""
 
     def __init__(self, path: str) -> None:
-        """path: of the model whose vocabulary it needs."""
+        """path: of the model whose vocabulary the constraints use."""
         self._path, self._lock = path, threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
     def start(self, *, tokenizer: bool) -> socket.socket:
-        """A socket to a new fork, which ends when this socket is closed. tokenizer: llguidance's is needed. OSError
-        where that cannot be started."""
+        """Return a socket to a new fork, which ends when this socket is closed. tokenizer: whether the tokenizer of
+        llguidance is needed. OSError if the fork cannot be started."""
         ours, theirs = socket.socketpair()
         with theirs, self._lock:
             kind = WITH_TOKENIZER if tokenizer else WITHOUT
@@ -52,7 +52,7 @@ class ConstraintProcess:
         return ours
 
     def close(self) -> None:
-        """End it, and what it forked."""
+        """End the process and its forks."""
         with self._lock:
             self._end()
 
@@ -67,7 +67,7 @@ class ConstraintProcess:
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for us
+                start_new_session=True,  # Ctrl-C must end the parent alone
             )
         self._control.sendall(self._path.encode() + b"\n")
         return self._control

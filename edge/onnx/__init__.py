@@ -1,1 +1,1 @@
-"""An ONNX model on one device, and its stages in a pipeline."""
+"""ONNX models on one device, and their stages in a pipeline."""

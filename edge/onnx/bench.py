@@ -1,4 +1,5 @@
-"""Latency and throughput of a model, on one clock: two measurements, because neither follows from the other."""
+"""Benchmark of an ONNX model: latency and throughput by one clock. They are two measurements, because neither follows
+from the other."""
 
 from __future__ import annotations
 
@@ -14,28 +15,28 @@ from edge.onnx.pipeline import MOST_WINDOW, Result
 from edge.onnx.samples import Feeds
 from edge.onnx.wire import Array
 
-_WAITING = 1.25  # of its latency alone that an input takes where it waits for others
-_TRIES = 3  # of a window, before it is taken to fill the flow
+_WAITING = 1.25  # times its latency in the idle flow: an input that takes longer has waited for others
+_TRIES = 3  # in which the inputs of a window must wait, before it counts as filling the flow
 
-Progress = Callable[[int, int], None]  # inputs completed, of how many
-# The results of inputs, in order, with so many of them in flight: `Pipeline.map`, or `in_turn`.
+Progress = Callable[[int, int], None]  # inputs completed, inputs in total
+# Yields the results of inputs in order, with at most so many of them in flight: `Pipeline.map`, or `sequential`.
 Flow = Callable[[Iterable[Mapping[str, Array]], int], Iterator[Result]]
 
 
 @dataclass(frozen=True)
-class Speed:
-    """What was measured."""
+class FlowSpeed:
+    """Latency and throughput that were measured."""
 
-    latency_ms_median: float  # one input through the idle model, from handing it over to having its outputs
-    latency_ms_p90: float  # nine of ten took no longer
+    latency_ms_median: float  # of one input through the idle model, from handing it over to having its outputs
+    latency_ms_p90: float  # 90th percentile
     throughput_per_s: float  # inputs completed, with the window full
-    compute_ms: tuple[float, ...]  # of each stage, medians, one input at a time
+    compute_ms: tuple[float, ...]  # median of each stage, one input at a time
     window: int  # inputs in flight for the throughput
-    repeats: int  # inputs that each of the two counts
+    repeats: int  # inputs that each of the two measurements counts
 
 
-def speed_json(speed: Speed | None) -> dict[str, Any]:
-    """What a model or a cut gives, as plain values; None where it did not run."""
+def speed_json(speed: FlowSpeed | None) -> dict[str, Any]:
+    """Return latency and throughput as plain values; None for each if the model did not run."""
     return {
         "latency_ms_median": speed.latency_ms_median if speed else None,
         "throughput_per_s": speed.throughput_per_s if speed else None,
@@ -45,8 +46,8 @@ def speed_json(speed: Speed | None) -> dict[str, Any]:
 
 def measure(
     flow: Flow, feeds: Mapping[str, Array], repeats: int, window: int | None = None, progress: Progress | None = None
-) -> Speed:
-    """Latency and throughput of `flow` by `time.perf_counter`. Errors are those of the flow.
+) -> FlowSpeed:
+    """Measure latency and throughput of `flow` by `time.perf_counter`. Raises the errors of the flow.
 
     Latency: one input at a time, after one that does not count. Throughput: `window` inputs are in flight and, whenever
     one is complete, another one follows. The first `window` to be complete warm up; from the last of these on `repeats`
@@ -69,7 +70,7 @@ def measure(
         steps += 2 * window - 2
     ended = [completed(result).ended for result in flow(repeat(feeds, 2 * window - 1 + repeats), window)]
     stages = zip(*(one.compute_s for one in alone), strict=True)
-    return Speed(
+    return FlowSpeed(
         latency_ms_median=1e3 * statistics.median(one.seconds for one in alone),
         latency_ms_p90=1e3 * alone[math.ceil(0.9 * repeats) - 1].seconds,
         compute_ms=tuple(1e3 * statistics.median(stage) for stage in stages),
@@ -80,7 +81,7 @@ def measure(
 
 
 def full_window(flow: Flow, feeds: Mapping[str, Array], alone: Result) -> int:
-    """Inputs in flight that fill the flow. alone: what came of one in the idle flow.
+    """Return how many inputs in flight fill the flow. alone: the result of one input in the idle flow.
 
     Where the window is what limits, an input that goes in takes as long as alone, so that window x interval = latency;
     where it is a stage or a link, inputs wait, and the product is more. It doubles until it is a quarter more in each
@@ -95,18 +96,18 @@ def full_window(flow: Flow, feeds: Mapping[str, Array], alone: Result) -> int:
 
 
 def _waits(flow: Flow, feeds: Mapping[str, Array], window: int) -> float:
-    """Seconds in which as many inputs complete as are in flight: what each takes."""
+    """Return the seconds in which as many inputs complete as are in flight, which is the latency of each."""
     ended = [result.ended for result in flow(repeat(feeds, 2 * window), window)]
     return ended[-1] - ended[window - 1]
 
 
-def in_turn(run: Callable[[Mapping[str, Array]], Feeds]) -> Flow:
-    """The flow of what computes one input at a time, whatever the window."""
+def sequential(run: Callable[[Mapping[str, Array]], Feeds]) -> Flow:
+    """Return the flow of a function that computes one input at a time, whatever the window."""
 
     def flow(feeds: Iterable[Mapping[str, Array]], window: int) -> Iterator[Result]:
-        for one in feeds:
+        for inputs in feeds:
             began = time.perf_counter()
-            outputs = run(one)
+            outputs = run(inputs)
             ended = time.perf_counter()
             yield Result(outputs, began, ended, (ended - began,))
 

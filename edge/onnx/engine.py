@@ -1,4 +1,4 @@
-"""A model, or one stage of it, on ONNX Runtime: arrays in, arrays out."""
+"""Engine for a model, or one stage of it, on ONNX Runtime: arrays in, arrays out."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _NO_SHAPE = "Field 'shape' of 'type' is required"
 _NO_MEMORY = "Failed to allocate memory"
 
 Array = npt.NDArray[Any]
-_Shapes = tuple["tuple[int, ...] | None", ...]  # of the outputs; None where it is known only afterwards
+_Shapes = tuple["tuple[int, ...] | None", ...]  # of the outputs; None if known only after the run
 
 
 class OnnxEngine:
-    """An ONNX model, loaded.
+    """A loaded ONNX model.
 
     `run` may be called from several threads at once. Python's lock is free while it computes.
     """
@@ -45,7 +45,7 @@ class OnnxEngine:
         dims: Mapping[str, int] | None = None,
         buffers: int = 0,
     ) -> None:
-        """Load the file `model`, or what such a file holds, with all its weights.
+        """Load the file `model`, or the bytes of such a file, with all its weights.
 
         threads: one per physical core where None. provider: such as "cuda"; where None, the best of this build that
         takes the model. What it lacks runs on the CPU. dims: sizes for dimensions that the model leaves open, by name
@@ -60,18 +60,20 @@ class OnnxEngine:
         self.path = model if isinstance(model, Path) else None
         self.threads = threads or default_threads()
         name = self.path.name if self.path else "the model"
-        graph, self.files = _checked(model)  # what was read: the file, and those with weights beside it
+        graph, self.files = _checked(model)  # self.files: the model's file, and those with weights beside it
         shapeless = {one.name for one in (*graph.input, *graph.output) if not one.type.tensor_type.HasField("shape")}
         sizes = open_sizes(tuple(map(_declared, graph.input)), dims or {})
         named = {dim.dim_param for one in graph.input for dim in one.type.tensor_type.shape.dim}
         overrides = {key: size for key, size in sizes.items() if key in named}
         nodes = {f"{n.domain}:{n.op_type}": n.name or n.output[0] for n in reversed(graph.node)}
-        del graph  # the weights, a second time
+        del graph  # frees one of two copies of the weights
         source = model if isinstance(model, bytes) else str(model)
         opened = open_session(source, name, self.threads, provider, overrides, nodes)
         self.provider, self.fell_back_from = opened.provider, opened.fell_back_from
-        others = {key: size for key, size in sizes.items() if key not in named}  # ONNX Runtime has no name for them
-        self.inputs: tuple[Input, ...] = with_dims(inputs_of(opened.session, shapeless), others)
+        unnamed = {
+            key: size for key, size in sizes.items() if key not in named
+        }  # ONNX Runtime has no override for these
+        self.inputs: tuple[Input, ...] = with_dims(inputs_of(opened.session, shapeless), unnamed)
         self.outputs: tuple[Output, ...] = outputs_of(opened.session, shapeless)
         self._names = [one.name for one in self.outputs]
         self._session: Any = opened.session
@@ -80,7 +82,7 @@ class OnnxEngine:
         self._shapes_hold = True
 
     def run(self, feeds: Mapping[str, Array]) -> Feeds:
-        """The outputs by name, for an array of the right type and shape under the name of each input.
+        """Return the outputs by name, for an array of the right type and shape under the name of each input.
 
         Arrays are used where they lie, also read-only ones; those that are not contiguous are copied. They must not
         change meanwhile. How long outputs are valid: see `buffers`, which counts for those whose shape the model
@@ -98,21 +100,21 @@ class OnnxEngine:
         except EngineError:
             if not any(shapes):
                 raise
-            # Declared shapes are not checked by anyone: with those of a careless export the run works without buffers.
-            found = self._compute(session, options, arrays, (None,) * len(shapes))
+            # Declared shapes were not checked. Where a careless export has wrong ones, a run without buffers works.
+            outputs = self._compute(session, options, arrays, (None,) * len(shapes))
             self._shapes_hold = False
-            return found
+            return outputs
 
     def stop(self) -> None:
-        """Make a run in another thread, at its next node, and all that follow raise Interrupted."""
+        """Make a run in another thread raise Interrupted at its next node, and all runs after it."""
         self._options.terminate = True
 
     def resume(self) -> None:
-        """Run again after `stop`. A run that is still about to end because of it ends all the same."""
+        """Allow runs again after `stop`. A run that `stop` is ending ends all the same."""
         self._options = self._new_options()
 
     def close(self) -> None:
-        """Free the model, once runs in other threads have ended. What outputs the caller has stay valid."""
+        """Free the model once runs in other threads have ended. Outputs that the caller has stay valid."""
         self._session = None
 
     def __enter__(self) -> OnnxEngine:
@@ -127,18 +129,18 @@ class OnnxEngine:
     def _new_options() -> Any:
         options = runtime().RunOptions()
         options.log_severity_level = 4  # nothing
-        # Its default, no graph to replay; where it is not there, looking for it costs more than a small model does.
+        # The default, no CUDA graph to replay. Unset, looking for it takes longer than a small model.
         options.add_run_config_entry("gpu_graph_id", "-1")
         return options
 
     def _compute(self, session: Any, options: Any, arrays: Feeds, shapes: _Shapes) -> Feeds:
-        """The outputs, in memory of ours where their shape is known before."""
+        """Run, with outputs in our own memory if their shapes are known before."""
         with refusals(f"run {self.path.name if self.path else 'the model'}"):
-            held = self._buffers.take(shapes)
+            buffers = self._buffers.take(shapes)
             binding = session.io_binding()
             for name, array in arrays.items():
                 binding.bind_cpu_input(name, array)
-            for name, output in zip(self._names, held, strict=True):
+            for name, output in zip(self._names, buffers, strict=True):
                 if output is None:
                     binding.bind_output(name, "cpu")
                 else:
@@ -153,33 +155,33 @@ class OnnxEngine:
                 raise
             if options.terminate:  # too late to end it early
                 raise Interrupted("the run was stopped")
-            made = binding.get_outputs() if None in shapes else held
+            values = binding.get_outputs() if None in shapes else buffers
             return {
                 name: value.numpy() if output is None else output
-                for name, output, value in zip(self._names, held, made, strict=True)
+                for name, output, value in zip(self._names, buffers, values, strict=True)
             }
 
 
 class _Buffers:
-    """Memory for outputs: sets of arrays that take turns, or new ones each time."""
+    """Memory for outputs: sets of arrays used in turn, or new arrays for each run."""
 
     def __init__(self, outputs: tuple[Output, ...], sets: int) -> None:
         self._types, self._sets = [one.dtype for one in outputs], sets
         self._shapes: _Shapes = ()
-        self._held: deque[tuple[Array | None, ...]] = deque()
+        self._sets_in_turn: deque[tuple[Array | None, ...]] = deque()
         self._lock = threading.Lock()
 
     def take(self, shapes: _Shapes) -> tuple[Array | None, ...]:
-        """An array for each output, None where its shape is None."""
+        """Return an array for each output; None if its shape is None."""
         if not self._sets:
             return self._new(shapes)
         with self._lock:
             if shapes != self._shapes:
                 self._shapes = shapes
-                self._held.clear()
-            held = self._new(shapes) if len(self._held) < self._sets else self._held.popleft()
-            self._held.append(held)
-            return held
+                self._sets_in_turn.clear()
+            arrays = self._new(shapes) if len(self._sets_in_turn) < self._sets else self._sets_in_turn.popleft()
+            self._sets_in_turn.append(arrays)
+            return arrays
 
     def _new(self, shapes: _Shapes) -> tuple[Array | None, ...]:
         return tuple(
@@ -188,26 +190,26 @@ class _Buffers:
 
 
 def _checked(model: Path | bytes) -> tuple[Any, frozenset[Path]]:
-    """The model's GraphProto, valid as far as that can be told without ONNX Runtime, and the files it lies in."""
+    """Return the model's GraphProto, valid as far as can be told without ONNX Runtime, and the files it lies in."""
     try:
         if isinstance(model, bytes):
             return _parsed(model).graph, frozenset()
         file = load(model)
         return file.model.graph, file.data_files | {model}
     except ModelFileError as exc:
-        if found := _BAD_NODE.search(str(exc.__cause__)):
-            raise ModelFileError(f"{exc} (node {found[1]!r}, {found[2]})") from exc
+        if bad_node := _BAD_NODE.search(str(exc.__cause__)):
+            raise ModelFileError(f"{exc} (node {bad_node[1]!r}, {bad_node[2]})") from exc
         raise
 
 
 def _declared(value: Any) -> Input:
-    """An input as the model's file has it; for its open dimensions."""
+    """Return an input as the model's file declares it, for its open dimensions."""
     dims = value.type.tensor_type.shape.dim
     return Input(value.name, "", tuple(str(d.dim_param) if not d.dim_value > 0 else d.dim_value for d in dims))
 
 
 def _parsed(content: bytes) -> Any:
-    """The model in these bytes, which may name no files: there is no folder that they could be in."""
+    """Return the model in these bytes. They may name no data files: there is no folder for them."""
     import onnx
     from google.protobuf.message import DecodeError
 

@@ -1,4 +1,4 @@
-"""An ONNX model, checked and read whole before native code sees it."""
+"""ONNX model file, checked and read whole before native code sees it."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _KEEP_INLINE = 1024  # bytes: smaller tensors, such as shapes, stay in the model
 
 @dataclass(frozen=True)
 class OnnxFile:
-    """A model in memory."""
+    """An ONNX model in memory, and the files it was read from."""
 
     path: Path
     model: Any  # onnx.ModelProto, with all weights
-    data_files: frozenset[Path]  # what held weights beside it
+    data_files: frozenset[Path]  # files beside it that held weights
     weight_bytes: int
     size_bytes: int  # of all its files
 
     @property
     def external(self) -> bool:
-        """Whether its weights go into a file beside it, where it is written again."""
+        """Return whether its weights go into a file beside it when it is written again."""
         return bool(self.data_files) or self.weight_bytes > _INLINE_LIMIT
 
 
 def load(path: Path) -> OnnxFile:
-    """The model in `path`, with the weights that lie in files beside it.
+    """Read the model in `path`, with the weights in files beside it.
 
     OSError where a file cannot be read. ModelFileError, which names the tensor, for weights that are outside the
     model's folder, missing or too short; also for what is not an ONNX model, is cut off, or breaks the rules of ONNX.
@@ -60,23 +60,24 @@ def load(path: Path) -> OnnxFile:
     _constants_not_inputs(model.graph)
     model.ir_version = max(model.ir_version, 4)  # before, every initializer had to be an input
     weights = sum(_held_bytes(tensor) for tensor in tensors(model))
-    size += sum(held.stat().st_size for held in data_files)
-    found = OnnxFile(path, model, frozenset(data_files), weights, size)
+    size += sum(data_file.stat().st_size for data_file in data_files)
+    file = OnnxFile(path, model, frozenset(data_files), weights, size)
     if weights <= _INLINE_LIMIT:
         try:
             onnx.checker.check_model(model)
         except Exception as exc:  # ValidationError, and others for what cannot be encoded
             if _NO_SHAPE in str(exc):  # of an output: ONNX Runtime, which checks too, finds it out
-                return found
+                return file
             raise ModelFileError(f"{path} is not a valid ONNX model: {first_line(exc)}") from exc
-    return found
+    return file
 
 
 def _is_text(message: Any) -> bool:
-    """Whether all that is to be text is UTF-8. ONNX is of a protobuf that does not see to it and gives bytes for it."""
+    """Return whether all strings are UTF-8. The protobuf version of ONNX does not check, and gives bytes for the
+    others."""
     for field, value in message.ListFields():
         values = [value] if isinstance(value, (str, bytes)) or hasattr(value, "ListFields") else value
-        if field.type == field.TYPE_STRING and not all(isinstance(one, str) for one in values):
+        if field.type == field.TYPE_STRING and not all(isinstance(item, str) for item in values):
             return False
         if field.type == field.TYPE_MESSAGE and not all(map(_is_text, values)):
             return False
@@ -110,7 +111,7 @@ def tensors(model: Any) -> Iterator[Any]:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says first, without the rest of a page."""
+    """Return the first line of an error's message."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
@@ -137,7 +138,7 @@ def _node_tensors(nodes: Any) -> Iterator[Any]:
 
 
 def _data_file(path: Path, tensor: Any) -> Path:
-    """The file that holds an external tensor, which is whole there."""
+    """Return the file that holds an external tensor, after checking that all of it is there."""
     fields = {entry.key: entry.value for entry in tensor.external_data}
     location = str(fields.get("location", ""))
     what = f"{path}: tensor {tensor.name!r}"
@@ -145,12 +146,12 @@ def _data_file(path: Path, tensor: Any) -> Path:
     absolute = PurePosixPath(location).is_absolute() or PureWindowsPath(location).anchor
     if not location or "\0" in location or absolute or ".." in parts:
         raise ModelFileError(f"{what} has its data in {location!r}; only files in the model's own folder are read")
-    held = path.parent / location
-    if not held.exists():
+    data_file = path.parent / location
+    if not data_file.exists():
         raise ModelFileError(f"{what} has its data in {location!r}, which is not there; put it beside the model")
-    if not held.resolve().is_relative_to(path.parent.resolve()) or held.is_symlink():
+    if not data_file.resolve().is_relative_to(path.parent.resolve()) or data_file.is_symlink():
         raise ModelFileError(f"{what} has its data in {location!r}, which is a link; put the file itself there")
-    if not held.is_file():
+    if not data_file.is_file():
         raise ModelFileError(f"{what} has its data in {location!r}, which is not a file")
     need = _dense_bytes(tensor, what)
     try:
@@ -158,16 +159,16 @@ def _data_file(path: Path, tensor: Any) -> Path:
         length = int(fields.get("length", "") or need)
     except ValueError as exc:
         raise ModelFileError(f"{what} has an offset or a length that is no number") from exc
-    have = held.stat().st_size
+    have = data_file.stat().st_size
     if offset < 0 or length != need:
         raise ModelFileError(f"{what} needs {need} bytes; {length} at offset {offset} of {location!r} are named")
     if offset + length > have:
         raise ModelFileError(f"{what} ends at byte {offset + length} of {location!r}, which has {have}; get it again")
-    return held
+    return data_file
 
 
 def _dense_bytes(tensor: Any, what: str) -> int:
-    """The bytes that a tensor's values take."""
+    """Return the bytes that a tensor's values take."""
     import onnx
 
     values = 1
@@ -188,7 +189,7 @@ def _dense_bytes(tensor: Any, what: str) -> int:
 
 
 def _read_weights(path: Path, model: Any) -> None:
-    """Take the external weights into the model, all of which were found."""
+    """Read the external weights, whose files were checked, into the model."""
     from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
 
     for tensor in tensors(model):
@@ -204,11 +205,12 @@ def _read_weights(path: Path, model: Any) -> None:
 
 
 def _constants_not_inputs(graph: Any) -> None:
-    """Old models list every weight as an input, too. What a caller may change is no constant, and is not quantized."""
-    held = {tensor.name for tensor in graph.initializer}
-    kept = [value for value in graph.input if value.name not in held]
+    """Remove weights from the inputs, where old models list them, too. A weight that a caller may change is no constant
+    and would not be quantized."""
+    weights = {tensor.name for tensor in graph.initializer}
+    inputs = [value for value in graph.input if value.name not in weights]
     graph.ClearField("input")
-    graph.input.extend(kept)
+    graph.input.extend(inputs)
 
 
 def _held_bytes(tensor: Any) -> int:

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-# Of the images of ImageNet, by channel: what most networks for pictures were trained with.
+# Mean and deviation of ImageNet's pixels by channel: most networks for pictures were trained with them.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-# Not all that Pillow reads: some formats start other programs, others are seldom tested.
+# A part of the formats that Pillow reads: some others start programs, some are seldom tested.
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 _MODES = {1: "L", 3: "RGB"}  # by channels
 
@@ -38,25 +38,25 @@ class Scaling:
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture as the model takes it."""
+    """A picture as an input array."""
 
     array: Array
-    scaling: Scaling | None  # None: pixels went in as they are
+    scaling: Scaling | None  # None: pixels were not scaled
     note: str  # what was done to it, for people
 
 
 @dataclass(frozen=True)
 class _Target:
-    """What an input takes of a picture."""
+    """Layout of the pixels that an input takes."""
 
-    batch: int | None  # None: it has no such axis
+    batch: int | None  # None: there is no batch axis
     channels: int
     height: int | None  # None: the picture's own, or as the other side is scaled
     width: int | None
     channels_first: bool
 
     def size(self, own: tuple[int, int]) -> tuple[int, int]:
-        """Width and height of a picture that has these of its own."""
+        """Return width and height in the input, of a picture with the size `own`."""
         width, height = own
         if self.width is None and self.height is None:
             return own
@@ -65,8 +65,8 @@ class _Target:
         return self.width, self.height or max(1, round(height * self.width / width))
 
 
-def picture(path: Path, one: Input, scaling: Scaling | None) -> Picture:
-    """The picture in `path` as the input takes it: N x C x H x W or N x H x W x C, or either without N.
+def picture(path: Path, spec: Input, scaling: Scaling | None) -> Picture:
+    """Read the picture in `path` as an array for an input: N x C x H x W or N x H x W x C, or either without N.
 
     It is turned as its EXIF data say, resized to H x W with its sides stretched, and RGB, or gray where there is one
     channel. Where the model leaves H and W open, it keeps its size; where one of them, its proportions. Where the model
@@ -74,15 +74,15 @@ def picture(path: Path, one: Input, scaling: Scaling | None) -> Picture:
     1 for gray. Inputs of uint8 take pixels as they are. OSError where it cannot be read; SamplesError for what is no
     picture, or for an input that takes none; NotEnoughMemory.
     """
-    target = _target(one)
-    dtype = dtype_of(one.type)
+    target = _target(spec)
+    dtype = dtype_of(spec.type)
     if dtype != np.uint8 and dtype.kind != "f":
-        raise SamplesError(f"input {one.name!r} takes {dtype}; pictures go into floats or uint8, give a .npz file")
+        raise SamplesError(f"input {spec.name!r} takes {dtype}; pictures go into floats or uint8, give a .npz file")
     used = _scaling(scaling, target.channels) if dtype.kind == "f" else None
     if used is None and scaling is not None:
-        raise SamplesError(f"input {one.name!r} takes bytes: pixels go in as they are; leave mean, std and scale out")
+        raise SamplesError(f"input {spec.name!r} takes bytes: pixels go in as they are; leave mean, std and scale out")
     try:
-        pixels, was = _pixels(path, target)
+        pixels, size_before = _pixels(path, target)
         if used:
             scaled = (pixels.astype(np.float32) / used.scale - np.asarray(used.mean, np.float32)) / np.asarray(
                 used.std, np.float32
@@ -94,13 +94,13 @@ def picture(path: Path, one: Input, scaling: Scaling | None) -> Picture:
             pixels = np.broadcast_to(pixels, (target.batch, *pixels.shape))
         array = np.ascontiguousarray(pixels)
     except MemoryError as exc:
-        raise NotEnoughMemory(f"{path} does not fit into memory as the input {one.name!r} takes it") from exc
+        raise NotEnoughMemory(f"{path} does not fit into memory as the input {spec.name!r} takes it") from exc
     height, width = array.shape[-2:] if target.channels_first else array.shape[-3:-1]
-    return Picture(array, used, _note(path, was, (width, height), target, used))
+    return Picture(array, used, _note(path, size_before, (width, height), target, used))
 
 
 def _scaling(scaling: Scaling | None, channels: int) -> Scaling:
-    """What is used for so many channels. SamplesError where it is for another number of them."""
+    """Return the scaling for a number of channels. SamplesError if it is for another number of them."""
     if scaling is None:
         return Scaling(255.0, MEAN, STD) if channels == len(MEAN) else Scaling()
     for name, values in (("mean", scaling.mean), ("std", scaling.std)):
@@ -111,26 +111,26 @@ def _scaling(scaling: Scaling | None, channels: int) -> Scaling:
     return scaling
 
 
-def _target(one: Input) -> _Target:
+def _target(spec: Input) -> _Target:
     """Return the layout of pixels that an input takes. SamplesError for one that does not look like a picture."""
-    shape = one.shape
+    shape = spec.shape
     first = len(shape) in (3, 4) and shape[-3] in _MODES
     if not first and not (len(shape) in (3, 4) and shape[-1] in _MODES):
         raise SamplesError(
-            f"input {one.name!r} takes the shape {shape_text(shape)}, which is no picture of 3 or 1 channels; give a"
+            f"input {spec.name!r} takes the shape {shape_text(shape)}, which is no picture of 3 or 1 channels; give a"
             " .npz file"
         )
     channels, height, width = shape[-3:] if first else (shape[-1], *shape[-3:-1])
     for what, dim in (("height", height), ("width", width)):
         if isinstance(dim, int) and dim < 1:
-            raise SamplesError(f"input {one.name!r} has a {what} of {dim}, which no picture has")
+            raise SamplesError(f"input {spec.name!r} has a {what} of {dim}, which no picture has")
     batch = None if len(shape) == 3 else shape[0] if isinstance(shape[0], int) else 1
     fixed_height, fixed_width = (None if isinstance(side, str) else side for side in (height, width))
     return _Target(batch, int(channels), fixed_height, fixed_width, first)
 
 
 def _pixels(path: Path, target: _Target) -> tuple[Array, tuple[int, int]]:
-    """Bytes (H, W, C), and the width and height that the picture had."""
+    """Return bytes (H, W, C), and width and height of the picture before it was resized."""
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     with path.open("rb") as file, warnings.catch_warnings():
@@ -155,7 +155,7 @@ def _pixels(path: Path, target: _Target) -> tuple[Array, tuple[int, int]]:
 
 
 def _eight_bits(image: Image) -> Image:
-    """The picture, where its pixels had 16 bits with 8 of them: converting would cut the larger values off."""
+    """Return the picture with 8 of its 16 bits: converting it would cut larger values off."""
     from PIL.Image import fromarray
 
     if not image.mode.startswith("I;16"):
@@ -163,9 +163,9 @@ def _eight_bits(image: Image) -> Image:
     return fromarray((np.asarray(image) >> 8).astype(np.uint8))
 
 
-def _note(path: Path, was: tuple[int, int], now: tuple[int, int], target: _Target, used: Scaling | None) -> str:
-    became = f"became {now[0]} x {now[1]}" if now != was else "kept its size"
-    parts = [f"{path.name}, {was[0]} x {was[1]} pixels, {became}"]
+def _note(path: Path, before: tuple[int, int], after: tuple[int, int], target: _Target, used: Scaling | None) -> str:
+    became = f"became {after[0]} x {after[1]}" if after != before else "kept its size"
+    parts = [f"{path.name}, {before[0]} x {before[1]} pixels, {became}"]
     parts.append("RGB" if target.channels == 3 else "gray")
     if used:
         mean, std = (", ".join(f"{value:g}" for value in values) for values in (used.mean, used.std))

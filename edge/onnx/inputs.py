@@ -24,15 +24,15 @@ _MAGIC = (b"PK\x03\x04", b"PK\x05\x06", b"\x93NUMPY")  # of files that have anot
 
 
 @dataclass(frozen=True)
-class Given:
-    """What was read."""
+class ReadInputs:
+    """Input arrays read from files."""
 
     feeds: Feeds
     scalings: dict[str, Scaling]  # of the inputs whose pixels were scaled
-    notes: tuple[str, ...]  # what was done to pictures
+    notes: tuple[str, ...]  # how pictures were changed, for people
 
     def to_json(self) -> dict[str, Any]:
-        """Type and shape of each input, and how pixels were scaled."""
+        """Return type and shape of each input, and how pixels were scaled."""
         feeds = self.feeds.items()
         return {
             "inputs": [{"name": name, "type": str(array.dtype), "shape": list(array.shape)} for name, array in feeds],
@@ -40,8 +40,8 @@ class Given:
         }
 
 
-def read(inputs: tuple[Input, ...], files: Sequence[str], scaling: Scaling | None) -> Given:
-    """A value for each input, from "FILE" or "NAME=FILE".
+def read(inputs: tuple[Input, ...], files: Sequence[str], scaling: Scaling | None) -> ReadInputs:
+    """Read a value for each input, from "FILE" or "NAME=FILE".
 
     A picture goes into the input of its name, or into the only one there is. A .npz file without a name gives an array
     for every input that it has one for; with a name the array of that name, or the only one. Arrays become the model's
@@ -56,33 +56,33 @@ def read(inputs: tuple[Input, ...], files: Sequence[str], scaling: Scaling | Non
     for text in files:
         name, path = _split(text, by_name)
         if is_arrays(path):
-            found = {key: _typed(array, by_name[key], path) for key, array in _arrays(path, name, by_name).items()}
+            arrays = {key: _typed(array, by_name[key], path) for key, array in _arrays(path, name, by_name).items()}
         else:
             if name is None and len(inputs) != 1:
                 raise SamplesError(f"the model takes {_listed(by_name)}; say which with NAME={path}")
-            one = by_name[name] if name is not None else inputs[0]
-            made = picture(path, one, scaling)
-            found = {one.name: made.array}
-            notes.append(made.note)
-            if made.scaling:
-                scalings[one.name] = made.scaling
-        for key in found.keys() & feeds.keys():
+            target = by_name[name] if name is not None else inputs[0]
+            read_picture = picture(path, target, scaling)
+            arrays = {target.name: read_picture.array}
+            notes.append(read_picture.note)
+            if read_picture.scaling:
+                scalings[target.name] = read_picture.scaling
+        for key in arrays.keys() & feeds.keys():
             raise SamplesError(f"input {key!r} is given twice, the second time by {path}")
-        feeds |= found
+        feeds |= arrays
     lacking = [name for name in by_name if name not in feeds]
     if lacking:
         raise SamplesError(f"the model takes {_listed(by_name)}; nothing is given for {_listed(lacking)}")
-    return Given(feeds, scalings, tuple(notes))
+    return ReadInputs(feeds, scalings, tuple(notes))
 
 
 def path_of(text: str) -> Path:
-    """The file in "FILE" or "NAME=FILE", as far as that can be told without the model."""
+    """Return the file in "FILE" or "NAME=FILE", as far as that can be told without the model."""
     path = Path(text)
     return path if path.exists() or "=" not in text else Path(text.partition("=")[2])
 
 
 def is_arrays(path: Path) -> bool:
-    """Whether a file is a .npz or .npy file, by its name or by how it begins. OSError."""
+    """Return whether a file is a .npz or .npy file, by its name or its first bytes. OSError."""
     if path.suffix in _SUFFIXES:
         return True
     with path.open("rb") as file:
@@ -90,7 +90,7 @@ def is_arrays(path: Path) -> bool:
 
 
 def _split(text: str, inputs: dict[str, Input]) -> tuple[str | None, Path]:
-    """The name of an input, if there is one before a "=", and the file."""
+    """Return the name of an input, if there is one before a "=", and the file."""
     name, equals, rest = text.partition("=")
     if not equals or (name not in inputs and Path(text).exists()):
         return None, Path(text)
@@ -100,39 +100,41 @@ def _split(text: str, inputs: dict[str, Input]) -> tuple[str | None, Path]:
 
 
 def _arrays(path: Path, name: str | None, inputs: dict[str, Input]) -> Feeds:
-    """The arrays of a file by the name of their input: of one input, or of all that it has arrays for."""
+    """Return the arrays of a file by the name of their input: of one input, or of all that it has arrays for."""
     try:
         with path.open("rb") as file:
-            held = np.load(file, allow_pickle=False)
-            if isinstance(held, np.ndarray):
+            archive = np.load(file, allow_pickle=False)
+            if isinstance(archive, np.ndarray):
                 if name is None and len(inputs) != 1:
                     raise SamplesError(f"the model takes {_listed(inputs)}; say which with NAME={path}")
-                return {name if name is not None else next(iter(inputs)): held}
+                return {name if name is not None else next(iter(inputs)): archive}
             if name is not None:
-                if name not in held.files and len(held.files) != 1:
-                    raise SamplesError(f"{path} needs an array {name!r}, or only one; it holds {_listed(held.files)}")
-                return {name: held[name if name in held.files else held.files[0]]}
-            found = [key for key in inputs if key in held.files]
-            if not found and inputs:
-                raise SamplesError(f"{path} needs an array for {_listed(inputs)}; it holds {_listed(held.files)}")
-            return {key: held[key] for key in found}
+                if name not in archive.files and len(archive.files) != 1:
+                    raise SamplesError(
+                        f"{path} needs an array {name!r}, or only one; it holds {_listed(archive.files)}"
+                    )
+                return {name: archive[name if name in archive.files else archive.files[0]]}
+            names = [key for key in inputs if key in archive.files]
+            if not names and inputs:
+                raise SamplesError(f"{path} needs an array for {_listed(inputs)}; it holds {_listed(archive.files)}")
+            return {key: archive[key] for key in names}
     except MemoryError as exc:
         raise NotEnoughMemory(f"{path} does not fit into memory; save smaller arrays there") from exc
     except (ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError) as exc:
         raise SamplesError(f"{path} is not a .npz file of numbers, or is cut off; numpy.savez writes one") from exc
 
 
-def _typed(array: Array, one: Input, path: Path) -> Array:
-    """The array in the model's type."""
-    wanted = dtype_of(one.type)
-    if array.dtype == wanted:
+def _typed(array: Array, spec: Input, path: Path) -> Array:
+    """Return the array in the model's type. SamplesError if values would change by more than their precision."""
+    dtype = dtype_of(spec.type)
+    if array.dtype == dtype:
         return array
-    refused = SamplesError(f"{path}: input {one.name!r} takes values of type {wanted}; it has {array.dtype}")
-    if not np.can_cast(array.dtype, wanted, "same_kind"):
+    refused = SamplesError(f"{path}: input {spec.name!r} takes values of type {dtype}; it has {array.dtype}")
+    if not np.can_cast(array.dtype, dtype, "same_kind"):
         raise refused
     with np.errstate(over="ignore"):
-        typed = array.astype(wanted)
-    same = np.isfinite(typed) == np.isfinite(array) if wanted.kind == "f" else typed == array
+        typed = array.astype(dtype)
+    same = np.isfinite(typed) == np.isfinite(array) if dtype.kind == "f" else typed == array
     if not same.all():
         raise SamplesError(f"{refused}, some too large for it")
     return typed

@@ -1,4 +1,4 @@
-"""An ONNX model as its owner has it: the checked file, its graph, and the stages it is cut into."""
+"""ONNX model of the owner: the checked file, its graph, and the stages it is cut into."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edge.errors import EngineError, NotEnoughMemory
 from edge.onnx.file import OnnxFile, load
 from edge.onnx.inputs import read
 from edge.onnx.observed import ObservedRun
-from edge.onnx.samples import ANY_SHAPE, TYPES, Feeds, Input, SamplesError, made_up
+from edge.onnx.samples import ANY_SHAPE, TYPES, Feeds, Input, SamplesError, random_feeds
 from edge.onnx.signature import dims_of, fit, with_dims
 from edge.onnx.wire import Array, Boundary, Tensor
 from edge.slices.local import OwnSlices
@@ -36,31 +36,31 @@ _MOST_RECIPE = 8 << 20  # bytes that a recipe may write out: it travels in one m
 
 
 @dataclass(frozen=True)
-class Part:
-    """One stage, cut."""
+class CutStage:
+    """One stage, cut from the model."""
 
     content: bytes  # a serialized ModelProto
     digest: str  # its SHA-256
     takes: Boundary
     gives: Boundary
     weight_bytes: int
-    activation_bytes: int  # the largest that one node takes and makes
+    activation_bytes: int  # most bytes of inputs and outputs of one node
 
 
 @dataclass(frozen=True)
 class OnnxSource:
-    """A model and its graph."""
+    """A model file and its graph."""
 
     file: OnnxFile
-    graph: OnnxGraph  # looked at with sizes for all open dimensions
+    graph: OnnxGraph  # with sizes for all open dimensions
     digest: str  # SHA-256 of the model's file, without files beside it
-    sample: Feeds  # an input: the one that was given, or a made-up one; the graph has its sizes
-    unrun: str = ""  # why the model could not be run on it, where shapes were wanted that only a run tells
+    sample: Feeds  # a given or a random input; the graph has its sizes
+    unrun: str = ""  # why the model could not be run on it, if shapes were needed that only a run tells
 
     @classmethod
-    def of(cls, file: OnnxFile, dims: Mapping[str, int], feeds: Feeds | None = None) -> OnnxSource:
-        """The model, looked at with these sizes of its open dimensions, and with those of `feeds`, an input; where
-        there is none, others are 1. Shapes that cannot be inferred are those of a run of the input.
+    def from_file(cls, file: OnnxFile, dims: Mapping[str, int], feeds: Feeds | None = None) -> OnnxSource:
+        """Return the model with these sizes of its open dimensions, and with those of `feeds`, an input; without one,
+        others are 1. Shapes that cannot be inferred come from a run of the input.
 
         SamplesError for a size that no input asks for, and an input that does not fit; the errors of OnnxGraph.
         """
@@ -75,16 +75,16 @@ class OnnxSource:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Name of the model's file, for people."""
         return self.file.path.name
 
     @property
     def inputs(self) -> tuple[Input, ...]:
-        """What it takes."""
+        """Inputs that the model declares."""
         return declared_inputs(self.file)
 
     def plan(self, devices: Sequence[str], cuts: Sequence[Cut]) -> OnnxPlan:
-        """The plan that cuts here, with a stage for each of `devices`."""
+        """Return the plan with these cuts, with a stage for each of `devices`."""
         bounds = [0, *(cut.position for cut in cuts), len(self.graph.nodes)]
         stages = [
             OnnxStage(where, Range(start, stop), cut.label if cut else "")
@@ -93,7 +93,7 @@ class OnnxSource:
         return OnnxPlan(self.name[:255], self.digest, len(self.graph.nodes), tuple(stages))
 
     def check(self, plan: OnnxPlan) -> None:
-        """PlanError where the plan is for another model, or cuts where nothing can be cut."""
+        """Raise PlanError if the plan is for another model, or has a cut where the model cannot be cut."""
         if plan.model_digest and plan.model_digest != self.digest:
             raise PlanError(
                 f"{self.name} has SHA-256 {self.digest[:12]}..., the plan is for {plan.model_digest[:12]}...: it has"
@@ -112,40 +112,40 @@ class OnnxSource:
 
     @cached_property
     def _labels(self) -> dict[int, str]:
-        """Of all cuts, by position: a sweep asks for each of them."""
+        """Labels of all cuts by position, because a sweep asks for each of them."""
         return {cut.position: cut.label for cut in cuts(self.graph)}
 
     def check_places(self, devices: int) -> None:
-        """PlanError where it cannot be cut in enough places for so many devices; it says why."""
-        if words := self.places_text(devices):
-            raise PlanError(words)
+        """Raise PlanError, with the reason, if the model has too few places to cut it for so many devices."""
+        if reason := self.places_text(devices):
+            raise PlanError(reason)
 
     def places_text(self, devices: int) -> str:
-        """Why it cannot have a stage on each of so many devices; "" where it can."""
-        found = cuts(self.graph)
-        if len(found) + 1 >= devices:
+        """Return why the model cannot have a stage on each of so many devices; "" if it can."""
+        places = cuts(self.graph)
+        if len(places) + 1 >= devices:
             return ""
-        words = places_text(self.graph, found)
-        return f"{words}; an input that it takes would tell more, as {self.unrun}" if self.unrun else words
+        reason = places_text(self.graph, places)
+        return f"{reason}; an input that it takes would tell more, as {self.unrun}" if self.unrun else reason
 
     def node_seconds(self, threads: int | None) -> list[float] | None:
-        """Seconds of each node of the graph on this device, in a run of the sample; None where it has no room, or does
-        not run."""
+        """Return the seconds of each node of the graph on this device, in a run of the sample; None if it has no room,
+        or does not run."""
         try:
             run = ObservedRun(self.file, self.sample)
             return run.node_seconds([node.place for node in self.graph.nodes], threads)
         except (EngineError, NotEnoughMemory):
             return None
 
-    def parts(self, plan: OnnxPlan) -> list[Part]:
-        """The stages of a plan that was checked. CannotSlice where one is too large to be sent, or its shapes are not
+    def parts(self, plan: OnnxPlan) -> list[CutStage]:
+        """Return the stages of a plan that was checked. CannotSlice if one is too large to send, or its shapes are not
         known."""
         return [self._part(i, plan) for i in range(len(plan.stages))]
 
     @contextmanager
-    def recipe(self, part: Part) -> Iterator[tuple[Recipe, Path]]:
-        """How to cut a stage, and from which file, which is there until the end of the block: the model's, or one of
-        the stage itself, where that is not made of the model's."""
+    def recipe(self, part: CutStage) -> Iterator[tuple[Recipe, Path]]:
+        """Yield the recipe of a stage, and the file to cut it from, which exists until the end of the block: the
+        model's file, or one with the stage itself if the recipe would be too large."""
         path = self.file.path
         with (
             path.open("rb") as file,
@@ -156,19 +156,22 @@ class OnnxSource:
         if len(recipe.to_bytes()) <= _MOST_RECIPE:
             yield recipe, path
             return
-        with tempfile.NamedTemporaryFile(prefix="edge-stage-", suffix=".onnx") as held, removed_at_end(Path(held.name)):
-            held.write(part.content)
-            held.flush()
-            yield whole(part.digest, len(part.content)), Path(held.name)
+        with (
+            tempfile.NamedTemporaryFile(prefix="edge-stage-", suffix=".onnx") as file_of_stage,
+            removed_at_end(Path(file_of_stage.name)),
+        ):
+            file_of_stage.write(part.content)
+            file_of_stage.flush()
+            yield whole(part.digest, len(part.content)), Path(file_of_stage.name)
 
-    def _part(self, i: int, plan: OnnxPlan) -> Part:
+    def _part(self, i: int, plan: OnnxPlan) -> CutStage:
         nodes = plan.stages[i].nodes
         proto = slice_model(self.file.model, self.graph, nodes.start, nodes.stop)
         if proto.ByteSize() > _MOST_BYTES:
             raise CannotSlice(f"stage {i} has {proto.ByteSize():,} bytes, at most 2 GiB can be sent; cut it once more")
         content: bytes = proto.SerializeToString(deterministic=True)
         io = stage_io(self.graph, nodes.start, nodes.stop)
-        return Part(
+        return CutStage(
             content,
             hashlib.sha256(content).hexdigest(),
             _boundary(io.tensors_in, inner=i > 0, passed=i),
@@ -179,8 +182,9 @@ class OnnxSource:
 
 
 def declared_inputs(file: OnnxFile) -> tuple[Input, ...]:
-    """Inputs of a model, as ONNX Runtime would say them. SamplesError for what is no tensor of numbers."""
-    found = []
+    """Return the inputs of a model, with types as ONNX Runtime names them. SamplesError for one that is no tensor of
+    numbers."""
+    inputs = []
     for value in file.model.graph.input:
         tensor = value.type.tensor_type
         kind = type_name(tensor.elem_type) if value.type.HasField("tensor_type") else None
@@ -191,33 +195,33 @@ def declared_inputs(file: OnnxFile) -> tuple[Input, ...]:
             dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else dim.dim_param or "?"
             for dim in tensor.shape.dim
         )
-        found.append(Input(value.name, _NAMES[kind], shape if tensor.HasField("shape") else ANY_SHAPE))
-    return tuple(found)
+        inputs.append(Input(value.name, _NAMES[kind], shape if tensor.HasField("shape") else ANY_SHAPE))
+    return tuple(inputs)
 
 
-def sized(path: Path, dims: Mapping[str, int], inputs: Sequence[str] | Mapping[str, Array] = ()) -> OnnxSource:
-    """The model in a file, with these sizes of open dimensions; those of `inputs` for others, or 1.
+def load_source(path: Path, dims: Mapping[str, int], inputs: Sequence[str] | Mapping[str, Array] = ()) -> OnnxSource:
+    """Load the model in a file, with these sizes of open dimensions; others are those of `inputs`, or 1.
 
-    inputs: arrays by name, or pictures and arrays as "FILE" or "NAME=FILE"; none: they are made up. The errors of
-    `load`, of `edge.onnx.inputs.read` and of `OnnxSource.of`.
+    inputs: arrays by name, or pictures and arrays as "FILE" or "NAME=FILE"; if empty, random values. The errors of
+    `load`, of `edge.onnx.inputs.read` and of `OnnxSource.from_file`.
     """
     file = load(path)
     if isinstance(inputs, Mapping):
-        return OnnxSource.of(file, dims, dict(inputs) or None)
+        return OnnxSource.from_file(file, dims, dict(inputs) or None)
     feeds = read(with_dims(declared_inputs(file), dims), inputs, None).feeds if inputs else None
-    return OnnxSource.of(file, dims, feeds)
+    return OnnxSource.from_file(file, dims, feeds)
 
 
 def _noise(inputs: tuple[Input, ...]) -> Feeds:
-    """A made-up input, with 1 for every open dimension; the same each time."""
+    """Return a random input with 1 for every open dimension; the same each time."""
     try:
-        return next(made_up(inputs, 1))
+        return next(random_feeds(inputs, 1))
     except (MemoryError, ValueError) as error:  # numpy has the second for more bytes than there can be
-        shapes = ", ".join(f"{one.name} {list(one.made_up_shape)}" for one in inputs)
+        shapes = ", ".join(f"{one.name} {list(one.concrete_shape)}" for one in inputs)
         raise NotEnoughMemory(f"memory ran out for an input of {shapes}; choose smaller dimensions") from error
 
 
-_NAMES = {name: type_ for type_, name in TYPES.items()}  # as ONNX Runtime calls what numpy calls so
+_NAMES = {name: type_ for type_, name in TYPES.items()}  # numpy's name of a type to ONNX Runtime's
 
 
 def _boundary(values: tuple[Value, ...], inner: bool, passed: int) -> Boundary:

@@ -1,5 +1,5 @@
-"""A run of a whole network on this device, for what only a run tells: shapes that cannot be inferred, and what each
-node takes."""
+"""A run of a whole network on this device, for what only a run tells: shapes that cannot be inferred, and the seconds
+of each node."""
 
 from __future__ import annotations
 
@@ -19,51 +19,51 @@ from edge.onnx.samples import Feeds
 from partition.model.onnx_graph import flat_nodes
 from partition.model.onnx_shapes import type_name
 
-_COPIES = 4  # of the weights in memory meanwhile: two as messages, one written out, one as ONNX Runtime has it
-_LEAST_RUNS, _RUNS, _MOST_S = 2, 6, 2.0  # to be timed; the least counts, as the first is slow
-_KERNEL, _BLOCKED = "_kernel_time", "_nchwc"  # ends of kernels' names; the second: with channels in blocks
+_COPIES = 4  # of the weights in memory during the run: two messages, one serialized, one in ONNX Runtime
+_LEAST_RUNS, _RUNS, _MOST_S = 2, 6, 2.0  # timed runs; the fastest counts, because the first is slow
+_KERNEL, _BLOCKED = "_kernel_time", "_nchwc"  # suffixes of kernels' names; the second: with channels in blocks
 _MARK = re.compile(r"@(\d+)@")  # in the name of a node: its place in the model
 _INNER = "@inner@"
 
 
 class ObservedRun:
-    """A network and an input of it."""
+    """A network and an input to run it with."""
 
     def __init__(self, file: OnnxFile, feeds: Feeds) -> None:
         self._file, self._feeds = file, feeds
         self.failed = ""  # why it could not be run
 
     def shapes(self, names: Sequence[str]) -> Mapping[str, tuple[str, tuple[int, ...]]]:
-        """Element type and shape of the tensors with these names, as far as they are tensors. Nothing where the
-        network cannot be run here: `failed` says why."""
+        """Return element type and shape of the values with these names that are tensors. If the network cannot be run
+        here, of inputs alone: `failed` says why."""
         import onnx
 
-        given = {name: self._feeds[name] for name in names if name in self._feeds}
-        found = {name: (array.dtype.name, array.shape) for name, array in given.items()}
-        wanted = [name for name in names if name not in given]
-        if not wanted:
-            return found
+        inputs = {name: self._feeds[name] for name in names if name in self._feeds}
+        shapes = {name: (array.dtype.name, array.shape) for name, array in inputs.items()}
+        computed = [name for name in names if name not in inputs]
+        if not computed:
+            return shapes
         try:
             model = self._whole()
-            there = {value.name for value in model.graph.output}
-            model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted if name not in there)
+            outputs = {value.name for value in model.graph.output}
+            model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in computed if name not in outputs)
             with refusals(f"run {self._file.path.name}"):
                 session = self._session(model, _options())
-                values = session.run_with_ort_values(wanted, _ort_values(self._feeds))
+                values = session.run_with_ort_values(computed, _ort_values(self._feeds))
         except (EngineError, NotEnoughMemory) as error:
             self.failed = str(error)
-            return found
-        for name, value in zip(wanted, values, strict=True):
+            return shapes
+        for name, value in zip(computed, values, strict=True):
             kind = type_name(value.element_type()) if value.is_tensor() else None
             if kind is not None:
-                found[name] = (kind, tuple(value.shape()))
-        return found
+                shapes[name] = (kind, tuple(value.shape()))
+        return shapes
 
     def node_seconds(self, places: Sequence[int], threads: int | None = None) -> list[float]:
-        """The seconds of the nodes in these places of the model's list, by ONNX Runtime's own clock: the least of
-        several runs. What it makes of several nodes counts for one of them.
+        """Return the seconds of the nodes at these places of the model's list, by ONNX Runtime's own clock: the fastest
+        of several runs. A kernel that ONNX Runtime fused from several nodes counts for one of them.
 
-        EngineError where it does not run, NotEnoughMemory where it has no room.
+        EngineError if the network does not run, NotEnoughMemory if it has no room.
         """
         model = self._whole()
         makers = {name: place for place, node in enumerate(model.graph.node) for name in node.output if name}
@@ -81,11 +81,11 @@ class ObservedRun:
                     if i < _LEAST_RUNS or time.monotonic() < ends_s:
                         session.run(None, self._feeds)
                 events = json.loads(Path(session.end_profiling()).read_text())
-        taken = kernel_seconds(events, makers)
-        return [taken.get(place, 0.0) for place in places]
+        seconds = kernel_seconds(events, makers)
+        return [seconds.get(place, 0.0) for place in places]
 
     def _whole(self) -> Any:
-        """The model, functions inlined, as a copy. NotEnoughMemory where it has no room here."""
+        """Return a copy of the model, functions inlined. NotEnoughMemory if it has no room here."""
         import onnx
 
         need, have = _COPIES * self._file.weight_bytes, available_memory()
@@ -113,11 +113,11 @@ class ObservedRun:
 
 
 def kernel_seconds(events: Sequence[Mapping[str, Any]], makers: Mapping[str, int]) -> dict[int, float]:
-    """Seconds by the place of a node, the least of all runs, from the events of a profile whose nodes have names with
-    their places. What ONNX Runtime makes of convolutions is called by a tensor: makers has the places that make these.
-    Another kernel, which ONNX Runtime put in, counts for the next one that is known."""
+    """Return seconds by the place of a node, the least of all runs, from the events of a profile. Names of nodes have
+    their places in them. ONNX Runtime names fused convolutions by a tensor: makers has the places of the nodes that
+    make it. A kernel that ONNX Runtime inserted counts for the next known one."""
     runs: dict[int, list[float]] = {}
-    waiting = 0.0
+    inserted = 0.0
     for event in sorted(events, key=lambda event: float(event.get("ts", 0))):
         name = str(event.get("name", ""))
         if event.get("cat") != "Node" or not name.endswith(_KERNEL) or _INNER in name:
@@ -126,15 +126,15 @@ def kernel_seconds(events: Sequence[Mapping[str, Any]], makers: Mapping[str, int
         mark = _MARK.search(name)
         place = int(mark[1]) if mark else makers.get(name.removesuffix(_KERNEL).removesuffix(_BLOCKED))
         if place is None:
-            waiting += seconds
+            inserted += seconds
             continue
-        runs.setdefault(place, []).append(seconds + waiting)
-        waiting = 0.0
+        runs.setdefault(place, []).append(seconds + inserted)
+        inserted = 0.0
     return {place: min(seconds) for place, seconds in runs.items()}
 
 
 def _mark_inner(node: Any) -> None:
-    """Give the nodes of subgraphs names that say so: they are part of the node that holds them."""
+    """Mark the names of nodes in subgraphs, whose time is part of the node that holds them."""
     for attribute in node.attribute:
         for graph in (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs):
             for i, inner in enumerate(graph.node):

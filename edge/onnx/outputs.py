@@ -1,4 +1,4 @@
-"""Outputs of an ONNX model: their figures, the likeliest classes, and a .npz file with all of them."""
+"""Outputs of an ONNX model: summaries, the top classes, and a .npz file with all of them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from edge.onnx.samples import Feeds
 
 Array = npt.NDArray[Any]
 
-_MOST_LABELS = 64 << 20  # bytes of a file with them
+_MOST_LABELS = 64 << 20  # bytes of a file with labels
 
 
 @dataclass(frozen=True)
-class Summary:
-    """One output in figures."""
+class OutputSummary:
+    """Summary statistics of one output."""
 
     name: str
     shape: tuple[int, ...]
@@ -35,30 +35,30 @@ class Summary:
     not_finite: int  # values that are infinite or not a number
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, by field."""
+        """Return plain values by field."""
         return asdict(self) | {"shape": list(self.shape)}
 
 
 @dataclass(frozen=True)
-class Top:
-    """The likeliest classes of every row of an output, best first."""
+class TopClasses:
+    """The top classes of every row of an output, best first."""
 
     output: str
     rows: tuple[tuple[tuple[int, str, float], ...], ...]  # class, label, value
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; null for those that are not finite."""
+        """Return plain values; null for values that are not finite."""
         rows = [[{"class": i, "label": label, "value": _finite(v)} for i, label, v in row] for row in self.rows]
         return {"output": self.output, "rows": rows}
 
 
-def summaries(outputs: Feeds) -> list[Summary]:
-    """The figures of every output."""
+def summaries(outputs: Feeds) -> list[OutputSummary]:
+    """Return the summary of every output."""
     return [_summary(name, array) for name, array in outputs.items()]
 
 
 def read_labels(path: Path) -> list[str]:
-    """The lines of a file, without empty ones at its end. OSError; TextError for what is no such text."""
+    """Return the lines of a file, without empty ones at its end. OSError; TextError if it holds no such text."""
     size = path.stat().st_size
     if size > _MOST_LABELS:
         raise TextError(f"{path} has {size} bytes; labels are text, one a line, of at most {_MOST_LABELS} bytes")
@@ -71,16 +71,16 @@ def read_labels(path: Path) -> list[str]:
     return [label.strip() for label in labels]
 
 
-def likeliest(outputs: Feeds, labels: Sequence[str], n: int) -> Top:
-    """The `n` largest values of every row of the first output that has a value for each label.
+def top_classes(outputs: Feeds, labels: Sequence[str], n: int) -> TopClasses:
+    """Return the `n` largest values of every row of the first output that has a value for each label.
 
-    TextError where there is none: (classes) or (rows, classes), also with axes of 1 after them.
+    Such an output is (classes) or (rows, classes), also with axes of 1 after them. TextError if there is none.
     """
     for name, array in outputs.items():
         rows = _rows(array, len(labels))
         if rows is not None:
             best = np.argsort(-rows.astype(np.float64), axis=1, kind="stable")[:, :n]  # what is not a number comes last
-            return Top(
+            return TopClasses(
                 name,
                 tuple(
                     tuple((int(i), labels[i], float(row[i])) for i in order)
@@ -92,9 +92,9 @@ def likeliest(outputs: Feeds, labels: Sequence[str], n: int) -> Top:
 
 
 def write(path: Path, outputs: Feeds) -> None:
-    """A .npz file of the outputs by name, whole or not at all. OSError."""
+    """Write a .npz file of the outputs by name, whole or not at all. OSError."""
     with temporary_beside(path) as temporary:
-        # Not numpy.savez: its own arguments have names, too, which no output could have.
+        # numpy.savez takes the arrays as keyword arguments, so an output could not be named like its own parameters.
         with zipfile.ZipFile(temporary, "w") as archive:
             for name, array in outputs.items():
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
@@ -102,12 +102,12 @@ def write(path: Path, outputs: Feeds) -> None:
         os.replace(temporary, path)
 
 
-def _summary(name: str, array: Array) -> Summary:
+def _summary(name: str, array: Array) -> OutputSummary:
     finite = np.isfinite(array)
     count = int(finite.sum())
     values = array if count == array.size else array[finite]
     least, most, mean = (values.min(), values.max(), values.mean(dtype=np.float64)) if count else (None, None, None)
-    return Summary(
+    return OutputSummary(
         name=name,
         shape=array.shape,
         type=str(array.dtype),
@@ -119,7 +119,7 @@ def _summary(name: str, array: Array) -> Summary:
 
 
 def _rows(array: Array, classes: int) -> Array | None:
-    """The output as rows of so many classes; None where it is something else."""
+    """Return the output as rows of so many classes; None if its shape is another."""
     shape = array.shape
     while len(shape) > 1 and shape[-1] == 1 and shape[-1] != classes:
         shape = shape[:-1]

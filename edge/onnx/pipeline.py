@@ -1,7 +1,7 @@
-"""Rank 0 of an ONNX pipeline: it hands over inputs, keeps a window of them in flight, and takes the outputs back.
+"""Rank 0 of an ONNX pipeline: hands over inputs, keeps a window of them in flight, and receives the outputs.
 
-Outputs come in the order of inputs. Latency is that of one input through an idle pipeline; with the window full each
-input waits behind others, and what counts is how many complete in a second.
+Outputs come in the order of inputs. Latency is that of one input through an idle pipeline. With the window full each
+input waits behind others, and throughput is how many complete in a second.
 """
 
 from __future__ import annotations
@@ -23,58 +23,58 @@ from transport.link import Link
 
 ANSWER_TIMEOUT_S = 600.0  # for the outputs of the oldest item in flight
 MOST_WINDOW = 64  # items in flight
-_LOOK_S = 0.1  # how often a thread that waits looks whether it should end
+_POLL_S = 0.1  # between checks of a waiting thread whether it should end
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of one input."""
+    """Outputs of one input, and their times."""
 
     outputs: Feeds  # by name; the caller's to keep
     began: float  # time.perf_counter() when the input was taken
-    ended: float  # when its outputs were there
-    compute_s: tuple[float, ...]  # of each stage
+    ended: float  # time.perf_counter() when its outputs were complete
+    compute_s: tuple[float, ...]  # computing seconds of each stage
 
     @property
     def seconds(self) -> float:
-        """From the input to its outputs."""
+        """Seconds from taking the input to having its outputs."""
         return self.ended - self.began
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
-    """Where a pipeline begins and ends."""
+class PipelineEnds:
+    """Links and boundaries at the ends of a pipeline."""
 
     inputs: tuple[Input, ...]  # of the model
     entry: Boundary  # what goes to the first worker
     first: Link
     exit: Boundary  # what the last worker sends: the model's outputs
     last: Link
-    own: LoadedStage | None = None  # the first stage, where this process computes it
+    own: LoadedStage | None = None  # the first stage, if this process computes it
 
 
 class Pipeline:
     """A model on several devices. One thread at a time uses it; `stop` may be called from any."""
 
-    def __init__(self, ends: Ends, explained: Callable[[Exception], Exception] = lambda error: error) -> None:
-        """explained: turns an error of a link into what a worker said of its end."""
+    def __init__(self, ends: PipelineEnds, explained: Callable[[Exception], Exception] = lambda error: error) -> None:
+        """explained: returns the reason that a worker gave for its end, for an error of a link."""
         self.inputs = ends.inputs
         self._ends = ends
         self._receiver = Receiver(ends.last, ends.exit)
         self._explained = explained
         self._number = 0
         self._stopped = False
-        self.is_busy = False  # whether somebody waits for outputs
+        self.is_busy = False  # whether a caller waits for outputs
 
     def run(self, feeds: Mapping[str, Array], wire: str = "f32") -> Result:
-        """The outputs for one input, through the idle pipeline. Errors as of `map`."""
+        """Return the outputs for one input, through the idle pipeline. Errors as of `map`."""
         [result] = self.map([feeds], window=1, wire=wire)
         return result
 
     def map(self, feeds: Iterable[Mapping[str, Array]], window: int, wire: str = "f32") -> Iterator[Result]:
-        """The results of many inputs, in order, with up to `window` of them in flight.
+        """Yield the results of many inputs, in order, with up to `window` of them in flight.
 
-        Whoever ends the iteration early loses what is in flight.
+        The results in flight are lost if the caller ends the iteration early.
 
         SamplesError for inputs that are not the model's; the pipeline may be used again then. Errors of links and of
         workers, and Interrupted after `stop`, are its end.
@@ -104,21 +104,21 @@ class Pipeline:
         finally:
             self.is_busy = False
             flight.ended = True
-            while feeder.is_alive() and not flight.wants_input:  # whoever makes inputs may take for ever
-                feeder.join(_LOOK_S)
+            while feeder.is_alive() and not flight.wants_input:  # `feeds` may take for ever to make the next input
+                feeder.join(_POLL_S)
 
     def stop(self) -> None:
-        """Make what runs, and all that follows, raise Interrupted."""
+        """Make the current run, and all after it, raise Interrupted."""
         self._stopped = True
         if self._ends.own is not None:
             self._ends.own.engine.stop()
         self._break()
 
     def resume(self) -> None:
-        """There is no way back: the links are closed, or they were never touched."""
+        """Do nothing: closed links cannot be opened again, and open ones need nothing."""
 
     def end(self) -> None:
-        """Tell the stages that no more items come, and wait until all know. Why a link breaks, the workers say."""
+        """Tell the stages that no more items come, and wait until all know. If a link breaks, the workers say why."""
         with suppress(TransportError):
             send(self._ends.first, self._ends.entry, Item(Op.END), {})
             if self._receiver.item(ANSWER_TIMEOUT_S)[0].op is not Op.END:
@@ -135,7 +135,7 @@ class Pipeline:
                 fit(self._ends.inputs, one)
                 self._submit(one, wire, flight)
             flight.done(None)
-        except BaseException as error:  # of the links, of the inputs, or of whoever makes them
+        except BaseException as error:  # of the links, of the inputs, or of the iterator that makes them
             flight.done(error)
 
     def _submit(self, feeds: Mapping[str, Array], wire: str, flight: _Flight) -> None:
@@ -161,34 +161,34 @@ class Pipeline:
         return Result(outputs, began, time.perf_counter(), item.compute_s)
 
     def _drain(self, flight: _Flight, feeder: threading.Thread) -> None:
-        """Take back what is in flight, so that the next item meets an idle pipeline."""
+        """Receive and drop the results in flight, so that the next item meets an idle pipeline."""
         flight.ended = True
         try:
             while feeder.is_alive() or flight.under_way:
                 with suppress(queue.Empty):
-                    self._result(*flight.wait(_LOOK_S))
+                    self._result(*flight.wait(_POLL_S))
         except TransportError:
-            self._break()  # or the feeder would go on sending
+            self._break()  # ends the feeder, which would go on sending
 
     def _break(self) -> None:
-        """End the links. Whoever sends or receives hears of it."""
+        """Close the links: a thread that sends or receives gets an error."""
         self._ends.first.close()
         self._ends.last.close()
 
 
 class _Flight:
-    """The items in flight, between the thread that hands over inputs and the one that takes outputs."""
+    """Items in flight, between the thread that hands over inputs and the one that receives outputs."""
 
     def __init__(self, window: int) -> None:
         self.ended = False
-        self.wants_input = False  # the next one is being made; after the end it is not sent
+        self.wants_input = False  # whether the next input is being made; after the end it is not sent
         self._room = threading.Semaphore(window)
         self._sent: queue.SimpleQueue[tuple[int, float] | BaseException | None] = queue.SimpleQueue()
 
-    # The thread that hands over.
+    # Called by the thread that hands over inputs.
 
     def noted(self, feeds: Iterable[Mapping[str, Array]]) -> Iterator[Mapping[str, Array]]:
-        """The same inputs, with a note while the next one is waited for."""
+        """Yield the same inputs, and set `wants_input` while the next one is made."""
         self.wants_input = True
         for one in feeds:
             self.wants_input = False
@@ -197,41 +197,42 @@ class _Flight:
         self.wants_input = False
 
     def room(self) -> bool:
-        """Wait for room for one more; False where nobody takes outputs any more."""
+        """Wait for room for one more; return False if nobody receives outputs any more."""
         while not self.ended:
-            if self._room.acquire(timeout=_LOOK_S):
+            if self._room.acquire(timeout=_POLL_S):
                 return True
         return False
 
     def sent(self, number: int, began: float) -> None:
-        """An item is on its way."""
+        """Note that an item was sent."""
         self._sent.put((number, began))
 
     def done(self, error: BaseException | None) -> None:
-        """No more follow; error: why not."""
+        """Note that no more items follow; error: why not."""
         self._sent.put(error)
 
-    # The thread that takes.
+    # Called by the thread that receives outputs.
 
     def next(self) -> tuple[int, float] | None:
-        """The oldest item in flight: its number, and when it began. None at the end; raises why there is no more."""
-        found = self._sent.get()
-        if isinstance(found, BaseException):
-            raise found
-        return found
+        """Return the oldest item in flight: its number, and when it began. Return None at the end; raise the error that
+        ended it."""
+        sent = self._sent.get()
+        if isinstance(sent, BaseException):
+            raise sent
+        return sent
 
     def landed(self) -> None:
-        """There is room for another one."""
+        """Note that there is room for another item."""
         self._room.release()
 
     @property
     def under_way(self) -> bool:
-        """Whether there may be items that nobody has taken yet."""
+        """Return whether there may be items whose results were not received yet."""
         return not self._sent.empty()
 
     def wait(self, timeout_s: float) -> tuple[int, float]:
-        """The oldest item in flight. queue.Empty where there is none."""
-        found = self._sent.get(timeout=timeout_s)
-        if isinstance(found, tuple):
-            return found
+        """Return the oldest item in flight. queue.Empty if there is none."""
+        sent = self._sent.get(timeout=timeout_s)
+        if isinstance(sent, tuple):
+            return sent
         raise queue.Empty

@@ -1,4 +1,4 @@
-"""Execution providers of ONNX Runtime: the best one this build has, and what it fell back from."""
+"""Execution providers of ONNX Runtime: the best one of this build, and those it fell back from."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from devices.probe import cpu_quota
 from edge.errors import EngineError
 from edge.onnx.runtime import refusals, runtime
 
-# Best first, as ONNX Runtime calls them without "ExecutionProvider". Others are used where they are named by hand.
+# Best first, as ONNX Runtime names them without "ExecutionProvider". Others are used only if named by hand.
 ORDER = ("CUDA", "CoreML", "Xnnpack", "Nnapi", "OpenVINO", "CPU")
 _SUFFIX = "ExecutionProvider"
 _NOTHING, _WARNINGS = 4, 2  # severities of ONNX Runtime's log
@@ -19,16 +19,16 @@ _UNKNOWN = re.compile(r"Fatal error: (\S+?)\(-?\d+\) is not a registered functio
 
 
 @dataclass(frozen=True)
-class Opened:
-    """A session, and what it runs on."""
+class OpenedSession:
+    """A session, and the provider it runs on."""
 
     session: Any  # onnxruntime.InferenceSession
-    provider: str  # "cpu", "cuda", ...; what this one lacks runs on the CPU
-    fell_back_from: tuple[str, ...]  # better ones of this build that did not take the model, each with the reason
+    provider: str  # "cpu", "cuda", ...; operators that it lacks run on the CPU
+    fell_back_from: tuple[str, ...]  # better providers of this build that refused the model, each with the reason
 
 
 def available() -> tuple[str, ...]:
-    """The providers of this build of ONNX Runtime, by their short names: ("cpu",) or ("cuda", "cpu"), ..."""
+    """Return the providers of this build of ONNX Runtime by their short names: ("cpu",) or ("cuda", "cpu"), ..."""
     return tuple(_short(name) for name in runtime().get_available_providers())
 
 
@@ -39,8 +39,8 @@ def open_session(
     provider: str | None,
     dims: Mapping[str, int],
     nodes: Mapping[str, str],
-) -> Opened:
-    """A session of the model, a path or what its file holds, with so many threads.
+) -> OpenedSession:
+    """Open a session of the model, a path or a file's bytes, with this many threads.
 
     provider: a short name; None: the best one that takes the model. dims: values for dimensions that the model leaves
     open. nodes: "domain:operator" to the name of its first node, for errors. EngineError, which calls the model `name`,
@@ -51,7 +51,7 @@ def open_session(
         session = _session(model, name, threads, list(dict.fromkeys((one, last))), dims, nodes)
         if one not in session.get_providers():
             raise EngineError(f"the provider {provider!r} cannot be used on this device; leave it out to get another")
-        return Opened(session, _short(one), ())
+        return OpenedSession(session, _short(one), ())
     offered = set(runtime().get_available_providers())
     *better, last = (f"{one}{_SUFFIX}" for one in ORDER if one == ORDER[-1] or f"{one}{_SUFFIX}" in offered)
     refused = []
@@ -62,13 +62,13 @@ def open_session(
             refused.append(f"{_short(one)}: {exc}")
             continue
         if one in session.get_providers():
-            return Opened(session, _short(one), tuple(refused))
+            return OpenedSession(session, _short(one), tuple(refused))
         refused.append(f"{_short(one)}: it cannot be used on this device")
-    return Opened(_session(model, name, threads, [last], dims, nodes), _short(last), tuple(refused))
+    return OpenedSession(_session(model, name, threads, [last], dims, nodes), _short(last), tuple(refused))
 
 
 def _named(provider: str) -> str:
-    """ONNX Runtime's name for the provider."""
+    """Return ONNX Runtime's name for the provider."""
     offered = {_short(one): one for one in runtime().get_available_providers()}
     if provider not in offered:
         raise EngineError(
@@ -90,20 +90,20 @@ def _session(
     xnnpack = "XnnpackExecutionProvider" in providers
     if xnnpack:
         settings[providers.index("XnnpackExecutionProvider")]["intra_op_num_threads"] = str(threads)
-    # Threads that wait spin, by default: they would keep XNNPACK's own from working, or use up a CPU quota.
+    # Waiting threads spin by default: they would take processors from XNNPACK's threads, or use up a CPU quota.
     if xnnpack or (cpu_quota() or threads) < threads:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    ort.set_default_logger_severity(_NOTHING)  # libraries that cannot be loaded are told there
+    ort.set_default_logger_severity(_NOTHING)  # the default logger would print libraries that cannot be loaded
     try:
         with refusals(f"load {name}"):
             try:
-                # Without enable_fallback it would print what failed, and go on with the CPU.
+                # With fallback it would print what failed, and go on with the CPU.
                 return ort.InferenceSession(model, options, providers, settings, enable_fallback=0)
             except Exception as exc:
-                if found := _UNKNOWN.search(str(exc)):
-                    node = nodes.get(found[1], "?")
+                if unknown := _UNKNOWN.search(str(exc)):
+                    node = nodes.get(unknown[1], "?")
                     raise EngineError(
-                        f"ONNX Runtime cannot load {name}: it has no operator {found[1]}, which node {node!r} is"
+                        f"ONNX Runtime cannot load {name}: it has no operator {unknown[1]}, which node {node!r} is"
                     ) from exc
                 raise
     finally:

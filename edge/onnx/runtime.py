@@ -1,4 +1,4 @@
-"""ONNX Runtime, quiet: sessions on the CPU, and its errors in our words."""
+"""ONNX Runtime, quiet: sessions on the CPU, and its errors in plain words."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _NOTHING, _WARNINGS = 4, 2  # severities of ONNX Runtime's log
 
 
 def runtime() -> Any:
-    """The module onnxruntime, to be imported here first: it reports its use to its maker, and is told not to.
+    """Return the module onnxruntime. Import it only here: it reports its use to its maker unless told not to.
 
-    Whoever sets ORT_DISABLE_TELEMETRY themselves is obeyed.
+    A value of ORT_DISABLE_TELEMETRY that is already set stays.
     """
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     import onnxruntime
@@ -35,7 +35,8 @@ def runtime() -> Any:
 
 
 def session(path: Path, threads: int, name: str) -> Any:
-    """An InferenceSession of the model in `path` with so many threads. EngineError, which calls it `name`."""
+    """Return an InferenceSession of the model in `path` with this many threads. EngineError, which names the model
+    `name`."""
     ort = runtime()
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
@@ -46,9 +47,9 @@ def session(path: Path, threads: int, name: str) -> Any:
 
 @contextmanager
 def refusals(what: str, folder: Path | None = None) -> Iterator[None]:
-    """Errors of ONNX Runtime and its tools inside the block become EngineError: ONNX Runtime cannot `what`.
+    """Turn errors of ONNX Runtime and its tools inside the block into EngineError: "ONNX Runtime cannot `what`".
 
-    NotEnoughMemory where memory ran out. folder: a temporary one, which means nothing to whoever reads the message.
+    NotEnoughMemory if memory ran out. folder: a temporary one, which is removed from messages.
     """
     try:
         yield
@@ -63,9 +64,10 @@ def refusals(what: str, folder: Path | None = None) -> Iterator[None]:
 
 @contextmanager
 def quiet_tools(folder: Path) -> Iterator[None]:
-    """Inside the block, ONNX Runtime's tools print, log and warn nothing, and keep their temporary files in `folder`.
+    """Silence ONNX Runtime's tools inside the block: they print, log and warn nothing, and keep temporary files in
+    `folder`.
 
-    This is a matter of the whole process: other threads are silent, too.
+    This holds for the whole process: other threads are silent, too.
     """
     ort = runtime()
     root = logging.getLogger()

@@ -1,4 +1,4 @@
-"""Inputs to calibrate and compare an ONNX model with: samples from files, or made up."""
+"""Samples to calibrate and compare an ONNX model with: read from files, or random."""
 
 from __future__ import annotations
 
@@ -19,52 +19,53 @@ from quant.errors import ModelFileError
 Array = npt.NDArray[Any]
 Feeds = dict[str, Array]  # by name of the input
 
-# Tensors of numbers that numpy has, too: as ONNX Runtime calls them, and as numpy does.
+# Types of tensors of numbers that numpy has, too: ONNX Runtime's name to numpy's.
 TYPES = {"tensor(float)": "float32", "tensor(double)": "float64", "tensor(float16)": "float16", "tensor(bool)": "bool"}
 TYPES |= {f"tensor({u}int{bits})": f"{u}int{bits}" for u in ("", "u") for bits in (8, 16, 32, 64)}
 
 
-ANY_SHAPE = ("...",)  # of what a model declares without a shape
+ANY_SHAPE = ("...",)  # of a tensor that a model declares without a shape
 
 
 class SamplesError(ModelFileError):
-    """Samples that do not fit the model: missing inputs, other shapes or types, or a file that holds none."""
+    """Samples do not fit the model (missing inputs, other shapes or types), or a file holds none."""
 
 
 @dataclass(frozen=True)
 class Input:
-    """What a model takes under one name."""
+    """An input of a model."""
 
     name: str
-    type: str  # as ONNX Runtime calls it: "tensor(float)"
-    shape: tuple[int | str, ...]  # a name or "?" where the caller chooses; ANY_SHAPE where all of it is
+    type: str  # as ONNX Runtime names it: "tensor(float)"
+    shape: tuple[int | str, ...]  # a name or "?" for open dimensions; ANY_SHAPE if all are
 
     @property
-    def made_up_shape(self) -> tuple[int, ...]:
+    def concrete_shape(self) -> tuple[int, ...]:
         """The shape with 1 for every open dimension."""
         return tuple(dim if isinstance(dim, int) else 1 for dim in self.shape)
 
 
 def inputs_of(session: Any, shapeless: Collection[str] = ()) -> tuple[Input, ...]:
-    """Inputs of a session. shapeless: those without a shape, which a session calls scalars. SamplesError for what no
-    array can be given to, such as text or a sequence."""
-    found = tuple(
+    """Return the inputs of a session. shapeless: names of those without a shape, which a session calls scalars.
+    SamplesError for one that is no tensor of numbers, such as text or a sequence."""
+    inputs = tuple(
         Input(value.name, value.type, ANY_SHAPE if value.name in shapeless else shape_of_session(value.shape))
         for value in session.get_inputs()
     )
-    for one in found:
+    for one in inputs:
         if one.type not in TYPES:
             raise SamplesError(f"input {one.name!r} is a {one.type}; values can be given to tensors of numbers only")
-    return found
+    return inputs
 
 
 def shape_of_session(shape: Iterable[Any]) -> tuple[int | str, ...]:
-    """A shape as a session has it, with a name or "?" for open dimensions."""
+    """Return a session's shape with a name or "?" for open dimensions."""
     return tuple(dim if isinstance(dim, int) and dim >= 0 else str(dim or "?") for dim in shape)
 
 
-def made_up(inputs: tuple[Input, ...], n: int, seed: int = 0) -> Iterator[Feeds]:
-    """`n` random feeds: normal floats; bytes of any value; other whole numbers 0 or 1, which any table has rows for.
+def random_feeds(inputs: tuple[Input, ...], n: int, seed: int = 0) -> Iterator[Feeds]:
+    """Yield `n` random feeds: normal floats; bytes of any value; other whole numbers 0 or 1, which are rows of any
+    table.
 
     Open dimensions are 1.
     """
@@ -74,30 +75,30 @@ def made_up(inputs: tuple[Input, ...], n: int, seed: int = 0) -> Iterator[Feeds]
         for one in inputs:
             dtype = np.dtype(TYPES[one.type])
             if dtype.kind == "f":
-                feeds[one.name] = rng.standard_normal(one.made_up_shape).astype(dtype)
+                feeds[one.name] = rng.standard_normal(one.concrete_shape).astype(dtype)
             else:
                 most = 256 if dtype == np.uint8 else 2
-                feeds[one.name] = rng.integers(0, most, one.made_up_shape).astype(dtype)
+                feeds[one.name] = rng.integers(0, most, one.concrete_shape).astype(dtype)
         yield feeds
 
 
 class Samples:
-    """Samples of a .npz file, or of all of them in a folder in the order of their names, one file in memory at a time.
+    """Samples of a .npz file, or of all .npz files of a folder in the order of names, one file in memory at a time.
 
     An array for each input, under its name; the first axis counts samples. An array with as many axes as the input is
     cut along the first one: one row each, or as many as the model's fixed batch. With one axis more, each of its
-    parts is an input as it is. Other arrays are left alone.
+    parts is an input as it is. Other arrays are ignored.
     """
 
     def __init__(self, path: Path, inputs: tuple[Input, ...]) -> None:
-        """OSError where there is nothing to read; SamplesError for a folder without .npz files."""
+        """OSError if there is nothing to read; SamplesError for a folder without .npz files."""
         self.path, self._inputs = path, inputs
         self._files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
         if not self._files:
             raise SamplesError(f"{path} holds no .npz file; save one there with numpy.savez, an array for each input")
 
     def __iter__(self) -> Iterator[Feeds]:
-        """Feeds of one run each. OSError; SamplesError, which says what is needed and what was there."""
+        """Yield the feeds of one run each. OSError; SamplesError, which says what is needed and what was there."""
         for path in self._files:
             runs = {one.name: self._runs(path, one, array) for one, array in self._arrays(path)}
             counts = {name: len(parts) for name, parts in runs.items()}
@@ -110,31 +111,31 @@ class Samples:
                 yield {name: parts[i : i + 1].reshape(parts.shape[1:]) for name, parts in runs.items()}
 
     def _arrays(self, path: Path) -> Iterator[tuple[Input, Array]]:
-        """Every input with its array."""
+        """Yield every input with its array."""
         try:
             with path.open("rb") as file:
-                held = np.load(file, allow_pickle=False)
-                if isinstance(held, np.ndarray):
+                archive = np.load(file, allow_pickle=False)
+                if isinstance(archive, np.ndarray):
                     raise SamplesError(f"{path} holds one array without a name; numpy.savez writes names with them")
-                lacking = [one.name for one in self._inputs if one.name not in held.files]
+                lacking = [one.name for one in self._inputs if one.name not in archive.files]
                 if lacking:
                     raise SamplesError(
                         f"{path} needs an array for each input; {', '.join(map(repr, lacking))} not there, only"
-                        f" {', '.join(map(repr, held.files)) or 'nothing'}"
+                        f" {', '.join(map(repr, archive.files)) or 'nothing'}"
                     )
                 for one in self._inputs:
-                    yield one, held[one.name]
+                    yield one, archive[one.name]
         except MemoryError as exc:
             raise NotEnoughMemory(f"{path} does not fit into memory; put fewer samples into each file") from exc
         except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as exc:
             raise SamplesError(f"{path} is not a .npz file of numbers, or is cut off; numpy.savez writes one") from exc
 
     def _runs(self, path: Path, one: Input, array: Array) -> Array:
-        """What of the array goes into each run, along the first axis."""
-        wanted = np.dtype(TYPES[one.type])
+        """Return the array with one run along its first axis."""
+        dtype = np.dtype(TYPES[one.type])
         what = f"{path}: {one.name!r}"
-        if not np.can_cast(array.dtype, wanted, "same_kind"):
-            raise SamplesError(f"{what} has values of type {array.dtype}; the model takes {wanted}")
+        if not np.can_cast(array.dtype, dtype, "same_kind"):
+            raise SamplesError(f"{what} has values of type {array.dtype}; the model takes {dtype}")
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise SamplesError(
                 f"{what} has values that are infinite or not a number; ranges cannot be measured with them"
@@ -151,13 +152,13 @@ class Samples:
         fits = all(isinstance(dim, str) or dim == have for dim, have in zip(one.shape, array.shape[1:], strict=True))
         if not fits or math.prod(array.shape[1:]) == 0:
             raise SamplesError(f"{what} has samples of shape {array.shape[1:]}; the model takes {_shape_text(one)}")
-        return array.astype(wanted)
+        return array.astype(dtype)
 
 
 def open_dims(inputs: tuple[Input, ...]) -> Mapping[str, tuple[str, ...]]:
-    """The dimensions that the caller chooses, by input; without those that have none."""
-    found = {one.name: tuple(dim for dim in one.shape if isinstance(dim, str)) for one in inputs}
-    return {name: dims for name, dims in found.items() if dims}
+    """Return the open dimensions by input, without inputs that have none."""
+    open_by_input = {one.name: tuple(dim for dim in one.shape if isinstance(dim, str)) for one in inputs}
+    return {name: dims for name, dims in open_by_input.items() if dims}
 
 
 def _shape_text(one: Input) -> str:

@@ -1,4 +1,4 @@
-"""What goes into an ONNX model and comes out of it: types, shapes, and whether given arrays fit."""
+"""Signature of an ONNX model: types and shapes of its inputs and outputs, and whether arrays fit them."""
 
 from __future__ import annotations
 
@@ -21,42 +21,42 @@ Shape = tuple["int | str", ...]  # a name or "?" where the dimension is open
 
 @dataclass(frozen=True)
 class Output:
-    """What a model gives under one name."""
+    """An output of a model."""
 
     name: str
-    type: str  # as ONNX Runtime calls it: "tensor(float)"
-    shape: Shape  # a name or "?" where it depends on the inputs; ANY_SHAPE where all of it does
+    type: str  # as ONNX Runtime names it: "tensor(float)"
+    shape: Shape  # a name or "?" where it depends on the inputs; ANY_SHAPE if all of it does
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """As numpy calls its type."""
+        """Its numpy type."""
         return dtype_of(self.type)
 
 
 @cache
 def dtype_of(type_name: str) -> np.dtype[Any]:
-    """What numpy calls "tensor(float)". ModelFileError for what is no tensor of numbers, or of none that numpy has."""
+    """Return the numpy type of a name such as "tensor(float)". ModelFileError for one that numpy does not have."""
     if type_name not in TYPES:
         raise ModelFileError(f"values of type {type_name} cannot be used; a model needs tensors of numbers")
     return np.dtype(TYPES[type_name])
 
 
 def outputs_of(session: Any, shapeless: Collection[str] = ()) -> tuple[Output, ...]:
-    """Outputs of a session. shapeless: those that the model declares without a shape; a session that infers none calls
-    them scalars. ModelFileError, with its name, for an output that is no tensor of numbers."""
-    found = []
+    """Return the outputs of a session. shapeless: names of those that the model declares without a shape; a session
+    that infers none calls them scalars. ModelFileError, with its name, for an output that is no tensor of numbers."""
+    outputs = []
     for value in session.get_outputs():
         open_shape = not value.shape and value.name in shapeless
-        found.append(Output(value.name, value.type, ANY_SHAPE if open_shape else shape_of_session(value.shape)))
+        outputs.append(Output(value.name, value.type, ANY_SHAPE if open_shape else shape_of_session(value.shape)))
         try:
             dtype_of(value.type)
         except ModelFileError as exc:
             raise ModelFileError(f"output {value.name!r}: {exc}") from exc
-    return tuple(found)
+    return tuple(outputs)
 
 
 def fit(inputs: tuple[Input, ...], feeds: Mapping[str, Array]) -> dict[str, int]:
-    """The values of the open dimensions with names, where every input has its array.
+    """Return the values of the named open dimensions, if every input has an array that fits.
 
     SamplesError for names, types and shapes that the model does not take, and for dimensions of one name that differ.
     """
@@ -89,7 +89,7 @@ def fit(inputs: tuple[Input, ...], feeds: Mapping[str, Array]) -> dict[str, int]
 
 
 def shape_of(output: Output, dims: Mapping[str, int]) -> tuple[int, ...] | None:
-    """The output's shape with these values of the open dimensions; None where that does not tell."""
+    """Return the output's shape with these values of the open dimensions; None if they do not determine it."""
     if output.shape == ANY_SHAPE:
         return None
     known = tuple(dims.get(dim) if isinstance(dim, str) else dim for dim in output.shape)
@@ -97,8 +97,8 @@ def shape_of(output: Output, dims: Mapping[str, int]) -> tuple[int, ...] | None:
 
 
 def open_sizes(inputs: Sequence[Input], dims: Mapping[str, int]) -> dict[str, int]:
-    """The sizes that a person gives to open dimensions, by name or as "input[axis]", by the key that the graph knows
-    them by. SamplesError for one that no input leaves open, and for two sizes of one dimension."""
+    """Return the sizes that a person gives to open dimensions, by name or as "input[axis]", under the key that the
+    graph has for them. SamplesError for a dimension that no input leaves open, and for two sizes of one dimension."""
     try:
         return dim_sizes({one.name: one.shape for one in inputs if one.shape != ANY_SHAPE}, dims)
     except PlanError as error:
@@ -106,7 +106,7 @@ def open_sizes(inputs: Sequence[Input], dims: Mapping[str, int]) -> dict[str, in
 
 
 def with_dims(inputs: Sequence[Input], dims: Mapping[str, int]) -> tuple[Input, ...]:
-    """The same inputs with these sizes for open dimensions. Errors as of `open_sizes`."""
+    """Return the same inputs with these sizes for open dimensions. Errors as of `open_sizes`."""
     sizes = open_sizes(inputs, dims)
     return tuple(
         replace(
@@ -121,7 +121,7 @@ def with_dims(inputs: Sequence[Input], dims: Mapping[str, int]) -> tuple[Input, 
 
 
 def dims_of(inputs: Sequence[Input], feeds: Mapping[str, Array]) -> dict[str, int]:
-    """The sizes that these arrays give to open dimensions, by their keys."""
+    """Return the sizes that these arrays give to open dimensions, by their keys."""
     return {
         dim_key(one.name, axis, dim): feeds[one.name].shape[axis]
         for one in inputs
@@ -131,7 +131,7 @@ def dims_of(inputs: Sequence[Input], feeds: Mapping[str, Array]) -> dict[str, in
 
 
 def shape_text(shape: Shape) -> str:
-    """For people: "(batch, 3, 224, 224)"."""
+    """Return a shape for people: "(batch, 3, 224, 224)"."""
     return f"({', '.join(map(str, shape))})"
 
 

@@ -1,8 +1,8 @@
-"""A stage of an ONNX model in an engine process: items come from the stage before, are computed, and go on.
+"""Stage of an ONNX model in an engine process: receives items from the stage before, computes them, sends them on.
 
-Receiving, computing and sending are a thread each, so that a slow link and a slow processor do not wait for one
-another. SETS sets of buffers go round between them. When all are in use, nothing more is received; so a slow stage
-holds back those before it, up to the owner.
+A thread each receives, computes and sends, so that a slow link and a slow processor do not wait for one another. SETS
+sets of buffers go round between them. When all are in use, nothing more is received; so a slow stage holds back those
+before it, up to the owner.
 """
 
 from __future__ import annotations
@@ -18,73 +18,74 @@ from typing import cast
 
 from devices.probe import cpu_quota, own_rss
 from edge.errors import EdgeError, EngineError, NotEnoughMemory
-from edge.microbenchmark import Figure, TimedTask, best_of, piece_s
+from edge.microbenchmark import BestTime, TimedTask, best_of, sample_s
 from edge.onnx.engine import OnnxEngine
-from edge.onnx.samples import made_up
+from edge.onnx.samples import random_feeds
 from edge.onnx.wire import Array, Boundary, Item, Op, Receiver, send
 from transport.link import Link
 
 SETS = 3  # one is received, one computed, one sent
-IDLE_S = 7 * 86400.0  # for the next item: a person may think for long, and a link that breaks is noticed
-_COPIES = 2  # of a stage's file while it is loaded: as it was read, and as ONNX Runtime lays it out
-_PIECES = 5  # that the runs of a timing are done in
+IDLE_S = 7 * 86400.0  # for the next item: a person may think for long, and a broken link is noticed anyway
+_COPIES = 2  # of a stage's file while it is loaded: the bytes read, and ONNX Runtime's own layout
+_SAMPLES = 5  # that the runs of a timing are spread over
 _MIB = 1 << 20
 
 
 @dataclass
-class Held:
-    """An item with what belongs to it: the tensors that came, and those that the stage made."""
+class Buffers:
+    """An item with its tensors: those received, and those that the stage computed."""
 
     item: Item = field(default_factory=lambda: Item(Op.END))
-    came: dict[str, Array] = field(default_factory=dict)
-    made: dict[str, Array] = field(default_factory=dict)
+    received: dict[str, Array] = field(default_factory=dict)
+    computed: dict[str, Array] = field(default_factory=dict)
 
 
 class LoadedStage:
     """A loaded stage. `close()` frees it."""
 
     def __init__(self, engine: OnnxEngine, takes: Boundary, gives: Boundary) -> None:
-        """EdgeError where the boundaries are not those of the model; then the engine is closed."""
+        """EdgeError, and a closed engine, if the boundaries do not fit the model."""
         self.engine = engine
-        self._last: dict[str, Array] = {}  # what was computed last
+        self._last: dict[str, Array] = {}  # the last input
         self.takes, self.gives = takes, gives
         self.inputs = tuple(value.name for value in engine.inputs)
-        came = {tensor.name for tensor in takes.tensors}
-        made = {value.name for value in engine.outputs}
-        lacking = sorted({*self.inputs} - came) or sorted({t.name for t in gives.tensors} - came - made)
+        received = {tensor.name for tensor in takes.tensors}
+        computed = {value.name for value in engine.outputs}
+        lacking = sorted({*self.inputs} - received) or sorted({t.name for t in gives.tensors} - received - computed)
         if lacking:
             engine.close()
             raise EdgeError(f"the stage lacks the tensors {', '.join(lacking)!s:.200}; cut it again")
 
-    def compute(self, item: Item, came: Mapping[str, Array]) -> tuple[Item, dict[str, Array]]:
-        """What leaves the stage for what came: the item with the seconds this took, and the tensors by name."""
-        self._last = {name: came[name] for name in self.inputs}
+    def compute(self, item: Item, received: Mapping[str, Array]) -> tuple[Item, dict[str, Array]]:
+        """Return what leaves the stage for a received item: the item with the seconds this took, and the tensors by
+        name."""
+        self._last = {name: received[name] for name in self.inputs}
         began = time.perf_counter()
-        made = self.engine.run(self._last)
+        computed = self.engine.run(self._last)
         seconds = time.perf_counter() - began
-        leaves = {t.name: made[t.name] if t.name in made else came[t.name] for t in self.gives.tensors}
+        leaves = {t.name: computed[t.name] if t.name in computed else received[t.name] for t in self.gives.tensors}
         return replace(item, compute_s=(*item.compute_s, seconds)), leaves
 
-    def time(self, repeats: int) -> Figure:
-        """What the last input takes, by the best piece of so many runs or more; without a last input, of seeded noise.
+    def time(self, repeats: int) -> BestTime:
+        """Time the last input, by the fastest sample of at least `repeats` runs; without a last input, seeded noise.
         Errors as of `warm_up`."""
         feeds = self.warm_up()
 
         def step() -> None:
             self.engine.run(feeds)
 
-        n = min(_PIECES, max(1, repeats))
+        n = min(_SAMPLES, max(1, repeats))
         quota = cpu_quota()
-        least_s = 0.0 if quota is None or quota >= self.engine.threads else piece_s(self.engine.threads)
-        return best_of([TimedTask(step)], least_s, least_steps=-(-repeats // n), pieces=n)[0]
+        least_s = 0.0 if quota is None or quota >= self.engine.threads else sample_s(self.engine.threads)
+        return best_of([TimedTask(step)], least_s, least_steps=-(-repeats // n), samples=n)[0]
 
     def warm_up(self) -> Mapping[str, Array]:
-        """Run once, with the last input or with seeded noise; what it was.
+        """Run once, with the last input or with seeded noise, and return that input.
 
-        EngineError where the model does not take noise, for instance where a shape is among its inputs.
+        EngineError if the model does not take noise, for instance if a shape is among its inputs.
         """
         shapes = {tensor.name: tensor.shape for tensor in self.takes.tensors}
-        noise = made_up(tuple(replace(one, shape=shapes[one.name]) for one in self.engine.inputs), 1)
+        noise = random_feeds(tuple(replace(one, shape=shapes[one.name]) for one in self.engine.inputs), 1)
         feeds = self._last or next(noise)
         self.engine.run(feeds)
         return feeds
@@ -97,8 +98,8 @@ class LoadedStage:
 def load(
     path: str, takes: Boundary, gives: Boundary, threads: int, provider: str | None = None, limit_bytes: int = 0
 ) -> tuple[LoadedStage, int]:
-    """The stage in the file `path`, and the bytes of memory it takes. provider: None for the best one. limit_bytes: 0
-    for none.
+    """Load the stage in the file `path`; return it, and the bytes of memory it takes. provider: None for the best one.
+    limit_bytes: 0 for no limit.
 
     EdgeError where the boundaries are not those of the model, NotEnoughMemory where it takes more than the limit; the
     errors of OnnxEngine.
@@ -114,7 +115,7 @@ def load(
     try:
         if len(engine.files) > 1:  # in a worker's store that would be somebody's slice
             raise EdgeError("a stage has its weights in its own file; this one names another")
-        with suppress(EngineError):  # of what is not for noise to be: it shows when it runs
+        with suppress(EngineError):  # an input may not be noise; real errors come back when it runs
             stage.warm_up()  # buffers are made as it first runs
         need = max(own_rss() - before, size)  # memory that an earlier stage left behind is used again
         _check_limit(need, limit_bytes)
@@ -125,58 +126,58 @@ def load(
 
 
 def follow(stage: LoadedStage, source: Link, sink: Link) -> None:
-    """Compute the items that come from `source` and send them to `sink`, until an END has passed. The first error of
-    any thread is raised: those of links and of the engine."""
-    free: queue.SimpleQueue[Held | None] = queue.SimpleQueue()
+    """Compute the items that come from `source` and send them to `sink`, until an END has passed. Raises the first
+    error of any thread: of links and of the engine."""
+    free: queue.SimpleQueue[Buffers | None] = queue.SimpleQueue()
     for _ in range(SETS):
-        free.put(Held())
-    come: queue.SimpleQueue[Held | Exception] = queue.SimpleQueue()
-    go: queue.SimpleQueue[Held | None] = queue.SimpleQueue()
+        free.put(Buffers())
+    come: queue.SimpleQueue[Buffers | Exception] = queue.SimpleQueue()
+    go: queue.SimpleQueue[Buffers | None] = queue.SimpleQueue()
     _thread(lambda: _receive(Receiver(source, stage.takes), free, come), come.put)
     sending = _thread(lambda: _send(sink, stage.gives, go, free), come.put)
     try:
         while True:
-            held = come.get()
-            if isinstance(held, Exception):
-                raise held
-            if held.item.op is Op.RUN:
-                held.item, held.made = stage.compute(held.item, held.came)
-            go.put(held)
-            if held.item.op is Op.END:
+            slot = come.get()
+            if isinstance(slot, Exception):
+                raise slot
+            if slot.item.op is Op.RUN:
+                slot.item, slot.computed = stage.compute(slot.item, slot.received)
+            go.put(slot)
+            if slot.item.op is Op.END:
                 break
         sending.join()
-        with suppress(queue.Empty):  # what the sender said last
+        with suppress(queue.Empty):  # the sender's last error
             raise cast(Exception, come.get_nowait())
     finally:
         go.put(None)
-        free.put(None)  # or the receiver would wait here, and not end with its link
+        free.put(None)  # ends a receiver that waits here, and would not notice the end of its link
 
 
 def _receive(
-    receiver: Receiver, free: queue.SimpleQueue[Held | None], come: queue.SimpleQueue[Held | Exception]
+    receiver: Receiver, free: queue.SimpleQueue[Buffers | None], come: queue.SimpleQueue[Buffers | Exception]
 ) -> None:
-    while (held := free.get()) is not None:
-        held.item, shapes = receiver.item(IDLE_S)
-        if held.item.op is Op.RUN:
-            receiver.tensors(held.item, shapes, held.came)
-        come.put(held)
-        if held.item.op is Op.END:
+    while (slot := free.get()) is not None:
+        slot.item, shapes = receiver.item(IDLE_S)
+        if slot.item.op is Op.RUN:
+            receiver.tensors(slot.item, shapes, slot.received)
+        come.put(slot)
+        if slot.item.op is Op.END:
             return
 
 
 def _send(
-    sink: Link, gives: Boundary, go: queue.SimpleQueue[Held | None], free: queue.SimpleQueue[Held | None]
+    sink: Link, gives: Boundary, go: queue.SimpleQueue[Buffers | None], free: queue.SimpleQueue[Buffers | None]
 ) -> None:
-    while (held := go.get()) is not None:
-        send(sink, gives, held.item, held.made)
-        if held.item.op is Op.END:
+    while (slot := go.get()) is not None:
+        send(sink, gives, slot.item, slot.computed)
+        if slot.item.op is Op.END:
             return
-        held.made = {}
-        free.put(held)
+        slot.computed = {}
+        free.put(slot)
 
 
 def _thread(work: Callable[[], None], failed: Callable[[Exception], None]) -> threading.Thread:
-    """A running thread that hands over its error."""
+    """Start and return a thread that hands over its error."""
 
     def run() -> None:
         try:

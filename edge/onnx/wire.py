@@ -1,4 +1,4 @@
-"""Items: one input, or one batch, on its way through the stages of an ONNX model, as it crosses a link.
+"""Items on the wire: one input, or one batch, on its way through the stages of an ONNX model.
 
 An item is a CONTROL frame, followed by its tensors in the order of the boundary, each in DATA frames of PART_BYTES, the
 last one of the rest. Between stages float32 goes in the item's wire type; all else, and all that the owner sends and
@@ -38,17 +38,17 @@ from transport.link import Link
 
 Array = NDArray[Any]
 
-PART_BYTES = 1 << 20  # far below what frames and gRPC messages may hold
+PART_BYTES = 1 << 20  # far below the limits of frames and gRPC messages
 MOST_TENSOR_BYTES = 1 << 30  # of one tensor of an item
-MOST_DIMS = 32  # that every numpy can hold
+MOST_DIMS = 32  # the most that every numpy version can hold
 MOST_STAGES = 64
 
 
 class Op(IntEnum):
-    """What an item does."""
+    """Operation of an item."""
 
     RUN = 1
-    END = 2  # no more come
+    END = 2  # no more items follow
 
 
 _OPS = {int(op): op for op in Op}
@@ -60,7 +60,7 @@ class Tensor:
     """A tensor that crosses from one stage to the next. ValueError for one that cannot."""
 
     name: str
-    type: str  # as numpy calls it, one of those in edge.onnx.samples
+    type: str  # numpy's name, one of those in edge.onnx.samples
     shape: tuple[int, ...]  # as the model was cut for
     open: tuple[int, ...] = ()  # the dimensions that may have other sizes
     any_rank: bool = False  # it may have another number of dimensions, of any size
@@ -78,47 +78,48 @@ class Tensor:
 
     @property
     def n_bytes(self) -> int:
-        """Of the shape as the model was cut for."""
+        """Bytes of a tensor with the shape that the model was cut for."""
         return math.prod(self.shape) * np.dtype(self.type).itemsize
 
     def _is_small(self, shape: Sequence[int]) -> bool:
-        """Whether so many values may cross. A size of 0 makes the others no smaller: numpy refuses large ones."""
+        """Return whether so many values may cross. A size of 0 does not make the others count less: numpy refuses large
+        ones."""
         return math.prod(max(dim, 1) for dim in shape) * np.dtype(self.type).itemsize <= MOST_TENSOR_BYTES
 
     def takes(self, shape: Sequence[int]) -> bool:
-        """Whether it may have this shape."""
+        """Return whether the tensor may have this shape."""
         fits = len(shape) == len(self.shape) and all(
             dim == own or i in self.open for i, (dim, own) in enumerate(zip(shape, self.shape, strict=True))
         )
         return (fits or (self.any_rank and len(shape) <= MOST_DIMS)) and self._is_small(shape)
 
     @property
-    def words(self) -> int:
+    def n_header_numbers(self) -> int:
         """How many numbers its shape takes in a header."""
         return 1 + MOST_DIMS if self.any_rank else len(self.shape)
 
-    def to_words(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """A shape as these numbers."""
+    def encode_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return a shape as the numbers of a header."""
         if not self.any_rank:
             return tuple(shape)
         return (len(shape), *shape, *(0,) * (MOST_DIMS - len(shape)))
 
-    def from_words(self, words: Sequence[int]) -> tuple[int, ...]:
-        """The shape in these numbers. ProtocolError for more dimensions than there can be."""
+    def decode_shape(self, numbers: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape that these numbers of a header say. ProtocolError for more dimensions than there can be."""
         if not self.any_rank:
-            return tuple(words)
-        if words[0] > MOST_DIMS:
-            raise ProtocolError(f"{self.name!r:.80} came with {words[0]} dimensions, at most {MOST_DIMS} cross")
-        return tuple(words[1 : 1 + words[0]])
+            return tuple(numbers)
+        if numbers[0] > MOST_DIMS:
+            raise ProtocolError(f"{self.name!r:.80} came with {numbers[0]} dimensions, at most {MOST_DIMS} cross")
+        return tuple(numbers[1 : 1 + numbers[0]])
 
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """What crosses between two stages, or between the owner and a stage."""
+    """Tensors that cross between two stages, or between the owner and a stage."""
 
     tensors: tuple[Tensor, ...]
     inner: bool  # between stages: float32 goes in the item's wire type
-    passed: int = 0  # stages before it
+    passed: int = 0  # number of stages before it
 
     def __post_init__(self) -> None:
         if not 0 <= self.passed <= MOST_STAGES:
@@ -126,8 +127,8 @@ class Boundary:
 
     @property
     def layout(self) -> struct.Struct:
-        """Of an item's header: operation, wire type, 0, number, seconds, dimensions."""
-        return _layout(self.passed, sum(tensor.words for tensor in self.tensors))
+        """Layout of an item's header: operation, wire type, 0, number, seconds, dimensions."""
+        return _layout(self.passed, sum(tensor.n_header_numbers for tensor in self.tensors))
 
 
 @cache
@@ -142,17 +143,17 @@ class Item:
     op: Op
     number: int = 0
     wire: str = "f32"
-    compute_s: tuple[float, ...] = ()  # of each stage that it has passed
+    compute_s: tuple[float, ...] = ()  # computing seconds of each stage that it has passed
 
 
 def send(link: Link, boundary: Boundary, item: Item, tensors: Mapping[str, Array]) -> None:
-    """Send an item with its tensors, which are by name and have what `boundary` says."""
+    """Send an item with its tensors by name, whose types and shapes must fit `boundary`."""
     if item.op is Op.END:
         link.send(bytes([Op.END]).ljust(boundary.layout.size, b"\0"), Kind.CONTROL)
         return
     assert len(item.compute_s) == boundary.passed, "every stage adds its seconds"
     arrays = [np.asarray(tensors[tensor.name], order="C") for tensor in boundary.tensors]
-    dims = [n for tensor, a in zip(boundary.tensors, arrays, strict=True) for n in tensor.to_words(a.shape)]
+    dims = [n for tensor, a in zip(boundary.tensors, arrays, strict=True) for n in tensor.encode_shape(a.shape)]
     head = boundary.layout.pack(item.op, WIRE_IDS[item.wire], 0, item.number, *item.compute_s, *dims)
     wire = WIRES[item.wire] if boundary.inner else None
     pieces = _pieces(arrays, wire)
@@ -166,7 +167,7 @@ def send(link: Link, boundary: Boundary, item: Item, tensors: Mapping[str, Array
 
 
 def _pieces(arrays: Sequence[Array], wire: Wire | None) -> Iterator[Array]:
-    """What goes into DATA frames."""
+    """Yield the payloads of the DATA frames."""
     for array in arrays:
         for part in _parts(array):
             if wire is not None and part.dtype == np.float32:
@@ -177,7 +178,7 @@ def _pieces(arrays: Sequence[Array], wire: Wire | None) -> Iterator[Array]:
 
 
 def _parts(array: Array) -> Iterator[Array]:
-    """The values of a contiguous array, PART_BYTES at a time, where they lie."""
+    """Yield the values of a contiguous array, PART_BYTES at a time, without a copy."""
     flat = array.reshape(-1)
     step = PART_BYTES // array.itemsize
     for lo in range(0, flat.size, step):
@@ -185,7 +186,7 @@ def _parts(array: Array) -> Iterator[Array]:
 
 
 class Receiver:
-    """Takes items from one link into buffers that it makes once and uses again."""
+    """Receives items from one link into buffers that it makes once and uses again."""
 
     def __init__(self, link: Link, boundary: Boundary) -> None:
         self._link = link
@@ -195,8 +196,8 @@ class Receiver:
         self._shapes: list[tuple[int, ...]] = []
 
     def item(self, timeout_s: float) -> tuple[Item, list[tuple[int, ...]]]:
-        """The next item's header: the item, and the shape of each tensor. ProtocolError for what `send` cannot have
-        written, or for a shape that this boundary does not take."""
+        """Receive the next item's header: the item, and the shape of each tensor. ProtocolError for what `send` cannot
+        have written, or for a shape that this boundary does not take."""
         self._link.receive_into(self._head, timeout_s, Kind.CONTROL)
         op, wire, zero, number, *rest = self._boundary.layout.unpack(self._head)
         if op not in _OPS or wire not in _WIRE_NAMES or zero:
@@ -207,12 +208,12 @@ class Receiver:
         return Item(_OPS[op], number, _WIRE_NAMES[wire], tuple(rest[:passed])), self._checked(tuple(rest[passed:]))
 
     def _checked(self, dims: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """The shape of each tensor, if the boundary takes it."""
+        """Return the shape of each tensor. ProtocolError for one that the boundary does not take."""
         if dims != self._dims or not self._shapes:
             at, shapes = 0, []
             for tensor in self._boundary.tensors:
-                shape = tensor.from_words(dims[at : at + tensor.words])
-                at += tensor.words
+                shape = tensor.decode_shape(dims[at : at + tensor.n_header_numbers])
+                at += tensor.n_header_numbers
                 if not tensor.takes(shape):
                     raise ProtocolError(
                         f"{self._link.peer} sent {tensor.name!r} of shape {list(shape)}; it is cut for {tensor.shape}"
@@ -221,13 +222,14 @@ class Receiver:
             self._dims, self._shapes = dims, shapes
         return self._shapes
 
-    def tensors(self, item: Item, shapes: Sequence[tuple[int, ...]], held: dict[str, Array]) -> None:
-        """The item's tensors, into `held`: arrays by name, of which those that have the right shape are filled anew."""
+    def tensors(self, item: Item, shapes: Sequence[tuple[int, ...]], arrays: dict[str, Array]) -> None:
+        """Receive the item's tensors into `arrays`, by name. Arrays that have the right shape already are filled
+        again."""
         wire = WIRES[item.wire] if self._boundary.inner else None
         for tensor, shape in zip(self._boundary.tensors, shapes, strict=True):
-            array = held.get(tensor.name)
+            array = arrays.get(tensor.name)
             if array is None or array.shape != shape:
-                array = held[tensor.name] = np.empty(shape, tensor.type)
+                array = arrays[tensor.name] = np.empty(shape, tensor.type)
             for part in _parts(array):
                 if wire is not None and part.dtype == np.float32:
                     coded = np.empty(wire.n_bytes(part.size), np.uint8)

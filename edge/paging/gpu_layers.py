@@ -15,7 +15,7 @@ from devices.remembered import Remembered, key_of
 from edge.errors import EngineError
 from edge.llama import ggml, llama
 from edge.llama.llama import ContextSizes
-from edge.microbenchmark import Figure, TimedTask, best_of, piece_s
+from edge.microbenchmark import BestTime, TimedTask, best_of, sample_s
 from edge.paging import memory
 from partition.model.model import ModelShape
 from quant.text import age_text, bytes_text
@@ -26,7 +26,7 @@ _SPARE_BYTES = 512 << 20  # of a GPU's memory: the driver's own, and what roundi
 _ROWS = 32  # of the batch that is timed; a token is one
 _CONTEXT = 256  # tokens of the cache beside it
 
-Times = Mapping[int, Figure]
+Times = Mapping[int, BestTime]
 """By the number of layers on the GPU: what a token takes. The first is what is used unless another is clearly faster.
 """
 
@@ -99,7 +99,7 @@ def choose(
     most: int | None,
     free: int | None,
     buffers: Callable[[], int],
-    timed: Callable[[int], Figure] | None,
+    timed: Callable[[int], BestTime] | None,
     available: Callable[[], int] = available_memory,
 ) -> GpuLayers:
     """What nobody said. most: layers that may go to the GPU; None: all. free: bytes that it has; None: unknown.
@@ -166,7 +166,7 @@ def _time_token(
     repack: bool,
     loading: Callable[[], None],
     layers: int,
-) -> Figure:
+) -> BestTime:
     """Load the model with so many layers on the GPU: what a token takes. The errors of llama.cpp."""
     context_tokens = min(sizes.context, _CONTEXT)
     batch = rows(min(_ROWS, context_tokens))
@@ -182,7 +182,7 @@ def _time_token(
                 context.decode(batch, 1)
                 context.wait()
 
-            return best_of([TimedTask(step)], piece_s(threads))[0]
+            return best_of([TimedTask(step)], sample_s(threads))[0]
         finally:
             context.close()
     finally:
@@ -233,4 +233,4 @@ def _read(value: Any, candidates: list[int]) -> Times | None:
         seconds = {layers: float(value[str(layers)]) for layers in candidates}
     except (TypeError, KeyError, ValueError):
         return None
-    return {layers: Figure(s, False) for layers, s in seconds.items()} if min(seconds.values()) > 0 else None
+    return {layers: BestTime(s, False) for layers, s in seconds.items()} if min(seconds.values()) > 0 else None

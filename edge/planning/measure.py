@@ -19,7 +19,7 @@ from edge.llm.sampler import LogitsRequest
 from edge.llm.scheduler import Scheduler
 from edge.llm.sequence import Session
 from edge.llm.windows import Windows
-from edge.microbenchmark import Figure, TimedTask, best_of
+from edge.microbenchmark import BestTime, TimedTask, best_of
 from partition.plan.plan import LOCAL
 from partition.predict.cost import Work
 from partition.predict.drafts import Draft
@@ -99,7 +99,7 @@ def _read(engine: TextEngine, n: int) -> None:
         engine.decode(tokens[start:stop], start, outputs="last" if stop == n else "none", top=1)
 
 
-def token_s(engine: TextEngine, depth: int, rows: int = 1) -> Figure:
+def token_s(engine: TextEngine, depth: int, rows: int = 1) -> BestTime:
     """A token of one request alone, with about `depth` tokens behind it; or a pass that checks several."""
     start = max(1, depth - _STEPS // 2)
     end = min(engine.context, start + _STEPS) - rows + 1
@@ -114,7 +114,7 @@ def token_s(engine: TextEngine, depth: int, rows: int = 1) -> Figure:
         engine.decode([1] * rows, position, top=1)
         position += rows
 
-    [found] = best_of([TimedTask(step)], _PIECE_S, pieces=_PIECES)
+    [found] = best_of([TimedTask(step)], _PIECE_S, samples=_PIECES)
     return found
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from devices.cluster_file import Cluster
 from edge.cluster.fleet import Fleet, device
+from edge.onnx.failover import FailoverPipeline
 from edge.onnx.model import OnnxSource
-from edge.onnx.surviving import SurvivingPipeline
 from edge.planning.onnx_supervisor import OnnxPlacement, SurvivingDeployment
 from edge.quantization.onnx_compare import OutputError
 from edge.tasks import SILENT, Steps
@@ -30,7 +30,7 @@ class Deployed:
     wire: str
 
     @property
-    def pipeline(self) -> SurvivingPipeline:
+    def pipeline(self) -> FailoverPipeline:
         """What to talk to."""
         return self.deployment.pipeline
 

@@ -9,7 +9,7 @@ from itertools import combinations
 from devices.probe import own_rss
 from edge.cluster.fleet import Fleet
 from edge.cluster.onnx_deployment import OnnxDeployment
-from edge.onnx.bench import Flow, Speed, in_turn
+from edge.onnx.bench import Flow, FlowSpeed, sequential
 from edge.onnx.bench import measure as measure_flow
 from edge.onnx.engine import OnnxEngine
 from edge.onnx.model import OnnxSource
@@ -130,7 +130,7 @@ class OnnxSpace(PlanSpace):
         repeats = max(_LEAST_REPEATS, min(_MOST_REPEATS, about))
         if not plan.remote:
             with OnnxEngine(self.path, self._threads) as engine:
-                rounds = _rounds(in_turn(engine.run), feeds, repeats, 1)
+                rounds = _rounds(sequential(engine.run), feeds, repeats, 1)
                 return _best(rounds, {LOCAL: own_rss()})
         assert fleet is not None
         with OnnxDeployment(fleet, self.model, plan, transport=self._transport, threads=self._threads) as deployment:
@@ -161,13 +161,13 @@ class OnnxSpace(PlanSpace):
         )
 
 
-def _rounds(flow: Flow, feeds: Mapping[str, Array], repeats: int, window: int | None) -> list[Speed]:
+def _rounds(flow: Flow, feeds: Mapping[str, Array], repeats: int, window: int | None) -> list[FlowSpeed]:
     """Measured several times, with as many in flight as the first time."""
     rounds = [measure_flow(flow, feeds, repeats, window)]
     return rounds + [measure_flow(flow, feeds, repeats, rounds[0].window) for _ in range(ROUNDS - 1)]
 
 
-def _best(rounds: Sequence[Speed], memory_bytes: Mapping[str, int]) -> Measured:
+def _best(rounds: Sequence[FlowSpeed], memory_bytes: Mapping[str, int]) -> Measured:
     latency_s = [one.latency_ms_median / 1e3 for one in rounds]
     throughput_per_s = [one.throughput_per_s for one in rounds]
     apart = max(spread(latency_s), spread(throughput_per_s))

@@ -14,11 +14,11 @@ from edge.cluster.lost import listed, lost_words
 from edge.cluster.onnx_deployment import Loaded, OnnxDeployment
 from edge.cluster.preflight import check_memory
 from edge.errors import NotEnoughMemory
-from edge.onnx.bench import in_turn
+from edge.onnx.bench import sequential
 from edge.onnx.engine import OnnxEngine
+from edge.onnx.failover import FailoverPipeline, Runner
 from edge.onnx.model import OnnxSource
 from edge.onnx.pipeline import Result
-from edge.onnx.surviving import Runner, SurvivingPipeline
 from edge.onnx.wire import Array
 from edge.planning.onnx_space import OnnxSpace
 from edge.slices.local import OwnSlices
@@ -87,7 +87,7 @@ class SurvivingDeployment:
         self._plan_again = plan_again or self._best
         self._life = ExitStack()  # of what runs now
         try:
-            self.pipeline = SurvivingPipeline(self._bring_up(plan, fleet, _no_check), self._recovered)
+            self.pipeline = FailoverPipeline(self._bring_up(plan, fleet, _no_check), self._recovered)
         except BaseException:
             self._life.close()
             raise
@@ -204,7 +204,7 @@ class OneDevice:
 
     def map(self, feeds: Iterable[Mapping[str, Array]], window: int, wire: str = "f32") -> Iterator[Result]:
         """The results of inputs, one after the other. The errors of `OnnxEngine.run`."""
-        return in_turn(self._engine.run)(feeds, window)
+        return sequential(self._engine.run)(feeds, window)
 
     def stop(self) -> None:
         """Make what runs, and all that follows, raise Interrupted."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from edge.cluster.fleet import Fleet
 from edge.cluster.onnx_deployment import OnnxDeployment
-from edge.onnx.bench import Speed, in_turn, measure, speed_json
+from edge.onnx.bench import FlowSpeed, measure, sequential, speed_json
 from edge.onnx.engine import OnnxEngine
 from edge.onnx.model import OnnxSource
 from edge.onnx.stage import LoadedStage
@@ -27,7 +27,7 @@ class CutSpeed:
     stage_s: tuple[float, ...]  # one run of each stage alone on its device, means
     transfer_s: tuple[float, ...]  # how long one input keeps each link busy: to the first stage, on, and back here
     delay_s: float  # of these links together
-    speed: Speed | None = None  # of the pipeline, where it ran as one
+    speed: FlowSpeed | None = None  # of the pipeline, where it ran as one
 
     @property
     def expected_latency_s(self) -> float:
@@ -58,10 +58,10 @@ class CutSpeed:
 
 def sweep_here(
     model: OnnxSource, cuts: Sequence[Cut], repeats: int, threads: int | None
-) -> tuple[Speed, Iterator[CutSpeed]]:
+) -> tuple[FlowSpeed, Iterator[CutSpeed]]:
     """The whole model, and each cut in turn, on this device alone. The errors of OnnxEngine."""
     with OnnxEngine(model.file.path, threads) as engine:
-        whole = measure(in_turn(engine.run), model.sample, repeats, 1)
+        whole = measure(sequential(engine.run), model.sample, repeats, 1)
     return whole, stages_here(model, cuts, repeats, threads)
 
 
@@ -76,7 +76,7 @@ def sweep_devices(
     transport: str = "auto",
     threads: int | None = None,
     insecure: bool = False,
-) -> tuple[Speed, Iterator[CutSpeed]]:
+) -> tuple[FlowSpeed, Iterator[CutSpeed]]:
     """The whole model on the last of two devices, and each cut in turn as a pipeline of both. threads: of this device,
     which can be the first. The errors of Fleet and of `sweep`."""
     last = tuple(devices[-1:])

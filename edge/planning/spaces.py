@@ -157,11 +157,11 @@ def _llm_space(
 def _onnx_space(
     path: Path, cluster: ClusterFile, fleet: Fleet | None, notes: Sequence[str], options: PlanOptions, steps: Steps
 ) -> PlanSpace:
-    from edge.onnx.model import sized  # an extra
+    from edge.onnx.model import load_source  # an extra
     from edge.planning.onnx_space import OnnxSpace
     from edge.survey.onnx_survey import onnx_speeds
 
-    model = sized(path, options.dims, options.inputs)
+    model = load_source(path, options.dims, options.inputs)
     with steps.step("Measuring devices", unit="steps") as show:
         known, cuts = onnx_speeds(
             model,

@@ -20,7 +20,7 @@ from devices.probe import default_threads
 from edge.errors import EngineError
 from edge.onnx import file as onnx_file
 from edge.onnx.runtime import quiet_tools, refusals, session
-from edge.onnx.samples import Input, Samples, inputs_of, made_up, open_dims
+from edge.onnx.samples import Input, Samples, inputs_of, open_dims, random_feeds
 from edge.quantization import onnx_tools
 from edge.quantization.onnx_compare import Comparison, OutputError, compare, differ
 from quant.errors import ModelFileError, UnknownTypeError
@@ -239,7 +239,7 @@ def _compared(
     size, reason = _open_size(reference, inputs)
     if size is None:
         return None, None, reason
-    return compare(reference, quantized, made_up(with_open(inputs, size), _MADE_UP)), size, None
+    return compare(reference, quantized, random_feeds(with_open(inputs, size), _MADE_UP)), size, None
 
 
 def _open_size(reference: Any, inputs: tuple[Input, ...]) -> tuple[int | None, str | None]:
@@ -247,7 +247,7 @@ def _open_size(reference: Any, inputs: tuple[Input, ...]) -> tuple[int | None, s
     all; None, and the reason with the first of them, where it runs with none."""
     runs, reason = None, None
     for size in _OPEN_SIZES if with_open(inputs, 2) != with_open(inputs, 1) else (1,):
-        feeds = list(made_up(with_open(inputs, size), 2))
+        feeds = list(random_feeds(with_open(inputs, size), 2))
         try:
             with refusals("run the float model on made-up inputs"):
                 first, second = (reference.run(None, feed) for feed in feeds)

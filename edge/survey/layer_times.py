@@ -19,7 +19,7 @@ from pathlib import Path
 from edge.cluster.session import EngineSession
 from edge.errors import WorkerError
 from edge.llm.options import EngineOptions
-from edge.microbenchmark import Figure
+from edge.microbenchmark import BestTime
 from edge.slices.local import OwnSlices
 from edge.tasks import CancelScope
 from edge.worker.messages import options_message
@@ -122,7 +122,7 @@ def timed(
     """Load and time the slices, one after the other, in a session whose device has them; those that were busy once more
     at the end. threads: None as the device has it. disk: also how fast it reads. memory: bytes that its process may
     hold; a worker knows its own limit. Errors of sessions, and WorkerError for answers that cannot be."""
-    took: dict[str, list[Figure]] = {}
+    took: dict[str, list[BestTime]] = {}
     runtime_bytes, disk_bytes_per_s = 0, 0.0
     options = replace(_OPTIONS, threads=threads)
     for name, probe in found.items():
@@ -146,7 +146,7 @@ def timed(
 
 def _timed(
     session: EngineSession, probe: Probe, options: EngineOptions, disk: bool, memory: int | None
-) -> tuple[list[Figure], int, float]:
+) -> tuple[list[BestTime], int, float]:
     """One slice: its figures, bytes of the process beside weights, and bytes a second of the disk where that is
     asked."""
     # A slice is to be the last stage, or not: `place` allows one stage more than there are ranks.
@@ -161,7 +161,7 @@ def _timed(
     n = len(probe.rows) + bool(probe.depth)
     if not len(took) == len(busy) == n or not all(0 < one < _MOST_S for one in took):
         raise WorkerError(f"{session.device} answers with times that cannot be; is it of another version?")
-    figures = [Figure(*one) for one in zip(took, busy, strict=True)]
+    figures = [BestTime(*one) for one in zip(took, busy, strict=True)]
     return figures, loaded.memory_bytes - probe.recipe.n_bytes, answered.disk_bytes_per_s
 
 

@@ -19,8 +19,8 @@ from devices.files import removed_at_end
 from edge.cluster.client import Remote
 from edge.cluster.session import EngineSession
 from edge.errors import EngineError, NotEnoughMemory, WorkerError
-from edge.microbenchmark import Figure
-from edge.onnx.model import OnnxSource, Part
+from edge.microbenchmark import BestTime
+from edge.onnx.model import CutStage, OnnxSource
 from edge.tasks import CancelScope
 from edge.worker.messages import stage_message
 from partition.plan.onnx_cuts import Cut
@@ -43,7 +43,7 @@ class Probe:
     """A part to be timed."""
 
     stage: OnnxStage
-    part: Part
+    part: CutStage
     recipe: Recipe
     path: Path  # of the file that it is cut from
 
@@ -133,7 +133,7 @@ def timed(
 
     The errors of sessions; EngineError where nothing can be timed, WorkerError for answers that cannot be.
     """
-    took: list[Figure | None] = []
+    took: list[BestTime | None] = []
     runtime_bytes = 0
     for probe in found.parts:
         figure, n_bytes = _timed(session, worker, probe)
@@ -154,7 +154,7 @@ def timed(
     return replace(times, busy=any(figure is not None and figure.busy for figure in (*took, whole)))
 
 
-def _again(session: EngineSession, worker: Remote | None, probe: Probe, figure: Figure | None) -> Figure | None:
+def _again(session: EngineSession, worker: Remote | None, probe: Probe, figure: BestTime | None) -> BestTime | None:
     """The same figure; one that was measured while busy is measured once more, and the better counts."""
     if figure is None or not figure.busy:
         return figure
@@ -211,7 +211,7 @@ def _groups(segments_s: Sequence[float]) -> list[range]:
     return [range(start, stop) for start, stop in pairwise([*starts, n])]
 
 
-def _timed(session: EngineSession, worker: Remote | None, probe: Probe) -> tuple[Figure | None, int]:
+def _timed(session: EngineSession, worker: Remote | None, probe: Probe) -> tuple[BestTime | None, int]:
     """(what it takes, bytes of memory) of one part; None and 0 where it has no room, or does not run on noise."""
     described = stage_message(probe.stage, probe.part.takes, probe.part.gives)
     with _there(worker, probe) as path:
@@ -245,7 +245,7 @@ def _there(worker: Remote | None, probe: Probe) -> Iterator[str]:
         yield held.name
 
 
-def _seconds(session: EngineSession) -> Figure:
+def _seconds(session: EngineSession) -> BestTime:
     """Of the part that is loaded."""
     once = _run(session, 1)
     if once.seconds >= _LEAST_S:
@@ -253,8 +253,8 @@ def _seconds(session: EngineSession) -> Figure:
     return _run(session, max(_LEAST_RUNS, min(_MOST_RUNS, math.ceil(_LEAST_S / once.seconds))))
 
 
-def _run(session: EngineSession, repeats: int) -> Figure:
+def _run(session: EngineSession, repeats: int) -> BestTime:
     answered = session.ask(pb.Command(time=pb.Time(steps=repeats))).timed
     if not 0 < answered.run_s < _MOST_S or len(answered.busy) != 1:
         raise WorkerError(f"{session.device} answers with times that cannot be; is it of another version?")
-    return Figure(answered.run_s, answered.busy[0])
+    return BestTime(answered.run_s, answered.busy[0])

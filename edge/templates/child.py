@@ -1,4 +1,4 @@
-"""The process in which chat templates are compiled and rendered: requests and answers are lines of JSON.
+"""Process that compiles and renders chat templates: requests and answers are lines of JSON.
 
 The kernel limits it: the processor time of a request ends it, and so does memory where it does not raise MemoryError
 first. It ends when its parent does, whose end of the socket is then closed.
@@ -20,13 +20,13 @@ from edge.errors import TemplateError
 from edge.templates.process import CPU_S
 from edge.templates.sandbox import MAX_CHARACTERS, Sandbox
 
-ROOM_BYTES = 24 << 20  # that a request may take beside what its own messages do
+ROOM_BYTES = 24 << 20  # memory for a request, beside that for its own messages
 _ROOM_A_CHARACTER = 24  # bytes: some copies of a text, in the widest characters
-_LONGEST_REASON = 500  # characters of what a template says when it fails
+_LONGEST_REASON = 500  # characters of a template's error
 
 
 def main() -> int:
-    """Answer until the parent has gone; 0."""
+    """Answer requests until the parent closes the socket; return 0."""
     die_first()
     renderer = _Renderer()
     for line in sys.stdin.buffer:
@@ -45,13 +45,13 @@ def main() -> int:
 
 
 def _limit(characters: int) -> None:
-    """Allow one request about messages of so many characters."""
+    """Set the limits for one request with this many characters of messages."""
     limit_cpu(CPU_S)
     limit_memory(ROOM_BYTES + _ROOM_A_CHARACTER * characters)
 
 
 def _lift_limits() -> None:
-    """Until the next request, which comes from the parent, as large as it is."""
+    """Lift the limits until the next request, which the parent may send in any size."""
     limit_cpu(0)
     limit_memory(None)
 
@@ -61,7 +61,7 @@ def _line(**answer: str) -> bytes:
 
 
 class _Renderer:
-    """Keeps the template it compiled last."""
+    """Renders templates, and keeps the one it compiled last."""
 
     def __init__(self) -> None:
         self._environment = Sandbox()
@@ -69,7 +69,7 @@ class _Renderer:
         self._template: jinja2.Template | None = None
 
     def answer(self, request: dict[str, Any]) -> str:
-        """The prompt's text; "" where only the template is to be checked. TemplateError."""
+        """Return the prompt's text; "" for a request that only checks the template. TemplateError."""
         template = self._compiled(request["source"])
         if request["messages"] is None:
             return ""

@@ -1,4 +1,4 @@
-"""The process that renders chat templates, as its parent sees it: started early, asked, and replaced where it ended."""
+"""Handle of the process that renders chat templates: starts it early, sends requests, and replaces it when it ends."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ _CHUNK = 1 << 16
 
 
 class TemplateProcess:
-    """Takes one request at a time. The process ends with this object, or when it is closed."""
+    """A template process, which takes one request at a time and ends when this object is closed or collected."""
 
     def __init__(self) -> None:
-        """Starts it, and does not wait: it is ready before a model is loaded."""
+        """Start the process without waiting: it is ready before a model is loaded."""
         self._start()
 
     def ask(self, request: dict[str, Any], wait_s: float = WAIT_S) -> str:
-        """What the request comes to. TemplateError where it fails or exceeds a limit; the next has a new process."""
+        """Return the text of the answer. TemplateError if it fails or exceeds a limit; the next request then has a new
+        process."""
         if self._process.poll() is not None:
             self._replace()
         try:
@@ -37,14 +38,14 @@ class TemplateProcess:
         except OSError:  # it ended while the request was sent
             answer = b""
         except BaseException:
-            self._replace()  # whoever was interrupted does not hear this answer, and nobody else may
+            self._replace()  # this answer was not read: the next request would take it for its own
             raise
         if not answer:
             raise TemplateError(self._reason())
-        found: dict[str, str] = json.loads(answer.decode(errors="surrogatepass"))
-        if "error" in found:
-            raise TemplateError(found["error"])
-        return found["text"]
+        answer_fields: dict[str, str] = json.loads(answer.decode(errors="surrogatepass"))
+        if "error" in answer_fields:
+            raise TemplateError(answer_fields["error"])
+        return answer_fields["text"]
 
     def close(self) -> None:
         """End the process."""
@@ -52,11 +53,11 @@ class TemplateProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process that is there now."""
+        """Return the id of the current process."""
         return int(self._process.pid)
 
     def _exchange(self, line: bytes, wait_s: float) -> bytes:
-        """The line that answers one; empty where the process ended."""
+        """Return the line that answers `line`; empty if the process ended."""
         deadline = time.monotonic() + wait_s
         self._socket.settimeout(wait_s)
         self._socket.sendall(line)
@@ -76,7 +77,7 @@ class TemplateProcess:
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for us
+                start_new_session=True,  # Ctrl-C must end the parent alone
             )
         self._end = weakref.finalize(self, _end, self._process, self._socket)
 

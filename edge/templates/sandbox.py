@@ -1,4 +1,4 @@
-"""The sandbox for chat templates: Jinja as Hugging Face configures it, less what can make much out of little.
+"""Sandbox for chat templates: Jinja as Hugging Face configures it, less what can make much out of little.
 
 A template is code from whoever made the model file. It has no access to files or Python's internals, may use only the
 filters and methods that published templates use, and what grows is bounded with a reason that can be told: loop steps,
@@ -38,7 +38,7 @@ TEXT_METHODS = frozenset(
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """An environment with bounds. `start` before each compiling and each rendering."""
+    """A Jinja environment with bounds. Call `start` before each compiling and each rendering."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
@@ -51,12 +51,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.filters = {name: self.filters[name] for name in FILTERS} | bounded | own
 
     def compiled(self, source: str) -> jinja2.Template:
-        """The template, with every loop and every ~ made to count."""
+        """Return the compiled template, with every loop and every ~ counted."""
         code = self.compile(_Bounded().visit(self.parse(source)))
         return jinja2.Template.from_code(self, code, self.make_globals(None))
 
     def start(self) -> None:
-        """Allow MAX_STEPS from here."""
+        """Reset the step count to MAX_STEPS."""
         self.steps_left = MAX_STEPS
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
@@ -95,7 +95,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 
 class _Bounded(NodeTransformer):
-    """Passes what loops run over, and what ~ joins, through filters of the sandbox."""
+    """AST transformer: passes the iterables of loops, and the operands of ~, through filters of the sandbox."""
 
     def visit_For(self, loop: jinja2.nodes.For) -> jinja2.nodes.Node:  # noqa: N802 - the visitor's name for it
         if loop.recursive:
@@ -112,7 +112,8 @@ def _filtered(value: jinja2.nodes.Node, name: str) -> jinja2.nodes.Filter:
 
 
 class _Generation(Extension):
-    """{% generation %} ... {% endgeneration %} marks what to train on; to render it is to render its body."""
+    """Jinja extension for {% generation %} ... {% endgeneration %}, which marks text to train on; only its body is
+    rendered."""
 
     tags = {"generation"}  # noqa: RUF012 - declared so by Extension
 
@@ -121,7 +122,7 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-# Filters and methods whose results can be far larger than what goes in, with a look before they leap.
+# Filters and methods whose results can be far larger than their arguments: the size is checked before they run.
 
 
 def _replace(text: Any, old: str, new: str, count: int = -1) -> str:

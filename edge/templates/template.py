@@ -1,6 +1,6 @@
-"""Chat templates: messages to one prompt text, by the Jinja template inside a GGUF, in a process of its own.
+"""Chat templates: render messages to one prompt text with the Jinja template inside a GGUF, in a process of its own.
 
-What a template sees is what Hugging Face gives it: messages, a few flags, the special tokens, and two functions.
+A template gets the variables that Hugging Face gives it: messages, a few flags, the special tokens, and two functions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ RESERVED = frozenset(
     "messages add_generation_prompt raise_exception strftime_now tools documents bos_token eos_token".split()
 )
 Message = Mapping[str, Any]
-"""{"role": "system" | "user" | "assistant", "content": text}, and what a template knows beside, such as tool calls."""
+"""{"role": "system" | "user" | "assistant", "content": text}, and other fields of a template, such as tool calls."""
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -34,7 +34,7 @@ TRANSCRIPT_STOPS = ("\nUser:", "\nAssistant:")
 
 
 class ChatTemplate:
-    """A valid template. `stops` are strings that end an answer where the model has no token for it."""
+    """A valid chat template. `stops` are strings that end an answer when the model has no token for it."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class ChatTemplate:
         stops: Sequence[str] = (),
         process: TemplateProcess | None = None,
     ) -> None:
-        """process: that renders; by default, one of its own. TemplateError, with the line, where the source is not
+        """process: renders the template; by default, a new process. TemplateError, with the line, if the source is not
         valid Jinja, or takes too much to compile."""
         if len(source) > MAX_SOURCE:
             raise TemplateError(f"chat template: it has {len(source)} characters, {MAX_SOURCE} are the most")
@@ -59,7 +59,7 @@ class ChatTemplate:
     def for_model(
         cls, metadata: Mapping[str, Any], bos: str, eos: str, process: TemplateProcess | None = None
     ) -> ChatTemplate:
-        """The template of a GGUF; where it has none, ChatML if the vocabulary has its tokens, else a transcript."""
+        """Return the template of a GGUF; without one, ChatML if the vocabulary has its tokens, else a transcript."""
         own = metadata.get("tokenizer.chat_template")
         if isinstance(own, str) and own.strip():
             return cls(own, bos=bos, eos=eos, process=process)
@@ -75,9 +75,9 @@ class ChatTemplate:
         variables: Mapping[str, Any] = MappingProxyType({}),
         add_generation_prompt: bool = True,
     ) -> str:
-        """The prompt text. tools: functions that the model may call, as JSON has them. variables: what this template
-        knows beside what all have (`RESERVED`), such as `enable_thinking`; data as JSON has it. TemplateError where the
-        template refuses these messages, does not end, or takes more memory than it may."""
+        """Return the prompt text. tools: functions that the model may call, as JSON has them. variables: what this
+        template takes beside `RESERVED`, such as `enable_thinking`; data as JSON has it. TemplateError if the template
+        refuses these messages, does not end, or takes more memory than it may."""
         if reserved := RESERVED & variables.keys():
             raise TemplateError(f"chat template: {', '.join(sorted(reserved))} cannot be given as a variable")
         return self._ask([dict(m) for m in messages], tools, variables, add_generation_prompt)

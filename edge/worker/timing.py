@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from edge.microbenchmark import Figure, TimedTask, best_of, piece_s
+from edge.microbenchmark import BestTime, TimedTask, best_of, sample_s
 from edge.parallel.shard import Shard
 
 _MOST_PIECES = 1000
 
 
-def time_shard(shard: Shard, rows: Sequence[int], pieces: int, depth: int = 0) -> list[Figure]:
+def time_shard(shard: Shard, rows: Sequence[int], pieces: int, depth: int = 0) -> list[BestTime]:
     """A step of so many rows, for each of `rows`, by the best of so many pieces or more. depth: above 0, then also of
     a row behind so many tokens."""
     most = shard.rows.capacity
@@ -34,8 +34,8 @@ def time_shard(shard: Shard, rows: Sequence[int], pieces: int, depth: int = 0) -
         shard.engine.kv_remove(0, depth)
         shard.compute(1)
 
-    def timed(kinds: Sequence[TimedTask]) -> list[Figure]:
-        return best_of(kinds, piece_s(shard.engine.threads), pieces=max(1, min(pieces, _MOST_PIECES)))
+    def timed(kinds: Sequence[TimedTask]) -> list[BestTime]:
+        return best_of(kinds, sample_s(shard.engine.threads), samples=max(1, min(pieces, _MOST_PIECES)))
 
     sizes = [max(1, min(wanted, most)) for wanted in rows]
     found = timed([TimedTask(partial(anew, n), partial(prepare, n)) for n in sizes])

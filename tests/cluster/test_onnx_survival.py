@@ -25,7 +25,7 @@ from edge.cluster.fleet import Fleet
 from edge.cluster.lost import lost_words
 from edge.cluster.session import RemoteSession
 from edge.errors import Interrupted, NotEnoughMemory, WorkerError
-from edge.onnx.bench import Flow, Speed, measure
+from edge.onnx.bench import Flow, FlowSpeed, measure
 from edge.onnx.model import OnnxSource
 from edge.onnx.pipeline import Result
 from edge.onnx.wire import Array
@@ -376,7 +376,7 @@ def test_a_person_is_told_and_figures_are_those_of_one_plan(
     np.savez(tmp_path / "input.npz", **images(1, 7))
     measures: list[Flow] = []
 
-    def measured(flow: Flow, *args: Any) -> Speed:
+    def measured(flow: Flow, *args: Any) -> FlowSpeed:
         def struck(feeds: Iterable[Mapping[str, Array]], window: int) -> Iterator[Result]:
             for result in flow(feeds, window):
                 if len(measures) == 1:

@@ -146,7 +146,7 @@ class OnnxFiles(Kind):
         self._path.write_bytes(data)
         file = load(self._path)
         declared_inputs(file)
-        labels(OnnxSource.of(file, {"batch": 2} if b"batch" in data else {}).graph)
+        labels(OnnxSource.from_file(file, {"batch": 2} if b"batch" in data else {}).graph)
 
 
 class Frames(Kind):

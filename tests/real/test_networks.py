@@ -50,7 +50,7 @@ def expected(network: Weights, seed: int) -> Feeds:
 
 @cache
 def opened(network: Weights) -> OnnxSource:
-    return OnnxSource.of(load(network.path()), {}, feeds(network))
+    return OnnxSource.from_file(load(network.path()), {}, feeds(network))
 
 
 @each

@@ -44,7 +44,7 @@ for module in (
 dialling, rank = map(importlib.import_module, ("edge.net.dialling", "edge.worker.rank"))
 vars(dialling).update(BRIEF_LINKS)
 vars(progress).update(dict.fromkeys(PLAIN_LINES, NEVER_S))
-microbenchmark.PIECE_S, rank._LEAST_MEASURED_S = 0.005, 0.02  # type: ignore[attr-defined]  # as brief
+microbenchmark.SAMPLE_S, rank._LEAST_MEASURED_S = 0.005, 0.02  # type: ignore[attr-defined]  # as brief
 
 
 def run_forked(arguments: list[str], descriptors: list[int]) -> NoReturn:

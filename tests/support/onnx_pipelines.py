@@ -15,8 +15,8 @@ from onnx import ModelProto, TensorProto, helper
 
 from edge.onnx import file as onnx_file
 from edge.onnx import stage as onnx_stage
-from edge.onnx.model import OnnxSource, Part
-from edge.onnx.pipeline import Ends, Pipeline
+from edge.onnx.model import CutStage, OnnxSource
+from edge.onnx.pipeline import Pipeline, PipelineEnds
 from edge.onnx.stage import LoadedStage
 from edge.onnx.wire import Array
 from partition.plan.onnx_cuts import Cut, cuts
@@ -127,7 +127,7 @@ def owned(model: ModelProto, path: Path, **how: Any) -> OnnxSource:
     if not all(value.HasField("type") for value in model.graph.output):
         model = onnx.shape_inference.infer_shapes(model)
     file = onnx_file.load(saved(model, path, **how))
-    return OnnxSource.of(file, {})
+    return OnnxSource.from_file(file, {})
 
 
 def at(model: OnnxSource, *positions: int) -> list[Cut]:
@@ -136,7 +136,7 @@ def at(model: OnnxSource, *positions: int) -> list[Cut]:
     return [found[position] for position in positions]
 
 
-def loaded(part: Part, plan: OnnxPlan, i: int, folder: Path) -> LoadedStage:
+def loaded(part: CutStage, plan: OnnxPlan, i: int, folder: Path) -> LoadedStage:
     """A stage as a worker would load it."""
     path = folder / part.digest
     path.write_bytes(part.content)
@@ -158,7 +158,7 @@ class Running:
     """A pipeline in this process, and what it is made of."""
 
     pipeline: Pipeline
-    parts: list[Part]
+    parts: list[CutStage]
     stages: list[LoadedStage]  # those that threads of their own compute
     links: list[tuple[Link, Link]]  # into each of these, and out of the last one: (the end before, the end behind)
     done: list[Future[None]]  # what came of each
@@ -196,5 +196,5 @@ def running(
             for link in pair:
                 stack.callback(link.close)
         done = [start(following, stage, links[i][1], links[i + 1][0]) for i, stage in enumerate(stages)]
-        ends = Ends(model.inputs, parts[bool(own)].takes, links[0][0], parts[-1].gives, links[-1][1], mine)
+        ends = PipelineEnds(model.inputs, parts[bool(own)].takes, links[0][0], parts[-1].gives, links[-1][1], mine)
         yield Running(Pipeline(ends), parts, stages, links, done)

@@ -18,7 +18,7 @@ from edge.llama.llama import ContextSizes
 from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
-from edge.microbenchmark import Figure
+from edge.microbenchmark import BestTime
 from edge.paging import gpu_layers
 from edge.survey.machine import gpu_backends
 from partition.model.model import ModelShape
@@ -130,7 +130,7 @@ def test_as_many_as_have_room_where_it_is_fast(expected: list[int], monkeypatch:
     beside = gpu_layers._context_buffers(MODEL_PATH, SIZES) + gpu_layers._SPARE_BYTES
     sizes = gpu_layers.layer_sizes(ModelShape.from_gguf(GgufFile.open(MODEL_PATH)), SIZES)
     monkeypatch.setattr(ggml, "gpu_free_bytes", lambda: beside + sum(sizes[:4]))
-    monkeypatch.setattr(gpu_layers, "_time_token", lambda *given: Figure(1.0 if given[-1] else 2.0, True))
+    monkeypatch.setattr(gpu_layers, "_time_token", lambda *given: BestTime(1.0 if given[-1] else 2.0, True))
     with llama.captured_log() as lines, Engine(MODEL_PATH, AUTO) as engine:
         layers, _, why = said(engine)
         assert (layers, why.partition(":")[0]) == (4, "4 fit")

@@ -14,7 +14,7 @@ import pytest
 from onnx import ModelProto, TensorProto, helper
 
 from edge.errors import EngineError, Interrupted, NotEnoughMemory
-from edge.onnx.bench import in_turn, measure
+from edge.onnx.bench import measure, sequential
 from edge.onnx.engine import OnnxEngine
 from edge.onnx.pipeline import Result
 from edge.onnx.providers import available
@@ -310,7 +310,7 @@ def test_one_engine_is_measured_in_turn(engine: OnnxEngine) -> None:
         taken.append(feeds)
         return engine.run(feeds)
 
-    speed = measure(in_turn(run), {"x": vectors()}, 4, 1, lambda done, total: steps.append((done, total)))
+    speed = measure(sequential(run), {"x": vectors()}, 4, 1, lambda done, total: steps.append((done, total)))
     assert 0 < speed.latency_ms_median <= speed.latency_ms_p90
     assert speed.throughput_per_s > 0
     assert len(taken) == 10

@@ -57,7 +57,7 @@ def test_shapes_that_only_a_run_tells(tmp_path: Path, beside: bool) -> None:
     file = branching(tmp_path, **how)
     assert file.external == beside
     x = np.array([[1, 0, 2], [0, 0, 3]], np.float32)
-    source = OnnxSource.of(file, {}, {"x": x})
+    source = OnnxSource.from_file(file, {}, {"x": x})
     values = source.graph.values
     assert {name: (values[name].type, values[name].shape) for name in ("z", "found", "y")} == {
         "z": ("float32", (1, 2, 3)), "found": ("int64", (3, 3)), "y": ("float32", (3, 3)),
@@ -66,7 +66,7 @@ def test_shapes_that_only_a_run_tells(tmp_path: Path, beside: bool) -> None:
     assert "parts" not in values  # a sequence does not cross
     assert [cut.position for cut in cuts(source.graph)] == [1, 2, 3, 4, 6, 7]
     assert not source.unrun
-    nothing = OnnxSource.of(file, {}, {"x": np.zeros((2, 3), np.float32)})
+    nothing = OnnxSource.from_file(file, {}, {"x": np.zeros((2, 3), np.float32)})
     assert nothing.graph.values["z"].shape == (1, 3)
     assert nothing.graph.values["found"].shape == (2, 0)
 
@@ -81,7 +81,7 @@ def test_a_network_that_does_not_run_on_what_is_made_up(tmp_path: Path) -> None:
     model.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", F32, None))
     model.graph.input.append(helper.make_tensor_value_info("shape", TensorProto.INT64, [3]))
     file = load(saved(model, tmp_path / "reshape.onnx"))
-    source = OnnxSource.of(file, {})
+    source = OnnxSource.from_file(file, {})
     assert [cut.position for cut in cuts(source.graph)] == []
     with pytest.raises(
         PlanError, match=r"in no place.*node 'a' \(Reshape\).*an input that it takes would tell more.*run"
@@ -89,7 +89,7 @@ def test_a_network_that_does_not_run_on_what_is_made_up(tmp_path: Path) -> None:
         source.check_places(2)
     assert source.node_seconds(1) is None
     given = {"x": np.ones(6, np.float32), "shape": np.array([1, 2, 3])}
-    known = OnnxSource.of(file, {}, given)
+    known = OnnxSource.from_file(file, {}, given)
     assert known.graph.values["y"].shape == (2, 3)
     known.check_places(3)
     seconds = known.node_seconds(1)
@@ -100,7 +100,7 @@ def test_a_network_that_does_not_run_on_what_is_made_up(tmp_path: Path) -> None:
 def test_a_network_without_room_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = branching(tmp_path)
     monkeypatch.setattr(observed, "available_memory", lambda: 4 * file.weight_bytes - 1)
-    source = OnnxSource.of(file, {})
+    source = OnnxSource.from_file(file, {})
     assert "to run branching.onnx once takes about" in source.unrun
     assert source.node_seconds(1) is None
     assert not source.graph.values["y"].ranked  # what leaves at last may be anything
@@ -109,7 +109,7 @@ def test_a_network_without_room_is_not_run(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_run_that_infers_all_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(observed, "runtime", lambda: pytest.fail("it runs"))
-    source = OnnxSource.of(load(saved(mlp(), tmp_path / "mlp.onnx")), {"batch": 2})
+    source = OnnxSource.from_file(load(saved(mlp(), tmp_path / "mlp.onnx")), {"batch": 2})
     assert source.graph.values["y"].shape == (2, 10)
 
 
@@ -136,7 +136,7 @@ def test_seconds_of_nodes() -> None:
 def test_each_node_is_timed_once(tmp_path: Path) -> None:
     """Nodes of one name are told apart, and what is inside an If is not counted beside it."""
     file = branching(tmp_path)
-    source = OnnxSource.of(file, {}, {"x": np.ones((2, 3), np.float32)})
+    source = OnnxSource.from_file(file, {}, {"x": np.ones((2, 3), np.float32)})
     run = ObservedRun(file, source.sample)
     places = [node.place for node in source.graph.nodes]
     seconds = run.node_seconds(places, 1)
@@ -147,7 +147,7 @@ def test_each_node_is_timed_once(tmp_path: Path) -> None:
 
 def test_convolutions_are_timed(tmp_path: Path) -> None:
     """Whatever ONNX Runtime makes of them on this processor, and calls them."""
-    source = OnnxSource.of(load(saved(mobilenet_v2(1, 32), tmp_path / "net.onnx")), {})
+    source = OnnxSource.from_file(load(saved(mobilenet_v2(1, 32), tmp_path / "net.onnx")), {})
     seconds = source.node_seconds(1)
     assert seconds is not None
     blocks = [cut.position for cut in cuts(source.graph) if cut.block]

@@ -70,7 +70,7 @@ def test_stages_give_what_the_whole_gives(part: int, tmp_path: Path) -> None:
             [outputs] = runs_whole(path, tuple(feeds.values()))
         except Exception:  # ONNX Runtime has not all of ONNX, and no class for that
             continue
-        source = OnnxSource.of(load(path), {}, feeds)
+        source = OnnxSource.from_file(load(path), {}, feeds)
         places = [cut.position for cut in cuts(source.graph)]
         assert places or len(source.graph.nodes) < 2 or name in _OF_SEQUENCES, source.places_text(2)
         pipelines = [(at,) for at in places] + ([(places[0], places[-1])] if len(places) > 1 else [])

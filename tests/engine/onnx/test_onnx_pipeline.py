@@ -16,7 +16,7 @@ import pytest
 from edge.errors import EngineError, Interrupted
 from edge.onnx import pipeline
 from edge.onnx.model import OnnxSource
-from edge.onnx.pipeline import MOST_WINDOW, Ends, Pipeline, Result
+from edge.onnx.pipeline import MOST_WINDOW, Pipeline, PipelineEnds, Result
 from edge.onnx.samples import SamplesError
 from edge.onnx.stage import LoadedStage
 from edge.onnx.wire import Array, Boundary, Item, Op, Receiver, send
@@ -319,7 +319,7 @@ class Liar:
         [part] = model.parts(model.plan(["w"], []))
         ours, self.link = memory_link.pair(("owner", "rank 1"), QUICK)
         self.takes, self.gives = part.takes, part.gives
-        self.pipeline = Pipeline(Ends(model.inputs, part.takes, ours, part.gives, ours))
+        self.pipeline = Pipeline(PipelineEnds(model.inputs, part.takes, ours, part.gives, ours))
 
     def raw(self, data: bytes) -> None:
         """Send any bytes."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge.onnx.samples import Input, Samples, SamplesError, made_up
+from edge.onnx.samples import Input, Samples, SamplesError, random_feeds
 from edge.quantization.onnx import quantize
 from tests.support.onnx_files import quick, samples, small_model, vectors  # noqa: F401 (fixtures)
 from tests.support.onnx_graphs import run
@@ -93,7 +93,7 @@ def test_made_up_inputs() -> None:
         Input("ids", "tensor(int64)", ("batch", "length", 40)),
         Input("pixels", "tensor(uint8)", (200,)),
     )
-    first, second = made_up(inputs, 2)
+    first, second = random_feeds(inputs, 2)
     assert {name: (value.shape, value.dtype.name) for name, value in first.items()} == {
         "x": ((1, 3), "float16"),
         "ids": ((1, 1, 40), "int64"),
@@ -102,4 +102,4 @@ def test_made_up_inputs() -> None:
     assert set(np.unique(first["ids"])) == {0, 1}
     assert first["pixels"].max() > 200
     assert (first["x"] != second["x"]).any()
-    assert all((again[name] == first[name]).all() for again in made_up(inputs, 1) for name in first)
+    assert all((again[name] == first[name]).all() for again in random_feeds(inputs, 1) for name in first)

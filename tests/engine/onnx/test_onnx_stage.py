@@ -14,7 +14,7 @@ import pytest
 
 from edge.errors import EdgeError, EngineError, NotEnoughMemory
 from edge.onnx import stage as onnx_stage
-from edge.onnx.model import Part
+from edge.onnx.model import CutStage
 from edge.onnx.stage import SETS, LoadedStage, follow, load
 from edge.onnx.wire import Array, Boundary, Item, Op, Receiver, Tensor, send
 from edge.worker import load_stage
@@ -36,7 +36,7 @@ FULL_MODEL = 14  # nodes of `mixed`
 
 
 @pytest.fixture(scope="module", name="cut")
-def cut_in_two(tmp_path_factory: pytest.TempPathFactory) -> tuple[OnnxPlan, list[Part], Path]:
+def cut_in_two(tmp_path_factory: pytest.TempPathFactory) -> tuple[OnnxPlan, list[CutStage], Path]:
     """`mixed`, cut where tensors of all its types cross; a plan, the parts and a folder."""
     folder = tmp_path_factory.mktemp("stages")
     model = owned(mixed(), folder / "mixed.onnx")
@@ -45,7 +45,7 @@ def cut_in_two(tmp_path_factory: pytest.TempPathFactory) -> tuple[OnnxPlan, list
 
 
 @pytest.fixture(params=[0, 1])
-def stage(request: pytest.FixtureRequest, cut: tuple[OnnxPlan, list[Part], Path]) -> Iterator[LoadedStage]:
+def stage(request: pytest.FixtureRequest, cut: tuple[OnnxPlan, list[CutStage], Path]) -> Iterator[LoadedStage]:
     plan, parts, folder = cut
     one = loaded(parts[request.param], plan, request.param, folder)
     yield one
@@ -53,7 +53,7 @@ def stage(request: pytest.FixtureRequest, cut: tuple[OnnxPlan, list[Part], Path]
 
 
 @pytest.fixture
-def first(cut: tuple[OnnxPlan, list[Part], Path]) -> Iterator[LoadedStage]:
+def first(cut: tuple[OnnxPlan, list[CutStage], Path]) -> Iterator[LoadedStage]:
     plan, parts, folder = cut
     one = loaded(parts[0], plan, 0, folder)
     yield one
@@ -116,7 +116,7 @@ def test_what_is_loaded(stage: LoadedStage) -> None:
     assert {("float32", (1, 8)), ("float16", (1, 8)), ("bool", (1, 1)), ("float32", ())} <= crossing
 
 
-def test_threads_are_the_plans_up_to_the_workers(cut: tuple[OnnxPlan, list[Part], Path]) -> None:
+def test_threads_are_the_plans_up_to_the_workers(cut: tuple[OnnxPlan, list[CutStage], Path]) -> None:
     _, parts, folder = cut
     path = folder / parts[0].digest
     path.write_bytes(parts[0].content)
@@ -129,7 +129,7 @@ def test_threads_are_the_plans_up_to_the_workers(cut: tuple[OnnxPlan, list[Part]
         one.close()
 
 
-def test_a_stage_without_a_description(cut: tuple[OnnxPlan, list[Part], Path]) -> None:
+def test_a_stage_without_a_description(cut: tuple[OnnxPlan, list[CutStage], Path]) -> None:
     _, parts, folder = cut
     path = folder / parts[0].digest
     path.write_bytes(parts[0].content)
@@ -146,7 +146,7 @@ def test_boundaries_that_are_not_the_models(first: LoadedStage) -> None:
         LoadedStage(first.engine, without, first.gives)
 
 
-def test_a_limit_is_kept(cut: tuple[OnnxPlan, list[Part], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_is_kept(cut: tuple[OnnxPlan, list[CutStage], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     _, parts, folder = cut
     path = folder / parts[0].digest
     path.write_bytes(parts[0].content)
@@ -321,7 +321,7 @@ def test_threads_of_a_stage_end_with_it(first: LoadedStage) -> None:
     until(lambda: not threads(), "the end of the threads")
 
 
-def test_the_whole_as_one_stage(cut: tuple[OnnxPlan, list[Part], Path]) -> None:
+def test_the_whole_as_one_stage(cut: tuple[OnnxPlan, list[CutStage], Path]) -> None:
     _, _, folder = cut
     model = owned(mixed(), folder / "whole.onnx")
     plan = model.plan(["a"], [])

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from apps.show.run_outputs import Made
-from edge.onnx.bench import Speed, measure
-from edge.onnx.inputs import Given
+from edge.onnx.bench import FlowSpeed, measure
+from edge.onnx.inputs import ReadInputs
 from edge.onnx.pipeline import Result
 from edge.planning.onnx_sweep import CutSpeed
 from edge.survey.onnx_times import times_of
@@ -48,7 +48,7 @@ def test_segments_are_what_their_groups_take_beside_a_stage() -> None:
     assert found.estimated == (2,)
 
 
-SPEED = Speed(12.0, 15.0, 80.0, (4.0, 6.0), 3, 10)
+SPEED = FlowSpeed(12.0, 15.0, 80.0, (4.0, 6.0), 3, 10)
 
 
 def test_a_cut_is_expected_to_take_its_stages_and_links() -> None:
@@ -62,5 +62,5 @@ def test_a_cut_is_expected_to_take_its_stages_and_links() -> None:
     assert found["expected_latency_ms"] == pytest.approx(21.5)
     assert (found["latency_ms_median"], found["throughput_per_s"], found["in_flight"]) == (12.0, 80.0, 3)
     assert (found["weight_bytes"], found["flops"], found["payload_bytes"]) == ([10, 20], [30, 40], 1000)
-    report = Made(Given({}, {}, ()), {}, SPEED, {}, ()).to_json(None)
+    report = Made(ReadInputs({}, {}, ()), {}, SPEED, {}, ()).to_json(None)
     assert (report["latency_ms_median"], report["latency_ms_p90"], report["throughput_per_s"]) == (12.0, 15.0, 80.0)

@@ -12,7 +12,7 @@ from edge.llama import ggml, llama
 from edge.llama.llama import ContextSizes
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
-from edge.microbenchmark import Figure, TimedTask, best_of
+from edge.microbenchmark import BestTime, TimedTask, best_of
 from edge.paging import gpu_layers
 from edge.paging.gpu_layers import GpuLayers, choose, fastest, layer_sizes
 from partition.model.model import ModelShape
@@ -35,9 +35,9 @@ class Timer:
         self.asked: list[int] = []
         self._seconds, self._busy = seconds, busy
 
-    def __call__(self, layers: int) -> Figure:
+    def __call__(self, layers: int) -> BestTime:
         self.asked.append(layers)
-        return Figure(self._seconds[layers], self._busy)
+        return BestTime(self._seconds[layers], self._busy)
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +46,7 @@ def _nothing_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def chosen(
-    timed: Callable[[int], Figure] | None,
+    timed: Callable[[int], BestTime] | None,
     *,
     most: int | None = None,
     free: int | None = None,
@@ -79,7 +79,7 @@ def chosen(
 def test_what_is_used_stays_unless_another_is_clearly_faster(
     seconds: Mapping[int, float], busy: bool, layers: int
 ) -> None:
-    assert fastest({n: Figure(s, busy and n == 9) for n, s in seconds.items()}) == layers
+    assert fastest({n: BestTime(s, busy and n == 9) for n, s in seconds.items()}) == layers
 
 
 def test_all_are_on_a_gpu_that_is_fast_and_half_and_none_were_tried() -> None:
@@ -164,7 +164,7 @@ def test_bursts_of_other_work_do_not_change_what_is_chosen(seed: int) -> None:
     machine = Machine([(0.4 * i + 0.1 * seed, 0.4 * i + 0.1 * seed + 0.2) for i in range(40)])
     takes = {OF: 2e-3, OF // 2: 2.1e-3, 0: 2.2e-3}
 
-    def timed(layers: int) -> Figure:
+    def timed(layers: int) -> BestTime:
         step = TimedTask(lambda: machine.run(takes[layers]))
         return best_of([step], clock=lambda: machine.now_s, watch=machine.watch)[0]
 
@@ -189,9 +189,9 @@ def test_an_engine_tries_and_obeys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama, "has_gpu", lambda: True)
     monkeypatch.setattr(ggml, "gpu_free_bytes", lambda: 600 << 20)
 
-    def one_step(kinds: Sequence[TimedTask], _: float) -> list[Figure]:
+    def one_step(kinds: Sequence[TimedTask], _: float) -> list[BestTime]:
         kinds[0].step()
-        return [Figure(1.0, False)]
+        return [BestTime(1.0, False)]
 
     monkeypatch.setattr(gpu_layers, "best_of", one_step)
     told: list[float] = []

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from devices import busy, probe
-from edge.microbenchmark import Figure, TimedTask, best_of
+from edge.microbenchmark import BestTime, TimedTask, best_of
 
 TRUE_S = 2e-3  # of a step of the first kind
 
@@ -41,7 +41,7 @@ class Machine:
         return lambda: self.lost_s - before if self._tells else 0.0
 
 
-def figures(machine: Machine, kinds: int = 3, **how: float) -> list[Figure]:
+def figures(machine: Machine, kinds: int = 3, **how: float) -> list[BestTime]:
     """Of kinds that take TRUE_S, twice that, and so on."""
     steps = [TimedTask(lambda i=i: machine.run(TRUE_S * (i + 1))) for i in range(kinds)]  # type: ignore[misc]
     return best_of(steps, clock=lambda: machine.now_s, watch=machine.watch, **how)  # type: ignore[arg-type]
@@ -52,7 +52,7 @@ def test_a_quiet_device() -> None:
     found = figures(machine)
     assert [one.seconds for one in found] == pytest.approx([TRUE_S, 2 * TRUE_S, 3 * TRUE_S])
     assert not any(one.busy for one in found)
-    assert machine.now_s < 3 * 4 * 0.04 + 0.1  # four pieces of each, and no more
+    assert machine.now_s < 3 * 4 * 0.04 + 0.1  # four samples of each, and no more
 
 
 @pytest.mark.parametrize("tells", [True, False])
@@ -83,21 +83,21 @@ def test_any_half_of_the_pieces(half: range) -> None:
 
     kind = TimedTask(lambda: machine.run(TRUE_S * (5 if slow else 1)), prepare)
     [found] = best_of([kind], clock=lambda: machine.now_s, watch=machine.watch)
-    assert found == Figure(pytest.approx(TRUE_S), False)
+    assert found == BestTime(pytest.approx(TRUE_S), False)
 
 
 def test_what_is_never_alone_is_marked() -> None:
     found = figures(Machine([(0.0, 1e9)]))
     assert all(one.busy for one in found)
-    once = figures(Machine([(0.0, 1e9)]), kinds=1, pieces=1)
+    once = figures(Machine([(0.0, 1e9)]), kinds=1, samples=1)
     assert once[0].busy
-    assert not figures(Machine([]), kinds=1, pieces=1)[0].busy
+    assert not figures(Machine([]), kinds=1, samples=1)[0].busy
 
 
 def test_the_better_of_two_moments() -> None:
-    assert Figure(3.0, True).or_better(Figure(2.0, False)) == Figure(2.0, False)
-    assert Figure(1.9, True).or_better(Figure(2.0, False)) == Figure(1.9, False)
-    assert Figure(2.0, True).or_better(Figure(3.0, True)) == Figure(2.0, True)
+    assert BestTime(3.0, True).or_better(BestTime(2.0, False)) == BestTime(2.0, False)
+    assert BestTime(1.9, True).or_better(BestTime(2.0, False)) == BestTime(1.9, False)
+    assert BestTime(2.0, True).or_better(BestTime(3.0, True)) == BestTime(2.0, True)
 
 
 def test_pieces_of_a_kind_are_far_from_each_other() -> None:

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from edge.errors import Interrupted
+from edge.onnx.failover import MOST_IN_A_ROW, FailoverPipeline, Runner, UnansweredInputs
 from edge.onnx.model import OnnxSource
 from edge.onnx.pipeline import Result
 from edge.onnx.samples import SamplesError
 from edge.onnx.stage import LoadedStage
-from edge.onnx.surviving import MOST_IN_A_ROW, KeptInputs, Runner, SurvivingPipeline
 from edge.onnx.wire import Item
 from tests.support.helpers import until
 from tests.support.links import start
@@ -43,7 +43,7 @@ class Lives:
         self._stack = ExitStack()
         self.recovered = 0
         self.here = self._next()
-        self.pipeline = SurvivingPipeline(self.here.pipeline, self._recovered)
+        self.pipeline = FailoverPipeline(self.here.pipeline, self._recovered)
 
     def lose(self) -> None:
         """What the end of a stage's process does."""
@@ -118,7 +118,7 @@ def test_recoveries_without_an_answer_come_to_an_end(several: OnnxSource, tmp_pa
         def resume(self) -> None: ...
 
     answers = iter([1, 1, 1, 1, 0, 2, *[0] * MOST_IN_A_ROW, 99])
-    pipeline = SurvivingPipeline(Broken(0), lambda error, check: Broken(next(answers)))
+    pipeline = FailoverPipeline(Broken(0), lambda error, check: Broken(next(answers)))
     came: list[Result] = []
     with pytest.raises(LinkClosed, match="after 0"):
         came.extend(pipeline.map((mixed_feeds() for _ in count()), window=1))
@@ -168,7 +168,7 @@ def test_who_makes_inputs_of_outputs_is_not_waited_for(several: OnnxSource, tmp_
                 assert outputs.acquire(timeout=WAIT_S)
                 yield mixed_feeds(1, seed)
 
-        pipeline = SurvivingPipeline(here.pipeline, lambda error, check: other.pipeline)
+        pipeline = FailoverPipeline(here.pipeline, lambda error, check: other.pipeline)
         for seed, result in enumerate(pipeline.map(feeds(), window=4)):
             same(result.outputs, whole(several.file.model, mixed_feeds(1, seed)))
             outputs.release()
@@ -211,7 +211,7 @@ def test_a_recovery_can_be_ended(several: OnnxSource, tmp_path: Path, how: str) 
         raise AssertionError
 
     with running(several, tmp_path, 4, 9) as here:
-        pipeline = SurvivingPipeline(here.pipeline, slow)
+        pipeline = FailoverPipeline(here.pipeline, slow)
         here.links[1][0].close()
         if how == "interrupt":
             with pytest.raises(KeyboardInterrupt):
@@ -238,7 +238,7 @@ def test_what_could_not_go_on_is_tried_again_when_it_is_used_again(several: Onnx
             runner: Runner = found
             return runner
 
-        pipeline = SurvivingPipeline(here.pipeline, recovered)
+        pipeline = FailoverPipeline(here.pipeline, recovered)
         here.links[1][0].close()
         with pytest.raises(OSError, match="no device"):
             pipeline.run(mixed_feeds())
@@ -246,7 +246,7 @@ def test_what_could_not_go_on_is_tried_again_when_it_is_used_again(several: Onnx
 
 
 def test_kept_inputs_are_those_in_flight(several: OnnxSource) -> None:
-    inputs = KeptInputs(mixed_feeds(1, seed) for seed in range(5))
+    inputs = UnansweredInputs(mixed_feeds(1, seed) for seed in range(5))
     first = inputs.unanswered()
     taken = [next(first) for _ in range(3)]
     inputs.drop_oldest()
