@@ -80,7 +80,7 @@ class _Override(C.Structure):
 
 
 class Weight:
-    """One weight of a loaded model, as the nodes of its graphs use it."""
+    """Weight of a loaded model, as the nodes of its graphs use it."""
 
     __slots__ = ("_plain", "_tensor", "_traits", "_twins", "address", "n_bytes", "name", "row_bytes", "rows")
 
@@ -97,7 +97,7 @@ class Weight:
 
     @property
     def repacks(self) -> bool:
-        """Whether this CPU has faster kernels for another layout of it, of the same size."""
+        """Return whether this CPU has faster kernels for another layout of it, of the same size."""
         return self._traits is not None
 
     @property
@@ -111,14 +111,14 @@ class Weight:
         self._twins.append(_Tensor.from_address(address))
 
     def point(self, address: int, repacked: bool) -> None:
-        """From the next node on, the weight lies at `address`. repacked: in this CPU's layout."""
+        """Move the weight to `address` from the next node on. repacked: in this CPU's layout."""
         for t in (self._tensor, *self._twins):
             t.data = address
             t.buffer, t.extra = (_repack_buffer(), self._traits) if repacked else (self._plain, None)
 
     def replace(self, type_id: int, address: int) -> Callable[[], None]:
-        """From the next node on, the weight is what lies at `address`, in another type of ggml's, until what is
-        returned is called. The weight must not be repacked."""
+        """Replace the weight from the next node on by the data at `address`, of another ggml type, until the returned
+        function is called. The weight must not be repacked."""
         t = self._tensor
         before = t.type, t.data, tuple(t.nb)
 
@@ -133,7 +133,7 @@ class Weight:
         return restore
 
     def spread_matrices(self, n_bytes: int) -> None:
-        """From the next node on, matrix k of several lies `n_bytes` times k after the first."""
+        """Place matrix k of several `n_bytes` times k after the first, from the next node on."""
         t = self._tensor
         t.nb[2], t.nb[3] = n_bytes, n_bytes * t.ne[2]
 
@@ -157,11 +157,11 @@ class CallerBuffer:
     """A buffer type that notes the tensors of a model and gives them addresses, but no memory."""
 
     def __init__(self) -> None:
-        """EngineError where this build of ggml lays its buffers out differently."""
+        """Raise EngineError if this build of ggml lays its buffers out differently."""
         self.weights: dict[str, Weight] = {}
         self._spaces: list[AddressSpace] = []
         self._callbacks = (_Alloc(self._allocate), _InitTensor(self._note), _SetTensor(lambda *_: None))
-        allocate, self._init, self._set = (C.cast(one, _P).value for one in self._callbacks)
+        allocate, self._init, self._set = (C.cast(callback, _P).value for callback in self._callbacks)
         self._type = _BufferType.from_buffer_copy(_BufferType.from_address(_cpu_type()))
         if C.CFUNCTYPE(C.c_char_p, _P)(self._type.get_name)(_cpu_type()) != _type_name(_cpu_type()):
             raise _other_layout()
@@ -170,11 +170,11 @@ class CallerBuffer:
 
     @property
     def overrides(self) -> int:
-        """For llama.cpp's model parameters, an address: all tensors are of this buffer type."""
+        """Return the address of overrides for llama.cpp's model parameters: all tensors are of this buffer type."""
         return C.addressof(self._overrides)
 
     def close(self) -> None:
-        """To be called after the model was freed."""
+        """Free the buffers. Call it after the model was freed."""
         for space in self._spaces:
             space.close()
 
@@ -214,16 +214,16 @@ def leave_amx_out() -> None:
     kernels of CPU_REPACK compute the same bits for weights that stay in memory and for those that are paged.
     """
     types = _extra_types()
-    kept = [kind for kind in types if _type_name(kind) != b"AMX"]
+    without_amx = [kind for kind in types if _type_name(kind) != b"AMX"]
     for i in range(len(types)):
-        _extra_array()[i] = kept[i] if i < len(kept) else None
+        _extra_array()[i] = without_amx[i] if i < len(without_amx) else None
 
 
 @functools.cache
 def _extra_array() -> Any:
     """ggml's own array of buffer types that repack for this CPU, the preferred one first, ended by a null pointer."""
-    found = cpu_procedure(b"ggml_backend_dev_get_extra_bufts")
-    return C.CFUNCTYPE(C.POINTER(_P), _P)(found)(cpu_device()) if found else None
+    procedure = cpu_procedure(b"ggml_backend_dev_get_extra_bufts")
+    return C.CFUNCTYPE(C.POINTER(_P), _P)(procedure)(cpu_device()) if procedure else None
 
 
 def _extra_types() -> list[int]:

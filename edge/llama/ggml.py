@@ -164,7 +164,7 @@ class Node:
 
     @property
     def op(self) -> str:
-        """What the node computes, as ggml calls it: "MUL_MAT"."""
+        """Name of the node's operation in ggml: "MUL_MAT"."""
         return bytes(_op_name(_Tensor.from_address(self.address).op)).decode()
 
     @property
@@ -175,14 +175,14 @@ class Node:
     @property
     def sources(self) -> tuple[int, ...]:
         """The addresses of all its sources' structs, 0 for those it does not have."""
-        return tuple(one or 0 for one in _Tensor.from_address(self.address).src)
+        return tuple(address or 0 for address in _Tensor.from_address(self.address).src)
 
     @property
     def viewed(self) -> tuple[int, ...]:
         """The addresses of what it, and its sources, are views of."""
         own = _Tensor.from_address(self.address)
-        seen = (own, *(_Tensor.from_address(one) for one in own.src if one))
-        return tuple(one.view_src for one in seen if one.view_src)
+        tensors = (own, *(_Tensor.from_address(address) for address in own.src if address))
+        return tuple(address.view_src for address in tensors if address.view_src)
 
     def skip(self) -> Callable[[], None]:
         """Make the graph leave the node out, until what is returned is called: before the graph is used again, or
@@ -200,8 +200,8 @@ class Node:
         _Tensor.from_address(self.address).src[0] = C.addressof(tensor)
 
     def product_addresses(self) -> tuple[int, int]:
-        """Of a matrix product in this machine's own memory: where the rows that are multiplied lie, and where the
-        products go. EngineError where they lie otherwise than row behind row."""
+        """Return the addresses of a matrix product in this machine's own memory: of the input rows, and of the result.
+        EngineError unless both are stored row behind row."""
         t = _Tensor.from_address(self.address)
         x = _Tensor.from_address(t.src[1])
         if x.type != _F32 or x.nb[1] != 4 * x.ne[0] or t.nb[1] != 4 * t.ne[0] or not _buffer_is_host(t.buffer):
@@ -297,20 +297,20 @@ def cpu_device() -> int:
 def gpu_names() -> list[str]:
     """The GPUs that this build reaches, by ggml's name and the driver's: "Vulkan0 (llvmpipe)"."""
     return [
-        f"{_device_name(one).decode(errors='replace')} ({_device_description(one).decode(errors='replace')})"
+        f"{_device_name(device).decode(errors='replace')} ({_device_description(device).decode(errors='replace')})"
         for kind in _GPU_DEVICES
-        for one in _devices(kind)
+        for device in _devices(kind)
     ]
 
 
 def gpu_free_bytes() -> int | None:
     """Bytes that are free on the GPUs that llama.cpp uses: on those with memory of their own, else on those without.
     None where a driver does not tell."""
-    used = next((found for kind in _GPU_DEVICES if (found := _devices(kind))), [])
+    used = next((devices for kind in _GPU_DEVICES if (devices := _devices(kind))), [])
     free, total = C.c_size_t(), C.c_size_t()
     free_bytes = 0
-    for one in used:
-        _device_memory(one, C.byref(free), C.byref(total))
+    for device in used:
+        _device_memory(device, C.byref(free), C.byref(total))
         if not total.value:
             return None
         free_bytes += free.value
@@ -319,7 +319,7 @@ def gpu_free_bytes() -> int | None:
 
 def _devices(kind: int) -> list[int]:
     """ggml's handles of the devices of a kind."""
-    return [one for i in range(_device_count()) if _device_type(one := _device(i)) == kind]
+    return [device for i in range(_device_count()) if _device_type(device := _device(i)) == kind]
 
 
 def cpu_procedure(name: bytes) -> int | None:
@@ -361,8 +361,8 @@ _AbortHandler = C.CFUNCTYPE(None, C.c_char_p)
 @_AbortHandler  # type: ignore[untyped-decorator]
 def _on_abort(message: bytes | None) -> None:
     # ggml calls abort() after this returns. Say it in one line and leave with a documented code instead.
-    what = (message or b"unknown").decode(errors="replace").strip().replace("\n", " ")
-    sys.stderr.write(f"edge: llama.cpp stopped the process: {what}\n")
+    reason = (message or b"unknown").decode(errors="replace").strip().replace("\n", " ")
+    sys.stderr.write(f"edge: llama.cpp stopped the process: {reason}\n")
     sys.stderr.flush()
     os._exit(EXIT_NATIVE_ABORT)
 

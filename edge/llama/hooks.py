@@ -18,7 +18,7 @@ from edge.llama.ggml import Node
 
 @dataclass(frozen=True)
 class Hook:
-    """What to do at which nodes."""
+    """Hook: the nodes it applies to, and the functions to call there."""
 
     wants: Callable[[Node], bool]  # asked once per node and kind of graph
     run: Callable[[Node], bool | None]  # called when the node is computed; returning False ends the graph there
@@ -52,9 +52,9 @@ class NodeHooks:
         """A graph for `rows` rows, of which `outputs` give logits, comes next. shifted: one that shifts positions may
         come before it."""
         self._key = None if shifted else (rows, outputs)
-        known = self._known.get(self._key) if self._key else None
-        self._learning = known is None
-        self._plan, self._next = known if known is not None else ([], [])
+        cached = self._known.get(self._key) if self._key else None
+        self._learning = cached is None
+        self._plan, self._next = cached if cached is not None else ([], [])
         self._index, self._ended, self._error = 0, False, None
 
     def end(self, completed: bool) -> None:

@@ -29,7 +29,8 @@ class Stoppable(Protocol):
 
 @contextmanager
 def interrupt_stops(engine: Stoppable) -> Iterator[None]:
-    """Inside, Ctrl-C stops the engine, which raises Interrupted; a second one is an ordinary KeyboardInterrupt.
+    """Let Ctrl-C stop the engine inside the block, which raises Interrupted; a second one is an ordinary
+    KeyboardInterrupt.
 
     The interpreter writes a signal's number to a socket at once, whatever runs; a thread reads it there.
     Does nothing outside the main thread, where Python has no signals.
@@ -70,8 +71,7 @@ def interrupt_stops(engine: Stoppable) -> Iterator[None]:
 
 @contextmanager
 def interrupts_noted() -> Iterator[list[int]]:
-    """Inside, Ctrl-C and SIGTERM only join the list; what they raise follows at the end. For native code with
-    callbacks."""
+    """Collect Ctrl-C and SIGTERM inside the block; they take effect at its end. For native code with callbacks."""
     noted: list[int] = []
     if not _has_signals():
         yield noted
@@ -88,7 +88,7 @@ def interrupts_noted() -> Iterator[list[int]]:
 
 @contextmanager
 def _termination_deferred(note: Callable[[], None]) -> Iterator[None]:
-    """Inside, SIGTERM calls `note`; its own handler is called at the end, whatever else is raised then."""
+    """Call `note` on SIGTERM inside the block; its own handler is called at the end, whatever else is raised then."""
     handler = signal.getsignal(signal.SIGTERM)
     if not callable(handler):
         yield
@@ -109,6 +109,6 @@ def _termination_deferred(note: Callable[[], None]) -> Iterator[None]:
 
 
 def _has_signals() -> bool:
-    """Whether this is the main thread, and nobody else handles SIGINT."""
+    """Return whether this is the main thread, and SIGINT has its default handler."""
     main = threading.current_thread() is threading.main_thread()
     return main and signal.getsignal(signal.SIGINT) is signal.default_int_handler

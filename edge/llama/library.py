@@ -1,4 +1,4 @@
-"""Which llama.cpp is used, and that it is the one this runtime was written for. One of nine files with ctypes.
+"""Choice of the llama.cpp library, and the check of its version. One of nine files with ctypes.
 
 llama-cpp-python brings its own, built where it was installed. Another, built before, is used where `LLAMA_CPP_LIB_PATH`
 names its folder, or where llama-cpp-python has none and the system does. Importing this module asks it for its version
@@ -33,7 +33,7 @@ _INSTALL = f"pip install llama-cpp-python=={PINNED_VERSION}"
 
 
 def system_folders() -> list[Path]:
-    """Where a system keeps its libraries, or an environment such as conda's or Termux's its own."""
+    """Return the folders of a system's libraries, and of environments such as conda's or Termux's."""
     multiarch = sysconfig.get_config_var("MULTIARCH") or ""
     names = [
         f"{sys.prefix}/lib",
@@ -76,7 +76,7 @@ def check_library(folder: Path) -> None:
         library = C.CDLL(str(folder / _NAME))
     except OSError as error:
         raise EngineError(f"{folder / _NAME} cannot be loaded: {error}; {_what_to_do()}") from None
-    there = [_said(library, name) for name in ("llama_version", "ggml_version")]
+    there = [_version_text(library, name) for name in ("llama_version", "ggml_version")]
     needed = [PINNED_LLAMA, PINNED_GGML]
     if [version.split("-")[0] for version in there] != needed:
         raise EngineError(
@@ -94,8 +94,8 @@ def check_parameters(package: Any, folder: Path) -> None:
         fields = [("declared", getattr(package, f"llama_{name}_params")), ("more", C.c_char * 1024)]
         function = library[f"llama_{name}_default_params"]
         function.restype, function.argtypes = type("_Padded", (C.Structure,), {"_fields_": fields}), []
-        given = function().declared
-        if {field: getattr(given, field) for field in defaults} != defaults:
+        declared = function().declared
+        if {field: getattr(declared, field) for field in defaults} != defaults:
             raise EngineError(
                 f"{folder / _NAME} lays its {name} parameters out differently from llama-cpp-python {PINNED_VERSION}:"
                 f" {_what_to_do()}"
@@ -125,11 +125,11 @@ def _open() -> tuple[Any, Any, Path]:
 
 def described() -> str:
     """The llama.cpp in use: its version, and where it lies."""
-    version, of_ggml = _said(libllama, "llama_version"), _said(libllama, "ggml_version")
+    version, of_ggml = _version_text(libllama, "llama_version"), _version_text(libllama, "ggml_version")
     return f"llama.cpp {version} with ggml {of_ggml} of {_folder}"
 
 
-def _said(library: Any, name: str) -> str:
+def _version_text(library: Any, name: str) -> str:
     function = getattr(library, name, None)
     if function is None:
         return "of no known version"

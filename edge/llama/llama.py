@@ -77,29 +77,29 @@ def heard_log(listener: Callable[[str], None]) -> Iterator[None]:
 
 @contextmanager
 def captured_log() -> Iterator[list[str]]:
-    """All lines llama.cpp logs inside the block."""
+    """Collect all lines that llama.cpp logs inside the block."""
     lines: list[str] = []
     with heard_log(lines.append):
         yield lines
 
 
 def _why() -> str:
-    """What llama.cpp complained of: the first error since the last `clear`, else its last warning."""
+    """Return llama.cpp's complaint: the first error since the last `clear`, else its last warning."""
     errors = [line for level, line in _complaints if level == _LOG_ERROR]
     line = errors[0] if errors else _complaints[-1][1] if _complaints else "it gives no reason"
     return line.split(": ", 1)[-1]  # without the function's name
 
 
 def give_back_free() -> None:
-    """Give back to the system what the C library keeps for later: up to 100 MiB after a model was closed, which would
-    count as held. Where it cannot (not glibc), nothing happens."""
+    """Return memory to the system that the C library keeps: up to 100 MiB after a model was closed, which would count
+    as used. Does nothing without glibc."""
     trim = getattr(C.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def has_gpu() -> bool:
-    """Whether this build of llama.cpp can run layers on a GPU that is there."""
+    """Return whether this build of llama.cpp can run layers on a GPU that is present."""
     initialise()
     return bool(L.llama_supports_gpu_offload())
 
@@ -204,7 +204,7 @@ class Model:
             size = -n
 
     def is_end(self, token: int) -> bool:
-        """Whether the token ends a generation (end of text, of turn, of message)."""
+        """Return whether the token ends a generation (end of text, of turn, of message)."""
         return bool(L.llama_vocab_is_eog(self.vocab, token))
 
     def special_token(self, name: str) -> int | None:
@@ -224,7 +224,7 @@ _STOPPED = 2  # llama_decode's code for an abort callback that said so
 
 @dataclass(frozen=True)
 class ContextSizes:
-    """What a context has room for."""
+    """Sizes of a context."""
 
     context: int  # tokens
     kv: TensorType  # of keys and values
@@ -309,7 +309,7 @@ class Context:
         raise EngineError(f"llama_decode failed with code {code}: {_why()}")
 
     def wait(self) -> None:
-        """Until what was decoded is computed: a GPU does so on its own."""
+        """Wait until what was decoded is computed: a GPU computes asynchronously."""
         if self._handle:
             L.llama_synchronize(self._handle)
 
@@ -357,7 +357,7 @@ class Context:
         return [end(self._memory, sequence) for end in (L.llama_memory_seq_pos_min, L.llama_memory_seq_pos_max)]
 
     def read_state(self, sequence: int, start: int, end: int) -> NDArray[np.uint8]:
-        """What is held of positions [start, end) of a sequence; partition/state/sequence.py says how it is laid out.
+        """Read the state of positions [start, end) of a sequence; partition/state/sequence.py describes its layout.
         EngineError for recurrent layers, which hold no positions, and between a shift and the next decode."""
         if self.shift_pending:
             raise EngineError("positions were shifted and their keys were not; decode a token before they are read")

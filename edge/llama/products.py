@@ -39,7 +39,7 @@ class Products:
     """Multiplies by weights, with so many threads. `close()` frees it."""
 
     def __init__(self, threads: int) -> None:
-        """EngineError where this build cannot compute on the CPU so."""
+        """Raise EngineError if this build cannot compute on the CPU so."""
         set_threads = cpu_procedure(b"ggml_backend_set_n_threads")
         self._backend = _device_init(cpu_device(), None)
         if not self._backend or not set_threads:

@@ -46,21 +46,21 @@ def quantize_model(
         overrides[i].pattern, overrides[i].type = pattern, type_id
     if types:
         params.tt_overrides = overrides
-    kept = [np.ascontiguousarray(values, np.float32) for values in importance.values()]
-    entries = (L.llama_model_imatrix_data * (len(kept) + 1))()
-    for entry, name, values in zip(entries, importance, kept, strict=False):
+    arrays = [np.ascontiguousarray(values, np.float32) for values in importance.values()]
+    entries = (L.llama_model_imatrix_data * (len(arrays) + 1))()
+    for entry, name, values in zip(entries, importance, arrays, strict=False):
         entry.name, entry.size = name.encode(), values.size
         entry.data = values.ctypes.data_as(C.POINTER(C.c_float))
     if importance:
         params.imatrix = entries
-    said: list[str] = []
+    lines: list[str] = []
 
     def listen(line: str) -> None:
         if "failed to quantize" in line or "ERROR" in line or "Missing importance" in line:
-            said.append(line.strip(" \n="))
+            lines.append(line.strip(" \n="))
         heard(line)
 
     with llama.heard_log(listen):
         failed = L.llama_model_quantize(source.encode(), target.encode(), C.byref(params))
     if failed:
-        raise EngineError(said[-1].split("failed to quantize: ")[-1] if said else "llama.cpp gave no reason")
+        raise EngineError(lines[-1].split("failed to quantize: ")[-1] if lines else "llama.cpp gave no reason")

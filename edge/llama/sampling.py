@@ -33,7 +33,7 @@ class Candidates:
         self._array = L.llama_token_data_array()
 
     def reset(self, logits: NDArray[np.float32]) -> None:
-        """All tokens, with these logits [n_vocab]."""
+        """Set all tokens as candidates, with these logits [n_vocab]."""
         self._rows["id"], self._rows["logit"], self._rows["p"] = self._ids, logits, 0.0
         self._point_at(len(self._ids))
 
@@ -44,7 +44,7 @@ class Candidates:
         self._point_at(len(possible))
 
     def reset_to(self, token: int) -> None:
-        """One token alone, to ask a grammar whether it would take it."""
+        """Set one token as the only candidate, to ask a grammar whether it allows it."""
         self._rows[0] = (token, 0.0, 0.0)
         self._point_at(1)
 
@@ -68,7 +68,7 @@ class Candidates:
 
     @property
     def first_allowed(self) -> bool:
-        """Whether the first candidate still has a finite logit."""
+        """Return whether the first candidate still has a finite logit."""
         return bool(np.isfinite(self._array.data[0].logit))
 
 
@@ -126,17 +126,17 @@ def _depth(gbnf: str) -> int:
 
 @contextmanager
 def native_stderr() -> Iterator[list[str]]:
-    """The lines printed inside the block, known after it: llama.cpp's grammar parser says it nowhere else. No other
+    """Capture the lines printed inside the block: llama.cpp's grammar parser reports errors nowhere else. No other
     thread may print meanwhile."""
     lines: list[str] = []
     with tempfile.TemporaryFile() as sink:
         sys.stderr.flush()
-        kept = os.dup(2)
+        original = os.dup(2)
         try:
             os.dup2(sink.fileno(), 2)
             yield lines
         finally:
-            os.dup2(kept, 2)
-            os.close(kept)
+            os.dup2(original, 2)
+            os.close(original)
             sink.seek(0)
             lines.extend(sink.read().decode(errors="replace").splitlines())

@@ -1,5 +1,4 @@
-"""How many threads an engine computes with where nobody says: by what the model is worth, and by the cores that are
-free.
+"""Default number of threads of an engine, from the size of the model and the cores that are free.
 
 After every product all threads wait for the slowest one. Where something else has its core, they wait for that, too,
 and a token takes many times as long as with the threads that have a core of their own.
@@ -25,7 +24,7 @@ _MOST_WAIT = 64  # answers between two trials
 
 
 def worth_threads(file: GgufFile, shape: ModelShape) -> int:
-    """Threads that have enough to do in each of a token's products, at least 1."""
+    """Return the number of threads that have enough to do in each of a token's products, at least 1."""
     products = [tensor for name, tensor in file.tensors.items() if len(tensor.shape) > 1 and name != _TABLE]
     return max(1, round(decode_bytes(file, shape) / max(1, len(products)) / _WORTH_BYTES))
 
@@ -34,7 +33,8 @@ _TABLE = "token_embd.weight"
 
 
 class ThreadChoice:
-    """The number of threads, which follows what answers take. What was there stays unless another is clearly faster."""
+    """Adaptive number of threads, by the times of answers. The current number stays unless another is clearly
+    faster."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class ThreadChoice:
         return self.threads
 
     def answered(self, step_s: Sequence[float]) -> int:
-        """The threads for the next answer, after one whose tokens took so long."""
+        """Return the threads for the next answer, after one with this time of a token."""
         others = self._load()
         if self.most == 1 or len(step_s) < _LEAST_STEPS:
             return self.threads
@@ -75,11 +75,11 @@ class ThreadChoice:
         elif self._wait:
             self._wait -= 1
         else:
-            wanted = self._free(others)
+            target = self._free(others)
             if took_s > _FAR * usual_s:
-                wanted = min(wanted, max(1, now // 2))
-            if wanted != now:
-                self._before, self.threads = (now, took_s), wanted
+                target = min(target, max(1, now // 2))
+            if target != now:
+                self._before, self.threads = (now, took_s), target
         return self.threads
 
     def _free(self, others: float) -> int:
