@@ -94,11 +94,11 @@ class _Source:
             )
 
     def _state(self) -> tuple[int, int]:
-        found = os.fstat(self._handle)
-        return found.st_size, found.st_mtime_ns
+        status = os.fstat(self._handle)
+        return status.st_size, status.st_mtime_ns
 
     def check(self) -> None:
-        """SliceError if the file was changed since it was opened."""
+        """Raise SliceError if the file was changed since it was opened."""
         if self._state() != self._before:
             raise SliceError(f"{self._name} was changed while a slice was cut from it; leave it alone and start again")
 
@@ -139,7 +139,7 @@ def _part(source: _Source, segment: Segment, at: int, n: int) -> bytes:
 
 
 def _picked(source: _Source, copy: Copy, at: int, n: int) -> bytes:
-    """As `_part`, for small pieces: whole regions of the file are read, and the pieces picked out of them."""
+    """Read like `_part`, for small pieces: read whole regions of the file and pick the pieces out of them."""
     import numpy as np  # only here: the start of the program does not wait for it
 
     first, skip = divmod(at, copy.length)

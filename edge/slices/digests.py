@@ -50,12 +50,12 @@ class Digests:
         also to other folders: whoever made the folder put them there. Files that cannot be read are passed over.
         """
         fitting = list(dict.fromkeys(_files_of_size(folder, size)))
-        known = {path: self._remembered(path) for path in fitting}
+        remembered = {path: self._remembered(path) for path in fitting}
         for path in fitting:
-            if known[path] == digest:
+            if remembered[path] == digest:
                 return path
         for path in fitting:
-            if known[path]:
+            if remembered[path]:
                 continue
             try:
                 if self.file_digest(path, progress) == digest:
@@ -109,12 +109,12 @@ class Digests:
         return sha.hexdigest()
 
     def _load(self) -> dict[str, dict[str, Any]]:
-        """What is remembered; nothing where the file is missing or damaged."""
+        """Load the remembered digests; none if the file is missing or damaged."""
         try:
-            found = json.loads(self._path.read_bytes())
+            loaded = json.loads(self._path.read_bytes())
         except (OSError, ValueError, RecursionError):
-            found = None
-        tables = found if isinstance(found, dict) else {}
+            loaded = None
+        tables = loaded if isinstance(loaded, dict) else {}
         return {name: tables[name] if isinstance(tables.get(name), dict) else {} for name in ("files", "slices")}
 
     def _remember(self, table: str, key: str, value: Any) -> None:
@@ -129,13 +129,13 @@ class Digests:
             write_whole(self._path, json.dumps(tables, indent=1).encode())
 
 
-def _state(found: os.stat_result) -> dict[str, int]:
-    """What differs once a file is another one. A program can set mtime back, but not ctime."""
+def _state(status: os.stat_result) -> dict[str, int]:
+    """Return attributes that change whenever the file does. A program can set mtime back, but not ctime."""
     return {
-        "size": found.st_size,
-        "mtime_ns": found.st_mtime_ns,
-        "ctime_ns": found.st_ctime_ns,
-        "inode": found.st_ino,
+        "size": status.st_size,
+        "mtime_ns": status.st_mtime_ns,
+        "ctime_ns": status.st_ctime_ns,
+        "inode": status.st_ino,
     }
 
 
@@ -144,22 +144,22 @@ def _files_of_size(folder: Path, size: int) -> Iterator[Path]:
     seen: set[tuple[int, int]] = set()
     for parent, folders, names in os.walk(folder, followlinks=True):
         try:
-            found = os.stat(parent)
+            status = os.stat(parent)
         except OSError:
             folders.clear()
             continue
-        if (found.st_dev, found.st_ino) in seen:  # a link that leads back up
+        if (status.st_dev, status.st_ino) in seen:  # a link that leads back up
             folders.clear()
             continue
-        seen.add((found.st_dev, found.st_ino))
+        seen.add((status.st_dev, status.st_ino))
         folders.sort()
         for name in sorted(names):
             path = Path(parent, name)
             if not name.endswith(MODEL_SUFFIXES):
                 continue
             try:
-                found = path.stat()
-                if stat.S_ISREG(found.st_mode) and found.st_size == size:
+                status = path.stat()
+                if stat.S_ISREG(status.st_mode) and status.st_size == size:
                     yield path.resolve(strict=True)
             except (OSError, RuntimeError):  # a link that leads nowhere, or to itself
                 continue

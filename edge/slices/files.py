@@ -15,7 +15,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 @contextmanager
 def explained(folder: Path, need: str = "room needed for a slice") -> Iterator[None]:
-    """OSErrors as SliceError, or NoRoom where the disk is full."""
+    """Convert OSErrors to SliceError, or NoRoom if the disk is full."""
     try:
         yield
     except OSError as exc:
@@ -50,7 +50,7 @@ def release(handle: int) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Put the names in a folder on the disk."""
+    """Flush the names in a folder to the disk."""
     with ExitStack() as stack:
         handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
         stack.callback(os.close, handle)

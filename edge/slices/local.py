@@ -20,7 +20,7 @@ _REMEDY = "end other commands that run models on several devices"
 
 
 class OwnSlices:
-    """What this user's cache holds. It is not that of a worker on this device, which has a limit of its own."""
+    """Slices in this user's own cache. It is not that of a worker on this device, which has a limit of its own."""
 
     def __init__(self, cache: Path | None = None, state: Path | None = None) -> None:
         """The folders; None: the user's own."""

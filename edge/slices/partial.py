@@ -20,12 +20,12 @@ _SYNC_BYTES = 32 << 20  # so much at a time goes to the disk for good while more
 
 
 class Shelf(Protocol):
-    """What a partial slice needs of the store that it is put into."""
+    """Interface of the slice store that a partial slice is put into."""
 
     folder: Path
 
     def locked(self) -> AbstractContextManager[Any]:
-        """Nobody else changes the folder until the end of the block."""
+        """Lock the folder: no other process changes it until the end of the block."""
 
     def touch(self, path: Path) -> None:
         """A file was used just now."""
@@ -42,7 +42,7 @@ class Partial:
     ) -> None:
         self.digest = digest
         self.n_bytes = n_bytes
-        self.held = 0  # bytes that are there; the next one to write is this
+        self.received = 0  # bytes that are there; the next one to write is this
         self._store = store
         self._path = path
         self._handle = handle
@@ -56,9 +56,9 @@ class Partial:
         with explained(store.folder):
             while chunk := os.read(handle, CHUNK_BYTES):
                 self._sha.update(chunk)
-                self.held += len(chunk)
+                self.received += len(chunk)
                 if progress:
-                    progress(self.held, n_bytes)
+                    progress(self.received, n_bytes)
 
     def __enter__(self) -> Partial:
         return self
@@ -70,9 +70,9 @@ class Partial:
         """Add bytes. SliceError where that makes too many, NoRoom where the disk is full: what was written stays."""
         self._check_open()
         chunk = bytes(chunk)  # no copy where it is bytes; anything else might change before it is hashed
-        if len(chunk) > self.n_bytes - self.held:
+        if len(chunk) > self.n_bytes - self.received:
             raise SliceError(
-                f"slice {self.digest[:12]} was announced with {self.n_bytes} bytes, {self.held + len(chunk)} came"
+                f"slice {self.digest[:12]} was announced with {self.n_bytes} bytes, {self.received + len(chunk)} came"
             )
         rest = memoryview(chunk)
         if not self._threads:
@@ -81,17 +81,17 @@ class Partial:
                 thread.start()
         try:
             self._queue.put(chunk)
-            with explained(self._store.folder, f"{size(self.n_bytes - self.held)} needed for the rest of a slice"):
+            with explained(self._store.folder, f"{size(self.n_bytes - self.received)} needed for the rest of a slice"):
                 while rest:
                     rest = rest[os.write(self._handle, rest) :]
         except BaseException:
             self.close()  # the hash is ahead of the file
             raise
-        self.held += len(chunk)
-        if self.held - self._synced >= _SYNC_BYTES:
+        self.received += len(chunk)
+        if self.received - self._synced >= _SYNC_BYTES:
             with suppress(queue.Full):  # the disk is behind: it is told again with the next chunk
                 self._sync.put_nowait(True)
-                self._synced = self.held
+                self._synced = self.received
 
     def commit(self) -> Path:
         """Verify the slice and put it in place, on the disk for good: its path.
@@ -99,14 +99,15 @@ class Partial:
         SliceError where bytes are missing, which keeps those that came; DigestMismatch deletes them.
         """
         self._check_open()
-        if self.held != self.n_bytes:
+        if self.received != self.n_bytes:
             raise SliceError(
-                f"slice {self.digest[:12]} misses bytes: {self.n_bytes} bytes needed, {self.held} came; send the rest"
+                f"slice {self.digest[:12]} misses bytes: {self.n_bytes} bytes needed, {self.received} came; send the"
+                " rest"
             )
         self._join()
         have = self._sha.hexdigest()
         if have != self.digest:
-            self.held = 0  # nothing worth keeping: closing deletes it
+            self.received = 0  # nothing worth keeping: closing deletes it
             self.close()
             raise DigestMismatch(
                 f"a slice is not what was announced: SHA-256 {self.digest} needed, {have} came; it was deleted. Send it"
@@ -139,7 +140,7 @@ class Partial:
             self._open = False
             self._join()
             with suppress(OSError, SliceError):
-                if self.held:
+                if self.received:
                     self._store.touch(self._path)
                 else:
                     with self._store.locked():

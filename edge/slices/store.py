@@ -96,7 +96,7 @@ class SliceStore:
             self._make_room("", n_bytes, n_bytes)
 
     def receive(self, digest: str, n_bytes: int, progress: Progress | None = None) -> Partial:
-        """Begin, or continue, to write a slice: a context manager that takes the bytes from `.held` on.
+        """Begin, or continue, to write a slice: a context manager that takes the bytes from `.received` on.
 
         Bytes from an earlier attempt are hashed first; `progress` is told how far that is. Errors: SliceError where the
         slice is there already or is being written by somebody else, NoRoom where it cannot fit.
@@ -113,13 +113,13 @@ class SliceStore:
                     file.path.unlink()
             handle = open_alone(partial, digest)
             undo.callback(release, handle)
-            held = os.fstat(handle).st_size
-            if held > n_bytes:
-                held = 0
+            received = os.fstat(handle).st_size
+            if received > n_bytes:
+                received = 0
                 os.ftruncate(handle, 0)
-            if not held:
+            if not received:
                 undo.callback(partial.unlink)
-            self._make_room(digest, n_bytes, n_bytes - held)
+            self._make_room(digest, n_bytes, n_bytes - received)
             undo.pop_all()
         try:
             return Partial(self, digest, n_bytes, partial, handle, progress)
@@ -127,7 +127,7 @@ class SliceStore:
             release(handle)
             raise
 
-    def held(self, digest: str, n_bytes: int) -> int:
+    def received_bytes(self, digest: str, n_bytes: int) -> int:
         """Bytes that an earlier attempt to write this slice has left. SliceBusy where an attempt is under way."""
         with explained(self.folder):
             try:
@@ -147,18 +147,19 @@ class SliceStore:
 
         Errors: as `receive` and `edge.slices.cutting.chunks`; DigestMismatch where recipe and model make another slice.
         """
-        found = self.find(digest)
-        if found:
-            return found
+        path = self.find(digest)
+        if path:
+            return path
         with self.receive(digest, recipe.n_bytes, progress) as partial:
-            for chunk in chunks(recipe, model, partial.held):
+            for chunk in chunks(recipe, model, partial.received):
                 partial.write(chunk)
                 if progress:
-                    progress(partial.held, recipe.n_bytes)
+                    progress(partial.received, recipe.n_bytes)
             return partial.commit()
 
     def _path(self, digest: str) -> Path:
-        """Where a slice belongs. Digests come from other machines: only 64 hexadecimal digits ever reach a path."""
+        """Return the path of a slice. Digests come from other machines: only 64 hexadecimal digits ever reach a
+        path."""
         if not is_digest(digest):
             raise SliceError(f"{digest[:80]!r} is no name of a slice; needed are 64 lower-case hexadecimal digits")
         return self.folder / f"{digest}.slice"
@@ -178,14 +179,14 @@ class SliceStore:
                 release(handle)
 
     def touch(self, path: Path) -> None:
-        """Say that a file was used just now, after all others, also where the clock was set back."""
+        """Mark a file as the most recently used, also if the clock was set back."""
         self._last_ns = max(time.time_ns(), self._last_ns + 1)
         with suppress(PermissionError):  # a folder that someone else fills
             os.utime(path, ns=(self._last_ns, self._last_ns))
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else adds, removes or begins to use a slice inside the `with`."""
+        """Lock the store: no other process adds, removes or begins to use a slice inside the block."""
         with explained(self.folder):
             handle = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -195,23 +196,24 @@ class SliceStore:
             release(handle)
 
     def files(self) -> list[SliceFile]:
-        """What is in the folder, what was not used for longest first."""
+        """Return the files in the folder, least recently used first."""
         files = []
         with os.scandir(self.folder) as listing:
             entries = [(entry, match) for entry in listing if (match := _NAME.fullmatch(entry.name))]
         for entry, match in entries:
             try:
-                found = entry.stat(follow_symlinks=False)
+                status = entry.stat(follow_symlinks=False)
             except FileNotFoundError:  # just renamed or evicted
                 continue
-            if not stat.S_ISREG(found.st_mode):
+            if not stat.S_ISREG(status.st_mode):
                 continue
             announced = int(match["n_bytes"]) if match["n_bytes"] else None
-            files.append(SliceFile(Path(entry.path), match["digest"], announced, found.st_size, found.st_mtime_ns))
+            files.append(SliceFile(Path(entry.path), match["digest"], announced, status.st_size, status.st_mtime_ns))
         return sorted(files, key=lambda file: (file.used_ns, file.path))
 
     def _make_room(self, digest: str, n_bytes: int, n_disk: int) -> None:
-        """As `make_room`, under the lock: `n_bytes` for the slice `digest`, of which `n_disk` are still to be written.
+        """Make room as `make_room` does, under the lock: `n_bytes` for the slice `digest`, of which `n_disk` are still
+        to be written.
 
         A slice that is being written counts with all the bytes it will have.
         """

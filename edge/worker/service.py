@@ -150,7 +150,7 @@ class Worker:
             model = self._model_of(recipe, _while_active(context))
         while not self._store.find(offer.slice):
             try:
-                held_bytes = self._store.held(offer.slice, offer.n_bytes)
+                held_bytes = self._store.received_bytes(offer.slice, offer.n_bytes)
                 if recipe is None or model is None:
                     yield pb.SliceState(state=pb.SliceState.MISSING, held_bytes=held_bytes)
                     return
@@ -169,8 +169,10 @@ class Worker:
         if self._store.find(digest):  # somebody else has just sent it
             return pb.SliceState(state=pb.SliceState.READY, held_bytes=n_bytes)
         with self._store.receive(digest, n_bytes, _while_active(context)) as partial:
-            if partial.held != offset:
-                raise SliceError(f"{partial.held} bytes of slice {digest[:12]} are here, not {offset}; offer it again")
+            if partial.received != offset:
+                raise SliceError(
+                    f"{partial.received} bytes of slice {digest[:12]} are here, not {offset}; offer it again"
+                )
             with rpc.impatient(context, STALL_S) as moved:
                 for chunk in chunks:
                     partial.write(chunk)

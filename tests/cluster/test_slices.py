@@ -322,7 +322,7 @@ def test_a_cut_ends_with_its_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         list(states)
     assert not any(thread.name == "cut" for thread in threading.enumerate())
     with one._store.receive(recipe.model_digest, recipe.n_bytes) as partial:  # nobody holds it
-        assert 0 < partial.held < recipe.n_bytes
+        assert 0 < partial.received < recipe.n_bytes
 
 
 def test_two_send_the_same_slice_at_once(tmp_path: Path, one: Worker) -> None:

@@ -40,7 +40,7 @@ def sha(data: bytes) -> str:
 def put(store: SliceStore, data: bytes) -> Path:
     """Send a slice from where an earlier attempt has left it."""
     with store.receive(sha(data), len(data)) as partial:
-        for at in range(partial.held, len(data), MIB):
+        for at in range(partial.received, len(data), MIB):
             partial.write(data[at : at + MIB])
         return partial.commit()
 
@@ -77,7 +77,7 @@ def test_a_broken_connection_is_continued(store: SliceStore) -> None:
     assert store.find(sha(data)) is None
     told: list[tuple[int, int]] = []
     with store.receive(sha(data), len(data), lambda done, total: told.append((done, total))) as partial:
-        assert partial.held == 15000
+        assert partial.received == 15000
         with pytest.raises(SliceError, match="40960 bytes needed, 15000 came"):
             partial.commit()
         partial.write(data[15000:])
@@ -115,7 +115,7 @@ def test_more_bytes_than_announced_are_refused(store: SliceStore) -> None:
         partial.write(data[:4000])
         with pytest.raises(SliceError, match="announced with 5000 bytes, 9000 came"):
             partial.write(data[4000:])
-        assert partial.held == 4000
+        assert partial.received == 4000
     assert put(store, data).read_bytes() == data  # another size: from the beginning
     assert store.used_bytes() == len(data)
 
@@ -238,7 +238,7 @@ used, data = content(1, MIB), content(2, 32 * MIB)
 with store.use(sha(used)), store.receive(sha(data), len(data)) as partial:
     for at in range(0, len(data), 65536):
         partial.write(data[at : at + 65536])
-        print(partial.held, flush=True)
+        print(partial.received, flush=True)
     sys.stdin.read()
 """
 
@@ -260,8 +260,8 @@ def test_a_killed_writer_is_continued_and_its_locks_end(tmp_path: Path) -> None:
         child.kill()
     assert store.find(sha(data)) is None
     with store.receive(sha(data), len(data)) as partial:
-        assert 65536 <= partial.held <= len(data)
-        partial.write(data[partial.held :])
+        assert 65536 <= partial.received <= len(data)
+        partial.write(data[partial.received :])
         assert partial.commit().read_bytes() == data
     store.make_room(64 * MIB)
     assert not path.exists()
@@ -290,8 +290,8 @@ def fill(disk: Path) -> None:
             partial.write(b"")
     filler.unlink()
     with store.receive(sha(data), len(data)) as partial:
-        assert MIB // 2 < partial.held <= MIB // 2 + 64 * KIB  # what could be written before the disk was full
-        partial.write(data[partial.held :])
+        assert MIB // 2 < partial.received <= MIB // 2 + 64 * KIB  # what could be written before the disk was full
+        partial.write(data[partial.received :])
         assert partial.commit().read_bytes() == data
 
 
@@ -372,7 +372,7 @@ class StoreMachine(RuleBasedStateMachine):
         else:
             self.forget(gone)
             model.partial = self.store.receive(model.digest, len(model.data))
-            assert model.partial.held == model.held
+            assert model.partial.received == model.held
             self.touched(model)
 
     @precondition(lambda self: any(model.partial for model in self.slices))
