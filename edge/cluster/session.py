@@ -220,7 +220,7 @@ def answers(sessions: Sequence[EngineSession]) -> Iterator[pb.Event]:
     return iter(events)
 
 
-_HOST = "127.0.0.1"  # its doorway is of no use to other devices
+_HOST = "127.0.0.1"  # its listener is of no use to other devices
 
 
 class LocalSession(EngineSession):

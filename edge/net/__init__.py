@@ -1,1 +1,1 @@
-"""How devices reach each other: channels, credentials, and the links between ranks."""
+"""Connections between devices: channels, credentials, and the links between ranks."""

@@ -30,18 +30,18 @@ def open_channel(
     """
     target = join_address(host, port)
     deadline = time.monotonic() + timeout_s
-    found = _knock(host, port, timeout_s)
+    reached = _knock(host, port, timeout_s)
     # The address that is connected to, not the name: a name can lead elsewhere when it is looked up again.
-    here = is_loopback(found)
+    here = is_loopback(reached)
     if credentials is None and not insecure and not here:
         raise Refused(
             f"{target} is another machine, and this one has no credentials: make a cluster with `edge cluster init` and"
             " invite the worker, or say --insecure if everybody on the network may see and use it"
         )
-    numeric = join_address(found, port)
+    numeric = join_address(reached, port)
     if credentials is not None:
         try:
-            identity = _identified(found, port, credentials, deadline, again=not here)
+            identity = _identified(reached, port, credentials, deadline, again=not here)
         except (ProtocolError, LinkClosed) as error:
             # What a gRPC server in the clear makes of a TLS greeting: nonsense, or the end of the connection.
             if not here and not insecure:
@@ -55,7 +55,7 @@ def open_channel(
                 return _connected(secured, target, deadline, timeout_s), identity
             except LinkClosed:
                 # Another of its owner's programs may have made it a member between the two connections.
-                again = identify(found, port, credentials, _left(deadline))
+                again = identify(reached, port, credentials, _left(deadline))
                 if again == identity:
                     raise
             secured = secure_channel(numeric, credentials, again, CHANNEL_OPTIONS)
@@ -64,7 +64,7 @@ def open_channel(
 
 
 def _identified(host: str, port: int, credentials: Credentials, deadline: float, again: bool) -> Identity:
-    """Who serves there. again: asked once more where it hangs up, as a worker does for a moment when many connect."""
+    """Identify the server. again: try once more if it hangs up, as a worker does for a moment when many connect."""
     try:
         return identify(host, port, credentials, _left(deadline))
     except LinkClosed:
@@ -75,7 +75,7 @@ def _identified(host: str, port: int, credentials: Credentials, deadline: float,
 
 
 def _knock(host: str, port: int, timeout_s: float) -> str:
-    """Connect and hang up; the numeric address that took the connection.
+    """Connect and hang up; return the numeric address that took the connection.
 
     Where nothing listens this fails at once, while gRPC tries again until its deadline. And the system finds names that
     gRPC's own resolver does not, such as `pi.local`.
@@ -93,8 +93,8 @@ def _knock(host: str, port: int, timeout_s: float) -> str:
 
 
 def _connected(channel: grpc.Channel, target: str, deadline: float, timeout_s: float) -> grpc.Channel:
-    """The channel once a call over it was answered, however it was. The first failure counts: what listens there is not
-    what was wanted."""
+    """Return the channel once a call over it was answered, with whatever status. The first failure counts: another
+    server listens there."""
     # To watch the channel's state instead would make closing it wait for gRPC's next look, a fifth of a second.
     try:
         channel.unary_unary(_ANY_CALL)(b"", timeout=_left(deadline))
@@ -118,16 +118,18 @@ def _left(deadline: float) -> float:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether every address of this host is this machine's own loopback."""
+    """Return whether every address of this host is this machine's own loopback."""
     try:
-        found = {info[4][0] for info in socket.getaddrinfo(host, None)}
+        addresses = {info[4][0] for info in socket.getaddrinfo(host, None)}
     except (OSError, UnicodeError):
         return False
-    return bool(found) and all(ipaddress.ip_address(str(address).split("%")[0]).is_loopback for address in found)
+    return bool(addresses) and all(
+        ipaddress.ip_address(str(address).split("%")[0]).is_loopback for address in addresses
+    )
 
 
 def check_own(host: str) -> None:
-    """OSError where this is no address of this machine."""
+    """Raise OSError if this is no address of this machine."""
     try:
         (family, kind, _, _, address), *_ = socket.getaddrinfo(
             host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

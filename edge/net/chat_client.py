@@ -1,4 +1,4 @@
-"""Talking to a server that has the API of OpenAI: `edge serve`, or another one."""
+"""Client of a server with the OpenAI API: `edge serve`, or another one."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class ServerChat:
         """Ask, and yield the answer as it comes. Both join the conversation, as far as it came; a question without any
         answer does not. options: fields of the request, such as temperature. TransportError, with the server's
         words."""
-        asked = [*self.messages, {"role": "user", "content": text}]
+        messages = [*self.messages, {"role": "user", "content": text}]
         stream = {"stream": True, "stream_options": {"include_usage": True}}
-        body: dict[str, Any] = {"messages": asked, **stream, **options}
+        body: dict[str, Any] = {"messages": messages, **stream, **options}
         if self._model is not None:
             body["model"] = self._model
-        pieces: list[str] = []
+        chunks: list[str] = []
         self.usage = self.finish_reason = None
         try:
             for event in self._events(body):
@@ -52,11 +52,11 @@ class ServerChat:
                     self.finish_reason = choice.get("ended_by") or choice.get("finish_reason") or self.finish_reason
                     piece = choice.get("delta", {}).get("content")
                     if piece:
-                        pieces.append(piece)
+                        chunks.append(piece)
                         yield piece
         finally:
-            if pieces:
-                self.messages = [*asked, {"role": "assistant", "content": "".join(pieces)}]
+            if chunks:
+                self.messages = [*messages, {"role": "assistant", "content": "".join(chunks)}]
 
     def _events(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
@@ -73,7 +73,7 @@ class ServerChat:
                         return
                     event = json.loads(data)
                     if "error" in event:
-                        raise TransportError(f"{self._where}: {_words(event)}")
+                        raise TransportError(f"{self._where}: {_error_message(event)}")
                     yield event
         except urllib.error.HTTPError as error:
             raise TransportError(f"{self._where} answers {error.code}: {_reason(error)}") from None
@@ -90,12 +90,12 @@ def _reason(error: urllib.error.HTTPError) -> str:
     with error:
         data = error.read(1 << 16)
     try:
-        return _words(json.loads(data))
+        return _error_message(json.loads(data))
     except ValueError:
         return error.reason
 
 
-def _words(values: Any) -> str:
-    """What the error of an API says."""
+def _error_message(values: Any) -> str:
+    """Return the message of an API's error."""
     error = values.get("error", values) if isinstance(values, dict) else values
     return str(error.get("message", error) if isinstance(error, dict) else error)[:1000]

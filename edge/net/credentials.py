@@ -6,29 +6,29 @@ from pathlib import Path
 
 from devices.errors import TrustError
 from devices.paths import credentials_folder
-from devices.trust import credentials as held
+from devices.trust import credentials as files
 from transport.security import Credentials
 
 
 def credentials(folder: Path | None = None) -> Credentials | None:
-    """What this device shows and whom it believes; None where it is in no cluster. TrustError for damaged files."""
-    found = held.load(folder or credentials_folder())
-    return None if found is None else of(found)
+    """Load this device's credentials; None if it is in no cluster. TrustError for damaged files."""
+    stored = files.load(folder or credentials_folder())
+    return None if stored is None else from_membership(stored)
 
 
 def required(folder: Path) -> Credentials:
     """The credentials in a folder that has had some. TrustError where they are gone."""
-    return of(membership(folder))
+    return from_membership(membership(folder))
 
 
-def membership(folder: Path) -> held.Membership:
+def membership(folder: Path) -> files.Membership:
     """The membership in a folder that has had one. TrustError where it is gone."""
-    found = held.load(folder)
-    if found is None:
+    stored = files.load(folder)
+    if stored is None:
         raise TrustError(f"the credentials in {folder} are gone; join again")
-    return found
+    return stored
 
 
-def of(found: held.Membership) -> Credentials:
-    """A membership as credentials."""
-    return Credentials(found.authority, found.certificate, found.key, found.revoked)
+def from_membership(stored: files.Membership) -> Credentials:
+    """Return the credentials of a membership."""
+    return Credentials(stored.authority, stored.certificate, stored.key, stored.revoked)

@@ -1,4 +1,4 @@
-"""How a rank dials a higher one: over TCP, or over a gRPC stream through the other's daemon.
+"""Dialling of a higher rank: over TCP, or over a gRPC stream through the other's daemon.
 
 TCP is the usual way. gRPC is taken where TCP does not reach the rank, or where gRPC is clearly and repeatedly faster
 (transport/prefer.py).
@@ -43,12 +43,12 @@ class Dialled:
 
     @property
     def usual(self) -> bool:
-        """Whether the link goes the usual way, or the only one."""
+        """True if the link is of the preferred kind, or of the only one."""
         return self.link.kind == self.kinds[0]
 
 
 class Trial:
-    """Tries of one link, as `prefer` takes them."""
+    """Measurements of one link, as `prefer` takes them."""
 
     def __init__(self, link: Link) -> None:
         self.link = link
@@ -70,13 +70,13 @@ class Trial:
 
     @property
     def median_s(self) -> float:
-        """Of the best try; 0 where there was none."""
+        """Median round trip of the best try; 0 without one."""
         return min(self.medians_s, default=0.0)
 
 
 @dataclass(frozen=True)
 class Dialler:
-    """What a rank needs to dial others of its group."""
+    """Settings with which a rank dials others of its group."""
 
     rank: int
     secret: bytes
@@ -110,7 +110,7 @@ class Dialler:
             raise
 
     def connect(self, kind: str, peer: Peer) -> Link:
-        """One way to a peer, which has answered our HELLO."""
+        """Dial a peer over one kind of link and shake hands: it has answered our HELLO."""
         own = self.credentials() if self.credentials else None
         link = (self._tcp if kind == USUAL else self._grpc)(peer, own)
         hello = HELLO.pack(self.secret, self.rank, peer.rank)
@@ -125,34 +125,34 @@ class Dialler:
         return link
 
     def compare(self, trials: dict[str, Trial], failed: dict[str, TransportError]) -> tuple[str, str]:
-        """The way to use, of those in `trials`, and why. One that breaks goes from there to `failed`."""
-        found: Preference | None = None
+        """Choose among `trials`; return the kind and the reason. A link that breaks moves from there to `failed`."""
+        preference: Preference | None = None
         if len(trials) == 2:
             try:
-                found = prefer(trials[USUAL], trials[OTHER], self.pause)
+                preference = prefer(trials[USUAL], trials[OTHER], self.pause)
             except TransportError:
                 broken = next(kind for kind, trial in trials.items() if trial.failed is not None)
                 failed[broken] = trials.pop(broken).failed  # type: ignore[assignment]
-        if found is not None:
-            best = OTHER if found.other else USUAL
-            return best, _why(best, found)
+        if preference is not None:
+            best = OTHER if preference.other else USUAL
+            return best, _why(best, preference)
         (best,) = trials
         fast_s = trials[best]()
         lost = "".join(f", {kind} failed: {error}" for kind, error in failed.items())
-        return best, f"{_told(best, fast_s)} for 8 KiB there and back{lost}"
+        return best, f"{_time_text(best, fast_s)} for 8 KiB there and back{lost}"
 
     def use(self, link: Link, trial: Trial | None = None) -> LinkFigures:
-        """Tell a peer that this is the link in use from now on; what it can do. trial: of a link that streams."""
+        """Tell a peer that this link is in use from now on; return its figures. trial: of a link that streams."""
         if trial is not None and self.streams:  # nobody sums over them, so nobody asks
-            found = LinkFigures(trial.median_s, trial.most_s, trial.least_s, math.inf, math.inf)
+            measured = LinkFigures(trial.median_s, trial.most_s, trial.least_s, math.inf, math.inf)
         else:
-            found = self.figures(link)
+            measured = self.figures(link)
         done(link)
         link.send(USE, Kind.CONTROL)
-        return found
+        return measured
 
     def figures(self, link: Link) -> LinkFigures:
-        """What a link can do, shortly measured."""
+        """Measure a link for a short time."""
         return figures(link, _MEASURE_S)
 
     def _chosen(self, trials: dict[str, Trial], failed: dict[str, TransportError]) -> Dialled:
@@ -174,9 +174,9 @@ class Dialler:
                 sock, context, server_side=False, peer=str(peer), timeout_s=self.deadlines.connect_timeout_s
             )
             try:
-                found = security.admit(tls.getpeercert(binary_form=True), own, security.MEMBERS)
-                if found.name != peer.name:
-                    raise Refused(f"{peer} was to answer at {peer.host}:{peer.tcp_port}, it is {found.name}")
+                identity = security.admit(tls.getpeercert(binary_form=True), own, security.MEMBERS)
+                if identity.name != peer.name:
+                    raise Refused(f"{peer} was to answer at {peer.host}:{peer.tcp_port}, it is {identity.name}")
             except BaseException:
                 tls.close()
                 raise
@@ -189,11 +189,11 @@ class Dialler:
 
         # A worker without credentials was told that everything may pass in the clear.
         insecure = own is None
-        channel, found = open_channel(peer.host, peer.port, own, self.deadlines.connect_timeout_s, insecure)
-        if own is not None and (found is None or found.name != peer.name):
+        channel, identity = open_channel(peer.host, peer.port, own, self.deadlines.connect_timeout_s, insecure)
+        if own is not None and (identity is None or identity.name != peer.name):
             channel.close()
-            who = found.name if found else "somebody in the clear"
-            raise Refused(f"{peer} was to answer at {peer.host}:{peer.port}, it is {who}")
+            name = identity.name if identity else "somebody in the clear"
+            raise Refused(f"{peer} was to answer at {peer.host}:{peer.port}, it is {name}")
 
         def ended() -> None:  # in gRPC's thread, which closing the channel waits for
             threading.Thread(target=channel.close, daemon=True, name="close").start()
@@ -212,13 +212,13 @@ def connect(host: str, port: int, peer: str, timeout_s: float) -> socket.socket:
         raise Refused(f"{peer} at {host}:{port}: {error.strerror or error}") from error
 
 
-def _why(best: str, found: Preference) -> str:
-    usual, other = _told(USUAL, found.usual_s), _told(OTHER, found.other_s)
-    if found.other:
+def _why(best: str, preference: Preference) -> str:
+    usual, other = _time_text(USUAL, preference.usual_s), _time_text(OTHER, preference.other_s)
+    if preference.other:
         return f"{other} for 8 KiB there and back, {usual}: clearly slower in each of {ROUNDS} rounds"
-    unclear = ", which is not clearly and repeatedly faster" if found.other_s < found.usual_s else ""
+    unclear = ", which is not clearly and repeatedly faster" if preference.other_s < preference.usual_s else ""
     return f"{usual} for 8 KiB there and back, {other}{unclear}"
 
 
-def _told(kind: str, seconds: float) -> str:
+def _time_text(kind: str, seconds: float) -> str:
     return f"{kind} {seconds * 1e6:.0f} us"

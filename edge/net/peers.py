@@ -1,4 +1,4 @@
-"""How the ranks of a group come to have links: the lower rank dials, the higher one answers, and both know the secret.
+"""Handshake between the ranks of a group: the lower rank dials, the higher one accepts, and both know the secret.
 
 A rank is reached in two ways: its own TCP port, and a gRPC stream through its daemon, which relays to the rank's door,
 a Unix socket. The dialler (edge/net/dialling.py) tries both. So a rank behind a firewall that lets only the daemon's
@@ -44,7 +44,7 @@ _LOOK_S = 0.5  # how often an accepting thread looks whether it should end
 
 @dataclass(frozen=True)
 class Peer:
-    """Where a rank is reached."""
+    """Addresses of a rank."""
 
     rank: int
     name: str
@@ -58,7 +58,7 @@ class Peer:
 
 
 class Listener:
-    """Where a rank is dialled: a TCP port and a Unix socket. Every connection must first name the secret."""
+    """Listener of a rank: a TCP port and a Unix socket. Every connection must first send the secret."""
 
     def __init__(
         self,
@@ -82,57 +82,57 @@ class Listener:
         self._poll_s = poll_s
         self._streams = streams
         self._links: dict[int, tuple[Link, str]] = {}  # and the name of who dialled, where that is known
-        self._came = threading.Condition()
+        self._arrived = threading.Condition()
         self._again: int | None = None  # the rank that may dial again; None: all below, once
         self._taking = True  # whether anybody is expected; else connections wait in the kernel
         self._closed = False
         v6 = ":" in host
         family = socket.AF_INET6 if v6 else socket.AF_INET
-        both = v6 and socket.has_dualstack_ipv6()  # :: is for IPv4 as well, as the daemon has it
-        self._tcp = socket.create_server((host, 0), family=family, backlog=_HANDSHAKES, dualstack_ipv6=both)
+        dual_stack = v6 and socket.has_dualstack_ipv6()  # :: is for IPv4 as well, as the daemon has it
+        self._tcp = socket.create_server((host, 0), family=family, backlog=_HANDSHAKES, dualstack_ipv6=dual_stack)
         self.tcp_port: int = self._tcp.getsockname()[1]
         self._unix = socket.socket(socket.AF_UNIX)
         self._unix.bind(str(door))
         self._unix.listen(_HANDSHAKES)
         for listener in (self._tcp, self._unix):
             listener.settimeout(_LOOK_S)  # not in the thread, which may find it closed
-            threading.Thread(target=self._accept, args=(listener,), daemon=True, name="doorway").start()
+            threading.Thread(target=self._accept, args=(listener,), daemon=True, name="listener").start()
 
     def wait_for(self, names: Mapping[int, str], timeout_s: float) -> dict[int, Link]:
         """The links of these ranks once all have dialled. LinkTimeout names those that have not; Refused where another
         device than the named one dialled as such a rank, which shows where there are credentials.
         """
-        with self._came:
-            self._came.wait_for(lambda: names.keys() <= self._links.keys(), timeout_s)
+        with self._arrived:
+            self._arrived.wait_for(lambda: names.keys() <= self._links.keys(), timeout_s)
             missing = sorted(names.keys() - self._links.keys())
             if missing:
                 raise LinkTimeout(f"ranks {missing} did not dial rank {self.rank} within {timeout_s:g} s")
             for rank, name in names.items():
-                found = self._links[rank][1]
-                if self._credentials is not None and found != name:
-                    raise Refused(f"rank {rank} was to be {name}, it is {found or 'nobody we know'} who dialled as it")
+                link = self._links[rank][1]
+                if self._credentials is not None and link != name:
+                    raise Refused(f"rank {rank} was to be {name}, it is {link or 'nobody we know'} who dialled as it")
             self._taking = False
             return {rank: self._links.pop(rank)[0] for rank in names}
 
     def expect(self, rank: int) -> None:
-        """Take one more link from this rank, whose link is to change."""
-        with self._came:
+        """Expect one more link from this rank, whose link is to change."""
+        with self._arrived:
             self._again, self._taking = rank, True
-            self._came.notify_all()
+            self._arrived.notify_all()
 
     def rest(self) -> None:
-        """Take no more links until somebody is expected again, and end those that nobody waited for."""
-        with self._came:
+        """Accept no more links until one is expected again, and close those that nobody waited for."""
+        with self._arrived:
             self._taking = False
             for link, _ in self._links.values():
                 link.close()
             self._links.clear()
 
     def close(self) -> None:
-        """Take no more links, and end those that nobody waited for."""
-        with self._came:
+        """Close the listener, and the links that nobody waited for."""
+        with self._arrived:
             self._closed = True
-            self._came.notify_all()
+            self._arrived.notify_all()
             for link, _ in self._links.values():
                 link.close()
         self._tcp.close()
@@ -141,8 +141,8 @@ class Listener:
     def _accept(self, listener: socket.socket) -> None:
         slots = threading.Semaphore(_HANDSHAKES)  # of its own: strangers on the TCP port must not block the door
         while True:
-            with self._came:
-                self._came.wait_for(lambda: self._taking or self._closed)
+            with self._arrived:
+                self._arrived.wait_for(lambda: self._taking or self._closed)
                 if self._closed:
                     return
             try:
@@ -160,7 +160,7 @@ class Listener:
                 sock.close()
 
     def _welcome(self, sock: socket.socket, relayed: bool, peer: str, slots: threading.Semaphore) -> None:
-        """One connection, from its first byte until it is of use or refused."""
+        """Handle one connection, from its first byte until it is in use or refused."""
         try:
             name = ""
             if self._credentials is not None and not relayed:
@@ -173,12 +173,12 @@ class Listener:
                 answer(link)
                 if bytes(link.receive(self._deadlines.connect_timeout_s * _WAYS_WAIT).payload) != USE:
                     raise ProtocolError(f"{link.peer} neither uses nor closes its link")
-                with self._came:
+                with self._arrived:
                     if self._closed:
                         raise Refused(f"{link.peer} came too late")
                     self._check_free(rank, link)
                     self._links[rank] = link, name
-                    self._came.notify_all()
+                    self._arrived.notify_all()
             except BaseException:
                 link.close()
                 raise
@@ -196,11 +196,11 @@ class Listener:
         context = security.server_context(credentials)
         tls = security.handshake(sock, context, server_side=True, peer=peer, timeout_s=timeout_s)
         try:
-            found = security.admit(tls.getpeercert(binary_form=True), credentials, security.MEMBERS)
+            identity = security.admit(tls.getpeercert(binary_form=True), credentials, security.MEMBERS)
         except BaseException:
             tls.close()
             raise
-        return tls, found.name
+        return tls, identity.name
 
     def _greet(self, link: Link) -> int:
         frame = link.receive(self._deadlines.connect_timeout_s, HELLO.size)
@@ -217,13 +217,13 @@ class Listener:
             link.refuse(f"rank {source} is dialled by rank {self.rank}, not the other way round")
             raise Refused(f"{link.peer} says it is rank {source}")
         link.peer = f"rank {source}"
-        with self._came:
+        with self._arrived:
             self._check_free(source, link)
         link.send(frame.payload, Kind.HELLO)
         return int(source)
 
     def _check_free(self, rank: int, link: Link) -> None:
-        """Refuse whoever comes second, or is not expected."""
+        """Refuse a rank that dials twice, or is not expected."""
         if rank in self._links or not self._taking or self._again not in (None, rank):
             link.refuse(f"rank {rank} has a link already")
             raise Refused(f"{link.peer} dialled again, as somebody who has a link already")

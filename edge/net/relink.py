@@ -1,4 +1,4 @@
-"""Links that change while a model runs: between two answers, at both ends, when rank 0 says so.
+"""Link changes while a model runs: between two answers, at both ends, on rank 0's command.
 
 The lower rank of a link decides and dials, as at the beginning. The two agree over the link in use, in CONTROL frames:
 
@@ -35,7 +35,7 @@ _MOST_LINKS = 1 << 10
 
 
 class Order(IntEnum):
-    """What ranks do about their links."""
+    """Command to the ranks about their links."""
 
     REPORT = 0  # nothing: they say how they are linked
     COMPARE = 1  # measure both ways anew, and take the one to prefer
@@ -48,7 +48,7 @@ _REASONS = {Order.USUAL: "the usual way", Order.COMPARED: "by what tokens took"}
 
 @dataclass(frozen=True)
 class LinkState:
-    """One link, as the rank that dialled it says."""
+    """State of one link, reported by the rank that dialled it."""
 
     ranks: tuple[int, int]  # the lower one first
     kind: str
@@ -61,7 +61,7 @@ class LinkState:
 
     @classmethod
     def from_json(cls, values: Any) -> LinkState:
-        """What `to_json` wrote. ValueError for anything else: it comes from another device."""
+        """Read what `to_json` wrote. ValueError for anything else: it comes from another device."""
         try:
             low, high = (int(rank) for rank in values["ranks"])
             kind, why, usual = str(values["kind"]), str(values["why"]), bool(values["usual"])
@@ -74,7 +74,7 @@ class LinkState:
 
 @dataclass(frozen=True)
 class Report:
-    """What a rank says between answers."""
+    """Report of a rank between answers."""
 
     compute_s: float  # of a decode step since the last report, at the fast end; 0 where there was none
     links: tuple[LinkState, ...]  # those that it dialled
@@ -85,7 +85,7 @@ class Report:
 
     @classmethod
     def from_json(cls, values: Any) -> Report:
-        """What `to_json` wrote. ValueError for anything else: it comes from another device."""
+        """Read what `to_json` wrote. ValueError for anything else: it comes from another device."""
         try:
             compute_s, links = float(values["compute_s"]), values["links"]
         except (KeyError, TypeError, OverflowError) as error:
@@ -96,7 +96,7 @@ class Report:
 
 
 class Relink:
-    """The links of one rank, and how to dial them again."""
+    """Links of one rank, and the means to dial them again."""
 
     def __init__(
         self,
@@ -104,22 +104,24 @@ class Relink:
         above: Sequence[Peer],
         below: Mapping[int, str],
         dialled: Mapping[int, Dialled],
-        doorway: Listener | None,
+        listener: Listener | None,
     ) -> None:
         """above: in the order of ranks. below: their names. dialled: the links to those above."""
         self.dialled = dict(dialled)
-        self._dialler, self._above, self._below, self._doorway = dialler, above, dict(below), doorway
-        self._compared = {rank: one.link.kind for rank, one in dialled.items()}
+        self._dialler, self._above, self._below, self._listener = dialler, above, dict(below), listener
+        self._compared = {rank: dialled_link.link.kind for rank, dialled_link in dialled.items()}
 
     @property
     def able(self) -> bool:
-        """Whether links may change; false where the owner named a way, or where they stream."""
+        """Return whether links may change: not if the owner named a transport, nor if they stream."""
         return self._dialler.transport == "auto" and not self._dialler.streams
 
     def states(self) -> tuple[LinkState, ...]:
         """The links that this rank dialled."""
-        mine = self._dialler.rank
-        return tuple(LinkState((mine, rank), one.link.kind, one.why, one.usual) for rank, one in self.dialled.items())
+        own_rank = self._dialler.rank
+        return tuple(
+            LinkState((own_rank, rank), link.link.kind, link.why, link.usual) for rank, link in self.dialled.items()
+        )
 
     def again(self, group: Group, order: Order) -> None:
         """Do what rank 0 says about all links of this rank, in `group`; all ranks of it at the same time.
@@ -138,7 +140,7 @@ class Relink:
 
     def _ask(self, group: Group, peer: Peer, order: Order) -> None:
         now, link = self.dialled[peer.rank], group.links[peer.rank]
-        kind = self._wanted(peer.rank, order)
+        kind = self._target_kind(peer.rank, order)
         if kind is None:
             link.send(_KEEP, Kind.CONTROL)
             return
@@ -146,31 +148,31 @@ class Relink:
         if _word(link) != _READY:
             raise ProtocolError(f"{link.peer} was to be ready for another link, it said something else")
         try:
-            found = self._dialled(peer, now, link, kind, order)
+            redialled = self._dialled(peer, now, link, kind, order)
         except (TransportError, TrustError) as error:
             if link.broken is not None:
                 raise
-            found = replace(now, kinds=(now.link.kind,), why=f"{now.why}; {kind} failed: {error}")
+            redialled = replace(now, kinds=(now.link.kind,), why=f"{now.why}; {kind} failed: {error}")
         done(link)
-        if found.link is now.link:
+        if redialled.link is now.link:
             link.send(_KEEP, Kind.CONTROL)
         else:
             link.send(_TAKE, Kind.CONTROL)
-            group.replace(peer.rank, found.link)
-        self.dialled[peer.rank] = found
+            group.replace(peer.rank, redialled.link)
+        self.dialled[peer.rank] = redialled
 
-    def _wanted(self, rank: int, order: Order) -> str | None:
-        """The way to dial; None: none."""
+    def _target_kind(self, rank: int, order: Order) -> str | None:
+        """Return the kind to dial; None: no change."""
         now = self.dialled[rank]
         if len(now.kinds) < 2:
             return None
         if order is Order.COMPARE:
             return next(kind for kind in now.kinds if kind != now.link.kind)
-        wanted = now.kinds[0] if order is Order.USUAL else self._compared[rank]
-        return None if wanted == now.link.kind else wanted
+        target_kind = now.kinds[0] if order is Order.USUAL else self._compared[rank]
+        return None if target_kind == now.link.kind else target_kind
 
     def _dialled(self, peer: Peer, now: Dialled, link: Link, kind: str, order: Order) -> Dialled:
-        """The link to use from now on: `now`, or one of the other kind."""
+        """Return the link to use from now on: `now`, or one of the other kind."""
         fresh = self._dialler.connect(kind, peer)
         try:
             if order is Order.COMPARE:
@@ -194,25 +196,25 @@ class Relink:
         word = _word(link)
         if word == _KEEP:
             return
-        if word != _OTHER or self._doorway is None:
+        if word != _OTHER or self._listener is None:
             raise ProtocolError(f"{link.peer} was to say whether its link stays, it said something else")
-        self._doorway.expect(rank)
+        self._listener.expect(rank)
         try:
             link.send(_READY, Kind.CONTROL)
             answer(link)
             word = _word(link)
             if word == _TAKE:
-                fresh = self._doorway.wait_for({rank: name}, link.deadlines.connect_timeout_s)
+                fresh = self._listener.wait_for({rank: name}, link.deadlines.connect_timeout_s)
                 group.replace(rank, fresh[rank])
             elif word != _KEEP:
                 raise ProtocolError(f"{link.peer} was to keep or change its link, it said something else")
         finally:
-            self._doorway.rest()
+            self._listener.rest()
 
 
 def agree(group: Group, dialled: Mapping[int, Dialled]) -> None:
-    """Let all ranks of a group know its worst latency and bandwidth, of the links that each dialled."""
-    figures = [one.figures for one in dialled.values()]
+    """Agree on the worst latency and bandwidth in the group, of the links that each rank dialled."""
+    figures = [link.figures for link in dialled.values()]
     group.agree(
         max((f.latency_s for f in figures), default=0.0),
         min((min(f.send_bytes_per_s, f.receive_bytes_per_s) for f in figures), default=math.inf),

@@ -1,4 +1,4 @@
-"""How the ranks of a group come together: each dials those above it and waits for those below."""
+"""Rendezvous of the ranks of a group: each dials those above it and waits for those below."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def join(
     credentials: peers.Fetch | None,
     transport: str,
     poll_s: float,
-    doorway: peers.Listener | None = None,
+    listener: peers.Listener | None = None,
     streams: bool = False,
 ) -> tuple[Group, Relink]:
     """The group of this rank and `others`, and how its links were chosen and can be changed.
 
-    doorway: where those below dial; None for rank 0, which has none below. It stays open where links may change.
+    listener: where those below dial; None for rank 0, which has none below. It stays open where links may change.
     streams: what the links are for (`transport.tcp_link.tune`). Errors are those of links, of the first rank that
     failed; then no link is left.
     """
@@ -46,24 +46,24 @@ def join(
             except LinkClosed as error:  # not to be taken for a link that was there, and that somebody else closed
                 raise Refused(f"{peer} cannot be reached: {error}") from error
             links[peer.rank] = dialled[peer.rank].link
-        if doorway is not None:
+        if listener is not None:
             # Those below dial one after the other, in two ways, and measure.
-            links |= doorway.wait_for(below, 4 * deadlines.connect_timeout_s * (len(others) + 1))
+            links |= listener.wait_for(below, 4 * deadlines.connect_timeout_s * (len(others) + 1))
         group = Group(rank, links)
         agree(group, dialled)
     except BaseException:
         for link in links.values():
             link.close()
-        if doorway is not None:
-            doorway.close()
+        if listener is not None:
+            listener.close()
         raise
-    relink = Relink(dialler, above, below, dialled, doorway)
-    if doorway is not None and not relink.able:
-        doorway.close()
+    relink = Relink(dialler, above, below, dialled, listener)
+    if listener is not None and not relink.able:
+        listener.close()
     return group, relink
 
 
 def polling_s(threads: int) -> float:
-    """How long waits may poll: not at all under a CPU quota that so many computing threads use up by themselves."""
+    """Return how long waits may poll: not at all under a CPU quota that the computing threads use up."""
     quota = cpu_quota()
     return POLL_S if quota is None or quota >= threads else 0.0

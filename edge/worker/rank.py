@@ -87,7 +87,7 @@ class Rank:
             open_.step_timeout_s or Deadlines.step_timeout_s,
             open_.send_timeout_s or Deadlines.send_timeout_s,
         )
-        self._doorway = peers.Listener(
+        self._listener = peers.Listener(
             host, folder / "door", open_.rank, open_.secret, self._deadlines, credentials, self._poll_s, open_.streams
         )
         self._connecting = False
@@ -95,7 +95,7 @@ class Rank:
         self._relink: Relink | None = None
         self._loaded: LoadedPart | None = None
         self._stages: tuple[int, ...] = ()  # that what is loaded is a part of; none: it is whole
-        self.opened = pb.Opened(tcp_port=self._doorway.tcp_port, pid=os.getpid())
+        self.opened = pb.Opened(tcp_port=self._listener.tcp_port, pid=os.getpid())
 
     def handle(self, command: pb.Command) -> pb.Event:
         """Do what is asked and say what came of it."""
@@ -124,7 +124,7 @@ class Rank:
             credentials=self._credentials,
             transport=asked.transport or "auto",
             poll_s=self._poll_s,
-            doorway=self._doorway,
+            listener=self._listener,
             streams=self._open.streams,
         )
         return pb.Event(connected=pb.Connected(links=[_state(rank, one) for rank, one in self._relink.dialled.items()]))

@@ -285,8 +285,8 @@ def test_a_rank_is_the_device_that_was_named(tmp_path: Path) -> None:
     for claimed, why in (("desk", None), ("mallory", "rank 0 was to be mallory, it is desk")):
         for relayed in (False, True):
             door = tmp_path / f"door-{claimed}-{relayed}"
-            doorway = Listener("127.0.0.1", door, 1, SECRET, QUICK, lambda: own["pi"], 0)
-            peer = Peer(1, "pi", "127.0.0.1", 0, doorway.tcp_port, "")
+            listener = Listener("127.0.0.1", door, 1, SECRET, QUICK, lambda: own["pi"], 0)
+            peer = Peer(1, "pi", "127.0.0.1", 0, listener.tcp_port, "")
             if relayed:
                 link = at_the_door(door, b"desk")
             else:
@@ -294,13 +294,13 @@ def test_a_rank_is_the_device_that_was_named(tmp_path: Path) -> None:
                 link = Dialler(0, SECRET, credentials=lambda: own["desk"], **how).dial(peer).link
             try:
                 if why is None:
-                    with doorway.wait_for({0: claimed}, 5)[0] as found:
+                    with listener.wait_for({0: claimed}, 5)[0] as found:
                         assert found.peer == "rank 0"
                 else:
                     with pytest.raises(Refused, match=why):
-                        doorway.wait_for({0: claimed}, 5)
+                        listener.wait_for({0: claimed}, 5)
             finally:
-                doorway.close()
+                listener.close()
                 link.close()
 
 

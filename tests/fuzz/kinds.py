@@ -255,7 +255,7 @@ class Messages(Kind):
 
     def close(self) -> None:
         self._worker.close()
-        self._rank._doorway.close()
+        self._rank._listener.close()
         self._control.close()
 
     def _messages(self) -> list[Any]:

@@ -41,15 +41,15 @@ def dialled(cluster: Cluster, transport: str, **where: Any) -> None:
 def test_over_tcp(cluster: Cluster, tmp_path: Path, answers: str, admitted: bool) -> None:
     """mallory knows the secret and is a member: it may still not be taken for pi."""
     own = shown(held(cluster.at(answers)))
-    doorway = Listener("127.0.0.1", tmp_path / "door", 1, SECRET, QUICK, lambda: own, 0)
+    listener = Listener("127.0.0.1", tmp_path / "door", 1, SECRET, QUICK, lambda: own, 0)
     try:
         if admitted:
-            dialled(cluster, "tcp", tcp_port=doorway.tcp_port)
+            dialled(cluster, "tcp", tcp_port=listener.tcp_port)
         else:
             with pytest.raises(Refused, match=r"rank 1 \(pi\) was to answer at .*, it is mallory"):
-                dialled(cluster, "tcp", tcp_port=doorway.tcp_port)
+                dialled(cluster, "tcp", tcp_port=listener.tcp_port)
     finally:
-        doorway.close()
+        listener.close()
 
 
 def test_over_grpc(cluster: Cluster) -> None:

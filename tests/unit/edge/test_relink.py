@@ -133,24 +133,24 @@ def test_a_way_that_was_asked_for_stays(one: Worker, transport: str, monkeypatch
         assert not deployment.engine.link_watch.changes
 
 
-def test_a_doorway_takes_whom_it_expects(tmp_path: Path) -> None:
+def test_a_listener_takes_whom_it_expects(tmp_path: Path) -> None:
     """A rank that computes leaves strangers in the kernel's queue."""
-    doorway = Listener("127.0.0.1", tmp_path / "door", 2, SECRET, QUICK, None, 0)
-    peer = Peer(2, "pi", "127.0.0.1", 0, doorway.tcp_port, "")
+    listener = Listener("127.0.0.1", tmp_path / "door", 2, SECRET, QUICK, None, 0)
+    peer = Peer(2, "pi", "127.0.0.1", 0, listener.tcp_port, "")
     dial = [Dialler(rank, SECRET, QUICK, None, 0, USUAL).dial for rank in (0, 1)]
     links = [one(peer).link for one in dial]
     try:
-        links += doorway.wait_for({0: "a", 1: "b"}, 5).values()
+        links += listener.wait_for({0: "a", 1: "b"}, 5).values()
         with pytest.raises(TransportError):  # no answer, or none that it would like
             dial[0](peer)
-        doorway.expect(1)
+        listener.expect(1)
         links.append(dial[1](peer).link)
         with pytest.raises(TransportError, match="rank 0 has a link already"):
             dial[0](peer)
-        links += doorway.wait_for({1: "b"}, 5).values()
+        links += listener.wait_for({1: "b"}, 5).values()
         assert links[-1].peer == "rank 1"
     finally:
-        doorway.close()
+        listener.close()
         for link in links:
             link.close()
 
