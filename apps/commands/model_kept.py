@@ -13,12 +13,12 @@ from quant.text import age_text, bytes_text, printable
 
 def run_list(args: argparse.Namespace) -> int:
     """Show all that is kept, or what has a name; the exit code."""
-    from edge.models.kept import kept
+    from edge.models.inventory import inventory
 
     if args.known:
         return _list_known(args.json)
 
-    found = kept()
+    found = inventory()
     if args.json:
         print_json({"models": [one.to_json() for one in found], "size_bytes": sum(one.n_bytes for one in found)})
     elif not found:
@@ -48,9 +48,9 @@ def _list_known(as_json: bool) -> int:
 
 def run_rm(args: argparse.Namespace) -> int:
     """Remove what has a name, after asking; the exit code. UsageError where nobody can be asked."""
-    from edge.models.kept import kept, matching
+    from edge.models.inventory import inventory, matching
 
-    found = matching(args.name, kept())
+    found = matching(args.name, inventory())
     n_bytes = sum(one.n_bytes for one in found)
     if not args.yes:
         if args.json or not sys.stdin.isatty():

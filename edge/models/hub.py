@@ -36,7 +36,7 @@ def parse(spec: str) -> tuple[str, str]:
 
 
 def is_spec(text: str) -> bool:
-    """Whether this can name a model on the hub, and is not rather the path of a file."""
+    """Return whether `text` can name a model on the hub, and is not the path of a file."""
     return bool(_SPEC.fullmatch(text)) and (not text.endswith(".gguf") or ":" in text)
 
 
@@ -70,7 +70,7 @@ def _download(repo: str, names: list[str], cache: Path, progress: Progress | Non
     from huggingface_hub.errors import EntryNotFoundError
 
     try:
-        found = [get_hf_file_metadata(hf_hub_url(repo, name), timeout=_TIMEOUT_S) for name in names]
+        entries = [get_hf_file_metadata(hf_hub_url(repo, name), timeout=_TIMEOUT_S) for name in names]
     except EntryNotFoundError as exc:
         raise HubError(f"{repo} has no file {names[0]}; it has {_listing(_names(repo, cache))}") from exc
     except Exception as exc:  # what a network raises differs between versions of the library
@@ -78,7 +78,7 @@ def _download(repo: str, names: list[str], cache: Path, progress: Progress | Non
             return [_cached(repo, [name], cache) for name in names]
         except HubError:
             raise _explained(repo, exc) from exc
-    total = sum(metadata.size or 0 for metadata in found)
+    total = sum(metadata.size or 0 for metadata in entries)
     done = 0
 
     def report(here: int) -> None:
@@ -86,7 +86,7 @@ def _download(repo: str, names: list[str], cache: Path, progress: Progress | Non
             progress(done + here, total)
 
     try:
-        for name, metadata in zip(names, found, strict=True):
+        for name, metadata in zip(names, entries, strict=True):
             _fetch(repo, name, metadata, cache, report)
             done += metadata.size or 0
         with _quiet_bars():
@@ -159,8 +159,8 @@ def _names(repo: str, cache: Path) -> list[str]:
     from huggingface_hub import HfApi
 
     try:
-        found = HfApi().model_info(repo, timeout=_TIMEOUT_S).siblings
-        return [sibling.rfilename for sibling in found or ()]
+        siblings = HfApi().model_info(repo, timeout=_TIMEOUT_S).siblings
+        return [sibling.rfilename for sibling in siblings or ()]
     except Exception as exc:
         cached = _cached_names(repo, cache)
         if not cached:
@@ -168,23 +168,23 @@ def _names(repo: str, cache: Path) -> list[str]:
         return cached
 
 
-def _chosen(repo: str, wanted: str, names: list[str]) -> list[str]:
-    """The parts of the one model of a repository that `wanted` means; HubError, with the list, if not just one."""
+def _chosen(repo: str, part: str, names: list[str]) -> list[str]:
+    """The parts of the one model of a repository that `part` means; HubError, with the list, if not just one."""
     models = sorted({parts(name)[0] for name in names if name.endswith(".gguf")})
     if not models:
         raise HubError(f"{repo} has no .gguf files; look for a repository that has GGUF in its name")
-    pattern = wanted.lower() if _is_pattern(wanted) else f"*{wanted.lower()}*"
+    pattern = part.lower() if _is_pattern(part) else f"*{part.lower()}*"
     fitting = [name for name in models if fnmatch(name.lower(), pattern)]
-    exact = [name for name in fitting if wanted.lower() in re.split(r"[.-]", name.lower())]
-    for found in (fitting, exact):
-        if len(found) == 1:
-            return parts(found[0])
-    like = f" like {wanted!r}" if wanted else ""
+    exact = [name for name in fitting if part.lower() in re.split(r"[.-]", name.lower())]
+    for matches in (fitting, exact):
+        if len(matches) == 1:
+            return parts(matches[0])
+    like = f" like {part!r}" if part else ""
     raise HubError(f"{repo} has {len(fitting) or 'no'} files{like}; say which: {_listing(fitting or models)}")
 
 
 def parts(name: str) -> list[str]:
-    """All parts of a split model, the first one first; any other file alone."""
+    """Return all parts of a split model, the first one first; any other file alone."""
     match = _SPLIT.fullmatch(name)
     if not match:
         return [name]
@@ -208,26 +208,26 @@ def _cache() -> Path:
 
 
 def _folder(repo: str, cache: Path) -> Path:
-    """Where the library's cache has a repository."""
+    """Return the folder of a repository in the library's cache."""
     return cache / f"models--{repo.replace('/', '--')}"
 
 
 def cached_repositories() -> list[tuple[str, Path]]:
     """(OWNER/NAME, folder) of all models in the library's cache."""
-    found = sorted(_cache().glob("models--*--*"))
-    return [("/".join(path.name.split("--", 2)[1:]), path) for path in found]
+    folders = sorted(_cache().glob("models--*--*"))
+    return [("/".join(path.name.split("--", 2)[1:]), path) for path in folders]
 
 
 def cached_models() -> dict[str, Path]:
     """The models in the cache that are complete, of the versions last seen: the (first) file of each, by
     "OWNER/NAME:FILE"."""
-    cache, found = _cache(), dict[str, Path]()
+    cache, models = _cache(), dict[str, Path]()
     for repo, _ in cached_repositories():
         names = _cached_names(repo, cache)
         for name in sorted(names):
             if name == parts(name)[0] and set(parts(name)) <= set(names):
-                found[f"{repo}:{name}"] = _snapshot(repo, cache) / name
-    return found
+                models[f"{repo}:{name}"] = _snapshot(repo, cache) / name
+    return models
 
 
 def _snapshot(repo: str, cache: Path) -> Path:
@@ -271,7 +271,7 @@ def _quiet_bars() -> Iterator[None]:
 
 
 def _explained(repo: str, error: Exception, otherwise: str = "") -> HubError:
-    """One line for what the library raised: what was wanted, what is wrong, what to do."""
+    """Translate the library's error into one line: what was needed, what is wrong, what to do."""
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 
     if isinstance(error, HubError):

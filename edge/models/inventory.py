@@ -1,4 +1,4 @@
-"""What is kept on this device of models: fetched from the hub, or made of others to run faster or in parts."""
+"""Inventory of models on this device: fetched from the hub, or converted to run faster or in parts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHOWN_DIGITS = 12  # of digests, in names
 
 
 @dataclass(frozen=True)
-class Kept:
+class CacheEntry:
     """Files that belong together. They can be fetched or made again."""
 
     name: str  # as commands take it, where it is a model
@@ -33,36 +33,36 @@ class Kept:
     def to_json(self) -> dict[str, Any]:
         """Plain values, as docs/cli.md says."""
         paths = [str(path) for path in self.paths]
-        of = {"name": self.name, "kind": self.kind, "size_bytes": self.n_bytes, "used_at_s": self.used_at_s}
-        return {**of, "paths": paths}
+        values = {"name": self.name, "kind": self.kind, "size_bytes": self.n_bytes, "used_at_s": self.used_at_s}
+        return {**values, "paths": paths}
 
 
-def kept() -> list[Kept]:
-    """All there is, by kind and name. OSError where a cache cannot be read."""
+def inventory() -> list[CacheEntry]:
+    """Return everything kept, by kind and name. OSError if a cache cannot be read."""
     cache = cache_folder()
     return [*_fetched(), *_of_wheels(), *_quantized(cache / "types"), *_slices(cache), *_laid_out(cache / "laid-out")]
 
 
-def matching(name: str, all_kept: list[Kept]) -> list[Kept]:
-    """Those of a name: as `kept` has it, one of the list of known models, a repository, or REPO:PART of a file's name.
-    HubError where there is none."""
+def matching(name: str, entries: list[CacheEntry]) -> list[CacheEntry]:
+    """Return the entries of a name: that of an entry, one of the list of known models, a repository, or REPO:PART of a
+    file's name. HubError if there is none."""
     known = known_model(name)
     if known is not None and known.repo:
         name = f"{known.repo}:{known.file.strip('*')}"
     repo, colon, part = name.partition(":")
-    found = [one for one in all_kept if one.name == name] or [
-        one
-        for one in all_kept
-        if one.kind == "model"
-        and one.name.partition(":")[0] == repo
-        and (not colon or part.lower() in one.name.partition(":")[2].lower())
+    matches = [entry for entry in entries if entry.name == name] or [
+        entry
+        for entry in entries
+        if entry.kind == "model"
+        and entry.name.partition(":")[0] == repo
+        and (not colon or part.lower() in entry.name.partition(":")[2].lower())
     ]
-    if not found:
+    if not matches:
         raise HubError(f"{name} is not among what is kept; edge model list shows it")
-    return found
+    return matches
 
 
-def _fetched() -> Iterator[Kept]:
+def _fetched() -> Iterator[CacheEntry]:
     """Models in the hub's cache. Other files there are not ours to show."""
     for repo, folder in cached_repositories():
         versions: dict[str, list[Path]] = {}
@@ -76,24 +76,24 @@ def _fetched() -> Iterator[Kept]:
             links = tuple(path for name in names for path in versions.get(name, ()))
             blobs = {path.resolve() for path in links}
             stats = [blob.stat() for blob in blobs]
-            yield Kept(
+            yield CacheEntry(
                 f"{repo}:{file}",
                 "model",
-                sum(one.st_size for one in stats),
-                max(max(one.st_atime, one.st_mtime) for one in stats),
+                sum(stat.st_size for stat in stats),
+                max(max(stat.st_atime, stat.st_mtime) for stat in stats),
                 links,
                 lambda folder=folder, links=links: _remove_fetched(folder, links),  # type: ignore[misc]
             )
 
 
-def _of_wheels() -> Iterator[Kept]:
+def _of_wheels() -> Iterator[CacheEntry]:
     """Models out of wheels, and wheels of which only a part has come."""
     names = {model.wheel.path.name: model.name for model in known_models() if model.wheel}
     for path in sorted(models_folder().glob("*")):
         if path.suffix != ".lock":
-            found = path.stat()
-            used_at_s = max(found.st_atime, found.st_mtime)
-            yield Kept(names.get(path.name, path.name), "model", found.st_size, used_at_s, (path,), path.unlink)
+            status = path.stat()
+            used_at_s = max(status.st_atime, status.st_mtime)
+            yield CacheEntry(names.get(path.name, path.name), "model", status.st_size, used_at_s, (path,), path.unlink)
 
 
 def _remove_fetched(folder: Path, links: tuple[Path, ...]) -> None:
@@ -108,21 +108,23 @@ def _remove_fetched(folder: Path, links: tuple[Path, ...]) -> None:
         shutil.rmtree(folder)
 
 
-def _quantized(folder: Path) -> Iterator[Kept]:
+def _quantized(folder: Path) -> Iterator[CacheEntry]:
     """Models that plans made in other types."""
     for path in sorted(folder.glob("*.gguf")):
-        found = path.stat()
-        yield Kept(path.name, "quantized", found.st_size, max(found.st_atime, found.st_mtime), (path,), path.unlink)
+        status = path.stat()
+        yield CacheEntry(
+            path.name, "quantized", status.st_size, max(status.st_atime, status.st_mtime), (path,), path.unlink
+        )
 
 
-def _slices(cache: Path) -> Iterator[Kept]:
+def _slices(cache: Path) -> Iterator[CacheEntry]:
     """Parts of models: of this device in plans with others, and of a worker here."""
     for name in ("own-slices", "slices"):
         if not (cache / name).is_dir():
             continue
         store = SliceStore(cache / name, 0)
         for file in store.files():
-            yield Kept(
+            yield CacheEntry(
                 f"{name}/{file.digest[:_SHOWN_DIGITS]}" + (".partial" if file.announced else ""),
                 "slice",
                 file.n_bytes,
@@ -132,10 +134,10 @@ def _slices(cache: Path) -> Iterator[Kept]:
             )
 
 
-def _laid_out(folder: Path) -> Iterator[Kept]:
+def _laid_out(folder: Path) -> Iterator[CacheEntry]:
     """Weights in the order that this processor's kernels read them, for models that are larger than memory."""
     for path in sorted(folder.glob("*/")):
-        yield Kept(
+        yield CacheEntry(
             f"laid-out/{path.name[:_SHOWN_DIGITS]}",
             "laid out",
             sum(entry.stat().st_size for entry in os.scandir(path)),

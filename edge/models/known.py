@@ -17,7 +17,7 @@ _LIST = Path(__file__).with_name("known.toml")
 
 @dataclass(frozen=True)
 class KnownModel:
-    """One row of the list: a file in a repository of the hub, or in a wheel."""
+    """Entry of the list: a file in a repository of the hub, or in a wheel."""
 
     name: str
     about_bytes: int  # of the file, as it was published
@@ -28,7 +28,7 @@ class KnownModel:
 
     @property
     def source(self) -> str:
-        """Where it comes from: OWNER/NAME:FILE, as commands take it, or the file name of a wheel."""
+        """Source: OWNER/NAME:FILE, as commands take it, or the file name of a wheel."""
         return self.wheel.filename if self.wheel else f"{self.repo}:{self.file}"
 
     def to_json(self) -> dict[str, Any]:
@@ -43,7 +43,7 @@ class KnownModel:
 
 @functools.cache
 def known_models() -> tuple[KnownModel, ...]:
-    """All models that have a name, the smallest first."""
+    """Return all known models, the smallest first."""
     return tuple(_from_table(table) for table in read_toml(_LIST, HubError)["model"])
 
 

@@ -1,4 +1,4 @@
-"""Where a model is, as people and programs name it."""
+"""Paths of models from the names that people and programs give."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def pull(spec: str, progress: Progress | None = None) -> Path:
 
 
 def is_here(known: KnownModel) -> bool:
-    """Whether a model that has a name was fetched already."""
+    """Return whether a known model was fetched already."""
     return _here(known.source, known) is not None
 
 

@@ -21,7 +21,8 @@ class PipSettings:
 
     @classmethod
     def read(cls) -> PipSettings:
-        """As pip would read them. A file that is no configuration is passed over, as pip says what is wrong with it."""
+        """Read the settings as pip does. A file that is no configuration is skipped; pip itself reports what is wrong
+        with it."""
         config = configparser.RawConfigParser(strict=False)
         for path in _files():
             try:
@@ -30,8 +31,8 @@ class PipSettings:
                 continue
 
         def value(name: str) -> str:
-            told = [config.get(section, name, fallback="") for section in ("global", "download")]
-            return os.environ.get(f"PIP_{name.upper().replace('-', '_')}", "") or told[1] or told[0]
+            values = [config.get(section, name, fallback="") for section in ("global", "download")]
+            return os.environ.get(f"PIP_{name.upper().replace('-', '_')}", "") or values[1] or values[0]
 
         indexes = (value("index-url") or _PYPI, *value("extra-index-url").split())
         no_index = value("no-index").lower() in ("1", "true", "yes", "on")

@@ -1,4 +1,4 @@
-"""What a model is made of, without its weights: figures, tensors and metadata of the architectures `edge.models.synth`
+"""Shapes of models without their weights: figures, tensors and metadata of the architectures `edge.models.synth`
 writes.
 
 An architecture is a table of `partition.architectures`: tensor names, and for each the names of its dimensions (slowest
@@ -114,58 +114,58 @@ class Shape:
         return {**first, **(architecture.experts if has_experts else architecture.dense)}
 
     def is_recurrent(self, layer: int) -> bool:
-        """Whether a layer has a recurrent part in place of attention."""
+        """Return whether a layer has a recurrent part in place of attention."""
         every = self.attention_every
         has_attention = every > 0 and (layer + 1) % every == 0
         return bool(ARCHITECTURES[self.arch].recurrent) and not has_attention and not self._is_alone(layer)
 
     def _is_alone(self, layer: int) -> bool:
-        """Whether a layer has a feed-forward part only: every second one that has no attention."""
+        """Return whether a layer has only a feed-forward part: every second one that has no attention."""
         every = self.attention_every
         return bool(ARCHITECTURES[self.arch].alone) and layer % 2 == 1 and (every == 0 or (layer + 1) % every != 0)
 
     def _has_window(self, layer: int) -> bool:
-        """Whether a layer of an architecture whose files list it has the window."""
+        """Return whether a layer has the window, in an architecture whose files list it."""
         window = ARCHITECTURES[self.arch].rules.window
         return window is not None and layer % window.period != (0 if window.full_first else window.period - 1)
 
     def metadata(self) -> dict[str, "Number | list[int]"]:
         """GGUF metadata of the architecture: whole keys to values; what is zero or empty is left out."""
         architecture, sizes, arch = ARCHITECTURES[self.arch], self.sizes, self.arch
-        found: dict[str, Number | list[int]] = {}
+        values: dict[str, Number | list[int]] = {}
         for key, name in _METADATA.items():
             if value := getattr(self, name):
-                found[f"{arch}.{key}"] = value
+                values[f"{arch}.{key}"] = value
         kv = 1 if "attention.head_count_kv" in architecture.keys else self.kv or self.heads
         recurrent = [self.is_recurrent(layer) for layer in range(self.layers)]
         alone = [self._is_alone(layer) for layer in range(self.layers)]
         by_layer = [0 if flag or by_itself else kv for flag, by_itself in zip(recurrent, alone, strict=True)]
         if any(alone):
             width = self.expert_ff if self.experts else self.ff
-            found[f"{arch}.feed_forward_length"] = [width if by_itself else 0 for by_itself in alone]
+            values[f"{arch}.feed_forward_length"] = [width if by_itself else 0 for by_itself in alone]
         by_heads = any(recurrent) and not architecture.rules.recurrent_every  # how the file tells recurrent layers
-        found[f"{arch}.attention.head_count_kv"] = by_layer if by_heads else kv
+        values[f"{arch}.attention.head_count_kv"] = by_layer if by_heads else kv
         if all(recurrent):
-            found |= {f"{arch}.attention.head_count": 0, f"{arch}.attention.head_count_kv": 0}
+            values |= {f"{arch}.attention.head_count": 0, f"{arch}.attention.head_count_kv": 0}
         else:
-            found |= {f"{arch}.{key}": sizes["head"] for key in _HEAD_SIZE}
+            values |= {f"{arch}.{key}": sizes["head"] for key in _HEAD_SIZE}
         window = architecture.rules.window
         if window is not None and window.listed:
-            found[f"{arch}.attention.sliding_window_pattern"] = [
+            values[f"{arch}.attention.sliding_window_pattern"] = [
                 int(self._has_window(layer)) for layer in range(self.layers)
             ]
             if "attention.indexer.top_k" in architecture.keys:  # those with an index are those without the window
-                found[f"{arch}.attention.indexer.types"] = [
+                values[f"{arch}.attention.indexer.types"] = [
                     int(not self._has_window(layer)) for layer in range(self.layers)
                 ]
         for key, value in architecture.keys.items():
             if key == "attention.head_count_kv":
                 continue
             whole = key if key.startswith("xielu.") else f"{arch}.{key}"
-            found[whole] = (
+            values[whole] = (
                 sizes[value] if isinstance(value, str) else list(value) if isinstance(value, tuple) else value
             )
-        return found
+        return values
 
 
 # Metadata key (after "<arch>.") to the field of Shape it holds.
@@ -198,15 +198,15 @@ def shape(arch: str, **figures: Any) -> Shape:
     """A shape with the architecture's own constants where `figures` says nothing; ShapeError for bad figures."""
     if arch not in ARCHITECTURES:
         raise ShapeError(f"unknown architecture {arch!r}; known: {', '.join(ARCHITECTURES)}")
-    made = Shape(arch=arch, **{**ARCHITECTURES[arch].common, **figures})
-    check(made)
-    return made
+    result = Shape(arch=arch, **{**ARCHITECTURES[arch].common, **figures})
+    check(result)
+    return result
 
 
 def check(shape: Shape) -> None:
-    """Nothing for a shape that llama.cpp loads; ShapeError saying what is wrong and what would be right."""
-    found = ARCHITECTURES.get(shape.arch)
-    if found is None:
+    """Check that llama.cpp loads the shape; ShapeError says what is wrong and what would be right."""
+    architecture = ARCHITECTURES.get(shape.arch)
+    if architecture is None:
         raise ShapeError(f"unknown architecture {shape.arch!r}; known: {', '.join(ARCHITECTURES)}")
     for figure in fields(shape):
         value, least = getattr(shape, figure.name), int(figure.name in _NEEDED)
@@ -221,26 +221,30 @@ def check(shape: Shape) -> None:
     sizes = shape.sizes
     if sizes["head"] % 2:
         raise ShapeError(f"the head size is {sizes['head']}, and must be even: positions rotate pairs of values")
-    if found.square_q and sizes["q"] != shape.embd:
+    if architecture.square_q and sizes["q"] != shape.embd:
         raise ShapeError(f"{shape.arch} needs heads x head size = embd, got {sizes['q']} and {shape.embd}")
-    if found.equal_heads and shape.kv not in (0, shape.heads):
+    if architecture.equal_heads and shape.kv not in (0, shape.heads):
         raise ShapeError(f"{shape.arch} needs as many KV heads as heads, got {shape.kv} and {shape.heads}")
-    if found.always_tied and not shape.tied:
+    if architecture.always_tied and not shape.tied:
         raise ShapeError(f"{shape.arch} has no output head of its own: it is always tied")
-    if found.never_tied and shape.tied:
+    if architecture.never_tied and shape.tied:
         raise ShapeError(f"{shape.arch} needs an output head of its own: it is never tied")
-    if shape.experts and not found.experts:
+    if shape.experts and not architecture.experts:
         raise ShapeError(f"{shape.arch} has no experts; these have: {_with_experts()}")
-    if not shape.experts and found.experts and (not found.dense or found.rules.ff_key == EXPERT_KEY):
+    if (
+        not shape.experts
+        and architecture.experts
+        and (not architecture.dense or architecture.rules.ff_key == EXPERT_KEY)
+    ):
         raise ShapeError(f"{shape.arch} needs experts, experts used and the width of an expert")
     if shape.experts and not 1 <= shape.experts_used <= shape.experts:
         raise ShapeError(f"experts used is {shape.experts_used}, and must be 1 to {shape.experts}")
-    if shape.experts and shape.expert_ff < 1 and _has_own_width(found):
+    if shape.experts and shape.expert_ff < 1 and _has_own_width(architecture):
         raise ShapeError(f"{shape.arch} needs the width of an expert")
 
 
 def _has_own_width(architecture: Architecture) -> bool:
-    """Whether its experts have another width than its dense layers."""
+    """Return whether its experts have another width than its dense layers."""
     return any("expert ff" in dims for dims in architecture.experts.values())
 
 

