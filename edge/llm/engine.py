@@ -108,7 +108,7 @@ class Engine:
         repack = self.memory.fits if options.repack is None else options.repack
         self.gpu_layers = gpu_layers.for_model(
             self.path, self.shape, sizes, self.threads,
-            asked=options.gpu_layers,
+            requested=options.gpu_layers,
             most=options.most_gpu_layers,
             rows=partial(self._rows, embeddings) if self._generates else None,
             repack=repack,

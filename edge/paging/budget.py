@@ -1,4 +1,4 @@
-"""What a budget is used for: accounted part by part, and shared out, before any weight is read."""
+"""Division of a memory budget: accounted part by part before any weight is read."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Uses:
 
 @dataclass(frozen=True)
 class BudgetOptions:
-    """What a person may set; None: measured."""
+    """Options that a person may set; None: measured."""
 
     memory: int  # bytes, of the whole process
     window: int | None = None  # bytes
@@ -68,7 +68,7 @@ class BudgetOptions:
 
 @dataclass(frozen=True)
 class Share:
-    """How a budget is shared out."""
+    """Division of a budget."""
 
     sizes: ContextSizes
     parts: dict[str, int]  # bytes by part, without the weights
@@ -95,8 +95,8 @@ def share_out(
     threads: int,
     choose_batch: bool,
 ) -> Share:
-    """Who stays and who is streamed, by measurement where not all can stay. NotEnoughMemory where not even that is
-    possible."""
+    """Choose which weights stay and which are streamed, by measurement if not all can stay. NotEnoughMemory if even
+    that is impossible."""
     budget, used = options.memory, shape.n_experts_used
     llama.give_back_free()
     outside = {"runtime": _runtime(budget, model.n_vocab * sizes.sequences), **options.uses.parts(model.n_vocab)}
@@ -143,7 +143,8 @@ def share_out(
 
 
 def beside_weights(file: GgufFile, shape: ModelShape, sizes: ContextSizes, budget: int) -> dict[str, int]:
-    """Bytes by part of a budget that go to something else than weights, where all of these fit. Asked by a dry run."""
+    """Return the bytes of a budget that go to other things than weights, by part, if all of these fit. Uses a dry
+    run."""
     _, lines = dry_run(file.path, sizes)
     widest = max((tensor.shape[0] for tensor in file.tensors.values()), default=0)
     return {"runtime": _runtime(budget, shape.n_vocab * sizes.sequences)} | _context_parts(
@@ -166,8 +167,12 @@ def _of_context(
             llama.Context(model, sizes).close()
     else:
         _, lines = dry_run(dry, sizes)
-    pieces = (*roles.factors, *((roles.head,) if roles.head else ()), *(p for ps in roles.experts.values() for p in ps))
-    widest = max((piece.weight.shape[2] for piece in pieces), default=0)
+    matrices = (
+        *roles.factors,
+        *((roles.head,) if roles.head else ()),
+        *(p for ps in roles.experts.values() for p in ps),
+    )
+    widest = max((piece.weight.shape[2] for piece in matrices), default=0)
     parts = _context_parts(lines, shape, sizes, widest, model.n_vocab)
     if roles.table is None:  # rows come as hidden states: ours, llama.cpp's copy, and those of the ranks
         parts["hidden states"] = 3 * 4 * sizes.batch * shape.n_embd
@@ -177,7 +182,8 @@ def _of_context(
 def _context_parts(
     lines: Sequence[str], shape: ModelShape, sizes: ContextSizes, widest: int, n_vocab: int
 ) -> dict[str, int]:
-    """What llama.cpp said in `lines`, and what it did not. widest: columns of the widest weight."""
+    """Return the memory parts of a context: what llama.cpp reports in `lines`, and what it does not report. widest:
+    columns of the widest weight."""
     parts = of_context(lines)
     rows = sizes.batch
     # ggml's room for a product's rows in another type, for the choices of experts, and for attention that is not fused.
@@ -192,23 +198,22 @@ def _context_parts(
 def _check(
     shape: ModelShape, parts: dict[str, int], least: dict[str, int], budget: int, savings: Mapping[str, int]
 ) -> None:
-    """NotEnoughMemory where the least that is needed is more than the budget. savings: bytes by the option that would
+    """Raise NotEnoughMemory if the least that is needed exceeds the budget. savings: bytes by the option that would
     save them."""
     all_parts = {**parts, **least}
     total = sum(all_parts.values())
     if total > budget:
-        words = ", ".join(f"{name} {n / MIB:,.0f}" for name, n in all_parts.items() if n)
+        sizes_text = ", ".join(f"{name} {n / MIB:,.0f}" for name, n in all_parts.items() if n)
         without_share = total - budget // MARGIN_SHARE  # that part grows with the budget
         least_mib = -(-without_share * MARGIN_SHARE // ((MARGIN_SHARE - 1) * MIB))
         raise NotEnoughMemory(
-            f"{shape.name} needs a budget of at least {least_mib:,} MiB ({words});"
+            f"{shape.name} needs a budget of at least {least_mib:,} MiB ({sizes_text});"
             f" {budget / MIB:,.0f} MiB were given. {_advice(total - budget, savings)}"
         )
 
 
 def _advice(lacking: int, savings: Mapping[str, int]) -> str:
-    """The first of the options that together save what is lacking, with the bytes of each; all, where these are too
-    few."""
+    """Name the first options that together save what is lacking, with the bytes of each; all if these are too few."""
     chosen, left = [], lacking
     for option, n in savings.items():
         if left <= 0:
@@ -218,8 +223,8 @@ def _advice(lacking: int, savings: Mapping[str, int]) -> str:
     larger = "a larger --memory, a smaller --batch or --kv-type"
     if not chosen:
         return f"Use {larger}"
-    words = " and ".join(filter(None, [", ".join(chosen[:-1]), chosen[-1]]))
-    return f"It fits with {words}; or use {larger}" if left <= 0 else f"{words} would not be enough: use {larger}"
+    advice = " and ".join(filter(None, [", ".join(chosen[:-1]), chosen[-1]]))
+    return f"It fits with {advice}; or use {larger}" if left <= 0 else f"{advice} would not be enough: use {larger}"
 
 
 def _measure(roles: Roles, read: ReadOptions, options: BudgetOptions, threads: int) -> tuple[ReadOptions, Speed, float]:
@@ -243,14 +248,14 @@ def _choose_batch(roles: Roles, sizes: ContextSizes, room: int, read: float, pre
 
 
 def _disk_keeps_up(roles: Roles, share: PagePlan, speed: Speed) -> bool:
-    """Whether what is streamed for a token is read in less time than it takes to compute with all weights. Then laying
-    out what is read takes cores from computing."""
+    """Return whether the streamed weights of a token are read in less time than computing with all weights takes. Then
+    laying out what is read takes cores from computing."""
     total = sum(piece.n_bytes for piece in roles.factors)
     return 0 < share.streamed_bytes / speed.read < total / speed.compute
 
 
 def _reads_faster_laid_out(share: PagePlan, read: ReadOptions, speed: Speed) -> bool:
-    """Whether this disk is faster where nobody lays out what it has read."""
+    """Return whether this disk is faster if the data need no laying out after reading."""
     largest = max((piece for piece in share.streamed if piece.repacked), key=lambda piece: piece.n_bytes, default=None)
     return largest is not None and laid_out_rate(largest, read.threads, read.chunk) > _WORTH_A_FILE * speed.read
 

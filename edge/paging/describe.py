@@ -1,4 +1,4 @@
-"""What an engine's memory is used for, and what paging costs, for people."""
+"""Description of an engine's memory and of the cost of paging, for people."""
 
 from __future__ import annotations
 
@@ -26,18 +26,20 @@ def paging_rows(need: MemoryNeed, paging: PagedWeights | None) -> list[tuple[str
     rows = [("memory", memory_line(need, paging.plan))]
     if paging.plan.pages:
         stats = paging.stats()
-        rows += [(name, _costs(of)) for name, of in (("decode", stats.decode), ("prefill", stats.prefill)) if of.tokens]
+        rows += [
+            (name, _costs(kind)) for name, kind in (("decode", stats.decode), ("prefill", stats.prefill)) if kind.tokens
+        ]
     return rows
 
 
-def _costs(of: PassStats) -> str:
+def _costs(kind: PassStats) -> str:
     parts = [
-        f"{bytes_text(round(of.bytes_per_token))} read a token at {of.disk_gbps:.2f} GB/s",
-        f"{of.stall_ms:.1f} ms waited for, {of.compute_ms:.1f} ms computing, {of.hidden_ms:.1f} ms of reading hidden"
-        " behind that",
+        f"{bytes_text(round(kind.bytes_per_token))} read a token at {kind.disk_gbps:.2f} GB/s",
+        f"{kind.stall_ms:.1f} ms waited for, {kind.compute_ms:.1f} ms computing, {kind.hidden_ms:.1f} ms of reading"
+        " hidden behind that",
     ]
-    if of.hit_rate is not None:
-        parts.append(f"{of.hit_rate:.0%} of the experts were in memory")
-    if of.predicted_right is not None:
-        parts.append(f"{of.predicted_right:.0%} of those expected were chosen")
+    if kind.hit_rate is not None:
+        parts.append(f"{kind.hit_rate:.0%} of the experts were in memory")
+    if kind.predicted_right is not None:
+        parts.append(f"{kind.predicted_right:.0%} of those expected were chosen")
     return ", ".join(parts)

@@ -21,7 +21,7 @@ class DirectFile:
     """
 
     def __init__(self, path: Path, n_bytes: int, changed_ns: int | None = None) -> None:
-        """WeightsError unless the file can be opened, has `n_bytes`, and was last changed at that time, if one is
+        """Raise WeightsError unless the file can be opened, has `n_bytes`, and was last changed at that time, if one is
         given."""
         self.path = path
         try:
@@ -45,25 +45,25 @@ class DirectFile:
         done = 0
         while done < skip + n_bytes:
             try:
-                got = os.preadv(self._fd, [into[done:span]], start + done)
+                n_read = os.preadv(self._fd, [into[done:span]], start + done)
             except OSError as error:
                 raise WeightsError(
                     f"{self.path}: reading {n_bytes} bytes at offset {offset} failed: {error.strerror}; generation"
                     " stopped. Check the disk, then load the model again"
                 ) from error
-            if got == 0 or (got % PAGE and done + got < skip + n_bytes):
+            if n_read == 0 or (n_read % PAGE and done + n_read < skip + n_bytes):
                 raise WeightsError(
                     f"{self.path}: {n_bytes} bytes were to be read at offset {offset}, the file ended after"
-                    f" {max(0, done + got - skip)}; it was cut while in use. Restore it, then load the model again"
+                    f" {max(0, done + n_read - skip)}; it was cut while in use. Restore it, then load the model again"
                 )
-            done += got
+            done += n_read
         self.check_same(offset)
         if self.reads == "buffered" and hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._fd, start, span, os.POSIX_FADV_DONTNEED)
         return skip
 
     def check_same(self, offset: int) -> None:
-        """WeightsError if the file was written to since it was opened: what was read at `offset` may be other
+        """Raise WeightsError if the file was written to since it was opened: what was read at `offset` may be other
         weights."""
         if self._now() != self.stamp:
             raise WeightsError(

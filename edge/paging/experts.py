@@ -25,17 +25,17 @@ Expert = tuple[int, int]
 
 @dataclass(frozen=True)
 class ExpertCounts:
-    """Of all choices of the router since the experts were made, or between two looks at them."""
+    """Counts of the router's choices since the experts were made, or between two readings."""
 
     chosen: int = 0  # experts a layer's rows needed, each once a pass
-    held: int = 0  # of these, in memory when they were chosen
+    hits: int = 0  # of these, in memory when they were chosen
     expected: int = 0  # experts that were expected to be chosen
     right: int = 0  # of these, chosen
 
     def __add__(self, other: ExpertCounts) -> ExpertCounts:
         return ExpertCounts(
             self.chosen + other.chosen,
-            self.held + other.held,
+            self.hits + other.hits,
             self.expected + other.expected,
             self.right + other.right,
         )
@@ -43,7 +43,7 @@ class ExpertCounts:
     def __sub__(self, before: ExpertCounts) -> ExpertCounts:
         return ExpertCounts(
             self.chosen - before.chosen,
-            self.held - before.held,
+            self.hits - before.hits,
             self.expected - before.expected,
             self.right - before.right,
         )
@@ -71,15 +71,15 @@ class _Bank:
 
 
 class Experts:
-    """All experts of a model, of which as many are held as there is room for: those used last."""
+    """LRU cache of a model's experts: as many as there is room for are in memory."""
 
     def __init__(self, layers: Mapping[int, Sequence[tuple[Weight, Source, bool]]], room: int, reader: Reader) -> None:
         """layers: the weights with experts of each layer, each with whether it is repacked. room: bytes, at least for
         the experts of a layer that one pass chooses, and as many that are expected."""
-        self._banks = {layer: [_Bank(*one) for one in banks] for layer, banks in layers.items()}
+        self._banks = {layer: [_Bank(*entry) for entry in banks] for layer, banks in layers.items()}
         self._reader = reader
         self._room = room
-        self._held: OrderedDict[Expert, list[Job]] = OrderedDict()  # the one used longest ago first
+        self._cached: OrderedDict[Expert, list[Job]] = OrderedDict()  # the one used longest ago first
         self.held_bytes = 0  # memory they take
         self._expected: dict[int, set[int]] = {}
         self.counts = ExpertCounts()
@@ -90,53 +90,53 @@ class Experts:
         return sum(pages(weight.n_bytes // weight.shape[0]) for weight in banks)
 
     def choose(self, layer: int, numbers: Collection[int]) -> None:
-        """These experts of a layer are needed now; returns when they are in memory. WeightsError if they cannot be
-        read."""
-        wanted = [(layer, number) for number in sorted(numbers)]
-        for one in wanted:
-            if any(job.error for job in self._held.get(one, ())):  # read ahead in a bad moment
-                self._drop(one)
-        missing = [one for one in wanted if one not in self._held]
+        """Bring these experts of a layer into memory, and wait for them. WeightsError if they cannot be read."""
+        needed = [(layer, number) for number in sorted(numbers)]
+        for expert in needed:
+            if any(job.error for job in self._cached.get(expert, ())):  # read ahead in a bad moment
+                self._drop(expert)
+        missing = [expert for expert in needed if expert not in self._cached]
         expected = self._expected.pop(layer, set())
         self.counts = replace(
             self.counts,
-            chosen=self.counts.chosen + len(wanted),
-            held=self.counts.held + sum(one in self._held and self._arrived(one) for one in wanted),
+            chosen=self.counts.chosen + len(needed),
+            hits=self.counts.hits + sum(expert in self._cached and self._arrived(expert) for expert in needed),
             expected=self.counts.expected + len(expected),
             right=self.counts.right + len(expected & set(numbers)),
         )
-        for one in wanted:
-            if one in self._held:
-                self._held.move_to_end(one)
-                for job in self._held[one]:
+        for expert in needed:
+            if expert in self._cached:
+                self._cached.move_to_end(expert)
+                for job in self._cached[expert]:
                     self._reader.hurry(job)
-        for one in missing:
-            self._bring(one, keep=set(wanted), urgent=True)
-        for one in wanted:
+        for expert in missing:
+            self._bring(expert, keep=set(needed), urgent=True)
+        for expert in needed:
             try:
-                for job in self._held[one]:
+                for job in self._cached[expert]:
                     self._reader.wait(job)
             except BaseException:
-                for failed in wanted:  # who tries again gets another read
+                for failed in needed:  # who tries again gets another read
                     self._drop(failed)
                 raise
 
     def expect(self, layer: int, numbers: Collection[int], *, read: bool) -> None:
-        """These experts of a layer are likely to be chosen soon. read: begin to read those that are not there."""
+        """Prefetch these experts of a layer, which are likely to be chosen soon. read: begin to read those that are not
+        there."""
         self._expected[layer] = set(numbers)
         if not read:
             return
-        wanted = {(layer, number) for number in numbers}
-        for one in wanted:
-            if one in self._held:
-                self._held.move_to_end(one)
-        for one in sorted(wanted):
-            if one not in self._held:
-                self._bring(one, keep=wanted, urgent=False)
+        expected = {(layer, number) for number in numbers}
+        for expert in expected:
+            if expert in self._cached:
+                self._cached.move_to_end(expert)
+        for expert in sorted(expected):
+            if expert not in self._cached:
+                self._bring(expert, keep=expected, urgent=False)
 
     def close(self) -> None:
-        """Give all memory back; the reader must have been closed."""
-        self._held.clear()
+        """Free all memory; the reader must have been closed."""
+        self._cached.clear()
         for banks in self._banks.values():
             for bank in banks:
                 bank.space.close()
@@ -144,30 +144,30 @@ class Experts:
     def _size(self, layer: int) -> int:
         return sum(bank.stride for bank in self._banks[layer])
 
-    def _arrived(self, one: Expert) -> bool:
-        return all(job.left == 0 for job in self._held[one])
+    def _arrived(self, expert: Expert) -> bool:
+        return all(job.left == 0 for job in self._cached[expert])
 
-    def _bring(self, one: Expert, keep: Collection[Expert], urgent: bool) -> None:
-        """Begin to read an expert, in place of those used longest ago."""
-        size = self._size(one[0])
-        for other in list(self._held):
+    def _bring(self, expert: Expert, keep: Collection[Expert], urgent: bool) -> None:
+        """Begin to read an expert in place of the least recently used ones."""
+        size = self._size(expert[0])
+        for other in list(self._cached):
             if self.held_bytes + size <= self._room:
                 break
             if other not in keep:
                 self._drop(other)
-        self._held[one] = jobs = [bank.read(one[1]) for bank in self._banks[one[0]]]
+        self._cached[expert] = jobs = [bank.read(expert[1]) for bank in self._banks[expert[0]]]
         self.held_bytes += size
         for job in jobs:
             self._reader.submit(job, urgent=urgent)
 
-    def _drop(self, one: Expert) -> None:
-        if one not in self._held:
+    def _drop(self, expert: Expert) -> None:
+        if expert not in self._cached:
             return
-        for job in self._held.pop(one):
+        for job in self._cached.pop(expert):
             self._reader.drop(job)
-        self.held_bytes -= self._size(one[0])
-        for bank in self._banks[one[0]]:
-            bank.let_go(one[1])
+        self.held_bytes -= self._size(expert[0])
+        for bank in self._banks[expert[0]]:
+            bank.let_go(expert[1])
 
 
 MOST_ROWS = 4  # of a batch that a guess is made for; more rows choose nearly all experts

@@ -1,6 +1,5 @@
-"""How many layers of a model a GPU computes where nobody says: as many as its memory has room for, unless measurement
-says that the processor alone, or both, decode clearly faster, as beside an integrated GPU, or one made of software.
-"""
+"""Default number of layers on a GPU: as many as its memory holds, unless measurement shows that the processor alone, or
+both, decode clearly faster, as beside an integrated GPU or a software one."""
 
 from __future__ import annotations
 
@@ -27,30 +26,29 @@ _ROWS = 32  # of the batch that is timed; a token is one
 _CONTEXT = 256  # tokens of the cache beside it
 
 Times = Mapping[int, BestTime]
-"""By the number of layers on the GPU: what a token takes. The first is what is used unless another is clearly faster.
-"""
+"""Time of a token by the number of layers on the GPU. The first entry is used unless another is clearly faster."""
 
 
 @dataclass(frozen=True)
 class GpuLayers:
-    """How many layers are on a GPU, from the last one on. The head is the first of them, and counts as one."""
+    """Number of layers on a GPU, counted from the last one. The head is the first of them, and counts as one."""
 
     layers: int
-    of: int
+    total: int
     why: str
 
     @property
     def native(self) -> int:
-        """As llama.cpp takes it: -1 for all."""
-        return -1 if self.layers >= self.of else self.layers
+        """Number as llama.cpp takes it: -1 for all."""
+        return -1 if self.layers >= self.total else self.layers
 
     def describe(self) -> str:
-        """For people, in one line."""
-        return f"{self.layers} of {self.of} layers on the GPU ({self.why})"
+        """Describe it for people, in one line."""
+        return f"{self.layers} of {self.total} layers on the GPU ({self.why})"
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, as docs/cli.md says."""
-        return {"layers": self.layers, "of": self.of, "why": self.why}
+        return {"layers": self.layers, "of": self.total, "why": self.why}
 
 
 def for_model(
@@ -59,27 +57,27 @@ def for_model(
     sizes: ContextSizes,
     threads: int,
     *,
-    asked: int | None,
+    requested: int | None,
     most: int | None,
     rows: Callable[[int], llama.Batch] | None,
     repack: bool,
     loading: Callable[[], None],
 ) -> GpuLayers | None:
-    """How many layers of a model to put on this device's GPU; None without one. EngineError where some are asked for
+    """Choose how many layers of a model go to this device's GPU; None without one. EngineError if layers are requested
     then, and the errors of llama.cpp.
 
-    asked: that a person wants; None: `choose`. rows: makes a batch of so many rows, as the model takes them; None: it
-    does not decode. loading: called now and then; what it raises ends the tries.
+    requested: the number that a person gave; None: `choose`. rows: makes a batch of so many rows, as the model takes
+    them; None: it does not decode. loading: called now and then; what it raises ends the tries.
     """
     if not llama.has_gpu():
-        if asked:
+        if requested:
             raise EngineError(
-                f"{asked} layers were to run on a GPU, but this build of llama.cpp finds none; leave --gpu-layers out,"
-                " or install llama-cpp-python built for the GPU"
+                f"{requested} layers were to run on a GPU, but this build of llama.cpp finds none; leave --gpu-layers"
+                " out, or install llama-cpp-python built for the GPU"
             )
         return None
-    if asked is not None:
-        return GpuLayers(min(asked, shape.n_layers + 1), shape.n_layers + 1, "as asked for")
+    if requested is not None:
+        return GpuLayers(min(requested, shape.n_layers + 1), shape.n_layers + 1, "as asked for")
     return choose(
         shape,
         sizes,
@@ -102,26 +100,26 @@ def choose(
     timed: Callable[[int], BestTime] | None,
     available: Callable[[], int] = available_memory,
 ) -> GpuLayers:
-    """What nobody said. most: layers that may go to the GPU; None: all. free: bytes that it has; None: unknown.
-    buffers: bytes that a context needs there beside the cache. timed: what a token takes with so many layers on the
-    GPU; None: it cannot be timed. available: bytes of the processor's memory.
+    """Choose the default. most: layers that may go to the GPU; None: all. free: its free bytes; None: unknown. buffers:
+    bytes that a context needs there beside the cache. timed: the time of a token with so many layers on the GPU; None:
+    it cannot be timed. available: bytes of the processor's memory.
 
-    What was timed is remembered, unless something else had the processor meanwhile.
+    Times are remembered, unless something else had the processor meanwhile.
     """
-    of = shape.n_layers + 1
+    total = shape.n_layers + 1
     sizes_of_layers = layer_sizes(shape, sizes)
     fit, why = _fitting(sizes_of_layers, free, buffers)
     if most is not None and most < fit:
-        fit, why = most, f"{most} are lent"
+        fit, why = most, f"at most {most} are allowed"
     if fit == 0 or timed is None:
-        return GpuLayers(fit, of, why)
+        return GpuLayers(fit, total, why)
     candidates = [fit]
     for fewer in sorted({fit // 2, 0}, reverse=True):
         if sum(sizes_of_layers[fewer:]) <= available():  # what is read from disk for every token is not worth a try
             candidates.append(fewer)
     cache, key = Remembered("gpu-layers"), _key(shape, sizes, threads, candidates)
-    known = cache.get(key)
-    times, age_s = (_read(known[0], candidates), known[1]) if known else (None, 0.0)
+    remembered = cache.get(key)
+    times, age_s = (_read(remembered[0], candidates), remembered[1]) if remembered else (None, 0.0)
     if times is None:
         times, age_s = {layers: timed(layers) for layers in candidates}, 0.0
         if not _busy(times):
@@ -130,7 +128,7 @@ def choose(
     if best != fit:
         why = f"{times[fit].seconds / times[best].seconds:.1f} times as fast as with {fit}"
     busy = ", while this device was busy" if _busy(times) else ""
-    return GpuLayers(best, of, f"{why}, measured {age_text(age_s)}{busy}")
+    return GpuLayers(best, total, f"{why}, measured {age_text(age_s)}{busy}")
 
 
 def fastest(times: Times) -> int:
@@ -193,8 +191,8 @@ def _fitting(layers: list[int], free: int | None, buffers: Callable[[], int]) ->
     """(how many layers fit, why so many)."""
     if free is None or sum(layers) + memory.AMPLE_BUFFERS_BYTES <= free:
         return len(layers), "all fit"
-    beside = buffers() + _SPARE_BYTES
-    left, fit = free - beside, 0
+    overhead = buffers() + _SPARE_BYTES
+    left, fit = free - overhead, 0
     for n_bytes in layers:
         left -= n_bytes
         if left < 0:
@@ -202,7 +200,7 @@ def _fitting(layers: list[int], free: int | None, buffers: Callable[[], int]) ->
         fit += 1
     if fit == len(layers):
         return fit, "all fit"
-    return fit, f"{fit} fit: all need {bytes_text(sum(layers) + beside)}, {bytes_text(free)} are free"
+    return fit, f"{fit} fit: all need {bytes_text(sum(layers) + overhead)}, {bytes_text(free)} are free"
 
 
 def _busy(times: Times) -> bool:
@@ -223,12 +221,12 @@ def _key(shape: ModelShape, sizes: ContextSizes, threads: int, candidates: list[
         llama_cpp=version("llama-cpp-python"),
     )
     # Models of equal shapes take equal times, whatever they are called.
-    said = [repr(replace(shape, name="")), sizes.kv.name, sizes.flash_attention, str(candidates)]
-    return key_of(said, device)
+    described = [repr(replace(shape, name="")), sizes.kv.name, sizes.flash_attention, str(candidates)]
+    return key_of(described, device)
 
 
 def _read(value: Any, candidates: list[int]) -> Times | None:
-    """What was remembered; None for anything else, such as another version's."""
+    """Read remembered times; None for anything else, such as another version's."""
     try:
         seconds = {layers: float(value[str(layers)]) for layers in candidates}
     except (TypeError, KeyError, ValueError):

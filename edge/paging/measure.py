@@ -1,4 +1,4 @@
-"""How fast weights come from this disk, and how fast they are computed with: what window and threads are chosen by."""
+"""Measurements for the choice of window and threads: reading speed of this disk, and computing speed."""
 
 from __future__ import annotations
 

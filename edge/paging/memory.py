@@ -1,4 +1,4 @@
-"""What a model will need in memory, part by part, before it is loaded."""
+"""Memory need of a model, part by part, before it is loaded."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class MemoryNeed:
 
     @property
     def fits(self) -> bool:
-        """Whether everything that is not there already has room."""
+        """True if there is room for everything that is not in memory already."""
         if self.budget is not None:
             return self.total <= self.budget
         return self.total - self.parts["runtime"] <= self.available
@@ -73,7 +73,7 @@ def of_context(lines: Sequence[str]) -> dict[str, int]:
     """Bytes by part that llama.cpp said it takes for a context, in what it logged while making one."""
 
     def total(pattern: re.Pattern[str]) -> int:
-        return round(sum(float(found[1]) for line in lines if (found := pattern.search(line))) * MIB)
+        return round(sum(float(match[1]) for line in lines if (match := pattern.search(line))) * MIB)
 
     return {"KV cache": total(_CACHE), "compute buffers": total(_COMPUTE), "output buffer": total(_OUTPUT)}
 
@@ -102,8 +102,8 @@ def check(path: str | os.PathLike[str], shape: ModelShape, sizes: ContextSizes) 
         per_token = max(1, exact.parts["KV cache"] // sizes.context)
         most = sizes.context - (exact.allocated - exact.available + per_token - 1) // per_token
         advice = f"use --context {most // 256 * 256}" if most >= 256 else "free memory or use a smaller model"
-        beside = {name: n for name, n in exact.parts.items() if name not in ("weights", "runtime")}
-        parts = ", ".join(f"{name} {n / MIB:,.0f}" for name, n in beside.items())
+        fixed_parts = {name: n for name, n in exact.parts.items() if name not in ("weights", "runtime")}
+        parts = ", ".join(f"{name} {n / MIB:,.0f}" for name, n in fixed_parts.items())
         raise NotEnoughMemory(
             f"a context of {sizes.context} tokens needs {exact.allocated / MIB:,.0f} MiB beside the weights ({parts}),"
             f" {exact.available / MIB:,.0f} MiB are available; {advice}, or a smaller --kv-type"
@@ -120,7 +120,7 @@ def cache_bytes(shape: ModelShape, context: int, kv: TensorType) -> int:
 
 
 def _ample(sizes: ContextSizes) -> bool:
-    """Whether buffers are small for certain.
+    """Return whether buffers are certainly small.
 
     They grow with batch x width, with outputs x vocabulary, and without flash attention (which "auto" may come to
     mean) with batch x context x heads.

@@ -1,4 +1,4 @@
-"""What happens at the nodes of a graph so that weights are where it looks for them."""
+"""Hooks at the nodes of a graph that bring weights to where the node reads them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class PagingHooks:
         self._choosing.clear()
 
     def hooks(self) -> list[Hook]:
-        """None where everything stays where llama.cpp looks for it."""
+        """Return the hooks; none if every weight stays where llama.cpp reads it."""
         hooks = []
         if self._streamed:
             assert self._pager is not None
@@ -74,10 +74,10 @@ class PagingHooks:
         return [Hook(self._check, lambda _: None), *hooks] if hooks else []
 
     def _check(self, node: Node) -> bool:
-        """EngineError for a node that uses a factor in another way than it is kept for. Asked of every node once."""
+        """Raise EngineError for a node that uses a factor in an unsupported way. Called once for every node."""
         factors, banks = self._factors, self._banks
         first, *others = node.sources
-        wrong = [one for one in (*others, *node.viewed) if one in factors or one in banks]
+        wrong = [address for address in (*others, *node.viewed) if address in factors or address in banks]
         if first in factors and node.op != "MUL_MAT":
             wrong.append(first)
         if first in banks and (node.op != "MUL_MAT_ID" or banks[first] not in self._choosing):
@@ -105,18 +105,18 @@ class PagingHooks:
     # --- experts ---
 
     def _chooses(self, node: Node) -> bool:
-        found = _CHOSEN.fullmatch(node.name)
-        if found:
-            self._choosing.add(int(found[1]))
-        return found is not None
+        match = _CHOSEN.fullmatch(node.name)
+        if match:
+            self._choosing.add(int(match[1]))
+        return match is not None
 
     def _choose(self, node: Node) -> None:
         assert self._experts is not None
         self._experts.choose(_layer(_CHOSEN, node), set(np.unique(node.integers()).tolist()))
 
     def _comes_before_experts(self, node: Node) -> bool:
-        found = _LAYER_OUT.fullmatch(node.name)
-        return found is not None and int(found[1]) + 1 in self._routers
+        match = _LAYER_OUT.fullmatch(node.name)
+        return match is not None and int(match[1]) + 1 in self._routers
 
     def _expect(self, node: Node) -> None:
         assert self._experts is not None
@@ -169,6 +169,6 @@ class PagingHooks:
 
 
 def _layer(pattern: re.Pattern[str], node: Node) -> int:
-    found = pattern.fullmatch(node.name)
-    assert found is not None
-    return int(found[1])
+    match = pattern.fullmatch(node.name)
+    assert match is not None
+    return int(match[1])

@@ -1,4 +1,4 @@
-"""How a budget is shared out: what of the weights stays, what is streamed, and what that takes, part by part."""
+"""Page plan of a budget: resident and streamed weights, and the memory of each part."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from partition.predict.paging import Matrix, Speed, plan_pages
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How weights are read."""
+    """Settings for reading weights."""
 
     threads: int
     chunk: int  # bytes of one read
@@ -25,7 +25,7 @@ class ReadOptions:
 
 @dataclass(frozen=True)
 class PagePlan:
-    """Who stays and who is streamed."""
+    """Division of the weights into resident and streamed ones."""
 
     resident: tuple[Piece, ...]
     streamed: tuple[Piece, ...]  # in the order of use
@@ -36,7 +36,7 @@ class PagePlan:
 
     @property
     def pages(self) -> bool:
-        """Whether anything is read again."""
+        """True if any weights are read again."""
         return bool(self.streamed or self.expert_room)
 
     @property

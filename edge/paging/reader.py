@@ -22,7 +22,7 @@ DEFAULT_CHUNK = HUGE_PAGE - 2 * PAGE  # bytes: with the pages around, one huge p
 
 @dataclass(frozen=True)
 class ReaderCounts:
-    """What was read since the reader was made, or between two looks at it."""
+    """Counts of reading since the reader was made, or between two readings of them."""
 
     n_bytes: int = 0
     busy_s: float = 0.0  # in which at least one chunk was being read or laid out
@@ -73,12 +73,12 @@ class Job:
 
     @property
     def in_place(self) -> bool:
-        """Whether the disk writes to where the weight will lie, and does so fast."""
+        """True if the disk writes to where the weight will lie, and does so fast."""
         return not self.repacked and self.space.huge and (self.start - self.offset) % PAGE == 0
 
     @property
     def done(self) -> bool:
-        """Whether nothing more will happen."""
+        """True if the job is finished or has failed."""
         return self.left == 0 or self.error is not None
 
     def chunk(self, most: int) -> int:
@@ -157,7 +157,7 @@ class Reader:
             raise job.error
 
     def drop(self, job: Job) -> None:
-        """Nobody wants the job any more. Returns when its place is not written to any more."""
+        """Cancel the job. Returns when its place is not written to any more."""
         with self._turn:
             self._forget(job)
             deadline = time.monotonic() + READ_TIMEOUT_S
@@ -241,16 +241,16 @@ class Reader:
             page = start // PAGE * PAGE
             into = job.space.view(page, pages(start + n_bytes) - page)
             skip = job.source.read(offset, n_bytes, into)
-            found = into[skip : skip + n_bytes]
+            chunk = into[skip : skip + n_bytes]
         else:
             skip = job.source.read(offset, n_bytes, room)
-            found = room[skip : skip + n_bytes]
+            chunk = room[skip : skip + n_bytes]
         if self._digests is not None:
-            self._check(job, offset, found)
+            self._check(job, offset, chunk)
         if job.repacked:
             job.weight.repack(staging.address + skip, n_bytes // job.weight.row_bytes, job.space.address + start)
         elif not job.in_place:  # numpy copies without the interpreter's lock
-            np.copyto(np.frombuffer(job.space.view(start, n_bytes), np.uint8), np.frombuffer(found, np.uint8))
+            np.copyto(np.frombuffer(job.space.view(start, n_bytes), np.uint8), np.frombuffer(chunk, np.uint8))
 
     def _did(self, job: Job, n_bytes: int, error: Exception | None) -> None:
         with self._turn:
@@ -266,11 +266,11 @@ class Reader:
             if job.done or not job.at_work:
                 self._arrival.notify_all()
 
-    def _check(self, job: Job, offset: int, found: memoryview) -> None:
+    def _check(self, job: Job, offset: int, data: memoryview) -> None:
         assert self._digests is not None
-        digest = hashlib.sha256(found).digest()
+        digest = hashlib.sha256(data).digest()
         if self._digests.setdefault((str(job.source.path), offset), digest) != digest:
             raise WeightsError(
-                f"{job.source.path}: {len(found)} bytes of {job.weight.name} at offset {offset} are not those that were"
+                f"{job.source.path}: {len(data)} bytes of {job.weight.name} at offset {offset} are not those that were"
                 " read the first time; the disk or the memory is faulty, or the file was changed"
             )

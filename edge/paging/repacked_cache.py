@@ -61,7 +61,7 @@ def laid_out(
 
 
 def _key(pieces: Sequence[Piece]) -> str:
-    """Of what the bytes of the files depend on, but for the weight."""
+    """Return the key of everything but the weight that the files' content depends on."""
     stamps = {str(piece.source.file.path.resolve()): piece.source.file.stamp for piece in pieces}
     text = json.dumps([PINNED_VERSION, llama.system_info(), stamps])
     return hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -111,13 +111,13 @@ def _make_room(folder: Path, n_bytes: int) -> bool:
     they cannot be."""
     if n_bytes > shutil.disk_usage(folder).free // _FREE_SHARE:
         return False
-    held = {one: sum(file.stat().st_size for file in one.iterdir()) for one in folder.parent.iterdir()}
-    total = sum(held.values())
-    for one in sorted(held, key=lambda one: one.stat().st_mtime):
+    sizes = {entry: sum(file.stat().st_size for file in entry.iterdir()) for entry in folder.parent.iterdir()}
+    total = sum(sizes.values())
+    for entry in sorted(sizes, key=lambda entry: entry.stat().st_mtime):
         if total + n_bytes <= MOST_BYTES:
             break
-        if one != folder:
+        if entry != folder:
             with suppress(OSError):
-                shutil.rmtree(one)
-                total -= held[one]
+                shutil.rmtree(entry)
+                total -= sizes[entry]
     return total + n_bytes <= MOST_BYTES

@@ -1,4 +1,4 @@
-"""What each weight of a model is to a pager: a factor of one product, experts, the token table, the head, or small."""
+"""Roles of a model's weights in paging: a factor of one product, experts, the token table, the head, or small."""
 
 from __future__ import annotations
 
@@ -88,6 +88,6 @@ def sort_weights(weights: Mapping[str, Weight], sources: Mapping[str, Source], *
 
 
 def _place(piece: Piece) -> tuple[int, int]:
-    found = _FACTOR.fullmatch(piece.weight.name)
-    assert found is not None
-    return block_of(piece.weight.name) or 0, _FACTORS.index(found[1])
+    match = _FACTOR.fullmatch(piece.weight.name)
+    assert match is not None
+    return block_of(piece.weight.name) or 0, _FACTORS.index(match[1])

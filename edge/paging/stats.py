@@ -1,4 +1,4 @@
-"""What paging costs: bytes read, waits, and what was found in memory, for decoding and for prompts."""
+"""Statistics of paging: bytes read, waits, and cache hits, for decoding and for prompts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edge.paging.reader import Reader, ReaderCounts
 
 @dataclass(frozen=True)
 class PassStats:
-    """Of all passes of one kind, for each token."""
+    """Statistics of all passes of one kind, for each token."""
 
     tokens: int = 0
     bytes_per_token: float = 0.0
@@ -61,7 +61,7 @@ class _Sum:
             stall_ms=reads.wait_s / n * 1e3,
             hidden_ms=max(0.0, reads.busy_s - reads.wait_s) / n * 1e3,
             compute_ms=max(0.0, self.seconds - reads.wait_s) / n * 1e3,
-            hit_rate=experts.held / experts.chosen if experts.chosen else None,
+            hit_rate=experts.hits / experts.chosen if experts.chosen else None,
             predicted_right=experts.right / experts.expected if experts.expected else None,
         )
 
@@ -84,7 +84,7 @@ class Passes:
         self._decodes = len(set(sequences.tolist())) == len(sequences)
 
     def end(self) -> None:
-        """It is complete."""
+        """End the pass and add its counts."""
         reads, experts = self._reader.counts(), self._experts()
         before_reads, before_experts = self._before
         self._sums[self._decodes].add(
@@ -93,10 +93,10 @@ class Passes:
         self._before = reads, experts
 
     def stats(self) -> PagingStats:
-        """Of the passes since the last `clear`."""
+        """Return the statistics of the passes since the last `clear`."""
         return PagingStats(decode=self._sums[True].stats(), prefill=self._sums[False].stats())
 
     def clear(self) -> None:
-        """Count from now on."""
+        """Reset the counts."""
         self._before = self._reader.counts(), self._experts()
         self._sums = {True: _Sum(), False: _Sum()}

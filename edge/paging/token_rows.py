@@ -22,7 +22,7 @@ class TokenRows:
         self.point()
 
     def point(self) -> None:
-        """Let graphs look rows up here."""
+        """Let graphs read the rows from here."""
         self._weight.point(self._space.address, repacked=False)
 
     @staticmethod
@@ -32,8 +32,8 @@ class TokenRows:
         return min(max(MOST_BYTES, batch * row) + batch * row, pages(table.n_bytes))
 
     def bring(self, tokens: NDArray[np.int32]) -> None:
-        """Have the rows of these tokens in memory. WeightsError if they cannot be read. Ids that are no tokens are
-        llama.cpp's to refuse."""
+        """Bring the rows of these tokens into memory. WeightsError if they cannot be read. llama.cpp rejects invalid
+        ids."""
         missing = [int(t) for t in np.unique(tokens) if t not in self._there and 0 <= t < self._weight.rows]
         row = self._weight.row_bytes
         if (len(self._there) + len(missing)) * (pages(row) + PAGE) > MOST_BYTES and self._there:
@@ -52,5 +52,5 @@ class TokenRows:
         self._there.update(missing)
 
     def close(self) -> None:
-        """Give the memory back; the reader must have been closed."""
+        """Free the memory; the reader must have been closed."""
         self._space.close()

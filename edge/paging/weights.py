@@ -22,7 +22,7 @@ from edge.paging.window import Pager, Piece
 
 
 class PagedWeights:
-    """Brings the weights of a model where its graphs look for them. `close()` gives all memory back."""
+    """Weights of a model under a budget, brought to where its graphs read them. `close()` frees all memory."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class PagedWeights:
     # --- before and after a decode ---
 
     def begin(self, rows: llama.Batch, n: int) -> None:
-        """The first `n` rows are about to be decoded: have their token rows in memory."""
+        """Bring the token rows of the first `n` rows into memory, before they are decoded."""
         self._at_nodes.begin()
         self._passes.begin(rows.sequences[:n])
         if self._pager is not None:
@@ -75,30 +75,30 @@ class PagedWeights:
             self._rows.bring(rows.tokens[:n])
 
     def end(self) -> None:
-        """The decode is complete."""
+        """End the decode."""
         self._passes.end()
         if self._pager is not None:
             self._pager.end()
 
     def hooks(self) -> list[Hook]:
-        """Those the graphs need; none where everything stays as it is."""
+        """Return the hooks the graphs need; none if every weight stays where it is."""
         return self._at_nodes.hooks()
 
     def let_go(self) -> None:
-        """To be called before the graphs are freed."""
+        """Undo what an interrupted pass left behind. Call it before the graphs are freed."""
         self._at_nodes.begin()
 
     def stats(self) -> PagingStats:
-        """What was read, by whom it was waited for, and what was found in memory, since the last `clear_stats`."""
+        """Return bytes read, waits and cache hits since the last `clear_stats`."""
         return self._passes.stats()
 
     def clear_stats(self) -> None:
-        """Count from now on."""
+        """Reset the counts."""
         self._passes.clear()
 
     @property
     def reads(self) -> str:
-        """How files are read, as `DirectFile` says; of several, the least direct."""
+        """Return how files are read, as `DirectFile` says; of several, the least direct."""
         order = ("direct", "uncached", "buffered")
         return max((piece.source.file.reads for piece in self.plan.resident), key=order.index, default="direct")
 
@@ -107,7 +107,7 @@ class PagedWeights:
         return self._reader
 
     def close(self) -> None:
-        """Give all memory back. The model must have been freed."""
+        """Free all memory. The model must have been freed."""
         self._reader.close()
         if self._reader.hangs:
             return  # its threads may still write there
@@ -140,17 +140,18 @@ class PagedWeights:
             self._rows = TokenRows(table, self._reader)
 
     def _make_routers(self, used: int, router_first: bool) -> dict[int, Router]:
-        """Of all layers whose router and norm are plain numbers. router_first: there is no norm before it."""
+        """Make the routers of all layers whose router and norm are plain numbers. router_first: there is no norm before
+        it."""
         by_name = {piece.weight.name: piece for piece in self.plan.resident}
-        found = {}
+        routers = {}
         for layer in self._roles.experts:
             weights = self._floats(by_name.get(f"blk.{layer}.ffn_gate_inp.weight"))
             norm = self._floats(
                 by_name.get(f"blk.{layer}.ffn_norm.weight", by_name.get(f"blk.{layer}.post_attention_norm.weight"))
             )
             if weights is not None:
-                found[layer] = Router(weights, None if norm is None or router_first else norm[0], used)
-        return found
+                routers[layer] = Router(weights, None if norm is None or router_first else norm[0], used)
+        return routers
 
     def _floats(self, piece: Piece | None) -> NDArray[np.float32] | None:
         """The values [rows, columns] of something that stays; None unless they are float32."""

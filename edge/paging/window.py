@@ -15,7 +15,7 @@ from edge.paging.reader import Job, Reader
 
 @dataclass(frozen=True)
 class Source:
-    """Where a weight lies on disk."""
+    """Location of a weight on disk."""
 
     file: DirectFile
     offset: int
@@ -33,7 +33,7 @@ class Piece:
 
     @property
     def name(self) -> str:
-        """Of the weight, and of which rows where it is not all of them."""
+        """Name of the weight, with the offset if it has only some rows."""
         return self.weight.name if self.n_bytes == self.weight.n_bytes else f"{self.weight.name}@{self.source.offset}"
 
     @property
@@ -66,87 +66,88 @@ class Pager:
         self._window = AddressSpace(window, huge=True)
         self._reader = reader
         self._next = 0  # place in the order of what is read next
-        self._held: deque[tuple[Piece, Job, int]] = deque()  # what has a place, oldest first; the place
+        self._placed: deque[tuple[Piece, Job, int]] = deque()  # what has a place, oldest first; the place
         self._in_use: Piece | None = None
         self._lost = False  # all that is held is to be read again
-        self._asked: list[Piece] = []  # in this pass
+        self._requested: list[Piece] = []  # in this pass
         self._fill()
 
     def ready(self) -> bool:
-        """Whether the weight that is next in turn has arrived."""
-        return bool(self._held) and self._held[0][1].done
+        """Return whether the next weight in turn has arrived."""
+        return bool(self._placed) and self._placed[0][1].done
 
-    def acquire(self, one: Piece) -> int:
-        """The address where `one` lies, as soon as it does. It stays there until `release`. WeightsError if it cannot
-        be read."""
+    def acquire(self, piece: Piece) -> int:
+        """Wait for `piece` and return its address. It stays there until `release`. WeightsError if it cannot be
+        read."""
         if self._in_use is not None:
-            raise EngineError(f"{one.name} is needed before {self._in_use.name} was done with")
-        if self._lost or not self._held or self._held[0][0] is not one:
-            self._go_to(one)
-        _, job, _ = self._held[0]
+            raise EngineError(f"{piece.name} is needed before {self._in_use.name} was done with")
+        if self._lost or not self._placed or self._placed[0][0] is not piece:
+            self._go_to(piece)
+        _, job, _ = self._placed[0]
         try:
             self._reader.wait(job)
         except BaseException:
-            self._go_to(one)  # who tries again gets another read
+            self._go_to(piece)  # who tries again gets another read
             raise
-        self._in_use = one
-        self._asked.append(one)
+        self._in_use = piece
+        self._requested.append(piece)
         return self._window.address + job.start
 
     def release(self) -> None:
-        """Done with the weight that was acquired: its place is read into again."""
+        """Release the acquired weight: its place may be overwritten."""
         if self._in_use is not None:
             self._in_use = None
-            self._held.popleft()
+            self._placed.popleft()
             self._fill()
 
     def begin(self) -> None:
         """A pass over the weights begins. What a pass that failed had acquired is let go."""
         self.release()
-        self._lost |= any(job.error for _, job, _ in self._held)  # what was read ahead in a bad moment is read again
-        self._asked = []
+        self._lost |= any(job.error for _, job, _ in self._placed)  # what was read ahead in a bad moment is read again
+        self._requested = []
 
     def end(self) -> None:
-        """The pass is complete: the next is expected to ask in the same order."""
-        if self._asked and self._asked != self._order:
-            self._order = list(dict.fromkeys(self._asked))
+        """End the pass: the next is expected to use the same order."""
+        if self._requested and self._requested != self._order:
+            self._order = list(dict.fromkeys(self._requested))
             self._go_to(self._order[0])
 
     def close(self) -> None:
-        """Give the window back; the reader must have been closed."""
-        self._held.clear()
+        """Free the window; the reader must have been closed."""
+        self._placed.clear()
         self._window.close()
 
-    def _go_to(self, one: Piece) -> None:
+    def _go_to(self, piece: Piece) -> None:
         """Read on from here: another order of use than the one expected."""
         self._lost = True  # until nobody writes to the window any more
-        for _, job, _ in self._held:
+        for _, job, _ in self._placed:
             self._reader.drop(job)
-        self._held.clear()
+        self._placed.clear()
         self._lost = False
-        if one not in self._order:
-            self._order.insert(self._next, one)
-        self._next = self._order.index(one)
+        if piece not in self._order:
+            self._order.insert(self._next, piece)
+        self._next = self._order.index(piece)
         self._fill()
 
     def _fill(self) -> None:
         """Begin to read as much as there is room for."""
-        while len(self._held) < len(self._order):
-            one = self._order[self._next]
-            start = self._room(one.span)
+        while len(self._placed) < len(self._order):
+            piece = self._order[self._next]
+            start = self._room(piece.span)
             if start is None:
                 return
             self._next = (self._next + 1) % len(self._order)
-            job = one.read(self._window, start)
-            self._held.append((one, job, start))  # before it is read: its place is taken, whatever comes between
+            job = piece.read(self._window, start)
+            self._placed.append((piece, job, start))  # before it is read: its place is taken, whatever comes between
             self._reader.submit(job)
 
     def _room(self, span: int) -> int | None:
-        """Where `span` bytes of the window are free behind what was placed last; None where there is no room yet."""
-        if not self._held:
+        """Return the start of `span` free bytes of the window after the last placed weight; None if there is no room
+        yet."""
+        if not self._placed:
             return 0
-        first = self._held[0][2]
-        last, _, start = self._held[-1]
+        first = self._placed[0][2]
+        last, _, start = self._placed[-1]
         end = start + last.span
         if start < first:  # the ring has wrapped
             return end if end + span <= first else None

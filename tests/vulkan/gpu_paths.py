@@ -106,7 +106,7 @@ def test_a_rank_and_a_stage(one: Worker, expected: list[int], how: dict[str, Any
 def said(engine: TextEngine) -> tuple[int, int, str]:
     """What the engine has on the GPU, and why."""
     assert engine.gpu_layers is not None
-    return engine.gpu_layers.layers, engine.gpu_layers.of, engine.gpu_layers.why
+    return engine.gpu_layers.layers, engine.gpu_layers.total, engine.gpu_layers.why
 
 
 def test_measured_to_be_slower_it_is_left_alone(expected: list[int]) -> None:

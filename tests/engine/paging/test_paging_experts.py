@@ -105,10 +105,10 @@ def test_what_is_chosen_is_there_and_no_more_than_fits(
                 experts.expect(layer, wanted, read=what == "expect")
                 guesses[layer] = wanted
             assert experts.held_bytes <= experts._room
-            assert experts.held_bytes == sum(map(experts._size, (layer for layer, _ in experts._held)))
+            assert experts.held_bytes == sum(map(experts._size, (layer for layer, _ in experts._cached)))
         counts = experts.counts
         assert (counts.chosen, counts.right, counts.expected) == (chosen, right, expected)
-        assert counts.held <= counts.chosen
+        assert counts.hits <= counts.chosen
     finally:
         reader.close()
         experts.close()
@@ -131,8 +131,8 @@ def test_those_used_longest_ago_go_first(stored: Stored, choices: list[tuple[int
             while len(held) > slots:
                 held.popitem(last=False)
             experts.choose(layer, {number for _, number in wanted})
-            assert set(experts._held) == set(held)
-        assert experts.counts.held == hits
+            assert set(experts._cached) == set(held)
+        assert experts.counts.hits == hits
     finally:
         reader.close()
         experts.close()
@@ -160,12 +160,12 @@ def test_what_was_read_ahead_in_a_bad_moment_is_read_again(stored: Stored, monke
         with monkeypatch.context() as bad:
             bad.setattr(os, "preadv", fail)
             experts.expect(0, {1, 2}, read=True)
-            until(lambda: all(job.error for jobs in experts._held.values() for job in jobs), "all reads fail")
+            until(lambda: all(job.error for jobs in experts._cached.values() for job in jobs), "all reads fail")
         experts.choose(0, {1, 3})
         for number in (1, 3):
             for found, plain in stored.right(0, number):
                 np.testing.assert_array_equal(found, plain)
-        assert experts.counts.held == 0
+        assert experts.counts.hits == 0
         experts.choose(0, {2})
         for found, plain in stored.right(0, 2):
             np.testing.assert_array_equal(found, plain)
@@ -198,14 +198,14 @@ def test_the_router_chooses_what_it_does_with_all_in_memory_and_choices_add_up(m
         assert held is not None
         assert stats.tokens == len(PROMPT) + 11
         assert held.counts.chosen == sum(len({n for row in rows for n in row}) for _, rows in seen)
-        assert 0 <= held.counts.held < held.counts.chosen
-        assert stats.hit_rate == held.counts.held / held.counts.chosen
+        assert 0 <= held.counts.hits < held.counts.chosen
+        assert stats.hit_rate == held.counts.hits / held.counts.chosen
         assert held.counts.expected <= held.counts.chosen
         assert stats.predicted_right == held.counts.right / held.counts.expected
         assert held.held_bytes <= engine.paging.plan.expert_room
         # What was not there was read, and each read is of a missing expert, a guess, or a dense weight.
         size = held._size(0)
-        missing = held.counts.chosen - held.counts.held
+        missing = held.counts.chosen - held.counts.hits
         assert stats.bytes_per_token * stats.tokens >= (missing - held.counts.right) * (size - 3 * 4096)
 
 

@@ -154,7 +154,7 @@ def test_any_pass_over_any_window_finds_the_bytes_of_the_file(
 def apart(pager: Pager, window: int) -> None:
     """No two that have a place share any of it, and all lie in the window."""
     end = 0
-    for start, piece in sorted(((start, piece) for piece, _, start in pager._held), key=lambda one: one[0]):
+    for start, piece in sorted(((start, piece) for piece, _, start in pager._placed), key=lambda one: one[0]):
         assert start >= end
         end = start + piece.span
     assert end <= window
