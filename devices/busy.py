@@ -22,7 +22,8 @@ _STEAL = 8  # the column of /proc/stat: user, nice, system, idle, iowait, irq, s
 
 
 class Watch:
-    """Counts from when it was made. A system that tells neither waits of threads nor use of cores counts nothing."""
+    """Counter of lost processor time since it was made. A system that reports neither waits of threads nor use of cores
+    counts nothing."""
 
     def __init__(
         self,
@@ -30,15 +31,15 @@ class Watch:
         cores: Callable[[], Counted] = counted,
         preempted: Callable[[], int] = lambda: _preempted(),
     ) -> None:
-        """proc: where the kernel tells. cores, preempted: how much all cores were in use, and how often this process
-        had to leave one, for kernels that do not count how long threads wait."""
+        """proc: the folder of the kernel's counters. cores, preempted: use of all cores, and how often this process had
+        to leave one, for kernels that do not count how long threads wait."""
         self._proc, self._cores, self._preempted = proc, cores, preempted
         self._tells = any((proc / "self" / "task").glob("*/schedstat"))
         self._before = self._now()
 
     def lost_s(self) -> float:
-        """Seconds since it was made that threads of this process waited for a core that others had, added up, and that
-        the host of a virtual machine took from it. Counting goes on from here."""
+        """Return the seconds since it was made in which threads of this process waited for a core that others had, plus
+        those that the host of a virtual machine took. Counting continues from here."""
         now, before = self._now(), self._before
         self._before = now
         waited, stolen, throttled, others, idle, left = (max(0.0, a - b) for a, b in zip(now, before, strict=True))
@@ -47,8 +48,8 @@ class Watch:
         return max(0.0, waited - throttled) + stolen
 
     def _now(self) -> tuple[float, float, float, float, float, float]:
-        """Seconds so far: threads waited for a core, the host took, control groups held back; others used cores, cores
-        were idle; and how often this process had to leave a core."""
+        """Read the counters: seconds that threads waited for a core, that the host took, that control groups held back;
+        cores used by others, cores idle; and how often this process had to leave a core."""
         stolen, throttled = _stolen_s(self._proc / "stat"), throttled_s()
         if self._tells:
             return _waited_s(self._proc / "self" / "task"), stolen, throttled, 0.0, 0.0, 0.0

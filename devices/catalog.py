@@ -1,6 +1,6 @@
-"""Devices that many people have, for what-if plans and for the lab: their figures, estimated from published ones.
+"""Catalog of common devices for what-if plans and the lab, with figures estimated from published ones.
 
-Nothing here was measured on a device by this project, and no plan for devices that are there goes by it. Two rules turn
+Nothing here was measured on a device by this project, and no plan for real devices uses it. Two rules turn
 what `llama-bench` and the like publish into figures: a token reads all weights once, so tokens a second times the
 bytes of the file is the memory bandwidth that decoding gets; and a prompt token costs two operations for each
 parameter, so prompt tokens a second times twice the parameters is what prefill gets of the arithmetic.

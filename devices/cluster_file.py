@@ -64,7 +64,7 @@ class ClusterLink:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Devices and what is said of the links between them."""
+    """Devices, and assumptions about the links between them."""
 
     devices: tuple[ClusterDevice, ...]
     links: tuple[ClusterLink, ...] = ()
@@ -85,7 +85,7 @@ class Cluster:
 
     @property
     def local(self) -> ClusterDevice | None:
-        """This device itself, where it is listed."""
+        """This device itself, if listed."""
         return next((device for device in self.devices if device.is_local), None)
 
     @property
@@ -95,7 +95,7 @@ class Cluster:
 
     @property
     def workers(self) -> tuple[ClusterDevice, ...]:
-        """The devices whose workers can be asked: neither this one nor a preset."""
+        """Devices with a worker: neither this one nor a preset."""
         return tuple(d for d in self.devices if d.address is not None and not d.is_local and d.preset is None)
 
     def link(self, a: str, b: str) -> ClusterLink | None:

@@ -42,7 +42,7 @@ def usable_cores() -> tuple[int, ...]:
 
 
 def check_cores(cores: Collection[int]) -> None:
-    """ValueError unless this thread may run on all of these cores."""
+    """Raise ValueError unless this thread may run on all of these cores."""
     usable = usable_cores()
     lacking = set(cores).difference(usable)
     if lacking:

@@ -124,7 +124,7 @@ class Announcer:
         self.name = info.name.removesuffix(f".{SERVICE}")
 
     def close(self) -> None:
-        """Say goodbye, so that nobody looks for this worker any longer. May be called again."""
+        """Withdraw the announcement. May be called again."""
         zeroconf, self._zeroconf = self._zeroconf, None
         if zeroconf is not None:
             _close(zeroconf)
@@ -140,11 +140,11 @@ class Announcer:
 
 
 def _ignore(**_: object) -> None:
-    """Takes what a browser reports; the answers it brought into zeroconf's memory are what counts."""
+    """Ignore a browser's reports: only the answers it brought into zeroconf's cache matter."""
 
 
 class _Listener:
-    """Keeps who is there, and asks for the details of each while the browsing goes on."""
+    """Listener that tracks which services are present, and requests the details of each while browsing goes on."""
 
     def __init__(self, deadline: float) -> None:
         self._deadline = deadline
@@ -153,7 +153,7 @@ class _Listener:
         self._asked: list[futures.Future[bool]] = []
 
     def __call__(self, zeroconf: Zeroconf, service_type: str, name: str, state_change: Any) -> None:
-        """Told of a change, on zeroconf's thread; the keywords are its own."""
+        """Handle a change, on zeroconf's thread; the keywords are zeroconf's own."""
         from zeroconf import Error, ServiceInfo, ServiceStateChange
 
         with self._lock:
@@ -346,7 +346,7 @@ def _decoded(raw: bytes, limit: int) -> str:
 
 
 def _printable(text: str) -> str:
-    """Without what would move the cursor of the terminal it is shown on."""
+    """Remove characters that would move the cursor of a terminal."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 

@@ -8,7 +8,7 @@ class TrustError(EdgeError):
 
 
 class DiscoveryError(EdgeError):
-    """Workers cannot be found, or this one not announced, through the network; addresses given by hand still work."""
+    """Workers cannot be discovered, or this one not announced; addresses given by hand still work."""
 
 
 class LabFileError(EdgeError):

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, room for them, and a lock between processes."""
+"""Atomic file writes, checks of free space, and locks between processes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def write_private(path: Path, content: bytes) -> None:
 
 @contextmanager
 def removed_at_end(path: Path) -> Iterator[None]:
-    """Inside, a process that has to end at once removes this file or folder before, by `remove_temporary`."""
+    """Register this file or folder during the block for `remove_temporary`, which a process calls before it ends at
+    once."""
     _temporary.append(path)
     try:
         yield

@@ -10,7 +10,7 @@ import psutil
 _LEAST_S = 0.05  # the system counts in hundredths of a second
 
 Counted = tuple[float, float, float]
-"""Seconds: the clock, all cores in use by anybody, this process."""
+"""Counters in seconds: the clock, all cores in use by anybody, this process."""
 
 
 def counted() -> Counted:
@@ -25,7 +25,7 @@ def counted() -> Counted:
 
 
 class OthersLoad:
-    """Cores that others use, from one question to the next."""
+    """Meter of the cores that others use between two readings."""
 
     def __init__(self, count: Callable[[], Counted] = counted) -> None:
         self._count = count

@@ -38,7 +38,7 @@ class Rate:
 
     @property
     def age_s(self) -> float:
-        """Seconds since; negative where the clock was set back."""
+        """Age in seconds; negative if the clock was set back."""
         return time.time() - self.measured_at
 
     @classmethod

@@ -72,7 +72,7 @@ def _fill(fd: int, most: int) -> int:
 
 
 def _pass_cache(fd: int) -> str:
-    """Have reads come from the disk itself, the best way there is; which one."""
+    """Make reads come from the disk itself, in the best way the system has; return which one."""
     if _DIRECT:
         with suppress(OSError):  # some filesystems refuse here, others when read
             fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | _DIRECT)
@@ -89,7 +89,7 @@ def _pass_cache(fd: int) -> str:
 
 
 def _rate(fd: int, n_bytes: int, again: bool) -> float:
-    """Bytes a second, by a few threads in turn. again: what was read may be read again, as no cache has it."""
+    """Return bytes a second, read by a few threads. again: the file may be read repeatedly, as no cache has it."""
     blocks = n_bytes // _BLOCK
 
     def read(thread: int) -> int:

@@ -109,7 +109,8 @@ def path_hints(
 
 
 def _detour(interface: str, wireless: bool, sys: Path) -> list[str]:
-    """Wi-Fi while a cable is there; a tunnel in any case, as it costs even where it ends in the same room."""
+    """Return hints about a detour: Wi-Fi while a cable is there, or a tunnel, which costs time even to the next
+    room."""
     via = f"Wi-Fi ({interface})" if wireless else f"a tunnel ({interface})"
     wired = [(name, address) for name in wired_alternatives(sys) if (address := _address(name))]
     if wired:
@@ -126,7 +127,7 @@ def _detour(interface: str, wireless: bool, sys: Path) -> list[str]:
 
 
 def _latency(wireless: bool, tunnel: bool, best: float, median: float, p99: float) -> list[str]:
-    """Waiting that a link at rest does not have."""
+    """Return hints about latency that an idle link should not have."""
     hints = []
     if not wireless and not tunnel and best > WIRED_BEST_S:
         hints.append(

@@ -44,7 +44,7 @@ def tables(data: Mapping[str, Any], key: str, fault: type[Exception]) -> list[Ta
 
 
 def check_keys(values: Mapping[str, Any], keys: Sequence[str], where: str, fault: type[Exception]) -> None:
-    """`fault` where there are others than these keys."""
+    """Raise `fault` if there are other keys than these."""
     for key in values:
         if key not in keys:
             raise fault(f"{where} has an unknown key {str(key)[:80]!r}; known are {', '.join(keys)}")
@@ -73,7 +73,7 @@ class Table:
         raise self.fault(f"{self.where}.{key} {needs}; got {short_text(self.get(key))}")
 
     def check_keys(self, keys: Sequence[str]) -> None:
-        """`fault` where the table has others than these keys."""
+        """Raise `fault` if the table has other keys than these."""
         check_keys(self.values, keys, self.where, self.fault)
 
     def number(self, key: str, least: float, most: float, why: str = "") -> float | None:

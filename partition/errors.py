@@ -13,5 +13,5 @@ class CannotSlice(EdgeError, ValueError):
 
 
 class StateError(EdgeError, ValueError):
-    """Keys and values that are not those of this model's slice and these positions, or are damaged. Whoever has the
-    tokens computes them again."""
+    """Keys and values do not belong to this model's slice and these positions, or are damaged. A holder of the tokens
+    can compute them again."""

@@ -1,4 +1,4 @@
-"""llama.cpp's mixes: what its quantizer makes of a model when told one word, such as q4_k_m.
+"""Tensor-type mixes of llama.cpp's quantizer, such as q4_k_m.
 
 A mix has a main type, and llama.cpp's own rules give the head and other sensitive tensors a wider one. Ids are those of
 `general.file_type` in GGUF files.

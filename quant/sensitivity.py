@@ -23,7 +23,7 @@ class Sensitivity:
     wholes: Sequence[tuple[float, float]] = ()
 
     def damage(self, tensor: str, kind: str) -> float:
-        """Nats a token: measured, or where that was not done, what a measured type suggests.
+        """Return damage in nats a token: measured, or extrapolated from a measured type.
 
         A divergence is quadratic in small changes, so it grows as the squared error does:
         damage(type) = damage(measured) * error(type) / error(measured), from the type whose error is nearest.
@@ -69,7 +69,7 @@ class Sensitivity:
 
     @classmethod
     def from_json(cls, values: Any) -> "Sensitivity":
-        """ValueError for what `to_json` did not make."""
+        """Read what `to_json` wrote; ValueError for anything else."""
         try:
             damages, errors = (
                 {str(tensor): {str(kind): _figure(x) for kind, x in row.items()} for tensor, row in values[key].items()}

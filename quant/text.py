@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Formatting of numbers for people."""
 
 import math
 
@@ -54,5 +54,5 @@ def age_text(seconds: float) -> str:
 
 
 def printable(text: str) -> str:
-    """Without what would move the cursor or end the line."""
+    """Remove characters that would move the cursor or end the line."""
     return "".join(c if c.isprintable() else " " for c in text)

@@ -1,4 +1,4 @@
-"""Files that appear under their names only when they are whole."""
+"""Atomic output files: they appear under their names only when they are complete."""
 
 import errno
 import os

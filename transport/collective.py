@@ -268,7 +268,7 @@ class Group:
             self.links[rank].send(data)
 
     def _round(self, x: Floats, wire: Wire | None) -> None:
-        """Hold our own tensor as it would be after crossing the wire."""
+        """Replace our own tensor by what it would be after crossing the wire."""
         for lo, hi in _spans(x.size) if wire else ():
             self._send_own(x[lo:hi], [], wire, keep=True)
 
@@ -281,7 +281,7 @@ class Group:
         wire.decode(data, out)
 
     def _add_all(self, x: Floats, wire: Wire | None) -> None:
-        """Receive the same piece from every other rank and add all of them to ours, in rank order."""
+        """Receive the same part from every other rank and add all of them to ours, in rank order."""
         if not x.size:
             return
         if self.world_size == 2:

@@ -80,7 +80,7 @@ class Queued:
         self._queue.put(None)
 
     def end_of_call(self) -> None:
-        """Called by gRPC."""
+        """End the queue when gRPC ends the call."""
         self.end()
 
 
@@ -110,7 +110,7 @@ class Direct:
             self._send(None)
 
     def end_of_call(self) -> None:
-        """Called by gRPC."""
+        """Stop sending when gRPC ends the call."""
         self.over = True
 
 

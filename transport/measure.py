@@ -98,7 +98,7 @@ def round_trips(link: Link, n_bytes: int, seconds: float, most: int = _MOST_ROUN
 
 
 def done(link: Link) -> None:
-    """End the other end's `answer`."""
+    """End the other end's `answer`: nothing more will be measured."""
     link.send(_FLOOD.pack(b"e", 0), Kind.CONTROL)
 
 

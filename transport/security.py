@@ -84,9 +84,8 @@ def peer_identity(certificate: bytes) -> Identity:
 def admit(
     certificate: bytes | None, credentials: Credentials, roles: Collection[str], now: float | None = None
 ) -> Identity:
-    """The peer that showed this certificate (DER or PEM), if our cluster signed it, it is in date, not revoked, and of
-    one of `roles`. Refused, naming the peer and the reason, otherwise. `now` is Unix seconds, by default the clock's.
-    """
+    """Check a certificate (DER or PEM): signed by our cluster, in date, not revoked, and of one of `roles`. Return its
+    holder. Refused, naming the peer and the reason, otherwise. `now` is Unix seconds, by default the clock's."""
     if not certificate:
         raise Refused("the peer showed no certificate; it must join this cluster first")
     shown, now = _certificate(certificate), time.time() if now is None else now
@@ -109,7 +108,7 @@ def admit(
 def admit_caller(
     auth_context: Mapping[str, Iterable[bytes]], credentials: Credentials, roles: Collection[str]
 ) -> Identity:
-    """`admit` for whoever makes a gRPC call: give the `auth_context()` of its ServicerContext."""
+    """Check the certificate of a gRPC caller with `admit`; `auth_context` is that of its ServicerContext."""
     return admit(next(iter(auth_context.get("x509_pem_cert", ())), None), credentials, roles)
 
 

@@ -194,7 +194,7 @@ class TcpLink(Link):
         raise self._gone("it closed the connection without a word")
 
     def _poll(self, views: list[memoryview]) -> int | None:
-        """Ask again and again for a moment; None where nothing came. How it ends sets the next moment's length."""
+        """Poll for a moment; return None if nothing came. The outcome sets the length of the next poll."""
         if not self._poll_most_s:
             return None
         deadline = time.perf_counter() + self._poll_s
@@ -223,9 +223,9 @@ class TcpLink(Link):
                 return got
 
     def _look(self) -> None:
-        """LinkClosed where data is on its way to a peer that vanished, or the link was closed here.
+        """Raise LinkClosed if data is in flight to a peer that vanished, or the link was closed here.
 
-        Nothing else tells us soon, and the descriptor may be another's by then.
+        Nothing else tells us soon, and the descriptor may belong to another file by then.
         """
         if self.broken is not None:
             raise self._gone()
@@ -239,7 +239,8 @@ class TcpLink(Link):
             raise self._failed(error) from error
 
     def _try_receive(self, views: list[memoryview]) -> int | None:
-        """Bytes received without waiting: 0 at the end of the stream, None where nothing is there yet."""
+        """Receive without waiting; return the bytes received: 0 at the end of the stream, None if nothing is there
+        yet."""
         try:
             if self._tls:
                 with self._lock:

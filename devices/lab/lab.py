@@ -40,14 +40,14 @@ def labs_folder() -> Path:
 
 
 def up(config: LabConfig, progress: Callable[[int, str], None] = lambda *_: None) -> LabState:
-    """Bring up a lab that stays until `down`. LabError where there is one, or a worker does not start."""
+    """Start a lab that stays until `down`. LabError if there is one already, or a worker does not start."""
     running = start(config, labs_folder(), LASTING, progress)
     running.keep()
     return running.state
 
 
 def status() -> LabState | None:
-    """The lab of `up`; None where there is none, or it is not up yet."""
+    """Return the lab of `up`; None if there is none, or it is not ready yet."""
     folder = labs_folder() / LASTING
     lock = _try_lock(labs_folder(), LASTING) if labs_folder().is_dir() else None
     if lock is not None:
@@ -60,7 +60,8 @@ def status() -> LabState | None:
 
 
 def down() -> bool:
-    """End the lab of `up`, and remove what killed labs left. Whether there was one. LabError where it does not end."""
+    """End the lab of `up`, and remove what killed labs left. Return whether there was one. LabError if it does not
+    end."""
     base = labs_folder()
     if not base.is_dir():
         return False
@@ -111,7 +112,7 @@ class Running:
         raise LabError("the lab's supervisor ended at its start")
 
     def keep(self) -> None:
-        """Let it stay when this process ends."""
+        """Let the lab stay when this process ends."""
         assert self._process.stdin is not None
         self._process.stdin.write(b"stay")
         self._process.stdin.close()
@@ -119,7 +120,7 @@ class Running:
         self._process.returncode = 0  # as if it had ended: it is not ours any more, and nobody here waits for it
 
     def end(self) -> None:
-        """End it, and wait until the cleaner has removed everything: it holds the other end of the pipe, too."""
+        """End the lab, and wait until the cleaner has removed everything: it holds the other end of the pipe, too."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         with self._output:

@@ -57,7 +57,7 @@ class Supervisor:
         self._stays = False
 
     def run(self) -> None:
-        """Bring it up, say so, and keep it until `_Ended`. LabError where it cannot be."""
+        """Start the lab, report it, and keep it until `_Ended`. LabError if it cannot start."""
         try:
             if self._config.shaped:
                 self._network = self._made_network()

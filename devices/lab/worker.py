@@ -69,7 +69,7 @@ class LabWorker:
         return self.log.read_text(errors="replace")[-_LAST_WORDS:]
 
     def limit_cpu(self) -> None:
-        """Give it the processor time of its device from now on."""
+        """Change the processor time of its device from now on."""
         if self._group is not None and self.device.cpu is not None:
             self._group.limit_cpu(self.device.cpu)
 

@@ -22,7 +22,7 @@ from devices.processes.forking import MOST_BYTES, MOST_DESCRIPTORS, NUMBER
 
 
 class _Server:
-    """Forks for whoever asks, and tells how each process ended.
+    """Fork server: forks on request, and reports how each process ended.
 
     A request is arguments in JSON, with descriptors: where to tell the number of the process and then its exit code,
     and those that the process gets.
@@ -34,8 +34,8 @@ class _Server:
         self._channels: dict[int, socket.socket] = {}  # where to tell of a process, by its number
 
     def serve(self) -> tuple[list[str], list[int]] | None:
-        """Until nobody can ask any more, and all that was forked has ended. In a process that was forked: what it was
-        asked for with."""
+        """Serve until no client is left and all forked processes have ended. Returns the request in each forked
+        process."""
         self._waits.register(self._requests, selectors.EVENT_READ)
         self._requests.send(NUMBER.pack(os.getpid()))
         while self._waits.get_map():

@@ -38,7 +38,7 @@ def available() -> bool:
 
 
 class ForkServer:
-    """Starts when it is first asked for a process, and again where it was killed."""
+    """Client of a fork server, which is started at the first request, and again if it was killed."""
 
     def __init__(self, module: str, *imported: str, under: Sequence[str] = ()) -> None:
         """module: whose `run_forked(arguments, descriptors)` each process runs; imported: beside it, at the start;
@@ -92,7 +92,7 @@ class ForkServer:
         return ForkedProcess(pid, ours)
 
     def close(self) -> None:
-        """End it. What it forked runs on."""
+        """End the server. Processes it forked keep running."""
         with self._lock:
             self._hang_up()
             if self._process is not None:
@@ -109,7 +109,7 @@ class ForkedProcess:
     """A process that the server forked, with what is used of subprocess.Popen."""
 
     def __init__(self, pid: int, channel: socket.socket) -> None:
-        """says: where the server tells its exit code."""
+        """channel: where the server sends the exit code."""
         self.pid = pid
         self.returncode: int | None = None
         self._says = channel
@@ -148,7 +148,7 @@ class ForkedProcess:
                 signal.pidfd_send_signal(self._handle, number)
 
     def kill(self) -> None:
-        """End it whatever it does; nothing where it has ended."""
+        """Kill the process; does nothing if it has ended."""
         self.send_signal(signal.SIGKILL)
 
 

@@ -12,7 +12,8 @@ _OOM_SCORE = Path("/proc/self/oom_score_adj")
 
 
 def die_first() -> None:
-    """Let a lack of memory end this process, and not its parent, where the system has such a setting."""
+    """Let the kernel end this process first when memory runs out, not its parent, where the system has such a
+    setting."""
     with suppress(OSError):
         _OOM_SCORE.write_text("1000")
 

@@ -216,7 +216,8 @@ class Authority:
                 credentials.update_crl(self.credentials_folder, self._crl(roster, now))
 
     def _mend(self, now: float) -> None:
-        """Put right what a crash, a deleted folder or a restored backup left apart: members.json and our own files."""
+        """Repair what a crash, a deleted folder or a restored backup left inconsistent: members.json and our own
+        files."""
         roster, membership = Roster.load(self.folder), credentials.load(self.credentials_folder)
         if membership is not None and (membership.authority != self.pem or membership.holder.role != OWNER):
             raise TrustError(
@@ -250,7 +251,7 @@ class Authority:
 
 
 def _check_free(member: Member, now: float) -> None:
-    """TrustError where a name that is to be invited is taken."""
+    """Raise TrustError if the name to be invited is taken."""
     if member.role == OWNER:
         raise TrustError(f"{member.name} is this machine, which owns the cluster; choose another name")
     if member.state_at(now) == "joined":

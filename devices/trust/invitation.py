@@ -1,4 +1,4 @@
-"""The token that invites a device: one line of text that holds all it needs to be found trustworthy, once.
+"""Invitation token: one line of text with all that is needed to trust a new device, once.
 
 `edge1.` and base64url of: the cluster's certificate and the invitation's, each behind its length in two bytes; the
 invitation's private scalar in 32 bytes; and four bytes of SHA-256 over all that. The checksum is for slips of the hand.

@@ -73,7 +73,8 @@ WHOLE, PART, UNCHECKED = "whole", "part", "unchecked"  # of a head: what RoPE tu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asserted:
-    """What llama.cpp asserts of an architecture's files, beside sizes: it stops the process where a file breaks it."""
+    """Assertions of llama.cpp about an architecture's files, beside sizes: it stops the process if a file breaks
+    one."""
 
     rope: str = WHOLE  # `GGML_ASSERT(n_embd_head == n_rot)`; PART: it turns a part of each head, or nothing
     plain: bool = False  # a plain decoder layer, whose shapes follow from the metadata alone

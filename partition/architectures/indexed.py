@@ -1,4 +1,4 @@
-"""Architectures with experts whose layers choose by an index what they look at; the most downloaded ones first."""
+"""Architectures with experts whose layers select attended tokens by an index; the most downloaded ones first."""
 
 from collections.abc import Mapping
 from dataclasses import replace

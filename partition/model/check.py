@@ -1,4 +1,4 @@
-"""Refuses, with one clear line, the model files on which llama.cpp aborts or crashes instead of returning an error.
+"""Check of model files on which llama.cpp aborts or crashes instead of returning an error.
 
 The container itself was checked by `GgufFile.open`. Here the metadata are compared with each other and with the
 tensors. The rules are the assertions of llama.cpp's loader and graph builders, found by loading thousands of damaged

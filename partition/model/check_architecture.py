@@ -23,7 +23,7 @@ _MAX_WINDOW = 1 << 30  # tokens; more overflows an int
 
 
 def check_architecture(meta: Metadata, shape: ModelShape) -> None:
-    """ModelFileError where the metadata or shapes would fail an assertion of the architecture."""
+    """Raise ModelFileError if the metadata or shapes would fail an assertion of the architecture."""
     meta.count("pooling_type", 0, most=_POOLINGS)
     if (asserted := ASSERTED.get(meta.architecture)) is not None:
         _check_asserted(meta, shape, asserted)
@@ -34,7 +34,7 @@ def check_architecture(meta: Metadata, shape: ModelShape) -> None:
 
 
 def _check_asserted(meta: Metadata, shape: ModelShape, asserted: Asserted) -> None:
-    """What the architecture's row says of its files."""
+    """Check the assertions in the architecture's row."""
     described = asserted if isinstance(asserted, Architecture) else None
     window = described.rules.window if described else None
     tokens = asserted.default_window if asserted.default_window is not None else window.size if window else 0

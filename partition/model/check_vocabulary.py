@@ -10,7 +10,7 @@ _ARRAYS = {"tokens": "arr[str]", "scores": "arr[f32]", "token_type": "arr[i32]",
 
 
 def check_vocabulary(meta: Metadata) -> None:
-    """ModelFileError where the tokenizer's metadata would crash llama.cpp, when loading or when used."""
+    """Raise ModelFileError if the tokenizer's metadata would crash llama.cpp, when loading or when used."""
     model = meta.file.metadata.get("tokenizer.ggml.model")
     if not isinstance(model, str):
         raise meta.error("tokenizer.ggml.model is missing or not a string; convert the model again")

@@ -1,4 +1,4 @@
-"""Models that make vectors of texts, and do not go on with them."""
+"""Models that compute embeddings of texts, and do not generate."""
 
 from partition.architectures.table import ASSERTED
 from quant.gguf.file import GgufFile

@@ -1,4 +1,4 @@
-"""Gives whole things out to ranks in proportion to their shares."""
+"""Division of whole units among ranks in proportion to their shares."""
 
 import heapq
 from collections.abc import Sequence

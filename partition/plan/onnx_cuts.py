@@ -65,7 +65,7 @@ def cuts(graph: OnnxGraph) -> list[Cut]:
 
 
 def check_enough(graph: OnnxGraph, possible: Sequence[Cut], devices: int) -> None:
-    """PlanError where a graph with these cuts cannot have a stage for each of so many devices."""
+    """Raise PlanError if a graph with these cuts cannot have a stage for each of so many devices."""
     if len(possible) + 1 < devices:
         raise PlanError(places_text(graph, possible))
 
@@ -82,8 +82,8 @@ def places_text(graph: OnnxGraph, possible: Sequence[Cut]) -> str:
 
 
 def cut_at(graph: OnnxGraph, where: str | int) -> Cut:
-    """The cut with a label, or at a position (also as text). PlanError where there is none, naming near ones;
-    CannotSlice where shapes that nobody knows cross."""
+    """Return the cut with a label, or at a position (also as text). PlanError if there is none, naming near ones;
+    CannotSlice if tensors of unknown shape cross."""
     return _cut_of(cuts(graph), graph, where)
 
 

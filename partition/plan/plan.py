@@ -204,7 +204,7 @@ class Plan:
 
 
 def check_model(name: str, digest: str) -> None:
-    """PlanError unless a plan may call its model so, and its digest is one, or empty."""
+    """Raise PlanError unless a plan may call its model so, and its digest is one, or empty."""
     fields.text(name, "model")
     if digest and not is_digest(digest):
         raise PlanError(f"model_digest is {digest[:80]!r}; needed is a SHA-256 in hexadecimal, or nothing")
@@ -217,7 +217,7 @@ def clean_name(name: str) -> str:
 
 
 def check_device(device: str, threads: int | None, affinity: Sequence[int]) -> None:
-    """PlanError unless a plan may name this device, so many threads and these processors of it."""
+    """Raise PlanError unless a plan may name this device, so many threads and these processors of it."""
     if not (0 < len(device) <= 255 and device.isprintable()):
         raise PlanError(f"the device {device[:80]!r}; needed is an address or a name, 1 to 255 characters")
     if threads is not None and threads < 1:
@@ -227,7 +227,7 @@ def check_device(device: str, threads: int | None, affinity: Sequence[int]) -> N
 
 
 def tiles(what: str, ranges: Sequence[Range], total: int) -> None:
-    """PlanError unless `ranges`, none of them empty, make up [0, total) in this order."""
+    """Raise PlanError unless `ranges`, none of them empty, make up [0, total) in this order."""
     at = 0
     for i, part in enumerate(ranges):
         if not part:

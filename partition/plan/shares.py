@@ -1,4 +1,5 @@
-"""Uneven shares of a stage: who does how much of every layer, so that all ranks end at once and nobody runs out."""
+"""Shares of the ranks of a stage: how much of every layer each computes, so that all finish together within their
+memory."""
 
 from __future__ import annotations
 

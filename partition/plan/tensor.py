@@ -137,7 +137,7 @@ def _head_units(limits: Limits, ranks: int) -> list[int]:
 
 
 def _check_units(limits: Limits, ranks: int) -> None:
-    """PlanError unless each rank can have a unit of heads and one of FFN columns."""
+    """Raise PlanError unless each rank can have a unit of heads and one of FFN columns."""
     for what, tensor, total, unit in (
         ("attention heads", "attn_output", limits.sizes.heads, limits.head_unit),
         ("FFN columns", "ffn_down", limits.sizes.ff, limits.ff_unit),

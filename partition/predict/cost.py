@@ -55,18 +55,18 @@ class Work:
         return 1 if self.draft is None else self.draft.rows
 
     def guessing_s(self, devices: Sequence[str], owner: str) -> float:
-        """Seconds for which those that hold a stage together guess, or wait for guesses, for a window behind others.
-        owner: the device that asks for them."""
+        """Return seconds in which the devices of a stage draft, or wait for drafts, for a window behind others. owner:
+        the device that requests them."""
         if self.draft is None:
             return 0.0
         waits_s = self.draft.asked_s(self.draft.rows) if owner in devices else 0.0
         return max(waits_s, self.draft.rows * self.draft.guess_s if self.draft.worker in devices else 0.0)
 
     def alone_s(self, pass_s: Numbers, busy_s: Numbers, stages: Numbers) -> tuple[Numbers, Numbers]:
-        """(seconds of a token where there is one request, how many windows of it are under way at once), the fastest.
+        """Return (seconds of a token with one request, the number of its windows in flight), the fastest choice.
 
-        pass_s: its passes of `alone_rows` rows take so long; busy_s: and the busiest stage or link of these, with what
-        guesses. stages: so many of them, which is what allows windows.
+        pass_s: time of its passes of `alone_rows` rows; busy_s: time of the busiest stage or link in these, drafting
+        included. stages: their number limits the windows.
         """
         if self.draft is None:
             return pass_s, 1
@@ -103,7 +103,7 @@ class Work:
 
 
 class GroupCost:
-    """The ranks of one stage: what it takes them, by how many layers they have.
+    """Cost of one stage's group of ranks, by the number of its layers.
 
     With one rank, for a row with d tokens behind it:
         seconds(k, b) = step(b) + k (layer(b) + b d token) + [last] head(outputs)
@@ -188,7 +188,7 @@ class GroupCost:
         ]
 
     def bytes_held(self, weights: Numbers, kv: Numbers, last: Numbers) -> list[Numbers]:
-        """The same, but no more than there is: the rest is paged."""
+        """Return the bytes each rank holds: those it needs, but at most what it has; the rest is paged."""
         needs = self.bytes_needed(weights, kv, last)
         return [np.minimum(need, speed.memory_bytes) for need, speed in zip(needs, self.speeds, strict=True)]
 
@@ -207,7 +207,7 @@ class GroupCost:
         return paged_bytes
 
     def disk_s(self, paged: Sequence[Numbers]) -> Numbers:
-        """Seconds in which the slowest disk reads what is paged."""
+        """Return seconds in which the slowest disk reads the paged bytes."""
         times = [n / (speed.disk_bytes_per_s or 1.0) for speed, n in zip(self.speeds, paged, strict=True)]
         return np.maximum.reduce(times)
 

@@ -31,7 +31,7 @@ def tokens_a_pass(acceptance: float, rows: int) -> float:
 
 @dataclass(frozen=True)
 class Draft:
-    """Guesses as a plan counts on them."""
+    """Speculative decoding as a plan assumes it."""
 
     name: str  # where they come from: "ngram", or a file
     acceptance: float  # the part of them that is right, as it is assumed
@@ -53,11 +53,11 @@ class Draft:
 
     @property
     def pass_s(self) -> float:
-        """Seconds that the guesses of one pass take. A window behind others begins with a guess, too."""
+        """Return seconds of drafting for one pass. A window behind others begins with a draft token, too."""
         return self.asked_s(self.rows - (self.windows == 1))
 
     def asked_s(self, guesses: int) -> float:
-        """Seconds until so many guesses are there."""
+        """Return seconds until this many draft tokens are there."""
         return self.ask_s + guesses * self.guess_s if guesses else 0.0
 
     def token_s(self, checking_s: Any, busy_s: Any = 0.0) -> Any:

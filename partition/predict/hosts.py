@@ -1,4 +1,4 @@
-"""Machines that several devices of a plan run on: what computes at once there shares the cores."""
+"""Hosts that several devices of a plan share: devices that compute at once there share the cores."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def used(hosts: Iterable[Host | None]) -> dict[str, float]:
 
 
 def crowded(hosts: Iterable[Host | None]) -> list[str]:
-    """The hosts whose cores do not suffice for all of these devices at once."""
+    """Return the hosts with too few cores for all of these devices at once."""
     return [id for id, n in demand(hosts).items() if n > 1]
 
 

@@ -51,7 +51,7 @@ class OnnxDevice:
             raise PlanError(f"{self.name}: watts is {self.watts}; needed is a number above 0")
 
     def times(self, factor: float) -> OnnxDevice:
-        """The same where everything it computes takes so many times as long."""
+        """Return the same speeds with all computing slowed by a factor."""
         segments_s = tuple(seconds * factor for seconds in self.segments_s)
         quiet_s = None if self.quiet_s is None else self.quiet_s * factor
         return replace(self, segments_s=segments_s, stage_s=self.stage_s * factor, quiet_s=quiet_s)

@@ -93,12 +93,12 @@ class Prediction:
 
     @property
     def plain_s(self) -> float:
-        """The latency without guesses."""
+        """Latency without speculative decoding."""
         return self.enter_s + sum(stage.compute_s + stage.transfer_s for stage in self.stages)
 
     @property
     def memory_bytes(self) -> dict[str, int]:
-        """The most that each device holds."""
+        """Peak memory of each device."""
         most: dict[str, int] = {}
         for stage in self.stages:
             for name, n in stage.memory_bytes.items():

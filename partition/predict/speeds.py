@@ -79,7 +79,7 @@ class DeviceSpeed:
                 raise PlanError(f"{self.name}: {name} is {value}; needed is a number above 0")
 
     def times(self, factor: float) -> DeviceSpeed:
-        """The same where everything it computes takes so many times as long."""
+        """Return the same speeds with all computing slowed by a factor."""
         curves = {name: getattr(self, name).times(factor) for name in _CURVES}
         quiet_s = None if self.quiet_s is None else self.quiet_s * factor
         return replace(self, **curves, token_s=self.token_s * factor, quiet_s=quiet_s)

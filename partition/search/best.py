@@ -31,7 +31,7 @@ class Best:
         self._stairs: _Stairs | None = None
 
     def add(self, new: Solution) -> None:
-        """Takes a solution in, unless one that is here is as good, and drops those that it beats."""
+        """Add a solution unless one that is here is as good, and drop those that it dominates."""
         if any(_beats(old, new) for old in self.solutions):
             return
         rest = [old for old in self.solutions if not (new.objectives <= old.objectives).all()]

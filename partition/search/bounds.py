@@ -1,4 +1,4 @@
-"""The least that what is left of the layers can cost, measure by measure, on the devices that are still free."""
+"""Lower bounds of the cost of the remaining layers, measure by measure, on the devices that are still free."""
 
 from __future__ import annotations
 

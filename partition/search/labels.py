@@ -1,4 +1,4 @@
-"""The search itself: partial solutions, position by position, without those that cannot lead to a better one."""
+"""Label-setting search: partial solutions, position by position, without those that cannot lead to a better one."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Search:
         return self.exact
 
     def _arrive(self, labels: Labels, i: int) -> None:
-        """Takes in labels that end at i."""
+        """Add labels that end at i."""
         if i == self.tables.n:
             self._complete(labels)
             return
@@ -152,7 +152,7 @@ class Search:
         return Labels(done, masks[pair], group[pair], np.full(len(pair), i), before[pair]), end
 
     def _complete(self, labels: Labels) -> None:
-        """Takes whole solutions in."""
+        """Add whole solutions."""
         labels = labels.take(self._hopeful(labels.values, _count(labels.masks)))
         objectives = self.tables.objectives(labels.values)
         devices = _count(labels.masks)

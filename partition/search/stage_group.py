@@ -100,9 +100,9 @@ class StageGroup:
         return paged
 
     def _share_by_memory(self, short: NDArray[np.bool_]) -> None:
-        """Other shares for stages that memory does not allow to be shared by speed.
+        """Compute other shares for stages whose memory does not allow sharing by speed.
 
-        Made for a few lengths; a stage takes those of the next length up, which it has memory for, too.
+        This is done for a few lengths; a stage uses the shares of the next length up, which it has memory for, too.
         """
         lengths = self._lengths
         for last in (False, True):

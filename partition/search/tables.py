@@ -59,7 +59,7 @@ class Tables:
         self.hop = np.array(rows).swapaxes(0, 1)  # [D, rows, n+1]
 
     def join(self, a: Array, b: Array) -> Array:
-        """The measures [D, ...] of what does one thing and another: sums are added, of peaks the larger taken."""
+        """Join measures [D, ...] of two parts: sums are added, of peaks the larger is taken."""
         k = self.adding
         return np.concatenate([a[:k] + b[:k], np.maximum(a[k:], b[k:])])
 

@@ -1,4 +1,4 @@
-"""Requests in a simulation: how they arrive, which of them make up a step, and what they have got so far."""
+"""Requests in a simulation: their arrival, their grouping into steps, and their progress."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class State:
 
 
 class Source:
-    """Lets requests arrive, and gives each a place in flight when there is one."""
+    """Source of requests: lets them arrive, and gives each a place in flight when there is one."""
 
     def __init__(self, clock: Clock, servers: Sequence[Server], predicted: Prediction, arrivals: Arrivals) -> None:
         """servers: the parts of the plan in order, the last one the link by which answers come back."""
@@ -195,8 +195,8 @@ class Texts(Source):
         return several and self._ready == group and self._is_alone(group, parts)
 
     def _go_on_alone(self) -> None:
-        """Submit a window of the request that is alone, or look at those that came back. This device does one thing
-        after the other: it looks when all are submitted, and its own stage has nothing to do."""
+        """Submit a window of the request that is alone, or verify those that came back. This device does one thing
+        after the other: it verifies when all are submitted and its own stage is idle."""
         while (windows := self._windows) is not None:
             step = None if self._ready else windows.next(self._left(windows.index))
             if step is not None:

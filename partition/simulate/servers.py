@@ -49,7 +49,7 @@ class Step:
 
 
 class Clock:
-    """The time of a simulation, and what is to happen."""
+    """Clock of a simulation, with its future events."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -30,7 +30,7 @@ class Conditions:
     leave: tuple[tuple[str, float], ...] = ()  # (device, when)
 
     def check(self, devices: Sequence[str]) -> None:
-        """PlanError for a device that the plan does not use."""
+        """Raise PlanError for a device that the plan does not use."""
         for device in (*(slow.device for slow in self.slow), *(device for device, _ in self.leave)):
             if device not in devices:
                 raise PlanError(f"{device[:80]} is not in the plan; in it are {', '.join(devices)}")

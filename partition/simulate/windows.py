@@ -49,8 +49,8 @@ class Windows:
         return is_own
 
     def look(self) -> int | None:
-        """Tokens that the oldest gives; None where it has not come back. Where a guess is wrong, in it or the first of
-        the next, all behind it are cancelled."""
+        """Verify the oldest window; return the number of its tokens, or None if it has not come back. If a draft token
+        is rejected, in it or as the first of the next, all windows behind are cancelled."""
         if not self._returned:
             return None
         self._returned -= 1

@@ -199,6 +199,6 @@ def _parsed(data: bytes, at: int) -> tuple[Segment, int]:
 
 
 def _need(holds: bool, message: Callable[[], str]) -> None:
-    """RecipeError unless `holds`. The message is made only then: a recipe can have a million segments."""
+    """Raise RecipeError unless `holds`. The message is made only then: a recipe can have a million segments."""
     if not holds:
         raise RecipeError(message())

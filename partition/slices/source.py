@@ -58,7 +58,7 @@ class Source:
         return source
 
     def _check_layers(self) -> None:
-        """CannotSlice where parts of a model with so many layers would be read as something else."""
+        """Raise CannotSlice if parts of a model with so many layers would be read as something else."""
         n, rules = self.shape.n_layers, self.rules
         if n in rules.layers_of_other_kind or (rules.other_kind_from and n >= rules.other_kind_from):
             raise CannotSlice(
@@ -102,7 +102,7 @@ class Source:
         return CannotSlice(f"layer {layer} has no {name}, which others have; run the model on one device")
 
     def _check_scale(self) -> None:
-        """CannotSlice for a model whose scale of attention no part of it would have."""
+        """Raise CannotSlice for a model whose scale of attention no part of it would have."""
         if self._scale_is_fixed() and self.shape.n_embd // max(self.heads, 1) != self.shape.head_k:
             raise self.other_scale()
 
@@ -325,7 +325,7 @@ class Source:
         return sqrt(actual / needed)  # attention divides by the square root of these
 
     def check_shards(self) -> None:
-        """CannotSlice where a layer cannot be shared by several ranks."""
+        """Raise CannotSlice if a layer cannot be shared by several ranks."""
         problem = self.rules.no_shards or self._uneven() or self._unknown() or self._misfit()
         if problem:
             raise CannotSlice(f"{problem}; its layers cannot be shared, but they can be given out: --parallel pipeline")

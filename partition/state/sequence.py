@@ -101,7 +101,7 @@ def encode(block: KVBlock, shape: StateShape, *, transposed: bool = False) -> By
 
 
 def check_encoded(data: bytes | memoryview, shape: StateShape, positions: Range) -> None:
-    """StateError unless `encode` wrote these bytes for a block of this shape and these positions, not transposed.
+    """Raise StateError unless `encode` wrote these bytes for a block of this shape and these positions, not transposed.
 
     As good as `decode`, and many times faster: all that is no key and no value is compared at once.
     """
@@ -150,7 +150,7 @@ def encoded_bytes(shape: StateShape, tokens: int) -> int:
 
 
 def check(block: KVBlock, shape: StateShape) -> None:
-    """StateError unless the block has the layers and rows of this shape."""
+    """Raise StateError unless the block has the layers and rows of this shape."""
     if len(block.layers) != len(shape.layers):
         raise StateError(f"keys and values of {len(block.layers)} layers; needed are those of {len(shape.layers)}")
     for layer, rows in zip(shape.layers, block.layers, strict=True):

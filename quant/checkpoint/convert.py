@@ -84,7 +84,7 @@ def _name(folder: Path) -> str:
 
 
 def _check_out(out: Path, checkpoint: Checkpoint) -> None:
-    """ModelFileError where `out` is a folder, or belongs to what is read."""
+    """Raise ModelFileError if `out` is a folder, or belongs to what is read."""
     if out.is_dir():
         raise ModelFileError(f"{out}: this is a folder; give the name of the file to write")
     inside = out.resolve().parent == checkpoint.folder.resolve() and out.suffix != ".gguf"

@@ -1,4 +1,4 @@
-"""The model families that can be converted: what config.json calls their figures, and what llama.cpp takes for granted.
+"""Model families that can be converted: their keys in config.json, and the values that llama.cpp assumes.
 
 A checkpoint whose configuration asks for something that llama.cpp does not compute is refused: converted, it would run
 and say something else.
@@ -131,7 +131,7 @@ def read_model(values: Mapping[str, Any]) -> Model:
 
 
 def _check(model: Model) -> None:
-    """ModelFileError for what llama.cpp would compute in another way, or stop at."""
+    """Raise ModelFileError for settings that llama.cpp would compute differently, or stop at."""
     config, family = model.config, model.family
     wide = model.heads * model.head_size
     if model.heads % model.kv:

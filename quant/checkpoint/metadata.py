@@ -50,7 +50,8 @@ def model_pairs(model: Model) -> dict[str, bytes]:
 
 
 def _context(model: Model) -> int:
-    """Tokens the model is for. llama.cpp has no window for Mistral and Qwen: within its length there is none to see."""
+    """Return the context length in tokens. llama.cpp has no sliding window for Mistral and Qwen; within this length
+    none has an effect."""
     config = model.config
     context = config.count("max_position_embeddings")
     if model.arch in _WINDOW_PERIOD or config.is_null("sliding_window") or "sliding_window" not in config:

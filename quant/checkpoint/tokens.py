@@ -29,7 +29,7 @@ class AddedToken(NamedTuple):
 
     @property
     def type(self) -> int:
-        """Control tokens are no text. Some files forget to say of them that they are special."""
+        """Type of the token. Some files do not mark control tokens as special; those are recognized by their text."""
         text = self.content
         looks_special = text in ("<pad>", "<mask>", "<2mass>", "[@BOS@]") or any(
             text.startswith(start) and text.endswith(end)
@@ -81,7 +81,7 @@ class Vocabulary:
             self.tokens[i] = content
 
     def check(self) -> None:
-        """ModelFileError for what llama.cpp stops the process at: a text twice, a byte that no token spells."""
+        """Raise ModelFileError for what llama.cpp stops the process at: a text twice, a byte that no token spells."""
         # llama.cpp reads a text up to its first zero byte, and numbers what is empty then.
         seen = (text.partition("\0")[0] or f"[EMPTY_{i}]" for i, text in enumerate(self.tokens))
         text, times = Counter(seen).most_common(1)[0]

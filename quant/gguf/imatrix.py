@@ -50,7 +50,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class ImportanceMatrix:
-    """The inputs of a model's tensors on some text."""
+    """Importance matrix: statistics of the inputs of a model's tensors on some text."""
 
     entries: Mapping[str, Entry]  # by tensor name
     datasets: tuple[str, ...] = ()  # what the text was called
@@ -64,7 +64,7 @@ class ImportanceMatrix:
         return {name: n for name, n in missing.items() if n}
 
     def unseen_text(self) -> str:
-        """The same in words."""
+        """Describe the unseen experts in words."""
         unseen = self.unseen
         some = ", ".join([*list(unseen)[:3], *(["..."] if len(unseen) > 3 else [])])
         counted_experts = f"{sum(unseen.values())} experts in {len(unseen)} tensors ({some})"
@@ -254,6 +254,6 @@ def _means(entry: Entry) -> Floats:
 
 
 def _check(file_name: str, name: str, entry: Entry) -> None:
-    """ModelFileError unless these can be sums of squares."""
+    """Raise ModelFileError unless these can be sums of squares."""
     if not np.isfinite(entry.sums).all() or (entry.sums < 0).any():
         raise ModelFileError(f"{file_name}: {name} has sums of squares that are negative or not finite; {_DAMAGED}")

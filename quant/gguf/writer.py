@@ -1,4 +1,5 @@
-"""Writes the head of a GGUF file: its key-value pairs and its table of tensors. Who has the weights writes them behind.
+"""Writer of the head of a GGUF file: its key-value pairs and its table of tensors. The caller writes the weights behind
+it.
 
 Values come typed (`encoded("u32", 8)`) or as another file holds them (`GgufFile.raw_value`), so that a copy of a file's
 metadata is exact. What is written is what `quant.gguf.file` reads: version 3, little-endian.
