@@ -126,7 +126,7 @@ def test_what_paging_cost_by_known_reads() -> None:
     def a_pass(sequences: list[int], **read: Any) -> None:
         passes.begin(np.array(sequences, np.int32))
         reads[0] = reads[0] + ReaderCounts(**read)
-        experts[0] = experts[0] + ExpertCounts(chosen=8, held=6, expected=5, right=4)
+        experts[0] = experts[0] + ExpertCounts(chosen=8, hits=6, expected=5, right=4)
         now_s[0] += 0.016
         passes.end()
         now_s[0] += 100.0  # not of any pass
