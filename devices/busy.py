@@ -58,7 +58,7 @@ class Watch:
 
 
 def _preempted() -> int:
-    """Return how often threads of this process had to leave a core to others; 0 where the system does not tell."""
+    """Return how often threads of this process had to leave a core to others; 0 if the system does not tell."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw if resource else 0
 
 

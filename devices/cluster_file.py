@@ -106,7 +106,7 @@ class Cluster:
 
 
 def read_cluster(path: Path) -> Cluster:
-    """The cluster of a TOML file. ClusterFileError says what is wrong and where; OSError where it cannot be read."""
+    """The cluster of a TOML file. ClusterFileError says what is wrong and where; OSError if it cannot be read."""
     return _checked(read_toml(path, ClusterFileError), str(path))
 
 
@@ -197,7 +197,7 @@ def _between(table: Table, names: list[str], local_name: str) -> tuple[str | Non
 
 
 def _parse_address(text: object) -> str | None:
-    """HOST:PORT or LOCAL, from a text that may lack the port; None where it is no address."""
+    """HOST:PORT or LOCAL, from a text that may lack the port; None if it is no address."""
     if text == LOCAL:
         return LOCAL
     if not isinstance(text, str):

@@ -35,7 +35,7 @@ def cores_text(cores: Collection[int]) -> str:
 
 
 def usable_cores() -> tuple[int, ...]:
-    """The cores this thread may run on. ValueError where the system does not let programs choose."""
+    """The cores this thread may run on. ValueError if the system does not let programs choose."""
     if not hasattr(os, "sched_getaffinity"):
         raise ValueError("this system does not let programs choose their cores; leave --affinity out")
     return tuple(sorted(os.sched_getaffinity(0)))
@@ -52,6 +52,6 @@ def check_cores(cores: Collection[int]) -> None:
 
 
 def keep_to(cores: Collection[int]) -> None:
-    """Run this thread, and those it starts from now on, on these cores only. ValueError where it may not."""
+    """Run this thread, and those it starts from now on, on these cores only. ValueError if it may not."""
     check_cores(cores)
     os.sched_setaffinity(0, cores)

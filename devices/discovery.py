@@ -89,7 +89,7 @@ class Announcer:
         self.name = announcement.name  # as announced; another after `start` where a device of that name is there
 
     def start(self) -> None:
-        """Announce. DiscoveryError where the network does not allow that; the worker can be reached all the same."""
+        """Announce. DiscoveryError if the network does not allow that; the worker can be reached all the same."""
         from zeroconf import DNSQuestionType, Error, ServiceBrowser, ServiceInfo
 
         if self._zeroconf is not None:
@@ -188,7 +188,7 @@ def browse(timeout_s: float = BROWSE_S, interfaces: Sequence[str] | None = None)
     """The workers that announce themselves within `timeout_s` seconds, sorted; without those that said goodbye.
 
     `interfaces` are IPv4 addresses of the interfaces to ask on; by default all. Takes the whole time, as nobody knows
-    how many are out there. DiscoveryError where this machine cannot ask.
+    how many are out there. DiscoveryError if this machine cannot ask.
     """
     from zeroconf import ServiceBrowser
 
@@ -213,7 +213,7 @@ def announced_addresses(listen: str) -> tuple[str, ...]:
 
     For "0.0.0.0" all IPv4 addresses of this machine, for "::" or "" the IPv6 ones too, without loopback. Otherwise the
     address itself, or those of a host name. Never link-local ones of IPv6, which lead nowhere without the name of an
-    interface. DiscoveryError where that leaves none.
+    interface. DiscoveryError if that leaves none.
     """
     if listen in ("0.0.0.0", "::", ""):
         candidates = [entry.ip for entry in _own_networks()]

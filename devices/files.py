@@ -108,7 +108,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def claim(path: Path) -> bool:
-    """Claim a file to write, for as long as this process lives; False where another process of this user has it.
+    """Claim a file to write, for as long as this process lives; False if another process of this user has it.
 
     Claims are ranges of one file that the system locks, one byte for each name: nothing is left beside the output.
     """

@@ -131,7 +131,7 @@ class _Rates:
 
 
 def _memory_rate(threads: int) -> tuple[float, str]:
-    """Bytes a second, and by how many threads. OSError where too little memory is free to tell."""
+    """Bytes a second, and by how many threads. OSError if too little memory is free to tell."""
     rate = probe.memory_bandwidth_gbps(threads) * 1e9
     return rate, f"{threads} thread{'s' if threads != 1 else ''}"
 

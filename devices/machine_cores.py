@@ -78,7 +78,7 @@ def _physical() -> int:
 
 
 def _cores(cpus: Path) -> list[frozenset[int]]:
-    """The logical processors of each physical core that is there; empty where Linux does not say."""
+    """The logical processors of each physical core that is there; empty if Linux does not say."""
     cores = set()
     for folder in cpus.glob("cpu[0-9]*"):
         siblings = _read(folder / "topology" / "thread_siblings_list")

@@ -45,7 +45,7 @@ def disk_read_rate(folder: Path) -> tuple[float, str]:
 
 
 def _filesystem(folder: Path) -> str:
-    """Return the type of the filesystem of a folder; "" where the system does not tell."""
+    """Return the type of the filesystem of a folder; "" if the system does not tell."""
     path, kind, depth = folder.resolve(), "", -1
     with suppress(OSError, psutil.Error):
         for mount in psutil.disk_partitions(all=True):

@@ -18,7 +18,7 @@ def is_name(text: str) -> bool:
 
 
 def check_name(text: str) -> str:
-    """The name itself; TrustError where it cannot be one."""
+    """The name itself; TrustError if it cannot be one."""
     if not is_name(text):
         raise TrustError(
             f"a device's name has 1 to {MAX_NAME} letters, digits, '-', '_' or '.', and begins with a letter or digit; "

@@ -37,7 +37,7 @@ _MBIT_BYTES = 125_000  # bytes a second in a megabit a second
 
 
 def interface_addresses() -> dict[str, list[Any]]:
-    """The addresses of each interface, as psutil has them; none where the system does not tell, as newer Androids."""
+    """The addresses of each interface, as psutil has them; none if the system does not tell, as newer Androids."""
     try:
         return dict(psutil.net_if_addrs())
     except OSError:
@@ -45,7 +45,7 @@ def interface_addresses() -> dict[str, list[Any]]:
 
 
 def interface_of(local_address: str) -> str | None:
-    """The interface that has this address of this machine; None where none has."""
+    """The interface that has this address of this machine; None if none has."""
     address = _ip(local_address)
     for name, entries in interface_addresses().items():
         if address is not None and any(_ip(entry.address) == address for entry in entries):

@@ -79,7 +79,7 @@ def _own_groups(controller: str) -> Iterator[tuple[Path, int]]:
 
 
 def _room(group: Path, version: int) -> int | None:
-    """Bytes a memory group has left, counting the cache it gives back when asked; None where it has no limit."""
+    """Bytes a memory group has left, counting the cache it gives back when asked; None if it has no limit."""
     limit_file, use_file, cache_line = (
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
         if version == 1
@@ -95,7 +95,7 @@ def _room(group: Path, version: int) -> int | None:
 
 
 def _cpu_share(group: Path, version: int) -> float | None:
-    """Cores a CPU group may keep busy; None where it has no quota."""
+    """Cores a CPU group may keep busy; None if it has no quota."""
     try:
         if version == 1:
             quota, period = (int((group / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
@@ -112,7 +112,7 @@ def own_rss() -> int:
 
 
 def rss(pid: int) -> int:
-    """Bytes of memory another process holds now; 0 where it has ended."""
+    """Bytes of memory another process holds now; 0 if it has ended."""
     try:
         return int(psutil.Process(pid).memory_info().rss)
     except psutil.Error:
@@ -137,7 +137,7 @@ def memory_bandwidth_gbps(threads: int, most_bytes: int | None = None, repeats: 
     """GB/s that `threads` threads read from memory: the bound of decoding, which reads every weight once a token.
 
     Each thread takes dot products of its own part of an array far larger than the caches; the best of `repeats`.
-    most_bytes: that it may take. OSError where that, or a part of what is free, is too little to tell.
+    most_bytes: that it may take. OSError if that, or a part of what is free, is too little to tell.
     """
     import numpy as np
 

@@ -135,7 +135,7 @@ def describe(
 
 def host_id() -> str | None:
     """A digest of this start of the system and, where there is a CPU quota, of the control group that has it: processes
-    that share cores have the same one. It says nothing else. None where the system does not say."""
+    that share cores have the same one. It says nothing else. None if the system does not say."""
     try:
         start = _BOOT_ID.read_text().strip()
     except OSError:
@@ -156,7 +156,7 @@ def cpu_name() -> str:
 
 
 def temperature() -> float | None:
-    """Degrees Celsius of the processor's hottest sensor; None where the system shows none."""
+    """Degrees Celsius of the processor's hottest sensor; None if the system shows none."""
     groups = sensors()
     for name in _CPU_SENSORS:
         # Sensors that are not connected read zero or absurd values.
@@ -167,7 +167,7 @@ def temperature() -> float | None:
 
 
 def sensors() -> dict[str, list[Any]]:
-    """The temperatures of this machine's sensors, as psutil has them; none where the system shows none."""
+    """The temperatures of this machine's sensors, as psutil has them; none if the system shows none."""
     try:
         return dict(psutil.sensors_temperatures())
     except (AttributeError, OSError):  # not on this system; or its files are closed to us
@@ -202,7 +202,7 @@ def _cpuinfo() -> dict[str, str]:
 
 
 def _arm_part(lines: dict[str, str]) -> str:
-    """The name of an ARM core, or its numbers where it is not a known one; empty where it is no ARM core."""
+    """The name of an ARM core, or its numbers where it is not a known one; empty if it is no ARM core."""
     maker, part = lines.get("CPU implementer"), lines.get("CPU part")
     if not maker or not part:
         return ""
@@ -210,7 +210,7 @@ def _arm_part(lines: dict[str, str]) -> str:
 
 
 def _board() -> str:
-    """The board's name from the device tree; empty where there is none."""
+    """The board's name from the device tree; empty if there is none."""
     try:
         return _BOARD.read_text(errors="replace").strip("\0 \n")  # it ends in a zero byte
     except OSError:

@@ -26,7 +26,7 @@ class Remembered:
         self._path = (folder or state_folder()) / f"{name}.json"
 
     def get(self, key: str, max_age_s: float = MAX_AGE_S) -> tuple[Any, float] | None:
-        """(value, its age in seconds) under a key; None where there is none, or it is older than that."""
+        """(value, its age in seconds) under a key; None if there is none, or it is older than that."""
         entry: Any = self._read().get(key)
         try:
             age_s = time.time() - float(entry["measured_at"])

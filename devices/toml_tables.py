@@ -65,7 +65,7 @@ class Table:
     fault: type[Exception]
 
     def get(self, key: str) -> Any:
-        """The value as it is; None where the key is not there."""
+        """The value as it is; None if the key is not there."""
         return self.values.get(key)
 
     def refuse(self, key: str, needs: str) -> NoReturn:
@@ -77,7 +77,7 @@ class Table:
         check_keys(self.values, keys, self.where, self.fault)
 
     def number(self, key: str, least: float, most: float, why: str = "") -> float | None:
-        """A number in a range, whose bounds have a reason to be told or none; None where the key is not there."""
+        """A number in a range, whose bounds have a reason to be told or none; None if the key is not there."""
         value = self.get(key)
         if value is None:
             return None
@@ -87,14 +87,14 @@ class Table:
         return float(value)
 
     def whole(self, key: str, least: int, most: int) -> int | None:
-        """A whole number in a range; None where the key is not there."""
+        """A whole number in a range; None if the key is not there."""
         value = self.number(key, least, most)
         if value is not None and value != int(value):
             self.refuse(key, "needs a whole number")
         return None if value is None else int(value)
 
     def size(self, key: str) -> int | None:
-        """Bytes, from a text such as "1GiB"; None where the key is not there."""
+        """Bytes, from a text such as "1GiB"; None if the key is not there."""
         value = self.get(key)
         if value is None:
             return None

@@ -52,7 +52,7 @@ class Fit:
 def fit(table: Mapping[str, Sequence[Choice]], budget: int, reserved: int = 0) -> Fit:
     """The choices with the least damage whose bytes, and `reserved` more, are at most `budget`.
 
-    They fill LEAST_FILL of it where choices do that at all. DoesNotFit where nothing is small enough.
+    They fill LEAST_FILL of it where choices do that at all. DoesNotFit if nothing is small enough.
     """
     useful = {name: undominated(choices) for name, choices in table.items()}
     least = sum(choices[0].n_bytes for choices in useful.values())

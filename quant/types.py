@@ -26,7 +26,7 @@ class TensorType:
         return 8 * self.block_bytes / self.block
 
     def n_bytes(self, n_values: int) -> int:
-        """Bytes of `n_values` values; ValueError where they do not fill whole blocks."""
+        """Bytes of `n_values` values; ValueError if they do not fill whole blocks."""
         blocks, rest = divmod(n_values, self.block)
         if rest:
             raise ValueError(f"{self.name} stores whole blocks of {self.block} values, got {n_values} values")

@@ -26,7 +26,7 @@ def check_room(path: Path, need: int) -> None:
 def whole_file(path: Path, n_bytes: int) -> Iterator[IO[bytes]]:
     """A file of about `n_bytes` to write to. It is called `path` once the block has ended; nothing stays if that fails.
 
-    OSError where it cannot be written, ENOSPC where the disk has not so much room.
+    OSError if it cannot be written, ENOSPC where the disk has not so much room.
     """
     check_room(path, n_bytes)
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.part")

@@ -57,7 +57,7 @@ class Link(ABC):
     def send(self, payload: Buffer = b"", kind: Kind = Kind.DATA) -> None:
         """Send one frame; the payload may be changed afterwards.
 
-        LinkTimeout where the peer makes no room within `send_timeout_s`; LinkClosed where it is gone.
+        LinkTimeout if the peer makes no room within `send_timeout_s`; LinkClosed if it is gone.
         """
         self._check()
         view = memoryview(payload).cast("B")

@@ -79,7 +79,7 @@ class Admission(grpc.ServerInterceptor):  # type: ignore[misc]
 
     gRPC's own order is the reverse: a caller without a request would keep a thread, and never be identified. Few calls
     wait for their requests at a time, and the owner has most of these places. A call without a place is refused, or
-    answered as if its request were empty where its method is one of `brief`.
+    answered as if its request were empty if its method is one of `brief`.
     """
 
     def __init__(self, admit: Callable[[str, grpc.ServicerContext], Caller], brief: Collection[str] = ()) -> None:

@@ -129,7 +129,7 @@ def handshake(
 ) -> ssl.SSLSocket:
     """TLS over a connected socket, which is the result's from now on, also where this fails. It does not block.
 
-    `timeout_s` bounds the whole handshake. LinkTimeout, LinkClosed, ProtocolError, or Refused where one of the two does
+    `timeout_s` bounds the whole handshake. LinkTimeout, LinkClosed, ProtocolError, or Refused if one of the two does
     not believe the other's certificate. The caller checks the peer with `admit`. A dialler learns that its own
     certificate was turned down only when it first reads: give such an ssl.SSLError to `tls_error`.
     """

@@ -35,7 +35,7 @@ def prefix(lab: str) -> str:
 
 
 def clean(folder: Path) -> None:
-    """End and remove all there is of the lab of a folder, with the folder. Nothing where there is none.
+    """End and remove all there is of the lab of a folder, with the folder. Nothing if there is none.
 
     Whoever calls this holds the lab's lock.
     """

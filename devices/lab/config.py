@@ -72,7 +72,7 @@ class LabConfig:
 
 
 def read_lab(path: Path) -> LabConfig:
-    """The lab of a TOML file. LabFileError says what is wrong in it and where; OSError where it cannot be read."""
+    """The lab of a TOML file. LabFileError says what is wrong in it and where; OSError if it cannot be read."""
     data = read_toml(path, LabFileError)
     try:
         return parse_lab(data, path.absolute().parent)

@@ -53,7 +53,7 @@ class ControlGroup:
     """
 
     def __init__(self, name: str, *, cores: float | None = None, memory: int | None = None) -> None:
-        """cores: of processor time; memory: bytes. NoGroups where this user, or this machine, has none to give."""
+        """cores: of processor time; memory: bytes. NoGroups if this user, or this machine, has none to give."""
         self._new = (GROUPS / "cgroup.controllers").exists()  # version 2: one tree for everything
         controllers = [kind for kind, limit in (("cpu", cores), ("memory", memory)) if limit is not None]
         parents = [GROUPS] if self._new else [GROUPS / kind for kind in controllers]

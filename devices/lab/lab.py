@@ -100,7 +100,7 @@ class Running:
         self.state = LabState(folder, {})
 
     def wait(self, progress: Callable[[int, str], None]) -> None:
-        """Until all workers answer. LabError where one does not."""
+        """Until all workers answer. LabError if one does not."""
         for line in self._output:
             message = json.loads(line)
             if "ready" in message:
@@ -136,7 +136,7 @@ class Running:
 
 def start(config: LabConfig, base: Path, name: str, progress: Callable[[int, str], None]) -> Running:
     """Start a lab, whose files lie in a folder of this name, and wait for its workers. progress: called with the number
-    of workers that answer, and the name of the last. LabError where one does not start."""
+    of workers that answer, and the name of the last. LabError if one does not start."""
     base.mkdir(mode=0o700, parents=True, exist_ok=True)
     _sweep(base)
     lock = _try_lock(base, name)
@@ -179,7 +179,7 @@ def _sweep(base: Path) -> None:
 
 
 def _try_lock(base: Path, name: str) -> int | None:
-    """A descriptor that holds the lock of a lab; None where its supervisor or cleaner holds it."""
+    """A descriptor that holds the lock of a lab; None if its supervisor or cleaner holds it."""
     handle = os.open(lock_file(base / name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -36,11 +36,11 @@ class LabState:
         return list(self.said["not_enforced"])
 
     def pid(self, name: str) -> int:
-        """The process of a device's worker. KeyError where there is no such device."""
+        """The process of a device's worker. KeyError if there is no such device."""
         return int({device["name"]: device["pid"] for device in self.said["devices"]}[name])
 
     def command(self, name: str, args: Sequence[str]) -> list[str]:
-        """A command line that runs another one in the network of a device, without its limits. KeyError where there is
+        """A command line that runs another one in the network of a device, without its limits. KeyError if there is
         no such device."""
         namespace = {device["name"]: device["namespace"] for device in self.said["devices"]}[name]
         return list(args) if namespace is None else in_namespace(namespace, args)

@@ -50,7 +50,7 @@ class ForkServer:
         self._requests: socket.socket | None = None  # to the server that runs, where one does
 
     def prepare(self) -> None:
-        """Return when it has imported everything. ChildProcessError where it cannot."""
+        """Return when it has imported everything. ChildProcessError if it cannot."""
         with self._lock:
             if self._process is not None and self._process.poll() is None:
                 return
@@ -153,7 +153,7 @@ class ForkedProcess:
 
 
 def _receive(channel: socket.socket) -> int | None:
-    """The server's next number; None where it has ended, or says nothing for STARTS_S."""
+    """The server's next number; None if it has ended, or says nothing for STARTS_S."""
     channel.settimeout(STARTS_S)
     try:
         data = channel.recv(NUMBER.size)

@@ -32,7 +32,7 @@ def is_owned(folder: Path) -> bool:
 
 
 def read_keys(folder: Path) -> tuple[x509.Certificate, PrivateKey]:
-    """The cluster's own certificate and key. TrustError where they are damaged; nothing is changed."""
+    """The cluster's own certificate and key. TrustError if they are damaged; nothing is changed."""
     try:
         key = certificates.key_from_pem((folder / KEY_FILE).read_bytes())
         certificate = certificates.from_pem((folder / CERTIFICATE_FILE).read_bytes())
@@ -56,7 +56,7 @@ class Authority:
     def create(cls, folder: Path, owner_name: str, credentials_folder: Path, now: float | None = None) -> Authority:
         """A new cluster, and in `credentials_folder` this machine's own membership as its owner.
 
-        TrustError where there is one already, or where this machine belongs to another one.
+        TrustError if there is one already, or where this machine belongs to another one.
         """
         check_name(owner_name)
         now = _time(now)
@@ -87,7 +87,7 @@ class Authority:
     def open(cls, folder: Path, credentials_folder: Path, now: float | None = None) -> Authority:
         """The cluster in a folder; this machine's membership is mended where it is missing or behind.
 
-        TrustError where there is none, or where its files are damaged.
+        TrustError if there is none, or where its files are damaged.
         """
         if not is_owned(folder):
             raise TrustError("this machine owns no cluster; run `edge cluster init` to make one")
@@ -134,7 +134,7 @@ class Authority:
     def invite(self, name: str, lifetime_s: float, now: float | None = None) -> str:
         """A token by which one device can join as `name` within `lifetime_s` seconds.
 
-        An earlier invitation of this name that nobody used counts no more. TrustError where the name is taken.
+        An earlier invitation of this name that nobody used counts no more. TrustError if the name is taken.
         """
         check_name(name)
         now = _time(now)
@@ -186,7 +186,7 @@ class Authority:
         return certificates.to_pem(certificate)
 
     def revoke(self, name: str, now: float | None = None) -> bool:
-        """Refuse this device from now on, its invitation too; False where it was revoked before.
+        """Refuse this device from now on, its invitation too; False if it was revoked before.
 
         Other members learn it from the new `crl`. TrustError for an unknown name and for the owner's own.
         """

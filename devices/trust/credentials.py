@@ -69,7 +69,7 @@ class Joined:
 
 
 def load(folder: Path) -> Membership | None:
-    """The membership in a folder, checked; None where there is none. TrustError where the files are damaged."""
+    """The membership in a folder, checked; None if there is none. TrustError if the files are damaged."""
     try:
         device = (folder / DEVICE_FILE).read_bytes()
     except FileNotFoundError:

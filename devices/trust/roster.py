@@ -61,7 +61,7 @@ class Roster:
         self.crl_number += bool(fresh)
 
     def merge(self, number: int, revoked: AbstractSet[int], now: float) -> bool:
-        """Take over the revocations of another list of this cluster; False where that is this one or an earlier one."""
+        """Take over the revocations of another list of this cluster; False if that is this one or an earlier one."""
         ours = self.revoked.keys()
         if (revoked == ours and number <= self.crl_number) or (revoked < ours and number < self.crl_number):
             return False
@@ -87,7 +87,7 @@ class Roster:
 
     @classmethod
     def load(cls, folder: Path) -> Roster:
-        """The list in a folder. TrustError where it is damaged, OSError where it cannot be read."""
+        """The list in a folder. TrustError if it is damaged, OSError if it cannot be read."""
         path = folder / MEMBERS_FILE
         try:
             content = json.loads(path.read_bytes())

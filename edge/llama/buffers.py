@@ -240,7 +240,7 @@ def _repack_buffer() -> int | None:
 
 
 def _layout_of(tensor: _Tensor) -> int | None:
-    """ggml's handle of the layout it would repack a tensor to; None where it would not."""
+    """ggml's handle of the layout it would repack a tensor to; None if it would not."""
     if not _repack_buffer():
         return None
     copy = _Tensor.from_buffer_copy(tensor)

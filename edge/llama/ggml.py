@@ -287,7 +287,7 @@ def forget_views() -> None:
 
 
 def cpu_device() -> int:
-    """ggml's handle of this machine's CPU. EngineError where this build has none."""
+    """ggml's handle of this machine's CPU. EngineError if this build has none."""
     device = _device_by_type(_CPU_DEVICE)
     if not device:
         raise EngineError("ggml offers no CPU to compute with; reinstall llama-cpp-python")
@@ -305,7 +305,7 @@ def gpu_names() -> list[str]:
 
 def gpu_free_bytes() -> int | None:
     """Bytes that are free on the GPUs that llama.cpp uses: on those with memory of their own, else on those without.
-    None where a driver does not tell."""
+    None if a driver does not tell."""
     used = next((devices for kind in _GPU_DEVICES if (devices := _devices(kind))), [])
     free, total = C.c_size_t(), C.c_size_t()
     free_bytes = 0
@@ -323,7 +323,7 @@ def _devices(kind: int) -> list[int]:
 
 
 def cpu_procedure(name: bytes) -> int | None:
-    """The address of a function that only the CPU's backend has; None where this build has it not."""
+    """The address of a function that only the CPU's backend has; None if this build has it not."""
     return _procedure(_device_registry(cpu_device()), name)  # type: ignore[no-any-return]
 
 

@@ -2,7 +2,7 @@
 
 llama-cpp-python brings its own, built where it was installed. Another, built before, is used where `LLAMA_CPP_LIB_PATH`
 names its folder, or where llama-cpp-python has none and the system does. Importing this module asks it for its version
-before anything else of it is called, and raises EngineError where that is another: functions, structs and names of
+before anything else of it is called, and raises EngineError if that is another: functions, structs and names of
 nodes belong to a version. `edge/llama/ggml.py` and `edge/llama/buffers.py` then check the layout of each struct.
 """
 
@@ -47,7 +47,7 @@ def system_folders() -> list[Path]:
 
 
 def library_folder(system: list[Path] | None = None) -> Path:
-    """The folder of the llama.cpp to use. system: folders in place of the system's. EngineError where there is none."""
+    """The folder of the llama.cpp to use. system: folders in place of the system's. EngineError if there is none."""
     named = os.environ.get(LIB_PATH)
     if named is not None:
         if not (Path(named) / _NAME).exists():
@@ -104,7 +104,7 @@ def check_parameters(package: Any, folder: Path) -> None:
 
 def _open() -> tuple[Any, Any, Path]:
     """llama-cpp-python with the llama.cpp to use, that library again, for what llama-cpp-python does not declare, and
-    its folder. EngineError where there is none that fits."""
+    its folder. EngineError if there is none that fits."""
     folder = library_folder()
     check_library(folder)
     if folder in system_folders():

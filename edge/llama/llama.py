@@ -208,7 +208,7 @@ class Model:
         return bool(L.llama_vocab_is_eog(self.vocab, token))
 
     def special_token(self, name: str) -> int | None:
-        """Id of "bos", "eos" or "eot"; None where the vocabulary has none."""
+        """Id of "bos", "eos" or "eot"; None if the vocabulary has none."""
         token = getattr(L, f"llama_vocab_{name}")(self.vocab)
         return None if token < 0 else int(token)
 
@@ -374,7 +374,7 @@ class Context:
         return data
 
     def write_state(self, sequence: int, data: NDArray[np.uint8]) -> bool:
-        """Add to a sequence what `read_state` gave here or in another context; False where it does not fit this one.
+        """Add to a sequence what `read_state` gave here or in another context; False if it does not fit this one.
         The data must have been checked before, and its positions must not be held."""
         scratch = self._scratch_sequence()
         _complaints.clear()

@@ -17,7 +17,7 @@ class PooledContext:
     """A context that gives one vector for a text: the pooling the model was made for, or the mean of its tokens."""
 
     def __init__(self, model: Model, tokens: int, threads: int) -> None:
-        """tokens: that a text may have. EngineError where llama.cpp cannot make it."""
+        """tokens: that a text may have. EngineError if llama.cpp cannot make it."""
         params = L.llama_context_default_params()
         params.n_ctx = params.n_batch = params.n_ubatch = params.n_outputs_max = tokens
         params.n_threads = params.n_threads_batch = threads

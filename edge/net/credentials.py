@@ -17,12 +17,12 @@ def credentials(folder: Path | None = None) -> Credentials | None:
 
 
 def required(folder: Path) -> Credentials:
-    """The credentials in a folder that has had some. TrustError where they are gone."""
+    """The credentials in a folder that has had some. TrustError if they are gone."""
     return from_membership(membership(folder))
 
 
 def membership(folder: Path) -> files.Membership:
-    """The membership in a folder that has had one. TrustError where it is gone."""
+    """The membership in a folder that has had one. TrustError if it is gone."""
     stored = files.load(folder)
     if stored is None:
         raise TrustError(f"the credentials in {folder} are gone; join again")

@@ -71,7 +71,7 @@ class Listener:
         poll_s: float,
         streams: bool = False,
     ) -> None:
-        """Listens at once; OSError where that is not possible. `credentials`: TLS on the TCP port.
+        """Listens at once; OSError if that is not possible. `credentials`: TLS on the TCP port.
 
         streams: what links are for (`transport.tcp_link.tune`).
         """
@@ -99,7 +99,7 @@ class Listener:
             threading.Thread(target=self._accept, args=(listener,), daemon=True, name="listener").start()
 
     def wait_for(self, names: Mapping[int, str], timeout_s: float) -> dict[int, Link]:
-        """The links of these ranks once all have dialled. LinkTimeout names those that have not; Refused where another
+        """The links of these ranks once all have dialled. LinkTimeout names those that have not; Refused if another
         device than the named one dialled as such a rank, which shows where there are credentials.
         """
         with self._arrived:

@@ -126,7 +126,7 @@ class Relink:
     def again(self, group: Group, order: Order) -> None:
         """Do what rank 0 says about all links of this rank, in `group`; all ranks of it at the same time.
 
-        What cannot be dialled changes nothing. EngineError where links may not change; errors of the links in use.
+        What cannot be dialled changes nothing. EngineError if links may not change; errors of the links in use.
         """
         if not self.able:
             raise EngineError("links were made to stay, and are to be changed; this is an error of rank 0")

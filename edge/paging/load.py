@@ -147,7 +147,7 @@ _CHECKED = "loaded meta data with"  # what llama.cpp says when it has read and c
 
 
 def load_stub(file: GgufFile) -> tuple[llama.Model, CallerBuffer]:
-    """The model of `file` in llama.cpp, and its weights, of which none has memory yet. EngineError where llama.cpp
+    """The model of `file` in llama.cpp, and its weights, of which none has memory yet. EngineError if llama.cpp
     refuses it, or the folder for temporary files does."""
     own = CallerBuffer()
     with _stub(file) as (path, shorten):

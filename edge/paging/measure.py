@@ -27,7 +27,7 @@ _PROMPT_ROWS = 32
 
 def measure_reads(largest: Piece, threads: int | None, chunk: int | None, most: int) -> tuple[int, int, float]:
     """(threads, bytes of a read, bytes a second) of the fastest setting of a few, with what is given of it; `largest`
-    is what is read, and buffers are to take at most `most` bytes. WeightsError where the disk fails.
+    is what is read, and buffers are to take at most `most` bytes. WeightsError if the disk fails.
 
     Few threads and small buffers, which stay in the CPU's caches, are the fastest where the disk's memory and the
     CPU's are near each other; elsewhere more and larger ones are, by up to a half.

@@ -52,7 +52,7 @@ class MemoryNeed:
 def need(path: str | os.PathLike[str], sizes: ContextSizes) -> MemoryNeed:
     """Ask llama.cpp itself, by a dry run that reads only the metadata: exact for every architecture it knows.
 
-    EngineError where llama.cpp refuses the file or the options. The file must have been checked before.
+    EngineError if llama.cpp refuses the file or the options. The file must have been checked before.
     """
     weights, lines = dry_run(path, sizes)
     return MemoryNeed({"weights": weights, **of_context(lines), "runtime": own_rss()}, available_memory())
@@ -112,7 +112,7 @@ def check(path: str | os.PathLike[str], shape: ModelShape, sizes: ContextSizes) 
 
 
 def cache_bytes(shape: ModelShape, context: int, kv: TensorType) -> int:
-    """Bytes of KV cache for `context` tokens. EngineError where the model's heads cannot be stored as `kv`."""
+    """Bytes of KV cache for `context` tokens. EngineError if the model's heads cannot be stored as `kv`."""
     try:
         return shape.kv_bytes(context, kv, kv)
     except ValueError as error:  # blocks of the type do not divide a head's values

@@ -36,7 +36,7 @@ def laid_out(
     pieces: Sequence[Piece], reader: Reader, *, make: bool
 ) -> tuple[tuple[Piece, ...], tuple[DirectFile, ...]]:
     """The same pieces, to be read from files that have them laid out, and those files. Those without a file are as
-    they were. make: write files for all, if there is room. WeightsError where the weights cannot be read."""
+    they were. make: write files for all, if there is room. WeightsError if the weights cannot be read."""
     changed = [piece for piece in pieces if piece.repacked]
     if not changed:
         return tuple(pieces), ()
@@ -107,7 +107,7 @@ def _write(folder: Path, piece: Piece, space: AddressSpace, reader: Reader) -> N
 
 
 def _make_room(folder: Path, n_bytes: int) -> bool:
-    """Delete what other models left, the longest ago first, until so many bytes more are within the limit; False where
+    """Delete what other models left, the longest ago first, until so many bytes more are within the limit; False if
     they cannot be."""
     if n_bytes > shutil.disk_usage(folder).free // _FREE_SHARE:
         return False

@@ -35,7 +35,7 @@ class PagedWeights:
         router_first: bool,
         progress: Callable[[float], None] | None = None,
     ) -> None:
-        """Load what stays. WeightsError where it cannot be read; what `progress` raises ends the load."""
+        """Load what stays. WeightsError if it cannot be read; what `progress` raises ends the load."""
         self.plan = plan
         self._roles, self._reader = roles, reader
         self._arena = AddressSpace(sum(piece.span for piece in plan.resident), huge=True)

@@ -103,7 +103,7 @@ class _Source:
             raise SliceError(f"{self._name} was changed while a slice was cut from it; leave it alone and start again")
 
     def read(self, offset: int, n: int) -> bytes:
-        """`n` bytes from `offset` on. SliceError where the file ends before, or cannot be read."""
+        """`n` bytes from `offset` on. SliceError if the file ends before, or cannot be read."""
         parts: list[bytes] = []
         while n:
             try:

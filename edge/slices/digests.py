@@ -34,7 +34,7 @@ class Digests:
     def file_digest(self, path: Path, progress: Progress | None = None) -> str:
         """The SHA-256 of a file, hashed only where it is not remembered for the file as it is now.
 
-        SliceError where it cannot be read, or changes while it is read.
+        SliceError if it cannot be read, or changes while it is read.
         """
         try:
             path = path.resolve(strict=True)
@@ -44,7 +44,7 @@ class Digests:
             raise SliceError(f"cannot read {path}: {exc.strerror}") from exc
 
     def find_model(self, folder: Path, digest: str, size: int, progress: Progress | None = None) -> Path | None:
-        """A model file in `folder`, or below it, with this SHA-256 and size in bytes; None where there is none.
+        """A model file in `folder`, or below it, with this SHA-256 and size in bytes; None if there is none.
 
         Only files of that size are hashed, and first those are tried whose digest is remembered. Links are followed,
         also to other folders: whoever made the folder put them there. Files that cannot be read are passed over.

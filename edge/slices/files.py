@@ -26,7 +26,7 @@ def explained(folder: Path, need: str = "room needed for a slice") -> Iterator[N
 
 
 def open_alone(path: Path, digest: str) -> int:
-    """A partial file, opened and locked; made where it is missing. SliceBusy where somebody writes it."""
+    """A partial file, opened and locked; made where it is missing. SliceBusy if somebody writes it."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     if not lock(handle):
         os.close(handle)
@@ -35,7 +35,7 @@ def open_alone(path: Path, digest: str) -> int:
 
 
 def lock(handle: int) -> bool:
-    """Lock an open file for oneself alone; False where somebody has it."""
+    """Lock an open file for oneself alone; False if somebody has it."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

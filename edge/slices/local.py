@@ -28,7 +28,7 @@ class OwnSlices:
         self._digests = Digests(state or state_folder())
 
     def model_digest(self, model: Path, progress: Progress | None = None) -> str:
-        """The SHA-256 of a model file as it is now. SliceError where it cannot be read."""
+        """The SHA-256 of a model file as it is now. SliceError if it cannot be read."""
         return self._digests.file_digest(model, progress)
 
     def digest(self, recipe: Recipe, model: Path, progress: Progress | None = None) -> str:

@@ -67,7 +67,7 @@ class Partial:
         self.close()
 
     def write(self, chunk: bytes | bytearray | memoryview) -> None:
-        """Add bytes. SliceError where that makes too many, NoRoom where the disk is full: what was written stays."""
+        """Add bytes. SliceError if that makes too many, NoRoom if the disk is full: what was written stays."""
         self._check_open()
         chunk = bytes(chunk)  # no copy where it is bytes; anything else might change before it is hashed
         if len(chunk) > self.n_bytes - self.received:
@@ -96,7 +96,7 @@ class Partial:
     def commit(self) -> Path:
         """Verify the slice and put it in place, on the disk for good: its path.
 
-        SliceError where bytes are missing, which keeps those that came; DigestMismatch deletes them.
+        SliceError if bytes are missing, which keeps those that came; DigestMismatch deletes them.
         """
         self._check_open()
         if self.received != self.n_bytes:

@@ -42,7 +42,7 @@ class SliceFile(NamedTuple):
 class SliceStore:
     """A folder of slices that holds at most `max_bytes`, partial ones included. Made where it is missing.
 
-    Any number of threads and processes may use one folder. SliceError where the folder cannot be used.
+    Any number of threads and processes may use one folder. SliceError if the folder cannot be used.
     """
 
     def __init__(self, folder: Path, max_bytes: int, remedy: str = "start with a larger --cache-size") -> None:
@@ -68,7 +68,7 @@ class SliceStore:
 
     @contextmanager
     def use(self, digest: str) -> Iterator[Path]:
-        """The file of a slice, which is not evicted inside the `with`. SliceError where it is not there."""
+        """The file of a slice, which is not evicted inside the `with`. SliceError if it is not there."""
         with ExitStack() as stack:
             with self.locked():  # so that nobody evicts it in between
                 path = self.find(digest)
@@ -98,8 +98,8 @@ class SliceStore:
     def receive(self, digest: str, n_bytes: int, progress: Progress | None = None) -> Partial:
         """Begin, or continue, to write a slice: a context manager that takes the bytes from `.received` on.
 
-        Bytes from an earlier attempt are hashed first; `progress` is told how far that is. Errors: SliceError where the
-        slice is there already or is being written by somebody else, NoRoom where it cannot fit.
+        Bytes from an earlier attempt are hashed first; `progress` is told how far that is. Errors: SliceError if the
+        slice is there already or is being written by somebody else, NoRoom if it cannot fit.
         """
         partial = self._partial(digest, n_bytes)
         if not 0 < n_bytes < 10**15:
@@ -128,7 +128,7 @@ class SliceStore:
             raise
 
     def received_bytes(self, digest: str, n_bytes: int) -> int:
-        """Bytes that an earlier attempt to write this slice has left. SliceBusy where an attempt is under way."""
+        """Bytes that an earlier attempt to write this slice has left. SliceBusy if an attempt is under way."""
         with explained(self.folder):
             try:
                 handle = os.open(self._partial(digest, n_bytes), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -145,7 +145,7 @@ class SliceStore:
     ) -> Path:
         """Cut a slice into the store, unless it is there: its path. `progress` is told the bytes that are there.
 
-        Errors: as `receive` and `edge.slices.cutting.chunks`; DigestMismatch where recipe and model make another slice.
+        Errors: as `receive` and `edge.slices.cutting.chunks`; DigestMismatch if recipe and model make another slice.
         """
         path = self.find(digest)
         if path:
@@ -168,7 +168,7 @@ class SliceStore:
         return self._path(digest).with_name(f"{digest}.{n_bytes}.partial")
 
     def remove(self, path: Path) -> None:
-        """Delete one of `files`. SliceBusy where it is in use or being written."""
+        """Delete one of `files`. SliceBusy if it is in use or being written."""
         with self.locked(), explained(self.folder):
             handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:

@@ -45,7 +45,7 @@ class ModelShape:
 
     @classmethod
     def from_gguf(cls, file: GgufFile) -> "ModelShape":
-        """The sizes of `file`; ModelFileError where the metadata lack one or contradict each other."""
+        """The sizes of `file`; ModelFileError if the metadata lack one or contradict each other."""
         meta = Metadata(file)
         n_all = meta.count("block_count", least=1, most=MAX_LAYERS)
         n_layers = n_all - meta.count("nextn_predict_layers", 0, most=n_all)
@@ -93,7 +93,7 @@ class ModelShape:
 
         Sum over layers of context * (bytes of n_heads_kv * head_k in type_k + bytes of n_heads_kv * head_v in type_v).
         Attention windows are ignored (a layer that keeps only its window needs less), and so is the state of recurrent
-        layers, which does not grow. ValueError where a type's blocks do not divide a layer's keys or values.
+        layers, which does not grow. ValueError if a type's blocks do not divide a layer's keys or values.
         """
         return sum(self.kv_layer_bytes(layer, context, type_k, type_v) for layer in range(self.n_layers))
 

@@ -22,7 +22,7 @@ def flops(node: Any, values: Mapping[str, Value]) -> int:
     RNN, GRU, LSTM      2 x steps x batch x values of both weight matrices
     others              1 x output values; what If, Loop and Scan hold inside is not counted
 
-    Biases are not counted. Products of whole numbers count the same. 0 where no shape is known.
+    Biases are not counted. Products of whole numbers count the same. 0 if no shape is known.
     """
     outputs = sum(prod(values[name].shape) for name in node.output if name in values)
     try:

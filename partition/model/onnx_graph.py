@@ -59,7 +59,7 @@ class OnnxGraph:
         """The graph of an onnx.ModelProto, with its weights or without their data, looked at with these dimensions.
 
         dims: sizes of open dimensions, by name, or as "input[axis]". observe: is asked for tensors whose shape cannot
-        be inferred. PlanError where a size is missing, too many, or not positive. CannotSlice for nodes out of order,
+        be inferred. PlanError if a size is missing, too many, or not positive. CannotSlice for nodes out of order,
         or a tensor that is made twice or never.
         """
         listed = flat_nodes(model)
@@ -131,7 +131,7 @@ class OnnxGraph:
 def flat_nodes(model: Any) -> Sequence[Any]:
     """The NodeProtos of a model; calls of the model's own functions are replaced by what is in them.
 
-    CannotSlice where that fails.
+    CannotSlice if that fails.
     """
     if not model.functions:
         return tuple(model.graph.node)

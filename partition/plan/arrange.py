@@ -25,7 +25,7 @@ def make_plan(
 
     "tensor" is one stage that all ranks share, "pipeline" a stage for each rank. `stages_of`, where given, is taken
     instead of `parallel`: how many ranks each stage has, such as (2, 2). Of `model`, its name, what can be printed is
-    kept. PlanError where the model has too little to share.
+    kept. PlanError if the model has too little to share.
     """
     n = len(devices)
     parts = checked_shares([1.0] * n if shares is None else shares, n)

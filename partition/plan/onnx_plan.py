@@ -61,7 +61,7 @@ class OnnxPlan:
 
     @property
     def own(self) -> OnnxStage | None:
-        """The stage that the owner's process, rank 0, computes; None where it only hands over and takes back."""
+        """The stage that the owner's process, rank 0, computes; None if it only hands over and takes back."""
         return self.stages[0] if self.stages[0].device == LOCAL else None
 
     @property

@@ -30,7 +30,7 @@ def split(
     A stage takes the sum of the seconds of its nodes, divided by the share of its device. Exact, by dynamic
     programming over `cuts`, which ascend: best[s][c] = min over b < c of max(best[s-1][b], work(b, c) / share[s]).
     seconds: of each node, measured: stages that are no more than 5 % slower than that are as good, as measurements
-    differ by so much; None: `node_seconds`. PlanError where there are too few places.
+    differ by so much; None: `node_seconds`. PlanError if there are too few places.
     """
     shares = checked_shares(shares, len(shares))
     check_enough(graph, cuts, len(shares))

@@ -66,7 +66,7 @@ def kv_heads(heads: Range, n_heads: int, n_heads_kv: int) -> tuple[int, ...]:
 
     llama.cpp takes local KV head `i // (local heads / local KV heads)` for local query head `i`, so each local KV head
     serves equally many query heads in a row. Where `heads` cuts through a group, KV heads are repeated until that
-    holds. () for a model without KV heads. PlanError where the groups are not equal or `heads` is outside the model.
+    holds. () for a model without KV heads. PlanError if the groups are not equal or `heads` is outside the model.
     """
     if n_heads_kv == 0:
         return ()

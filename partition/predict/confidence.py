@@ -12,7 +12,7 @@ MOST_SLOWED = 5.0  # times that other work slowed a device down, at most, where 
 
 
 def least_part(seconds: float, busy: bool, quiet_s: float | None) -> float:
-    """The part of a figure that is its lower bound: 1 where the figure is confirmed.
+    """The part of a figure that is its lower bound: 1 if the figure is confirmed.
 
     seconds: the figure. quiet_s: the same, from a quiet moment; None: none is remembered.
     """

@@ -116,7 +116,7 @@ class GroupCost:
     """
 
     def __init__(self, work: Work, speeds: Sequence[DeviceSpeed], shards: Sequence[Shard], links: Links) -> None:
-        """shards: heads, ff and vocab of each rank; vocab may be none, where it is not the last stage."""
+        """shards: heads, ff and vocab of each rank; vocab may be none, if it is not the last stage."""
         self.work, self.speeds, self.shards = work, tuple(speeds), tuple(shards)
         self.slowest = links.slowest([speed.device for speed in speeds])
         limits = work.limits
@@ -193,7 +193,7 @@ class GroupCost:
         return [np.minimum(need, speed.memory_bytes) for need, speed in zip(needs, self.speeds, strict=True)]
 
     def paged(self, k: Numbers, weights: Numbers, kv: Numbers, last: Numbers) -> list[Numbers]:
-        """Return the bytes of weights that each rank reads again in every pass; inf where it cannot page.
+        """Return the bytes of weights that each rank reads again in every pass; inf if it cannot page.
 
         need - have, where the window of two layers, KV cache and runtime have room.
         """

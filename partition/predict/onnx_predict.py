@@ -122,7 +122,7 @@ class OnnxWork:
         return weights + max(self.activation_bytes[start:stop])
 
     def bounds(self, plan: OnnxPlan) -> tuple[int, ...]:
-        """The boundaries that a plan cuts at, both ends among them. PlanError where one was not a candidate."""
+        """The boundaries that a plan cuts at, both ends among them. PlanError if one was not a candidate."""
         positions = (0, *plan.cuts, plan.n_nodes)
         places = {position: i for i, position in enumerate(self.positions)}
         if plan.n_nodes != self.positions[-1] or not all(position in places for position in positions):
@@ -145,12 +145,12 @@ def predict(
 
         latency    = enter + sum over stages of (stage + hop), where
         stage      = OnnxDevice.seconds of its segments
-        hop, enter = latency of the link + bytes / its bandwidth; 0 where the owner keeps what it has
+        hop, enter = latency of the link + bytes / its bandwidth; 0 if the owner keeps what it has
         throughput = 1 / max(busiest, latency / in flight)
         busiest    = the longest stage, or bytes / bandwidth of the busiest link, or what stages of one host take there
 
     Of so many inputs in flight each takes the latency at least (Little's law); in no time less than `busiest` does
-    another one complete. PlanError where the plan, a device or a link was not measured.
+    another one complete. PlanError if the plan, a device or a link was not measured.
     """
     bounds = work.bounds(plan)
     unknown = [device for device in plan.devices if device not in speeds]
@@ -202,7 +202,7 @@ def filling(latency_s: float, busiest_s: float) -> int:
 
 
 def way(links: Links, a: str, b: str) -> LinkSpeed | None:
-    """The link from `a` to `b`; None where nothing has to move."""
+    """The link from `a` to `b`; None if nothing has to move."""
     return None if a == b else links.get(a, b)
 
 

@@ -115,7 +115,7 @@ def _read_ahead(
 
 
 def _spread(matrices: Sequence[Matrix], room: int, window: int, most: int) -> Pages | None:
-    """Stream as few bytes as leave the others `room`, evenly, of matrices of at most `most` bytes; None where they are
+    """Stream as few bytes as leave the others `room`, evenly, of matrices of at most `most` bytes; None if they are
     not enough."""
     small = [matrix for matrix in matrices if matrix.n_bytes * _SMALL < most]
     if sum(matrix.n_bytes for matrix in small) > room:

@@ -75,7 +75,7 @@ def judged(
 ) -> tuple[list[bool], int | None]:
     """(of each, whether it is on the front; the number of the knee): by measurement where there is one.
 
-    predicted, measured: `Point.objectives`, and the same as measured; None where it was not. What was measured is on
+    predicted, measured: `Point.objectives`, and the same as measured; None if it was not. What was measured is on
     the front where nothing else that was measured dominates it: a promise does not. What was only predicted is where
     nothing at all does. The knee is that of the front as measured, where anything was.
     """

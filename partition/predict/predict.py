@@ -63,7 +63,7 @@ def compute_s(
 
 
 def _alone(stages: list[_Stage], work: Work) -> tuple[float, Draft | None]:
-    """Return (seconds of a token of a request alone, the draft used: None where it is one row at a time)."""
+    """Return (seconds of a token of a request alone, the draft used: None if it is one row at a time)."""
     rows = work.alone_rows
     seconds = [stage.seconds(rows) for stage in stages]
     hops = [stage.hop(rows) for stage in stages]

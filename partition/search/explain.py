@@ -51,7 +51,7 @@ def best(planner: Planner, objective: str, caps: Mapping[str, float] | None = No
 
 
 def _first(planner: Planner, objective: str, caps: Mapping[str, float] | None) -> Placed | None:
-    """The plan that is predicted to be the best; None where nothing fits, or is within caps."""
+    """The plan that is predicted to be the best; None if nothing fits, or is within caps."""
     names, most = limited_by(objective, caps or {})
     plans, _ = planner.front(names, caps=most)
     return plans[0] if plans else None
@@ -85,7 +85,7 @@ def busy_words(speeds: Iterable[DeviceSpeed | OnnxDevice]) -> str:
 
 
 def alone(planner: Planner, objective: str, caps: Mapping[str, float] | None = None) -> Placed | None:
-    """The whole model on the owner's device; None where it has no room for it, not even by paging, or is above caps."""
+    """The whole model on the owner's device; None if it has no room for it, not even by paging, or is above caps."""
     names, most = limited_by(objective, caps or {})
     plans, _ = planner.only_own().front(names, caps=most)
     return plans[0] if plans else None

@@ -83,7 +83,7 @@ class OnnxPlanner:
         return [self._placed(solution) for solution in result.solutions], result.exact
 
     def only_own(self) -> OnnxPlanner:
-        """The same, with the owner's device alone. PlanError where that was not measured."""
+        """The same, with the owner's device alone. PlanError if that was not measured."""
         return self.only(LOCAL)
 
     def only(self, device: str) -> OnnxPlanner:
@@ -135,7 +135,7 @@ class OnnxPlanner:
         return OnnxPlaced(plan, self.predict(plan), solution.objectives)
 
     def _stages(self, measures: _Measures, speed: OnnxDevice) -> tuple[Array, Array]:
-        """Return the cost of every stage [i, j) on a device: [S, n+1, n+1], [P, n+1, n+1]; inf where it has no room."""
+        """Return the cost of every stage [i, j) on a device: [S, n+1, n+1], [P, n+1, n+1]; inf if it has no room."""
         n = self.work.segments
         before = np.array(speed.before_s)
         seconds = speed.stage_s + (before[None, :] - before[:, None])

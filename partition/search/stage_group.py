@@ -29,7 +29,7 @@ class StageGroup:
     """A group of devices, the one that takes what comes from others first."""
 
     def __init__(self, work: Work, speeds: Sequence[DeviceSpeed], links: Links, members: tuple[int, ...]) -> None:
-        """speeds: of all devices; members: their numbers. PlanError where the model has too little to share."""
+        """speeds: of all devices; members: their numbers. PlanError if the model has too little to share."""
         self.work, self.links, self.members = work, links, members
         self.speeds = together([speeds[i] for i in members])
         self.devices = tuple(speed.device for speed in self.speeds)
@@ -152,7 +152,7 @@ def _budget(n_bytes: int) -> int:
 
 
 def _spans(before: Sequence[float]) -> Array:
-    """[n+1, n+1]: of [i, j), from running sums; 0 where j <= i."""
+    """[n+1, n+1]: of [i, j), from running sums; 0 if j <= i."""
     sums = np.asarray(before, float)
     spans: Array = np.maximum(0.0, sums[None, :] - sums[:, None])
     return spans

@@ -67,7 +67,7 @@ class Clock:
         heapq.heappush(self._events, (self.now, _BEHIND + self._n, then, argument))
 
     def run(self, until_s: float) -> None:
-        """Let everything before `until_s` happen; PlanError where that is more than MOST_EVENTS."""
+        """Let everything before `until_s` happen; PlanError if that is more than MOST_EVENTS."""
         done, events = 0, self._events
         while events and events[0][0] < until_s:
             self.now, _, then, argument = heapq.heappop(events)

@@ -54,7 +54,7 @@ def _weights(model: Data) -> dict[str, tuple[int, int]]:
 
 
 def _fields(data: Data, at: int, stop: int) -> Iterator[tuple[int, int, int]]:
-    """The fields of the message in data[at:stop] that have a length: number, first byte, end. ValueError where the
+    """The fields of the message in data[at:stop] that have a length: number, first byte, end. ValueError if the
     bytes are none."""
     while at < stop:
         tag, at = _varint(data, at, stop)

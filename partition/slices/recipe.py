@@ -102,7 +102,7 @@ Segment = Literal | Zeros | Copy
 
 @dataclass(frozen=True)
 class Recipe:
-    """The model file and the segments that make the slice. RecipeError where they cannot be."""
+    """The model file and the segments that make the slice. RecipeError if they cannot be."""
 
     model_digest: str  # SHA-256, 64 lower-case hexadecimal digits
     model_bytes: int

@@ -35,7 +35,7 @@ class Source:
 
     @classmethod
     def from_file(cls, file: GgufFile) -> "Source":
-        """`file` as a source; CannotSlice where not even its layers can be cut apart, ModelFileError for a bad file."""
+        """`file` as a source; CannotSlice if not even its layers can be cut apart, ModelFileError for a bad file."""
         meta = Metadata(file)
         rules = RULES.get(file.architecture)
         if rules is None and file.architecture in REFUSED:
@@ -131,7 +131,7 @@ class Source:
         return dense if f"blk.0.{dense}" in self.file.tensors else experts
 
     def down(self, layer: int) -> TensorInfo | None:
-        """The FFN's last matrix in a layer, None where it has none."""
+        """The FFN's last matrix in a layer, None if it has none."""
         dense, experts = _DOWN
         block = self.block(layer)
         return block.get(dense) or block.get(experts)
@@ -187,7 +187,7 @@ class Source:
         return self.meta.count("rope.dimension_count", self.shape.head_k)
 
     def columns(self, layer: int) -> int:
-        """Columns of one layer's FFN; 0 where it has none."""
+        """Columns of one layer's FFN; 0 if it has none."""
         down = self.down(layer)
         return down.shape[0] if down else 0
 

@@ -51,7 +51,7 @@ def tensors(source: Source, cut: Slice) -> list[Placed]:
 def pieces(tensor: TensorInfo, dimension: int, ranges: Sequence[Range]) -> tuple[Segment, ...]:
     """Parts of a tensor along dimension 0 (values of a row) or 1 (rows of a matrix), of each of its matrices.
 
-    CannotSlice where a part of a row does not fall on quantization blocks.
+    CannotSlice if a part of a row does not fall on quantization blocks.
     """
     row = tensor.type.n_bytes(tensor.shape[0])
     if dimension == 0:
@@ -223,7 +223,7 @@ def merged(segments: Iterable[Segment]) -> Iterator[Segment]:
 
 
 def _joint(a: Segment, b: Segment) -> Segment | None:
-    """`a` and `b` as one, None where that is not possible."""
+    """`a` and `b` as one, None if that is not possible."""
     if isinstance(a, Zeros) and isinstance(b, Zeros):
         return Zeros(a.length + b.length)
     if isinstance(a, Literal) and isinstance(b, Literal):

@@ -10,7 +10,7 @@ from partition.state.shape import LayerShape, StateShape
 
 
 def join(parts: Sequence[tuple[KVBlock, StateShape]], whole: StateShape) -> KVBlock:
-    """The block of `whole` that these parts of it make up, each with its shape. StateError where something is missing,
+    """The block of `whole` that these parts of it make up, each with its shape. StateError if something is missing,
     or parts are of other positions. A head that several parts hold is taken from the first that has it."""
     positions = parts[0][0].positions
     for block, shape in parts:

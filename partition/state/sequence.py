@@ -182,7 +182,7 @@ def _order(reader: "_Reader", positions: Range, sequence: int) -> Sequence[int] 
 
 
 class _Reader:
-    """Takes fields from a buffer, one after the other; StateError where it ends, or a field is not what it must be."""
+    """Takes fields from a buffer, one after the other; StateError if it ends, or a field is not what it must be."""
 
     def __init__(self, data: bytes | memoryview | Bytes) -> None:
         self._data = memoryview(data).cast("B")  # type: ignore[arg-type]

@@ -29,7 +29,7 @@ def is_byte_level(tokenizer: Mapping[str, Any]) -> bool:
 
 
 def byte_level(tokenizer: Mapping[str, Any], added: Mapping[int, AddedToken], n_vocab: int) -> Vocabulary:
-    """The vocabulary of a byte-level BPE, filled up to `n_vocab`. ModelFileError where llama.cpp has no such."""
+    """The vocabulary of a byte-level BPE, filled up to `n_vocab`. ModelFileError if llama.cpp has no such."""
     model = _model(tokenizer)
     tokens, types = _tokens(model, added, n_vocab)
     merges = [" ".join(pair) for pair in _merges(model)]
@@ -42,7 +42,7 @@ def scored(tokenizer: Mapping[str, Any], added: Mapping[int, AddedToken], n_voca
     """The vocabulary of a BPE that was made from a sentencepiece model, filled up to `n_vocab`.
 
     The merges were made from the scores, best first, so a token's score is the place of the first merge that makes it.
-    ModelFileError where llama.cpp has no such tokenizer.
+    ModelFileError if llama.cpp has no such tokenizer.
     """
     model = _model(tokenizer)
     if model.get("byte_fallback") is not True:

@@ -67,17 +67,17 @@ class Checkpoint:
         return {tensor.path for tensor in self.tensors.values()}
 
     def json(self, name: str) -> dict[str, Any]:
-        """The object in a JSON file of the folder, empty where there is no such file. ModelFileError if it is none."""
+        """The object in a JSON file of the folder, empty if there is no such file. ModelFileError if it is none."""
         path = self.folder / name
         return read_json(path) if path.exists() else {}
 
     def content(self, name: str) -> bytes | None:
-        """A small file of the folder, None where it is not there. ModelFileError where it cannot be read."""
+        """A small file of the folder, None if it is not there. ModelFileError if it cannot be read."""
         path = self.folder / name
         return _read(path) if path.exists() else None
 
     def read(self, tensor: StoredTensor, start: int, n_bytes: int) -> bytes:
-        """`n_bytes` of a tensor from byte `start` of it on. ModelFileError where the file has become shorter."""
+        """`n_bytes` of a tensor from byte `start` of it on. ModelFileError if the file has become shorter."""
         if tensor.path not in self._handles:
             self._handles[tensor.path] = os.open(tensor.path, os.O_RDONLY | os.O_CLOEXEC)
         parts, at = [], tensor.offset + start

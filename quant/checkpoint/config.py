@@ -62,14 +62,14 @@ class Config:
         return value
 
     def items(self, key: str) -> list[Any]:
-        """A list, empty where there is none."""
+        """A list, empty if there is none."""
         value = self._values.get(key, [])
         if not isinstance(value, list):
             raise self._wrong(key, value, "a list")
         return value
 
     def section(self, key: str) -> "Config":
-        """The object inside, empty where there is none."""
+        """The object inside, empty if there is none."""
         value = self._values.get(key, {})
         if not isinstance(value, dict):
             raise self._wrong(key, value, "an object")

@@ -24,7 +24,7 @@ _ENDS_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>")
 def vocabulary_pairs(model: Model, checkpoint: Checkpoint) -> dict[str, bytes]:
     """Return all `tokenizer.` pairs: as many tokens as the table of the model has rows.
 
-    ModelFileError where no tokenizer is there, or where llama.cpp has none that gives the same tokens.
+    ModelFileError if no tokenizer is there, or where llama.cpp has none that gives the same tokens.
     """
     tokenizer, settings = checkpoint.json(_TOKENIZER), checkpoint.json(_CONFIG)
     added = _added(tokenizer, settings, checkpoint.json("added_tokens.json"))

@@ -43,7 +43,7 @@ class GgufFile:
 
     @property
     def architecture(self) -> str:
-        """The model family ("llama", "qwen3"), "" where the file does not say."""
+        """The model family ("llama", "qwen3"), "" if the file does not say."""
         value = self.metadata.get("general.architecture")
         return value if isinstance(value, str) else ""
 

@@ -79,7 +79,7 @@ class ImportanceMatrix:
         """The mean squares of a tensor's inputs, float32 [n_experts * columns], as llama.cpp's quantizer takes them.
 
         1 for experts that were never seen. None for a tensor that is not here, which is quantized without.
-        ModelFileError where the tensor has another size: the matrix is another model's.
+        ModelFileError if the tensor has another size: the matrix is another model's.
         """
         entry = self.entries.get(name)
         if entry is None:

@@ -2,7 +2,7 @@
 
 
 def looks_like(head: bytes) -> str:
-    """A hint such as "it looks like safetensors; ...", "" where nothing is recognised. `head`: up to 512 bytes."""
+    """A hint such as "it looks like safetensors; ...", "" if nothing is recognised. `head`: up to 512 bytes."""
     text = head.lstrip().lower()
     if head.startswith(b"version https://git-lfs.github.com/spec/"):
         return "it is a git-lfs pointer, not the model; run `git lfs pull`"
