@@ -87,10 +87,10 @@ def _fetched() -> Iterator[Kept]:
 
 
 def _of_wheels() -> Iterator[Kept]:
-    """Models out of wheels, and wheels of which only a part has come."""
+    """Models out of wheels."""
     names = {model.wheel.path.name: model.name for model in known_models() if model.wheel}
     for path in sorted(models_folder().glob("*")):
-        if path.suffix != ".lock":
+        if path.is_file() and path.suffix != ".lock":
             found = path.stat()
             used_at_s = max(found.st_atime, found.st_mtime)
             yield Kept(names.get(path.name, path.name), "model", found.st_size, used_at_s, (path,), path.unlink)
