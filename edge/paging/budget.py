@@ -18,6 +18,7 @@ from edge.paging.reader import DEFAULT_CHUNK, DEFAULT_THREADS
 from edge.paging.roles import Roles
 from partition.errors import PlanError
 from partition.model.model import ModelShape
+from partition.predict.hysteresis import LAID_OUT, clearly_faster
 from partition.predict.paging import Speed
 from quant.gguf.file import GgufFile
 from quant.types import TensorType
@@ -25,7 +26,6 @@ from quant.types import TensorType
 _MARGIN = 26 * MIB  # what comes to be needed while it runs: a terminal takes 14, the process of chat templates 11
 MARGIN_SHARE = 128  # and this part of the budget: page tables, ends of pages
 _TOKEN_BYTES = 32  # of a vocabulary's entry: logits, their copy, candidates of the sampler
-_WORTH_A_FILE = 1.05  # reading weights that are laid out must be so much faster
 _THREADS_BESIDE = 2  # that read while all cores compute; more get in their way
 _BUFFERS_SHARE = 24  # buffers to read with take at most this part of the budget
 _CACHE_SHARE = 8  # a context that is not asked for takes at most this part of the budget
@@ -257,7 +257,9 @@ def _disk_keeps_up(roles: Roles, share: PagePlan, speed: Speed) -> bool:
 def _reads_faster_laid_out(share: PagePlan, read: ReadOptions, speed: Speed) -> bool:
     """Return whether this disk is faster if the data need no laying out after reading."""
     largest = max((piece for piece in share.streamed if piece.repacked), key=lambda piece: piece.n_bytes, default=None)
-    return largest is not None and laid_out_rate(largest, read.threads, read.chunk) > _WORTH_A_FILE * speed.read
+    if largest is None:
+        return False
+    return clearly_faster(laid_out_rate(largest, read.threads, read.chunk), speed.read, by=LAID_OUT)
 
 
 def _rows_of_experts(roles: Roles, share: PagePlan, used: int) -> int:

@@ -17,10 +17,9 @@ from edge.llama.llama import ContextSizes
 from edge.microbenchmark import BestTime, TimedTask, best_of, sample_s
 from edge.paging import memory
 from partition.model.model import ModelShape
+from partition.predict.hysteresis import BUSY_GPU_LAYERS, GPU_LAYERS, clearly_better
 from quant.text import age_text, bytes_text
 
-_CLEARLY = 1.25  # times as fast; less does not change where layers are computed
-_BUSY_CLEARLY = 4.0  # likewise, where something else had the processor meanwhile
 _SPARE_BYTES = 512 << 20  # of a GPU's memory: the driver's own, and what rounding up takes
 _ROWS = 32  # of the batch that is timed; a token is one
 _CONTEXT = 256  # tokens of the cache beside it
@@ -136,8 +135,8 @@ def fastest(times: Times) -> int:
     one figure and not the other, so then they must be far apart."""
     first = next(iter(times))
     best = min(times, key=lambda layers: times[layers].seconds)
-    clearly = _BUSY_CLEARLY if _busy(times) else _CLEARLY
-    return best if times[first].seconds > clearly * times[best].seconds else first
+    by = BUSY_GPU_LAYERS if _busy(times) else GPU_LAYERS
+    return best if clearly_better(times[best].seconds, times[first].seconds, by=by) else first
 
 
 def layer_sizes(shape: ModelShape, sizes: ContextSizes) -> list[int]:

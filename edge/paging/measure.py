@@ -13,6 +13,7 @@ from edge.llama.buffers import ROW_GROUP
 from edge.llama.products import Products
 from edge.paging.reader import Job, Reader
 from edge.paging.window import Piece, Source
+from partition.predict.hysteresis import READS, clearly_faster
 
 _STEP = HUGE_PAGE - 2 * PAGE  # bytes: with the pages around, one huge page
 _SETTINGS = ((2, _STEP), (2, 2 * _STEP), (4, 2 * _STEP), (4, 4 * _STEP))  # threads, bytes of a read
@@ -20,7 +21,6 @@ _MOST_BYTES = 256 << 20  # read for one setting
 _MOST_S = 0.1  # likewise; a slow card needs no more to be seen to be slow
 _JOB_BYTES = 32 << 20
 _AHEAD = 2  # jobs under way
-_WORTH = 1.1  # more threads and larger buffers must be so much faster
 _SLOW = 100e6  # bytes a second: below, one setting is as good as another
 _PROMPT_ROWS = 32
 
@@ -37,7 +37,7 @@ def measure_reads(largest: Piece, threads: int | None, chunk: int | None, most: 
         if best[0] and Reader.memory(largest.weight.row_bytes, n, size) > most:
             break
         rate = _read_rate(largest, n, size)
-        if rate > best[2] * _WORTH:
+        if clearly_faster(rate, best[2], by=READS):
             best = (n, size, rate)
         if rate < _SLOW:
             break

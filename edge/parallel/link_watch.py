@@ -1,6 +1,7 @@
 """Whether the links in use do what was measured of them, by what tokens take; and what to do where they do not.
 
 A token takes the computing of the slowest rank of each stage, and communication. What communication should take follows
+from partition.predict.hysteresis import LINK, clearly_better
 from latency and bandwidth.
 
 - Links that go another way than the usual one, as idle devices preferred it, give one answer. The next one goes the
@@ -17,12 +18,13 @@ import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 
+from edge.net.prefer import fast_end
 from edge.net.relink import LinkState, Order
 from partition.plan.plan import Plan
+from partition.predict.hysteresis import LINK, clearly_better
 from quant.text import number_text
 from transport.choice import ALGORITHMS, choose
 from transport.collective import Group, Wire
-from transport.prefer import CLEARLY, fast_end
 
 _LEAST_TOKENS = 8  # to judge by
 _MOST_TOKENS = 2048
@@ -105,8 +107,8 @@ class LinkWatch:
     def _order(self, seen_s: float, usual: bool) -> Order:
         other_s = self._seen_s.get(not usual)
         if not usual:
-            return Order.REPORT if other_s is not None and seen_s < CLEARLY * other_s else Order.USUAL
-        if other_s is not None and other_s < CLEARLY * seen_s:
+            return Order.REPORT if other_s is not None and clearly_better(seen_s, other_s, by=LINK) else Order.USUAL
+        if other_s is not None and clearly_better(other_s, seen_s, by=LINK):
             return Order.COMPARED
         if seen_s <= self._limit_s:
             return Order.REPORT

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.net.prefer import fast_end
 from edge.parallel.logits import LogitsQuery
-from transport.prefer import fast_end
 
 Floats = NDArray[np.float32]
 

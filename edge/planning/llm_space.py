@@ -25,9 +25,9 @@ from edge.survey.profile import ClusterProfile
 from partition.errors import PlanError
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
-from partition.predict.confidence import CLEARLY
 from partition.predict.cost import Work
 from partition.predict.drafts import ROWS, Draft
+from partition.predict.hysteresis import PLAN
 from partition.predict.pareto import Point, stages_text, without_repeats
 from partition.predict.predict import predict
 from partition.predict.speeds import DeviceSpeed
@@ -165,7 +165,7 @@ class LlmSpace(PlanSpace):
 
         def value(one: tuple[Planner, Placed]) -> float:
             plain = one[0].work.draft is None
-            return one[1].objectives[0] / (CLEARLY if plain else 1.0)
+            return one[1].objectives[0] / (PLAN if plain else 1.0)
 
         return min(found, key=value)
 

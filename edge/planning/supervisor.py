@@ -33,6 +33,7 @@ from edge.survey.profile import reachable
 from edge.survey.slow_watch import SlowWatch
 from edge.tasks import CheckedSteps, Progress, Repeated, Steps
 from partition.plan.plan import LOCAL, Plan
+from partition.predict.hysteresis import NEW_PLAN
 from quant.gguf.file import GgufFile
 
 LOOK_S = 0.5  # between two looks whether a device leaves
@@ -42,7 +43,6 @@ OFFER_S = 10.0  # between two looks whether a device is there again
 MOST_TRIES = 4  # to go on after a loss: the last one on this device alone
 BUSY_S = 10.0  # between two looks whether a device became slow, where there is always somebody who asks
 CLOSE_S = 30.0  # for a move that hears late that it is to end
-GAIN = 1.1  # that another plan must be predicted to be better by
 PAGED_SHARE = 0.8  # of the memory that is free, for a model that is larger and has no other device left
 
 
@@ -324,7 +324,7 @@ class Supervisor:
     def _pays(self, plan: Plan) -> bool:
         """Whether a plan is clearly better than the one that runs. Of plans that were given, the fullest is."""
         made = self._arranged
-        return made.pays(plan, self._current, GAIN) if made and made.survey else plan != self._current
+        return made.pays(plan, self._current, NEW_PLAN) if made and made.survey else plan != self._current
 
     def _offer(self, words: str, is_worth: Callable[[Plan], bool], check: Progress) -> bool:
         """Plan over those that answer, and let that take over where it is worth it; whether it is. check: ends it by

@@ -12,12 +12,11 @@ from edge.llama.interrupt import interrupt_stops
 from edge.llm.bench import measure
 from edge.llm.engine import Engine
 from edge.llm.options import DEFAULTS, EngineOptions
+from partition.predict.hysteresis import TYPE, clearly_faster
 
 ROUNDS = 3
 PROMPT_TOKENS = 128
 GEN_TOKENS = 32
-
-_CLEARLY = 1.02  # times slower; less is no reason to take a larger file
 
 
 @dataclass(frozen=True)
@@ -40,9 +39,9 @@ class Speed:
     def slower_than(self, other: Speed) -> float | None:
         """How many times slower than `other`, measured in the same rounds, this decodes; None unless it does so in each
         of them, and by more than 2 % in the median."""
-        ratio = other.decode / self.decode
         always = all(own < its for own, its in zip(self.decode_rounds, other.decode_rounds, strict=True))
-        return ratio if always and ratio > _CLEARLY else None
+        slower = always and clearly_faster(other.decode, self.decode, by=TYPE)
+        return other.decode / self.decode if slower else None
 
 
 def measure_speeds(

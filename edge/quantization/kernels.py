@@ -21,6 +21,7 @@ from edge.llama.address_space import AddressSpace
 from edge.llama.ggml import quantize_rows
 from edge.llama.library import PINNED_VERSION
 from edge.llama.products import Products, loose_weight
+from partition.predict.hysteresis import KERNEL, clearly_faster
 from quant.mixes import MIXES, Mix
 from quant.types import TYPES, TensorType
 
@@ -38,7 +39,6 @@ _ROUNDS = 25  # all types in turn; the fastest round of each counts, because onl
 _PROMPT_ROUNDS = 3
 _DEFAULTS = ("q4_k_m", "iq4_nl", "q4_0")  # mixes of about 4.5 bits, the least damage first
 _NEARLY = 0.9  # of the fastest of them: as fast
-_SLOWER = 1.15  # below, a difference may be noise
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def slow_kinds(speeds: Sequence[KernelSpeed]) -> dict[str, str]:
     for one in speeds:
         larger = [other for other in speeds if other.type.bits_per_weight > one.type.bits_per_weight]
         best = max(larger, key=lambda other: other.decode, default=None)
-        if best is not None and best.decode > one.decode * _SLOWER:
+        if best is not None and clearly_faster(best.decode, one.decode, by=KERNEL):
             found[one.type.name] = best.type.name
     return found
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 
 from partition.predict.drafts import ROWS, tokens_a_pass
+from partition.predict.hysteresis import DRAFT, clearly_faster
 
 SIZES = ROWS  # of a pass
 MOST_ROWS = SIZES[-1]
@@ -18,7 +19,6 @@ MOST_ROWS = SIZES[-1]
 _KEPT = 8  # times of each size
 _BEST_PART = 4  # one in so many of these was the least disturbed: what else the machine does only adds to a pass
 _LEAST_PLAIN = 2  # passes of one row before anything else; the faster one counts
-_CLEARLY = 1.05  # times as fast as one row
 _MEMORY = 0.95  # a guess counts so much less with every later one
 _PRIOR = 0.5, 1.0  # before there are any: that part of so many guesses was right
 _EXPLORATION_BUDGET = 0.5  # passes of one row that trials may lose at once
@@ -67,7 +67,7 @@ class RowChoice:
         """The size that gives the most tokens a second, of those that were measured and are no larger than `most`."""
         speeds = {size: self.tokens(size) / self.cost(size) for size in SIZES if size <= most and self.seconds(size)}
         size = max(speeds, key=speeds.__getitem__, default=1)
-        return size if size > 1 and speeds[size] >= _CLEARLY else 1
+        return size if size > 1 and clearly_faster(speeds[size], 1.0, by=DRAFT) else 1
 
     def rows(self, most: int) -> int:
         """The size of the next pass, at most `most` rows: the best one, or now and then another, to see."""
@@ -112,7 +112,7 @@ class RowChoice:
         """Whether drafts have won as much as so long for taking in text. A small stake does without, where drafts that
         are right as often as hoped would be faster."""
         speeds = [tokens_a_pass(_HOPED, size) / self.cost(size) for size in SIZES[1:] if self.seconds(size)]
-        stake = _STAKE if max(speeds, default=0.0) >= _CLEARLY else 0.0
+        stake = _STAKE if clearly_faster(max(speeds, default=0.0), 1.0, by=DRAFT) else 0.0
         return 0 < seconds <= max(self._won, stake) * self.plain_s
 
     def learned(self, right: int, guesses: int, used: int) -> None:

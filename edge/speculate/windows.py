@@ -18,13 +18,13 @@ from statistics import fmean
 
 from edge.llm.interface import VerifyResult
 from edge.speculate.choice import SIZES, RowChoice
+from partition.predict.hysteresis import DRAFT, clearly_faster
 
 Shape = tuple[int, int]
 """Rows of a window, and windows under way."""
 
 _KEPT = 8  # times of each kind
 _LONGEST = 3.0  # passes alone that one of them counts at most: a bad moment is one of eight
-_CLEARLY = 1.05  # times as fast as one window
 _LEAST_ALONE = 2  # windows before any others
 _ALONE = 64  # windows until one has the stages to itself again, so that it is known what that takes
 _WAIT = 64  # windows until what was measured and left is tried again; doubles
@@ -59,7 +59,7 @@ class WindowChoice:
             return rows, 1
         best = self.best(most_rows, most_windows)
         plain = self.rows.tokens(alone) / self.rows.cost(alone)
-        return best if best is not None and self._speed(best) >= _CLEARLY * plain else (rows, 1)
+        return best if best is not None and clearly_faster(self._speed(best), plain, by=DRAFT) else (rows, 1)
 
     def checked(self, window: VerifyResult, seconds: float) -> None:
         """A window is over, so long after it was begun, or after the one before it."""

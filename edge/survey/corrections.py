@@ -18,11 +18,11 @@ from devices.remembered import Remembered
 from edge.parallel.step_times import Summary
 from partition.plan.plan import LOCAL, Plan
 from partition.predict.cost import Work
+from partition.predict.hysteresis import CORRECTION, clearly_off
 from partition.predict.predict import compute_s
 from partition.predict.speeds import DeviceSpeed, Links
 from quant.text import number_text
 
-CLEAR = 1.1  # times off: less is what predictions are off by anyway
 _LEAST_STEPS = 16
 _MOST = 1000.0  # times; more is no correction
 
@@ -43,7 +43,11 @@ class Corrections:
 
     def learn(self, speed: DeviceSpeed, ratio: float) -> bool:
         """Remember that steps took `ratio` times what `speed` had predicted; False where that is not clear."""
-        if 1 / CLEAR <= ratio <= CLEAR or not 1 / _MOST < ratio * speed.corrected < _MOST or not speed.key:
+        if (
+            not clearly_off(ratio, 1.0, by=CORRECTION)
+            or not 1 / _MOST < ratio * speed.corrected < _MOST
+            or not speed.key
+        ):
             return False
         measured = replace(speed.times(1 / speed.corrected), corrected=1.0)
         logs, answers = self._known(measured) or (0.0, 0)

@@ -14,8 +14,8 @@ from devices.remembered import Remembered
 from edge.cluster.fleet import device
 from edge.parallel.step_times import Summary
 from partition.plan.plan import Plan
+from partition.predict.hysteresis import FAR, clearly_better
 
-FAR = 1.5  # times what was predicted: less is corrected device by device
 AGE_S = 3600.0  # what held the ranks up may be over then
 _LEAST_STEPS = 16
 
@@ -28,7 +28,7 @@ class UsedPlans:
 
     def learn(self, plan: Plan, predicted_s: float, took_s: float) -> bool:
         """Remember what a token took, where that is FAR from what was predicted; whether it is."""
-        is_far = took_s > FAR * predicted_s
+        is_far = clearly_better(predicted_s, took_s, by=FAR)
         if is_far:
             self._remembered.put(_key(plan), took_s)
         return is_far

@@ -2,8 +2,8 @@
 
     ratio(rank, window) = what its steps took / what they were expected to take
 
-A window is an answer or several. A rank is slow where its ratio is above SLOW, and above SLOW times that of the rank
-that does best, in IN_A_ROW windows, one after the other. So no single bad moment counts; nor does what all devices
+A window is an answer or several. A rank is slow where its ratio is above CHANGED, and above CHANGED times that of the
+rank that does best, in IN_A_ROW windows, one after the other. So no single bad moment counts; nor does what all devices
 suffer, such as a long history, as no other plan would help. What a window takes is what a tenth of its steps stays
 below: a burst within it is not seen either.
 """
@@ -15,7 +15,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-SLOW = 1.5  # times as long
+from partition.predict.hysteresis import CHANGED, clearly_better
+
 IN_A_ROW = 3  # windows
 LEAST_STEPS = 16  # of a window
 
@@ -68,7 +69,8 @@ class Slowness:
         return None
 
     def _is_clear(self, ratios: Sequence[float]) -> bool:
-        all_slow, all_fast = min(ratios) > SLOW, max(ratios) < 1 / SLOW
+        all_slow = clearly_better(1.0, min(ratios), by=CHANGED)
+        all_fast = clearly_better(max(ratios), 1.0, by=CHANGED)
         return len(ratios) == IN_A_ROW and (all_slow or all_fast)
 
     def _changed(self, rank: int) -> Change:

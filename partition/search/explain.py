@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from partition.errors import PlanError
 from partition.plan.plan import Plan
-from partition.predict.confidence import CLEARLY, CLEARLY_BUSY, is_clearly_less
+from partition.predict.hysteresis import BUSY_PLAN, PLAN, clearly_better, of_plan
 from partition.predict.objectives import OBJECTIVES, limited_by
 from partition.predict.onnx_predict import OnnxDevice
 from partition.predict.predict import predict
@@ -63,7 +63,7 @@ def outdoes(planner: Planner, several: Placed, own: Placed, objective: str, took
     first, *others = planner.speeds
     by_device = {speed.device: speed for speed in (first.at_best, *others)}
     new, old = (_value(planner, placed, by_device, objective) for placed in (several, own))
-    return is_clearly_less(max(new, took), old, busy=is_busy(planner.speeds, several.plan.devices))
+    return clearly_better(max(new, took), old, by=of_plan(is_busy(planner.speeds, several.plan.devices)))
 
 
 def _value(planner: Planner, placed: Placed, speeds: Mapping[str, DeviceSpeed], objective: str) -> float:
@@ -124,8 +124,8 @@ def _others(planner: Planner, objective: str) -> str:
     if len(planner.speeds) == 1:
         return ""
     if OBJECTIVES[objective].time and (busy := busy_words(planner.speeds)):
-        return f"{busy}, so others would have to be {CLEARLY_BUSY:g} times as fast as this device is when it is quiet"
-    gain = f"less than {100 * (CLEARLY - 1):.0f} %" if OBJECTIVES[objective].time else "no"
+        return f"{busy}, so others would have to be {BUSY_PLAN:g} times as fast as this device is when it is quiet"
+    gain = f"less than {100 * (PLAN - 1):.0f} %" if OBJECTIVES[objective].time else "no"
     return f"; with the others it is predicted to be {gain} better"
 
 

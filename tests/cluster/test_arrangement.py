@@ -8,7 +8,7 @@ from edge.demo import MODEL_PATH
 from edge.planning.arrange import allreduce_s, can_share, work_of
 from partition.errors import PlanError
 from partition.plan.plan import LOCAL
-from partition.predict.confidence import CLEARLY
+from partition.predict.hysteresis import PLAN
 from partition.predict.speeds import Curve, DeviceSpeed, Links, LinkSpeed
 from partition.search.explain import best, best_of, kind_of
 from partition.search.planner import Planner
@@ -60,7 +60,7 @@ def test_a_gain_that_errors_could_explain_is_none() -> None:
     found, _ = made.front(("latency",))
     alone, _ = made.only_own().front(("latency",))
     assert found[0].plan.world_size == 2
-    assert 1 < alone[0].objectives[0] / found[0].objectives[0] < CLEARLY
+    assert 1 < alone[0].objectives[0] / found[0].objectives[0] < PLAN
     assert best(made, "latency").plan.world_size == 1
 
 

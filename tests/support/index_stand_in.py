@@ -1,4 +1,4 @@
-"""A stand-in for a package index on this machine: pages of links in JSON or HTML, and files in parts."""
+"""A stand-in for a package index on this machine: pages of links in JSON or HTML, and files."""
 
 import json
 import threading
@@ -14,10 +14,7 @@ class Index:
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}  # by "project/filename"
         self.html = False  # pages of links in HTML in place of JSON
-        self.cut_after: int | None = None  # break the next download off after so many bytes
-        self.knows_ranges = True
-        self.user = ""  # "Basic ..." that is needed, where one is
-        self.asked: list[tuple[str, str]] = []  # path, and Range of each request
+        self.asked: list[str] = []  # the path of each request
         self.url = ""
 
     @contextmanager
@@ -47,31 +44,23 @@ class _Handler(BaseHTTPRequestHandler):
         """Quiet."""
 
     def do_GET(self) -> None:
-        index, span = self.index_, self.headers.get("Range", "")
-        index.asked.append((self.path, span))
-        if index.user and self.headers.get("Authorization") != index.user:
-            return self._send(401, b"", "text/plain")
+        index = self.index_
+        index.asked.append(self.path)
         if self.path.startswith("/files/"):
-            return self._send_file(self.path.removeprefix("/files/"), span)
+            return self._send(200, index.files[self.path.removeprefix("/files/")], "application/octet-stream")
         project = self.path.strip("/").removeprefix("simple/")
         names = [name for name in index.files if name.startswith(f"{project}/")]
         if not names:
             return self._send(404, b"", "text/plain")
         if index.html:
-            links = "".join(f'<a href="../../files/{name}#sha256=0">{name}</a>\n' for name in names)
+            links = "".join(f'<a href="../../files/{name}">{name}</a>\n' for name in names)
             return self._send(200, f"<!DOCTYPE html><body>{links}</body>".encode(), "text/html")
-        files = [{"filename": name.rpartition("/")[2], "url": f"/files/{name}"} for name in names]
+        files = [{"filename": name.rpartition("/")[2], "url": f"/files/{name}", "hashes": {}} for name in names]
         return self._send(200, json.dumps({"files": files}).encode(), "application/vnd.pypi.simple.v1+json")
 
-    def _send_file(self, name: str, span: str) -> None:
-        data = self.index_.files[name]
-        start = int(span.removeprefix("bytes=").rstrip("-")) if span and self.index_.knows_ranges else 0
-        cut, self.index_.cut_after = self.index_.cut_after, None
-        self._send(206 if start else 200, data[start:], "application/octet-stream", cut)
-
-    def _send(self, status: int, data: bytes, kind: str, cut: int | None = None) -> None:
+    def _send(self, status: int, data: bytes, kind: str) -> None:
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        self.wfile.write(data[:cut])
+        self.wfile.write(data)

@@ -11,9 +11,10 @@ import pytest
 
 from edge.parallel.step_times import Figure, StepTime, StepTimes, Summary
 from edge.survey import survey
-from edge.survey.corrections import CLEAR, Corrections, correct, took_times
+from edge.survey.corrections import Corrections, correct, took_times
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
+from partition.predict.hysteresis import CORRECTION
 from partition.predict.predict import compute_s
 from partition.predict.speeds import DeviceSpeed
 from partition.search.explain import best
@@ -101,7 +102,7 @@ def test_the_next_plan_is_better(tmp_path: Path) -> None:
 
 def test_what_is_not_clear_changes_nothing(tmp_path: Path) -> None:
     speed = remembered(tmp_path, device(PI))
-    for ratio in (1.0, CLEAR - 0.001, 1 / CLEAR + 0.001, 0.0, 1e9):
+    for ratio in (1.0, CORRECTION - 0.001, 1 / CORRECTION + 0.001, 0.0, 1e9):
         assert not Corrections(tmp_path).learn(speed, ratio)
     assert not Corrections(tmp_path).learn(device(PI), 1.5)  # nobody remembers it
     assert remembered(tmp_path, device(PI)).corrected == 1
@@ -126,7 +127,7 @@ def test_correcting_ends(tmp_path: Path, seed: int) -> None:
         Corrections(tmp_path).learn(speed, true * noise / speed.corrected)
         factors.append(remembered(tmp_path, device(PI)).corrected)
     low, high = min(truths), max(truths)
-    if not 1 / CLEAR <= truths[rest < 1.0] <= CLEAR:
+    if not 1 / CORRECTION <= truths[rest < 1.0] <= CORRECTION:
         assert low / 1.14 <= factors[-1] <= high * 1.14
     jumps = [abs(b / a - 1) for a, b in itertools.pairwise(factors)]
     assert max(jumps[30:]) < 0.12

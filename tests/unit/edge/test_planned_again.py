@@ -7,11 +7,12 @@ from edge.cluster.deployment import DEFAULT_EXCHANGE
 from edge.demo import MODEL_PATH
 from edge.llm.options import EngineOptions
 from edge.planning.arrange import Arrangement, again
-from edge.planning.supervisor import GAIN, Supervisor
+from edge.planning.supervisor import Supervisor
 from edge.survey.survey import Survey
 from edge.tasks import SILENT
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
+from partition.predict.hysteresis import NEW_PLAN
 from partition.slices.gguf_slice import limits, slice_recipe
 from quant.gguf.file import GgufFile
 from tests.support import planning
@@ -48,7 +49,7 @@ def test_only_those_that_answer_are_planned_for() -> None:
     assert one._addresses() == [B]
 
 
-@pytest.mark.parametrize(("times", "pays"), [(GAIN * 0.99, False), (GAIN * 1.01, True)])
+@pytest.mark.parametrize(("times", "pays"), [(NEW_PLAN * 0.99, False), (NEW_PLAN * 1.01, True)])
 def test_another_plan_pays_where_it_is_clearly_better(times: float, pays: bool) -> None:
     """Half of the layers on a device that is faster, so that both together are so many times as fast."""
     alone = make_plan(WORK.limits, "made up", "", [LOCAL], "pipeline")

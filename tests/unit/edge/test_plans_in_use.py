@@ -16,11 +16,12 @@ from edge.parallel.step_times import StepTime, StepTimes, Summary
 from edge.planning import deployed as module
 from edge.planning.arrange import Arrangement, by_use, chosen
 from edge.survey.corrections import Corrections, correct
-from edge.survey.in_use import AGE_S, FAR, UsedPlans, token_s
+from edge.survey.in_use import AGE_S, UsedPlans, token_s
 from edge.survey.survey import Survey
 from edge.tasks import Steps
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
+from partition.predict.hysteresis import FAR
 from partition.predict.predict import compute_s
 from partition.search.explain import best
 from partition.search.planner import Planner

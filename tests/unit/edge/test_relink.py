@@ -17,6 +17,7 @@ from edge.llm.sampler import SamplingParams
 from edge.net import dialling
 from edge.net.dialling import OTHER, USUAL, Dialled, Dialler
 from edge.net.peers import Listener, Peer
+from edge.net.prefer import ROUNDS, Preference
 from edge.net.relink import Order, Relink, agree
 from edge.parallel import link_watch
 from tests.support import memory_link
@@ -27,7 +28,6 @@ from transport.errors import LinkClosed, ProtocolError, TransportError
 from transport.frame import Kind
 from transport.link import Deadlines
 from transport.measure import LinkFigures
-from transport.prefer import ROUNDS, Preference
 
 QUICK = Deadlines(connect_timeout_s=1.0, step_timeout_s=5.0, send_timeout_s=5.0)
 

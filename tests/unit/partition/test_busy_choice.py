@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partition.plan.plan import LOCAL
-from partition.predict.confidence import CLEARLY, CLEARLY_BUSY, MOST_SLOWED, is_clearly_less, least_part
+from partition.predict.confidence import MOST_SLOWED, least_part
+from partition.predict.hysteresis import BUSY_PLAN, PLAN, clearly_better, clearly_faster, clearly_off, of_plan
 from partition.predict.predict import predict
 from partition.predict.speeds import DeviceSpeed, Links, LinkSpeed
 from partition.search.explain import best, best_of, reason
@@ -66,9 +67,9 @@ def check_never_slower(survey: Survey, objective: str) -> None:
     chosen = best(planner, objective)
     alone = planner.only_own().front((objective,))[0][0]
     slower = took(survey, chosen, objective) / took(survey, alone, objective)
-    assert slower <= (1.0 if chosen.plan.world_size == 1 else 1 / CLEARLY) * (1 + 1e-9)
+    assert slower <= (1.0 if chosen.plan.world_size == 1 else 1 / PLAN) * (1 + 1e-9)
     if chosen.plan.world_size > 1 and any(s.busy for s in survey.measured if s.device in chosen.plan.devices):
-        assert slower <= 1 / CLEARLY_BUSY * (1 + 1e-9)
+        assert slower <= 1 / BUSY_PLAN * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -128,13 +129,15 @@ def test_how_much_less_it_may_take() -> None:
 
 
 def test_what_is_clear() -> None:
-    assert is_clearly_less(1.0, CLEARLY + 0.01, busy=False)
-    assert not is_clearly_less(1.0, CLEARLY - 0.01, busy=False)
-    assert is_clearly_less(1.0, CLEARLY_BUSY + 0.01, busy=True)
-    assert not is_clearly_less(1.0, CLEARLY_BUSY - 0.01, busy=True)
-    assert not is_clearly_less(1.0, 2.9, busy=True, by=3.0)
-    assert is_clearly_less(1.0, 1.2, busy=False, by=1.1)
-    assert not is_clearly_less(1.0, 1.08, busy=False, by=1.1)
+    assert clearly_better(1.0, 1.21, by=1.2)
+    assert not clearly_better(1.0, 1.19, by=1.2)
+    assert not clearly_better(1.0, 1.0, by=1.0)
+    assert clearly_faster(1.21, 1.0, by=1.2)
+    assert not clearly_faster(1.19, 1.0, by=1.2)
+    assert [value for value in (0.79, 0.81, 1.0, 1.24, 1.26) if clearly_off(value, 1.0, by=1.25)] == [0.79, 1.26]
+    assert [of_plan(False), of_plan(True), of_plan(False, 1.1), of_plan(True, 1.1), of_plan(True, 3.0)] == [
+        PLAN, BUSY_PLAN, 1.1, BUSY_PLAN, 3.0,
+    ]  # fmt: skip
 
 
 def test_factors_apply_to_the_quiet_moment_too() -> None:

@@ -12,8 +12,8 @@ from edge.planning.arrange import allreduce_s
 from partition.errors import PlanError
 from partition.plan.plan import LOCAL, Plan, Range, Sizes, Stage
 from partition.plan.tensor import Limits
-from partition.predict.confidence import CLEARLY
 from partition.predict.cost import Work
+from partition.predict.hysteresis import PLAN
 from partition.predict.objectives import OBJECTIVES
 from partition.predict.predict import predict
 from partition.predict.speeds import Links, LinkSpeed
@@ -224,7 +224,7 @@ def test_one_device_is_taken_where_others_bring_little() -> None:
     little = [device(), device("b", 25 * MS)]  # it could have one head of 32
     planner = Planner(work(model(4, heads=32, kv=32, ff=1024, embd=512)), little, linked(NAMES[:2]), "m", "")
     found, _ = planner.front(("latency",))
-    assert 4 * MS / CLEARLY < found[0].objectives[0] < 4 * MS
+    assert 4 * MS / PLAN < found[0].objectives[0] < 4 * MS
     assert best(planner, "latency").plan.world_size == 1
 
 

@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-CLEARLY = 0.8  # of the usual way's time: what the other one may take to be preferred
+from partition.predict.hysteresis import LINK, clearly_better
+
 ROUNDS = 5
 _PAUSE_S = 0.25  # between rounds: four of them are longer than a burst of half a second, and than two in a row
 
@@ -41,7 +42,7 @@ def prefer(usual: Try, other: Try, pause: Callable[[float], None] = time.sleep) 
     for done in range(1, ROUNDS + 1):
         other_s.append(other())
         usual_s.append(usual())
-        if other_s[-1] >= CLEARLY * min(usual_s[-2:]):
+        if not clearly_better(other_s[-1], min(usual_s[-2:]), by=LINK):
             return Preference(False, done, min(usual_s), min(other_s))
         if done < ROUNDS:
             pause(_PAUSE_S)

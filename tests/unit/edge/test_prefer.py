@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transport.prefer import CLEARLY, ROUNDS, Preference, fast_end, prefer
+from edge.net.prefer import ROUNDS, Preference, fast_end, prefer
+from partition.predict.hysteresis import LINK
 
 TRIES = 3 * ROUNDS
 
@@ -63,8 +64,8 @@ def test_the_other_way_is_taken_where_every_round_says_so() -> None:
 
 
 def test_what_is_not_clear_is_not_enough() -> None:
-    assert not Ways(1e-3, 1.01 * CLEARLY * 1e-3, {}).decide().other
-    assert Ways(1e-3, 0.99 * CLEARLY * 1e-3, {}).decide().other
+    assert not Ways(1e-3, 1.01 / LINK * 1e-3, {}).decide().other
+    assert Ways(1e-3, 0.99 / LINK * 1e-3, {}).decide().other
 
 
 def test_one_round_against_it_ends_the_comparison() -> None:
