@@ -29,7 +29,8 @@ def test_names_of_types_are_those_of_the_table() -> None:
 
 
 def test_the_pages_name_each() -> None:
-    lines = (ROOT / "docs" / "cli.md").read_text().splitlines()
+    pages = [ROOT / "docs" / "cli" / f"{command}.md" for command in ("plan", "pareto")]
+    lines = [line for page in pages for line in page.read_text().splitlines()]
     [objective] = [line for line in lines if line.startswith("| `--objective NAME` |")]
     assert re.findall(r"`([a-z]+)`", objective.split("|")[2]) == list(OBJECTIVES)
     [axes] = [line for line in lines if line.startswith("| `--axes A,B` |")]

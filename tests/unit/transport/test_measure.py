@@ -35,21 +35,33 @@ def test_a_tcp_link_on_this_machine() -> None:
 
 
 def test_a_shaped_link_is_as_it_was_shaped() -> None:
-    """5 ms one way; 20 MB/s there, 5 MB/s back."""
-    left, right = tcp_sockets()
+    """5 ms one way; 20 MB/s there, 5 MB/s back. Never better; other work makes some measurements worse, and not all."""
     shape = Shape(delay_s=0.005)
-    found = measured(
-        ShapedLink(TcpLink(left, "b", PATIENT), shape, Nic(20e6)),
-        ShapedLink(TcpLink(right, "a", PATIENT), shape, Nic(5e6)),
-        1.0,
-    )
-    assert 0.010 <= found.round_trip_best_s < 0.013
-    assert 0.005 <= found.latency_s < 0.009
-    assert 20e6 * 0.6 < found.send_bytes_per_s < 20e6 * 1.1
-    assert 5e6 * 0.6 < found.receive_bytes_per_s < 5e6 * 1.1
+    measurements = []
+    for _ in range(6):
+        left, right = tcp_sockets()
+        figures = measured(
+            ShapedLink(TcpLink(left, "b", PATIENT), shape, Nic(20e6)),
+            ShapedLink(TcpLink(right, "a", PATIENT), shape, Nic(5e6)),
+            1.0,
+        )
+        assert figures.round_trip_best_s >= 0.010
+        assert figures.latency_s >= 0.005
+        assert figures.send_bytes_per_s < 20e6 * 1.1
+        assert figures.receive_bytes_per_s < 5e6 * 1.1
+        measurements.append(figures)
+        best = [min(each.round_trip_best_s for each in measurements), min(each.latency_s for each in measurements)]
+        rates = [
+            max(each.send_bytes_per_s for each in measurements),
+            max(each.receive_bytes_per_s for each in measurements),
+        ]
+        if best[0] < 0.013 and best[1] < 0.009 and rates[0] > 20e6 * 0.6 and rates[1] > 5e6 * 0.6:
+            return
+    pytest.fail(f"{best}, {rates}")
 
 
-def test_round_trips_of_any_size() -> None:
+def test_round_trips_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transport.measure._FAR_S", 1e9)  # however long a busy processor makes one of them
     a, b = memory_link.pair(deadlines=PATIENT)
     answering = start(answer, b)
     times = round_trips(a, TENSOR_BYTES, 0.0)
