@@ -55,7 +55,7 @@ smoke: $(VENV)/.installed-dev
 	@$(BIN)/python -m pytest -m smoke --dist load tests/house/test_benchmarks.py $(ARGS)
 
 bench: $(VENV)/.installed
-	@$(BIN)/python benchmarks/bench_engine.py $(ARGS)
+	@$(BIN)/python -m benchmarks.bench_engine $(ARGS)
 
 # Pages and tables that are made from the source. Tests hold that they are up to date.
 pages: $(VENV)/.installed-dev

@@ -18,28 +18,23 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import statistics
 import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import distributed_tables
-from lent_device import EDGE, ROOT, busy, cpu_group, pin, worker
-from report import environment, run_section, write_json
-from sides import NOTHING_ASKED, alternate, compared, medians, sides, steady
-
+from benchmarks import distributed_tables
+from benchmarks.harness import EDGE, ROOT, LeftOut, Section, alternate, bench, compared, medians, parser_of
+from benchmarks.lent_device import busy, cpu_group, pin, worker
+from benchmarks.processes import sides
 from devices.lab.control_group import NoGroups
 from edge.demo import MODEL_PATH
 from edge.models import synth
 from edge.models.presets import SHAPES
 
-SECTIONS = ("speed", "unequal", "pipeline", "load")
+SIDE = Path(__file__).with_name("distributed_side.py")
 PROMPT, STEPS = 256, 64  # tokens
 REQUESTS, REQUEST_PROMPT, REQUEST_TOKENS = 4, 32, 64
 LOADS = 5
@@ -54,37 +49,15 @@ LEAD_S = 0.3  # until processes that are to begin together do so
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=SECTIONS)
+    parser = parser_of(__doc__, SECTIONS)
     parser.add_argument("--model", type=Path, help="GGUF file (default: a random one of TinyLlama-1.1B's shape)")
-    parser.add_argument("--rounds", type=int, help="of each section, instead of its own number")
-    parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write all figures")
-    parser.add_argument("--tiny", action="store_true", help="see that it works; the figures mean nothing")
-    args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends what was started, as Ctrl-C does
+    bench(parser, SECTIONS, prepare)
+
+
+def prepare(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     args.cores = cores(args.tiny)
-    wanted = [args.only] if args.only else list(SECTIONS)
-    result: dict[str, Any] = dict(environment())
-    if "unequal" in wanted:
-        try:
-            cpu_group().close()
-        except NoGroups as error:
-            if not args.tiny:
-                raise SystemExit(f"unequal: {error}; be root, or choose other sections with --only") from error
-            wanted.remove("unequal")
-            result["left_out"] = {"unequal": str(error)}
-            if args.json != "-":
-                print(f"## unequal\n\nLeft out: {error}.\n")
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        os.environ.update({f"XDG_{kind}_HOME": str(folder / kind.lower()) for kind in ("CONFIG", "CACHE", "STATE")})
-        args.model = args.model.resolve() if args.model else MODEL_PATH if args.tiny else random_model(folder)
-        result["model"] = args.model.name
-        for section in wanted:
-            (folder / section).mkdir()
-            run = partial(globals()[section], folder / section, args)
-            result[section] = run_section(section, run, getattr(distributed_tables, section), args.json)
-    write_json(result, args.json)
+    args.model = args.model.resolve() if args.model else MODEL_PATH if args.tiny else random_model(folder)
+    return {"model": args.model.name}
 
 
 def cores(tiny: bool) -> tuple[int, int]:
@@ -116,7 +89,7 @@ def speed(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     transports = ("tcp", "grpc")
     where = {"two threads": [one, two], "one thread": [one], **{kind: [one] for kind in transports}}
     model = {"name": "engine", "model": str(args.model)}
-    with worker(folder / "worker") as (address, pid), sides(where) as some:
+    with worker(folder / "worker") as (address, pid), sides(where, SIDE) as some:
         for side, threads in (("two threads", 2), ("one thread", 1)):
             some.at(side, "load", LOAD_S, **model, options={**OPTIONS, "threads": threads})
         for kind in transports:
@@ -162,10 +135,14 @@ def unequal(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     names = ("alone", "measured", *given)
     model = {"name": "engine", "model": str(args.model)}
     cases: list[dict[str, Any]] = []
+    try:
+        cpu_group().close()
+    except NoGroups as error:
+        raise LeftOut(f"{error}; be root") from error
     with (
         cpu_group() as group,
         worker(folder / "worker", group) as (address, pid),
-        sides({name: [one] for name in names}) as some,
+        sides({name: [one] for name in names}, SIDE) as some,
     ):
         pin(pid, two)
         there = {**model, "worker": address, "core": two, "options": OPTIONS}
@@ -195,9 +172,7 @@ def unequal(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
                         "parts": {name: plan["parts"] for name, plan in plans.items() if name in taken_part},
                         "median": medians(found),
                         "compared": [
-                            row
-                            for side in taken_part[1:]
-                            for row in compared(found, side, "alone", asked.get(side, NOTHING_ASKED))
+                            row for side in taken_part[1:] for row in compared(found, side, "alone", asked.get(side))
                         ],
                         "measured": found,
                     }
@@ -217,7 +192,7 @@ def pipeline(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     alone = ("first", "second")
     with (
         worker(folder / "worker") as (address, pid),
-        sides({"stages": [one], "first": [one], "second": [two]}) as some,
+        sides({"stages": [one], "first": [one], "second": [two]}, SIDE) as some,
     ):
         plan = some.at(
             "stages",
@@ -285,6 +260,18 @@ def pipeline(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def steady(stamps: Sequence[Sequence[float]]) -> float:
+    """Tokens a second while every request was generating; each one's own rate in that time, summed."""
+    begin, end = max(times[0] for times in stamps), min(times[-1] for times in stamps)
+    total = 0.0
+    for times in stamps:
+        inside = [t for t in times if begin <= t <= end]
+        if len(inside) < 2:  # so few tokens that the others had none in the same time
+            inside = list(times)
+        total += (len(inside) - 1) / (inside[-1] - inside[0])
+    return total
+
+
 # --- load ---
 
 
@@ -293,7 +280,7 @@ def load(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     rounds = 1 if args.tiny else args.rounds or LOADS
     one, two = args.cores
     plan = folder / "plan.json"
-    with worker(folder / "worker") as (address, pid), sides({"owner": [one]}) as some:
+    with worker(folder / "worker") as (address, pid), sides({"owner": [one]}, SIDE) as some:
         pin(pid, two)
 
         def bring_up() -> dict[str, float]:
@@ -330,6 +317,13 @@ def chat_seconds(model: Path, plan: Path) -> float:
         raise SystemExit(f"{' '.join(command)} ended with {done.returncode}: {done.stderr[-500:]}")
     return time.perf_counter() - began
 
+
+SECTIONS = {
+    "speed": Section(speed, distributed_tables.speed),
+    "unequal": Section(unequal, distributed_tables.unequal),
+    "pipeline": Section(pipeline, distributed_tables.pipeline),
+    "load": Section(load, distributed_tables.load),
+}
 
 if __name__ == "__main__":
     main()

@@ -22,7 +22,6 @@ answers had the tokens of those without drafts: passes of several rows differ in
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -31,11 +30,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from report import GIB, STDOUT, environment, run_section, write_json
-from sides import alternate, compared
-
-sys.path.insert(0, str(Path(__file__).parents[1]))  # for the test suite's ranks and trained weights
-
+from benchmarks.harness import GIB, STDOUT, alternate, compared, environment, run_section, write_json
 from devices.probe import default_threads, own_rss
 from edge.demo import MODEL_PATH
 from edge.errors import EngineError

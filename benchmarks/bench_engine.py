@@ -11,18 +11,17 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
-import platform
 import statistics
-import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import llama_cpp as L
 import numpy as np
 
+from benchmarks.harness import Section, alternate, bench, bests, compared, medians, parser_of, ratio_text, table
 from devices.probe import default_threads, memory_bandwidth_gbps
+from edge.demo import MODEL_PATH
 from edge.llama import llama
 from edge.llm.engine import Engine
 from edge.llm.generate import generate
@@ -35,62 +34,49 @@ from partition.model.model import decode_bytes
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, rounds=9)
     parser.add_argument("--model", type=Path, help="GGUF file (default: a random one of TinyLlama-1.1B's shape)")
     parser.add_argument("--threads", type=int, default=default_threads())
     parser.add_argument("--prompt-tokens", type=int, default=256)
     parser.add_argument("--gen-tokens", type=int, default=32)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--json", action="store_true")
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        path = args.model
-        if path is None:
-            path = Path(folder) / "tinyllama-1.1b-q4_0.gguf"
-            synth.synthesize(path, SHAPES["tinyllama-1.1b"], "q4_0", "q8_0")
-        result = compare(path, args)
-    print(json.dumps(result) if args.json else table(result))
+    bench(parser, Section(measure, text), prepare)
 
 
-def compare(path: Path, args: argparse.Namespace) -> dict[str, object]:
+def prepare(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    if args.tiny:
+        args.model, args.prompt_tokens, args.gen_tokens, args.rounds = args.model or MODEL_PATH, 16, 3, 1
+    if args.model is None:
+        args.model = folder / "tinyllama-1.1b-q4_0.gguf"
+        synth.synthesize(args.model, SHAPES["tinyllama-1.1b"], "q4_0", "q8_0")
+    return {"model": args.model.name, "threads": args.threads, "rounds": args.rounds}
+
+
+def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Medians of both sides, and their ratios."""
     n, m = args.prompt_tokens, args.gen_tokens
     options = EngineOptions(context=n + m, batch=n, threads=args.threads)
-    with Engine(path, options) as engine:
-        engine.model.is_end = lambda token: False  # both sides generate the full length
+    with Engine(args.model, options) as engine:
+        engine.model.is_end = lambda token: False  # type: ignore[method-assign]  # both sides generate the full length
         prompt = np.random.default_rng(0).integers(0, engine.model.n_vocab, n).tolist()
-        sides: dict[str, Callable[[], tuple[float, list[float]]]] = {
-            "bare": Bare(engine, n + m, n, args.threads, prompt, m).run,
-            "ours": lambda: ours(engine, prompt, m),
-        }
-        prefill: dict[str, list[float]] = {name: [] for name in sides}
-        decode: dict[str, list[float]] = {name: [] for name in sides}
-        for turn in range(args.rounds + 1):
-            for name in sorted(sides, reverse=bool(turn % 2)):  # who goes first alternates
-                seconds, steps = sides[name]()
-                if turn:  # the first round is the warm-up
-                    prefill[name].append(seconds)
-                    decode[name] += steps
+        bare = Bare(engine, n + m, n, args.threads, prompt, m)
+        found = alternate({"bare": bare.run, "ours": lambda: ours(engine, prompt, m)}, args.rounds)
         bytes_read = decode_bytes(engine.file, engine.shape)
-    prefill_rate = {name: n / statistics.median(s) for name, s in prefill.items()}
-    decode_ms = {name: statistics.median(s) * 1e3 for name, s in decode.items()}
+    median, rows = medians(found), {row["figure"]: row for row in compared(found, "ours", "bare")}
     return {
-        "model": path.name,
-        "machine": f"{platform.processor() or platform.machine()}, {args.threads} threads",
-        "versions": f"Python {platform.python_version()}, llama-cpp-python {L.__version__}",
         "system_info": llama.system_info(),
-        "prefill_tokens_per_s": prefill_rate,
-        "decode_ms": decode_ms,
-        "prefill_ratio": prefill_rate["ours"] / prefill_rate["bare"],
-        "decode_ratio": decode_ms["bare"] / decode_ms["ours"],
-        "decode_gbps": bytes_read / decode_ms["ours"] / 1e6,
+        "median": median,
+        "best": bests(found),
+        "compared": list(rows.values()),
+        "prefill_ratio": rows["prefill_s"]["ratio"],
+        "decode_ratio": rows["decode_s"]["ratio"],
+        "decode_gbps": bytes_read / median["ours"]["decode_s"] / 1e9,
         "memory_gbps": memory_bandwidth_gbps(args.threads),
-        "rounds": args.rounds,
+        "prompt_tokens": n,
     }
 
 
-def ours(engine: Engine, prompt: list[int], gen_tokens: int) -> tuple[float, list[float]]:
-    """Seconds of a prefill and of each following token, through the whole of `generate`, text included."""
+def ours(engine: Engine, prompt: list[int], gen_tokens: int) -> dict[str, float]:
+    """Seconds of a prefill, and of the median following token, through the whole of `generate`, text included."""
     engine.kv_clear()
     stamps = [time.perf_counter()]
     for _ in generate(
@@ -98,7 +84,8 @@ def ours(engine: Engine, prompt: list[int], gen_tokens: int) -> tuple[float, lis
     ):
         stamps.append(time.perf_counter())
     stamps.pop()  # the last response carries no token
-    return stamps[1] - stamps[0], [b - a for a, b in itertools.pairwise(stamps[1:])]
+    steps = [b - a for a, b in itertools.pairwise(stamps[1:])]
+    return {"prefill_s": stamps[1] - stamps[0], "decode_s": statistics.median(steps)}
 
 
 class Bare:
@@ -114,8 +101,8 @@ class Bare:
         self.n_vocab = engine.model.n_vocab
         self.prompt, self.gen_tokens = prompt, gen_tokens
 
-    def run(self) -> tuple[float, list[float]]:
-        """Seconds of a prefill with its first token, and of each following token."""
+    def run(self) -> dict[str, float]:
+        """Seconds of a prefill with its first token, and of the median following token."""
         L.llama_memory_clear(self.memory, True)
         tokens = (L.llama_token * len(self.prompt))(*self.prompt)
         began = time.perf_counter()
@@ -129,29 +116,25 @@ class Bare:
             L.llama_decode(self.context, L.llama_batch_get_one(one, 1))
             token = self._likeliest()
             steps.append(time.perf_counter() - began)
-        return seconds, steps
+        return {"prefill_s": seconds, "decode_s": statistics.median(steps)}
 
     def _likeliest(self) -> int:
         logits = L.llama_get_logits_ith(self.context, -1)
         return int(np.ctypeslib.as_array(logits, shape=(self.n_vocab,)).argmax())
 
 
-def table(r: dict[str, object]) -> str:
+def text(r: dict[str, Any]) -> str:
     """The result as Markdown."""
-    prefill, decode = r["prefill_tokens_per_s"], r["decode_ms"]
-    assert isinstance(prefill, dict)
-    assert isinstance(decode, dict)
-    return "\n".join(
-        (
-            f"{r['model']}, {r['machine']}, {r['versions']}, {r['rounds']} rounds",
-            "",
-            "| | bare llama_decode | ours | ratio |",
-            "| --- | ---: | ---: | ---: |",
-            f"| prefill, tokens/s | {prefill['bare']:.1f} | {prefill['ours']:.1f} | {r['prefill_ratio']:.3f} |",
-            f"| decode, ms/token | {decode['bare']:.2f} | {decode['ours']:.2f} | {r['decode_ratio']:.3f} |",
-            "",
-            f"Decode reads {r['decode_gbps']:.1f} GB/s; memory alone gives {r['memory_gbps']:.1f} GB/s.",
-        )
+    prefill, decode = r["compared"]
+    rates = [f"{r['prompt_tokens'] / r['median'][side]['prefill_s']:.1f}" for side in ("bare", "ours")]
+    times = [f"{1e3 * r['median'][side]['decode_s']:.2f}" for side in ("bare", "ours")]
+    lines = [
+        ["prefill, tokens/s", *rates, ratio_text(prefill)],
+        ["decode, ms/token", *times, ratio_text(decode)],
+    ]
+    return (
+        table(["", "bare llama_decode", "ours", "ratio"], lines)
+        + f"\n\nDecode reads {r['decode_gbps']:.1f} GB/s; memory alone gives {r['memory_gbps']:.1f} GB/s."
     )
 
 

@@ -1,60 +1,34 @@
 """Weights paged through a window, beside the disk's own speed, llama.cpp's mapped files, and models that fit.
 
-    python benchmarks/bench_paging.py [--only limit|mmap|keeps-up|experts|repack] [--work DIR] [--large] [--json [FILE]]
+    python benchmarks/bench_paging.py [--only limit|mmap|keeps-up] [--work DIR] [--large] [--json [FILE]]
 
 | section  | question                                                                                        |
 | limit    | inside a memory group as large as the budget: is it never killed, and as fast as the disk?       |
 | mmap     | under the same limit, how much sooner does a token come than from llama.cpp's own mapped file?   |
 | keeps-up | where the disk keeps up, what does paging cost beside the resident model with the same kernels?  |
-| experts  | of a mixture of experts, how much less is read than by a pager that knows nothing of routing?     |
-| repack   | what does it cost to lay weights out for this CPU on their way, and what does it bring?           |
 
-A side of `limit`, `mmap` and `experts` is a process of its own in each round, with a memory group of its own (Linux and
+A side of `limit` and `mmap` is a process of its own in each round, with a memory group of its own (Linux and
 root); all caches are dropped before it, and the disk's O_DIRECT bandwidth is measured before and after. Sides of
-`keeps-up` and `repack` stay loaded and are measured in turn. Model files have random weights; they are written to DIR
-(8 GB; 25 GB for `experts`, 40 GB more for --large, which adds a 70B shape) and used again where they are there.
+`keeps-up` stay loaded and are measured in turn. Model files have random weights; they are written to DIR
+(8 GB; 40 GB more for --large, which adds a 70B shape) and used again where they are there.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import signal
 import statistics
-import sys
-import tempfile
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import paging_tables
-from memory_group import Grouped, memory_group
-from paging_runs import (
-    CONTEXT,
-    DISK_S,
-    GIB,
-    MIB,
-    PROMPT,
-    RUN_S,
-    SIDE,
-    Models,
-    alone,
-    chosen_bytes,
-    disk_bounds,
-    half_of,
-    in_turn,
-    middle,
-    weight_bytes,
-)
-from ranks import Ranks
-from raw_disk import NoDirectReads, RawDisk
-from report import environment, run_section, write_json
-from sides import alternate, compared, medians
-
+from benchmarks import paging_tables
+from benchmarks.harness import GIB, MIB, LeftOut, Section, alternate, bench, compared, medians, parser_of
+from benchmarks.paging_runs import CONTEXT, DISK_S, PROMPT, RUN_S, SIDE, Models, alone, disk_bounds, half_of, middle
+from benchmarks.processes import Ranks, memory_group
+from benchmarks.raw_disk import NoDirectReads, RawDisk
 from devices.lab.control_group import NoGroups
 
-SECTIONS = ("limit", "mmap", "keeps-up", "experts", "repack")
 PREFILL = 512  # tokens of the prompt over which a pass is shared
 KEEPS_UP = 0.4  # of a token's time may the disk take alone: beside cores that compute it is slower
 
@@ -75,66 +49,41 @@ LIMIT = [Case("1b", 450 * MIB, 5, 4, 24), Case("8b", 3 * GIB // 2, 3, 2, 8)]
 LIMIT_LARGE = [Case("70b", int(3.1 * GIB), 1, 1, 4)]
 MMAP = [Case("8b", 0.5, 3, 2, 6, "0.85"), Case("8b", 0.75, 3, 2, 6, "0.85")]
 MMAP_LARGE = [Case("70b", int(3.1 * GIB), 1, 1, 3, "1.3")]
-EXPERTS = [Case("30b-a3b-skewed", 8 * GIB, 1, 32, 64)]
 
 
 def main() -> None:
-    args = parsed()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends what was started, as Ctrl-C does
-    wanted = [args.only] if args.only else list(SECTIONS)
-    result: dict[str, Any] = {
-        **environment(),
-        "command": " ".join(["python", "benchmarks/bench_paging.py", *sys.argv[1:]]),
-    }
-    args.grouped = groups(args, wanted, result)
-    if args.json != "-":
-        print(paging_tables.head(result), flush=True)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        os.environ.update({f"XDG_{kind}_HOME": str(folder / kind.lower()) for kind in ("CONFIG", "CACHE", "STATE")})
-        work = args.work or folder / "models"
-        work.mkdir(parents=True, exist_ok=True)
-        models = Models(work, args.keep)
-        try:
-            for section in wanted:
-                name = section.replace("-", "_")
-                run = partial(globals()[name], models, args)
-                result[section] = run_section(section, run, getattr(paging_tables, name), args.json)
-        except NoDirectReads as error:
-            raise SystemExit(f"{error}; choose a folder on a disk with --work") from error
-        finally:
-            models.close()
-    write_json(result, args.json)
-
-
-def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=SECTIONS)
+    parser = parser_of(__doc__, SECTIONS)
     parser.add_argument("--work", type=Path, metavar="DIR", help="for model files (default: a folder that is deleted)")
     parser.add_argument("--large", action="store_true", help="a 70B shape, too: 40 GB of disk")
     parser.add_argument("--keep", action="store_true", help="do not delete its file from DIR afterwards")
-    parser.add_argument("--rounds", type=int, help="of each case, instead of its own number")
-    parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write all figures")
-    parser.add_argument("--tiny", action="store_true", help="see that it works; the figures mean nothing")
-    return parser.parse_args()
+    try:
+        bench(parser, SECTIONS, prepare)
+    except NoDirectReads as error:
+        raise SystemExit(f"{error}; choose a folder on a disk with --work") from error
 
 
-def groups(args: argparse.Namespace, wanted: list[str], result: dict[str, Any]) -> bool:
-    """Whether processes can be put into memory groups. Sections about limits need them, except in tiny runs."""
+def prepare(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Model files, and whether processes can be put into memory groups. Without, only tiny runs have sections about
+    limits."""
+    work = args.work or folder / "models"
+    work.mkdir(parents=True, exist_ok=True)
+    args.models, args.grouped = Models(work, args.keep), True
     try:
         memory_group(GIB).close()
-        return True
     except NoGroups as error:
-        needing = [section for section in ("limit", "mmap") if section in wanted]
-        if needing and not args.tiny:
-            raise SystemExit(f"{needing[0]}: {error}; be root, or choose other sections with --only") from error
-        result["without_groups"] = str(error)
-        return False
+        args.grouped = False
+        return {"without_groups": str(error)}
+    return {}
 
 
-def cases(usual: list[Case], large: list[Case], args: argparse.Namespace, tiny: str = "tiny") -> list[Case]:
+def needs_groups(args: argparse.Namespace) -> None:
+    if not args.grouped and not args.tiny:
+        raise LeftOut("memory groups are for root")
+
+
+def cases(usual: list[Case], large: list[Case], args: argparse.Namespace) -> list[Case]:
     if args.tiny:
-        return [Case(tiny, 0, 1, 1, 3, usual[0].asked)]
+        return [Case("tiny", 0, 1, 1, 3, usual[0].asked)]
     return [*usual, *(large if args.large else [])]
 
 
@@ -164,11 +113,12 @@ def at(some: Ranks, side: int, do: str, **arguments: Any) -> Any:
 # --- limit and mmap ---
 
 
-def limit(models: Models, args: argparse.Namespace) -> dict[str, Any]:
+def limit(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """The budget is the group's limit: what the process took of it, and how near to the disk's speed it came."""
+    needs_groups(args)
     found = []
     for case in cases(LIMIT, LIMIT_LARGE, args):
-        model = models(case.model)
+        model = args.models(case.model)
         options = {"memory": budget(case, model)}
         with RawDisk(model) as disk:
             rounds = [one_run(model, options, case, disk, args) for _ in range(n_rounds(args, case.rounds))]
@@ -176,18 +126,20 @@ def limit(models: Models, args: argparse.Namespace) -> dict[str, Any]:
     return {"cases": found, "asked_of_bound": ">= 0.9"}
 
 
-def mmap(models: Models, args: argparse.Namespace) -> dict[str, Any]:
+def mmap(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Beside llama.cpp's own way to run what does not fit: a mapped file, of which the kernel keeps what it can."""
+    needs_groups(args)
     found = []
     for case in cases(MMAP, MMAP_LARGE, args):
-        model = models(case.model)
+        model = args.models(case.model)
         sides = {
             "paged": {"memory": budget(case, model), "batch": PROMPT},
             "mapped": {"repack": False, "batch": PROMPT},
         }
         with RawDisk(model) as disk:
             runs = {name: partial(one_run, model, options, case, disk, args) for name, options in sides.items()}
-            rounds = in_turn(runs, n_rounds(args, case.rounds))
+            # Each begins cold, so every round counts.
+            rounds = alternate(runs, n_rounds(args, case.rounds), warm_up=False)
         paged, mapped = (summary(case, model, rounds[name]) for name in sides)
         row: dict[str, Any] = {"paged": paged, "mapped": mapped, "asked": case.asked}
         if paged["median"] and mapped["median"]:
@@ -239,11 +191,11 @@ def summary(case: Case, model: Path, rounds: list[dict[str, Any]]) -> dict[str, 
 # --- keeps-up ---
 
 
-def keeps_up(models: Models, args: argparse.Namespace) -> dict[str, Any]:
+def keeps_up(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Beside the resident model, repacked as the paged weights are: a long prompt with half of the weights streamed,
     and tokens with a budget of 90 % of the model; and with one of which the disk surely keeps up, where that does not.
     """
-    model = models("tiny" if args.tiny else "8b")
+    model = args.models("tiny" if args.tiny else "8b")
     size = model.stat().st_size
     rounds = n_rounds(args, 3)
     engine = {"context": 2 * PREFILL, "batch": PREFILL}
@@ -293,65 +245,11 @@ def keeps_up(models: Models, args: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-# --- experts ---
-
-
-def experts(models: Models, args: argparse.Namespace) -> dict[str, Any]:
-    """What is read for a token, beside a pager that ignores routing: it has to read all experts that do not fit."""
-    found = []
-    for case in cases(EXPERTS, [], args, "tiny-experts"):
-        model = models(case.model)
-        with RawDisk(model) as disk:
-            options = {"memory": budget(case, model)}
-            rounds = [one_run(model, options, case, disk, args) for _ in range(n_rounds(args, case.rounds))]
-        row = summary(case, model, rounds)
-        row["ignoring_bytes"] = max(0, weight_bytes(model) - budget(case, model))  # as if all of it held weights
-        row["chosen_bytes"] = chosen_bytes(model)
-        if row["median"] and row["ignoring_bytes"] and "bytes_per_token" in row["median"]:
-            row["ratio"] = row["median"]["bytes_per_token"] / row["ignoring_bytes"]
-        found.append(row)
-    return {"cases": found, "asked": "<= 0.25"}
-
-
-# --- repack ---
-
-
-def repack(models: Models, args: argparse.Namespace) -> dict[str, Any]:
-    """How fast weights are laid out for this CPU, beside copying and reading them, and how much faster they are then.
-    The models are some layers as wide as TinyLlama-1.1B's."""
-    rounds, seconds = n_rounds(args, 5), 0.2 if args.tiny else 2.0
-    steps = {"prompt": 16, "warm": 1, "steps": 4} if args.tiny else {"prompt": 256, "warm": 4, "steps": 64}
-    rows = []
-    for kind in ("q4_0", "q4_k"):
-        model = models(f"{'tiny' if args.tiny else 'some-layers'}-{kind}")
-        with RawDisk(model) as disk:
-            read = max(disk.gbps(0.2 if args.tiny else DISK_S).values())
-        with Grouped(SIDE, None) as side:
-            rates = {
-                f"{threads}": side.tell(
-                    "repack", model=str(model), weight="blk.0.ffn_gate.weight", threads=threads, seconds=seconds
-                )[0]
-                for threads in (1, 2)
-            }
-        with Ranks(SIDE, 2) as some:
-            options = [{"context": CONTEXT, "repack": laid_out} for laid_out in (True, False)]
-            some.tell_each("load", [{"model": str(model), "options": one} for one in options], RUN_S)
-            runs = {name: partial(at, some, i, "run", **steps) for i, name in enumerate(("repacked", "plain"))}
-            times = alternate(runs, rounds)
-            some.tell("close")
-        only = {name: [{k: one[k] for k in ("decode_s", "prefill_s")} for one in many] for name, many in times.items()}
-        rows.append(
-            {
-                "type": kind,
-                "rates": rates,
-                "read_gbps": read,
-                "median": medians(times),
-                "compared": compared(only, "repacked", "plain"),
-                "measured": times,
-            }
-        )
-    return {"rounds": rounds, "rows": rows}
-
+SECTIONS = {
+    "limit": Section(limit, paging_tables.limit),
+    "mmap": Section(mmap, paging_tables.mmap),
+    "keeps-up": Section(keeps_up, paging_tables.keeps_up),
+}
 
 if __name__ == "__main__":
     main()

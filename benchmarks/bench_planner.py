@@ -1,6 +1,6 @@
 """Seconds of the planner's search for the whole front of latency and throughput, on made-up costs of real shape.
 
-    python benchmarks/bench_planner.py [--repeats 3] [--tiny] [--json]
+    python benchmarks/bench_planner.py [--rounds 3] [--tiny] [--json]
 
 Unequal devices, the fastest 8 times as fast as the slowest; between pairs 0.3 ms or 5 ms. The owner, device 0, has to
 be in the first stage. Layers are alike and the head is with the last; the blocks of a graph are not, nor what goes over
@@ -10,24 +10,21 @@ its cuts. Medians of whole searches, with all that they prepare, on one core.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy reads it
 
 import numpy as np
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
-
-from partition.search.problem import Array, Group, Problem  # noqa: E402
-from partition.search.search import front  # noqa: E402
+from benchmarks.harness import Section, bench, parser_of, table
+from partition.search.problem import Array, Group, Problem
+from partition.search.search import front
 
 _LAYER_S, _HEAD_S, _STEP_S = 0.008, 0.02, 0.0003  # on a device of speed 1
 _NEAR_S, _FAR_S = 0.0003, 0.005
@@ -35,19 +32,18 @@ _BYTES_PER_S, _ACTIVATION_BYTES = 12e6, 8192
 _IN_FLIGHT = 16
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--tiny", action="store_true", help="for CI: few layers and devices")
-    parser.add_argument("--json", action="store_true")
-    args = parser.parse_args()
-    rows = [measured(*case, 1 if args.tiny else args.repeats) for case in cases(args.tiny)]
-    if args.json:
-        print(json.dumps({"rows": rows}))
-        return
-    print("| problem | groups | points | exact | seconds |\n| --- | ---: | ---: | --- | ---: |")
-    for row in rows:
-        print(f"| {row['case']} | {row['groups']} | {row['points']} | {row['exact']} | {row['seconds']:.2f} |")
+def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Each problem so many times."""
+    return {"rows": [measured(*case, 1 if args.tiny else args.rounds) for case in cases(args.tiny)]}
+
+
+def text(r: dict[str, Any]) -> str:
+    """The result as Markdown."""
+    lines = [
+        [row["case"], str(row["groups"]), str(row["points"]), str(row["exact"]), f"{row['seconds']:.2f}"]
+        for row in r["rows"]
+    ]
+    return table(["problem", "groups", "points", "exact", "seconds"], lines)
 
 
 def cases(tiny: bool) -> list[tuple[str, Problem, int | None]]:
@@ -142,4 +138,4 @@ def _objectives(sums: Array, peaks: Array) -> Array:
 
 
 if __name__ == "__main__":
-    main()
+    bench(parser_of(__doc__, rounds=3), Section(measure, text))

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -22,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
+from benchmarks.harness import ROOT, Section, bench, parser_of, table
+
 SIDE = ROOT / "benchmarks" / "plans_side.py"
-sys.path.insert(0, str(ROOT))
 RUN_S = 1200.0  # for one setting
 
 
@@ -65,35 +64,25 @@ BATCHES = {"mobilenet_v2": 16, "resnet18": 8}  # so that a stage takes many peri
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, rounds=2)
     parser.add_argument("--only", metavar="TEXT", help="settings whose name or model has it")
-    parser.add_argument("--rounds", type=int, default=2, help="of measuring (default: 2)")
-    parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write all figures; alone: print them")
-    parser.add_argument("--tiny", action="store_true", help="see that it works; the figures mean nothing")
-    args = parser.parse_args()
+    bench(parser, Section(measure, text))
+
+
+def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """All settings."""
     if not args.tiny and os.geteuid() != 0:
         raise SystemExit("shares of cores need root; --tiny goes without")
+    if args.tiny:
+        args.rounds = 1
     settings = [Setting("as it is", "llm", (0, 0))] if args.tiny else SETTINGS
     if args.only:
         settings = [one for one in settings if args.only in f"{one.model} {one.name}"]
-    result: dict[str, Any] = {
-        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
-        "settings": [],
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        models = Models(Path(folder), args.tiny)
-        for setting in settings:
-            row = measured(setting, models, args)
-            result["settings"].append(row)
-            result["summary"] = summary(result["settings"])
-            if args.json != "-":
-                print(_told(row), flush=True)
-            if args.json not in (None, "-"):
-                Path(args.json).write_text(json.dumps(result, indent=1))
-    if args.json == "-":
-        print(json.dumps(result))
-        return
-    print(_summary_text(result["summary"]))
+    models, rows = Models(folder, args.tiny), []
+    for setting in settings:
+        print(f"{setting.model}: {setting.name}", file=sys.stderr)
+        rows.append(measured(setting, models, args))
+    return {"settings": rows, "summary": summary(rows)}
 
 
 class Models:
@@ -131,7 +120,7 @@ def measured(setting: Setting, models: Models, args: argparse.Namespace) -> dict
     from tests.support.lab import Lab
 
     path = models.path(setting.model)
-    workers = [
+    workers: list[dict[str, Any]] = [
         {"name": f"d{i}", "threads": 1, "models": str(path.parent), **({"cpu": share} if share else {})}
         for i, share in enumerate(setting.cores[1:], 1)
     ]
@@ -206,36 +195,40 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _told(row: dict[str, Any]) -> str:
-    link = ", ".join(f"{value:g} {name}" for name, value in row["link"].items()) or "loopback"
-    lines = [
-        f"## {row['model']}: {row['name']}",
-        "",
-        f"Cores {', '.join(map(str, row['cores']))}; {link}. {row['why']}",
-    ]
-    lines += [
-        "",
-        "| plan | latency, ms | predicted | throughput/s | predicted |",
-        "| --- | ---: | ---: | ---: | ---: |",
-    ]
-    for plan in row["plans"]:
-        latency = statistics.median(one["latency_s"] for one in plan["measured"])
-        rate = statistics.median(one["throughput_per_s"] for one in plan["measured"])
-        lines.append(
-            f"| {plan['plan'].replace('|', '/')}{' (auto)' if plan['chosen'] else ''} | {1e3 * latency:.1f} |"
-            f" {_ratio(plan, 'latency_s'):.2f} | {rate:.2f} | {_ratio(plan, 'throughput_per_s'):.2f} |"
-        )
-    alone = ", ".join(f"{share} cores {1e3 * value:.1f} ms" for share, value in row["alone_s"].items())
-    return "\n".join([*lines, "", f"Alone: {alone}.", ""])
-
-
-def _summary_text(found: dict[str, Any]) -> str:
+def text(r: dict[str, Any]) -> str:
+    """The result as Markdown."""
+    found = r["summary"]
     lines = [f"{found['settings']} settings."]
     for name, of in found["errors"].items():
         lines.append(f"{name}: off by {of['median']:.1%} in the median, {of['worst']:.1%} at worst, of {of['n']}.")
     for name in ("chosen_over_best_measured", "chosen_over_best_single"):
         lines.append(f"{name}: {found[name]['median']:.3f} in the median, {found[name]['worst']:.3f} at worst.")
-    return "\n".join(lines)
+    return "\n\n".join([*map(_setting_text, r["settings"]), "\n".join(lines)])
+
+
+def _setting_text(row: dict[str, Any]) -> str:
+    link = ", ".join(f"{value:g} {name}" for name, value in row["link"].items()) or "loopback"
+    lines = []
+    for plan in row["plans"]:
+        rate = statistics.median(one["throughput_per_s"] for one in plan["measured"])
+        lines.append(
+            [
+                f"{plan['plan'].replace('|', '/')}{' (auto)' if plan['chosen'] else ''}",
+                f"{1e3 * _latency_s(plan):.1f}",
+                f"{_ratio(plan, 'latency_s'):.2f}",
+                f"{rate:.2f}",
+                f"{_ratio(plan, 'throughput_per_s'):.2f}",
+            ]
+        )
+    alone = ", ".join(f"{share} cores {1e3 * value:.1f} ms" for share, value in row["alone_s"].items())
+    return "\n\n".join(
+        [
+            f"### {row['model']}: {row['name']}",
+            f"Cores {', '.join(map(str, row['cores']))}; {link}. {row['why']}",
+            table(["plan", "latency, ms", "predicted", "throughput/s", "predicted"], lines),
+            f"Alone: {alone}.",
+        ]
+    )
 
 
 if __name__ == "__main__":

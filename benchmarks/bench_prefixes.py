@@ -1,12 +1,11 @@
 """What keeping prompts on disk saves: the first token of a prompt that was computed before, beside computing it again
-and beside llama-cpp-python's own disk cache; how fast a state is read, and in how much memory.
+and beside llama-cpp-python's own disk cache; and how fast a state is read.
 
-    python benchmarks/bench_prefixes.py [--only restart|reading|memory] [--model FILE] [--json [FILE]] [--tiny]
+    python benchmarks/bench_prefixes.py [--only restart|reading] [--model FILE] [--json [FILE]] [--tiny]
 
 | section | question                                                                                            |
 | restart | how soon does an engine that begins anew answer a prompt of 1,000 tokens, or one that shares 900?   |
 | reading | how near does reading 8,000 tokens' keys and values come to the disk, and from memory to memory?    |
-| memory  | by how much does a process grow while it reads them?                                                |
 
 In `restart` three sides answer the same prompts in turn: this machine, two workers with a core each, and stock
 llama-cpp-python (`LlamaDiskCache`), which on a CPU with AMX runs without those kernels, as some builds crash in them.
@@ -19,63 +18,45 @@ JSON.
 from __future__ import annotations
 
 import argparse
-import os
-import signal
 import statistics
-import sys
-import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench_distributed import cores, random_model
-from lent_device import pin, worker
-from raw_disk import NoDirectReads, RawDisk
-from report import environment, run_section, write_json
-from sides import alternate, medians, sides
-from transport_tables import table
 
+from benchmarks.bench_distributed import cores, random_model
+from benchmarks.harness import Section, alternate, bench, bests, medians, parser_of, table
+from benchmarks.lent_device import pin, worker
+from benchmarks.processes import sides
+from benchmarks.raw_disk import NoDirectReads, RawDisk
 from devices.probe import memory_bandwidth_gbps
 from edge.demo import MODEL_PATH
 from quant.gguf.file import GgufFile
 
 SCRIPT = Path(__file__).with_name("prefixes_side.py")
-SECTIONS = ("restart", "reading", "memory")
 PROMPT, SHARED, LONG = 1000, 900, 8000  # tokens
 LIMIT_S = 600.0  # of a command
 RAW_S = 1.0
 DISK = "the disk alone, past the page cache"  # the best of several ways to read it
 # How long the second first token may take, as a part of the first; and what reading should reach, of the disk.
 ASKED = {"this machine": 1 / 20, "two workers": 1 / 10}
-ASKED_OF_DISK, ASKED_BYTES = 0.8, 64 << 20
+ASKED_OF_DISK = 0.8
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=SECTIONS)
+    parser = parser_of(__doc__, SECTIONS, rounds=3)
     parser.add_argument("--model", type=Path, help="GGUF file (default: a random one of TinyLlama-1.1B's shape)")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write all figures")
-    parser.add_argument("--tiny", action="store_true", help="see that it works; the figures mean nothing")
-    args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends what was started, as Ctrl-C does
+    bench(parser, SECTIONS, prepare)
+
+
+def prepare(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     args.cores = cores(args.tiny)
     args.rounds = 1 if args.tiny else args.rounds
     args.prompt, args.shared, args.long = (100, 70, 200) if args.tiny else (PROMPT, SHARED, LONG)
-    result: dict[str, Any] = dict(environment())
-    with tempfile.TemporaryDirectory(prefix="edge-bench-prefixes-") as name:
-        folder = Path(name)
-        os.environ.update({f"XDG_{kind}_HOME": str(folder / kind.lower()) for kind in ("CONFIG", "CACHE", "STATE")})
-        args.model = args.model.resolve() if args.model else MODEL_PATH if args.tiny else random_model(folder)
-        result["model"] = args.model.name
-        for section in [args.only] if args.only else SECTIONS:
-            (folder / section).mkdir()
-            run = partial(globals()[section], folder / section, args)
-            result[section] = run_section(section, run, globals()[f"{section}_text"], args.json)
-    write_json(result, args.json)
+    args.model = args.model.resolve() if args.model else MODEL_PATH if args.tiny else random_model(folder)
+    return {"model": args.model.name}
 
 
 # --- restart ---
@@ -124,18 +105,19 @@ def restart(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     rows = []
     for side, rounds in found.items():
         first, again, shared = ([one[f"{name}_s"] for one in rounds] for name in ("first", "again", "shared"))
+        ratios = [a / f for a, f in zip(again, first, strict=True)]
+        of_first = statistics.median(shared) / statistics.median(first)
         rows.append(
             {
                 "side": side,
                 "again_of_first": statistics.median(again) / statistics.median(first),
                 "best_again_of_first": min(again) / min(first),
-                "least": min(a / f for a, f in zip(again, first, strict=True)),
-                "most": max(a / f for a, f in zip(again, first, strict=True)),
+                "least": min(ratios),
+                "most": max(ratios),
                 "asked": ASKED.get(side),
-                "shared_of_first": statistics.median(shared) / statistics.median(first),
+                "shared_of_first": of_first,
                 # What computing the tokens that differ takes, where a prompt's tokens all take alike.
-                "shared_of_computing": statistics.median(shared)
-                / (statistics.median(first) * rounds[0]["shared_computed"] / args.prompt),
+                "shared_of_computing": of_first * args.prompt / rounds[0]["shared_computed"],
             }
         )
     return {
@@ -193,30 +175,29 @@ def reading(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
             except NoDirectReads as error:
                 kept["no_raw_disk"] = str(error)
             found = alternate(alternatives, args.rounds)
-    rates = {name: [one["bytes_per_s"] for one in rounds] for name, rounds in found.items()}
-    median = {name: statistics.median(values) for name, values in rates.items()}
+    median, best = ({name: one["bytes_per_s"] for name, one in of(found).items()} for of in (medians, bests))
     disk_rate = median.get(DISK, max(rate for name, rate in median.items() if name.startswith("files, from disk")))
     memory = memory_bandwidth_gbps(1) * 1e9
     return {
         **kept,
         "rounds": args.rounds,
         "median": median,
-        "best": {name: max(values) for name, values in rates.items()},
+        "best": best,
         "memory_bytes_per_s": memory,
         "of_disk": median["state, from disk"] / disk_rate,
-        "best_of_disk": max(rates["state, from disk"]) / max(rates.get(DISK, [disk_rate])),
+        "best_of_disk": best["state, from disk"] / best.get(DISK, disk_rate),
         "of_memory": median["state, from memory"] / memory,
         "asked_of_disk": ASKED_OF_DISK,
         "measured": found,
     }
 
 
-def fill(some: Any, side: str, folder: Path, args: argparse.Namespace) -> dict[str, float]:
+def fill(some: Any, side: str, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Have a side keep a long prompt."""
     context = args.long + 192 if not args.tiny else 256
     options = {"context": context, "batch": 512 if not args.tiny else 64, "threads": 1}
     some.at(side, "begin", kind="ours", model=str(args.model), folder=str(folder), options=options)
-    kept: dict[str, float] = some.at(side, "fill", LIMIT_S, tokens=args.long)
+    kept: dict[str, Any] = some.at(side, "fill", LIMIT_S, tokens=args.long)
     return kept | {"tokens": args.long}
 
 
@@ -232,29 +213,7 @@ def reading_text(r: dict[str, Any]) -> str:
     )
 
 
-# --- memory ---
-
-
-def memory(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """The peak of a process that reads what another one has kept."""
-    one, two = args.cores
-    with sides({"writer": [one, two], "reader": [one, two]}, SCRIPT) as some:
-        kept = fill(some, "writer", folder, args)
-        context = args.long + 192 if not args.tiny else 256
-        options = {"context": context, "batch": 512 if not args.tiny else 64, "threads": 1}
-        some.at("reader", "begin", kind="ours", model=str(args.model), folder=str(folder), options=options)
-        grown = some.at("reader", "growth", LIMIT_S, tokens=args.long)
-    return {**kept, **grown, "asked_bytes": ASKED_BYTES}
-
-
-def memory_text(r: dict[str, Any]) -> str:
-    """The result as Markdown. The cache's own memory was there before."""
-    return (
-        f"A state of {r['tokens']} tokens ({r['state_bytes'] / (1 << 20):.1f} MiB) is read: the process grows by"
-        f" {r['grown_bytes'] / (1 << 20):.1f} MiB at most, beside the cache, which it had before (asked: at most"
-        f" {r['asked_bytes'] / (1 << 20):.0f} MiB)."
-    )
-
+SECTIONS = {"restart": Section(restart, restart_text), "reading": Section(reading, reading_text)}
 
 if __name__ == "__main__":
     main()

@@ -24,11 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from lent_device import ROOT, worker
-from report import environment, run_section, write_json
 
-sys.path.insert(0, str(ROOT))
-
+from benchmarks.harness import ROOT, environment, run_section, write_json
+from benchmarks.lent_device import worker
 from edge.api.local import quantize
 from edge.cluster.deployment import Exchange
 from edge.demo import MODEL_PATH

@@ -22,37 +22,35 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
-import signal
 import statistics
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
-import serve_tables
-from bench_distributed import random_model
-from report import environment, run_section, write_json
-from serve_clients import Heard, Words, ask
-from serve_limit import limit
-from serve_loads import Mixture, at_once, beside_long, chat, completion, longest_gap, questions_for, whole
-from servers import (
+
+from benchmarks import serve_tables
+from benchmarks.bench_distributed import random_model
+from benchmarks.harness import Section, alternate, bench, bests, compared, medians, parser_of
+from benchmarks.lent_device import Worker
+from benchmarks.serve_clients import Heard, Words, ask
+from benchmarks.serve_limit import limit
+from benchmarks.serve_loads import Mixture, at_once, beside_long, chat, completion, longest_gap, questions_for, whole
+from benchmarks.servers import (
+    HOST,
     LLAMA_CPP_PYTHON,
     LLAMA_SERVER,
     Server,
-    Worker,
     edge_serve,
+    free_port,
     has_server,
     llama_cpp_python,
     llama_server,
     running,
 )
-from sides import alternate, compared, medians
-
 from devices.probe import default_threads
 from edge.demo import MODEL_PATH
 from edge.planning.plan_file import save_plan
@@ -62,17 +60,14 @@ from partition.slices.gguf_slice import limits
 from quant.gguf.file import GgufFile
 from tools.demo_model.grammar import held_out
 
-SECTIONS = ("throughput", "stall", "prefix", "survive", "soak")
 LIMIT = "llama.cpp's batched decode"
 BACK_S = 1.0  # from a worker's end until it is started again
 SAMPLE_S = 1.0  # between two looks at memory
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=SECTIONS)
+    parser = parser_of(__doc__, SECTIONS, rounds=3)
     parser.add_argument("--model", type=Path, help="GGUF file (default: a random one of TinyLlama-1.1B's shape)")
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=default_threads())
     parser.add_argument("--minutes", type=float, default=5.0, help="of survive, and of soak (default: 5)")
     parser.add_argument(
@@ -82,10 +77,10 @@ def main() -> None:
     parser.add_argument("--llama-server", type=Path, metavar="PROGRAM")
     parser.add_argument("--llama-batched-bench", type=Path, metavar="PROGRAM")
     parser.add_argument("--llama-cpp-python", type=Path, metavar="PYTHON", default=Path(sys.executable))
-    parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write all figures")
-    parser.add_argument("--tiny", action="store_true", help="see that it works; the figures mean nothing")
-    args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends what was started, as Ctrl-C does
+    bench(parser, SECTIONS, prepare)
+
+
+def prepare(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     # Streams at once, tokens of their prompts and answers; the long prompt; the shared one and what follows it.
     args.at_once, args.prompt, args.tokens, args.long, args.shared, args.own = (1, 8, 16), 32, 48, 2000, 1000, 20
     args.context, args.requests, args.calm_s, args.streams = 2048, 16, 5.0, 16
@@ -93,24 +88,14 @@ def main() -> None:
         args.at_once, args.prompt, args.tokens, args.long, args.shared, args.own = (1, 2), 8, 6, 150, 100, 8
         args.context, args.requests, args.calm_s, args.streams = 256, 4, 0.2, 4
         args.rounds, args.threads, args.minutes, args.every = 1, 1, 5 / 60, 2.0
-    result: dict[str, Any] = {**environment(), "threads": args.threads}
-    with tempfile.TemporaryDirectory(prefix="edge-bench-serve-") as name:
-        folder = Path(name)
-        os.environ.update({f"XDG_{kind}_HOME": str(folder / kind.lower()) for kind in ("CONFIG", "CACHE", "STATE")})
-        wanted = [args.only] if args.only else SECTIONS
-        # A random model says the token that ends a text as rarely as any other; the others must not say it.
-        random = args.model is None and not args.tiny and bool({"throughput", "stall", "prefix"} & set(wanted))
-        args.model = args.model.resolve() if args.model else random_model(folder) if random else MODEL_PATH
-        metadata = GgufFile.open(args.model).metadata
-        args.ends = [] if random else [int(metadata["tokenizer.ggml.eos_token_id"])]
-        trained = int(metadata[f"{metadata['general.architecture']}.context_length"])
-        args.long = min(args.long, trained - 24)  # an answer, and what begins a text, must have room
-        result["model"] = args.model.name
-        for section in wanted:
-            (folder / section).mkdir()
-            run = partial(globals()[section], folder / section, args)
-            result[section] = run_section(section, run, getattr(serve_tables, section), args.json)
-    write_json(result, args.json)
+    # A random model says the token that ends a text as rarely as any other; the others must not say it.
+    random = args.model is None and not args.tiny and args.only not in ("survive", "soak")
+    args.model = args.model.resolve() if args.model else random_model(folder) if random else MODEL_PATH
+    metadata = GgufFile.open(args.model).metadata
+    args.ends = [] if random else [int(metadata["tokenizer.ggml.eos_token_id"])]
+    trained = int(metadata[f"{metadata['general.architecture']}.context_length"])
+    args.long = min(args.long, trained - 24)  # an answer, and what begins a text, must have room
+    return {"threads": args.threads, "model": args.model.name}
 
 
 def servers_here(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Server], dict[str, str]]:
@@ -129,19 +114,6 @@ def servers_here(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Serv
         del sizes["requests"]
         found.append(llama_cpp_python(args.llama_cpp_python, args.model, folder, **sizes))
     return {server.name: server for server in found}, left_out
-
-
-def in_turn(
-    servers: Mapping[str, Server], rounds: int, measure: Callable[[Server], dict[str, float]]
-) -> dict[str, list[dict[str, float]]]:
-    """What each server measured in each round; who is first changes. Each is warm: it has answered something."""
-    names = list(servers)
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in names}
-    for turn in range(rounds):
-        first = turn % len(names)
-        for name in names[first:] + names[:first]:
-            found[name].append(measure(servers[name]))
-    return found
 
 
 def warm(server: Server, args: argparse.Namespace) -> None:
@@ -169,7 +141,7 @@ def throughput(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
                 {
                     "streams": n,
                     "median": medians(found),
-                    "best": {side: {key: _best(key, rounds) for key in rounds[0]} for side, rounds in found.items()},
+                    "best": bests(found),
                     "compared": [row for beside in (*sides[1:], LIMIT) for row in compared(found, sides[0], beside)],
                     "measured": found,
                 }
@@ -188,11 +160,6 @@ def _streams(server: Server, prompts: Iterator[list[str]], args: argparse.Namesp
     return measure
 
 
-def _best(key: str, rounds: list[dict[str, float]]) -> float:
-    values = [one[key] for one in rounds]
-    return max(values) if key.endswith("_per_s") else min(values)
-
-
 # --- stall ---
 
 
@@ -204,11 +171,12 @@ def stall(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     with running(servers):
         for server in servers.values():
             warm(server, args)
-        found = in_turn(
-            servers,
-            args.rounds,
-            lambda server: asyncio.run(beside_long(server, words, **sizes, ends=args.ends)),
-        )
+
+        def measure(server: Server) -> dict[str, float]:
+            return asyncio.run(beside_long(server, words, **sizes, ends=args.ends))
+
+        # Each is warm: every round counts.
+        found = alternate({name: partial(measure, one) for name, one in servers.items()}, args.rounds, warm_up=False)
     return {"rounds": args.rounds, **sizes, "median": medians(found), "measured": found, "left_out": left_out}
 
 
@@ -236,7 +204,7 @@ def prefix(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     with running(servers):
         for server in servers.values():
             warm(server, args)
-        found = in_turn(servers, args.rounds, measure)
+        found = alternate({name: partial(measure, one) for name, one in servers.items()}, args.rounds, warm_up=False)
     sizes = {"shared": args.shared, "own": args.own}
     return {"rounds": args.rounds, **sizes, "median": medians(found), "measured": found, "left_out": left_out}
 
@@ -246,8 +214,9 @@ def prefix(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 def survive(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Answers of three ranks, two of them on workers that are killed in turn, beside those of a quiet server."""
-    workers = [Worker(folder / f"worker-{number}") for number in range(2)]
-    devices = [LOCAL, *(worker.address for worker in workers)]
+    addresses = [f"{HOST}:{free_port()}" for _ in range(2)]
+    workers = [Worker(folder / f"worker-{number}", address) for number, address in enumerate(addresses)]
+    devices = [LOCAL, *addresses]
     plan = make_plan(limits(GgufFile.open(MODEL_PATH)), MODEL_PATH.stem, "", devices, stages_of=(1, 1, 1))
     save_plan(folder / "plan.json", plan)
     asked = [messages for messages, _ in held_out(8 if args.tiny else 64, seed=args.seed)]
@@ -360,6 +329,14 @@ def resident(server: Server) -> float:
             continue
     return total
 
+
+SECTIONS = {
+    "throughput": Section(throughput, serve_tables.throughput),
+    "stall": Section(stall, serve_tables.stall),
+    "prefix": Section(prefix, serve_tables.prefix),
+    "survive": Section(survive, serve_tables.survive),
+    "soak": Section(soak, serve_tables.soak),
+}
 
 if __name__ == "__main__":
     main()

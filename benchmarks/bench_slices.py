@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import json
 import os
-import platform
 import random
 import statistics
 import subprocess
@@ -26,54 +25,50 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))  # for the test suite's network namespaces
+from benchmarks.harness import EDGE, Section, bench, parser_of, table
+from benchmarks.lent_device import worker
 
-EDGE = [sys.executable, "-m", "apps.cli"]
 RUN_S = 900.0
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if len(sys.argv) == 3 and sys.argv[1] == "--within":  # inside a namespace, beside the source's worker
+        print(json.dumps(measure(**json.loads(sys.argv[2]))))
+        return
+    parser = parser_of(__doc__, rounds=3)
     parser.add_argument("--megabytes", type=int, default=600)
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--wires", default="loopback,1000")
     parser.add_argument("--seconds", type=float, default=2.0, help="for one measurement of the link")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--from-worker", help=argparse.SUPPRESS)  # inside a namespace: the worker beside us
-    parser.add_argument("--to-worker", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.to_worker:
-        print(json.dumps(measure(args.from_worker, args.to_worker, args)))
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        result = {
-            "cpu_count": os.cpu_count(),
-            "python": platform.python_version(),
-            "megabytes": args.megabytes,
-            "wires": {
-                wire: loopback(args, Path(folder)) if wire == "loopback" else wired(float(wire), args, Path(folder))
-                for wire in args.wires.split(",")
-            },
-        }
-    print(json.dumps(result) if args.json else table(result))
+    bench(parser, Section(wires, text))
 
 
-def measure(source: str, target: str, args: argparse.Namespace) -> dict[str, Any]:
+def wires(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Each wire."""
+    if args.tiny:
+        args.megabytes, args.rounds, args.seconds, args.wires = 8, 1, 0.2, "loopback"
+    sizes = {"megabytes": args.megabytes, "rounds": args.rounds, "seconds": args.seconds}
+    found = {
+        wire: loopback(sizes, folder) if wire == "loopback" else wired(float(wire), sizes, folder)
+        for wire in args.wires.split(",")
+    }
+    return {**sizes, "wires": found}
+
+
+def measure(source: str, target: str, megabytes: int, rounds: int, seconds: float) -> dict[str, Any]:
     """From the device of the worker `source`, which we are on, to the worker `target`. Rates in bytes/s."""
     from edge.cluster.connect import reach
     from edge.cluster.diagnose import measure_link
     from edge.slices.digests import Digests
     from partition.slices.recipe import whole
 
-    n_bytes = args.megabytes * 1_000_000
+    n_bytes = megabytes * 1_000_000
     rates: dict[str, list[float]] = {"grpc": [], "tcp": [], "disk": [], "slice": []}
     rng = random.Random()
     with tempfile.TemporaryDirectory() as folder, reach(source) as a, reach(target) as b:
         a.describe(), b.describe()
         model = Path(folder) / "model.gguf"
         with model.open("wb") as file:
-            for _ in range(args.megabytes):
+            for _ in range(megabytes):
                 file.write(rng.randbytes(1_000_000))
 
         def renewed() -> str:
@@ -82,9 +77,9 @@ def measure(source: str, target: str, args: argparse.Namespace) -> dict[str, Any
                 file.write(rng.randbytes(64))
             return Digests(Path(folder)).file_digest(model)
 
-        for _ in range(args.rounds):
+        for _ in range(rounds):
             for kind in ("grpc", "tcp"):
-                found = measure_link(a, b, args.seconds, kind)
+                found = measure_link(a, b, seconds, kind)
                 rates[kind].append(found.profile.bandwidth_ab_gbps * 1e9 / 8)
             rates["disk"].append(n_bytes / bare_write(Path(folder) / "bare", n_bytes))
             digest = renewed()
@@ -140,27 +135,18 @@ class _Cut:
 # --- two devices ---
 
 
-def loopback(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def loopback(sizes: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Two workers of this machine."""
-    with contextlib.ExitStack() as stack:
-        addresses = []
-        for name in ("source", "target"):
-            env = {**os.environ, **_folders(folder / name)}
-            command = [*EDGE, "worker", "--listen", "127.0.0.1:0", "--name", name]
-            process = subprocess.Popen(command, cwd=ROOT, env=env, stderr=subprocess.PIPE, text=True)
-            stack.callback(_end, process)
-            addresses.append(_address(process))
-        return measure(*addresses, args)
+    with worker(folder / "source", threads=None) as (source, _), worker(folder / "target", threads=None) as (target, _):
+        return measure(source, target, **sizes)
 
 
-def wired(mbit: float, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def wired(mbit: float, sizes: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Two members of a cluster in network namespaces, a cable of `mbit` between them."""
     from tests.support.namespaces import two_hosts
 
     with two_hosts(mbit) as (one, two):
-        envs = {}
-        for name in ("owner", "source", "target"):
-            envs[name] = _folders(folder / f"{name}-{mbit:g}")
+        envs = {name: _folders(folder / f"{name}-{mbit:g}") for name in ("owner", "source", "target")}
         one.run([*EDGE, "cluster", "init"], envs["owner"]).check_returncode()
         addresses = []
         for host, name in ((one, "source"), (two, "target")):
@@ -168,8 +154,8 @@ def wired(mbit: float, args: argparse.Namespace, folder: Path) -> dict[str, Any]
             command = [*EDGE, "worker", "--listen", f"{host.address}:0", "--join", token, "--no-announce"]
             process = host.start(command, envs[name])
             addresses.append(_address(process))
-        command = [sys.executable, __file__, "--from-worker", addresses[0], "--to-worker", addresses[1]]
-        command += [f"--megabytes={args.megabytes}", f"--rounds={args.rounds}", f"--seconds={args.seconds}"]
+        asked = {"source": addresses[0], "target": addresses[1], **sizes}
+        command = [sys.executable, __file__, "--within", json.dumps(asked)]
         done = one.run(command, envs["owner"], timeout=RUN_S)
         if done.returncode:
             raise SystemExit(done.stderr)
@@ -192,32 +178,17 @@ def _address(process: subprocess.Popen[str]) -> str:
     raise SystemExit(f"the worker ended with {process.wait()}")
 
 
-def _end(process: subprocess.Popen[str]) -> None:
-    process.terminate()
-    try:
-        process.wait(10)
-    except subprocess.TimeoutExpired:
-        process.kill()
-
-
-def table(result: dict[str, Any]) -> str:
-    """Markdown."""
-    lines = [
-        f"{result['megabytes']} MB slice, {result['cpu_count']} cores, Python {result['python']}",
-        "",
-        "| wire | link, gRPC | link, TCP | disk | slice | of gRPC | of TCP | of disk | again | cut at | then sent |",
-        "| --- " * 11 + "|",
-    ]
-    for wire, found in result["wires"].items():
-        rates = {kind: f"{rate / 1e6:,.0f} MB/s" for kind, rate in found["bytes_per_s"].items()}
-        name = wire if wire == "loopback" else f"{wire} Mbit/s"
-        lines.append(
-            f"| {name} | {rates['grpc']} | {rates['tcp']} | {rates['disk']} | {rates['slice']} |"
-            f" {found['of_grpc']:.2f} | {found['of_tcp']:.2f} | {found['of_disk']:.2f} |"
-            f" {found['second_load_bytes']} B, {found['second_load_s'] * 1e3:.0f} ms |"
-            f" {found['cut_at_bytes'] / 1e6:,.0f} MB | {found['sent_after_cut_bytes'] / 1e6:,.0f} MB |"
-        )
-    return "\n".join(lines)
+def text(r: dict[str, Any]) -> str:
+    """The result as Markdown."""
+    lines = []
+    for wire, found in r["wires"].items():
+        rates = [f"{found['bytes_per_s'][kind] / 1e6:,.0f} MB/s" for kind in ("grpc", "tcp", "disk", "slice")]
+        parts = [f"{found[key]:.2f}" for key in ("of_grpc", "of_tcp", "of_disk")]
+        again = f"{found['second_load_bytes']} B, {found['second_load_s'] * 1e3:.0f} ms"
+        cut = [f"{found[key] / 1e6:,.0f} MB" for key in ("cut_at_bytes", "sent_after_cut_bytes")]
+        lines.append([wire if wire == "loopback" else f"{wire} Mbit/s", *rates, *parts, again, *cut])
+    header = ["wire", "link, gRPC", "link, TCP", "disk", "slice", "of gRPC", "of TCP", "of disk", "again", "cut at"]
+    return f"{r['megabytes']} MB slice.\n\n" + table([*header, "then sent"], lines)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Seconds from process start to `--help`, and to the first token of `edge chat -p hi` on the bundled model.
 
-    python benchmarks/bench_startup.py [--repeats 11] [--json]
+    python benchmarks/bench_startup.py [--rounds 11] [--json]
 
 Medians of whole processes, started one after the other, files in the page cache; Python itself for comparison.
 """
@@ -8,51 +8,47 @@ Medians of whole processes, started one after the other, files in the page cache
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
 import subprocess
 import sys
 import time
+from functools import partial
+from pathlib import Path
+from typing import Any
 
-EDGE = [sys.executable, "-m", "apps.cli"]
+from benchmarks.harness import EDGE, ROOT, Section, alternate, bench, medians, parser_of, table
 
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=11)
-    parser.add_argument("--json", action="store_true")
-    args = parser.parse_args()
-    first_output(["chat", "-p", "hi"])  # warms the page cache
-    result = {
-        "python_s": median(args.repeats, lambda: first_output([], [sys.executable, "-c", "print()"])),
-        "help_s": median(args.repeats, lambda: first_output(["--help"])),
-        "first_token_s": median(args.repeats, lambda: first_output(["chat", "-p", "hi"])),
-    }
-    if args.json:
-        print(json.dumps(result))
-    else:
-        print("| from process start to | median, s |\n| --- | ---: |")
-        print(f"| Python itself | {result['python_s']:.3f} |")
-        print(f"| `edge --help` | {result['help_s']:.3f} |")
-        print(f"| first token of `edge chat -p hi` | {result['first_token_s']:.3f} |")
+SIDES = {
+    "python_s": ("Python itself", [sys.executable, "-c", "print()"]),
+    "help_s": ("`edge --help`", [*EDGE, "--help"]),
+    "first_token_s": ("first token of `edge chat -p hi`", [*EDGE, "chat", "-p", "hi"]),
+}
 
 
-def median(repeats: int, measure: object) -> float:
-    assert callable(measure)
-    return statistics.median(measure() for _ in range(repeats))
+def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Seconds of each, in turn."""
+    sides = {name: partial(first_output, command) for name, (_, command) in SIDES.items()}
+    found = alternate(sides, 1 if args.tiny else args.rounds)
+    return {name: figures["s"] for name, figures in medians(found).items()} | {"measured": found}
 
 
-def first_output(arguments: list[str], command: list[str] = EDGE) -> float:
+def first_output(command: list[str]) -> dict[str, float]:
     """Seconds until the first byte of output."""
     began = time.perf_counter()
-    with subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as process:
         assert process.stdout is not None
         if not process.stdout.read(1):
-            raise SystemExit(f"{' '.join(arguments)} printed nothing")
+            raise SystemExit(f"{' '.join(command)} printed nothing")
         seconds = time.perf_counter() - began
         process.stdout.read()
-    return seconds
+    return {"s": seconds}
+
+
+def text(r: dict[str, Any]) -> str:
+    """The result as Markdown."""
+    return table(
+        ["from process start to", "median, s"], [[words, f"{r[name]:.3f}"] for name, (words, _) in SIDES.items()]
+    )
 
 
 if __name__ == "__main__":
-    main()
+    bench(parser_of(__doc__, rounds=11), Section(measure, text))

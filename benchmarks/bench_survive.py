@@ -20,14 +20,9 @@ what a token takes while keys and values are copied is compared, too.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import random
-import signal
 import statistics
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -38,12 +33,8 @@ from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
-import psutil
-from lent_device import ROOT
-from losses import Lent, lent, possible_ways
-
-sys.path.insert(0, str(ROOT))
-
+from benchmarks.harness import Section, bench, parser_of, table
+from benchmarks.losses import Lent, lent, possible_ways
 from edge.demo import MODEL_PATH
 from edge.llm.chat import Chat
 from edge.llm.engine import Engine
@@ -130,42 +121,24 @@ class Later:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=("stress", "pause"), help="one experiment (default: both)")
+    parser = parser_of(__doc__, SECTIONS, rounds=5)
     parser.add_argument("--kills", type=int, default=100, help="answers with a loss (default: 100)")
     parser.add_argument("--seed", type=int, default=1, help="of what is lost, how and when (default: 1)")
     parser.add_argument("--round", type=int, help="of `stress`, this one alone")
-    parser.add_argument("--rounds", type=int, default=5, help="of the pause (default: 5)")
     parser.add_argument("--prompt-tokens", type=int, default=64, help="of the pause's history (default: 64)")
     parser.add_argument("--spare", type=int, default=0, help="losses that are prepared for (default: 0)")
-    parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write all figures; alone: print them")
-    parser.add_argument("--tiny", action="store_true", help="see that it works; the figures mean nothing")
-    args = parser.parse_args()
-    if args.tiny:
-        args.kills, args.rounds, args.prompt_tokens, args.spare = 4, 1, 20, 1
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # or mounted disks would stay
-    stolen_s = psutil.cpu_times().steal
-    result: dict[str, Any] = {"machine": f"{platform.machine()}, {os.cpu_count()} cores"}
-    with tempfile.TemporaryDirectory(prefix="edge-survive-") as folder:
-        for name in ("CACHE", "STATE", "CONFIG"):
-            os.environ[f"XDG_{name}_HOME"] = str(Path(folder) / name.lower())
-        if args.only != "pause":
-            result["stress"] = stress(args, Path(folder))
-        if args.only != "stress":
-            result["pause"] = pause(args, Path(folder))
-    result["steal_s"] = psutil.cpu_times().steal - stolen_s
-    text = json.dumps(result, indent=1)
-    if args.json == "-":
-        print(text)
-    else:
-        show(result)
-        if args.json:
-            Path(args.json).write_text(text + "\n")
+    result = bench(parser, SECTIONS, prepare)
     if result.get("stress", {}).get("wrong"):
         raise SystemExit(1)
 
 
-def stress(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def prepare(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    if args.tiny:
+        args.kills, args.rounds, args.prompt_tokens, args.spare = 4, 1, 20, 1
+    return {}
+
+
+def stress(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Answers in which something happens: how many were wrong, and seconds until that was noticed and until the next
     token, by what happened."""
     questions = [messages[-1]["content"] for messages, _ in held_out(40, seed=7)]
@@ -270,7 +243,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def pause(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def pause(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Seconds from a kill to the next token of two ranks that become one, and what a prefill takes there."""
     path = MODEL_PATH
     if not args.tiny:
@@ -351,31 +324,31 @@ def spread(values: list[float]) -> dict[str, float]:
     }
 
 
-def show(result: dict[str, Any]) -> None:
-    print(f"{result['machine']}; the host took {result['steal_s']:.1f} s")
-    if "stress" in result:
-        found = result["stress"]
-        print(f"{found['answers']} answers in which something happened: {len(found['wrong'])} wrong")
-        print(f"  {'':13} answers wrong  noticed after, s      said after, s   next token after, s: median, p99")
-        for way, row in found["ways"].items():
-            cells = [
-                f"{row[name]['median']:8.2f} {row[name]['p99']:8.2f}" if name in row else f"{'':17}"
-                for name in ("noticed_s", "said_s", "paused_s")
-            ]
-            print(f"  {way:13} {row['answers']:7} {row['wrong']:5}  {'  '.join(cells)}")
-        for one in found["wrong"]:
-            print(f"  wrong: {one}")
-    if "pause" in result:
-        row = result["pause"]
-        print(f"{row['model']}, {row['prompt_tokens']} tokens held: prefill {row['prefill_s']['median']:.2f} s here")
-        for kind in row["token_mean_s"]:
-            paused = row[kind]["next_token_s"]
-            print(
-                f"  {kind}: the next token came {paused['median']:.2f} s after a kill (best {paused['best']:.2f}), said"
-                f" after {row[kind]['noticed_s']['median']:.2f} s; before, a token took"
-                f" {1e3 * row['token_mean_s'][kind]:.2f} ms (median {1e3 * row[kind]['token_s']['median']:.2f})"
-            )
+def stress_text(r: dict[str, Any]) -> str:
+    """The result as Markdown."""
+    lines = []
+    for way, row in r["ways"].items():
+        times = (row.get(name) for name in ("noticed_s", "said_s", "paused_s"))
+        cells = [f"{one['median']:.2f}, {one['p99']:.2f}" if one else "" for one in times]
+        lines.append([way, str(row["answers"]), str(row["wrong"]), *cells])
+    header = ["", "answers", "wrong", "noticed after, s: median, p99", "said after", "next token after"]
+    said = f"{r['answers']} answers in which something happened: {len(r['wrong'])} wrong."
+    return "\n\n".join([said, table(header, lines), *(f"wrong: {one}" for one in r["wrong"])])
 
+
+def pause_text(r: dict[str, Any]) -> str:
+    """The result as Markdown."""
+    lines = []
+    for kind, token_s in r["token_mean_s"].items():
+        paused, noticed, token = (r[kind][name] for name in ("next_token_s", "noticed_s", "token_s"))
+        cells = (f"{paused['median']:.2f}", f"{paused['best']:.2f}", f"{noticed['median']:.2f}")
+        lines.append([kind, *cells, f"{1e3 * token_s:.2f}", f"{1e3 * token['median']:.2f}"])
+    header = ["", "next token after a kill, s", "best", "said after, s", "a token before, ms: mean", "median"]
+    held = f"{r['model']}, {r['prompt_tokens']} tokens held: prefill {r['prefill_s']['median']:.2f} s here.\n\n"
+    return held + table(header, lines)
+
+
+SECTIONS = {"stress": Section(stress, stress_text), "pause": Section(pause, pause_text)}
 
 if __name__ == "__main__":
     main()

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ranks import serve
 
+from benchmarks.processes import serve
 from edge.cluster.deployment import Deployment, Exchange
 from edge.cluster.fleet import Fleet
 from edge.llm.engine import Engine
@@ -193,8 +193,8 @@ class _Watched(Deployment):
     def _open(self, *args: Any) -> Any:
         return self._noted("deploy: slice and process there", super()._open, *args)
 
-    def _connect(self, *args: Any) -> Any:
-        return self._noted("deploy: connect", super()._connect, *args)
+    def _join(self, *args: Any) -> Any:
+        return self._noted("deploy: connect", super()._join, *args)
 
     def _load(self, *args: Any) -> Any:
         return self._noted("deploy: load there", super()._load, *args)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from transport_tables import table
+from benchmarks.harness import ratio_text, table
 
 _FIGURES = {"decode_s": "decode", "prefill_tokens_per_s": "prefill", "tokens_per_s": "tokens/s"}
 
@@ -37,7 +37,7 @@ def unequal(r: Mapping[str, Any]) -> str:
                 ("prefill_tokens_per_s", f"{found['prefill_tokens_per_s']:.1f}"),
             ):
                 row = ratios.get((side, key))
-                cells += [text, *([_ratio(row), row["asked"]] if row else ["", ""])]
+                cells += [text, *([ratio_text(row), row["asked"]] if row else ["", ""])]
             lines.append(cells)
         header = ["", "rank 0's heads, FFN, vocabulary", "decode, ms", "of alone", "asked"]
         texts += [
@@ -81,7 +81,7 @@ def _speeds(medians: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def _ratios(rows: Sequence[Mapping[str, Any]]) -> str:
-    lines = [[row["side"], _FIGURES[row["figure"]], row["beside"], _ratio(row), row["asked"]] for row in rows]
+    lines = [[row["side"], _FIGURES[row["figure"]], row["beside"], ratio_text(row), row["asked"]] for row in rows]
     return table(["", "", "beside", "ratio (any round)", "asked"], lines)
 
 
@@ -98,10 +98,6 @@ def _ranks(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
         ["", "steps", "compute, ms", "communication, ms", "of it or before it stall, ms", "kB sent", "kB received"],
         lines,
     )
-
-
-def _ratio(row: Mapping[str, Any]) -> str:
-    return f"{row['ratio']:.3f} ({row['least']:.3f} to {row['most']:.3f})"
 
 
 def _held(parts: Sequence[Mapping[str, float]] | None) -> str:

@@ -10,7 +10,6 @@ import ctypes
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,12 +17,9 @@ from pathlib import Path
 
 import psutil
 
-sys.path.insert(0, str(Path(__file__).parent.parent))  # for the test suite's groups
-
+from benchmarks.harness import EDGE, ROOT
 from tests.support.groups import CountedGroup
 
-ROOT = Path(__file__).parent.parent
-EDGE = [sys.executable, "-m", "apps.cli"]
 _START_S = 30.0  # until a worker listens
 _END_S = 15.0  # until it has ended by itself
 _LIBC = ctypes.CDLL(None)  # looked up here: a child that was only forked should not
@@ -36,35 +32,72 @@ def cpu_group() -> CountedGroup:
     return CountedGroup(f"edge-bench-{os.getpid()}", cores=0.5)
 
 
+class Worker:
+    """A real `edge worker` that keeps its slices in `folder`. It can be killed, and started again where it was."""
+
+    def __init__(self, folder: Path, listen: str = "127.0.0.1:0", threads: int | None = 1) -> None:
+        """threads: that it lends; None: all."""
+        self._folder, self._log = folder, folder / "log"
+        self._command = [*EDGE, "worker", "--listen", listen, *(("--threads", str(threads)) if threads else ())]
+        self.process: subprocess.Popen[bytes] | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def start(self) -> None:
+        """Start it; it listens some time later."""
+        own = {f"XDG_{kind.upper()}_HOME": str(self._folder / kind) for kind in ("config", "cache", "state")}
+        with self._log.open("wb") as out:
+            self.process = subprocess.Popen(
+                self._command, cwd=ROOT, env={**os.environ, **own}, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                start_new_session=True, preexec_fn=end_with_parent,
+            )  # fmt: skip
+
+    def wait(self) -> str:
+        """Where it listens, as soon as it does. SystemExit where it does not."""
+        deadline = time.monotonic() + _START_S
+        while time.monotonic() < deadline and self.process is not None and self.process.poll() is None:
+            for line in self._log.read_text(errors="replace").splitlines():
+                if " listening " in line:
+                    return next(word for word in line.split() if word.startswith("address=")).removeprefix("address=")
+            time.sleep(0.02)
+        raise SystemExit(f"the worker does not listen; it said: {self._log.read_text(errors='replace')[-500:]}")
+
+    def end(self) -> None:
+        """Ask it to end; kill it where it does not."""
+        if self.process is None:
+            return
+        self.process.terminate()
+        try:
+            self.process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        """Kill it and all that it started, with SIGKILL."""
+        if self.process is None:
+            return
+        with suppress(psutil.NoSuchProcess):
+            own = psutil.Process(self.process.pid)
+            for process in (own, *own.children(recursive=True)):
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+        self.process.wait()
+        self.process = None
+
+
 @contextmanager
-def worker(folder: Path, group: CountedGroup | None = None, listen: str = "127.0.0.1:0") -> Iterator[tuple[str, int]]:
-    """(address, process id) of a worker that lends one thread and keeps its slices in `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    env = {**os.environ, **{f"XDG_{kind.upper()}_HOME": str(folder / kind) for kind in ("config", "cache", "state")}}
-    log = folder / "log"
-    command = [*EDGE, "worker", "--listen", listen, "--threads", "1"]
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            start_new_session=True,
-            preexec_fn=end_with_parent,
-        )
+def worker(
+    folder: Path, group: CountedGroup | None = None, listen: str = "127.0.0.1:0", threads: int | None = 1
+) -> Iterator[tuple[str, int]]:
+    """(address, process id) of a worker, for the time of a block; in a group, where one is given."""
+    one = Worker(folder, listen, threads)
+    one.start()
+    assert one.process is not None
     try:
         if group is not None:
-            group.add(process.pid)
-        yield _address(process, log), process.pid
+            group.add(one.process.pid)
+        yield one.wait(), one.process.pid
     finally:
-        process.terminate()
-        try:
-            process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        one.end()
 
 
 def pin(pid: int, core: int) -> None:
@@ -94,14 +127,3 @@ def busy(seconds: float) -> float:
 def end_with_parent() -> None:
     """For a child: Linux tells it to end when its parent is gone, however that ended."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
-
-
-def _address(process: subprocess.Popen[bytes], log: Path) -> str:
-    """Where a worker listens, from its log."""
-    deadline = time.monotonic() + _START_S
-    while time.monotonic() < deadline and process.poll() is None:
-        for line in log.read_text(errors="replace").splitlines():
-            if " listening " in line:
-                return next(word for word in line.split() if word.startswith("address=")).removeprefix("address=")
-        time.sleep(0.02)
-    raise SystemExit(f"the worker does not listen; it said: {log.read_text(errors='replace')[-500:]}")

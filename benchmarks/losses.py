@@ -30,11 +30,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from lent_device import ROOT, worker
-from relays import Relays
 
-sys.path.insert(0, str(ROOT))
-
+from benchmarks.lent_device import worker
+from benchmarks.relays import Relays
 from devices.lab.control_group import NoGroups
 from edge.net.channel import parse_address
 from tests.support.groups import CountedGroup

@@ -5,35 +5,27 @@ from __future__ import annotations
 import functools
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memory_group import Grouped, memory_group
-from ranks import RankFailed
-from raw_disk import RawDisk, forget
-from skewed import louder_tokens, skew_router
-
+from benchmarks.harness import GIB
+from benchmarks.processes import Grouped, RankFailed, memory_group
+from benchmarks.raw_disk import RawDisk, forget
 from edge.models import synth
 from edge.models.presets import SHAPES
 from edge.models.shapes import Shape, shape
-from partition.model.model import ModelShape
 from quant.gguf.file import GgufFile
 
 SIDE = Path(__file__).with_name("paging_side.py")
-MIB, GIB = 1 << 20, 1 << 30
 CONTEXT = 512  # tokens; enough for everything here, and the same for both sides of a comparison
 PROMPT = 32  # tokens
 RUN_S = 7200.0  # what a load or a run may take at most
 DISK_S = 2.5  # of one measurement of the disk
 
 _TINY = shape("llama", layers=16, embd=512, ff=2048, heads=8, kv=4, vocab=4096)  # 64 MB at Q8_0
-_TINY_EXPERTS = shape(
-    "qwen3moe", layers=12, embd=512, ff=512, heads=8, kv=4, head_size=64, vocab=4096, experts=32, experts_used=4,
-    expert_ff=256,
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -42,7 +34,6 @@ class Model:
 
     shape: Shape
     type_name: str = "q4_0"
-    skewed: bool = False  # experts are chosen by token, and some of them often
     large: bool = False  # not kept, unless it was asked for
 
 
@@ -50,14 +41,7 @@ MODELS = {
     "1b": Model(SHAPES["tinyllama-1.1b"]),
     "8b": Model(SHAPES["llama-3.1-8b"]),
     "70b": Model(SHAPES["llama-3.1-70b"], large=True),
-    "30b-a3b-skewed": Model(SHAPES["qwen3-30b-a3b"], skewed=True),
     "tiny": Model(_TINY, "q8_0"),
-    "tiny-experts": Model(_TINY_EXPERTS, skewed=True),
-    **{
-        f"{name}-{kind}": Model(replace(full, layers=layers), kind)  # a few layers, as wide as in the model
-        for name, full, layers in (("some-layers", SHAPES["tinyllama-1.1b"], 4), ("tiny", _TINY, 2))
-        for kind in ("q4_0", "q4_k")
-    },
 }
 
 
@@ -80,30 +64,12 @@ class Models:
         expected = {one.name: one.n_bytes for one in synth.layout(model.shape, model.type_name)}
         if {tensor: t.n_bytes for tensor, t in GgufFile.open(path).tensors.items()} != expected:
             raise SystemExit(f"{path} is not a file of the shape of {name}; delete it, or choose another --work")
-        if model.skewed:
-            louder_tokens(path)
-            skew_router(path)
         return path
 
     def close(self) -> None:
         """Delete the large ones that were written here."""
         for path in () if self._keep else self._written:
             path.unlink(missing_ok=True)
-
-
-def weight_bytes(path: Path) -> int:
-    """Bytes of a pass over all weights, whatever a router chooses; of the token table it needs a few rows."""
-    tensors = GgufFile.open(path).tensors
-    tied = "output.weight" not in tensors
-    return sum(t.n_bytes for name, t in tensors.items() if tied or name != "token_embd.weight")
-
-
-def chosen_bytes(path: Path) -> int:
-    """The same with only as many experts as a token goes through."""
-    file = GgufFile.open(path)
-    model = ModelShape.from_gguf(file)
-    stacks = sum(t.n_bytes for name, t in file.tensors.items() if "_exps." in name)
-    return weight_bytes(path) - stacks + stacks * model.n_experts_used // max(1, model.n_experts)
 
 
 @functools.cache
@@ -151,17 +117,6 @@ def disk_bounds(rounds: Sequence[Mapping[str, Any]]) -> tuple[str, list[float]]:
     rates = {name: [rate for one in rounds for rate in one["disk_gbps"][name]] for name in rounds[0]["disk_gbps"]}
     best = max(rates, key=lambda name: statistics.median(rates[name]))
     return best, [statistics.median(one["disk_gbps"][best]) for one in rounds]
-
-
-def in_turn(sides: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[Any]]:
-    """What each side found in each round. Who goes first changes. Each begins cold, so every round counts."""
-    found: dict[str, list[Any]] = {name: [] for name in sides}
-    names = list(sides)
-    for turn in range(rounds):
-        first = turn % len(names)
-        for name in names[first:] + names[:first]:
-            found[name].append(sides[name]())
-    return found
 
 
 def middle(rounds: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:

@@ -9,21 +9,17 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ranks import serve
 
+from benchmarks.processes import serve
 from devices.probe import peak_rss
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
 
 SEED = 0
-PIECE = 2 << 20  # bytes that are laid out at a time, as after a read
-FAR = 128 << 20  # bytes; more than the caches hold
 # What an engine says of its paging, by what it was doing.
 FIGURES = ("bytes_per_token", "disk_gbps", "stall_ms", "hidden_ms", "hit_rate", "predicted_right")
 
@@ -88,38 +84,6 @@ class Side:
         seconds = self._prefill(self._tokens(prompt))
         return {"prefill_s": seconds, **figures(engine, "prefill"), "peak_rss_bytes": peak_rss()}
 
-    def repack(self, model: str, weight: str, threads: int, seconds: float) -> dict[str, float]:
-        """GB/s at which so many threads lay a matrix of the model out for this CPU, and at which they only copy it."""
-        from edge.llama.buffers import ROW_GROUP
-        from edge.paging.load import load_stub
-        from quant.gguf.file import GgufFile
-
-        file = GgufFile.open(model)
-        native, own = load_stub(file)
-        try:
-            matrix = own.weights[weight]
-            if not matrix.repacks:
-                return {"repack_gbps": 0.0, "copy_gbps": 0.0}
-            data = np.frombuffer(file.data(weight), np.uint8)
-            rows = matrix.rows // ROW_GROUP * ROW_GROUP
-            piece = min(rows, max(ROW_GROUP, PIECE // matrix.row_bytes // ROW_GROUP * ROW_GROUP)) * matrix.row_bytes
-            source = np.resize(data[: len(data) // piece * piece], FAR // piece * piece)
-            targets = [np.ones(FAR // piece * piece, np.uint8) for _ in range(threads)]
-
-            def repacked(target: Any, start: int) -> None:
-                matrix.repack(source.ctypes.data + start, piece // matrix.row_bytes, target.ctypes.data + start)
-
-            def copied(target: Any, start: int) -> None:
-                np.copyto(target[start : start + piece], source[start : start + piece])
-
-            return {
-                f"{name}_gbps": _rate(work, targets, range(0, source.nbytes, piece), seconds / 2)
-                for name, work in (("repack", repacked), ("copy", copied))
-            }
-        finally:
-            native.close()
-            own.close()
-
     @property
     def _loaded(self) -> Engine:
         assert self._engine is not None
@@ -135,23 +99,6 @@ class Side:
             stop = min(n, start + engine.batch)
             engine.decode(tokens[start:stop], start, outputs="last" if stop == n else "none")
         return time.perf_counter() - began
-
-
-def _rate(work: Callable[[Any, int], None], targets: Sequence[Any], starts: range, seconds: float) -> float:
-    """GB/s of pieces that begin at `starts`; each thread has a target of its own, and begins at another one."""
-    end = time.perf_counter() + seconds
-
-    def many(i: int) -> int:
-        n = 0
-        while time.perf_counter() < end:
-            work(targets[i], starts[(n + i * len(starts) // len(targets)) % len(starts)])
-            n += 1
-        return n
-
-    began = time.perf_counter()
-    with ThreadPoolExecutor(len(targets)) as pool:
-        n = sum(pool.map(many, range(len(targets))))
-    return n * starts.step / (time.perf_counter() - began) / 1e9
 
 
 def bytes_read() -> int:

@@ -5,17 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from transport_tables import table
-
-_MIB = 1 << 20
-
-
-def head(r: Mapping[str, Any]) -> str:
-    """What all sections have in common."""
-    lines = [f"{r['machine']}; {r['versions']}.", f"```sh\n{r['command']}\n```"]
-    if "without_groups" in r:
-        lines.append(f"Without limits: {r['without_groups']}.")
-    return "\n\n".join(lines) + "\n"
+from benchmarks.harness import MIB, ratio_text, table
 
 
 def limit(r: Mapping[str, Any]) -> str:
@@ -37,12 +27,12 @@ def mmap(r: Mapping[str, Any]) -> str:
     lines, memory = [], []
     for row in r["cases"]:
         paged, mapped = row["paged"], row["mapped"]
-        ratio = f"{row['ratio']:.2f} ({row['least']:.2f} to {row['most']:.2f})" if "ratio" in row else "-"
+        ratio = ratio_text(row, 2) if "ratio" in row else "-"
         lines.append(
             [
                 *_name(paged),
-                f"{paged['model_bytes'] / _MIB:,.0f}",
-                f"{paged['streamed_bytes'] / _MIB:,.0f}",
+                f"{paged['model_bytes'] / MIB:,.0f}",
+                f"{paged['streamed_bytes'] / MIB:,.0f}",
                 _ms(paged["median"], "decode_s"),
                 _megabytes(paged["median"], "kernel_bytes_per_token"),
                 _ms(mapped["median"], "decode_s"),
@@ -78,82 +68,20 @@ def keeps_up(r: Mapping[str, Any]) -> str:
         lines.append(
             [
                 case["words"],
-                f"{case['budget_bytes'] / _MIB:,.0f}",
+                f"{case['budget_bytes'] / MIB:,.0f}",
                 f"{case['streamed_share']:.1%}",
                 _ms(case["median"]["resident"], figure),
                 _ms(case["median"]["paged"], figure),
-                f"{ratio['ratio']:.3f} ({ratio['least']:.3f} to {ratio['most']:.3f})",
+                ratio_text(ratio),
                 r["asked"],
                 f"{case['needed_gbps']:.2f}",
                 f"{case['disk_gbps']:.2f}",
             ]
         )
         paging.append([case["words"], *_paging(case["median"]["paged"])])
-    header = [
-        "",
-        "budget, MiB",
-        "streamed",
-        "resident, ms",
-        "paged, ms",
-        "paged / resident",
-        "asked",
-        "GB/s needed",
-        "the disk's",
-    ]
+    header = ["", "budget, MiB", "streamed", "resident, ms", "paged, ms", "paged / resident", "asked", "GB/s needed"]
+    header.append("the disk's")
     return f"{r['rounds']} rounds.\n\n" + table(header, lines) + "\n\n" + table(["", *_PAGING], paging)
-
-
-def experts(r: Mapping[str, Any]) -> str:
-    """The result as Markdown."""
-    cases = r["cases"]
-    lines = [
-        [
-            *_name(case),
-            f"{case['model_bytes'] / _MIB:,.0f}",
-            _ms(case["median"], "decode_s"),
-            f"{case['chosen_bytes'] / 1e6:,.0f}",
-            f"{case['ignoring_bytes'] / 1e6:,.0f}",
-            _megabytes(case["median"], "bytes_per_token"),
-            f"{case['ratio']:.3f}" if "ratio" in case else "-",
-            r["asked"],
-        ]
-        for case in cases
-    ]
-    header = [
-        "",
-        "budget, MiB",
-        "model, MiB",
-        "ms/token",
-        "a token uses, MB",
-        "read, ignoring routing, MB",
-        "read, MB",
-        "of it",
-        "asked",
-    ]
-    return "\n\n".join(
-        [
-            table(header, lines),
-            table(["", "budget, MiB", *_PAGING], [[*_name(case), *_paging(case["median"])] for case in cases]),
-            table(["", "budget, MiB", *_MEMORY], [[*_name(case), *_memory(case)] for case in cases]),
-            *_failures(cases),
-        ]
-    )
-
-
-def repack(r: Mapping[str, Any]) -> str:
-    """The result as Markdown."""
-    lines = []
-    for row in r["rows"]:
-        rates = [f"{row['rates'][n][f'{what}_gbps']:.1f}" for what in ("repack", "copy") for n in ("1", "2")]
-        ratios = {one["figure"]: one for one in row["compared"]}
-        both = [
-            f"{ratios[key]['ratio']:.3f} ({ratios[key]['least']:.3f} to {ratios[key]['most']:.3f})"
-            for key in ("decode_s", "prefill_s")
-        ]
-        lines.append([row["type"], *rates, f"{row['read_gbps']:.2f}", *both])
-    return f"{r['rounds']} rounds. GB/s, and how many times as fast a resident model is with it.\n\n" + table(
-        ["", "repack, 1 thread", "2", "copy, 1 thread", "2", "read", "decode, times", "prefill, times"], lines
-    )
 
 
 _STREAMING = (
@@ -166,11 +94,11 @@ _STREAMING = (
     "of the disk bound",
 )
 _MEMORY = ("most in use, MiB", "of the limit", "peak RSS, MiB", "said before, MiB", "at the limit", "killed", "load, s")
-_PAGING = ("read, MB", "disk, GB/s", "stall, ms", "hidden, ms", "hit rate", "predicted right")
+_PAGING = ("read, MB", "disk, GB/s", "stall, ms", "hidden, ms", "hit rate")
 
 
 def _name(case: Mapping[str, Any]) -> list[str]:
-    return [case["model"], f"{case['limit_bytes'] / _MIB:,.0f}"]
+    return [case["model"], f"{case['limit_bytes'] / MIB:,.0f}"]
 
 
 def _sides(row: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
@@ -200,10 +128,10 @@ def _memory(case: Mapping[str, Any]) -> list[str]:
     group, median, said = case.get("group"), case["median"], case["memory"]
     loads = [one["loaded"]["load_s"] for one in case["rounds"] if "loaded" in one]
     return [
-        f"{group['max_usage_bytes'] / _MIB:,.1f}" if group else "-",
+        f"{group['max_usage_bytes'] / MIB:,.1f}" if group else "-",
         f"{group['max_usage_bytes'] / case['limit_bytes']:.1%}" if group else "-",
-        f"{median['peak_rss_bytes'] / _MIB:,.1f}" if median else "-",
-        f"{said['total_bytes'] / _MIB:,.1f}" if said else "-",
+        f"{median['peak_rss_bytes'] / MIB:,.1f}" if median else "-",
+        f"{said['total_bytes'] / MIB:,.1f}" if said else "-",
         f"{group['failcnt']:,}" if group and group["failcnt"] else "-",
         f"{case['killed']} of {len(case['rounds'])}",
         f"{max(loads):.1f}" if loads else "-",
@@ -220,7 +148,6 @@ def _paging(found: Mapping[str, float] | None) -> list[str]:
         number("stall_ms", "{:,.1f}"),
         number("hidden_ms", "{:,.1f}"),
         number("hit_rate", "{:.1%}"),
-        number("predicted_right", "{:.1%}"),
     ]
 
 

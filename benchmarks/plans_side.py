@@ -12,8 +12,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
 _CONTEXT, _PROMPT, _DEPTH, _REQUESTS = 1024, 64, 48, 4
 
 

@@ -17,11 +17,11 @@ from typing import Any
 
 import llama_cpp
 import numpy as np
-from distributed_side import Side
 from llama_cpp.llama_cache import LlamaDiskCache
-from ranks import serve
-from raw_disk import forget
 
+from benchmarks.distributed_side import Side
+from benchmarks.processes import serve
+from benchmarks.raw_disk import forget
 from edge.llama import llama
 from edge.llm.engine import Engine
 from edge.llm.generate import generate
@@ -154,31 +154,10 @@ class PrefixSide(Side):
             n_bytes = sum(pool.map(lambda path: len(path.read_bytes()), paths))
         return {"bytes_per_s": n_bytes / (time.perf_counter() - began)}
 
-    def growth(self, tokens: int) -> dict[str, float]:
-        """By how much the memory of a process that begins now grows at most while it reads all of that."""
-        engine: Engine = self._start()
-        states = engine.states
-        links = states.links(range(tokens))
-        engine.decode(WARM, 0)
-        engine.kv_clear()
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-        before = _memory("VmRSS")
-        blocks = states.restore(0, 0, links)
-        peak = _memory("VmHWM")
-        if blocks < len(links):
-            raise RuntimeError(f"{blocks} of {len(links)} blocks were read")
-        return {"grown_bytes": peak - before, "state_bytes": blocks * states.block * states.shape.token_bytes}
-
 
 def cold(folders: Sequence[str]) -> None:
     """Have what is in these folders come from the disk."""
     forget(*(path for folder in folders for path in Path(folder).rglob("*") if path.is_file()))
-
-
-def _memory(name: str) -> int:
-    """Bytes, by the kernel's name for them."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{name}:"))
-    return int(line.split()[1]) * 1024
 
 
 if __name__ == "__main__":

@@ -1,36 +1,27 @@
-"""The sections of bench_quantize.py that depend on the machine: memory and time of large files, speeds of types."""
+"""The section of bench_quantize.py that depends on the machine: memory and time of large files."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import struct
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import combinations
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench_slices import bare_write
-from memory_group import Grouped, memory_group
-from ranks import RankFailed
-from raw_disk import NoDirectReads, RawDisk, forget
 
+from benchmarks.bench_slices import bare_write
+from benchmarks.processes import Grouped, RankFailed, memory_group
+from benchmarks.raw_disk import NoDirectReads, RawDisk, forget
 from devices.lab.control_group import NoGroups
-from devices.probe import default_threads
-from edge.llm.options import EngineOptions
 from edge.models.presets import SHAPES
 from edge.models.shapes import Shape, shape
 from edge.models.synth import synthesize
-from edge.quantization.compare_speed import measure_speeds
-from edge.quantization.gguf import quantize
-from edge.quantization.kernels import measure_kernels
-from quant.gguf.file import GgufFile
-from quant.mixes import MIXES
-from quant.types import TYPES
 from tests.support.groups import CountedGroup
 
 SIDE = Path(__file__).with_name("quantize_side.py")
@@ -40,15 +31,8 @@ RUN_S = 3600.0
 DISK_S = 2.5  # of one measurement of reading
 WRITE_BYTES = 4_000_000_000
 SAMPLE_S = 0.02
-COLUMNS = 2048  # of the matrices that types are timed with, as `edge quantize` times them
-SPEED_MIXES = ("q2_k", "q3_k_m", "iq4_xs", "q4_0", "q4_k_m", "q6_k", "q8_0")
-_TINY = shape("llama", layers=2, embd=256, ff=512, heads=8, kv=4, vocab=512)
+TINY = shape("llama", layers=2, embd=256, ff=512, heads=8, kv=4, vocab=512)
 _POOL_BYTES = 64 << 20
-
-
-def tiny_model(folder: Path) -> Path:
-    """What the sections about quality have in a tiny run."""
-    return random_model(folder, "tiny", _TINY)
 
 
 def random_model(folder: Path, name: str, model: Shape) -> Path:
@@ -59,14 +43,11 @@ def random_model(folder: Path, name: str, model: Shape) -> Path:
     return path
 
 
-# --- memory ---
-
-
-def memory(work: Path, folder: Path, tiny: bool) -> dict[str, Any]:
-    """Each side in a process and a memory group of its own, after its file was dropped from the page cache. work: for
-    the model; folder: for what is made of it."""
-    large, small = (_TINY, _TINY) if tiny else (SHAPES["llama-2-7b"], SHAPES["tinyllama-1.1b"])
-    source, out = random_model(work, "tiny" if tiny else "7b", large), folder / "out.gguf"
+def memory(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Each side in a process and a memory group of its own, after its file was dropped from the page cache."""
+    tiny = args.tiny
+    large, small = (TINY, TINY) if tiny else (SHAPES["llama-2-7b"], SHAPES["tinyllama-1.1b"])
+    source, out = random_model(args.work, "tiny" if tiny else "7b", large), folder / "out.gguf"
     size = source.stat().st_size
     found: dict[str, Any] = {"limit_bytes": LIMIT, "disk": disk(source, out, tiny), "rows": []}
     for mix in ("q4_0",) if tiny else ("q4_0", "q4_k_m"):
@@ -173,63 +154,3 @@ def their_name(name: str) -> str:
     }  # fmt: skip
     *block, part, weight = name.split(".")
     return ".".join([*(("model.layers", block[1]) if block else ()), parts[part], weight])
-
-
-# --- kernels ---
-
-
-def kernels(work: Path, rounds: int, tiny: bool) -> dict[str, Any]:
-    """Decoding files of one shape in many types, beside what the speeds of their tensors' types add up to."""
-    mixes = ("q4_0", "q8_0") if tiny else SPEED_MIXES
-    name, model = ("tiny", _TINY) if tiny else ("1.1b", SHAPES["tinyllama-1.1b"])
-    source = random_model(work, name, model)
-    paths = {mix: work / f"{name}-{mix}.gguf" for mix in mixes}
-    for mix, path in paths.items():
-        if not path.exists():
-            quantize(GgufFile.open(source), path, MIXES[mix])
-    counts = {mix: values_by_type(path) for mix, path in paths.items()}
-    kinds = [TYPES[name] for name in sorted({name for one in counts.values() for name in one})]
-    threads = default_threads()
-    single = {one.type.name: one for one in measure_kernels(kinds, COLUMNS, threads, prompts=True)}
-    sizes = {"prompt_tokens": 8, "gen_tokens": 4} if tiny else {}
-    speeds = measure_speeds(list(paths.values()), EngineOptions(threads=threads), rounds=rounds, **sizes)
-    rows = [
-        {
-            "mix": mix,
-            "size_bytes": paths[mix].stat().st_size,
-            "kernels_s": sum(n / single[name].decode / 1e9 for name, n in counts[mix].items()),
-            "kernels_prefill_s": sum(n / (single[name].prefill or 1) / 1e9 for name, n in counts[mix].items()),
-            "decode_s": 1 / speed.decode,
-            "prefill_s": 1 / speed.prefill,
-            "decode_rounds": speed.decode_rounds,
-        }
-        for (mix, _), speed in zip(paths.items(), speeds, strict=True)
-    ]
-    return {
-        "threads": threads,
-        "rounds": rounds,
-        "types": [
-            {"type": name, "decode": one.decode, "prefill": one.prefill, "repacked": one.repacked}
-            for name, one in single.items()
-        ],
-        "rows": rows,
-        "pairs": len(rows) * (len(rows) - 1) // 2,
-        "decode_swapped": swapped(rows, "kernels_s", "decode_s"),
-        "prefill_swapped": swapped(rows, "kernels_prefill_s", "prefill_s"),
-    }
-
-
-def values_by_type(path: Path) -> dict[str, int]:
-    """Values of the matrices that a token passes, by type."""
-    counts: dict[str, int] = {}
-    for name, tensor in GgufFile.open(path).tensors.items():
-        if len(tensor.shape) > 1 and name != "token_embd.weight":
-            counts[tensor.type.name] = counts.get(tensor.type.name, 0) + prod(tensor.shape)
-    return counts
-
-
-def swapped(rows: Sequence[dict[str, Any]], one: str, other: str) -> list[str]:
-    """Pairs whose order in `one` is not that in `other`."""
-    return [
-        f"{a['mix']} and {b['mix']}" for a, b in combinations(rows, 2) if (a[one] < b[one]) != (a[other] < b[other])
-    ]

@@ -11,7 +11,7 @@ import ctypes as C
 import time
 from pathlib import Path
 
-from ranks import serve
+from benchmarks.processes import serve
 
 
 class Side:

@@ -76,8 +76,7 @@ def _compared(model: Path, folder: Path, minutes: float, chunks: int, threads: i
             no_larger = {key: one for key, one in files.items() if one["size_bytes"] <= row["size_bytes"]}
             mine = {key[0]: one["kl"] for key, one in no_larger.items() if key[1] == how}
             if mine:
-                row[how] = min(mine, key=lambda name: mine[name])
-                row[f"kl_{how}"] = mine[row[how]]
+                row[how], row[f"kl_{how}"] = min(mine.items(), key=lambda item: item[1])
     types = [{"type": name, "how": how, **one} for (name, how), one in files.items()]
     reference = quality[0].summary
     return {"tokens": reference.tokens, "perplexity": reference.perplexity, "rows": rows, "types": types}

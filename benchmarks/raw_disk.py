@@ -66,7 +66,7 @@ class RawDisk:
                 with lock:
                     at = self._at if self._at + chunk <= self._size else 0
                     self._at = at + chunk
-                n = os.preadv(self._fd, [buffer], at)
+                n = os.preadv(self._fd, [memoryview(buffer)], at)  # type: ignore[list-item]
                 with lock:
                     n_read += n
 

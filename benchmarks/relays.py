@@ -19,6 +19,7 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 _LOOK_S = 0.01  # between two looks for new ports
@@ -92,9 +93,7 @@ class Relay:
             self._servers.pop(port).close()
         for port in ports - self._servers.keys():
             with suppress(OSError):  # taken by what is connected through us for another moment
-                server = await asyncio.start_server(
-                    lambda reader, writer, port=port: self._carry(reader, writer, port), self._front, port
-                )
+                server = await asyncio.start_server(partial(self._carry, port), self._front, port)
                 if self._is_cut:  # meanwhile
                     server.close()
                     return
@@ -128,7 +127,7 @@ class Relay:
         for writer in writers:
             writer.transport.abort()
 
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int) -> None:
+    async def _carry(self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             there = await asyncio.open_connection(self._back, port)
         except OSError:

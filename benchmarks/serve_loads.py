@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from serve_clients import Heard, Words, ask
-from servers import Server
+from benchmarks.serve_clients import Heard, Words, ask
+from benchmarks.servers import Server
 
 LATE_S = 30.0  # that an answer may take after a test's time is over
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from transport_tables import table
+from benchmarks.harness import ratio_text, table
 
 
 def throughput(r: Mapping[str, Any]) -> str:
@@ -19,7 +19,7 @@ def throughput(r: Mapping[str, Any]) -> str:
             for key in ("tokens_per_s", "decode_per_s"):
                 cells.append(f"{median[key]:.1f} ({best[key]:.1f})")
                 row = beside.get((side, key))
-                cells.append(f"{row['ratio']:.3f} ({row['least']:.3f} to {row['most']:.3f})" if row else "")
+                cells.append(ratio_text(row) if row else "")
             lines.append([*cells, f"{median['first_s']:.2f}"])
     header = ["streams: side", "tokens/s, best", "edge serve beside it", "decoding alone, best", "edge serve beside it"]
     return (

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
 import socket
 import subprocess
 import sys
@@ -15,8 +13,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
-from lent_device import EDGE, ROOT, end_with_parent
-from serve_clients import get
+
+from benchmarks.harness import EDGE, ROOT
+from benchmarks.lent_device import end_with_parent
+from benchmarks.serve_clients import get
 
 EDGE_SERVE, LLAMA_SERVER, LLAMA_CPP_PYTHON = "edge serve", "llama-server", "llama-cpp-python's server"
 START_S = 180.0  # until a server answers
@@ -101,52 +101,6 @@ def running(servers: Mapping[str, Server]) -> Iterator[None]:
             server.stop()
 
 
-class Worker:
-    """An `edge worker` of one thread that can be killed, and started again where it was."""
-
-    def __init__(self, folder: Path) -> None:
-        self.address = f"{HOST}:{free_port()}"
-        self._folder, self._log = folder, folder / "log"
-        self._process: subprocess.Popen[bytes] | None = None
-        folder.mkdir(parents=True)
-
-    def start(self) -> None:
-        """Start it; it listens some time later."""
-        kept = {f"XDG_{kind.upper()}_HOME": str(self._folder / kind) for kind in ("config", "cache", "state")}
-        with self._log.open("wb") as out:
-            self._process = subprocess.Popen(
-                [*EDGE, "worker", "--listen", self.address, "--threads", "1"],
-                cwd=ROOT,
-                env={**os.environ, **kept},
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-                preexec_fn=end_with_parent,
-            )
-
-    def wait(self) -> None:
-        """Until it says that it listens. SystemExit where it does not."""
-        deadline = time.monotonic() + START_S
-        while time.monotonic() < deadline:
-            if b" listening " in self._log.read_bytes():
-                return
-            time.sleep(0.02)
-        raise SystemExit(f"the worker does not listen; it said: {self._log.read_text(errors='replace')[-500:]}")
-
-    def kill(self) -> None:
-        """Kill it and all that it started, with SIGKILL."""
-        if self._process is None:
-            return
-        with suppress(psutil.NoSuchProcess):
-            own = psutil.Process(self._process.pid)
-            for process in (own, *own.children(recursive=True)):
-                with suppress(psutil.NoSuchProcess):
-                    process.send_signal(signal.SIGKILL)
-        self._process.wait()
-        self._process = None
-
-
 def free_port() -> int:
     """A port that nothing listens on now."""
     with socket.socket() as listener:
@@ -180,8 +134,8 @@ def llama_server(program: Path, model: Path, folder: Path, *, context: int, requ
 def llama_cpp_python(python: Path, model: Path, folder: Path, *, context: int, threads: int) -> Server:
     """llama-cpp-python's server. It answers one request at a time."""
     # Unless told so, it breaks off the one that it answers when another one comes.
-    options = ("--interrupt_requests", "false", "--n_ctx", str(context))
-    options += ("--n_threads", str(threads), "--n_threads_batch", str(threads))
+    options = ["--interrupt_requests", "false", "--n_ctx", str(context)]
+    options += ["--n_threads", str(threads), "--n_threads_batch", str(threads)]
     command = (str(python), "-m", "llama_cpp.server", "--model", str(model))
     return Server(
         LLAMA_CPP_PYTHON,

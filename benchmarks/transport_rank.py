@@ -20,14 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from echoes import BARE_METHOD, WAIT_S, Bare, BarePolling, BareStream, echo, ping
-from ranks import serve
 
-sys.path.insert(0, str(Path(__file__).parent.parent))  # for the test suite's links
-
+from benchmarks.echoes import BARE_METHOD, WAIT_S, Bare, BarePolling, BareStream, echo, ping
+from benchmarks.processes import serve
 from tests.support.memory_link import pair
 from tests.support.shaped_link import Nic, Shape, ShapedLink, exact_sleep
-from transport import measure
 from transport.collective import Group
 from transport.link import Deadlines, Link
 from transport.security import Credentials, client_context, handshake, server_context
@@ -256,22 +253,6 @@ class Rank:
         self.nic.bandwidth = bandwidth or math.inf
         for link in self.ends["shaped"].values():
             link.shape = Shape(delay_s=delay_s)
-
-    def figures(self, peer: int, seconds: float) -> tuple[float, float] | None:
-        """One-way latency and bandwidth of the shaped link to `peer`, as a session finds them; the lower rank asks."""
-        link = self.ends["shaped"][peer]
-        if self.rank > peer:
-            measure.answer(link)
-            return None
-        found = measure.measure(link, seconds)
-        return found.latency_s, min(found.send_bytes_per_s, found.receive_bytes_per_s)
-
-    def agree(self, n_floats: int, latency_s: float, bandwidth: float) -> dict[str, Any]:
-        """Settle what `auto` goes by; what it will choose and why."""
-        group = self.groups["shaped"]
-        group.agree(latency_s, bandwidth)
-        choice = group.choice(n_floats)
-        return {"picked": choice.algorithm, "why": choice.why, "predicted": choice.seconds}
 
 
 def _allreduce(group: Group, start: Callable[[], float], algorithm: str, n_floats: int, n: int) -> dict[str, Any]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from transport.choice import ALGORITHMS
+from benchmarks.harness import table
 
 LARGE = 128 << 10  # bytes, from where bandwidth counts
 
@@ -21,49 +21,6 @@ def roundtrip(r: Mapping[str, Any]) -> str:
         lines.append(cells)
     return f"8 KiB, two processes, loopback; {r['rounds']} rounds of {r['operations']}.\n\n" + table(
         ["", "median, us", "beside", "ratio", "median of the rounds' ratios", "asked, at most"], lines
-    )
-
-
-def delay(r: Mapping[str, Any]) -> str:
-    """The result as Markdown."""
-    lines = [
-        [
-            row["algorithm"],
-            f"{row['delay_ms']:g}",
-            f"{row['median_s'] * 1e3:.2f}",
-            f"{row['expected']} d",
-            f"{row['floor_s'] * 1e3:.2f}",
-            f"{row['delays']:.2f} d",
-            f"{row['delays'] / row['expected'] - 1:+.1%}",
-            f"{row['at_0_s'] * 1e3:.2f}",
-            f"{row['delays_above_0'] / row['expected'] - 1:+.1%}",
-        ]
-        for row in r["rows"]
-    ]
-    slopes = ", ".join(f"{algorithm} {slope:.2f} d" for algorithm, slope in r["slopes"].items())
-    header = ["", "d, ms", "measured, ms", "asked", "floor, ms", "less the floor", "off (asked: 10 %)"]
-    return (
-        f"4-byte allreduce, {r['ranks']} ranks on shaped links over TCP; {r['rounds']} rounds of {r['operations']}. "
-        "The floor is what a straight line through all d says for d = 0; beside it what d = 0 itself takes.\n\n"
-        + table([*header, "at d = 0, ms", "off, less that"], lines)
-        + (f"\n\nSlopes: {slopes}." if slopes else "")
-    )
-
-
-def crossover(r: Mapping[str, Any]) -> str:
-    """The result as Markdown."""
-    lines = []
-    for row in r["rows"]:
-        took, said = row["median_s"], row["predicted_s"]
-        cells = [f"{row['delay_ms']:g}", *(f"{took[a] * 1e3:.1f} ({said[a] * 1e3:.1f})" for a in ALGORITHMS)]
-        cells += [f"{took['auto'] * 1e3:.1f}", row["picked"], row["best_of_three"], f"{row['auto_by_best']:.2f}"]
-        cells += ["ring" if took["ring"] < took["star"] else "star"]
-        lines.append(cells)
-    header = ["d, ms", *ALGORITHMS, "auto", "it picked", "best of star, mesh, ring", "auto beside it (asked: 1.1)"]
-    return (
-        f"32 KiB, {r['ranks']} ranks, each device 100 Mbit/s; {r['rounds']} rounds of {r['operations']}. Milliseconds, "
-        "in brackets what the formula says. Asked: ring before star at 1 ms, star before ring from 5 ms on.\n\n"
-        + table([*header, "of star and ring"], lines)
     )
 
 
@@ -98,10 +55,3 @@ def _cell_text(took: float | None, sent: int) -> str:
 
 def _size(n: int) -> str:
     return f"{n >> 20} MiB" if n >= 1 << 20 else f"{n >> 10} KiB" if n >= 1 << 10 else f"{n} B"
-
-
-def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Markdown; the first column is words, the others figures."""
-    padded = [[*line, *[""] * (len(header) - len(line))] for line in lines]
-    rows = [header, ["---", *["---:"] * (len(header) - 1)], *padded]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)

@@ -117,6 +117,11 @@ def test_no_folder_has_too_many_files() -> None:
     assert not {str(folder): n for folder, n in count.items() if n > MOST_FILES and folder.name != "commands"}
 
 
+def test_benchmarks_and_tools_change_no_import_path() -> None:
+    files = [path for name in ("benchmarks", "tools") for path in (ROOT / name).rglob("*.py")]
+    assert not [path.name for path in files if "sys.path" in path.read_text()]
+
+
 def test_ctypes_lives_in_nine_files() -> None:
     users = {str(path.relative_to(ROOT)) for path in FILES if "ctypes" in packages(path)}
     ggml = {"edge/llama/ggml.py", "edge/llama/batch.py", "edge/llama/buffers.py", "edge/llama/products.py"}

@@ -10,6 +10,9 @@ from devices.lab.control_group import ControlGroup
 class CountedGroup(ControlGroup):
     """Says what it counted."""
 
+    def __enter__(self) -> CountedGroup:
+        return self
+
     def throttled(self) -> int:
         """Periods so far in which it wanted more processor time than it got."""
         return _pairs(self._folder("cpu") / "cpu.stat").get("nr_throttled", 0)

@@ -1,8 +1,13 @@
-"""Rank processes for benchmarks: started, told what to do in lines of JSON over pipes, and ended whatever happens.
+"""Processes of benchmarks: started, told what to do in lines of JSON over pipes, and ended whatever happens.
 
 The parent makes `Ranks(script, n)`; the script calls `serve(object)`, and each command runs the object's method of
 that name. A command has a time limit: the parent stops waiting then, and the rank's own alarm ends it a little later
 even if nobody is left to ask. A rank whose parent is gone ends at its next look at the pipe.
+
+    python benchmarks/processes.py RANK RANKS FOLDER SCRIPT    (started by `Grouped`)
+
+joins the memory group of that folder and becomes the script. So all that the script is and loads is charged to the
+group, from Python's own first page on.
 """
 
 from __future__ import annotations
@@ -15,13 +20,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any, NoReturn
+
+from tests.support.groups import CountedGroup
 
 LIMIT_S = 60.0  # of a command that names no other
 _GRACE_S = 2.0  # from asking a process to end until it is killed
 _READ_BYTES = 1 << 16
+MEASURE_S = 120.0  # what measures of sides may take at most
+_numbers = count()
 
 
 class RankFailed(Exception):
@@ -104,6 +115,58 @@ class Ranks:
         self.close()
 
 
+class Sides(Ranks):
+    """Processes by name, each kept to some cores."""
+
+    def __init__(self, cores: Mapping[str, Sequence[int]], script: Path) -> None:
+        super().__init__(script, len(cores))
+        self.names = list(cores)
+        try:
+            self.each("pin", {name: {"cores": list(some)} for name, some in cores.items()})
+        except BaseException:
+            self.close()
+            raise
+
+    def each(self, do: str, arguments: Mapping[str, dict[str, Any]], limit_s: float = MEASURE_S) -> dict[str, Any]:
+        """Run a method at some sides at once; their answers."""
+        answers = self.tell_each(do, [arguments.get(name) for name in self.names], limit_s)
+        return {name: answer for name, answer in zip(self.names, answers, strict=True) if name in arguments}
+
+    def at(self, side: str, do: str, limit_s: float = MEASURE_S, **arguments: Any) -> Any:
+        """Run a method at one side."""
+        return self.each(do, {side: arguments}, limit_s)[side]
+
+
+@contextmanager
+def sides(cores: Mapping[str, Sequence[int]], script: Path) -> Iterator[Sides]:
+    """Side processes for the time of a block; where it ends well, they free everything first."""
+    some = Sides(cores, script)
+    with some:
+        yield some
+        some.tell("close")
+
+
+def memory_group(limit: int) -> CountedGroup:
+    """A control group with `limit` bytes of memory and no swap. A context: it ends with it. NoGroups where this user,
+    or this machine, has none to give."""
+    return CountedGroup(f"edge-bench-memory-{os.getpid()}-{next(_numbers)}", memory=limit)
+
+
+class Grouped(Ranks):
+    """One process of a script, in a memory group from its start on, or in none. A context: it ends with it."""
+
+    def __init__(self, script: Path, group: CountedGroup | None) -> None:
+        if group is None:
+            super().__init__(script, 1)
+        else:
+            super().__init__(Path(__file__), 1, [str(group.folders[0]), str(script)])
+
+    @property
+    def killed(self) -> bool:
+        """Whether the process was killed by the kernel; known after `close`."""
+        return any(process.returncode == -signal.SIGKILL for process in self._processes)
+
+
 def serve(target: object) -> NoReturn:
     """A rank's whole life: do what the parent says until it closes the pipe."""
     for line in sys.stdin.buffer:
@@ -117,3 +180,12 @@ def serve(target: object) -> NoReturn:
         except BrokenPipeError:
             break
     os._exit(0)  # whatever threads still wait for
+
+
+def _join(rank: str, ranks: str, folder: str, script: str) -> None:
+    Path(folder, "cgroup.procs").write_text(str(os.getpid()))
+    os.execv(sys.executable, [sys.executable, script, rank, ranks])
+
+
+if __name__ == "__main__":
+    _join(*sys.argv[1:])

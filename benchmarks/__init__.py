@@ -1,0 +1,1 @@
+"""Benchmarks: `python -m benchmarks` lists them, `python -m benchmarks.bench_NAME --help` says what one measures."""
