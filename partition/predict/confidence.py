@@ -11,7 +11,7 @@ CLEARLY_BUSY = 2.0  # times, for a plan with a busy device: each sum and each ho
 MOST_SLOWED = 5.0  # times that other work slowed a device down, at most, where no quiet moment is remembered
 
 
-def least_part(seconds: float, busy: bool, quiet_s: float | None) -> float:
+def lower_bound_factor(seconds: float, busy: bool, quiet_s: float | None) -> float:
     """The part of a figure that is its lower bound: 1 if the figure is confirmed.
 
     seconds: the figure. quiet_s: the same, from a quiet moment; None: none is remembered.
