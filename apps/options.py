@@ -324,10 +324,10 @@ def keep_to_cores(cores: Sequence[int] | None, where: str = "--affinity") -> Non
     """Run on these cores from now on, where some are named. Call it before anything starts threads. UsageError, with
     `where` they were named, where they cannot be had."""
     if cores:
-        from devices.cores import keep_to
+        from devices.cores import pin_to_cores
 
         check_usable(cores, where)
-        keep_to(cores)
+        pin_to_cores(cores)
 
 
 def quiet_grpc() -> None:

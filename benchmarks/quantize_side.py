@@ -39,7 +39,7 @@ class Side:
         params = L.llama_model_quantize_default_params()
         params.nthread, params.ftype = default_threads(), MIXES[mix].id
         began = time.perf_counter()
-        with llama.heard_log(lambda line: None):
+        with llama.forwarded_log(lambda line: None):
             if L.llama_model_quantize(source.encode(), target.encode(), C.byref(params)):
                 raise RuntimeError(f"llama.cpp does not quantize {source} to {mix}")
         return time.perf_counter() - began

@@ -21,7 +21,7 @@ _PROC = Path("/proc")
 _STEAL = 8  # the column of /proc/stat: user, nice, system, idle, iowait, irq, softirq and steal come after the name
 
 
-class Watch:
+class LostTimeMeter:
     """Counter of lost processor time since it was made. A system that reports neither waits of threads nor use of cores
     counts nothing."""
 

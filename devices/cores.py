@@ -51,7 +51,7 @@ def check_cores(cores: Collection[int]) -> None:
         raise ValueError(f"core {text} cannot be used here; those that can are {cores_text(usable)}")
 
 
-def keep_to(cores: Collection[int]) -> None:
+def pin_to_cores(cores: Collection[int]) -> None:
     """Run this thread, and those it starts from now on, on these cores only. ValueError if it may not."""
     check_cores(cores)
     os.sched_setaffinity(0, cores)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from devices.busy import Watch
+from devices.busy import LostTimeMeter
 from devices.probe import cpu_quota
 
 SAMPLE_S = 0.03  # least length of a sample
@@ -56,7 +56,7 @@ def best_of(
     least_steps: int = 1,
     samples: int = _LEAST_SAMPLES,
     clock: Callable[[], float] | None = None,
-    watch: Callable[[], Callable[[], float]] = lambda: Watch().lost_s,
+    watch: Callable[[], Callable[[], float]] = lambda: LostTimeMeter().lost_s,
 ) -> list[BestTime]:
     """Return seconds per step for each task, in order: the mean of its fastest sample.
 

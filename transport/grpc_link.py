@@ -47,7 +47,7 @@ _WATCH_S = 0.05  # how often waits are compared with their deadlines
 _LAST_WORD_S = 0.2  # for a last word to go out before a receiver that still waits is set free
 
 
-class Queued:
+class SendQueue:
     """Send queue of a client: gRPC iterates over `messages` and takes them one by one."""
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class Queued:
         self.end()
 
 
-class Direct:
+class DirectSender:
     """Direct sending of a server: `put` returns once gRPC has taken the message."""
 
     def __init__(self, send: Callable[[bytes | None], None]) -> None:
@@ -129,7 +129,7 @@ class GrpcLink(Link):
         incoming: Iterator[bytes],
         cancel: Callable[[], Any],
         deadlines: Deadlines,
-        outgoing: Queued | Direct,
+        outgoing: SendQueue | DirectSender,
     ) -> None:
         super().__init__(peer, deadlines)
         self.outgoing = outgoing
@@ -207,7 +207,7 @@ def dial(
 
     on_end: called, in a thread of gRPC, once the stream has ended.
     """
-    outgoing = Queued()
+    outgoing = SendQueue()
     call = channel.stream_stream(METHOD)(outgoing.messages, metadata=((SESSION_KEY, session),))
     for ended in (outgoing.end_of_call, on_end):
         if ended is not None and not call.add_callback(ended):
@@ -225,7 +225,7 @@ def answering(accept: Callable[[Iterator[bytes], grpc.ServicerContext], Served])
 
     def handler(requests: Iterator[bytes], context: grpc.ServicerContext, send: Callable[[bytes | None], None]) -> None:
         serve, peer, deadlines = accept(requests, context)
-        link = GrpcLink(peer, requests, context.cancel, deadlines, Direct(send))
+        link = GrpcLink(peer, requests, context.cancel, deadlines, DirectSender(send))
 
         def run() -> None:
             try:

@@ -95,7 +95,7 @@ class Link(ABC):
         try:
             frame = self._read(self._time(timeout_s), max_bytes)
             self._received = (self._received + 1) % _SEQUENCES
-            self._heed(frame.kind, frame.payload)
+            self._raise_last(frame.kind, frame.payload)
         except TransportError as error:
             self._fail(error)
         self.received_bytes += len(frame.payload)
@@ -166,7 +166,7 @@ class Link(ABC):
     def _expect(self, received: Kind, payload: Payload, kind: Kind, n_bytes: int) -> None:
         """Raise the peer's reason if this is its last frame; ProtocolError unless kind and size are as expected."""
         if received in _LAST:
-            self._heed(received, payload)
+            self._raise_last(received, payload)
         if received is not kind or len(payload) != n_bytes:
             raise ProtocolError(
                 f"{self.peer} was to send {n_bytes} bytes of {kind.name}, it sent {len(payload)} of {received.name}"
@@ -178,7 +178,7 @@ class Link(ABC):
         if n_bytes > most:
             raise ProtocolError(f"{self.peer} sent {n_bytes} bytes of {kind.name} where at most {most} were expected")
 
-    def _heed(self, kind: Kind, payload: Payload) -> None:
+    def _raise_last(self, kind: Kind, payload: Payload) -> None:
         """Raise Refused for an ERROR frame, LinkClosed for a CLOSE frame."""
         if kind is Kind.ERROR:
             raise Refused(f"{self.peer}: {_text(payload)}")
@@ -204,7 +204,7 @@ class Link(ABC):
         if self.broken is not None:
             raise LinkClosed(f"the link to {self.peer} is of no use any more: {self.broken}")
 
-    def _goodbye(self, kind: Kind, reason: str) -> None:
+    def _send_last(self, kind: Kind, reason: str) -> None:
         if not self._sending.acquire(blocking=False):
             return  # another thread is in the middle of a frame
         text = reason.encode(errors="replace")[:MAX_REASON]
@@ -229,7 +229,7 @@ class Link(ABC):
     def _leave(self, kind: Kind, reason: str, why: TransportError) -> None:
         # Broken comes first: the peer may answer the last word by hanging up, and a thread that waits here sees that.
         if self._is_first(why):
-            self._goodbye(kind, reason)
+            self._send_last(kind, reason)
             self._end()
 
     def _is_first(self, why: TransportError) -> bool:

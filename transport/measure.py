@@ -51,12 +51,12 @@ def measure(link: Link, seconds: float = 1.0) -> LinkFigures:
 
     The other end must `answer`.
     """
-    result = figures(link, seconds)
-    done(link)
+    result = measure_once(link, seconds)
+    finish(link)
     return result
 
 
-def figures(link: Link, seconds: float) -> LinkFigures:
+def measure_once(link: Link, seconds: float) -> LinkFigures:
     """Measure as `measure` does, but the other end goes on answering."""
     trips: list[float] = []
     median_s = math.inf
@@ -97,7 +97,7 @@ def round_trips(link: Link, n_bytes: int, seconds: float, most: int = _MOST_ROUN
     return sorted(times)
 
 
-def done(link: Link) -> None:
+def finish(link: Link) -> None:
     """End the other end's `answer`: nothing more will be measured."""
     link.send(_FLOOD.pack(b"e", 0), Kind.CONTROL)
 

@@ -135,7 +135,7 @@ class Admission(grpc.ServerInterceptor):  # type: ignore[misc]
 
 def _first(requests: Iterator[bytes], context: grpc.ServicerContext, read: Callable[[Any], Any] | None) -> Any:
     """Return the only request of a call."""
-    with impatient(context, OPEN_S):
+    with call_deadline(context, OPEN_S):
         request = next(requests, None)
     try:
         return read(request) if read else request
@@ -144,7 +144,7 @@ def _first(requests: Iterator[bytes], context: grpc.ServicerContext, read: Calla
 
 
 @contextmanager
-def impatient(context: grpc.ServicerContext, seconds: float) -> Iterator[Callable[[], None]]:
+def call_deadline(context: grpc.ServicerContext, seconds: float) -> Iterator[Callable[[], None]]:
     """Cancel a call that stays in the block longer than `seconds`. Yields a function that restarts the time."""
     until = time.monotonic() + seconds
     over = threading.Event()

@@ -11,7 +11,7 @@ _STATM = Path("/proc/self/statm")
 _OOM_SCORE = Path("/proc/self/oom_score_adj")
 
 
-def die_first() -> None:
+def prefer_oom_kill() -> None:
     """Let the kernel end this process first when memory runs out, not its parent, where the system has such a
     setting."""
     with suppress(OSError):

@@ -61,7 +61,7 @@ class Membership:
 
 
 @dataclass(frozen=True)
-class Joined:
+class JoinResult:
     """Result of `store_token`."""
 
     name: str
@@ -94,7 +94,7 @@ def save(folder: Path, membership: Membership) -> None:
     write_private(folder / DEVICE_FILE, b"".join(blocks))
 
 
-def store_token(folder: Path, token: str, now: float | None = None) -> Joined:
+def store_token(folder: Path, token: str, now: float | None = None) -> JoinResult:
     """Keep what a token holds. The same token again changes nothing, also when it has expired since.
 
     A later token of the same cluster replaces what is there: the owner asked this device to join anew. TrustError for a
@@ -113,7 +113,7 @@ def store_token(folder: Path, token: str, now: float | None = None) -> Joined:
             if membership.holder.role == OWNER:
                 raise TrustError("this machine owns the cluster; run the token on the device that is to join")
             if membership.invitation == certificate:
-                return Joined(membership.holder.name, already=True)
+                return JoinResult(membership.holder.name, already=True)
         now = time.time() if now is None else now
         late_s = now - invitation.holder.expires
         if late_s >= 0:
@@ -123,7 +123,7 @@ def store_token(folder: Path, token: str, now: float | None = None) -> Joined:
             )
         crl = membership.crl if membership is not None else None
         save(folder, Membership(authority, certificate, certificates.key_to_pem(invitation.key), certificate, crl))
-    return Joined(name, already=False)
+    return JoinResult(name, already=False)
 
 
 def make_csr(name: str) -> tuple[bytes, bytes]:
@@ -138,7 +138,7 @@ def install(folder: Path, certificate: bytes, key: bytes, now: float | None = No
     TrustError, and nothing changes, unless this cluster signed it for this key, this device's name and the role worker.
     """
     with locked(folder):
-        membership = _held(folder)
+        membership = _membership(folder)
         received = certificates.from_pem(certificate)
         to = certificates.holder(received)
         if not certificates.is_issued_by(received, certificates.from_pem(membership.authority)):
@@ -164,7 +164,7 @@ def update_crl(folder: Path, crl: bytes) -> Membership:
     one that the cluster's owner did not sign.
     """
     with locked(folder):
-        membership = _held(folder)
+        membership = _membership(folder)
         number, revoked = certificates.read_crl(crl, certificates.from_pem(membership.authority))
         if number <= membership.crl_number or not revoked >= membership.revoked:
             return membership
@@ -172,7 +172,7 @@ def update_crl(folder: Path, crl: bytes) -> Membership:
         return load(folder) or membership
 
 
-def _held(folder: Path) -> Membership:
+def _membership(folder: Path) -> Membership:
     membership = load(folder)
     if membership is None:
         raise TrustError(f"this device is in no cluster: there are no credentials in {folder}; join with a token first")

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from devices.processes.limits import die_first, limit_cpu, limit_memory
+from devices.processes.limits import limit_cpu, limit_memory, prefer_oom_kill
 from edge.constraints.matchers import Mask, Matcher, Matchers
 from edge.constraints.process import COMPILE_S, MOST_AT_ONCE_S, ROOM_BYTES, TOKEN_S, WITH_TOKENIZER
 from edge.errors import SamplingError
@@ -113,7 +113,7 @@ class _Fork:
 
     def serve(self) -> None:
         """Answer until the parent closes the socket."""
-        die_first()
+        prefer_oom_kill()
         with suppress(OSError):
             request = json.loads(self._stream.readline())
             limit_memory(ROOM_BYTES + 8 * len(request["source"]))

@@ -44,7 +44,7 @@ class AddressSpace:
         """The bytes from `start` on, writable. Valid until `close`."""
         return memoryview(self._map)[self._skip + start : self._skip + start + n_bytes]
 
-    def give_back(self, start: int, end: int) -> None:
+    def release(self, start: int, end: int) -> None:
         """Let go of the memory of all whole pages in [start, end); they read as zeros again."""
         start, end = pages(start), end // PAGE * PAGE
         if end > start:

@@ -45,7 +45,7 @@ class Batch:
             logits=pointer(self.outputs, C.c_int8),
         )
 
-    def give_sections(self, n: int) -> None:
+    def set_sections(self, n: int) -> None:
         """Let embeddings have the positions that llama.cpp makes of a token's where positions are in time, height and
         width: one for all three, and 0."""
         if len(self._in_sections):

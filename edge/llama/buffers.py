@@ -207,7 +207,7 @@ def _other_layout() -> EngineError:
     )
 
 
-def leave_amx_out() -> None:
+def disable_amx() -> None:
     """Take the kernels for Intel's AMX out of what llama.cpp repacks weights for. It then uses its next best ones.
 
     GCC before 13 drops the stores in front of `_tile_loadconfig`, and the first product ends the process. And only the

@@ -38,7 +38,7 @@ class NodeHooks:
 
     def __init__(self, hooks: Sequence[Hook]) -> None:
         self._hooks = tuple(hooks)
-        self._known: dict[tuple[int, int], tuple[list[_Hooks], list[_Readies]]] = {}
+        self._cache: dict[tuple[int, int], tuple[list[_Hooks], list[_Readies]]] = {}
         self._plan: list[_Hooks] = []  # by node index: the hooks that want it
         self._next: list[_Readies] = []  # by node index: what the node behind it may have to wait for
         self._key: tuple[int, int] | None = None  # of the graph that comes; None: it is not to be remembered
@@ -52,7 +52,7 @@ class NodeHooks:
         """A graph for `rows` rows, of which `outputs` give logits, comes next. shifted: one that shifts positions may
         come before it."""
         self._key = None if shifted else (rows, outputs)
-        cached = self._known.get(self._key) if self._key else None
+        cached = self._cache.get(self._key) if self._key else None
         self._learning = cached is None
         self._plan, self._next = cached if cached is not None else ([], [])
         self._index, self._ended, self._error = 0, False, None
@@ -68,9 +68,9 @@ class NodeHooks:
             return
         if self._learning:
             readies = [tuple(hook.ready for hook in hooks if hook.ready) for hooks in self._plan]
-            self._known[self._key] = self._plan, [*readies[1:], ()]
+            self._cache[self._key] = self._plan, [*readies[1:], ()]
         elif not self._ended and self._index != len(self._plan):
-            del self._known[self._key]
+            del self._cache[self._key]
             raise EngineError(
                 f"a graph of {self._index} nodes came where one of {len(self._plan)} was remembered for"
                 f" (rows, outputs) = {self._key}; its hooks may have run at the wrong nodes"

@@ -70,7 +70,7 @@ def interrupt_stops(engine: Stoppable) -> Iterator[None]:
 
 
 @contextmanager
-def interrupts_noted() -> Iterator[list[int]]:
+def deferred_interrupts() -> Iterator[list[int]]:
     """Collect Ctrl-C and SIGTERM inside the block; they take effect at its end. For native code with callbacks."""
     noted: list[int] = []
     if not _has_signals():

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from edge.errors import EngineError, Interrupted
 from edge.llama import ggml
 from edge.llama.batch import Batch as Batch
-from edge.llama.buffers import CallerBuffer, leave_amx_out
-from edge.llama.interrupt import interrupts_noted
+from edge.llama.buffers import CallerBuffer, disable_amx
+from edge.llama.interrupt import deferred_interrupts
 from edge.llama.library import llama_cpp as L
 from partition.architectures.table import ASSERTED
 from quant.types import TensorType
@@ -59,11 +59,11 @@ def initialise() -> None:
     ggml.on_abort_exit()
     L.llama_log_set(_on_log, None)
     L.llama_backend_init()
-    leave_amx_out()
+    disable_amx()
 
 
 @contextmanager
-def heard_log(listener: Callable[[str], None]) -> Iterator[None]:
+def forwarded_log(listener: Callable[[str], None]) -> Iterator[None]:
     """Tell `listener`, and nobody else, every line llama.cpp logs inside the block. It must not raise."""
     global _listener
     initialise()
@@ -79,7 +79,7 @@ def heard_log(listener: Callable[[str], None]) -> Iterator[None]:
 def captured_log() -> Iterator[list[str]]:
     """Collect all lines that llama.cpp logs inside the block."""
     lines: list[str] = []
-    with heard_log(lines.append):
+    with forwarded_log(lines.append):
         yield lines
 
 
@@ -90,7 +90,7 @@ def _why() -> str:
     return line.split(": ", 1)[-1]  # without the function's name
 
 
-def give_back_free() -> None:
+def release_free_memory() -> None:
     """Return memory to the system that the C library keeps: up to 100 MiB after a model was closed, which would count
     as used. Does nothing without glibc."""
     trim = getattr(C.CDLL(None), "malloc_trim", None)
@@ -154,7 +154,7 @@ class Model:
         _complaints.clear()
         self._handle = None
         try:
-            with interrupts_noted() as interrupts:
+            with deferred_interrupts() as interrupts:
                 self._handle = L.llama_model_load_from_file(os.fsencode(path), params)
         except BaseException:
             self.close()
@@ -270,7 +270,7 @@ class Context:
         self.model = model
         self._handle = None
         try:
-            with interrupts_noted():
+            with deferred_interrupts():
                 self._handle = L.llama_init_from_model(model._handle, params)
         except BaseException:
             self.close()
@@ -297,7 +297,7 @@ class Context:
             raise EngineError("the engine is closed")
         batch.native.n_tokens = n
         if self._has_sections:
-            batch.give_sections(n)
+            batch.set_sections(n)
         code = _STOPPED if self._stop.value else L.llama_decode(self._handle, batch.native)
         if code == 0:
             self.shift_pending = False

@@ -60,7 +60,7 @@ def quantize_model(
             lines.append(line.strip(" \n="))
         heard(line)
 
-    with llama.heard_log(listen):
+    with llama.forwarded_log(listen):
         failed = L.llama_model_quantize(source.encode(), target.encode(), C.byref(params))
     if failed:
         raise EngineError(lines[-1].split("failed to quantize: ")[-1] if lines else "llama.cpp gave no reason")

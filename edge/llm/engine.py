@@ -22,7 +22,7 @@ from edge.llm.options import DEFAULTS, EngineOptions, resolve
 from edge.llm.prefixes import keep_prefixes
 from edge.llm.states import States, held_bytes
 from edge.paging import gpu_layers, memory
-from edge.paging.budget import BudgetOptions, Uses
+from edge.paging.budget import BudgetOptions, OtherUses
 from edge.paging.gpu_layers import GpuLayers
 from edge.paging.load import BudgetedModel, load_within
 from edge.paging.memory import MemoryNeed
@@ -140,7 +140,7 @@ class Engine:
         """Load what the budget has room for; what a decode may then have."""
         prefix_bytes = held_bytes(self.shape) if options.prefixes else 0
         more_rows = max(0, sizes.outputs - sizes.sequences)
-        uses = Uses(options.reserved, prefix_bytes, more_rows if tokens else 0, min(options.draft_rows, more_rows))
+        uses = OtherUses(options.reserved, prefix_bytes, more_rows if tokens else 0, min(options.draft_rows, more_rows))
         within = self._within = load_within(
             self.file,
             self.shape,

@@ -40,7 +40,7 @@ class CacheEntry:
 def inventory() -> list[CacheEntry]:
     """Return everything kept, by kind and name. OSError if a cache cannot be read."""
     cache = cache_folder()
-    return [*_fetched(), *_of_wheels(), *_quantized(cache / "types"), *_slices(cache), *_laid_out(cache / "laid-out")]
+    return [*_fetched(), *_from_wheels(), *_quantized(cache / "types"), *_slices(cache), *_laid_out(cache / "laid-out")]
 
 
 def matching(name: str, entries: list[CacheEntry]) -> list[CacheEntry]:
@@ -86,7 +86,7 @@ def _fetched() -> Iterator[CacheEntry]:
             )
 
 
-def _of_wheels() -> Iterator[CacheEntry]:
+def _from_wheels() -> Iterator[CacheEntry]:
     """Yield the models that came out of wheels."""
     names = {model.wheel.path.name: model.name for model in known_models() if model.wheel}
     for path in sorted(models_folder().glob("*")):

@@ -127,7 +127,7 @@ def synthesize(
         with temporary.open("ab") as out:
             _pad(out)
             for tensor in tensors:
-                for chunk in rows.of(tensor):
+                for chunk in rows.chunks(tensor):
                     out.write(chunk.data)
                     done += chunk.nbytes
                     if progress:
@@ -144,7 +144,7 @@ class _Random:
     def __init__(self, seed: int) -> None:
         self._seed = seed
 
-    def of(self, tensor: Tensor) -> Iterator[Rows]:
+    def chunks(self, tensor: Tensor) -> Iterator[Rows]:
         """The tensor's rows, quantized, a chunk at a time."""
         rng = np.random.default_rng([self._seed, zlib.crc32(tensor.name.encode())])
         step = max(1, _CHUNK_VALUES // tensor.row)
@@ -159,10 +159,10 @@ class _Pool:
         self._seed = seed
         self._pools: dict[tuple[str, int], Rows] = {}
 
-    def of(self, tensor: Tensor) -> Iterator[Rows]:
+    def chunks(self, tensor: Tensor) -> Iterator[Rows]:
         """The tensor's rows, quantized, a chunk at a time."""
         if len(tensor.dims) == 1:  # norms and biases are few, and not near zero
-            yield from _Random(self._seed).of(tensor)
+            yield from _Random(self._seed).chunks(tensor)
             return
         pool = self._pool(tensor)
         at = zlib.crc32(f"{self._seed} {tensor.name}".encode()) % len(pool)
@@ -179,7 +179,7 @@ class _Pool:
             # An odd number of rows: heads and experts come in even ones, so none of them repeats another.
             rows = max(1, _POOL_BYTES // tensor.type.n_bytes(tensor.row)) | 1
             sample = Tensor(str(key), (rows, tensor.row), tensor.type)
-            self._pools[key] = np.concatenate(list(_Random(self._seed).of(sample)))
+            self._pools[key] = np.concatenate(list(_Random(self._seed).chunks(sample)))
         return self._pools[key]
 
 

@@ -19,7 +19,7 @@ from edge.net.prefer import ROUNDS, Preference, fast_end, prefer
 from transport.errors import LinkTimeout, ProtocolError, Refused, TransportError
 from transport.frame import Kind
 from transport.link import Deadlines, Link
-from transport.measure import TENSOR_BYTES, LinkFigures, done, figures, round_trips
+from transport.measure import TENSOR_BYTES, LinkFigures, finish, measure_once, round_trips
 from transport.tcp_link import TcpLink
 
 if TYPE_CHECKING:  # loaded only where there are credentials: it takes cryptography with it
@@ -147,13 +147,13 @@ class Dialler:
             measured = LinkFigures(trial.median_s, trial.most_s, trial.least_s, math.inf, math.inf)
         else:
             measured = self.figures(link)
-        done(link)
+        finish(link)
         link.send(USE, Kind.CONTROL)
         return measured
 
     def figures(self, link: Link) -> LinkFigures:
         """Measure a link for a short time."""
-        return figures(link, _MEASURE_S)
+        return measure_once(link, _MEASURE_S)
 
     def _chosen(self, trials: dict[str, Trial], failed: dict[str, TransportError]) -> Dialled:
         best, why = self.compare(trials, failed)

@@ -26,7 +26,7 @@ from transport.collective import Group
 from transport.errors import ProtocolError, TransportError
 from transport.frame import Kind
 from transport.link import Link
-from transport.measure import answer, done
+from transport.measure import answer, finish
 
 _WORD_BYTES = 16
 _KEEP, _OTHER, _READY, _TAKE = b"keep", b"other", b"ready", b"use"
@@ -153,7 +153,7 @@ class Relink:
             if link.broken is not None:
                 raise
             redialled = replace(now, kinds=(now.link.kind,), why=f"{now.why}; {kind} failed: {error}")
-        done(link)
+        finish(link)
         if redialled.link is now.link:
             link.send(_KEEP, Kind.CONTROL)
         else:

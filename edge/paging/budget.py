@@ -12,7 +12,7 @@ from edge.llama import llama
 from edge.llama.llama import ContextSizes
 from edge.paging.experts import Experts
 from edge.paging.measure import laid_out_rate, measure_products, measure_reads
-from edge.paging.memory import MIB, cache_bytes, dry_run, of_context
+from edge.paging.memory import MIB, cache_bytes, context_parts, dry_run
 from edge.paging.plan import PagePlan, ReadOptions, least_parts, plan
 from edge.paging.reader import DEFAULT_CHUNK, DEFAULT_THREADS
 from edge.paging.roles import Roles
@@ -35,7 +35,7 @@ _COMPUTE_OVER_READ = 2.0  # a pass over a prompt's rows should compute for so mu
 
 
 @dataclass(frozen=True)
-class Uses:
+class OtherUses:
     """Uses of a budget beside the model and its context."""
 
     results: int = 0  # bytes, of whoever runs the engine
@@ -63,11 +63,11 @@ class BudgetOptions:
     io_threads: int | None = None
     io_chunk: int | None = None  # bytes
     verify: bool = False
-    uses: Uses = field(default_factory=Uses)
+    uses: OtherUses = field(default_factory=OtherUses)
 
 
 @dataclass(frozen=True)
-class Share:
+class BudgetPlan:
     """Division of a budget."""
 
     sizes: ContextSizes
@@ -85,7 +85,7 @@ def context_within(shape: ModelShape, kv: TensorType, most: int, budget: int) ->
     return context
 
 
-def share_out(
+def plan_budget(
     path: Path,
     model: llama.Model,
     shape: ModelShape,
@@ -94,11 +94,11 @@ def share_out(
     sizes: ContextSizes,
     threads: int,
     choose_batch: bool,
-) -> Share:
+) -> BudgetPlan:
     """Choose which weights stay and which are streamed, by measurement if not all can stay. NotEnoughMemory if even
     that is impossible."""
     budget, used = options.memory, shape.n_experts_used
-    llama.give_back_free()
+    llama.release_free_memory()
     outside = {"runtime": _runtime(budget, model.n_vocab * sizes.sequences), **options.uses.parts(model.n_vocab)}
     at_once = used * max(2, sizes.sequences)  # experts of each sequence, or of one and of the next layer
     read = ReadOptions(options.io_threads or DEFAULT_THREADS, options.io_chunk or DEFAULT_CHUNK, options.window)
@@ -108,21 +108,21 @@ def share_out(
     if sizes.context > _LEAST_CONTEXT and (less := cache - cache_bytes(shape, _LEAST_CONTEXT, sizes.kv)) > 0:
         savings[f"--context {_LEAST_CONTEXT}"] = less
     if sum(outside.values()) + cache > budget:  # a context would take it all before it is refused
-        parts = {**outside, **_of_context(model, shape, smallest, roles, dry=path)}
+        parts = {**outside, **_context_need(model, shape, smallest, roles, dry=path)}
         _check(shape, parts, least_parts(roles, read, smallest.batch, at_once), budget, savings)
     for proposed in dict.fromkeys((sizes, smallest)):
         sizes = proposed
-        parts = {**outside, **_of_context(model, shape, sizes, roles)}
+        parts = {**outside, **_context_need(model, shape, sizes, roles)}
         whole = plan(roles, 1 << 62, read, Speed(1.0, 1.0), sizes.batch, at_once)
         if sum(parts.values()) + sum(whole.parts.values()) <= budget:
-            return Share(sizes, parts, read, whole, False)
+            return BudgetPlan(sizes, parts, read, whole, False)
     _check(shape, parts, least_parts(roles, read, sizes.batch, at_once), budget, savings)
     before = read, sizes, parts
     read, speed, prefill = _measure(roles, read, options, threads)
     if choose_batch:
         chosen = _choose_batch(roles, sizes, budget - sum(parts.values()), speed.read, prefill)
         if chosen != sizes:
-            sizes, parts = chosen, {**outside, **_of_context(model, shape, chosen, roles)}
+            sizes, parts = chosen, {**outside, **_context_need(model, shape, chosen, roles)}
     if sum(parts.values()) + sum(least_parts(roles, read, sizes.batch, at_once).values()) > budget:
         read, sizes, parts = before  # what suits the disk would take too much
     try:
@@ -139,10 +139,10 @@ def share_out(
     keeps_up = _disk_keeps_up(roles, share, speed)
     if keeps_up and options.io_threads is None:
         read = replace(read, threads=min(read.threads, _THREADS_BESIDE))
-    return Share(sizes, parts, read, share, keeps_up or _reads_faster_laid_out(share, read, speed))
+    return BudgetPlan(sizes, parts, read, share, keeps_up or _reads_faster_laid_out(share, read, speed))
 
 
-def beside_weights(file: GgufFile, shape: ModelShape, sizes: ContextSizes, budget: int) -> dict[str, int]:
+def other_parts(file: GgufFile, shape: ModelShape, sizes: ContextSizes, budget: int) -> dict[str, int]:
     """Return the bytes of a budget that go to other things than weights, by part, if all of these fit. Uses a dry
     run."""
     _, lines = dry_run(file.path, sizes)
@@ -157,7 +157,7 @@ def _runtime(budget: int, n_logits: int) -> int:
     return own_rss() + _MARGIN + budget // MARGIN_SHARE + _TOKEN_BYTES * n_logits
 
 
-def _of_context(
+def _context_need(
     model: llama.Model, shape: ModelShape, sizes: ContextSizes, roles: Roles, dry: Path | None = None
 ) -> dict[str, int]:
     """Bytes by part that a context takes: what llama.cpp says, and what it does not. dry: the model's file, to ask
@@ -184,7 +184,7 @@ def _context_parts(
 ) -> dict[str, int]:
     """Return the memory parts of a context: what llama.cpp reports in `lines`, and what it does not report. widest:
     columns of the widest weight."""
-    parts = of_context(lines)
+    parts = context_parts(lines)
     rows = sizes.batch
     # ggml's room for a product's rows in another type, for the choices of experts, and for attention that is not fused.
     parts["compute buffers"] += MIB + 2 * rows * widest + 8 * rows * shape.n_experts * shape.n_experts_used
@@ -268,7 +268,7 @@ def _rows_of_experts(roles: Roles, share: PagePlan, used: int) -> int:
     if not share.expert_room:
         return most
     for pieces in roles.experts.values():
-        room = share.expert_room // Experts.bytes_of_one([piece.weight for piece in pieces])
+        room = share.expert_room // Experts.expert_bytes([piece.weight for piece in pieces])
         if room < pieces[0].weight.shape[0]:
             most = min(most, max(1, room // used))
     return most

@@ -66,8 +66,8 @@ class _Bank:
         start = number * self.stride
         return Job(self.weight, self.source.file, offset, self.n_bytes, self.space, start, self.repacked)
 
-    def let_go(self, number: int) -> None:
-        self.space.give_back(number * self.stride, (number + 1) * self.stride)
+    def release(self, number: int) -> None:
+        self.space.release(number * self.stride, (number + 1) * self.stride)
 
 
 class Experts:
@@ -85,7 +85,7 @@ class Experts:
         self.counts = ExpertCounts()
 
     @staticmethod
-    def bytes_of_one(banks: Sequence[Weight]) -> int:
+    def expert_bytes(banks: Sequence[Weight]) -> int:
         """Memory one expert of a layer takes."""
         return sum(pages(weight.n_bytes // weight.shape[0]) for weight in banks)
 
@@ -108,7 +108,7 @@ class Experts:
             if expert in self._cached:
                 self._cached.move_to_end(expert)
                 for job in self._cached[expert]:
-                    self._reader.hurry(job)
+                    self._reader.prioritize(job)
         for expert in missing:
             self._bring(expert, keep=set(needed), urgent=True)
         for expert in needed:
@@ -167,7 +167,7 @@ class Experts:
             self._reader.drop(job)
         self.held_bytes -= self._size(expert[0])
         for bank in self._banks[expert[0]]:
-            bank.let_go(expert[1])
+            bank.release(expert[1])
 
 
 MOST_ROWS = 4  # of a batch that a guess is made for; more rows choose nearly all experts

@@ -151,7 +151,7 @@ def layer_sizes(shape: ModelShape, sizes: ContextSizes) -> list[int]:
 
 def _context_buffers(path: Path, sizes: ContextSizes) -> int:
     """Bytes that llama.cpp says it takes for a context, beside the cache, by a dry run."""
-    parts = memory.of_context(memory.dry_run(path, sizes)[1])
+    parts = memory.context_parts(memory.dry_run(path, sizes)[1])
     return parts["compute buffers"] + parts["output buffer"]
 
 

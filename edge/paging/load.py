@@ -22,7 +22,7 @@ from edge.llama import llama
 from edge.llama.buffers import CallerBuffer
 from edge.llama.hooks import Hook, NodeHooks
 from edge.llama.llama import ContextSizes
-from edge.paging.budget import BudgetOptions, share_out
+from edge.paging.budget import BudgetOptions, plan_budget
 from edge.paging.direct_file import DirectFile
 from edge.paging.memory import MIB, MemoryNeed
 from edge.paging.plan import PagePlan
@@ -51,7 +51,7 @@ class BudgetedModel:
 
     def close(self) -> None:
         """Free it all."""
-        self.weights.let_go()
+        self.weights.reset()
         self.context.close()
         _close(self.weights, None, self.model, self.own, self.files)
 
@@ -87,7 +87,7 @@ def load_within(
             files.append(opened[path])
         sources = {name: Source(opened[tensor.path], tensor.offset) for name, tensor in file.tensors.items()}
         roles = sort_weights(own.weights, sources, repack=repack, tokens=tokens)
-        shared = share_out(file.path, model, shape, roles, options, sizes, threads, choose_batch)
+        shared = plan_budget(file.path, model, shape, roles, options, sizes, threads, choose_batch)
         accounts = MemoryNeed({**shared.parts, **shared.plan.parts}, options.memory, budget=options.memory)
         if accounted is not None:
             accounted(accounts, shared.plan)
@@ -157,7 +157,7 @@ def load_stub(file: GgufFile) -> tuple[llama.Model, CallerBuffer]:
                 shorten()
 
         try:
-            with llama.heard_log(listen):
+            with llama.forwarded_log(listen):
                 model = llama.Model(path, repack=False, own=own)
                 model.path = str(file.path)  # the stub is removed
                 return model, own

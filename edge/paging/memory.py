@@ -55,7 +55,7 @@ def need(path: str | os.PathLike[str], sizes: ContextSizes) -> MemoryNeed:
     EngineError if llama.cpp refuses the file or the options. The file must have been checked before.
     """
     weights, lines = dry_run(path, sizes)
-    return MemoryNeed({"weights": weights, **of_context(lines), "runtime": own_rss()}, available_memory())
+    return MemoryNeed({"weights": weights, **context_parts(lines), "runtime": own_rss()}, available_memory())
 
 
 def dry_run(path: str | os.PathLike[str], sizes: ContextSizes) -> tuple[int, list[str]]:
@@ -69,7 +69,7 @@ def dry_run(path: str | os.PathLike[str], sizes: ContextSizes) -> tuple[int, lis
             model.close()
 
 
-def of_context(lines: Sequence[str]) -> dict[str, int]:
+def context_parts(lines: Sequence[str]) -> dict[str, int]:
     """Bytes by part that llama.cpp said it takes for a context, in what it logged while making one."""
 
     def total(pattern: re.Pattern[str]) -> int:

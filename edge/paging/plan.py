@@ -116,7 +116,7 @@ def _experts_room(roles: Roles, at_once: int) -> int:
     """Bytes for so many experts of a layer, or all it has."""
     return max(
         (
-            min(at_once, banks[0].weight.shape[0]) * Experts.bytes_of_one([piece.weight for piece in banks])
+            min(at_once, banks[0].weight.shape[0]) * Experts.expert_bytes([piece.weight for piece in banks])
             for banks in roles.experts.values()
         ),
         default=0,

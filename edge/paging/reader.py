@@ -140,7 +140,7 @@ class Reader:
             self._turn.notify_all()
         return job
 
-    def hurry(self, job: Job) -> None:
+    def prioritize(self, job: Job) -> None:
         """Make a job urgent that waits behind others."""
         with self._turn:
             if job in self._ahead:

@@ -38,7 +38,7 @@ class TokenRows:
         row = self._weight.row_bytes
         if (len(self._there) + len(missing)) * (pages(row) + PAGE) > MOST_BYTES and self._there:
             self._there.clear()
-            self._space.give_back(0, self._space.n_bytes)
+            self._space.release(0, self._space.n_bytes)
             missing = [int(t) for t in np.unique(tokens) if 0 <= t < self._weight.rows]
         file, offset = self._source.file, self._source.offset
         jobs = [

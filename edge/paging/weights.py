@@ -84,7 +84,7 @@ class PagedWeights:
         """Return the hooks the graphs need; none if every weight stays where it is."""
         return self._at_nodes.hooks()
 
-    def let_go(self) -> None:
+    def reset(self) -> None:
         """Undo what an interrupted pass left behind. Call it before the graphs are freed."""
         self._at_nodes.begin()
 

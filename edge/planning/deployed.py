@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from devices.busy import Watch
+from devices.busy import LostTimeMeter
 from edge.cluster.deployment import DEFAULT_EXCHANGE, Exchange
 from edge.cluster.fleet import Fleet
 from edge.cluster.standby import Standby
@@ -169,7 +169,7 @@ def deployed(
         ) as survivor:
             names = tuple(fleet.workers[d].label if d in fleet.workers else d for d in plan.devices)
             survives = survivor.start(fleet, plan)
-            others, began = Watch(), time.monotonic()
+            others, began = LostTimeMeter(), time.monotonic()
             model = Deployed(survives, plan, why, placement.exchange, names, survivor.standby)
             survivor.changed = model.change
             yield model

@@ -25,7 +25,7 @@ from edge.llama.library import PINNED_VERSION
 from edge.llama.llama import ContextSizes
 from edge.llm.options import EngineOptions, resolve
 from edge.llm.states import held_bytes
-from edge.paging.budget import MARGIN_SHARE, beside_weights
+from edge.paging.budget import MARGIN_SHARE, other_parts
 from edge.quantization import imatrix as calibrate
 from edge.quantization import sensitivity
 from edge.quantization.divergence import Floats
@@ -224,7 +224,7 @@ def file_within(
     options = EngineOptions(context=context, kv_type=kv_type)
     n_context, _, kv = resolve(options, shape)
     batch = min(options.rows, n_context)
-    parts = beside_weights(file, shape, ContextSizes(n_context, kv, batch=batch), memory)
+    parts = other_parts(file, shape, ContextSizes(n_context, kv, batch=batch), memory)
     parts["kept prompts"] = held_bytes(shape)
     left = memory - sum(parts.values())
     if left + header_bytes(file) < least:

@@ -19,7 +19,7 @@ _QUEUED = 8  # chunks that may wait to be hashed while more are written
 _SYNC_BYTES = 32 << 20  # so much at a time goes to the disk for good while more comes: the end then waits for little
 
 
-class Shelf(Protocol):
+class PartialStore(Protocol):
     """Interface of the slice store that a partial slice is put into."""
 
     folder: Path
@@ -38,7 +38,7 @@ class Partial:
     """
 
     def __init__(
-        self, store: Shelf, digest: str, n_bytes: int, path: Path, handle: int, progress: Progress | None
+        self, store: PartialStore, digest: str, n_bytes: int, path: Path, handle: int, progress: Progress | None
     ) -> None:
         self.digest = digest
         self.n_bytes = n_bytes

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import jinja2
 
-from devices.processes.limits import die_first, limit_cpu, limit_memory
+from devices.processes.limits import limit_cpu, limit_memory, prefer_oom_kill
 from edge.errors import TemplateError
 from edge.templates.process import CPU_S
 from edge.templates.sandbox import MAX_CHARACTERS, Sandbox
@@ -27,7 +27,7 @@ _LONGEST_REASON = 500  # characters of a template's error
 
 def main() -> int:
     """Answer requests until the parent closes the socket; return 0."""
-    die_first()
+    prefer_oom_kill()
     renderer = _Renderer()
     for line in sys.stdin.buffer:
         request = json.loads(line)

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from devices.cores import cores_text, keep_to, parse_cores
+from devices.cores import cores_text, parse_cores, pin_to_cores
 from edge.errors import EdgeError
 
 
@@ -48,6 +48,6 @@ def compute_on(cores: Sequence[int]) -> None:
     if not cores:
         return
     try:
-        keep_to(cores)
+        pin_to_cores(cores)
     except ValueError as error:
         raise EdgeError(str(error)) from None

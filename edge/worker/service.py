@@ -173,7 +173,7 @@ class Worker:
                 raise SliceError(
                     f"{partial.received} bytes of slice {digest[:12]} are here, not {offset}; offer it again"
                 )
-            with rpc.impatient(context, STALL_S) as moved:
+            with rpc.call_deadline(context, STALL_S) as moved:
                 for chunk in chunks:
                     partial.write(chunk)
                     moved()

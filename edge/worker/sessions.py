@@ -138,7 +138,7 @@ class Sessions:
 
     def run(self, commands: Iterator[pb.Command], context: grpc.ServicerContext) -> Iterator[pb.Event]:
         """One session, from its Open to the end of the stream: yields the events of the engine process."""
-        with rpc.impatient(context, rpc.OPEN_S):
+        with rpc.call_deadline(context, rpc.OPEN_S):
             first = next(commands, None)
         if first is None or first.WhichOneof("command") != "open":
             raise Refused("a session begins with Open")

@@ -9,7 +9,7 @@ from __future__ import annotations
 MOST_SLOWED = 5.0  # times that other work slowed a device down, at most, where no quiet moment is remembered
 
 
-def least_part(seconds: float, busy: bool, quiet_s: float | None) -> float:
+def lower_bound_factor(seconds: float, busy: bool, quiet_s: float | None) -> float:
     """The part of a figure that is its lower bound: 1 if the figure is confirmed.
 
     seconds: the figure. quiet_s: the same, from a quiet moment; None: none is remembered.

@@ -17,7 +17,7 @@ from partition.model.onnx_shapes import Value
 from partition.plan.onnx_cuts import Cut, routes
 from partition.plan.onnx_plan import OnnxPlan
 from partition.plan.plan import LOCAL
-from partition.predict.confidence import least_part
+from partition.predict.confidence import lower_bound_factor
 from partition.predict.hosts import Host, crowding, used
 from partition.predict.prediction import Prediction, StagePrediction
 from partition.predict.speeds import Curve, Links, LinkSpeed
@@ -59,7 +59,7 @@ class OnnxDevice:
     @property
     def at_best(self) -> OnnxDevice:
         """The lower bound of its figures: the same where they were measured in a quiet moment."""
-        part = least_part(self.seconds(0, len(self.segments_s)), self.busy, self.quiet_s)
+        part = lower_bound_factor(self.seconds(0, len(self.segments_s)), self.busy, self.quiet_s)
         return self if part == 1 else self.times(part)
 
     @cached_property

@@ -13,7 +13,7 @@ from typing import Any
 
 from partition import fields
 from partition.errors import PlanError
-from partition.predict.confidence import least_part
+from partition.predict.confidence import lower_bound_factor
 from partition.predict.hosts import Host, demand
 
 FASTEST_LINK_BYTES_PER_S = 50e9  # 400 Gbit/s: a link that is said to do more contradicts the memory behind it
@@ -87,7 +87,7 @@ class DeviceSpeed:
     @property
     def at_best(self) -> DeviceSpeed:
         """The lower bound of its figures: the same where they were measured in a quiet moment."""
-        part = least_part(self.seconds, self.busy, self.quiet_s)
+        part = lower_bound_factor(self.seconds, self.busy, self.quiet_s)
         return self if part == 1 else self.times(part)
 
     @property

@@ -98,12 +98,12 @@ class Search:
         if not i:
             return labels
         rest = self.bounds.least(labels.masks, i)
-        for choose in (self._with_hope, self._undominated, self._beam):
+        for choose in (self._promising, self._undominated, self._beam):
             which = choose(labels, rest)
             labels, rest = labels.take(which), rest[:, which]
         return labels
 
-    def _with_hope(self, labels: Labels, rest: Array) -> Numbers:
+    def _promising(self, labels: Labels, rest: Array) -> Numbers:
         """Return which labels can still lead to better solutions than those known."""
         return self._hopeful(self.tables.join(labels.values, rest), _count(labels.masks) + 1)
 

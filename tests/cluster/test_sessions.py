@@ -39,7 +39,7 @@ from transport import grpc_link, rpc
 from transport.errors import LinkClosed, Refused, TransportError
 from transport.frame import Kind
 from transport.link import Deadlines, Link
-from transport.measure import done
+from transport.measure import finish
 from transport.tcp_link import TcpLink
 
 QUICK = Deadlines(connect_timeout_s=1.0, step_timeout_s=1.5, send_timeout_s=1.5)
@@ -313,7 +313,7 @@ def at_the_door(door: Path, name: bytes) -> Link:
     hello = SECRET + bytes([0, 0, 1, 0])
     link.send(hello, Kind.HELLO)
     assert bytes(link.receive().payload) == hello
-    done(link)
+    finish(link)
     link.send(b"use", Kind.CONTROL)
     return link
 

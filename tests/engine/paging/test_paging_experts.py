@@ -53,7 +53,7 @@ class Stored:
     def experts(self, slots: int, reader: Reader) -> Experts:
         """A store with room for so many."""
         banks = {layer: [(p.weight, p.source, False) for p in pieces] for layer, pieces in self.roles.experts.items()}
-        size = Experts.bytes_of_one([weight for weight, _, _ in banks[0]])
+        size = Experts.expert_bytes([weight for weight, _, _ in banks[0]])
         return Experts(banks, slots * size + 100, reader)
 
     def right(self, layer: int, number: int) -> Iterator[tuple[Bytes, Bytes]]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.cores import check_cores, cores_text, keep_to, parse_cores, usable_cores
+from devices.cores import check_cores, cores_text, parse_cores, pin_to_cores, usable_cores
 from edge.errors import EdgeError
 from edge.llm.options import EngineOptions
 from edge.worker import load
@@ -38,7 +38,7 @@ def test_what_is_no_list_of_cores(text: str) -> None:
 @pinning
 def test_cores_that_are_not_there() -> None:
     check_cores(usable_cores())
-    for refuse in (check_cores, keep_to):
+    for refuse in (check_cores, pin_to_cores):
         with pytest.raises(ValueError, match=r"core 4000-4001 cannot be used here; those that can are [0-9,-]+$"):
             refuse([usable_cores()[0], 4000, 4001])
     with pytest.raises(EdgeError, match="core 4000 cannot be used here"):

@@ -122,9 +122,9 @@ def test_amx_is_taken_out_of_what_weights_are_repacked_for(monkeypatch: pytest.M
     array = (ctypes.c_void_p * 4)(1, 2, 3, None)
     monkeypatch.setattr(buffers, "_extra_array", lambda: array)
     monkeypatch.setattr(buffers, "_type_name", names.get)
-    buffers.leave_amx_out()
+    buffers.disable_amx()
     assert list(array) == [2, 3, None, None]
-    buffers.leave_amx_out()  # once more changes nothing
+    buffers.disable_amx()  # once more changes nothing
     assert list(array) == [2, 3, None, None]
 
 

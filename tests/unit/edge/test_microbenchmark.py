@@ -124,7 +124,7 @@ def test_what_threads_wait_and_what_the_host_takes(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(busy, "throttled_s", lambda: 0.0)
     monkeypatch.setattr(busy.os, "sysconf", lambda _: 100)  # type: ignore[attr-defined]
     system(tmp_path, {"1": 1_000_000_000, "2": 500_000_000}, 10)
-    watch = busy.Watch(tmp_path)
+    watch = busy.LostTimeMeter(tmp_path)
     assert watch.lost_s() == 0
     system(tmp_path, {"1": 1_200_000_000, "2": 600_000_000}, 15)
     assert watch.lost_s() == pytest.approx(0.2 + 0.1 + 0.05)
@@ -148,7 +148,7 @@ def test_kernels_that_do_not_count_waits(
     monkeypatch.setattr(busy, "throttled_s", lambda: 0.0)
     monkeypatch.setattr(busy.os, "cpu_count", lambda: 2)  # type: ignore[attr-defined]
     cores, left = iter([(10.0, 5.0, 3.0), (11.0, 5.0 + used_s, 3.0 + own_s)]), iter([4, 4 + preempted])
-    watch = busy.Watch(tmp_path / "nothing", lambda: next(cores), lambda: next(left))
+    watch = busy.LostTimeMeter(tmp_path / "nothing", lambda: next(cores), lambda: next(left))
     assert watch.lost_s() == pytest.approx(lost_s)
 
 
@@ -156,7 +156,7 @@ def test_a_quota_is_no_disturbance(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     held = iter([1.0, 1.4])
     monkeypatch.setattr(busy, "throttled_s", lambda: next(held))
     system(tmp_path, {"1": 0}, 0)
-    watch = busy.Watch(tmp_path)
+    watch = busy.LostTimeMeter(tmp_path)
     system(tmp_path, {"1": 500_000_000}, 0)
     assert watch.lost_s() == pytest.approx(0.1)
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partition.plan.plan import LOCAL
-from partition.predict.confidence import MOST_SLOWED, least_part
+from partition.predict.confidence import MOST_SLOWED, lower_bound_factor
 from partition.predict.hysteresis import BUSY_PLAN, PLAN, clearly_better, clearly_faster, clearly_off, of_plan
 from partition.predict.predict import predict
 from partition.predict.speeds import DeviceSpeed, Links, LinkSpeed
@@ -121,11 +121,11 @@ def test_what_does_not_fit_here_is_spread_all_the_same() -> None:
 
 
 def test_how_much_less_it_may_take() -> None:
-    assert least_part(10.0, False, 1.0) == 1.0
-    assert least_part(10.0, True, 4.0) == pytest.approx(0.4)
-    assert least_part(10.0, True, 12.0) == 1.0  # it is faster than it ever was
-    assert least_part(10.0, True, None) == 1 / MOST_SLOWED
-    assert least_part(0.0, True, 1.0) == 1 / MOST_SLOWED
+    assert lower_bound_factor(10.0, False, 1.0) == 1.0
+    assert lower_bound_factor(10.0, True, 4.0) == pytest.approx(0.4)
+    assert lower_bound_factor(10.0, True, 12.0) == 1.0  # it is faster than it ever was
+    assert lower_bound_factor(10.0, True, None) == 1 / MOST_SLOWED
+    assert lower_bound_factor(0.0, True, 1.0) == 1 / MOST_SLOWED
 
 
 def test_what_is_clear() -> None:

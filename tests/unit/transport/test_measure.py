@@ -13,7 +13,7 @@ from tests.support.shaped_link import Nic, Shape, ShapedLink
 from transport.errors import LinkClosed, LinkTimeout, ProtocolError, TransportError
 from transport.frame import Kind
 from transport.link import Deadlines, Link
-from transport.measure import TENSOR_BYTES, LinkFigures, answer, done, measure, round_trips
+from transport.measure import TENSOR_BYTES, LinkFigures, answer, finish, measure, round_trips
 from transport.tcp_link import TcpLink
 
 
@@ -68,7 +68,7 @@ def test_round_trips_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(times) == 20
     assert times == sorted(times)
     assert len(round_trips(a, 8, 10.0, most=30)) == 30
-    done(a)
+    finish(a)
     answering.result(WAIT_S)
     a.send(b"still of use")
     assert bytes(b.receive().payload) == b"still of use"
