@@ -49,8 +49,8 @@ def test_cores_that_are_not_there() -> None:
 @pinning
 def test_threads_started_later_keep_to_the_same_cores() -> None:
     code = (
-        "import os, threading; from devices.cores import keep_to, usable_cores; first = usable_cores()[0];"
-        " keep_to([first]); t = threading.Thread(target=lambda: print(usable_cores() == (first,)));"
+        "import os, threading; from devices.cores import pin_to_cores, usable_cores; first = usable_cores()[0];"
+        " pin_to_cores([first]); t = threading.Thread(target=lambda: print(usable_cores() == (first,)));"
         " t.start(); t.join()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
