@@ -135,7 +135,7 @@ def alternate(measures: Mapping[str, Callable[[], dict[str, float]]], rounds: in
     """What each side measured in each round. Who goes first changes. warm_up: a first round is not counted."""
     found: Found = {name: [] for name in measures}
     names = list(measures)
-    for turn in range(rounds + warm_up):
+    for turn in range(rounds + warm_up if names else 0):
         first = turn % len(names)
         for name in names[first:] + names[:first]:
             measured = measures[name]()

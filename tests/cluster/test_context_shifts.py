@@ -1,6 +1,5 @@
 """A full context is shifted alike on all ranks: what follows is what one device would say."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,19 +16,12 @@ from edge.llm.sampler import SamplingParams
 from edge.llm.sequence import Session
 from partition.plan.plan import Range
 from tests.conftest import Synthetic
-from tests.support.deployments import EXACT, deployed, deviations, pipeline, shared_workers, stages, tensor
+from tests.support.deployments import EXACT, deployed, deviations, pipeline, stages, tensor
 from tests.support.workers import Worker
 
 TOKENS = [10 + (7 * i * i + 3 * i) % 400 for i in range(200)]
 BEGINNING = 8
 CLOSE = 1e-4  # deviations of the logits: sums over ranks are rounded in another order
-
-
-@pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    """A worker that the tests of this file share."""
-    with shared_workers(tmp_path_factory, "one") as (one,):
-        yield one
 
 
 @pytest.mark.parametrize("how", [tensor(1, 1), pipeline(1, 1), stages(1, 2)], ids=str)

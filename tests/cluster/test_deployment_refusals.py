@@ -1,7 +1,6 @@
 """Deployments that are refused, as a device is not there or does not fit, and models that change."""
 
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,17 +18,12 @@ from edge.models import shapes, synth
 from edge.slices.digests import Digests
 from quant.gguf.file import GgufFile
 from tests.conftest import FIGURES, SMALL, Synthetic
-from tests.support.deployments import EXACT, ONE_THREAD, OPTIONS, deployed, idle, plan_for, shared_workers, tensor
+from tests.support.deployments import EXACT, ONE_THREAD, OPTIONS, deployed, idle, plan_for, tensor
 from tests.support.fake_worker import fake_worker
 from tests.support.workers import Worker, worker
 from transport.errors import TransportError
 
-
-@pytest.fixture(autouse=True, scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Worker]]:
-    """Two workers that tests share which do not end them."""
-    with shared_workers(tmp_path_factory, "one", "two") as two:
-        yield two
+pytestmark = pytest.mark.usefixtures("two")
 
 
 # Devices that do not fit.

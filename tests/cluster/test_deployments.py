@@ -2,7 +2,6 @@
 
 import gc
 import threading
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -25,7 +24,6 @@ from tests.support.deployments import (
     own_folders,
     pipeline,
     plan_for,
-    shared_workers,
     tensor,
 )
 from tests.support.helpers import until
@@ -33,12 +31,7 @@ from tests.support.workers import Worker, worker
 from tests.system.test_trust_network import join
 from transport.errors import Refused
 
-
-@pytest.fixture(autouse=True, scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Worker]]:
-    """Two workers that tests share which do not end them."""
-    with shared_workers(tmp_path_factory, "one", "two") as two:
-        yield two
+pytestmark = pytest.mark.usefixtures("two")
 
 
 def test_two_deployments_at_once(two: list[Worker], synthetic: Synthetic) -> None:

@@ -1,6 +1,6 @@
 """A model spread over ranks as people use it: chats, errors, steps, times, and weights that are sent once."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,6 @@ from tests.support.deployments import (
     pipeline,
     plan_for,
     questions,
-    shared_workers,
     stages,
     tensor,
 )
@@ -40,13 +39,6 @@ from tests.support.guessing import Always
 from tests.support.workers import Worker, worker
 
 GREEDY = SamplingParams(temperature=0)
-
-
-@pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    """A worker that the tests of this file share."""
-    with shared_workers(tmp_path_factory, "one") as (one,):
-        yield one
 
 
 # As people use it.

@@ -28,17 +28,11 @@ from edge.tasks import SILENT, Steps
 from edge.worker import draft_queries
 from tests.conftest import Synthetic
 from tests.support.commands import ASKED, main
-from tests.support.deployments import ONE_THREAD, Heard, questions, shared_workers
+from tests.support.deployments import ONE_THREAD, Heard, questions
 from tests.support.guessing import ROOM, Always, Answers, ids, plain_answers, run
 from tests.support.helpers import until
 from tests.support.workers import Worker
 from transport.errors import TransportError
-
-
-@pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    with shared_workers(tmp_path_factory, "one") as (only,):
-        yield only
 
 
 @pytest.fixture(scope="module")

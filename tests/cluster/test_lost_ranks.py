@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from tests.support.deployments import (
     idle,
     pipeline,
     plan_for,
-    shared_workers,
     stages,
     tensor,
 )
@@ -36,15 +34,10 @@ from tests.support.workers import Worker, running, worker
 from transport.errors import LinkTimeout, TransportError
 from transport.link import Deadlines
 
+pytestmark = pytest.mark.usefixtures("two")
+
 QUICK = Deadlines(connect_timeout_s=2.0, step_timeout_s=1.5, send_timeout_s=1.5)
 LOST = (TransportError, WorkerError)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Worker]]:
-    """Two workers that tests share which do not end them."""
-    with shared_workers(tmp_path_factory, "one", "two") as two:
-        yield two
 
 
 class Decoding:

@@ -23,7 +23,7 @@ from partition.state.sequence import KVBlock, LayerRows, encode
 from quant.gguf.file import GgufFile
 from tests.conftest import Synthetic
 from tests.support import memory_link
-from tests.support.deployments import EXACT, deployed, pipeline, shared_workers
+from tests.support.deployments import EXACT, deployed, pipeline
 from tests.support.helpers import TIMEOUT_S
 from tests.support.links import start
 from tests.support.slices import whole, write
@@ -33,12 +33,7 @@ from transport.errors import ProtocolError, TransportError
 from transport.frame import Frame, Kind
 from transport.link import Deadlines
 
-
-@pytest.fixture(autouse=True, scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Worker]]:
-    """Two workers that tests share which do not end them."""
-    with shared_workers(tmp_path_factory, "one", "two") as two:
-        yield two
+pytestmark = pytest.mark.usefixtures("two")
 
 
 class Lying:

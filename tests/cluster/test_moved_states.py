@@ -1,6 +1,5 @@
 """A conversation moves from one plan to another, and goes on as if it had never moved."""
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions, PrefixOptions
 from edge.llm.sampler import SamplingParams
 from edge.llm.sequence import Session, move
-from tests.support.deployments import OPTIONS, deployed, pipeline, shared_workers, stages, tensor
+from tests.support.deployments import OPTIONS, deployed, pipeline, stages, tensor
 from tests.support.workers import Worker, worker
 
 GREEDY = SamplingParams(temperature=0)
@@ -28,13 +27,6 @@ PLANS: list[dict[str, Any]] = [
     tensor(3, 2, 1),
     stages(2, 2),
 ]
-
-
-@pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    """A worker that the tests of this file share."""
-    with shared_workers(tmp_path_factory, "one") as (one,):
-        yield one
 
 
 def told(session: Session, tokens: list[int], n: int) -> list[int]:

@@ -26,7 +26,7 @@ from partition.plan.plan import LOCAL
 from partition.predict.hosts import Host
 from partition.predict.speeds import Curve, DeviceSpeed
 from quant.gguf.file import GgufFile
-from tests.support.deployments import ONE_THREAD, own_folders
+from tests.support.deployments import ONE_THREAD, own_folders, survey_is_over
 from tests.support.helpers import TIMEOUT_S, stand_still, until
 from tests.support.links import start
 from tests.support.planning import device
@@ -57,11 +57,6 @@ def measured(two: list[Worker], fleet: Fleet) -> survey.Survey[DeviceSpeed]:
     return llm_survey.llm_survey(
         fleet, [one.address for one in two], GgufFile.open(MODEL_PATH), "0" * 64, threads={LOCAL: 1}
     )
-
-
-def idle(two: list[Worker]) -> None:
-    until(lambda: not any(one.children() for one in two), "the end of the sessions")
-    until(lambda: not any(t.name.startswith("survey") for t in threading.enumerate()), "the end of threads")
 
 
 def test_what_is_measured_is_remembered_for_a_day(two: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +121,7 @@ def test_a_session_that_cannot_start_leaves_no_other(two: list[Worker], monkeypa
     with Fleet([one.address for one in two]) as fleet:
         with pytest.raises(WorkerError, match="not today"):
             measured(two, fleet)
-        idle(two)  # though the fleet is still there
+        survey_is_over(two)  # though the fleet is still there
 
 
 def test_devices_of_one_machine_take_turns_to_be_timed() -> None:
@@ -177,7 +172,7 @@ def test_an_error_does_not_wait_for_a_device_that_hangs(two: list[Worker], monke
         fleet.profiles = {address: replace(one, host=address) for address, one in fleet.profiles.items()}
         with pytest.raises(WorkerError, match="not today"):
             measured(two, fleet)
-        idle(two)
+        survey_is_over(two)
 
 
 @pytest.mark.parametrize(

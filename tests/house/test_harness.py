@@ -36,6 +36,7 @@ def test_sides_take_turns_in_going_first_and_the_warm_up_is_not_counted() -> Non
     assert found == {"a": [{"s": 6.0}, {"s": 8.0}], "b": [{"s": 4.0}, {"s": 9.0}], "c": [{"s": 5.0}, {"s": 7.0}]}
     order.clear()
     assert [len(rounds) for rounds in alternate({"a": lambda: side("a")}, 2, warm_up=False).values()] == [2]
+    assert alternate({}, 2) == {}
 
 
 def test_the_best_time_is_the_least_and_the_best_rate_the_largest() -> None:

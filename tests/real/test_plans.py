@@ -9,7 +9,6 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -27,18 +26,11 @@ from partition.predict.predict import predict
 from partition.predict.speeds import speed_to_json
 from quant.gguf.file import GgufFile
 from tests.support.commands import runner
-from tests.support.deployments import shared_workers
 from tests.support.workers import Worker
 
 CONTEXT = 256
 LOADED_S = 300.0  # the loops end by themselves then
 SLOWED = 4.0  # times that this device was measured to take longer, and that it is faster than any when it is quiet
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Worker]]:
-    with shared_workers(tmp_path_factory, "one", "two") as workers:
-        yield workers
 
 
 @pytest.fixture(scope="module")

@@ -138,6 +138,12 @@ def deployed(
         idle(workers, fleet)
 
 
+def survey_is_over(workers: Sequence[Worker]) -> None:
+    """Wait until workers have no engine processes, and this process no threads of a survey."""
+    until(lambda: not any(one.children() for one in workers), "the end of the sessions")
+    until(lambda: not any(t.name.startswith("survey") for t in threading.enumerate()), "the end of threads")
+
+
 def idle(workers: Sequence[Worker], fleet: Fleet) -> None:
     """Wait until workers have no sessions and no engine processes, and this process nobody who waits for them."""
     for one in workers:

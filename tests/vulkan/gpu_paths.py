@@ -4,7 +4,6 @@ Not collected by itself: run.sh beside it runs it with a llama.cpp that has Vulk
 """
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from partition.model.model import ModelShape
 from partition.plan.plan import Range
 from quant.gguf.file import GgufFile
 from quant.types import type_by_name
-from tests.support.deployments import deployed, pipeline, questions, shared_workers, tensor
+from tests.support.deployments import deployed, pipeline, questions, tensor
 from tests.support.helpers import run_edge
 from tests.support.workers import Worker
 
@@ -56,13 +55,6 @@ def expected() -> list[int]:
     """What the processor answers."""
     with Engine(MODEL_PATH, ON_CPU) as engine:
         return greedy(engine)
-
-
-@pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    """A worker whose sessions use the GPU."""
-    with shared_workers(tmp_path_factory, "one") as (one,):
-        yield one
 
 
 def test_the_probe_names_it(tmp_path: Path) -> None:

@@ -12,13 +12,10 @@ from edge.llm.engine import Engine
 from edge.llm.generate import Response, generate
 from edge.llm.sampler import SamplingParams
 from edge.llm.sequence import Session
+from tests.support.guessing import ids
 
 GREEDY = SamplingParams(temperature=0)
 PROMPT = [5, 300, 17, 401, 88, 260, 33, 499]
-
-
-def ids(responses: list[Response]) -> list[int]:
-    return [r.token_id for r in responses if r.token_id is not None]
 
 
 def run(engine: Engine, sampling: SamplingParams = GREEDY, max_tokens: int = 12, **more: object) -> list[Response]:

@@ -19,7 +19,6 @@ from tests.support.deployments import (
     noise,
     pipeline,
     questions,
-    shared_workers,
     stages,
     tensor,
 )
@@ -32,13 +31,6 @@ MOST_DIFFERENCES = 2  # answers in QUESTIONS, where two tokens are as likely as 
 MOST_NOISE = 0.2  # deviations of the logits: what rounding of activations to 8 bits may make of another order of sums
 
 Expected = Callable[[int], tuple[Engine, list[list[int]]]]
-
-
-@pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    """A worker that the tests of this file share."""
-    with shared_workers(tmp_path_factory, "one") as (one,):
-        yield one
 
 
 @pytest.fixture(scope="module")

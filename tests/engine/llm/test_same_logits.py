@@ -1,6 +1,5 @@
 """The logits of a model spread over ranks, and its KV cache after every operation, are those of one device."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +20,6 @@ from tests.support.deployments import (
     deviations,
     pipeline,
     questions,
-    shared_workers,
     stages,
     tensor,
 )
@@ -33,13 +31,6 @@ CLOSE = {"gemma": 1e-3, "gemma2": 1e-3, "gemma3": 1e-3}  # llama.cpp looks GELU 
 CLOSE_ELSE = 1e-5
 TOKENS = [5, 300, 17, 401, 88, 260, 33, 499]
 SHIFT = {"llama"}  # llama.cpp ends the process where it shifts a model whose layers all have a window, or none
-
-
-@pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    """A worker that the tests of this file share."""
-    with shared_workers(tmp_path_factory, "one") as (one,):
-        yield one
 
 
 # Logits.

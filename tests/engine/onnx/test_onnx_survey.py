@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,7 @@ from partition.plan.onnx_cuts import choose
 from partition.plan.plan import LOCAL
 from partition.predict.onnx_predict import OnnxDevice, OnnxWork
 from partition.search.onnx_planner import OnnxPlanner
-from tests.support.deployments import own_folders, shared_workers
-from tests.support.helpers import until
+from tests.support.deployments import own_folders, shared_workers, survey_is_over
 from tests.support.onnx_networks import model_of
 from tests.support.onnx_pipelines import at, owned, residual
 from tests.support.workers import Worker
@@ -60,11 +58,6 @@ def unruly() -> ModelProto:
     return model
 
 
-def idle(two: list[Worker]) -> None:
-    until(lambda: not any(one.children() for one in two), "the end of the sessions")
-    until(lambda: not any(t.name.startswith("survey") for t in threading.enumerate()), "the end of threads")
-
-
 def segments(found: Survey[OnnxDevice]) -> list[tuple[float, ...]]:
     """Seconds of each, by device."""
     return [speed.segments_s for speed in found.speeds]
@@ -80,7 +73,7 @@ def surveyed(
             fleet, addresses, model, choose(model.graph, which), threads=1,
             on_step=lambda done, of: steps.append((done, of)), **how,
         )  # fmt: skip
-        idle(two)  # though the fleet is still there
+        survey_is_over(two)  # though the fleet is still there
     return found, steps
 
 
@@ -135,7 +128,7 @@ def test_nothing_runs_on_noise(two: list[Worker], tmp_path: Path) -> None:
     with Fleet([two[0].address]) as fleet:
         with pytest.raises(EngineError, match="no part of the model has room and runs on made-up input"):
             onnx_survey(fleet, [two[0].address], model, [], threads=1)
-        idle(two)
+        survey_is_over(two)
 
 
 def test_this_device_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +161,7 @@ def test_what_cannot_be_measured(two: list[Worker], tmp_path: Path) -> None:
     with Fleet([two[0].address]) as fleet:
         with pytest.raises(WorkerError, match="there is no provider 'abacus'"):
             onnx_survey(fleet, [two[0].address], model, at(model, 3), threads=1, provider="abacus")
-        idle(two)
+        survey_is_over(two)
 
 
 def test_a_file_of_remembered_times_that_is_none(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from edge.net.prefer import ROUNDS, Preference
 from edge.net.relink import Order, Relink, agree
 from edge.parallel import link_watch
 from tests.support import memory_link
-from tests.support.deployments import OPTIONS, deployed, shared_workers, stages, tensor
+from tests.support.deployments import OPTIONS, deployed, stages, tensor
 from tests.support.workers import SECRET, Worker
 from transport.collective import Group
 from transport.errors import LinkClosed, ProtocolError, TransportError
@@ -30,12 +29,6 @@ from transport.link import Deadlines
 from transport.measure import LinkFigures
 
 QUICK = Deadlines(connect_timeout_s=1.0, step_timeout_s=5.0, send_timeout_s=5.0)
-
-
-@pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    with shared_workers(tmp_path_factory, "one") as (one,):
-        yield one
 
 
 @pytest.fixture
