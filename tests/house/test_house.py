@@ -107,6 +107,11 @@ def test_the_table_of_rooms_has_each_folder_and_nothing_else() -> None:
     assert set(ROOM_ROWS) == {name for name in folders if name.count("/") <= 1} - {"apps"} | files_of_apps
 
 
+def test_unit_tests_of_edge_lie_in_folders_of_their_rooms() -> None:
+    folders = [path.name for path in (ROOT / "tests" / "unit" / "edge").iterdir() if path.is_dir()]
+    assert not {name for name in folders if f"edge/{name}" not in ROOM_ROWS} - {"__pycache__"}
+
+
 def test_no_module_imports_itself_by_a_detour() -> None:
     sorter = TopologicalSorter({name: imported(path) & set(MODULES) - {name} for name, path in MODULES.items()})
     sorter.prepare()  # CycleError names the circle

@@ -481,7 +481,7 @@ import sys
 from pathlib import Path
 from edge.prefixes.sealed import SealedBlocks
 from edge.prefixes.store import PrefixStore
-from tests.unit.edge.test_sealed_blocks import KEY
+from tests.unit.edge.prefixes.test_sealed_blocks import KEY
 blocks = SealedBlocks(PrefixStore(Path(sys.argv[1]), 1 << 30), KEY)
 for i in range(int(sys.argv[2])):
     link = b"%032d" % i

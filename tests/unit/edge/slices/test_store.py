@@ -232,7 +232,7 @@ CHILD = """
 import sys
 from pathlib import Path
 from edge.slices.store import SliceStore
-from tests.unit.edge.test_store import MIB, content, sha
+from tests.unit.edge.slices.test_store import MIB, content, sha
 store = SliceStore(Path(sys.argv[1]), 64 * MIB)
 used, data = content(1, MIB), content(2, 32 * MIB)
 with store.use(sha(used)), store.receive(sha(data), len(data)) as partial:

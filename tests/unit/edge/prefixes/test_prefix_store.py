@@ -368,7 +368,7 @@ WRITER = """
 import sys
 from pathlib import Path
 from edge.prefixes.store import PrefixStore
-from tests.unit.edge.test_prefix_store import content
+from tests.unit.edge.prefixes.test_prefix_store import content
 store = PrefixStore(Path(sys.argv[1]), 40_000)
 seed = int(sys.argv[2])
 print("ready", flush=True)
