@@ -99,11 +99,12 @@ def with_room(options: EngineOptions, draft: Draft) -> EngineOptions:
         return options
     outputs = max(min(MOST_ROWS, options.rows), options.outputs or options.sequences)
     draft_rows = outputs - (options.outputs or options.sequences)
-    reserved = options.reserved
+    draft_bytes = 0
     if isinstance(draft, Path) and options.memory is not None:
         need = ModelInfo.of(draft, options.context, options.kv_type).need
-        reserved += need.total - need.parts["runtime"]
-    return replace(options, outputs=outputs, draft_rows=draft_rows, reserved=reserved)
+        draft_bytes = need.total - need.parts["runtime"]
+    reserved = options.reserved + draft_bytes
+    return replace(options, outputs=outputs, draft_rows=draft_rows, reserved=reserved, draft_bytes=draft_bytes)
 
 
 def settled(options: EngineOptions, draft: Draft) -> EngineOptions:
