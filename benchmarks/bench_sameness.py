@@ -131,6 +131,7 @@ def others(path: Path, options: EngineOptions, workers: Sequence[tuple[str, int]
         elsewhere(options, over("tensor", 1, 1, 1, 1), "4 ranks"),
         elsewhere(options, over("tensor", 1, 1, wire="f16"), "2 ranks, f16 on the wire"),
         elsewhere(options, over("tensor", 1, 1, wire="q8"), "2 ranks, q8 on the wire"),
+        elsewhere(options, over("pipeline", 1, 1, 1, wire="q8"), "3 stages, q8 on the wire"),
         *ways(options, two, "2 ranks"),
         elsewhere(options, two, "2 ranks, a loss in each chunk", after_loss(lose)),
     ]

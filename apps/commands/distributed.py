@@ -69,7 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser, *, onnx: bool = False) -> Non
         add(group, "--wire", help="type of floats on their way between stages (default: f32)")
         add(group, "--in-flight")
     else:
-        add(group, "--wire", help="type of the partial sums on their way (default: f32)")
+        words = "type of partial sums on their way; f16 halves their bytes, q8 quarters them and changes answers more"
+        add(group, "--wire", help=f"{words} (default: f32)")
         add(group, "--spare")
         group.add_argument("--allreduce", choices=ALGORITHMS, help="how partial sums are summed (default: auto)")
     add(group, "--insecure")

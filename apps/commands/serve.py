@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "models",
         nargs="*",
         metavar="MODEL",
-        help="GGUF files, folders of them, REPO:FILE (default: the bundled model and those in the hub's cache)",
+        help="GGUF files, folders of them, names, REPO:FILE (default: the bundled model and all that were fetched)",
     )
     group = parser.add_argument_group("server")
     group.add_argument(
@@ -159,13 +159,13 @@ def _check_front(path: Path) -> None:
 
 
 def _models(specs: list[str], several: bool) -> dict[str, Path]:
-    """The files to serve, by name: without any specs the bundled one, where several may be also those of the hub's
-    cache. UsageError for two of a name, and for a folder without any."""
+    """The files to serve, by name: without any specs the bundled one, where several may be also those that were
+    fetched. UsageError for two of a name, and for a folder without any."""
     if not specs:
-        from edge.models.hub import cached_models
+        from edge.models.paths import fetched_models
 
         bundled = model_path(None)
-        return {bundled.stem: bundled, **(cached_models() if several else {})}
+        return {bundled.stem: bundled, **(fetched_models() if several else {})}
     files: list[Path] = []
     for spec in specs:
         inside = sorted(Path(spec).glob("*.gguf")) if Path(spec).is_dir() else [model_path(spec)]

@@ -140,7 +140,13 @@ class Engine:
         """Load what the budget has room for; what a decode may then have."""
         prefix_bytes = held_bytes(self.shape) if options.prefixes else 0
         more_rows = max(0, sizes.outputs - sizes.sequences)
-        uses = OtherUses(options.reserved, prefix_bytes, more_rows if tokens else 0, min(options.draft_rows, more_rows))
+        uses = OtherUses(
+            options.reserved - options.draft_bytes,
+            prefix_bytes,
+            more_rows if tokens else 0,
+            min(options.draft_rows, more_rows),
+            options.draft_bytes,
+        )
         within = self._within = load_within(
             self.file,
             self.shape,

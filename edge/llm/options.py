@@ -59,6 +59,7 @@ class EngineOptions:
     kv_type: str = "f16"  # type of stored keys and values; quantized values need flash attention
     memory: int | None = None  # bytes: a budget for the whole process; what does not fit is read again and again
     reserved: int = 0  # bytes of it that whoever runs the engine takes for what it makes of the logits
+    draft_bytes: int = 0  # of these, those of a model that drafts
     window: int | None = None  # bytes of it that weights pass through; this and the next two, None: measured
     io_threads: int | None = None  # that read
     io_chunk: int | None = None  # bytes of one read
@@ -77,6 +78,7 @@ class EngineOptions:
             ("most_gpu_layers", self.most_gpu_layers, 0, MAX_GPU_LAYERS),
             ("memory", self.memory, 1, MAX_BYTES),
             ("reserved", self.reserved, 0, MAX_BYTES),
+            ("draft_bytes", self.draft_bytes, 0, self.reserved),
             ("window", self.window, 1, MAX_BYTES),
             ("io_threads", self.io_threads, 1, MAX_IO_THREADS),
             ("io_chunk", self.io_chunk, 1, MAX_IO_CHUNK),

@@ -8,7 +8,7 @@ from pathlib import Path
 from edge.demo import MODEL_PATH
 from edge.errors import HubError
 from edge.models import hub, wheels
-from edge.models.known import KnownModel, known_model, nearest_name
+from edge.models.known import KnownModel, known_model, known_models, nearest_name
 from edge.models.wheels import Progress
 from quant.errors import ModelFileError
 
@@ -46,6 +46,12 @@ def pull(spec: str, progress: Progress | None = None) -> Path:
 def is_here(known: KnownModel) -> bool:
     """Return whether a known model was fetched already."""
     return _here(known.source, known) is not None
+
+
+def fetched_models() -> dict[str, Path]:
+    """All models that were fetched: those out of wheels by their name, the others by "OWNER/NAME:FILE"."""
+    of_wheels = {known.name: known.wheel.path for known in known_models() if known.wheel and is_here(known)}
+    return {**of_wheels, **hub.cached_models()}
 
 
 def _here(spec: str, known: KnownModel | None) -> Path | None:

@@ -42,15 +42,22 @@ class OtherUses:
     prefix_cache: int = 0  # bytes, of blocks on their way to the disk and back
     more_rows: int = 0  # rows with logits beside one a sequence: their logits are copied when they are collected
     draft_rows: int = 0  # of these, those that only check drafts
+    draft_model: int = 0  # bytes, of a model that drafts
 
     def parts(self, n_vocab: int) -> dict[str, int]:
         """Bytes by part."""
-        named = {"results": self.results, "prefix cache": self.prefix_cache, "logits": 4 * n_vocab * self.more_rows}
+        named = {
+            "results": self.results,
+            "draft model": self.draft_model,
+            "prefix cache": self.prefix_cache,
+            "logits": 4 * n_vocab * self.more_rows,
+        }
         return {name: n for name, n in named.items() if n}
 
     def savings(self, n_vocab: int) -> dict[str, int]:
         """Bytes by the option that saves them. Rows of drafts take them twice: in llama.cpp's buffer, and as copies."""
-        named = {"--prefix-cache 0": self.prefix_cache, "--draft off": 2 * 4 * n_vocab * self.draft_rows}
+        drafts = self.draft_model + 2 * 4 * n_vocab * self.draft_rows
+        named = {"--prefix-cache 0": self.prefix_cache, "--draft off": drafts}
         return {option: n for option, n in named.items() if n}
 
 

@@ -23,6 +23,7 @@ from edge.llama.hooks import Hook
 from edge.llama.llama import has_gpu
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
+from edge.parallel.error_feedback import ErrorFeedback, adds_sums
 from edge.parallel.step_times import StepTime, StepTimes
 from edge.parallel.steps import Op, Step, output_rows
 from edge.parallel.topology import Topology
@@ -67,6 +68,8 @@ class Shard:
         self._exchange_s = 0.0  # of all steps: sums over the ranks
         self._compute_s = 0.0  # of the step under way
         self._sums = 0  # likewise
+        self._wanted = self.rows.outputs[:0]  # likewise: the rows that give logits
+        self._feedback = ErrorFeedback() if adds_sums(file.tensors) else None
 
     def join(self, group: Group, algorithm: str = "auto", wire: Wire | None = None) -> None:
         """Compute with these ranks from now on: `group` has links to all ranks of the deployment."""
@@ -98,7 +101,9 @@ class Shard:
             outputs[:] = 1
         before = self._exchange_s
         began = time.perf_counter()
-        self._sums = 0
+        self._sums, self._wanted = 0, wanted if self.place.last else outputs
+        if self._feedback is not None:
+            self._feedback.begin()
         try:
             self.engine.decode_rows(self.rows, n)
         finally:
@@ -182,12 +187,12 @@ class Shard:
         self._sums += 1
         if self._group is None:
             raise EngineError("the ranks are not connected yet")
-        x = node.view()
-        if x is not None:
-            self._group.allreduce(x, self._algorithm, self.wire)
-        else:  # in the memory of a GPU
-            x = node.read()
-            self._group.allreduce(x, self._algorithm, self.wire)
+        view = node.view()
+        x = node.read() if view is None else view  # None: in the memory of a GPU
+        if self._feedback is not None and self.wire is not None:
+            self._feedback.add(x, self.wire, self._wanted)
+        self._group.allreduce(x, self._algorithm, self.wire)
+        if view is None:
             node.write(x)
         self._exchange_s += time.perf_counter() - began
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
@@ -98,11 +99,12 @@ def with_room(options: EngineOptions, draft: Draft) -> EngineOptions:
         return options
     outputs = max(min(MOST_ROWS, options.rows), options.outputs or options.sequences)
     draft_rows = outputs - (options.outputs or options.sequences)
-    reserved = options.reserved
+    draft_bytes = 0
     if isinstance(draft, Path) and options.memory is not None:
         need = ModelInfo.of(draft, options.context, options.kv_type).need
-        reserved += need.total - need.parts["runtime"]
-    return replace(options, outputs=outputs, draft_rows=draft_rows, reserved=reserved)
+        draft_bytes = need.total - need.parts["runtime"]
+    reserved = options.reserved + draft_bytes
+    return replace(options, outputs=outputs, draft_rows=draft_rows, reserved=reserved, draft_bytes=draft_bytes)
 
 
 def settled(options: EngineOptions, draft: Draft) -> EngineOptions:
@@ -122,15 +124,21 @@ def model_with(draft: Draft, engine: TextEngine, close: Callable[[], None], step
         return Model(engine, stack.pop_all().close, drafter)
 
 
-def speculation(draft: Draft, engine: TextEngine, enter: Enter, steps: Steps = SILENT) -> Speculation | None:
+def speculation(
+    draft: Draft,
+    engine: TextEngine,
+    enter: Enter,
+    steps: Steps = SILENT,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Speculation | None:
     """What guesses for `engine`, which was made with `with_room`; None where nothing does. enter: is given what is to
-    be closed later. steps: told how a worker loads its model, and where it is lost.
+    be closed later. steps: told how a worker loads its model, and where it is lost. clock: in seconds.
 
     EngineError for a model whose layers cannot forget, unless it is "auto", and for a drafting model of another
     vocabulary; the errors of Engine, and of `DraftDevice`.
     """
-    opened = _opened(draft, engine, enter, steps)
-    return None if opened is None else Speculation(opened.make(), opened.name, device=opened.device)
+    opened = _opened(draft, engine, enter, steps, clock)
+    return None if opened is None else Speculation(opened.make(), opened.name, device=opened.device, clock=clock)
 
 
 def shared_speculation(
@@ -154,7 +162,9 @@ class _Opened:
     device: GuessingDevice | None = None  # None: this one
 
 
-def _opened(draft: Draft, engine: TextEngine, enter: Enter, steps: Steps) -> _Opened | None:
+def _opened(
+    draft: Draft, engine: TextEngine, enter: Enter, steps: Steps, clock: Callable[[], float] = time.perf_counter
+) -> _Opened | None:
     """What makes drafts."""
     if draft == "off" or (draft == "auto" and engine.model.is_recurrent):
         return None
@@ -172,8 +182,8 @@ def _opened(draft: Draft, engine: TextEngine, enter: Enter, steps: Steps) -> _Op
 
         n_vocab, insecure = engine.model.n_vocab, draft.insecure
         device = enter(DraftDevice(draft.worker, draft.path, engine.context, n_vocab, insecure=insecure, steps=steps))
-        return _Opened(partial(ModelDrafts, device, DraftPace()), file.path.name, device)
+        return _Opened(partial(ModelDrafts, device, DraftPace(), clock), file.path.name, device)
     budgeted = engine.paging is not None
     options = EngineOptions(context=engine.context, threads=engine.threads, repack=False if budgeted else None)
     small = GreedyDrafter(enter(Engine(draft, options)))
-    return _Opened(partial(ModelDrafts, small, DraftPace()), draft.name)
+    return _Opened(partial(ModelDrafts, small, DraftPace(), clock), draft.name)

@@ -37,7 +37,7 @@ def options_message(options: EngineOptions) -> pb.EngineOptions:
     """Engine options as a message. What is None is absent."""
     values = dataclasses.asdict(options)
     del values["prefixes"], values["most_gpu_layers"]  # each device has its own
-    del values["draft_rows"]  # is for what the owner is told
+    del values["draft_rows"], values["draft_bytes"]  # are for what the owner is told
     return pb.EngineOptions(**values)
 
 

@@ -155,7 +155,7 @@ def test_models_of_the_hub_s_cache_are_served_by_their_names(tmp_path: Path) -> 
     fetched("acme/none")
     bad = tmp_path / "models--acme--tiny/snapshots/v1/sub/tiny-q4_0.gguf"
     bad.write_bytes(b"GGUF" + bytes(100))
-    with served("--prefix-cache", "0", HF_HUB_CACHE=str(tmp_path)) as server:
+    with served("--prefix-cache", "0", HF_HUB_CACHE=str(tmp_path), XDG_CACHE_HOME=str(tmp_path / "own")) as server:
         names = [model["id"] for model in server.get("/v1/models")["data"]]
         assert names == [MODEL_PATH.stem, "acme/tiny:sub/tiny-q4_0.gguf", "acme/tiny:tiny-q8_0.gguf"]
         assert server.get(f"/v1/models/{names[2]}")["id"] == names[2]

