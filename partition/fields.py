@@ -1,13 +1,20 @@
-"""Fields of JSON that a person may write: read with errors that name the field, and written."""
+"""JSON that a person may write, as dataclasses: read with errors that name the field, and written."""
 
 import re
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import MISSING, dataclass, is_dataclass
+from dataclasses import fields as dataclass_fields
+from functools import cache
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from partition.errors import PlanError
 
+T = TypeVar("T")
+
 MOST = 2**31 - 1  # llama.cpp keeps its counts in an int
 MOST_BYTES = 2**60
+_MOST_FIGURE = 1e15
 
 
 def record(values: Any, where: str, needed: Collection[str], optional: Collection[str] = ()) -> dict[str, Any]:
@@ -30,16 +37,18 @@ def items(value: Any, where: str) -> list[Any]:
     return value
 
 
-def number(value: Any, where: str, most: int = MOST) -> int:
-    """`value` if it is a whole number from 0 to `most`."""
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
-        raise PlanError(f"{where}: {short(value)}; needed is a whole number from 0 to {most}")
+def number(value: Any, where: str, most: int = MOST, least: int = 0) -> int:
+    """`value` if it is a whole number from `least` to `most`."""
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise PlanError(f"{where}: {short(value)}; needed is a whole number from {least} to {most}")
     return value
 
 
-def number_or_none(value: Any, where: str, most: int = MOST) -> int | None:
-    """The same; None is taken as it is."""
-    return None if value is None else number(value, where, most)
+def figure(value: Any, where: str, most: float = _MOST_FIGURE, least: float = 0.0) -> float:
+    """`value` if it is a number from `least` to `most`."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
+        raise PlanError(f"{where}: {short(value)}; needed is a number from {least:g} to {most:g}")
+    return float(value)
 
 
 def text(value: Any, where: str, most: int = 255) -> str:
@@ -47,16 +56,6 @@ def text(value: Any, where: str, most: int = 255) -> str:
     if not isinstance(value, str) or len(value) > most or not value.isprintable():
         raise PlanError(f"{where}: {short(value)}; needed is printable text of up to {most} characters")
     return value
-
-
-def nonempty(record: Any, names: Collection[str]) -> dict[str, Any]:
-    """Return the attributes `names` that are neither None nor empty, as JSON values."""
-    values = {name: getattr(record, name) for name in names}
-    return {
-        name: list(value) if isinstance(value, tuple) else value
-        for name, value in values.items()
-        if value is not None and value != ()
-    }
 
 
 def short(value: Any) -> str:
@@ -71,3 +70,92 @@ def short(value: Any) -> str:
 def is_digest(text: str) -> bool:
     """Return whether `text` is a SHA-256 in our form: 64 lower-case hexadecimal digits, nothing else."""
     return re.fullmatch("[0-9a-f]{64}", text) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a field's `Annotated` type may say of it: the least and the most, of a text its characters."""
+
+    most: float
+    least: float = 0
+
+
+def decoded(
+    kind: Callable[..., T],
+    values: Any,
+    where: str,
+    *,
+    inside: str | None = None,
+    format: str = "",
+    derived: Collection[str] = (),
+) -> T:
+    """A dataclass from JSON, by its annotations. PlanError names the field that is wrong, and what is needed there.
+
+    Fields with a default may be missing; texts, numbers and lists are checked as the functions above do it. where: what
+    errors call it. inside: what comes before the names of its fields; None: `where`. format: that "format" has to say.
+    derived: fields that are written, too, and follow from the others.
+    """
+    if format and isinstance(values, dict) and values.get("format") != format:
+        raise PlanError(f"{where}: format is {short(values.get('format'))}, known is {format!r}")
+    before = f"{where}." if inside is None else inside
+    hints = _hints(kind)
+    needed = [name for name, (_, default) in hints.items() if default is MISSING]
+    optional = [name for name in hints if name not in needed]
+    known = record(values, where, ["format", *needed] if format else needed, [*optional, *derived])
+    found = {name: _decoded(hint, known[name], f"{before}{name}") for name, (hint, _) in hints.items() if name in known}
+    try:
+        return kind(**found)
+    except PlanError as error:
+        raise PlanError(f"{where}: {error}" if before else str(error)) from None
+
+
+def encoded(of: Any, without: Collection[str] = ()) -> dict[str, Any]:
+    """A dataclass as `decoded` reads it. without: fields that are left out where they have their default."""
+    kind: Any = type(of)
+    values = {name: (getattr(of, name), default) for name, (_, default) in _hints(kind).items()}
+    return {name: _plain(value) for name, (value, default) in values.items() if name not in without or value != default}
+
+
+@cache
+def _hints(kind: Any) -> Mapping[str, tuple[Any, Any]]:
+    """Of each field: its annotation and its default."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {field.name: (hints[field.name], field.default) for field in dataclass_fields(kind)}
+
+
+def _decoded(hint: Any, value: Any, where: str) -> Any:
+    bounds = None
+    if get_origin(hint) is Annotated:
+        hint, bounds = get_args(hint)
+    options = get_args(hint)
+    if get_origin(hint) in (UnionType, Union):  # with None alone
+        return None if value is None else _decoded(_bounded(options[0], bounds), value, where)
+    if get_origin(hint) is tuple:
+        return tuple(_decoded(options[0], one, f"{where}[{i}]") for i, one in enumerate(items(value, where)))
+    if get_origin(hint) is Mapping:
+        if not isinstance(value, dict):
+            raise PlanError(f"{where}: {short(value)}; needed is an object")
+        return {text(key, where): _decoded(options[1], one, where) for key, one in value.items()}
+    if hint is str:
+        return text(value, where, 255 if bounds is None else bounds.most)
+    if hint is int:
+        return number(value, where, *((bounds.most, bounds.least) if bounds else ()))
+    if hint is float:
+        return figure(value, where, *((bounds.most, bounds.least) if bounds else ()))
+    if hasattr(hint, "from_json"):
+        return hint.from_json(value, where)
+    return decoded(hint, value, where)
+
+
+def _bounded(hint: Any, bounds: Bounds | None) -> Any:
+    return hint if bounds is None else Annotated[hint, bounds]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, Mapping):
+        return dict(value)
+    if hasattr(value, "to_json"):
+        return value.to_json()
+    return encoded(value) if is_dataclass(value) else value

@@ -8,7 +8,6 @@ loops however long they get. In 14 million tokens of code, documentation and tab
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,12 +55,3 @@ class RepetitionDetector:
             return None
         place = int(loops.argmax())
         return Repetition(place + 1, int(self._equal[place]) // (place + 1) + 1)
-
-
-def first_loop(tokens: Iterable[int]) -> tuple[int, Repetition] | None:
-    """Return the number of tokens after which a loop is detected, and the loop; None if there is none."""
-    detector = RepetitionDetector()
-    for count, token in enumerate(tokens, 1):
-        if (loop := detector.add(token)) is not None:
-            return count, loop
-    return None

@@ -1,12 +1,11 @@
 """A plan for an ONNX model: which device computes which nodes of its graph."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from partition import fields
 from partition.errors import PlanError
-from partition.plan.plan import LOCAL, Range, check_device, check_model, range_of, tiles
+from partition.plan.plan import LOCAL, Range, check_device, check_model, tiles
 
 FORMAT = "edge-onnx-plan-1"
 MOST_STAGES = 63  # as many workers as a group can have
@@ -26,6 +25,10 @@ class OnnxStage:
     def __post_init__(self) -> None:
         check_device(self.device, self.threads, self.affinity)
         fields.text(self.until, f"{self.device}: until")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values. What is as the device has it is left out."""
+        return fields.encoded(self, without=("until", "threads", "affinity", "provider"))
 
 
 @dataclass(frozen=True)
@@ -71,48 +74,9 @@ class OnnxPlan:
 
     def to_json(self) -> dict[str, Any]:
         """The plan as values that json.dumps takes, for people to read and edit. What a stage leaves open, it lacks."""
-        return {
-            "format": FORMAT,
-            "model": self.model,
-            "model_digest": self.model_digest,
-            "n_nodes": self.n_nodes,
-            "stages": [_stage_to_json(stage) for stage in self.stages],
-        }
+        return {"format": FORMAT, **fields.encoded(self)}
 
     @classmethod
     def from_json(cls, values: Any) -> "OnnxPlan":
         """The plan that `to_json` wrote or a person edited. PlanError names the field that is wrong."""
-        if isinstance(values, dict) and values.get("format") != FORMAT:
-            raise PlanError(f"plan: format is {fields.short(values.get('format'))}, known is {FORMAT!r}")
-        plan = fields.record(values, "plan", ("format", "model", "model_digest", "n_nodes", "stages"))
-        return cls(
-            plan["model"],
-            fields.text(plan["model_digest"], "model_digest"),
-            fields.number(plan["n_nodes"], "n_nodes"),
-            tuple(_stage(stage, f"stages[{i}]") for i, stage in enumerate(fields.items(plan["stages"], "stages"))),
-        )
-
-
-def _stage_to_json(stage: OnnxStage) -> dict[str, Any]:
-    values: dict[str, Any] = {"device": stage.device, "nodes": [stage.nodes.start, stage.nodes.stop]}
-    if stage.until:
-        values["until"] = stage.until
-    return values | fields.nonempty(stage, ("threads", "affinity", "provider"))
-
-
-def _stage(values: Any, where: str) -> OnnxStage:
-    stage = fields.record(values, where, ("device", "nodes"), ("until", "threads", "affinity", "provider"))
-    affinity: Sequence[Any] = fields.items(stage.get("affinity", []), f"{where}.affinity")
-    provider = stage.get("provider")
-    values = (
-        fields.text(stage["device"], f"{where}.device"),
-        range_of(stage["nodes"], f"{where}.nodes"),
-        fields.text(stage.get("until", ""), f"{where}.until"),
-        fields.number_or_none(stage.get("threads"), f"{where}.threads"),
-        tuple(fields.number(cpu, f"{where}.affinity[{i}]") for i, cpu in enumerate(affinity)),
-        None if provider is None else fields.text(provider, f"{where}.provider"),
-    )
-    try:
-        return OnnxStage(*values)
-    except PlanError as error:
-        raise PlanError(f"{where}: {error}") from None
+        return fields.decoded(cls, values, "plan", inside="", format=FORMAT)

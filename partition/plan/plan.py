@@ -1,13 +1,13 @@
 """A plan: which device holds which layers, heads, FFN columns and vocabulary rows of one model."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 from partition import fields
 from partition.errors import PlanError
-from partition.fields import is_digest
+from partition.fields import MOST_BYTES, Bounds, is_digest
 
 FORMAT = "edge-plan-1"
 LOCAL = "local"  # the device of rank 0: the owner's own
@@ -34,6 +34,21 @@ class Range:
         if len(self) < 2:
             return str(self.start) if self else "none"
         return f"{self.start}-{self.stop - 1}"
+
+    def to_json(self) -> list[int]:
+        """[start, stop]."""
+        return [self.start, self.stop]
+
+    @classmethod
+    def from_json(cls, values: Any, where: str) -> "Range":
+        """The range that `to_json` wrote; PlanError names what is wrong."""
+        ends = fields.items(values, where)
+        if len(ends) != 2:
+            raise PlanError(f"{where}: {len(ends)} numbers; needed are two, [start, stop]")
+        start, stop = (fields.number(end, where) for end in ends)
+        if start > stop:
+            raise PlanError(f"{where}: [{start}, {stop}]; needed is start <= stop")
+        return cls(start, stop)
 
 
 NOTHING = Range(0, 0)
@@ -64,7 +79,7 @@ class Sizes:
         least = {"layers": 1, "heads": 0, "heads_kv": 0, "ff": 0, "vocab": 1}
         for name, few in least.items():
             if getattr(self, name) < few:
-                raise PlanError(f"sizes.{name} is {getattr(self, name)}, needed is {few} or more")
+                raise PlanError(f"{name} is {getattr(self, name)}, needed is {few} or more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +89,12 @@ class Shard:
     device: str  # a worker's HOST or HOST:PORT; LOCAL for the owner's own
     heads: Range
     ff: Range
-    vocab: Range
+    vocab: Range = NOTHING
     threads: int | None = None  # None, and no affinity: as the device has it
     affinity: tuple[int, ...] = ()  # the processors to run on
     gpu_layers: int | None = None  # of its stage's layers, how many go to the device's GPU
-    memory: int | None = None  # bytes: a budget for the rank's process, which pages weights that do not fit
+    # Bytes: a budget for the rank's process, which pages weights that do not fit.
+    memory: Annotated[int | None, Bounds(MOST_BYTES)] = None
 
     def __post_init__(self) -> None:
         check_device(self.device, self.threads, self.affinity)
@@ -88,6 +104,10 @@ class Shard:
             raise PlanError(f"{self.device}: memory is {self.memory}, needed is 1 byte or more")
         if self.memory is not None and self.gpu_layers:
             raise PlanError(f"{self.device}: memory is a budget without a GPU, and gpu_layers is {self.gpu_layers}")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values. What is as the device has it is left out."""
+        return fields.encoded(self, without=("threads", "affinity", "gpu_layers", "memory"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,30 +197,12 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """The plan as values that json.dumps takes, for people to read and edit. What a shard leaves open, it lacks."""
-        return {
-            "format": FORMAT,
-            "model": self.model,
-            "model_digest": self.model_digest,
-            "sizes": asdict(self.sizes),
-            "stages": [
-                {"layers": _pair(stage.layers), "shards": [_shard_to_json(shard) for shard in stage.shards]}
-                for stage in self.stages
-            ],
-        }
+        return {"format": FORMAT, **fields.encoded(self)}
 
     @classmethod
     def from_json(cls, values: Any) -> "Plan":
         """The plan that `to_json` wrote or a person edited. PlanError names the field that is wrong."""
-        if isinstance(values, dict) and values.get("format") != FORMAT:
-            raise PlanError(f"plan: format is {fields.short(values.get('format'))}, known is {FORMAT!r}")
-        plan = fields.record(values, "plan", ("format", "model", "model_digest", "sizes", "stages"))
-        counts = fields.record(plan["sizes"], "sizes", ("layers", "heads", "heads_kv", "ff", "vocab"))
-        return cls(
-            plan["model"],
-            fields.text(plan["model_digest"], "model_digest"),
-            Sizes(**{name: fields.number(count, f"sizes.{name}") for name, count in counts.items()}),
-            tuple(_stage(stage, f"stages[{i}]") for i, stage in enumerate(fields.items(plan["stages"], "stages"))),
-        )
+        return fields.decoded(cls, values, "plan", inside="", format=FORMAT)
 
 
 def check_model(name: str, digest: str) -> None:
@@ -237,50 +239,3 @@ def tiles(what: str, ranges: Sequence[Range], total: int) -> None:
         at = part.stop
     if at != total:
         raise PlanError(f"{what}: the parts end at {at}, needed is {total}")
-
-
-def range_of(values: Any, where: str) -> Range:
-    """The range that [start, stop], parsed from JSON, says."""
-    ends = fields.items(values, where)
-    if len(ends) != 2:
-        raise PlanError(f"{where}: {len(ends)} numbers; needed are two, [start, stop]")
-    start, stop = (fields.number(end, where) for end in ends)
-    if start > stop:
-        raise PlanError(f"{where}: [{start}, {stop}]; needed is start <= stop")
-    return Range(start, stop)
-
-
-def _pair(part: Range) -> list[int]:
-    return [part.start, part.stop]
-
-
-def _shard_to_json(shard: Shard) -> dict[str, Any]:
-    values = {"heads": _pair(shard.heads), "ff": _pair(shard.ff), "vocab": _pair(shard.vocab)}
-    return {"device": shard.device, **values, **fields.nonempty(shard, ("threads", "affinity", "gpu_layers", "memory"))}
-
-
-def _stage(values: Any, where: str) -> Stage:
-    stage = fields.record(values, where, ("layers", "shards"))
-    shards = fields.items(stage["shards"], f"{where}.shards")
-    return Stage(
-        range_of(stage["layers"], f"{where}.layers"),
-        tuple(_shard(shard, f"{where}.shards[{i}]") for i, shard in enumerate(shards)),
-    )
-
-
-def _shard(values: Any, where: str) -> Shard:
-    optional = ("vocab", "threads", "affinity", "gpu_layers", "memory")
-    shard = fields.record(values, where, ("device", "heads", "ff"), optional)
-    device = fields.text(shard["device"], f"{where}.device")
-    heads = range_of(shard["heads"], f"{where}.heads")
-    ff = range_of(shard["ff"], f"{where}.ff")
-    vocab = range_of(shard.get("vocab", [0, 0]), f"{where}.vocab")
-    threads = fields.number_or_none(shard.get("threads"), f"{where}.threads")
-    affinity = fields.items(shard.get("affinity", []), f"{where}.affinity")
-    processors = tuple(fields.number(cpu, f"{where}.affinity[{i}]") for i, cpu in enumerate(affinity))
-    gpu_layers = fields.number_or_none(shard.get("gpu_layers"), f"{where}.gpu_layers")
-    memory = fields.number_or_none(shard.get("memory"), f"{where}.memory", fields.MOST_BYTES)
-    try:
-        return Shard(device, heads, ff, vocab, threads, processors, gpu_layers, memory)
-    except PlanError as error:
-        raise PlanError(f"{where}: {error}") from None

@@ -4,17 +4,17 @@ several windows of them at once."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 from partition import fields
 from partition.errors import PlanError
+from partition.fields import Bounds
 from quant.text import counted
 
 ROWS = (1, 2, 4, 8, 16)  # of a pass: the token before, and the guesses behind it
 WINDOWS = (1, 2, 4, 8, 16)  # of rows, under way at once over stages
 _A_STAGE = 2  # windows: one that is computed, and one on its way over a link
-_MOST_ROWS, _MOST_S = 64, 3600.0
 
 
 def most_windows(stages: int) -> int:
@@ -34,13 +34,13 @@ class Draft:
     """Speculative decoding as a plan assumes it."""
 
     name: str  # where they come from: "ngram", or a file
-    acceptance: float  # the part of them that is right, as it is assumed
-    rows: int  # of a pass
-    guess_s: float = 0.0  # seconds that one guess takes the device that guesses
-    held_bytes: int = 0  # that the drafting model holds there
-    windows: int = 1  # of so many rows, under way at once
+    acceptance: Annotated[float, Bounds(1.0)]  # the part of them that is right, as it is assumed
+    rows: Annotated[int, Bounds(64, 1)]  # of a pass
+    guess_s: Annotated[float, Bounds(3600.0)] = 0.0  # seconds that one guess takes the device that guesses
+    held_bytes: Annotated[int, Bounds(fields.MOST_BYTES)] = 0  # that the drafting model holds there
+    windows: Annotated[int, Bounds(WINDOWS[-1], 1)] = 1  # of so many rows, under way at once
     worker: str | None = None  # the address of the device that guesses; None: this one
-    ask_s: float = 0.0  # seconds of the ways to it and back
+    ask_s: Annotated[float, Bounds(3600.0)] = 0.0  # seconds of the ways to it and back
 
     def __post_init__(self) -> None:
         if not 0 <= self.acceptance <= 1:
@@ -87,35 +87,12 @@ class Draft:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for JSON, with what follows from them."""
-        return {**asdict(self), "tokens_per_pass": self.tokens}
+        return {**fields.encoded(self), "tokens_per_pass": self.tokens}
 
     @classmethod
     def from_json(cls, values: Any, where: str) -> Draft:
-        """Read what `to_json` wrote; PlanError names what is wrong. where: the name of the value in errors."""
-        needed = ("name", "acceptance", "rows", "guess_s", "held_bytes")
-        record = fields.record(values, where, needed, ("windows", "worker", "ask_s", "tokens_per_pass"))
-        worker, ask_s = record.get("worker"), record.get("ask_s", 0.0)
-        for name, value, most in (
-            ("acceptance", record["acceptance"], 1.0),
-            ("guess_s", record["guess_s"], _MOST_S),
-            ("ask_s", ask_s, _MOST_S),
-        ):
-            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= most:
-                raise PlanError(f"{where}.{name}: {fields.short(value)}; needed is a number from 0 to {most:g}")
-        windows = record.get("windows", 1)
-        for name, value, most in (("rows", record["rows"], _MOST_ROWS), ("windows", windows, WINDOWS[-1])):
-            if not fields.number(value, f"{where}.{name}", most):
-                raise PlanError(f"{where}.{name}: 0; needed is 1 or more")
-        return cls(
-            name=fields.text(record["name"], f"{where}.name"),
-            acceptance=float(record["acceptance"]),
-            rows=record["rows"],
-            guess_s=float(record["guess_s"]),
-            held_bytes=fields.number(record["held_bytes"], f"{where}.held_bytes", fields.MOST_BYTES),
-            windows=windows,
-            worker=None if worker is None else fields.text(worker, f"{where}.worker"),
-            ask_s=float(ask_s),
-        )
+        """What `to_json` wrote; PlanError names what is wrong. where: what the error calls it."""
+        return fields.decoded(cls, values, where, derived=("tokens_per_pass",))
 
     def describe(self, names: Mapping[str, str]) -> str:
         """Describe the draft for people. names: of devices, by address."""

@@ -35,6 +35,21 @@ class Curve:
                 f"a curve of {[seconds for _, seconds in self.points]} seconds; needed are 0 to {_MOST_S:g}"
             )
 
+    def to_json(self) -> list[list[float]]:
+        """[[rows, seconds], ...]."""
+        return [[rows, seconds] for rows, seconds in self.points]
+
+    @classmethod
+    def from_json(cls, values: Any, where: str) -> Curve:
+        """The curve that `to_json` wrote; PlanError names what is wrong."""
+        points = []
+        for i, point in enumerate(fields.items(values, where)):
+            pair = fields.items(point, f"{where}[{i}]")
+            if len(pair) != 2:
+                raise PlanError(f"{where}[{i}]: {len(pair)} numbers; needed are rows and seconds")
+            points.append((fields.number(pair[0], f"{where}[{i}]"), fields.figure(pair[1], f"{where}[{i}]", _MOST_S)))
+        return cls(tuple(points))
+
     def at(self, rows: float) -> float:
         """Seconds of a step of so many rows, never less than 0. Below the first point it is the first's."""
         if rows <= self.points[0][0] or len(self.points) == 1:
@@ -165,7 +180,7 @@ _NUMBERS = ("token_s", "memory_bytes", "runtime_bytes", "sum_s")
 
 def speed_to_json(speed: DeviceSpeed) -> dict[str, Any]:
     """Return a device's measurements as plain values, without its name, its age, and corrections from use."""
-    values: dict[str, Any] = {name: curve_to_json(getattr(speed, name)) for name in _CURVES}
+    values: dict[str, Any] = {name: getattr(speed, name).to_json() for name in _CURVES}
     return values | {name: getattr(speed, name) for name in (*_NUMBERS, "disk_bytes_per_s", "busy")}
 
 
@@ -178,22 +193,5 @@ def speed_of(values: Any, device: str, name: str, age_s: float) -> DeviceSpeed:
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
             raise PlanError(f"{name}: {key} is {fields.short(value)}; needed is a number of 0 or more")
         numbers[key] = value
-    curves: dict[str, Any] = {key: curve_of(record[key], f"{name}: {key}") for key in _CURVES}
+    curves: dict[str, Any] = {key: Curve.from_json(record[key], f"{name}: {key}") for key in _CURVES}
     return DeviceSpeed(device, name, **curves, **numbers, age_s=age_s, busy=record.get("busy") is True)
-
-
-def curve_to_json(curve: Curve) -> list[list[float]]:
-    """[[rows, seconds], ...]."""
-    return [[rows, seconds] for rows, seconds in curve.points]
-
-
-def curve_of(values: Any, where: str) -> Curve:
-    """The curve that `curve_to_json` wrote; PlanError names what is wrong."""
-    points = []
-    for i, point in enumerate(fields.items(values, where)):
-        pair = fields.items(point, f"{where}[{i}]")
-        is_number = len(pair) == 2 and isinstance(pair[1], int | float) and not isinstance(pair[1], bool)
-        if not is_number or not 0 <= pair[1] <= _MOST_S:
-            raise PlanError(f"{where}[{i}]: needed are rows, and seconds from 0 to {_MOST_S:g}")
-        points.append((fields.number(pair[0], f"{where}[{i}]"), float(pair[1])))
-    return Curve(tuple(points))

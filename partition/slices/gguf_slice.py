@@ -14,6 +14,7 @@ from partition.slices import tensors
 from partition.slices.metadata import pairs
 from partition.slices.recipe import Literal, Recipe, Segment, Zeros
 from partition.slices.rules import SHARED
+from partition.slices.shardable import check_shards
 from partition.slices.source import Source
 from partition.slices.tensors import Placed
 from quant.gguf.file import GgufFile
@@ -56,7 +57,7 @@ def limits(file: GgufFile) -> Limits:
 
 def check_tensor(file: GgufFile) -> None:
     """CannotSlice, with the reason and the alternative, where no layer of the model can be shared by several ranks."""
-    Source.from_file(file).check_shards()
+    check_shards(Source.from_file(file))
 
 
 def slice_recipe(file: GgufFile, model_digest: str, cut: Slice) -> Recipe:
@@ -104,7 +105,7 @@ def _planned(file: GgufFile, cut: Slice) -> tuple[list[Placed], bytes]:
             f"{source.file.architecture} model; choose other shares"
         )
     if not source.is_whole(cut):
-        source.check_shards()
+        check_shards(source)
         if (len(cut.heads) == source.heads) != bool(source.rules.whole_attention):
             raise CannotSlice(
                 f"heads {cut.heads} of {source.heads} beside FFN columns {cut.ff} of {source.ff}; ranks share "

@@ -106,6 +106,7 @@ COMMON = (
     "output_norm.weight", "output_norm.bias", "token_embd_norm.weight", "token_embd_norm.bias", "rope_freqs.weight",
     "rope_factors_long.weight", "rope_factors_short.weight",
 )  # fmt: skip
+DOWN = ("ffn_down.weight", "ffn_down_exps.weight")  # the FFN's last matrix: dense, and of experts
 POSITIONS = "position_embd.weight"
 HEAD_VECTORS = ("output.bias",)
 

@@ -12,7 +12,7 @@ from partition.model.check_architecture import recurrent_layers
 from partition.model.metadata import Metadata
 from partition.model.model import ModelShape, block_of
 from partition.plan.plan import Range, Slice
-from partition.slices.rules import COMMON, CUTS, HEAD_VECTORS, POSITIONS, SHARED, Cut
+from partition.slices.rules import COMMON, CUTS, DOWN, HEAD_VECTORS, POSITIONS, SHARED, Cut
 from quant.gguf.file import GgufFile, TensorInfo
 from quant.gguf.header import GgufArray
 
@@ -21,7 +21,6 @@ PATTERN = "attention.sliding_window_pattern"
 INDEXES = "attention.indexer.types"
 QUERY_NORM = "attn_q_norm.weight"  # multiplies queries, so that a change of attention's scale can be put into it
 _SHARED_FROM = 1 << 20  # tokens of context: GLM 5.2 has them, whose layers share indexes, and GLM 5 has not
-_DOWN = ("ffn_down.weight", "ffn_down_exps.weight")
 
 
 @dataclass(frozen=True)
@@ -103,10 +102,10 @@ class Source:
 
     def _check_scale(self) -> None:
         """Raise CannotSlice for a model whose scale of attention no part of it would have."""
-        if self._scale_is_fixed() and self.shape.n_embd // max(self.heads, 1) != self.shape.head_k:
+        if self.scale_is_fixed() and self.shape.n_embd // max(self.heads, 1) != self.shape.head_k:
             raise self.other_scale()
 
-    def _scale_is_fixed(self) -> bool:
+    def scale_is_fixed(self) -> bool:
         """Return whether llama.cpp takes attention's scale from the number of heads, and nothing can correct it."""
         layers = range(self.shape.n_layers)
         return len(layers) == self.rules.layers_of_other_scale and any(QUERY_NORM not in self.block(n) for n in layers)
@@ -127,12 +126,12 @@ class Source:
     @cached_property
     def down_name(self) -> str:
         """The FFN's last matrix, of experts or not, in the first layer."""
-        dense, experts = _DOWN
+        dense, experts = DOWN
         return dense if f"blk.0.{dense}" in self.file.tensors else experts
 
     def down(self, layer: int) -> TensorInfo | None:
         """The FFN's last matrix in a layer, None if it has none."""
-        dense, experts = _DOWN
+        dense, experts = DOWN
         block = self.block(layer)
         return block.get(dense) or block.get(experts)
 
@@ -323,54 +322,6 @@ class Source:
         needed = shape.n_embd // heads if shape.n_layers == other else shape.head_k
         actual = shape.n_embd // local if len(cut.layers) == other else shape.head_k
         return sqrt(actual / needed)  # attention divides by the square root of these
-
-    def check_shards(self) -> None:
-        """Raise CannotSlice if a layer cannot be shared by several ranks."""
-        problem = self.rules.no_shards or self._uneven() or self._unknown() or self._misfit()
-        if problem:
-            raise CannotSlice(f"{problem}; its layers cannot be shared, but they can be given out: --parallel pipeline")
-
-    def _uneven(self) -> str:
-        shape = self.shape
-        if not self.heads or not self.heads_kv:
-            return "the model has no attention heads"
-        blocks = [self.block(layer) for layer in range(shape.n_layers)]
-        if any(all(name in block for name in _DOWN) for block in blocks):
-            return "the model's layers have experts beside a feed-forward part"
-        widths = {(self.columns(layer), _DOWN[0] in block) for layer, block in enumerate(blocks)}
-        if len(widths) > len({dense for _, dense in widths}) or not all(columns for columns, _ in widths):
-            return "the model's layers have different numbers of FFN columns"
-        return "" if self.rules.whole_attention else self._uneven_heads()
-
-    def _uneven_heads(self) -> str:
-        shape = self.shape
-        if len(set(shape.n_heads)) > 1 or len(set(shape.n_heads_kv)) > 1:
-            return "the model's layers have different numbers of heads"
-        if self._scale_is_fixed():
-            return f"attention's scale in this {self.file.architecture} model follows from its {self.heads} heads"
-        if any(name in self.meta for name in ("attention.key_length_swa", "rope.dimension_count_swa")):
-            return "heads of the model's window layers have a size of their own"
-        return ""
-
-    def _unknown(self) -> str:
-        names = (name for layer in range(self.shape.n_layers) for name in self.block(layer))
-        unknown = next((name for name in names if self.cut_of(name) is None), None)
-        return f"how to share the tensor {unknown!r} of a layer is not known" if unknown else ""
-
-    def _misfit(self) -> str:
-        """Return what the architecture as which shards are written cannot do; "" if nothing."""
-        if not self.rules.shards_as:
-            return ""
-        arch, tensors = self.file.architecture, self.file.tensors
-        if self.turned != self.shape.head_k or self.shape.head_k != self.shape.head_v:
-            return f"only {self.turned} of {self.shape.head_k} values of a head carry the position"
-        if "rope_factors_long.weight" in tensors or "rope_factors_short.weight" in tensors:
-            return f"this {arch} model has position factors that change with the length of the context"
-        if "output.bias" in tensors:
-            return f"this {arch} model has an output.bias"
-        if "exps" in self.down_name:
-            return f"this {arch} model has experts"
-        return ""
 
 
 def _blocks(tensors: Iterable[TensorInfo | None]) -> int:

@@ -13,7 +13,7 @@ import pytest
 
 from apps.cli import build_parser
 from apps.options import engine_options
-from edge.bounds.repetition import Repetition, first_loop
+from edge.bounds.repetition import Repetition
 from edge.demo import MODEL_PATH
 from edge.llama import llama
 from edge.llm.engine import Engine
@@ -32,6 +32,7 @@ from tests.support.helpers import (
     run_edge,
     start_edge,
 )
+from tests.support.repetition import first_loop
 
 KEYS = {
     "text": str,

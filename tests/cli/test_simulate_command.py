@@ -97,13 +97,14 @@ def test_a_prediction_to_json_and_back(predicted: Prediction) -> None:
         (("latency_s", float("nan")), "predicted.latency_s: nan"),
         (("enter_s", True), "predicted.enter_s: True"),
         (("enter_s", 10**400), "predicted.enter_s: a number of more than 20 digits"),
-        (("in_flight", 0), "predicted.in_flight: 0; needed is 1 or more"),
+        (("in_flight", 0), "predicted.in_flight: 0; needed is a whole number from 1"),
+        (("prompt", 0), "predicted.prompt: 0; needed is a whole number from 1"),
         (("microbatches", 1.5), "predicted.microbatches: 1.5"),
         (("prompt", None), "predicted: ttft_s and prompt are of language models"),
-        (("stages", []), "predicted.stages is empty"),
+        (("stages", []), "predicted: stages is empty"),
         (("stages", ...), "predicted: stages is missing"),
         (("speed", 1), "predicted: unknown field 'speed'"),
-        (("stages", 1, "devices", []), "predicted.stages[1].devices is empty"),
+        (("stages", 1, "devices", []), "predicted.stages[1]: devices is empty"),
         (("stages", 1, "devices", [3]), "predicted.stages[1].devices[0]: 3"),
         (("stages", 0, "busy_s", "1"), "predicted.stages[0].busy_s: '1'"),
         (("stages", 0, "rows_s", ...), "predicted.stages[0]: rows_s is missing"),
@@ -119,7 +120,7 @@ def test_what_is_no_prediction(path: tuple[Any, ...], message: str) -> None:
 
 
 @given(
-    st.sampled_from([(key,) for key in TEXT.to_json()] + [("stages", 0, key) for key in TEXT.stages[0].to_json()]),
+    st.sampled_from([(key,) for key in TEXT.to_json()] + [("stages", 0, key) for key in TEXT.to_json()["stages"][0]]),
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
         lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=2),

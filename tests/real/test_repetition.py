@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edge.bounds.json_arrays import MAX_ITEMS
-from edge.bounds.repetition import LEAST_TOKENS, first_loop
+from edge.bounds.repetition import LEAST_TOKENS
 from edge.llm.chat import Chat
 from edge.llm.engine import Engine
 from edge.llm.generate import Response, generate
@@ -21,6 +21,7 @@ from tests.conftest import OPTIONS
 from tests.support import ROOT
 from tests.support.helpers import run_edge
 from tests.support.llama_cpp_chain import BareLlama
+from tests.support.repetition import first_loop
 from tests.support.thorough import some, thorough
 
 CONTEXT = 2048

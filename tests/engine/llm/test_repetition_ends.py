@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from edge.bounds.repetition import LEAST_TOKENS, Repetition, first_loop
+from edge.bounds.repetition import LEAST_TOKENS, Repetition
 from edge.demo import MODEL_PATH
 from edge.llm.engine import Engine
 from edge.llm.generate import generate
@@ -19,6 +19,7 @@ from edge.speculate.speculation import Speculation
 from tests.support.deployments import EXACT, pipeline, tensor
 from tests.support.guessing import Always, Known
 from tests.support.ranks_here import ranks_here
+from tests.support.repetition import first_loop
 
 PROMPT = [5, 6, 7, 8]
 LOOP = SamplingParams(temperature=0, grammar='root ::= "x" "abcd, "*')

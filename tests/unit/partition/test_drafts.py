@@ -196,7 +196,7 @@ def test_several_requests_are_simulated_without_guesses() -> None:
     [
         ({"acceptance": 1.5}, "draft.acceptance: 1.5; needed is a number from 0 to 1"),
         ({"acceptance": True}, "draft.acceptance"),
-        ({"rows": 0}, "draft.rows: 0; needed is 1 or more"),
+        ({"rows": 0}, "draft.rows: 0; needed is a whole number from 1 to 64"),
         ({"guess_s": -1}, "draft.guess_s: -1"),
         ({"held_bytes": 0.5}, "draft.held_bytes"),
         ({"name": "a\n"}, "draft.name"),

@@ -213,7 +213,7 @@ SHARD = ("stages", 0, "shards", 1)
         (put("sizes", "heads", -1), "sizes.heads: -1; needed is a whole number from 0 to 2147483647"),
         (put("sizes", "ff", True), "sizes.ff: True; needed is a whole number from 0 to 2147483647"),
         (put("sizes", "ff", 10**30), "sizes.ff: a number of more than 20 digits; needed is a whole number from"),
-        (put("sizes", "vocab", 0), "sizes.vocab is 0, needed is 1 or more"),
+        (put("sizes", "vocab", 0), "sizes: vocab is 0, needed is 1 or more"),
         (put("sizes", "layers", 7), "layers of the stages: the parts end at 6, needed is 7"),
         (put("sizes", "heads", 9), "stage 0, heads: the parts end at 8, needed is 9"),
         (put("stages", {}), "stages: a dict; needed is a list"),

@@ -25,8 +25,6 @@ from partition.predict.speeds import (
     DeviceSpeed,
     Links,
     LinkSpeed,
-    curve_of,
-    curve_to_json,
     speed_of,
     speed_to_json,
 )
@@ -67,7 +65,7 @@ def test_a_curve_goes_straight_from_point_to_point_and_on() -> None:
 @given(curves)
 def test_a_curve_is_what_was_measured_where_it_was(curve: Curve) -> None:
     assert [curve.at(rows) for rows, _ in curve.points] == pytest.approx([n for _, n in curve.points])
-    assert curve_of(json.loads(json.dumps(curve_to_json(curve))), "x") == curve
+    assert Curve.from_json(json.loads(json.dumps(curve.to_json())), "x") == curve
 
 
 @pytest.mark.parametrize(

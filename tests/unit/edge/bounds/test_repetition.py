@@ -6,8 +6,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edge.bounds import repetition
-from edge.bounds.repetition import LEAST_TIMES, LEAST_TOKENS, MAX_PERIOD, Repetition, first_loop
+from edge.bounds.repetition import LEAST_TIMES, LEAST_TOKENS, MAX_PERIOD, Repetition
 from tests.support import ROOT
+from tests.support.repetition import first_loop
 from tests.support.thorough import some
 
 TEXTS = [

@@ -1,0 +1,14 @@
+"""Where a loop in tokens is noticed first."""
+
+from collections.abc import Iterable
+
+from edge.bounds.repetition import Repetition, RepetitionDetector
+
+
+def first_loop(tokens: Iterable[int]) -> tuple[int, Repetition] | None:
+    """The number of tokens after which a loop is noticed, and the loop; None where there is none."""
+    detector = RepetitionDetector()
+    for count, token in enumerate(tokens, 1):
+        if (loop := detector.add(token)) is not None:
+            return count, loop
+    return None
