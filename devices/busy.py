@@ -42,9 +42,9 @@ class LostTimeMeter:
         those that the host of a virtual machine took. Counting continues from here."""
         now, before = self._now(), self._before
         self._before = now
-        waited, stolen, throttled, others, idle, left = (max(0.0, a - b) for a, b in zip(now, before, strict=True))
+        waited, stolen, throttled, used, idle, left = (max(0.0, a - b) for a, b in zip(now, before, strict=True))
         if not self._tells:  # a core that was idle could have run what waited; who never had to leave one did not wait
-            waited = max(0.0, others - stolen - idle) if left else 0.0
+            waited = max(0.0, used - stolen - idle) if left else 0.0
         return max(0.0, waited - throttled) + stolen
 
     def _now(self) -> tuple[float, float, float, float, float, float]:

@@ -67,11 +67,11 @@ def fit(table: Mapping[str, Sequence[Choice]], budget: int, reserved: int = 0) -
 
 def undominated(choices: Sequence[Choice]) -> list[Choice]:
     """Return the choices that no other one beats in both bytes and damage, the smallest first."""
-    kept: list[Choice] = []
+    front: list[Choice] = []
     for choice in sorted(choices, key=lambda c: (c.n_bytes, c.damage)):
-        if not kept or choice.damage < kept[-1].damage:
-            kept.append(choice)
-    return kept
+        if not front or choice.damage < front[-1].damage:
+            front.append(choice)
+    return front
 
 
 def _solve(table: Mapping[str, Sequence[Choice]], most: int, least: int) -> Fit | None:

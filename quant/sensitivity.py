@@ -32,13 +32,13 @@ class Sensitivity:
         if kind in measured:
             return measured[kind]
         error = errors[kind]
-        known = [name for name in measured if errors[name] > 0]
-        if not known or error == 0:
+        measured_types = [name for name in measured if errors[name] > 0]
+        if not measured_types or error == 0:
             assert error <= _NEGLIGIBLE, f"{tensor} was not measured"
             return 0.0
         if error <= EXACT:
             return 0.0  # the values are as they were
-        nearest = min(known, key=lambda name: abs(math.log(errors[name] / error)))
+        nearest = min(measured_types, key=lambda name: abs(math.log(errors[name] / error)))
         return measured[nearest] * error / errors[nearest]
 
     def together(self, damage: float) -> float:

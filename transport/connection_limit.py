@@ -73,7 +73,7 @@ class ConnectionLimiter:
             connection = self._connections.setdefault(address, _Connection(self._clock(), 0))
             if connection.caller is not None:
                 return
-            counts = Counter(one.caller for one in self._connections.values() if one.caller)
+            counts = Counter(known.caller for known in self._connections.values() if known.caller)
             if not owner:
                 if counts[caller] >= self.most_each:
                     raise Refused(f"{caller} has {counts[caller]} connections to this worker; close some")

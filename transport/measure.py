@@ -87,13 +87,13 @@ def round_trips(link: Link, n_bytes: int, seconds: float, most: int = _MOST_ROUN
         began = time.perf_counter()
         link.send(payload, Kind.PING)
         link.receive_into(back, kind=Kind.PONG)
-        took = time.perf_counter() - began
-        if took > _FAR_S:
+        elapsed_s = time.perf_counter() - began
+        if elapsed_s > _FAR_S:
             warm_up, least = min(warm_up, 1), _FAR_ROUND_TRIPS
         if warm_up:
             warm_up -= 1
         else:
-            times.append(took)
+            times.append(elapsed_s)
     return sorted(times)
 
 

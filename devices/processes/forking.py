@@ -112,7 +112,7 @@ class ForkedProcess:
         """channel: where the server sends the exit code."""
         self.pid = pid
         self.returncode: int | None = None
-        self._says = channel
+        self._channel = channel
         self._handle: int | None = None
         with suppress(ProcessLookupError):  # it has ended already
             self._handle = os.pidfd_open(pid)
@@ -130,8 +130,8 @@ class ForkedProcess:
             os.close(self._handle)
             self._handle = None
         if self.returncode is None:
-            with self._says:
-                code = _receive(self._says)
+            with self._channel:
+                code = _receive(self._channel)
             self.returncode = -signal.SIGKILL if code is None else code
         return self.returncode
 

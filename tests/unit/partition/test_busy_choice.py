@@ -135,9 +135,12 @@ def test_what_is_clear() -> None:
     assert clearly_faster(1.21, 1.0, by=1.2)
     assert not clearly_faster(1.19, 1.0, by=1.2)
     assert [value for value in (0.79, 0.81, 1.0, 1.24, 1.26) if clearly_off(value, 1.0, by=1.25)] == [0.79, 1.26]
-    assert [plan_threshold(False), plan_threshold(True), plan_threshold(False, 1.1), plan_threshold(True, 1.1), plan_threshold(True, 3.0)] == [
-        PLAN, BUSY_PLAN, 1.1, BUSY_PLAN, 3.0,
-    ]  # fmt: skip
+    assert (plan_threshold(False), plan_threshold(True)) == (PLAN, BUSY_PLAN)
+    assert [plan_threshold(busy, least) for busy, least in ((False, 1.1), (True, 1.1), (True, 3.0))] == [
+        1.1,
+        BUSY_PLAN,
+        3.0,
+    ]
 
 
 def test_factors_apply_to_the_quiet_moment_too() -> None:
