@@ -18,7 +18,7 @@ class Sensitivity:
     damages: Mapping[str, Mapping[str, float]]  # measured: mean KL divergence, nats a token
     errors: Mapping[str, Mapping[str, float]]  # of the weights: squared, over their squares, weighed by importance
     spent_s: float  # on measuring, or that there was for it
-    left_s: float = 0.0  # of it, where less was enough for the size that was asked for
+    left_s: float = 0.0  # time budget left, if less was enough for the requested size
     # Of all tensors at once, in some choices: the sum of their damages, and what was measured.
     wholes: Sequence[tuple[float, float]] = ()
 

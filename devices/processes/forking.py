@@ -21,8 +21,8 @@ from devices.processes.interpreter import module_command
 
 STARTS_S = 60.0  # for the imports, on a slow card
 _END_S = 1.0  # for a process that has hung up to be gone
-NUMBER = struct.Struct("<i")  # of a process, and its exit code
-MOST_BYTES = 1 << 17  # of the arguments of one
+NUMBER = struct.Struct("<i")  # encodes a process id, and an exit code
+MOST_BYTES = 1 << 17  # limit of a request's arguments
 MOST_DESCRIPTORS = 8
 
 
