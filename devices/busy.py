@@ -38,8 +38,8 @@ class LostTimeMeter:
         self._before = self._now()
 
     def lost_s(self) -> float:
-        """Return the seconds since it was made in which threads of this process waited for a core that others had, plus
-        those that the host of a virtual machine took. Counting continues from here."""
+        """Return the seconds in which threads of this process waited for a core that others had, plus those that the
+        host of a virtual machine took, since the last call or since it was made."""
         now, before = self._now(), self._before
         self._before = now
         waited, stolen, throttled, used, idle, left = (max(0.0, a - b) for a, b in zip(now, before, strict=True))
