@@ -38,13 +38,13 @@ class LostTimeMeter:
         self._before = self._now()
 
     def lost_s(self) -> float:
-        """Return the seconds since it was made in which threads of this process waited for a core that others had, plus
-        those that the host of a virtual machine took. Counting continues from here."""
+        """Return the seconds in which threads of this process waited for a core that others had, plus those that the
+        host of a virtual machine took, since the last call or since it was made."""
         now, before = self._now(), self._before
         self._before = now
-        waited, stolen, throttled, others, idle, left = (max(0.0, a - b) for a, b in zip(now, before, strict=True))
+        waited, stolen, throttled, used, idle, left = (max(0.0, a - b) for a, b in zip(now, before, strict=True))
         if not self._tells:  # a core that was idle could have run what waited; who never had to leave one did not wait
-            waited = max(0.0, others - stolen - idle) if left else 0.0
+            waited = max(0.0, used - stolen - idle) if left else 0.0
         return max(0.0, waited - throttled) + stolen
 
     def _now(self) -> tuple[float, float, float, float, float, float]:

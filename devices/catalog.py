@@ -29,10 +29,10 @@ class DevicePreset:
 
     title: str
     memory_bytes: int  # a model may take; the rest is the system's
-    memory_bytes_per_s: float  # that decoding gets
+    memory_bytes_per_s: float  # memory bandwidth in decoding
     flops: float  # operations a second that prefill gets with quantized weights; a multiply-add is two
     disk_bytes_per_s: float  # read, with large blocks
-    watts: float  # of the whole device while it computes
+    watts: float  # power of the whole device while it computes
     cores: int  # of its CPU; for a card, of a usual desktop around it
     source: Mapping[str, str]
     lab: Emulation | None = None  # None: no preset of the lab

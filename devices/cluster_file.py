@@ -40,7 +40,7 @@ class ClusterDevice:
     name: str
     address: str | None = None  # HOST:PORT of a worker, or LOCAL; None for a preset that is nowhere
     preset: str | None = None  # of `devices.catalog`: what-if, and not asked
-    memory_bytes: int | None = None  # that may be used
+    memory_bytes: int | None = None  # usable by the model
     watts: float | None = None  # while it computes
     threads: int | None = None
     speed: float | None = None  # times as fast as measured, or as the preset

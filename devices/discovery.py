@@ -150,7 +150,7 @@ class _Listener:
         self._deadline = deadline
         self._lock = threading.Lock()
         self._alive: dict[str, str] = {}  # case does not count in names
-        self._asked: list[futures.Future[bool]] = []
+        self._requests: list[futures.Future[bool]] = []
 
     def __call__(self, zeroconf: Zeroconf, service_type: str, name: str, state_change: Any) -> None:
         """Handle a change, on zeroconf's thread; the keywords are zeroconf's own."""
@@ -160,7 +160,7 @@ class _Listener:
             if state_change is ServiceStateChange.Removed:
                 self._alive.pop(name.lower(), None)
                 return
-            if name.lower() in self._alive or len(self._alive) >= MAX_FOUND or len(self._asked) >= 2 * MAX_FOUND:
+            if name.lower() in self._alive or len(self._alive) >= MAX_FOUND or len(self._requests) >= 2 * MAX_FOUND:
                 return
             try:
                 info = ServiceInfo(service_type, name)
@@ -170,14 +170,14 @@ class _Listener:
             rest_s = max(_GRACE_S, self._deadline - time.monotonic())
             if zeroconf.loop is not None and zeroconf.loop.is_running():
                 request = info.async_request(zeroconf, rest_s * 1000)
-                self._asked.append(asyncio.run_coroutine_threadsafe(request, zeroconf.loop))
+                self._requests.append(asyncio.run_coroutine_threadsafe(request, zeroconf.loop))
 
     def infos(self, zeroconf: Zeroconf) -> list[ServiceInfo]:
         """Return the services that are present now and whose details arrived."""
         from zeroconf import ServiceInfo
 
         with self._lock:
-            requests = list(self._asked)
+            requests = list(self._requests)
         futures.wait(requests, timeout=2 * _GRACE_S)
         with self._lock:  # after the wait: who said goodbye meanwhile is gone
             infos = [ServiceInfo(SERVICE, name) for name in self._alive.values()]

@@ -62,7 +62,7 @@ class Machine:
     cores_performance: int  # physical cores
     cores_efficiency: int
     cpu_quota: float | None  # cores that may be kept busy; None: all
-    instruction_sets: tuple[str, ...]  # that ggml has kernels for
+    instruction_sets: tuple[str, ...]  # those with kernels in ggml
     thermal: str | None  # "normal", "hot" or "critical", as the sensors' own limits have it
     memory: Rate | None
     disk: Rate | None

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-_MOST_BYTES = 256 << 20  # of the file that is read
+_MOST_BYTES = 256 << 20  # size limit of the file that is read
 _LEAST_BYTES = 16 << 20  # below, what is measured is more the way to the disk than the disk
 _ROOM_SHARE = 4  # it takes at most this part of the room that is left
 _BLOCK = 4 << 20  # bytes of one read
@@ -57,7 +57,7 @@ def _filesystem(folder: Path) -> str:
 
 def _fill(fd: int, most: int) -> int:
     """Write blocks and have them on the disk; how many bytes they are."""
-    block = os.urandom(_BLOCK)  # that no disk can make smaller
+    block = os.urandom(_BLOCK)  # random, so that no disk can compress it
     until = time.monotonic() + _MOST_WRITE_S
     n_bytes = 0
     while n_bytes < most and (n_bytes < _LEAST_BYTES or time.monotonic() < until):

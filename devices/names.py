@@ -7,7 +7,7 @@ import socket
 
 from devices.errors import TrustError
 
-MAX_NAME = 56  # of the 63 bytes that mDNS has for it; the rest is for the number of a rename
+MAX_NAME = 56  # mDNS allows 63 bytes; the rest is for the number that a rename adds
 # The first is no '-' or '.': names stand in command lines.
 _NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_NAME - 1}}}")
 

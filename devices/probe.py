@@ -16,7 +16,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_GROUPS = Path("/proc/self/cgroup")
 _MOST_MEMORY_MB = 256  # read to measure the memory: more than caches hold
 _LEAST_MEMORY_MB = 64
-_MEMORY_SHARE = 4  # of what is free, at most this part is taken for it
+_MEMORY_SHARE = 4  # at most one fourth of the free memory is taken for the measurement
 
 
 def default_threads() -> int:

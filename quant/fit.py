@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from quant.errors import DoesNotFit
 from quant.types import TensorType
 
-LEAST_FILL = 0.995  # of the budget, that a file should use
-_GAP = 1e-4  # of the least damage: how near to it a solution must be proved to be
+LEAST_FILL = 0.995  # the least part of the budget that a file should use
+_GAP = 1e-4  # relative optimality gap that the solver must prove
 _LARGE = 1e3  # the sum of damages, for the solver
 _MOST_S = 60.0  # for proving it; what is found by then is used, with its gap
 # The solver keeps constraints to 1e-6 of their unit. A large unit makes that nothing, but some large sums then have no
@@ -67,11 +67,11 @@ def fit(table: Mapping[str, Sequence[Choice]], budget: int, reserved: int = 0) -
 
 def undominated(choices: Sequence[Choice]) -> list[Choice]:
     """Return the choices that no other one beats in both bytes and damage, the smallest first."""
-    kept: list[Choice] = []
+    front: list[Choice] = []
     for choice in sorted(choices, key=lambda c: (c.n_bytes, c.damage)):
-        if not kept or choice.damage < kept[-1].damage:
-            kept.append(choice)
-    return kept
+        if not front or choice.damage < front[-1].damage:
+            front.append(choice)
+    return front
 
 
 def _solve(table: Mapping[str, Sequence[Choice]], most: int, least: int) -> Fit | None:

@@ -18,7 +18,7 @@ class Sensitivity:
     damages: Mapping[str, Mapping[str, float]]  # measured: mean KL divergence, nats a token
     errors: Mapping[str, Mapping[str, float]]  # of the weights: squared, over their squares, weighed by importance
     spent_s: float  # on measuring, or that there was for it
-    left_s: float = 0.0  # of it, where less was enough for the size that was asked for
+    left_s: float = 0.0  # time budget left, if less was enough for the requested size
     # Of all tensors at once, in some choices: the sum of their damages, and what was measured.
     wholes: Sequence[tuple[float, float]] = ()
 
@@ -32,13 +32,13 @@ class Sensitivity:
         if kind in measured:
             return measured[kind]
         error = errors[kind]
-        known = [name for name in measured if errors[name] > 0]
-        if not known or error == 0:
+        measured_types = [name for name in measured if errors[name] > 0]
+        if not measured_types or error == 0:
             assert error <= _NEGLIGIBLE, f"{tensor} was not measured"
             return 0.0
         if error <= EXACT:
             return 0.0  # the values are as they were
-        nearest = min(known, key=lambda name: abs(math.log(errors[name] / error)))
+        nearest = min(measured_types, key=lambda name: abs(math.log(errors[name] / error)))
         return measured[nearest] * error / errors[nearest]
 
     def together(self, damage: float) -> float:

@@ -70,13 +70,13 @@ class Group:
 
     def agree(self, latency_s: float, bandwidth: float) -> None:
         """Adopt the worst figures that any rank measured, so that `auto` chooses the same algorithm on every rank."""
-        mine = np.array([latency_s, bandwidth], np.float64)
-        rows = self.gather(mine.view(np.uint8))
+        figures = np.array([latency_s, bandwidth], np.float64)
+        rows = self.gather(figures.view(np.uint8))
         if rows is not None:
             all_ = np.stack([row.view(np.float64) for row in rows])
-            mine[:] = all_[:, 0].max(), all_[:, 1].min()
-        self.broadcast(mine.view(np.uint8))
-        self.latency_s, self.bandwidth = float(mine[0]), float(mine[1])
+            figures[:] = all_[:, 0].max(), all_[:, 1].min()
+        self.broadcast(figures.view(np.uint8))
+        self.latency_s, self.bandwidth = float(figures[0]), float(figures[1])
         self._choices.clear()
 
     def part(self, ranks: Sequence[int]) -> Group:
@@ -188,10 +188,10 @@ class Group:
 
     def _split(self, x: Floats, wire: Wire | None) -> None:
         bounds = _shares(x.size, self.world_size)
-        mine = x[slice(*bounds[self.rank])]
+        own_share = x[slice(*bounds[self.rank])]
         longest = max(hi - lo for lo, hi in bounds)
 
-        self._round(mine, wire)
+        self._round(own_share, wire)
 
         def send_parts(lo: int, hi: int) -> None:
             for rank in self._targets:
@@ -199,11 +199,11 @@ class Group:
                     self._send_own(part, [rank], wire, keep=False)
 
         def add_parts(lo: int, hi: int) -> None:
-            self._add_all(mine[lo:hi], wire)
+            self._add_all(own_share[lo:hi], wire)
 
         def send_sums(lo: int, hi: int) -> None:
-            for rank in self._targets if lo < mine.size else ():
-                self.links[rank].send(mine[lo:hi])
+            for rank in self._targets if lo < own_share.size else ():
+                self.links[rank].send(own_share[lo:hi])
 
         def receive_sums(lo: int, hi: int) -> None:
             for rank in self._sources:

@@ -36,7 +36,7 @@ Address = tuple[str, int]
 class _Connection:
     since: float
     inode: int
-    caller: str | None = None  # who was admitted over it; None while nobody was
+    caller: str | None = None  # name of the admitted caller; None before any was admitted
 
 
 class ConnectionLimiter:
@@ -46,8 +46,8 @@ class ConnectionLimiter:
         """most: connections that the server accepts at a time, its option max_allowed_incoming_connections."""
         self.most = most
         self.most_waiting = most // 4  # over which nobody was admitted yet
-        self.most_members = most // 2  # of all that do not own the cluster
-        self.most_each = max(2, most // 8)  # of one of those
+        self.most_members = most // 2  # for all members together, the owner excepted
+        self.most_each = max(2, most // 8)  # for one such member
         self._clock = clock
         self._connections: dict[Address, _Connection] = {}
         self._lock = threading.Lock()
@@ -73,7 +73,7 @@ class ConnectionLimiter:
             connection = self._connections.setdefault(address, _Connection(self._clock(), 0))
             if connection.caller is not None:
                 return
-            counts = Counter(one.caller for one in self._connections.values() if one.caller)
+            counts = Counter(known.caller for known in self._connections.values() if known.caller)
             if not owner:
                 if counts[caller] >= self.most_each:
                     raise Refused(f"{caller} has {counts[caller]} connections to this worker; close some")

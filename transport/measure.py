@@ -17,12 +17,12 @@ from transport.link import Link
 SMALL_BYTES = 8  # a message that costs nothing but latency
 TENSOR_BYTES = 8 << 10  # one row of 2,048 floats: what decode exchanges
 _BLOCK_BYTES = 256 << 10
-_MOST_BLOCKS = 1 << 20  # that one may ask for at a time
+_MOST_BLOCKS = 1 << 20  # limit of one request
 _LEAST_ROUND_TRIPS, _MOST_ROUND_TRIPS = 20, 2000
 _FAR_S = 0.02  # a round trip of more: a few tell as much as many, and TCP takes some to find out what the path holds
 _FAR_ROUND_TRIPS = 3
 _FASTER = 1.25  # than before: TCP is still finding out
-_SAMPLES = 4  # that a measurement is spread over, so that a processor that is gone for a moment spoils one of them
+_SAMPLES = 4  # spread over a measurement, so that a processor that is gone for a moment spoils only one of them
 Flood = tuple[int, float]  # bytes, and the seconds that they took with the asking
 _FLOOD = struct.Struct("<cI")  # b"s": I send n blocks; b"r": you send them; b"e": the end
 
@@ -87,13 +87,13 @@ def round_trips(link: Link, n_bytes: int, seconds: float, most: int = _MOST_ROUN
         began = time.perf_counter()
         link.send(payload, Kind.PING)
         link.receive_into(back, kind=Kind.PONG)
-        took = time.perf_counter() - began
-        if took > _FAR_S:
+        elapsed_s = time.perf_counter() - began
+        if elapsed_s > _FAR_S:
             warm_up, least = min(warm_up, 1), _FAR_ROUND_TRIPS
         if warm_up:
             warm_up -= 1
         else:
-            times.append(took)
+            times.append(elapsed_s)
     return sorted(times)
 
 

@@ -25,8 +25,8 @@ Handler = Callable[[Any, grpc.ServicerContext], Any]  # (request or requests, co
 OPEN_S = 10.0  # for the first message of a call: until then it keeps a thread for nothing
 # Calls whose requests may be awaited at a time. Each keeps a thread, and soon a message of up to MAX_MESSAGE bytes.
 AWAITED = 8
-AWAITED_OTHERS = 4  # of callers that do not own the cluster
-AWAITED_EACH = 2  # of one of those
+AWAITED_OTHERS = 4  # for all callers that do not own the cluster
+AWAITED_EACH = 2  # for one such caller
 
 SERVICE = "edge.Worker"
 RAW = frozenset({"Link", "Upload"})  # their requests; Link's responses too
@@ -71,7 +71,7 @@ class Caller:
     """Identity of the device that makes a call."""
 
     name: str
-    owner: bool  # may give orders: the cluster's owner, or everybody where nobody is asked who they are
+    owner: bool  # may command the worker: the cluster's owner, or any caller of a worker in no cluster
 
 
 class Admission(grpc.ServerInterceptor):  # type: ignore[misc]

@@ -222,11 +222,11 @@ def grpc_server_credentials(fetch: Callable[[], Credentials]) -> grpc.ServerCred
 
     def renewed() -> grpc.ServerCertificateConfiguration | None:
         nonlocal last
-        held = fetch()
-        if held == last:
+        fetched = fetch()
+        if fetched == last:
             return None
-        last = held
-        return configuration(held)
+        last = fetched
+        return configuration(fetched)
 
     return grpc.dynamic_ssl_server_credentials(configuration(last), renewed, require_client_authentication=True)
 

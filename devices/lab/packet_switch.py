@@ -50,7 +50,7 @@ class Switch:
         ]
         self._waiting: list[tuple[float, int, int, bytes]] = []  # heap of (arrival, number, descriptor, packet)
         self._waiting_bytes = 0
-        self._taken = 0
+        self._order = 0
 
     @staticmethod
     def _line(shape: Shape | None, source: int, to: int) -> Shaper | None:
@@ -87,8 +87,8 @@ class Switch:
                 continue
             due = line.arrival(time.monotonic(), len(packet))
             if due is not None and self._waiting_bytes + len(packet) <= MOST_WAITING_BYTES:
-                self._taken += 1  # what arrives at one time arrives in the order it was sent
-                heapq.heappush(self._waiting, (due, self._taken, to, packet))
+                self._order += 1  # what arrives at one time arrives in the order it was sent
+                heapq.heappush(self._waiting, (due, self._order, to, packet))
                 self._waiting_bytes += len(packet)
 
     def _deliver(self) -> None:

@@ -29,7 +29,7 @@ class Shape:
         """Return how many bytes may queue before the link; packets beyond are dropped. Infinite for a link without a
         limit.
 
-        Twice the bandwidth-delay product, so that TCP keeps the link busy after a loss.
+        Twice the bytes in flight during a round trip, so that TCP keeps the link busy after a loss.
         """
         if self.bytes_per_s is None:
             return float("inf")

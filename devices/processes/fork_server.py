@@ -31,7 +31,7 @@ class _Server:
     def __init__(self, requests: socket.socket) -> None:
         self._requests = requests
         self._waits = selectors.DefaultSelector()
-        self._channels: dict[int, socket.socket] = {}  # where to tell of a process, by its number
+        self._channels: dict[int, socket.socket] = {}  # sockets for exit codes, by process id
 
     def serve(self) -> tuple[list[str], list[int]] | None:
         """Serve until no client is left and all forked processes have ended. Returns the request in each forked
@@ -76,7 +76,7 @@ class _Server:
         self._channels.pop(pid).close()
 
     def _tell(self, pid: int, number: int) -> None:
-        with suppress(OSError):  # nobody may want to know any more
+        with suppress(OSError):  # the client may be gone
             self._channels[pid].send(NUMBER.pack(number))
 
 

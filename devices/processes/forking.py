@@ -21,8 +21,8 @@ from devices.processes.interpreter import module_command
 
 STARTS_S = 60.0  # for the imports, on a slow card
 _END_S = 1.0  # for a process that has hung up to be gone
-NUMBER = struct.Struct("<i")  # of a process, and its exit code
-MOST_BYTES = 1 << 17  # of the arguments of one
+NUMBER = struct.Struct("<i")  # encodes a process id, and an exit code
+MOST_BYTES = 1 << 17  # limit of a request's arguments
 MOST_DESCRIPTORS = 8
 
 
@@ -112,7 +112,7 @@ class ForkedProcess:
         """channel: where the server sends the exit code."""
         self.pid = pid
         self.returncode: int | None = None
-        self._says = channel
+        self._channel = channel
         self._handle: int | None = None
         with suppress(ProcessLookupError):  # it has ended already
             self._handle = os.pidfd_open(pid)
@@ -130,8 +130,8 @@ class ForkedProcess:
             os.close(self._handle)
             self._handle = None
         if self.returncode is None:
-            with self._says:
-                code = _receive(self._says)
+            with self._channel:
+                code = _receive(self._channel)
             self.returncode = -signal.SIGKILL if code is None else code
         return self.returncode
 

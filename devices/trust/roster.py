@@ -29,7 +29,7 @@ class Member:
     since: float  # when it got into this state
     expires: float  # the invitation's end, or the certificate's
     invitation: int | None = None  # serial
-    serial: int | None = None  # of the certificate, once it joined
+    serial: int | None = None  # serial of the certificate, once the device has joined
     certificate: str | None = None  # PEM
 
     def serials(self) -> Iterator[int]:

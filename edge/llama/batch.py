@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from edge.llama.library import llama_cpp as L
 
-_SECTIONS = 4  # of positions, in models that see pictures
+_SECTIONS = 4  # sections of a position in multimodal models
 
 
 class Batch:

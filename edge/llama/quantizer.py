@@ -28,13 +28,13 @@ def quantize_model(
     types: Mapping[str, int],
     importance: Mapping[str, NDArray[np.float32]],
     dry: bool,
-    heard: Callable[[str], None],
+    on_log: Callable[[str], None],
 ) -> None:
     """Write the model of the GGUF file `source` to `target`, in a mix. EngineError with llama.cpp's reason.
 
     types: ids of the types of tensors that are not to have what the mix gives them; heeded by mixes other than f32, f16
     and bf16. importance: by tensor, one figure for each column of each expert. dry: say the types, write nothing.
-    heard: told llama.cpp's lines, which name each tensor.
+    on_log: gets llama.cpp's lines, which name each tensor.
     """
     llama.initialise()
     params = L.llama_model_quantize_default_params()
@@ -58,7 +58,7 @@ def quantize_model(
     def listen(line: str) -> None:
         if "failed to quantize" in line or "ERROR" in line or "Missing importance" in line:
             lines.append(line.strip(" \n="))
-        heard(line)
+        on_log(line)
 
     with llama.forwarded_log(listen):
         failed = L.llama_model_quantize(source.encode(), target.encode(), C.byref(params))

@@ -58,7 +58,7 @@ class ThreadChoice:
         return self.threads
 
     def answered(self, step_s: Sequence[float]) -> int:
-        """Return the threads for the next answer, after one with this time of a token."""
+        """Return the threads for the next answer. step_s: seconds of each token of the last one."""
         others = self._load()
         if self.most == 1 or len(step_s) < _LEAST_STEPS:
             return self.threads

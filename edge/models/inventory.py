@@ -23,7 +23,7 @@ _SHOWN_DIGITS = 12  # of digests, in names
 class CacheEntry:
     """Files that belong together. They can be fetched or made again."""
 
-    name: str  # as commands take it, where it is a model
+    name: str  # the name that commands take, for a model
     kind: str  # "model", "quantized", "slice", "laid out"
     n_bytes: int
     used_at_s: float  # last: by the file system's clock

@@ -20,7 +20,7 @@ class KnownModel:
     """Entry of the list: a file in a repository of the hub, or in a wheel."""
 
     name: str
-    about_bytes: int  # of the file, as it was published
+    about_bytes: int  # size of the file when it was published
     licence: str
     repo: str = ""  # OWNER/NAME on the hub; empty where it comes from a wheel
     file: str = ""

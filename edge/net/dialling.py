@@ -43,7 +43,7 @@ class Dialled:
 
     @property
     def usual(self) -> bool:
-        """True if the link is of the preferred kind, or of the only one."""
+        """True if the link is of the usual kind, or of the only one that reaches the peer."""
         return self.link.kind == self.kinds[0]
 
 

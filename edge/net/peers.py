@@ -120,7 +120,7 @@ class Listener:
             self._again, self._taking = rank, True
             self._arrived.notify_all()
 
-    def rest(self) -> None:
+    def pause(self) -> None:
         """Accept no more links until one is expected again, and close those that nobody waited for."""
         with self._arrived:
             self._taking = False

@@ -209,7 +209,7 @@ class Relink:
             elif word != _KEEP:
                 raise ProtocolError(f"{link.peer} was to keep or change its link, it said something else")
         finally:
-            self._listener.rest()
+            self._listener.pause()
 
 
 def agree(group: Group, dialled: Mapping[int, Dialled]) -> None:

@@ -18,7 +18,7 @@ from partition.model.model import ModelShape
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
 from partition.predict.cost import Work
-from partition.predict.hysteresis import clearly_better, of_plan
+from partition.predict.hysteresis import clearly_better, plan_threshold
 from partition.predict.predict import predict
 from partition.predict.speeds import DeviceSpeed
 from partition.search.explain import alone, best, busy_words, is_busy, kind_of, outdoes, reason
@@ -79,7 +79,7 @@ class Arrangement:
         )
         new, old = (max(at_best._predicted_s(one), UsedPlans().took_s(one) or 0.0) for one in (plan, current))
         busy = plan.world_size > 1 and is_busy(self.survey.speeds, plan.devices)
-        return clearly_better(new, old, by=of_plan(busy, by))
+        return clearly_better(new, old, by=plan_threshold(busy, by))
 
     def _predicted_s(self, plan: Plan) -> float:
         """Seconds of a token, by what was measured; infinite where that says that it cannot be, or nothing was."""

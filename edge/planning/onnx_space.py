@@ -22,7 +22,7 @@ from partition.errors import PlanError
 from partition.plan.onnx_cuts import Cut
 from partition.plan.onnx_plan import OnnxPlan
 from partition.plan.plan import LOCAL
-from partition.predict.hysteresis import clearly_better, of_plan
+from partition.predict.hysteresis import clearly_better, plan_threshold
 from partition.predict.objectives import OBJECTIVES, limited_by
 from partition.predict.onnx_predict import OnnxDevice, OnnxWork
 from partition.predict.pareto import Point, stages_text, without_repeats
@@ -112,7 +112,7 @@ class OnnxSpace(PlanSpace):
             row.cost(row.figure(getattr(predicted, row.key)))
             for predicted in (planner.predict(new.plan), planner.predict(old.plan))
         )
-        return clearly_better(new_s, old_s, by=of_plan(is_busy(self.known.speeds, new.plan.devices)))
+        return clearly_better(new_s, old_s, by=plan_threshold(is_busy(self.known.speeds, new.plan.devices)))
 
     def changes(self, objective: str, caps: Mapping[str, float]) -> list[Change]:
         objectives, most = limited_by(objective, caps)

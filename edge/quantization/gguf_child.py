@@ -61,7 +61,7 @@ def _run(job: dict[str, Any], tell: Callable[..., None]) -> None:
             types=job["types"],
             importance=importance,
             dry=job["dry"],
-            heard=_Lines(tell),
+            on_log=_Lines(tell),
         )
         tell(made=mix)
 

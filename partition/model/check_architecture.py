@@ -79,9 +79,11 @@ def _check_described(meta: Metadata, shape: ModelShape, described: Architecture)
     if (table := meta.file.tensors.get("token_embd.weight")) and table.shape[0] != shape.n_embd:
         raise meta.error(f"{meta.key('embedding_length')} is {shape.n_embd}, token_embd.weight has {table.shape[0]}")
     for key, (name, dimension) in _SIZES.items():
-        held = next((t for layer in range(shape.n_layers) if (t := meta.file.tensors.get(f"blk.{layer}.{name}"))), None)
-        if key in meta and held is not None and meta.count(key) != held.shape[dimension]:
-            raise meta.error(f"{meta.key(key)} is {meta.count(key)}, {held.name} has {held.shape[dimension]}")
+        tensor = next(
+            (t for layer in range(shape.n_layers) if (t := meta.file.tensors.get(f"blk.{layer}.{name}"))), None
+        )
+        if key in meta and tensor is not None and meta.count(key) != tensor.shape[dimension]:
+            raise meta.error(f"{meta.key(key)} is {meta.count(key)}, {tensor.name} has {tensor.shape[dimension]}")
     if described.twice_as_wide and meta.count("ssm.inner_size", 0) != 2 * shape.n_embd:
         raise meta.error(
             f"{meta.key('ssm.inner_size')} is not twice {meta.key('embedding_length')}, which llama.cpp needs"

@@ -7,7 +7,7 @@ from math import isfinite
 from partition.errors import PlanError
 from partition.plan.plan import MAX_WORLD_SIZE
 
-_LEAST = 1e-6  # of the largest share: who has less gets the least there is either way
+_LEAST = 1e-6  # least part of the largest share: a rank below it gets the minimum either way
 
 
 def checked_shares(shares: Sequence[float], ranks: int) -> list[float]:

@@ -27,10 +27,10 @@ Numbers = Any  # a float, or an array of them
 # (bytes, ranks, latency_s, bytes_per_s) -> seconds of one allreduce over such links, by the best algorithm
 AllreduceSeconds = Callable[[int, int, float, float], float]
 
-PROMPT_CHUNKS = 8  # of a long prompt, so that stages work on different ones; two stages have so many, more have more
+PROMPT_CHUNKS = 8  # chunks of a long prompt, so that two stages work on different ones; more stages have more
 LEAST_CHUNK = 32  # tokens
-_ANSWER_BYTES = 512  # of a row: its largest logits and where they are
-_WINDOW_LAYERS = 2  # that must fit beside KV cache and runtime where weights are paged
+_ANSWER_BYTES = 512  # bytes of a row's largest logits with their token ids
+_WINDOW_LAYERS = 2  # layers that must fit beside KV cache and runtime if weights are paged
 _F32 = 4
 
 
@@ -44,10 +44,10 @@ class Work:
     depth: int  # tokens that a sequence has behind it, on average, when one more is decoded
     prompt: int  # tokens, for the time to the first one
     concurrency: int  # C sequences at once
-    kv: TensorType  # of stored keys and values
+    kv: TensorType  # type of stored keys and values
     allreduce_s: AllreduceSeconds
-    wire: str = "f32"  # of hidden states and partial sums between ranks
-    draft: Draft | None = None  # what guesses for a request that is alone; None: nothing does
+    wire: str = "f32"  # wire type of hidden states and partial sums between ranks
+    draft: Draft | None = None  # speculative decoding of a request that is alone; None: off
 
     @property
     def alone_rows(self) -> int:

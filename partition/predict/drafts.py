@@ -12,8 +12,8 @@ from partition.errors import PlanError
 from partition.fields import Bounds
 from quant.text import counted
 
-ROWS = (1, 2, 4, 8, 16)  # of a pass: the token before, and the guesses behind it
-WINDOWS = (1, 2, 4, 8, 16)  # of rows, under way at once over stages
+ROWS = (1, 2, 4, 8, 16)  # rows of a pass: the last token, and the draft tokens behind it
+WINDOWS = (1, 2, 4, 8, 16)  # windows of rows in flight over stages
 _A_STAGE = 2  # windows: one that is computed, and one on its way over a link
 
 
@@ -33,12 +33,12 @@ def tokens_a_pass(acceptance: float, rows: int) -> float:
 class Draft:
     """Speculative decoding as a plan assumes it."""
 
-    name: str  # where they come from: "ngram", or a file
+    name: str  # source of the draft tokens: "ngram", or a model file
     acceptance: Annotated[float, Bounds(1.0)]  # the part of them that is right, as it is assumed
     rows: Annotated[int, Bounds(64, 1)]  # of a pass
     guess_s: Annotated[float, Bounds(3600.0)] = 0.0  # seconds that one guess takes the device that guesses
-    held_bytes: Annotated[int, Bounds(fields.MOST_BYTES)] = 0  # that the drafting model holds there
-    windows: Annotated[int, Bounds(WINDOWS[-1], 1)] = 1  # of so many rows, under way at once
+    held_bytes: Annotated[int, Bounds(fields.MOST_BYTES)] = 0  # memory of the draft model
+    windows: Annotated[int, Bounds(WINDOWS[-1], 1)] = 1  # windows of `rows` rows in flight
     worker: str | None = None  # the address of the device that guesses; None: this one
     ask_s: Annotated[float, Bounds(3600.0)] = 0.0  # seconds of the ways to it and back
 

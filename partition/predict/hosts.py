@@ -13,7 +13,7 @@ class Host:
 
     id: str  # equal where devices share its cores
     cores: float
-    threads: int  # that the device computes with
+    threads: int  # threads the device computes with
 
     @property
     def capacity(self) -> float:

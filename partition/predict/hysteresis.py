@@ -1,4 +1,4 @@
-"""Hysteresis: what is in use stays unless another choice is clearly better. Each threshold says by how many times.
+"""Hysteresis: the choice in use stays unless another one is clearly better. Each threshold is the least ratio.
 
 Figures are off by some per cent, and a change costs something: a choice that followed every difference would swing
 between two that are as good.
@@ -24,20 +24,20 @@ KERNEL = 1.15  # a type's kernel, measured alone
 
 
 def clearly_better(new: float, old: float, *, by: float) -> bool:
-    """Whether a new choice costs less than the old one, and the old one at least `by` times as much: seconds, bytes."""
+    """Return whether a new cost (seconds, bytes) is so low that the old one is more than `by` times as large."""
     return by * new < old
 
 
 def clearly_faster(new: float, old: float, *, by: float) -> bool:
-    """The same of rates: whether the new one is more than `by` times the old one."""
+    """Return whether a new rate is more than `by` times the old one."""
     return new > by * old
 
 
 def clearly_off(value: float, expected: float, *, by: float) -> bool:
-    """Whether a value is far from what was expected, either way."""
+    """Return whether a value differs from the expected one by more than a factor of `by`, either way."""
     return clearly_better(value, expected, by=by) or clearly_better(expected, value, by=by)
 
 
-def of_plan(busy: bool, least: float = PLAN) -> float:
-    """The threshold of a plan, `least` or more. busy: a device of it was measured while busy."""
+def plan_threshold(busy: bool, least: float = PLAN) -> float:
+    """Return the threshold of a plan, `least` or more. busy: a device of it was measured while busy."""
     return max(least, BUSY_PLAN) if busy else least

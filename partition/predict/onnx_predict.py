@@ -33,15 +33,15 @@ class OnnxDevice:
     device: str  # as in a plan: a worker's address, or LOCAL
     name: str  # for people
     segments_s: tuple[float, ...]  # each segment, once, beside what every stage takes
-    stage_s: float  # that a stage takes beside its segments
-    memory_bytes: int  # that the model may take there
-    runtime_bytes: int  # of these, what a process takes beside weights and activations
+    stage_s: float  # seconds of a stage beside its segments
+    memory_bytes: int  # memory the model may take there
+    runtime_bytes: int  # part of it that a process takes beside weights and activations
     watts: float | None = None  # while it computes
     estimate: bool = False  # not measured
     age_s: float = 0.0  # since it was measured
     busy: bool = False  # it was measured while something else kept the device busy
-    quiet_s: float | None = None  # of the whole model, in the last quiet moment that is remembered
-    key: str = ""  # that it is remembered under
+    quiet_s: float | None = None  # seconds of the whole model in the last remembered quiet moment
+    key: str = ""  # key under which the figures are remembered
     host: Host | None = None  # where it runs; None: on a machine of its own
 
     def __post_init__(self) -> None:

@@ -17,7 +17,7 @@ from partition.errors import PlanError
 _MIB = 1 << 20
 _SMALL = 8  # matrices of less than so much of the largest are streamed only where the large ones are not enough
 _WINDOWS = (2, 3, 4, 6, 8)  # in largest streamed matrices: what the choice is from
-_CAPS = 8  # of the sizes that matrices have, largest first: none above is streamed
+_CAPS = 8  # size limits of streamed matrices to try, largest first
 _STOP_S = 1e-4  # to wait for a streamed matrix that is there already: the graph is interrupted
 
 
@@ -26,7 +26,7 @@ class Matrix:
     """A weight that may be streamed."""
 
     name: str
-    n_bytes: int  # that it takes of memory, in whole pages where they count
+    n_bytes: int  # memory it takes, in whole pages where they count
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Speed:
     """Measured speeds, in bytes a second."""
 
     read: float  # from the disk, laid out for the CPU
-    compute: float  # of weights that one decode step of one row passes
+    compute: float  # bytes of weights a second in a decode step of one row
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ class Point:
     def objectives(self, axes: Sequence[str]) -> tuple[float, ...]:
         """Each to be small: seconds, minus a rate, bytes on the fullest device, joules."""
         objectives = [OBJECTIVES[axis] for axis in axes]
-        return tuple(one.on_axis(getattr(self.predicted, one.key)) for one in objectives)
+        return tuple(objective.on_axis(getattr(self.predicted, objective.key)) for objective in objectives)
 
 
 def on_front(values: Sequence[tuple[float, ...]]) -> list[bool]:

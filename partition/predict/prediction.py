@@ -21,9 +21,9 @@ class StagePrediction:
     devices: tuple[str, ...]  # as in the plan
     what: Annotated[str, Bounds(4096)]  # names are the model's: "layers 0-13", "up to features.6"
     compute_s: float  # alone, for latency
-    busy_s: float  # that the stage is taken up by one microbatch, or one input
+    busy_s: float  # seconds the stage is busy with one microbatch, or one input
     transfer_s: float  # until what it makes has arrived at the next stage, or at the owner
-    transfer_busy_s: float  # that the link is taken up by it
+    transfer_busy_s: float  # seconds the link is busy with it
     memory_bytes: Mapping[str, Annotated[int, Bounds(fields.MOST_BYTES)]]  # by device
     rows_s: Curve  # of a language model: a step by its rows, the longest one its whole prompt. Else: one input
     sums_s: float = 0.0  # of compute_s: sums over the stage's ranks
@@ -48,9 +48,9 @@ class Prediction:
     enter_s: float  # until what the owner sends has arrived at the first stage
     stages: tuple[StagePrediction, ...]
     in_flight: Annotated[int, Bounds(fields.MOST, 1)]  # for the throughput: requests, or inputs
-    microbatches: Annotated[int, Bounds(fields.MOST, 1)]  # that they make up
-    enter_busy_s: float = 0.0  # that the link to the first stage is taken up by what enters
-    draft: Draft | None = None  # what the latency counts on, and the throughput of one request; None: no guesses
+    microbatches: Annotated[int, Bounds(fields.MOST, 1)]  # groups that the requests form
+    enter_busy_s: float = 0.0  # seconds the link to the first stage is busy with one input
+    draft: Draft | None = None  # assumed by the latency, and the throughput of one request; None: no drafting
 
     def __post_init__(self) -> None:
         if not self.stages:

@@ -68,23 +68,23 @@ class DeviceSpeed:
 
     device: str  # as in a plan: a worker's address, or LOCAL
     name: str  # for people
-    step_s: Curve  # what a step takes beside its layers and its head
+    step_s: Curve  # seconds of a step beside its layers and its head
     layer_s: Curve  # one layer, the average one
-    token_s: float  # of a layer's attention, for each row and each token that it has behind it
+    token_s: float  # seconds of a layer's attention for each row and each earlier token
     half_layer_s: Curve  # half of its heads and of its FFN columns; a half of layer_s where it cannot be shared
     head_s: Curve  # the last norm and all rows of the head, for every row of the batch
-    memory_bytes: int  # that the model may take there
-    runtime_bytes: int  # of these, what a process takes beside weights and KV cache
-    sum_s: float = 0.0  # of its processor, for its part in one sum over ranks: system calls, adding, cold caches
+    memory_bytes: int  # memory the model may take there
+    runtime_bytes: int  # part of it that a process takes beside weights and KV cache
+    sum_s: float = 0.0  # processor time for its part in one all-reduce: system calls, adding, cold caches
     disk_bytes_per_s: float | None = None  # it reads weights at, where it pages; None: it cannot
     watts: float | None = None  # while it computes
-    threads: int | None = None  # that it was measured with, where that is not as many as the device lends
+    threads: int | None = None  # threads it was measured with, if not as many as the device offers
     estimate: bool = False  # not measured
     age_s: float = 0.0  # since it was measured
     busy: bool = False  # it was measured while something else kept the device busy
-    quiet_s: float | None = None  # of a layer that decodes one row, in the last quiet moment that is remembered
+    quiet_s: float | None = None  # seconds of a layer decoding one row in the last remembered quiet moment
     corrected: float = 1.0  # so many times what was measured: by what its steps in use take
-    key: str = ""  # that it is remembered under
+    key: str = ""  # key under which the figures are remembered
     host: Host | None = None  # where it runs; None: on a machine of its own
 
     def __post_init__(self) -> None:

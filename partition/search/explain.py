@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from partition.errors import PlanError
 from partition.plan.plan import Plan
-from partition.predict.hysteresis import BUSY_PLAN, PLAN, clearly_better, of_plan
+from partition.predict.hysteresis import BUSY_PLAN, PLAN, clearly_better, plan_threshold
 from partition.predict.objectives import OBJECTIVES, limited_by
 from partition.predict.onnx_predict import OnnxDevice
 from partition.predict.predict import predict
@@ -63,7 +63,7 @@ def outdoes(planner: Planner, several: Placed, own: Placed, objective: str, took
     first, *others = planner.speeds
     by_device = {speed.device: speed for speed in (first.at_best, *others)}
     new, old = (_value(planner, placed, by_device, objective) for placed in (several, own))
-    return clearly_better(max(new, took), old, by=of_plan(is_busy(planner.speeds, several.plan.devices)))
+    return clearly_better(max(new, took), old, by=plan_threshold(is_busy(planner.speeds, several.plan.devices)))
 
 
 def _value(planner: Planner, placed: Placed, speeds: Mapping[str, DeviceSpeed], objective: str) -> float:

@@ -60,7 +60,7 @@ class Search:
         self.labels: list[Labels] = []  # by position
 
     def run(self) -> bool:
-        """Run. Return whether it was exact: then `best` has the whole front."""
+        """Run the search. Return whether it was exact: then `best` has the whole front."""
         nothing = np.zeros(1, np.int64)
         first = Labels(np.zeros((len(self.tables.stage), 1)), np.zeros(1, np.uint64), nothing - 1, nothing, nothing)
         self.reached[0].append(first)
@@ -171,7 +171,7 @@ class Search:
             )
 
     def _undominated(self, labels: Labels, rest: Array) -> Numbers:
-        """Return labels that no other one dominates; some dominated ones may stay. rest: a lower bound of the rest."""
+        """Return which labels no other one dominates; some dominated ones may stay. rest: a lower bound of the rest."""
         # A peak below one that comes in any case is as good as that.
         most = labels.values.copy()
         np.maximum(most[self.tables.adding :], rest[self.tables.adding :], out=most[self.tables.adding :])

@@ -64,7 +64,7 @@ def front(problem: Problem, *, beam: int | None = None) -> Front:
         exact = Search(tables, bounds, best, beam).run()
     solutions = [
         Solution(
-            groups=tuple(tables.kept[group] for group in ranked.groups),
+            groups=tuple(tables.useful[group] for group in ranked.groups),
             cuts=ranked.cuts,
             sums=tuple(ranked.values[: tables.adding].tolist()),
             peaks=tuple(ranked.values[tables.adding :].tolist()),

@@ -20,7 +20,7 @@ from partition.predict.speeds import DeviceSpeed, Links, together
 from partition.search.problem import Group
 
 Array = NDArray[np.float64]
-_LENGTHS = 4  # of stages for which shares are made anew, where memory does not allow those by speed
+_LENGTHS = 4  # stage lengths with shares of their own, where memory does not allow those by speed
 _BUDGET_STEP = 64 << 20  # bytes
 _TIGHT = 0.98  # of the memory that shares are made for: heads and columns go out in whole units
 

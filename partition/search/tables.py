@@ -39,8 +39,8 @@ class Tables:
             for b, other in enumerate(costs)
             if not other.mask & (cost.mask | always)
         }
-        self.kept = _useful(costs, hops)
-        used = [costs[k] for k in self.kept]
+        self.useful = _useful(costs, hops)
+        used = [costs[k] for k in self.useful]
         self.masks = np.array([group.mask for group in used], np.uint64)
         self.sizes = np.array([group.mask.bit_count() for group in used], np.int64)
         self.stage = np.array([group.stage for group in used]).swapaxes(0, 1)  # [D, G, n+1, n+1]
@@ -48,8 +48,8 @@ class Tables:
         # Where to find the hop from a group to a group, 0: none is possible. The last is the source, as a group.
         self.hop_row = np.zeros((len(used) + 1, len(used)), np.int64)
         rows = [np.full((len(self.stage), self.n + 1), np.inf)]
-        for b, old_b in enumerate(self.kept):
-            for a, old_a in enumerate(self.kept):
+        for b, old_b in enumerate(self.useful):
+            for a, old_a in enumerate(self.useful):
                 if np.isfinite(hops.get((old_a, old_b), np.inf)).any():
                     self.hop_row[a, b] = len(rows)
                     rows.append(hops[old_a, old_b])

@@ -23,7 +23,7 @@ class State:
         self.request = request
         self.arrived_s, self.first_s, self.last_s = 0.0, 0.0, 0.0
         self.pending: float = request.prompt  # tokens of its history that were not submitted: later one at a time
-        self.tokens = 0  # that it has; of an ONNX model 1, when it has its outputs
+        self.tokens = 0  # tokens so far; 1 for an ONNX model once it has its outputs
         self.done = False
 
 
@@ -137,7 +137,7 @@ class Texts(Source):
         self._most = self._groups if self._stages > 1 else 1
         self._ready: list[int] = []
         self._groups_flying, self._requests_flying = 0, 0
-        self._windows: Windows | None = None  # of the request that is alone, which counts as a group
+        self._windows: Windows | None = None  # windows of a request that is alone; it counts as a group
         self._cancelled: set[Step] = set()  # of such requests
         self._first.freed = self._soon
 

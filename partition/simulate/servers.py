@@ -34,7 +34,7 @@ class Step:
     requests: tuple[int, ...]  # indices of those that get a token by it
     decodes: int  # rows of answers, or inputs
     prompts: tuple[tuple[int, float], ...] = ()  # (tokens of a whole prompt, rows of it that are here)
-    guesses: int = 0  # of `decodes`: rows that check guesses of the one request
+    guesses: int = 0  # rows among `decodes` that verify draft tokens of the one request
     follows: bool = False  # another window of it, so that the first row is a guess, too
 
     @property
@@ -137,7 +137,7 @@ class Server:
         self._busy_s, self._until, self._arrived = 0.0, 0.0, 0.0
         self.idle = True
         self.queue = Tally(clock)  # requests in the steps that wait
-        self.then: _Then = lambda step: None  # who has the step next
+        self.then: _Then = lambda step: None  # called with a finished step
         self.freed: Callable[[], None] = lambda: None  # called when it has nothing to do
 
     def take(self, step: Step) -> None:

@@ -19,7 +19,7 @@ class Part:
     """A stage, or a link between two."""
 
     devices: tuple[str, ...]  # of a link: the first one of both ends
-    seconds: Callable[[Step], float]  # that a step keeps it busy
+    seconds: Callable[[Step], float]  # how long a step keeps it busy
     latency_s: float = 0.0  # of a link
     is_link: bool = False
 

@@ -25,7 +25,7 @@ class Windows:
         self.index = index
         self._draft, self._random, self._cancelled = draft, chosen, cancelled
         self._under_way: deque[Step] = deque()  # the oldest first
-        self._returned = 0  # of these: that have come back
+        self._returned = 0  # windows that have come back
 
     @property
     def is_empty(self) -> bool:

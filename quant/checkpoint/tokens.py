@@ -83,8 +83,8 @@ class Vocabulary:
     def check(self) -> None:
         """Raise ModelFileError for what llama.cpp stops the process at: a text twice, a byte that no token spells."""
         # llama.cpp reads a text up to its first zero byte, and numbers what is empty then.
-        seen = (text.partition("\0")[0] or f"[EMPTY_{i}]" for i, text in enumerate(self.tokens))
-        text, times = Counter(seen).most_common(1)[0]
+        texts = (text.partition("\0")[0] or f"[EMPTY_{i}]" for i, text in enumerate(self.tokens))
+        text, times = Counter(texts).most_common(1)[0]
         if times > 1:
             raise ModelFileError(f"the tokenizer has {times} tokens {text!r:.60}; llama.cpp needs each text once")
         if self.model == "llama":

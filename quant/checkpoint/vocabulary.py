@@ -51,7 +51,7 @@ def vocabulary_pairs(model: Model, checkpoint: Checkpoint) -> dict[str, bytes]:
 def _added(
     tokenizer: Mapping[str, Any], settings: Mapping[str, Any], older: Mapping[str, Any]
 ) -> dict[int, AddedToken]:
-    """Collect the tokens added to the trained ones, by id, from three files; later files take precedence."""
+    """Collect the tokens added to the trained ones, by id: tokenizer_config.json wins, then tokenizer.json."""
     tokens: dict[int, AddedToken] = {}
     for entry in _list(tokenizer.get("added_tokens"), _TOKENIZER):
         token = AddedToken.read(entry, _TOKENIZER)

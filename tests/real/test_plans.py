@@ -22,7 +22,7 @@ from edge.slices.local import OwnSlices
 from edge.survey import survey
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
-from partition.predict.hysteresis import of_plan
+from partition.predict.hysteresis import plan_threshold
 from partition.predict.predict import predict
 from partition.predict.speeds import speed_to_json
 from quant.gguf.file import GgufFile
@@ -83,7 +83,7 @@ def test_a_plan_made_beside_a_load_is_clearly_better_or_one_device(beside_load: 
         return
     disturbed = any(speed.device in beside_load.plan.devices for speed in busy)
     gain = seconds(beside_load, alone(beside_load)) / seconds(beside_load, beside_load.plan)
-    assert gain > of_plan(disturbed)
+    assert gain > plan_threshold(disturbed)
 
 
 def test_one_device_runs_where_its_quiet_moment_is_known(

@@ -53,7 +53,7 @@ import json, sys, time
 from tests.support.lab import Lab
 from devices.lab.config import parse_lab
 with Lab(parse_lab(json.loads(sys.argv[1]))) as lab:
-    print(json.dumps([str(lab.state.folder), lab.state.said]), flush=True)
+    print(json.dumps([str(lab.state.folder), lab.state.values]), flush=True)
     time.sleep(600)
 """
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from partition.plan.plan import LOCAL
 from partition.predict.confidence import MOST_SLOWED, lower_bound_factor
-from partition.predict.hysteresis import BUSY_PLAN, PLAN, clearly_better, clearly_faster, clearly_off, of_plan
+from partition.predict.hysteresis import BUSY_PLAN, PLAN, clearly_better, clearly_faster, clearly_off, plan_threshold
 from partition.predict.predict import predict
 from partition.predict.speeds import DeviceSpeed, Links, LinkSpeed
 from partition.search.explain import best, best_of, reason
@@ -135,9 +135,12 @@ def test_what_is_clear() -> None:
     assert clearly_faster(1.21, 1.0, by=1.2)
     assert not clearly_faster(1.19, 1.0, by=1.2)
     assert [value for value in (0.79, 0.81, 1.0, 1.24, 1.26) if clearly_off(value, 1.0, by=1.25)] == [0.79, 1.26]
-    assert [of_plan(False), of_plan(True), of_plan(False, 1.1), of_plan(True, 1.1), of_plan(True, 3.0)] == [
-        PLAN, BUSY_PLAN, 1.1, BUSY_PLAN, 3.0,
-    ]  # fmt: skip
+    assert (plan_threshold(False), plan_threshold(True)) == (PLAN, BUSY_PLAN)
+    assert [plan_threshold(busy, least) for busy, least in ((False, 1.1), (True, 1.1), (True, 3.0))] == [
+        1.1,
+        BUSY_PLAN,
+        3.0,
+    ]
 
 
 def test_factors_apply_to_the_quiet_moment_too() -> None:

@@ -140,9 +140,9 @@ def test_a_group_that_one_of_its_members_replaces_at_no_cost_is_left_out() -> No
     elsewhere = replace(slower, members=(2, 3), sums=problem.groups[1].sums)
     groups = (*problem.groups, slower, faster, elsewhere)
     everywhere = replace(problem, groups=groups)
-    assert Tables(everywhere).kept == [0, 1, 2, 4]
+    assert Tables(everywhere).useful == [0, 1, 2, 4]
     near = np.zeros((1, 5))
-    assert Tables(replace(everywhere, hop=lambda a, b: (near, near) if b == 3 else problem.hop(a, b))).kept == [
+    assert Tables(replace(everywhere, hop=lambda a, b: (near, near) if b == 3 else problem.hop(a, b))).useful == [
         0,
         1,
         2,
