@@ -44,7 +44,7 @@ def test_real_graphs_go_through_int8_and_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, graph: tuple[str, str]
 ) -> None:
     name, method = graph
-    monkeypatch.setattr(onnx_quantize, "_MADE_UP", 1)
+    monkeypatch.setattr(onnx_quantize, "_RANDOM_SAMPLES", 1)
     source, target = saved(with_random_weights(light(name)), tmp_path / "float.onnx"), tmp_path / "int8.onnx"
     pictures = images(2)
     calibration = None
