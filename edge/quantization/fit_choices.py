@@ -151,6 +151,6 @@ def too_small(file: GgufFile, least: int, budget: int) -> SizeTooSmall:
     """Return the error that says the least possible size."""
     return SizeTooSmall(
         f"{file.path.name} cannot be smaller than {least}B ({least / _MIB:,.1f} MiB) with the types to choose among;"
-        f" {budget}B ({budget / _MIB:,.1f} MiB) were asked for. Name smaller types with --types, or take a smaller"
+        f" {budget}B ({budget / _MIB:,.1f} MiB) were asked for. Allow smaller types, or take a smaller"
         " model"
     )

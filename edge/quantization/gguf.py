@@ -158,7 +158,7 @@ def _check_needs_none(outcome: Outcome, mix: Mix) -> None:
         if kind.name in refused and name not in _NEVER_NEED_IT:
             raise EngineError(
                 f"{mix.name} gives {name} the type {kind.name}, which needs an importance matrix; make one with edge"
-                " imatrix MODEL TEXT and give it with --imatrix FILE"
+                " imatrix MODEL TEXT and give its file as imatrix"
             )
 
 

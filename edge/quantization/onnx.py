@@ -68,10 +68,14 @@ class Quantized:
             notes.append(
                 "The quantized model is slower than the float one on this device:"
                 f" {number_text(compared.quantized_ms)} ms instead of {number_text(compared.float_ms)}."
-                + (" With --calibration ranges are fixed, which is often faster." if self.method == "dynamic" else "")
+                + (
+                    " With calibration samples ranges are fixed, which is often faster."
+                    if self.method == "dynamic"
+                    else ""
+                )
             )
         if self.samples_made_up and compared:
-            notes.append("Made-up samples are random; give real ones with --calibration for an error that counts.")
+            notes.append("Made-up samples are random; give real calibration samples for an error that counts.")
             if self.open_dims:
                 dims = "; ".join(f"{name}: {', '.join(dims)}" for name, dims in self.open_dims.items())
                 end = "" if self.open_size == 1 else f"{self.open_size} at the end of an input, otherwise "
@@ -249,7 +253,7 @@ def _open_size(reference: Any, inputs: tuple[Input, ...]) -> tuple[int | None, s
             with refusals("run the float model on made-up inputs"):
                 first, second = (reference.run(None, feed) for feed in feeds)
         except EngineError as exc:
-            reason = reason or f"{exc}; give samples with --calibration to compare"
+            reason = reason or f"{exc}; give calibration samples to compare"
             continue
         runs = runs or size
         if any(differ(a, b) for a, b in zip(first, second, strict=True)):
@@ -281,8 +285,8 @@ def _nothing(source: Path, method: str, in_branches: bool) -> str:
     if in_branches and method == "static":
         return (
             f"{source} has its weights in branches (of an If or a Loop), where ONNX Runtime fixes no ranges; leave out"
-            " --calibration: then ranges are found in every run, in branches too"
+            " calibration: then ranges are found in every run, in branches too"
         )
     if method == "weights":
-        return f"{source} has no matrix product or table with a constant weight, which int4 is for; use --type int8"
+        return f"{source} has no matrix product or table with a constant weight, which int4 is for; use int8"
     return f"{source} has no convolution or matrix product with a constant weight in floats: nothing to quantize"

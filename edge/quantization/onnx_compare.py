@@ -44,7 +44,7 @@ class Comparison:
 
     @property
     def slower(self) -> bool:
-        """Whether the quantized model is slower, by more than such measurements vary."""
+        """True if the quantized model is slower, by more than such measurements vary."""
         return self.quantized_ms > 1.05 * self.float_ms
 
 

@@ -36,7 +36,7 @@ class TensorRows:
 
     @property
     def has_importance(self) -> bool:
-        """Whether its columns are weighted; some types need that."""
+        """True if its columns are weighted; some types need that."""
         return self._importance is not None
 
     def values(self, first: int, last: int) -> Floats:

@@ -1,4 +1,4 @@
-"""Options of a server: where it listens, and whom it answers."""
+"""Options of a server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PING_S = 10.0  # proxies close connections that are silent for half a minute
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Where a server listens, and whom it answers."""
+    """Options of a server: its address, and the clients that it answers."""
 
     host: str = "127.0.0.1"
     port: int = 8080

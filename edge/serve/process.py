@@ -90,7 +90,7 @@ class EngineProcess:
 
     @property
     def busy(self) -> bool:
-        """Whether answers are running, or the model is being moved."""
+        """True if answers are running, or the model is being moved."""
         return bool(self._answers) or self._starting.locked()
 
     async def start(self) -> None:

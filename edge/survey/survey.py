@@ -71,7 +71,7 @@ class TimedResult(Protocol):
 
     @property
     def busy(self) -> bool:
-        """Whether something else kept the device busy during the measurement."""
+        """True if something else kept the device busy during the measurement."""
 
 
 T = TypeVar("T", bound=TimedResult)

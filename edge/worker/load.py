@@ -144,7 +144,7 @@ def _check_limit(need: MemoryNeed, limit: int) -> None:
         parts = ", ".join(f"{name} {n / memory.MIB:,.0f}" for name, n in need.parts.items())
         raise NotEnoughMemory(
             f"the slice needs {need.total / memory.MIB:,.0f} MiB ({parts}), this worker has"
-            f" {limit / memory.MIB:,.0f} MiB left of its limit; use a smaller --context, or a smaller share"
+            f" {limit / memory.MIB:,.0f} MiB left of its limit; use a smaller context, or a smaller share"
         )
 
 

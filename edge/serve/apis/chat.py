@@ -99,7 +99,7 @@ class ChatRequest(SamplingRequest):
 
     @property
     def template_matters(self) -> bool:
-        """Whether the request has functions, calls or reasoning, which depend on the template."""
+        """True if the request has functions, calls or reasoning, which depend on the template."""
         parts = any(
             message.role == "tool" or message.tool_calls or message.reasoning_content for message in self.messages
         )

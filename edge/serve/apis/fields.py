@@ -72,7 +72,7 @@ class GeneratingRequest(Fields):
 
     @property
     def template_matters(self) -> bool:
-        """Whether the template's source decides how the request is put to the model."""
+        """True if the template's source decides how the request is put to the model."""
         return False
 
 
@@ -121,7 +121,7 @@ class SamplingRequest(GeneratingRequest):
 
     @property
     def include_usage(self) -> bool:
-        """Whether the stream's last event has the usage."""
+        """True if the stream's last event has the usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
     def stops(self) -> list[str]:

@@ -117,7 +117,7 @@ class MessagesInput(GeneratingRequest):
 
     @property
     def template_matters(self) -> bool:
-        """Whether the request has functions, calls or thinking, which depend on the template."""
+        """True if the request has functions, calls or thinking, which depend on the template."""
         blocks = [block for message in self.messages if isinstance(message.content, list) for block in message.content]
         calls = any(isinstance(block, ToolUseBlock | ToolResultBlock) for block in blocks)
         return bool(self.tools) or calls or self.thinking is not None

@@ -45,7 +45,7 @@ class NativeRequest(CompletionRequest):
 
     @property
     def wants_tokens(self) -> bool:
-        """Whether the response has token ids."""
+        """True if the response has token ids."""
         return bool(self.return_tokens) or bool(self.n_probs)
 
 

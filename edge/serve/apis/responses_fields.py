@@ -145,7 +145,7 @@ class ResponsesRequest(GeneratingRequest):
 
     @property
     def template_matters(self) -> bool:
-        """Whether the request has functions, calls or reasoning, which depend on the template."""
+        """True if the request has functions, calls or reasoning, which depend on the template."""
         called = not isinstance(self.input, str) and any(
             isinstance(item, FunctionCallItem | FunctionOutputItem) for item in self.input
         )

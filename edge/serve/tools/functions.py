@@ -54,7 +54,7 @@ class FunctionUse:
 
     @property
     def must_call(self) -> bool:
-        """Whether the answer must have a call."""
+        """True if the answer must have a call."""
         return self.name is not None or self.choice == "required"
 
     @property

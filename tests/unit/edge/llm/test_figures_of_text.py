@@ -15,7 +15,7 @@ from rich.console import Console
 
 from apps.commands import bench as bench_command
 from apps.show import terminal
-from apps.show.answer import Loaded
+from apps.show.answer import LoadedChat
 from edge import microbenchmark
 from edge.llm import bench, generate
 from edge.llm.bench import BenchResult, Rate
@@ -253,7 +253,7 @@ def test_edge_evaluate_shows_each_figure_where_it_belongs() -> None:
 
 
 def test_stats_on_a_terminal_are_in_their_units(demo: Engine) -> None:
-    talk = terminal._Talk(Loaded(Chat(demo), 1.25, None), GREEDY, None, ())
+    talk = terminal._Talk(LoadedChat(Chat(demo), 1.25, None), GREEDY, None, ())
     shown = io.StringIO()
     talk._console = Console(file=shown, width=100)
     timing = generate.Timing(ttft_s=0.25, tpot_s=0.02, prefill_tokens_per_s=320.0, decode_tokens_per_s=50.0)
@@ -334,7 +334,7 @@ def test_a_step_takes_what_its_best_piece_takes(monkeypatch: pytest.MonkeyPatch)
 def test_stop_holds_on_a_terminal(demo: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     def said(stop: tuple[str, ...], most: int | None = None) -> str:
         chat = Chat(demo)
-        talk = terminal._Talk(Loaded(chat, 0.0, None), GREEDY, most, stop)
+        talk = terminal._Talk(LoadedChat(chat, 0.0, None), GREEDY, most, stop)
         talk._console = Console(file=io.StringIO(), width=100)
         talk._answer("How many minutes are in 3 hours?")
         return chat.messages[-1]["content"]
